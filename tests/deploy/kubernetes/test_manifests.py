@@ -30,13 +30,26 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 def documents(folder: Path) -> list[dict[str, Any]]:
-    """All that a kustomization consists of, its bases included."""
+    """All that a kustomization consists of, its bases included, and the pool of the chart that goes with it."""
     (kustomization,) = load(folder / "kustomization.yaml")
     found: list[dict[str, Any]] = []
     for resource in kustomization["resources"]:
         path = (folder / resource).resolve()
         found += documents(path) if path.is_dir() else load(path)
-    return found
+    values = folder / "picker-values.yaml"
+    return [*found, made_by_the_chart(load(values)[0]["router"])] if values.exists() else found
+
+
+def made_by_the_chart(router: dict[str, Any]) -> dict[str, Any]:
+    """The pool that llm-d's chart llm-d-router-gateway makes of these values in a release called relaxserve."""
+    servers = router["modelServers"]
+    spec = {
+        "selector": {"matchLabels": servers["matchLabels"]},
+        "targetPorts": servers["targetPorts"],
+        "appProtocol": {"http": "http", "grpc": "kubernetes.io/h2c"}[servers["protocol"]],
+        "endpointPickerRef": {"name": "relaxserve-epp", "port": {"number": 9002}, "failureMode": router["inferencePool"]["failureMode"]},
+    }
+    return {"apiVersion": "inference.networking.k8s.io/v1", "kind": "InferencePool", "metadata": {"name": "relaxserve"}, "spec": spec}
 
 
 def of_kind(folder: Path, kind: str) -> dict[str, Any]:
@@ -56,7 +69,8 @@ def array(items: Any, least: int = 1) -> dict[str, Any]:
 
 
 TEXT, FLAG, COUNT = {"type": "string", "minLength": 1}, {"type": "boolean"}, {"type": "integer", "minimum": 0}
-PORT = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 65535}, {"type": "string", "pattern": "^[a-z][a-z0-9-]{0,14}$"}]}
+PORT_NUMBER = {"type": "integer", "minimum": 1, "maximum": 65535}
+PORT = {"anyOf": [PORT_NUMBER, {"type": "string", "pattern": "^[a-z][a-z0-9-]{0,14}$"}]}
 QUANTITY = {"type": "string", "pattern": r"^\d+(\.\d+)?(m|[KMGT]i?)?$"}
 TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 SELECTOR = record("matchLabels", matchLabels=TEXTS)
@@ -183,9 +197,15 @@ SPECS: dict[tuple[str, str], Any] = {
     ("inference.networking.k8s.io/v1", "InferencePool"): record(
         "selector targetPorts endpointPickerRef",
         selector=SELECTOR,
-        targetPorts=array(record("number", number=PORT)),
+        targetPorts=array(record("number", number=PORT_NUMBER)),
+        appProtocol={"enum": ["http", "kubernetes.io/h2c"]},
         endpointPickerRef=record(
-            "name", group=TEXT, kind=TEXT, name=TEXT, port=record("number", number=PORT), failureMode={"enum": ["FailOpen", "FailClose"]}
+            "name port",
+            group=TEXT,
+            kind=TEXT,
+            name=TEXT,
+            port=record("number", number=PORT_NUMBER),
+            failureMode={"enum": ["FailOpen", "FailClose"]},
         ),
     ),
     ("gateway.networking.k8s.io/v1", "HTTPRoute"): record(
