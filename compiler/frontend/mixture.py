@@ -71,6 +71,7 @@ class ExpertNames:
     shared: str | None = None  # the expert of all tokens
     shared_gate: str | None = None  # how much of it a token takes
     stacked: str | None = None  # the whole of them, where files have one tensor of all gates and ups: see StackedExperts
+    halves: bool = False  # the rows of that tensor: all gates, then all ups, where they do not alternate
 
     @property
     def of_experts(self) -> tuple[str, ...]:
@@ -140,14 +141,14 @@ class StackedPart:
     """A tensor of all experts, as it lies in a file."""
 
     stored: str
-    first: int | None  # row of those that alternate; None: all rows
+    rows: slice
     transposed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """A source whose file has gates and ups of all experts in one tensor, in rows that alternate. A tensor of products is stored as
-    [experts, in, out], or as [experts, out, in] where its name ends with `.weight`, as quantised ones do."""
+    """A source whose file has gates and ups of all experts in one tensor, in rows that alternate or in halves. Halves are stored as
+    [experts, out, in]; rows that alternate as [experts, in, out], or as halves where the name ends with `.weight`, as quantised ones do."""
 
     source: WeightSource
     names: ExpertNames
@@ -168,7 +169,7 @@ class StackedExperts:
         part = self.parts[name]
         tensor = self.source.read(part.stored)
         rows = tensor.swapaxes(1, 2) if part.transposed else tensor
-        return np.ascontiguousarray(rows if part.first is None else rows[:, part.first :: 2])
+        return np.ascontiguousarray(rows[:, part.rows])
 
     def release(self, name: str) -> None:
         self.source.release(self.parts[name].stored if name in self.parts else name)
@@ -185,19 +186,22 @@ class StackedExperts:
         shape = self.source.tensors[stored].shape
         if match is None or len(shape) != (2 if match[3] == "_bias" else 3):
             return
-        kind, transposed = "bias" if match[3] == "_bias" else "weight", not match[3]
+        kind, transposed = "bias" if match[3] == "_bias" else "weight", not match[3] and not self.names.halves
+        num_rows = shape[2 if transposed else 1]
         if match[2] == "down":
-            yield f"{match[1]}{self.names.down}.{kind}", StackedPart(stored, None, transposed)
-        elif shape[2 if transposed else 1] % 2 == 0:
-            yield f"{match[1]}{self.names.gate}.{kind}", StackedPart(stored, 0, transposed)
-            yield f"{match[1]}{self.names.up}.{kind}", StackedPart(stored, 1, transposed)
+            yield f"{match[1]}{self.names.down}.{kind}", StackedPart(stored, slice(num_rows), transposed)
+        elif num_rows % 2 == 0:
+            half = num_rows // 2
+            gates, ups = (slice(half), slice(half, num_rows)) if self.names.halves else (slice(0, num_rows, 2), slice(1, num_rows, 2))
+            yield f"{match[1]}{self.names.gate}.{kind}", StackedPart(stored, gates, transposed)
+            yield f"{match[1]}{self.names.up}.{kind}", StackedPart(stored, ups, transposed)
 
     def _info(self, part: StackedPart) -> TensorInfo:
         info = self.source.tensors[part.stored]
         experts, *sizes = info.shape
         rows, *inputs = reversed(sizes) if part.transposed else sizes
-        share = 1 if part.first is None else 2
-        return TensorInfo((experts, rows // share, *inputs), info.dtype, info.num_bytes // share)
+        taken = len(range(*part.rows.indices(rows)))
+        return TensorInfo((experts, taken, *inputs), info.dtype, info.num_bytes * taken // rows)
 
 
 def without_layers(source: WeightSource, num_layers: int) -> WeightSource:

@@ -495,6 +495,20 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             "tie_word_embeddings": True,
         }
     ),
+    "qwen3_5_moe": Causal(
+        {
+            "model_type": "qwen3_5_moe_text",
+            **{key: value for key, value in TINY.items() if key not in ("rope_theta", "intermediate_size")},
+            **DELTA,
+            "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        }
+    ),
     # The state behind a prompt of 40 tokens is that of a page's middle, and of the second page's end on the way.
     "lfm2": Causal(
         {

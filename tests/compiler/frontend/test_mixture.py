@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from compiler.frontend.errors import ConfigError, DamagedFile
-from compiler.frontend.families import gpt_oss
+from compiler.frontend.families import gpt_oss, qwen3_5_moe
 from compiler.frontend.mixture import ExpertNames, JointExperts, joint_experts, without_layers
 from compiler.frontend.quantized.mxfp4 import Mxfp4
 from compiler.frontend.quantized.source import QuantizedWeights, method_of
@@ -111,6 +111,17 @@ def test_gates_and_ups_in_one_tensor_are_parted(transposed: bool) -> None:
         assert (info.shape, info.dtype, info.num_bytes) == (array.shape, array.dtype, array.nbytes)
     source.release(f"{GPT_OSS}.up_proj.bias")
     assert held.seen[-1] == ("release", f"{GPT_OSS}.gate_up_proj_bias")
+
+
+def test_gates_and_ups_in_halves_of_one_tensor_are_parted() -> None:
+    both, down = np.arange(24, dtype=np.float32).reshape(2, 6, 2), np.ones((2, 2, 3), np.float32)
+    held = Held({f"{GPT_OSS}.gate_up_proj": both, f"{GPT_OSS}.down_proj": down})
+    source = joint_experts(held, qwen3_5_moe.NAMES)
+    expected = {"gate_proj": both[:, :3], "up_proj": both[:, 3:], "down_proj": down}
+    assert source.tensors.keys() == {f"{GPT_OSS}.{name}.weight" for name in expected}
+    for name, array in expected.items():
+        np.testing.assert_array_equal(source.read(f"{GPT_OSS}.{name}.weight"), array)
+        assert source.tensors[f"{GPT_OSS}.{name}.weight"].num_bytes == array.nbytes
 
 
 def test_stacked_experts_of_another_shape_stay_what_they_are() -> None:

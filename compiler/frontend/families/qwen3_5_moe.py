@@ -1,0 +1,40 @@
+"""Qwen3.5 and 3.6 with mixtures of experts in every layer. Images are not read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig
+from compiler.frontend.families import qwen3_5
+from compiler.frontend.families.qwen3_next import mixed_layer, read_experts, read_hybrid
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer
+from compiler.frontend.layers.mixture import mixture
+from compiler.frontend.mixture import ExpertNames
+from compiler.ir.graph.atoms import Var
+
+NAMES = ExpertNames(
+    "mlp.gate",
+    "mlp.experts.gate_proj",
+    "mlp.experts.up_proj",
+    "mlp.experts.down_proj",
+    shared="mlp.shared_expert",
+    shared_gate="mlp.shared_expert_gate",
+    stacked="mlp.experts",
+    halves=True,
+)
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields = qwen3_5.text_of(fields, "qwen3_5_moe_text")
+    fields.fill(num_experts=256, num_experts_per_tok=8, moe_intermediate_size=512, shared_expert_intermediate_size=512)
+    fields.fill(intermediate_size=512, norm_topk_prob=True)
+    return replace(read_hybrid(fields), mixture=read_experts(fields))
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return mixed_layer(at, x, qwen3_5.delta, mixture(NAMES))
+
+
+FAMILY = DecoderFamily(("qwen3_5_moe", "qwen3_5_moe_text"), read, layer, experts=NAMES)
