@@ -171,6 +171,56 @@ class Fragments(Elements):
         return list(numbers.reshape(-1, 16))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class IntegerFragments(Format):
+    """Integers with an offset, in the panels of `Fragments`: [panels, k / 32, 64 * bits].
+
+    A byte of 8 bits stands for an element. Of the eight numbers of 4 bits in a word, those with k % 4 < 2 lie in the lower half of their
+    byte; bytes are numbered by neighbour and column // 8. So shifted words have the pairs of registers at their bits 0 and 16."""
+
+    @property
+    def offset(self) -> int:
+        return 1 << self.bits - 1
+
+    @property
+    def line_bytes(self) -> int:
+        return FRAGMENT_COLUMNS * self.depth * self.bits // 8
+
+    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
+        column = n % FRAGMENT_COLUMNS
+        lane, step, half, high, neighbour = column % 8 * 4 + k % 32 // 8, k % 8 // 4, k % 4 // 2, column // 8, k % 2
+        if self.bits == 8:
+            at = lane * 16 + step * 8 + half * 4 + high * 2 + neighbour
+        else:
+            at = lane * 8 + step * 4 + neighbour * 2 + high
+        return (Load(buffers[0], (*matrix, n // FRAGMENT_COLUMNS, k // self.depth, at)),)
+
+    def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
+        byte = cast(stored[0], I32)
+        return byte - self.offset if self.bits == 8 else (byte >> cast(index(k % 4 // 2 * 4), I32) & 15) - self.offset
+
+    def byte(self, line: Dim, number: Callable[[Dim, Dim], Scalar]) -> Scalar:
+        """Byte `line` of a line, where the weight of a column at k, plus its offset, is `number(column, k)`."""
+        if self.bits == 8:
+            lane, first = line // 16, line % 16 // 8 * 4 + line % 2
+            return number(lane // 4 + line % 4 // 2 * 8, lane % 4 * 8 + first + line % 8 // 4 * 2)
+        lane = line // 8
+        column, k = lane // 4 + line % 2 * 8, lane % 4 * 8 + line % 8 // 4 * 4 + line % 4 // 2
+        return number(column, k) | number(column, k + 2) << 4
+
+    def unpacked(self, panels: Any) -> Any:
+        """The weights [n, k] of panels, without their offset, in NumPy."""
+        count, lines, _ = panels.shape
+        if self.bits == 8:
+            parts = panels.reshape(count, lines, 8, 4, 2, 2, 2, 2)  # column % 8, quad, instruction, half, column // 8, neighbour
+            order = (0, 6, 2, 1, 3, 4, 5, 7)
+        else:
+            halves = np.stack([panels & 15, panels >> 4], -1)
+            parts = halves.reshape(count, lines, 8, 4, 2, 2, 2, 2)  # column % 8, quad, instruction, neighbour, column // 8, half
+            order = (0, 6, 2, 1, 3, 4, 7, 5)
+        return parts.transpose(order).reshape(count * FRAGMENT_COLUMNS, lines * self.depth).astype(np.int32) - self.offset
+
+
 F = TypeVar("F", bound=Format)
 
 
@@ -185,5 +235,7 @@ PANEL8_WORDS = _row(Panels("panel8_words", bits=8, depth=4, rows=I16, dtype=I32,
 PANEL4 = _row(Panels("panel4", bits=4, depth=8, rows=I8, dtype=I32))
 WIDENED4 = _row(Widened("widened4", bits=4, depth=8, rows=I8, dtype=I32, panels=PANEL4))
 FRAGMENTS = _row(Fragments("fragments", bits=16, depth=32, rows=BF16, dtype=BF16))
+FRAGMENTS8 = _row(IntegerFragments("fragments8", bits=8, depth=32, rows=BF16, dtype=I32))
+FRAGMENTS4 = _row(IntegerFragments("fragments4", bits=4, depth=32, rows=BF16, dtype=I32))
 PAIRS = _row(Neighbours("pairs", bits=16, depth=2, rows=BF16, dtype=BF16))
 PANELS: Mapping[str, Panels] = {name: found for name in FORMATS if isinstance(found := FORMATS[name], Panels)}

@@ -16,7 +16,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Cast, Contraction, Element, Format, Load, Scalar
 from compiler.ir.prove import prove_divisible
-from compiler.machine.formats import FRAGMENTS, PAIRS, PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
+from compiler.machine.formats import FRAGMENTS, FRAGMENTS4, FRAGMENTS8, PAIRS, PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
 from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
 from compiler.machine.intrinsics.base import NONE, Features
 from compiler.machine.intrinsics.dot_bf16 import DotBf16
@@ -72,10 +72,14 @@ class ProductTile:
 
     def takes(self, s: Contraction, row_axis: DimVar | None) -> bool:
         """Whether rows are read as the tile reads them, and columns can be packed for it."""
-        factors = self.factors(s)
-        if factors is None or not prove_divisible(s.extent, self.depth):
+        return self.factors(s) is not None and self.takes_rows(s, row_axis)
+
+    def takes_rows(self, s: Contraction, row_axis: DimVar | None) -> bool:
+        """Whether rows are read as the tile reads them, whatever columns are."""
+        rows = self._in_memory(s.rows)
+        if rows is None or not prove_divisible(s.extent, self.depth):
             return False
-        (*before, last), axis = factors[0].indices, s.axes[0][0]
+        (*before, last), axis = rows.indices, s.axes[0][0]
         if last.var is not axis or any(axis in d.vars() for d in before):
             return False
         return row_axis is None or [d.var for d in before if row_axis in d.vars()] == [row_axis]
@@ -122,6 +126,11 @@ class ProductTiles:
         return next((t for t in self.tiles if t.rows is DType.BF16), None)
 
     @property
+    def scaled(self) -> tuple[ProductTile, ...]:
+        """For quantised weights beside rows of bf16."""
+        return tuple(t for t in self.tiles if t.rows is DType.BF16 and t.format.bits < 16)
+
+    @property
     def integers(self) -> tuple[ProductTile, ...]:
         """The tiles of integer weights as they are stored. A row has an accumulator per plane, and one of f32 across groups."""
         return tuple(t for t in self.tiles if t.rows.is_int and t.widen is None)
@@ -157,7 +166,9 @@ _TILES: Final = (
     (128, ProductTile(DotWords(rows=4, columns=16), format=PANEL8_WORDS, depth=4)),
 )
 # What the blocks of a GPU multiply, at most.
-_OF_GPUS: Final = (ProductTile(Mma(rows=64, columns=128), format=FRAGMENTS, depth=32),)
+_OF_GPUS: Final = tuple(
+    ProductTile(Mma(rows=64, columns=128, bits=format.bits), format, depth=32) for format in (FRAGMENTS, FRAGMENTS8, FRAGMENTS4)
+)
 
 
 @lru_cache

@@ -2,18 +2,22 @@
 
 Before: a product reads `w[n, r]`, or `w[r, n]`, row by row. After: it reads `p[n // C, r, n % C]`, panels of C columns in which memory runs
 with `r`, and a function that packs stands before it in the graph. A product that runs by pairs of bf16 reads
-`p[n // C, r // 2, n % C * 2 + r % 2]` instead. For weights that function is weight-only work and moves to load time,
-where it also drops out of every step; for activations it is a first, parallel stage. Only the layout changes: the product stays the
-same mathematics, and its order of summation with it.
+`p[n // C, r // 2, n % C * 2 + r % 2]` instead, or what else the format of its tile says; integers with scales, where a tile takes them,
+are packed apart from these. For weights that function is weight-only work and moves to load time, where it also drops out of every step;
+for activations it is a first, parallel stage. Only the layout changes: the product stays the same mathematics, and its order of summation
+with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from compiler.idioms.product import Product, product_in
+from compiler.idioms.scaled import scaled_integers, stored_integer
 from compiler.ir.dims import Dim, DimVar, ceil_div
+from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Atom, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
@@ -21,14 +25,15 @@ from compiler.ir.graph.function import Binding, Value
 from compiler.ir.graph.values import CallTir
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.scalars import Load, Scalar
-from compiler.ir.loops.visit import fresh_prim, loads, replace_loads
-from compiler.ir.loops.write import Kernel, guard
+from compiler.ir.loops.scalars import Cast, Contraction, Load, Scalar
+from compiler.ir.loops.visit import fresh_prim, loads, map_scalars, replace_loads
+from compiler.ir.loops.write import Kernel, cast, guard
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
-from compiler.machine.formats import Elements
+from compiler.machine.formats import I32, Elements, IntegerFragments
 from compiler.machine.products import ProductTile
+from compiler.ops.products.quantize import half_byte
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_module
 
@@ -37,21 +42,22 @@ from compiler.passes.rewrite import rewrite_module
 class PackOperands:
     columns: int  # of one panel
     pairs: ProductTile | None = None  # what takes products of bf16
-    only_pairs: bool = False  # leave the operands of other products as they are
+    scaled: tuple[ProductTile, ...] = ()  # what takes integers with scales beside rows of bf16
+    others: bool = True  # pack the operands of other products, too
 
     def __call__(self, module: IRModule) -> IRModule:
-        plans = {name: _plan(prim, self.pairs, self.only_pairs) for name, prim in module.prim_functions.items()}
+        plans = {name: _plan(prim, self) for name, prim in module.prim_functions.items()}
         outliners: list[Outliner] = []
         known: dict[Hashable, tuple[str, list[CallTir]]] = {}  # layers repeat: the packed product and the packings, by call
 
-        def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
+        def rewritten(builder: Builder, binding: Binding, value: Value) -> Value | None:
             if not isinstance(value, CallTir) or not plans.get(value.func):
                 return None
             if not outliners:
                 outliners.append(Outliner(builder, module))
             return self._pack(builder, outliners[0], module.prim(value.func), value, plans[value.func], known)
 
-        return rewrite_module(module, replace)
+        return rewrite_module(module, rewritten)
 
     def _pack(
         self,
@@ -83,25 +89,33 @@ class PackOperands:
         params, body = list(prim.params), prim.body
         for packed in plan:
             panel = Buffer(packed.buffer.name, self.shape(packed, packed.buffer.shape), packed.buffer.dtype)
+            if isinstance(packed.format, IntegerFragments):
+                panel = replace(panel, dtype=DType.U8)
+                body = map_scalars(body, partial(_integer, packed.buffer, packed.format, panel))
+            else:
+                body = replace_loads(body, packed.buffer, lambda indices, p=packed, b=panel: self._element(p, b, indices))
             params[params.index(packed.buffer)] = panel
-            body = replace_loads(body, packed.buffer, lambda indices, p=packed, b=panel: self._element(p, b, indices))
         return fresh_prim(PrimFunc(tuple(params), prim.num_outputs, body, prim.attrs))
 
     def _element(self, packed: _Packed, panel: Buffer, indices: tuple[Dim, ...]) -> Scalar:
         n, r = indices[packed.column], indices[packed.depth]
         batch = tuple(d for i, d in enumerate(indices) if i not in (packed.column, packed.depth))
-        if packed.format is not None:
+        if isinstance(packed.format, Elements):
             return packed.format.element((panel,), n, r, batch)
         return Load(panel, (*batch, n // self.columns, r, n % self.columns))
 
     def shape(self, packed: _Packed, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
         n, r = shape[packed.column], shape[packed.depth]
+        if isinstance(packed.format, IntegerFragments):
+            return (ceil_div(n, self.columns), r * (8 // packed.format.bits) // packed.group, Dim.of(packed.format.line_bytes))
         batch = tuple(d for i, d in enumerate(shape) if i not in (packed.column, packed.depth))
         return (*batch, ceil_div(n, self.columns), r // packed.group, Dim.of(self.columns * packed.group))
 
     def _packing(self, outliner: Outliner, packed: _Packed, source: Atom, given: Type) -> CallTir:
         assert isinstance(given, TensorType) and given.shape is not None and given.dtype is not None
         plain = Buffer("w", given.shape, given.dtype)
+        if isinstance(packed.format, IntegerFragments):
+            return self._packing_integers(outliner, packed, packed.format, plain, source)
         panels = Buffer("p", self.shape(packed, given.shape), given.dtype)
         extent = given.shape[packed.column]
         exact = prove_divisible(extent, self.columns)
@@ -116,6 +130,29 @@ class PackOperands:
             kernel.array(panels)[*batch, panel, deep, line] = element if exact else guard(0, n, extent, element, 0)
         return outliner.call("pack", [(plain, source)], (panels,), kernel.body())
 
+    def _packing_integers(self, outliner: Outliner, packed: _Packed, format: IntegerFragments, plain: Buffer, source: Atom) -> CallTir:
+        panels = Buffer("p", self.shape(packed, plain.shape), DType.U8)
+        kernel, num_columns = Kernel(), plain.shape[0]
+        with kernel.nest(panels.shape) as (panel, deep, line):
+
+            def number(column: Dim, k: Dim) -> Scalar:
+                n, r = panel * self.columns + column, deep * format.depth + k
+                stored = cast(Load(plain, (n, r)), I32) + format.offset if format.bits == 8 else half_byte(plain, (n,), r)
+                return stored if prove_divisible(num_columns, self.columns) else guard(0, n, num_columns, stored, format.offset)
+
+            kernel.array(panels)[panel, deep, line] = cast(format.byte(line, number), DType.U8)
+        return outliner.call("pack", [(plain, source)], (panels,), kernel.body())
+
+
+def _integer(buffer: Buffer, format: IntegerFragments, panel: Buffer, scalar: Scalar) -> Scalar:
+    """The packed integer in the place of one that is read from the buffer."""
+    found = stored_integer(scalar)
+    if found is None or not isinstance(found[1], Load) or found[1].buffer is not buffer:
+        return scalar
+    n, r = found[1].indices
+    (k,) = r.vars()
+    return Cast(format.element((panel,), n, k.dim), DType.F32)
+
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
@@ -126,7 +163,7 @@ class _Packed:
     buffer: Buffer
     column: int
     depth: int
-    format: Elements | None
+    format: Elements | IntegerFragments | None
 
     @property
     def group(self) -> int:
@@ -134,15 +171,19 @@ class _Packed:
         return 1 if self.format is None else self.format.depth
 
 
-def _plan(prim: PrimFunc, pairs: ProductTile | None, only_pairs: bool) -> list[_Packed]:
+def _plan(prim: PrimFunc, options: PackOperands) -> list[_Packed]:
     if prim.attrs.get("schedule"):
         return []
     product = product_in(prim)
     if product is None:
         return []
+    for tile in options.scaled:
+        if integers := _integer_plan(product, tile):
+            return integers
+    pairs = options.pairs
     fits = pairs is not None and all(pairs.takes(s, product.row_axis) for s in product.sums)
     format = pairs.format if pairs is not None and fits and isinstance(pairs.format, Elements) else None
-    if format is None and only_pairs:
+    if format is None and not options.others:
         return []
     found: dict[Buffer, _Packed | None] = {}
     for load in loads(prim.body):
@@ -153,6 +194,25 @@ def _plan(prim: PrimFunc, pairs: ProductTile | None, only_pairs: bool) -> list[_
             packed = None
         found[load.buffer] = packed
     return [p for p in found.values() if p is not None]
+
+
+def _integer_plan(product: Product[Contraction], tile: ProductTile) -> list[_Packed]:
+    """Integers and their scales, where the tile takes both in all sums."""
+    found: dict[Buffer, _Packed] = {}
+    for s in product.sums:
+        scaled = scaled_integers(s)
+        if scaled is None or scaled.bits != tile.format.bits or scaled.group % tile.depth or not tile.takes_rows(s, product.row_axis):
+            return []
+        column, (axis, _) = product.column_axis.dim, s.axes[0]
+        if not isinstance(scaled.number, Load) or scaled.scale.buffer.dtype not in (DType.F32, DType.BF16):
+            return []
+        k = axis.dim if scaled.bits == 8 else axis.dim // 2
+        if scaled.number.indices != (column, k) or scaled.scale.indices[:-1] != (column,) or len(scaled.scale.indices) != 2:
+            return []
+        assert isinstance(tile.format, IntegerFragments)
+        found[scaled.number.buffer] = _Packed(scaled.number.buffer, 0, 1, tile.format)
+        found[scaled.scale.buffer] = _Packed(scaled.scale.buffer, 0, 1, None)
+    return list(found.values())
 
 
 def _read_as(product: Product, load: Load, format: Elements | None) -> _Packed | None:

@@ -2,11 +2,15 @@
 
 Before: `linear(x, w, tolerates="bf16")` over weights of bf16, on a machine that multiplies bf16 faster than f32. After:
 `linear(cast(x), w)`, with a result of the type that it had. The cast fuses into what makes x; products over the same x share it.
+Where a machine multiplies integers of 8 and 4 bits as numbers of bf16, rows beside quantised weights are rounded, too.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
 from compiler.ir.graph.function import Binding, Value
@@ -15,18 +19,32 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType
 from compiler.ops.elementwise import CAST
 from compiler.ops.products.matmul import LINEAR
+from compiler.ops.products.quantize import DEQUANTIZE
 from compiler.passes.rewrite import rewrite_module
 
 
-def round_operands(module: IRModule) -> IRModule:
-    def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
-        if not isinstance(value, Call) or value.op is not LINEAR or value.attrs.get("tolerates") != str(DType.BF16):
-            return None
-        (x, w, *bias), types = value.args, [type_of(a) for a in value.args[:2]]
-        dtypes = [t.dtype if isinstance(t, TensorType) else None for t in types]
-        if dtypes != [DType.F32, DType.BF16]:
-            return None
-        dtype = value.attrs.get("out_dtype") or str(DType.F32)
-        return Call(LINEAR, (builder.call(CAST, x, dtype=str(DType.BF16)), w, *bias), {"out_dtype": dtype})
+@dataclass(frozen=True, slots=True)
+class RoundOperands:
+    beside_integers: bool = False
 
-    return rewrite_module(module, replace)
+    def __call__(self, module: IRModule) -> IRModule:
+        values = {b.var: b.value for f in module.graph_functions.values() for b in f.body.bindings} if self.beside_integers else {}
+
+        def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
+            if not isinstance(value, Call) or value.op is not LINEAR:
+                return None
+            (x, w, *bias), (row, weight) = value.args, [type_of(a) for a in value.args[:2]]
+            if not isinstance(row, TensorType) or row.dtype is not DType.F32 or not isinstance(weight, TensorType):
+                return None
+            tolerates = value.attrs.get("tolerates") == str(DType.BF16) and weight.dtype is DType.BF16
+            if not tolerates and not (isinstance(w, Var) and _is_symmetric(values.get(w))):
+                return None
+            dtype = value.attrs.get("out_dtype") or str(DType.F32)
+            return Call(LINEAR, (builder.call(CAST, x, dtype=str(DType.BF16)), w, *bias), {"out_dtype": dtype})
+
+        return rewrite_module(module, replace)
+
+
+def _is_symmetric(weight: Value | None) -> bool:
+    """Integers times scales."""
+    return isinstance(weight, Call) and weight.op is DEQUANTIZE and len(weight.args) == 2

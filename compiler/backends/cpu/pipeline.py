@@ -12,7 +12,7 @@ from compiler.machine.products import product_tiles
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
 from compiler.passes.pack_operands import PackOperands
-from compiler.passes.round_operands import round_operands
+from compiler.passes.round_operands import RoundOperands
 
 
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
@@ -20,7 +20,7 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
     return pipeline_of(
         operators=[
             *([IntegerProducts(tiles)] if tiles.integers else []),
-            *([round_operands] if tiles.pairs else []),
+            *([RoundOperands()] if tiles.pairs else []),
         ],
         nests=[
             PackOperands(tiles.floats.columns, tiles.pairs),

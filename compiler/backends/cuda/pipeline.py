@@ -11,14 +11,14 @@ from compiler.machine.products import product_tiles
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
 from compiler.passes.pack_operands import PackOperands
-from compiler.passes.round_operands import round_operands
+from compiler.passes.round_operands import RoundOperands
 
 
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
     tiles = product_tiles(target)
     return pipeline_of(
-        operators=[round_operands],
-        nests=[PackOperands(FRAGMENT_COLUMNS, tiles.pairs, only_pairs=True)],
+        operators=[RoundOperands(beside_integers=True)],
+        nests=[PackOperands(FRAGMENT_COLUMNS, tiles.pairs, tiles.scaled, others=False)],
         schedule=partial(schedule, tiles=tiles),
         instruments=instruments,
     )

@@ -4,6 +4,9 @@
 (`Fragments` in compiler/machine/formats.py), so a lane reads its own 16 bytes and nothing is shuffled. Each warp has columns of its own
 and all rows of the block. An accumulator adds its products in the order of k, 16 at a time, whatever `rows` and `columns` are.
 
+Weights of 8 or 4 bits become numbers of bf16 in registers, which hold them exactly. The sum of a group is multiplied by its scale, and the
+groups are added in order.
+
 Copies from global memory run `stages` - 1 steps ahead. With 8 rows each warp copies them for itself, and no warp waits for another.
 More rows are copied once for all warps.
 """
@@ -18,8 +21,8 @@ import numpy as np
 
 from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, tile_op
-from compiler.llvm.ssa import Code
-from compiler.machine.formats import FRAGMENT_COLUMNS, FRAGMENTS
+from compiler.llvm.ssa import Code, float_literal, multiply_add
+from compiler.machine.formats import FRAGMENT_COLUMNS, FRAGMENTS, FRAGMENTS4, FRAGMENTS8
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.target import GPU, Target
 
@@ -28,7 +31,8 @@ EIGHT = 8  # rows that an instruction multiplies
 STEP = FRAGMENTS.depth  # of k, that a stage holds
 SHARED_BYTES = 48 << 10  # that a block may have without asking the driver for more
 MOST_STAGES = 8
-WEIGHT_BYTES, ROW_BYTES = 1024, 512  # of a step of 16 columns, and of 8 rows
+ROW_BYTES = 512  # of a step of 8 rows
+FORMATS = {16: FRAGMENTS, 8: FRAGMENTS8, 4: FRAGMENTS4}  # of weights, by the bits of one
 _GLOBAL, _SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 _FOUR_FLOATS = "{float, float, float, float}"
 
@@ -36,7 +40,7 @@ _FOUR_FLOATS = "{float, float, float, float}"
 @tile_op
 class Mma(ProductOp):
     """mma_product(c, a, b, ...) dims(k, stride, num_rows, num_panels): c[s, i, j] = sum over k of a[i, k] * b_s[k, j], for each of `sums`
-    matrices b_s.
+    matrices b_s. Behind weights of fewer than 16 bits stand their scales, [num_panels, k / group, 16], and `group` is the last dimension.
 
     c is in shared memory, [sums, rows, pitch], and at least `shared_bytes` long: while the products run, it holds what is copied. Of the
     rows of a there are `num_rows`, and `num_panels` panels of 16 columns of each b; where there are fewer than c has, the last one stands
@@ -48,22 +52,33 @@ class Mma(ProductOp):
     row_dtype: ClassVar[DType] = DType.BF16
     panel_dtype: ClassVar[DType] = DType.BF16
     sums: int = 1
+    bits: int = 16  # of a weight
+    wide_scales: bool = False  # scales hold f32, not bf16
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        panels = (Operand(f"b{i}", self.panel_dtype) for i in range(self.sums))
-        return Operand("c", self.accumulator, written=True), Operand("a", self.row_dtype), *panels
+        holds = self.panel_dtype if self.bits == 16 else DType.U8
+        panels = [Operand(f"b{i}", holds) for i in range(self.sums)]
+        scale = DType.F32 if self.wide_scales else DType.BF16
+        scales = [Operand(f"scale{i}", scale) for i in range(self.sums)] if self.has_scales else []
+        return Operand("c", self.accumulator, written=True), Operand("a", self.row_dtype), *panels, *scales
 
     @property
     def dims(self) -> tuple[str, ...]:
-        return ("k", "stride", "num_rows", "num_panels")
+        return ("k", "stride", "num_rows", "num_panels", *(("group",) if self.has_scales else ()))
+
+    @property
+    def has_scales(self) -> bool:
+        return self.bits < 16
 
     def problems(self) -> Iterator[str]:
         if self.rows % EIGHT or self.rows < EIGHT:
             yield f"rows are {self.rows}, expected a multiple of {EIGHT}"
         if self.columns % (WARPS * FRAGMENT_COLUMNS) or self.columns < 1:
             yield f"columns are {self.columns}, expected a multiple of {WARPS * FRAGMENT_COLUMNS}"
-        if self.sums < 1 or self.shared_bytes > SHARED_BYTES or self.stages < 2:
+        if self.bits not in FORMATS:
+            yield f"bits are {self.bits}, expected {', '.join(map(str, FORMATS))}"
+        elif self.sums < 1 or self.shared_bytes > SHARED_BYTES or self.stages < 2:
             yield f"{self.sums} sums of {self.rows} rows and {self.columns} columns do not fit the shared memory of a block"
 
     @property
@@ -82,9 +97,14 @@ class Mma(ProductOp):
         return self.rows == EIGHT
 
     @property
+    def panel_bytes(self) -> int:
+        """A panel's part of a stage."""
+        return FRAGMENT_COLUMNS * STEP * self.bits // 8
+
+    @property
     def weight_bytes(self) -> int:
         """Of a stage."""
-        return WARPS * self.sums * self.panels * WEIGHT_BYTES
+        return WARPS * self.sums * self.panels * self.panel_bytes
 
     @property
     def stage_bytes(self) -> int:
@@ -102,16 +122,25 @@ class Mma(ProductOp):
         return target.system == GPU
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
-        (c, a, *panels), (k, stride, num_rows, num_panels) = arrays, dims
+        (c, a, *rest), (k, stride, num_rows, num_panels, *groups) = arrays, dims
         rows = np.stack([a[min(i, num_rows - 1) * stride :][:k] for i in range(self.rows)]).astype(np.float64)
         out = c[: self.sums * self.rows * self.pitch].reshape(self.sums, self.rows, self.pitch)
-        for number, b in enumerate(panels):
-            found = b[: num_panels * k * FRAGMENT_COLUMNS].reshape(num_panels, k // STEP, -1)
-            chosen = np.minimum(np.arange(self.columns // FRAGMENT_COLUMNS), num_panels - 1)
-            weights = FRAGMENTS.unpacked(found[chosen]).astype(np.float64)  # [columns, k]
+        chosen = np.minimum(np.arange(self.columns // FRAGMENT_COLUMNS), num_panels - 1)
+        format, line = FORMATS[self.bits], self.panel_bytes * 8 // max(8, self.bits)
+        group = groups[0] if self.has_scales else k
+        for number in range(self.sums):
+            found = rest[number][: num_panels * k // STEP * line].reshape(num_panels, k // STEP, line)
+            weights = format.unpacked(found[chosen]).astype(np.float64)  # [columns, k]
             total = np.zeros((self.rows, self.columns), np.float32)
-            for chunk in FRAGMENTS.chunks(k):
-                total = (total + rows[:, chunk] @ weights[:, chunk].T).astype(np.float32)
+            scale = np.ones((k // group, self.columns), np.float32)
+            if self.has_scales:
+                held = rest[self.sums + number][: num_panels * (k // group) * FRAGMENT_COLUMNS].reshape(num_panels, k // group, -1)
+                scale = held[chosen].swapaxes(0, 1).reshape(k // group, self.columns).astype(np.float32)
+            for g, factor in enumerate(scale):
+                part = np.zeros_like(total)
+                for chunk in FRAGMENTS.chunks(group):
+                    part = (part + rows[:, g * group + chunk] @ weights[:, g * group + chunk].T).astype(np.float32)
+                total = (part.astype(np.float64) * factor + total).astype(np.float32)
             out[number, :, : self.columns] = total
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
@@ -123,26 +152,34 @@ class _Block:
 
     def __init__(self, op: Mma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         self.op, self.code = op, code
-        k, self.stride, self.num_rows, self.num_panels = (str(d) for d in dims)
-        self.steps = code.op(f"sdiv i64 {k}, {STEP}")
+        k, self.stride, self.num_rows, self.num_panels, *group = (str(d) for d in dims)
+        self.steps = self._divided(k, STEP)
+        self.group_steps = self._divided(group[0], STEP) if op.has_scales else self.steps
         thread = code.op("call i32 @llvm.nvvm.read.ptx.sreg.tid.x()")
         self.thread = code.op(f"zext i32 {thread} to i64")
         self.lane, self.warp = code.op(f"and i64 {self.thread}, {LANES - 1}"), code.op(f"lshr i64 {self.thread}, 5")
         self.group, self.quad = code.op(f"lshr i64 {self.lane}, 2"), code.op(f"and i64 {self.lane}, 3")
-        self.lane_bytes = code.op(f"shl i64 {self.lane}, 4")
+        self.lane_bytes, row_bytes = self._times(self.lane, op.panel_bytes // LANES if op.bits < 16 else 16), self._times(self.lane, 16)
         self.shared = code.op(f"addrspacecast ptr {pointers[0]} to {_SHARED}")
-        self.rows, self.panels = pointers[1], pointers[2:]
+        self.rows, self.panels, self.scales = pointers[1], pointers[2 : 2 + op.sums], pointers[2 + op.sums :]
         per_warp = op.sums * op.panels
-        self.own_weights = self._shared(self._plus(self._times(self.warp, per_warp * WEIGHT_BYTES), self.lane_bytes), self.shared)
-        rows_at = self._plus(self._times(self.warp, ROW_BYTES), self.lane_bytes) if op.own_rows else self.lane_bytes
+        self.own_weights = self._shared(self._plus(self._times(self.warp, per_warp * op.panel_bytes), self.lane_bytes), self.shared)
+        rows_at = self._plus(self._times(self.warp, ROW_BYTES), row_bytes) if op.own_rows else row_bytes
         self.own_rows = self._shared(self._plus(rows_at, str(op.weight_bytes)), self.shared)
-        self.totals = [code.alloca("float") for _ in range(per_warp * op.rows // EIGHT * 4)]
+        count = per_warp * op.rows // EIGHT * 4
+        self.sums = [code.alloca("float") for _ in range(count)]
+        self.in_groups = op.has_scales and self.group_steps != self.steps
+        self.totals = [code.alloca("float") for _ in range(count)] if self.in_groups else self.sums
+        self.factors = [code.alloca("float") for _ in range(2 * per_warp)] if op.has_scales else []
 
     def run(self) -> None:
         code, op = self.code, self.op
-        for total in self.totals:
+        for total in dict.fromkeys((*self.sums, *self.totals)):
             code.do(f"store float 0.0, ptr {total}, align 4")
-        sources = self._sources()
+        chosen = self._chosen()
+        sources = self._sources(chosen)
+        if op.has_scales:
+            self._read_scales(chosen, "0")
         ahead = op.stages - 1
         for step in range(ahead):
             with self._where(code.op(f"icmp slt i64 {step}, {self.steps}")):
@@ -157,24 +194,35 @@ class _Block:
                 self._copy(sources, later, code.op(f"urem i64 {later}, {op.stages}"))
             self._commit()
             self._multiply(code.op(f"urem i64 {step}, {op.stages}"))
+            if self.in_groups:
+                following = code.op(f"add i64 {step}, 1")
+                rest = code.op(f"urem i64 {following}, {self.group_steps}")
+                with code.when(code.op(f"icmp eq i64 {rest}, 0")):
+                    self._add_group()
+                    last = code.op(f"sub i64 {self.steps}, 1")
+                    near = code.op(f"call i64 @llvm.smin.i64(i64 {following}, i64 {last})")
+                    self._read_scales(chosen, code.op(f"udiv i64 {near}, {self.group_steps}"))
         code.do("call void @llvm.nvvm.cp.async.wait.group(i32 0)")
+        if op.has_scales and not self.in_groups:
+            self._scale()
         self._barrier()  # c lies where the stages were
         self._store()
 
     # --- copies --------------------------------------------------------------------------------------------------------
 
-    def _sources(self) -> list[str]:
+    def _chosen(self) -> list[str]:
+        """The panels of this warp, of each matrix."""
+        code, op = self.code, self.op
+        last = code.op(f"sub i64 {self.num_panels}, 1")
+        wanted = [self._plus(self._times(self.warp, op.panels), str(p)) for p in range(op.panels)]
+        return [code.op(f"call i64 @llvm.smin.i64(i64 {panel}, i64 {last})") for panel in wanted]
+
+    def _sources(self, chosen: Sequence[str]) -> list[str]:
         """Where this lane copies from in the first step: the weights of its warp, then rows."""
         op, code = self.op, self.code
-        panel_bytes = self._times(self.steps, WEIGHT_BYTES)
-        found: list[str] = []
-        last = code.op(f"sub i64 {self.num_panels}, 1")
-        for base in self.panels:
-            for p in range(op.panels):
-                wanted = self._plus(self._times(self.warp, op.panels), str(p))
-                panel = code.op(f"call i64 @llvm.smin.i64(i64 {wanted}, i64 {last})")
-                at = self._plus(code.op(f"mul i64 {panel}, {panel_bytes}"), self.lane_bytes)
-                found.append(self._global(base, at))
+        panel_bytes = self._times(self.steps, op.panel_bytes)
+        offsets = [self._plus(code.op(f"mul i64 {panel}, {panel_bytes}"), self.lane_bytes) for panel in chosen]
+        found = [self._global(base, at) for base in self.panels for at in offsets]
         last = code.op(f"sub i64 {self.num_rows}, 1")
         for number in range(1 if op.own_rows else -(-op.rows // (EIGHT * WARPS))):
             first = "0" if op.own_rows else self._times(self._plus(self.warp, str(number * WARPS)), EIGHT)
@@ -187,20 +235,23 @@ class _Block:
         op, per_warp = self.op, self.op.sums * self.op.panels
         stage = self._times(slot, op.stage_bytes)
         weights, rows = self._shared(stage, self.own_weights), self._shared(stage, self.own_rows)
-        begin = self._times(step, WEIGHT_BYTES)
+        begin = self._times(step, op.panel_bytes)
         for p in range(per_warp):
             source = self._gep(_GLOBAL, sources[p], begin)
-            for at in (0, WEIGHT_BYTES // 2):
-                self._copy_16(self._shared(str(p * WEIGHT_BYTES + at), weights), self._gep(_GLOBAL, source, str(at)))
+            for at in range(0, op.panel_bytes, LANES * 16):
+                target = self._shared(str(p * op.panel_bytes + at), weights)
+                self._copy_to(target, self._gep(_GLOBAL, source, str(at)), min(16, op.panel_bytes // LANES))
         begin = self._times(step, STEP * 2)
         for number, source in enumerate(sources[per_warp:]):
             at = "0" if op.own_rows else self._times(self._plus(self.warp, str(number * WARPS)), ROW_BYTES)
             some = not op.own_rows and op.rows // EIGHT < WARPS
             with self._where(self.code.op(f"icmp ult i64 {self.warp}, {op.rows // EIGHT}")) if some else nullcontext():
-                self._copy_16(self._shared(at, rows), self._gep(_GLOBAL, source, begin))
+                self._copy_to(self._shared(at, rows), self._gep(_GLOBAL, source, begin), 16)
 
-    def _copy_16(self, target: str, source: str) -> None:
-        self.code.do(f"call void @llvm.nvvm.cp.async.cg.shared.global.16({_SHARED} {target}, {_GLOBAL} {source})")
+    def _copy_to(self, target: str, source: str, num_bytes: int) -> None:
+        """Past the first cache, which only copies of 16 bytes can do."""
+        kind = "cg" if num_bytes == 16 else "ca"
+        self.code.do(f"call void @llvm.nvvm.cp.async.{kind}.shared.global.{num_bytes}({_SHARED} {target}, {_GLOBAL} {source})")
 
     def _commit(self) -> None:
         self.code.do("call void @llvm.nvvm.cp.async.commit.group()")
@@ -214,21 +265,94 @@ class _Block:
         op, code, per_warp = self.op, self.code, self.op.sums * self.op.panels
         stage = self._times(slot, op.stage_bytes)
         weights, rows = self._shared(stage, self.own_weights), self._shared(stage, self.own_rows)
-        left = [[self._words(weights, p * WEIGHT_BYTES + half * WEIGHT_BYTES // 2) for half in range(2)] for p in range(per_warp)]
+        left = [self._weights(self._shared(str(p * op.panel_bytes), weights)) for p in range(per_warp)]
         for j in range(op.rows // EIGHT):
             right = self._words(rows, j * ROW_BYTES)
             for p in range(per_warp):
-                totals = self.totals[(p * (op.rows // EIGHT) + j) * 4 :][:4]
+                totals = self.sums[(p * (op.rows // EIGHT) + j) * 4 :][:4]
                 sums = [code.op(f"load float, ptr {total}, align 4") for total in totals]
                 for half in range(2):
                     sums = self._mma(left[p][half], right[2 * half : 2 * half + 2], sums)
                 for total, value in zip(totals, sums, strict=True):
                     code.do(f"store float {value}, ptr {total}, align 4")
 
-    def _words(self, base: str, at: int) -> list[str]:
-        """Four words of 32 bits of shared memory."""
-        read = self.code.op(f"load <4 x i32>, {_SHARED} {self._shared(str(at), base)}, align 16")
-        return [self.code.op(f"extractelement <4 x i32> {read}, i32 {i}") for i in range(4)]
+    def _words(self, base: str, at: int, count: int = 4) -> list[str]:
+        """Words of 32 bits of shared memory."""
+        kind = f"<{count} x i32>"
+        read = self.code.op(f"load {kind}, {_SHARED} {self._shared(str(at), base)}, align {4 * count}")
+        return [self.code.op(f"extractelement {kind} {read}, i32 {i}") for i in range(count)]
+
+    def _weights(self, base: str) -> list[list[str]]:
+        """The registers of a panel, for both instructions of a step."""
+        match self.op.bits:
+            case 16:
+                return [self._words(base, half * LANES * 16) for half in range(2)]
+            case 8:
+                words = self._words(base, 0)
+                return [[self._bytes(word, first) for word in words[2 * half : 2 * half + 2] for first in (0, 2)] for half in range(2)]
+            case _:
+                return [[self._nibbles(word, pair) for pair in (0, 2, 1, 3)] for word in self._words(base, 0, 2)]
+
+    def _bytes(self, word: str, first: int) -> str:
+        """Two bytes as numbers of bf16. Behind the bits of 2^23 a byte is the end of the fraction of an f32; what is left when 2^23 and the
+        offset are subtracted has so few bits that the upper half holds it."""
+        wide = [self.code.op(f"call i32 @llvm.nvvm.prmt(i32 {word}, i32 {0x4B000000}, i32 {0x7540 + first + i})") for i in range(2)]
+        offset = float_literal(float(2**23 + FRAGMENTS8.offset))
+        exact = [self.code.op(f"fsub float {self.code.op(f'bitcast i32 {w} to float')}, {offset}") for w in wide]
+        low, high = (self.code.op(f"bitcast float {x} to i32") for x in exact)
+        return self.code.op(f"call i32 @llvm.nvvm.prmt(i32 {low}, i32 {high}, i32 {0x7632})")
+
+    def _nibbles(self, word: str, pair: int) -> str:
+        """Four bits at 4 * pair, and four that stand 16 bits above, as numbers of bf16. Behind the bits of 128 they are the end of the
+        fraction; 128 and the offset are subtracted."""
+        code = self.code
+        shifted = word if pair == 0 else code.op(f"lshr i32 {word}, {4 * pair}")
+        held = code.op(f"or i32 {code.op(f'and i32 {shifted}, {0x000F000F}')}, {0x43004300}")
+        pairs = code.op(f"bitcast i32 {held} to <2 x bfloat>")
+        one, offset = "<bfloat 1.0, bfloat 1.0>", f"<bfloat {-128.0 - FRAGMENTS4.offset}, bfloat {-128.0 - FRAGMENTS4.offset}>"
+        exact = code.op(f"call <2 x bfloat> @llvm.fma.v2bf16(<2 x bfloat> {pairs}, <2 x bfloat> {one}, <2 x bfloat> {offset})")
+        return code.op(f"bitcast <2 x bfloat> {exact} to i32")
+
+    # --- scales --------------------------------------------------------------------------------------------------------
+
+    def _read_scales(self, chosen: Sequence[str], group: str) -> None:
+        """Those of this lane's columns, `group` and `group` + 8 of each panel."""
+        op, code = self.op, self.code
+        num_groups = code.op(f"udiv i64 {self.steps}, {self.group_steps}")
+        factors = iter(self.factors)
+        for base in self.scales:
+            for panel in chosen:
+                line = self._plus(code.op(f"mul i64 {panel}, {num_groups}"), group)
+                at = self._plus(self._times(line, FRAGMENT_COLUMNS), self.group)
+                for column in (0, EIGHT):
+                    place = self._times(self._plus(at, str(column)), 4 if op.wide_scales else 2)
+                    code.do(f"store float {self._scale_at(self._global(base, place))}, ptr {next(factors)}, align 4")
+
+    def _scale_at(self, place: str) -> str:
+        code = self.code
+        if self.op.wide_scales:
+            return code.op(f"load float, {_GLOBAL} {place}, align 4")
+        bits = code.op(f"zext i16 {code.op(f'load i16, {_GLOBAL} {place}, align 2')} to i32")
+        return code.op(f"bitcast i32 {code.op(f'shl i32 {bits}, 16')} to float")
+
+    def _scaled(self) -> Iterator[tuple[str, str, str, str]]:
+        """Where each accumulator and its total are, and the values of the accumulator and its scale."""
+        code, op = self.code, self.op
+        factors = [code.op(f"load float, ptr {factor}, align 4") for factor in self.factors]
+        for number, (part, total) in enumerate(zip(self.sums, self.totals, strict=True)):
+            panel, e = number // (op.rows // EIGHT * 4), number % 4
+            yield part, total, code.op(f"load float, ptr {part}, align 4"), factors[2 * panel + e // 2]
+
+    def _add_group(self) -> None:
+        code = self.code
+        for part, total, value, factor in self._scaled():
+            old = code.op(f"load float, ptr {total}, align 4")
+            code.do(f"store float {multiply_add(code, value, factor, old, 'float', 1)}, ptr {total}, align 4")
+            code.do(f"store float 0.0, ptr {part}, align 4")
+
+    def _scale(self) -> None:
+        for part, _, value, factor in self._scaled():
+            self.code.do(f"store float {self.code.op(f'fmul float {value}, {factor}')}, ptr {part}, align 4")
 
     def _mma(self, left: Sequence[str], right: Sequence[str], sums: Sequence[str]) -> list[str]:
         given = ", ".join([*(f"i32 {x}" for x in (*left, *right)), *(f"float {x}" for x in sums)])
@@ -255,7 +379,12 @@ class _Block:
         return self.code.when(cond)
 
     def _plus(self, a: str, b: str) -> str:
+        if a.isdigit() and b.isdigit():
+            return str(int(a) + int(b))
         return a if b == "0" else b if a == "0" else self.code.op(f"add i64 {a}, {b}")
+
+    def _divided(self, a: str, b: int) -> str:
+        return str(int(a) // b) if a.isdigit() else self.code.op(f"sdiv i64 {a}, {b}")
 
     def _times(self, a: str, b: int) -> str:
         return str(int(a) * b) if a.isdigit() else self.code.op(f"mul i64 {a}, {b}")

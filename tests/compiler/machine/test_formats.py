@@ -11,11 +11,11 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import FORMATS
-from compiler.ir.loops.write import Kernel
+from compiler.ir.loops.write import Kernel, cast
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
-from compiler.machine.formats import EIGHTHS, FRAGMENTS, PANEL4, PANELS, WIDENED4, Panels
+from compiler.machine.formats import EIGHTHS, FRAGMENTS, FRAGMENTS4, FRAGMENTS8, PANEL4, PANELS, WIDENED4, IntegerFragments, Panels
 
 COLUMNS, N, K = 4, 8, 32
 RNG = np.random.default_rng(11)
@@ -91,3 +91,16 @@ def test_a_lane_reads_neighbours_of_a_row_for_both_instructions() -> None:
     first, second = FRAGMENTS.chunks(K)
     assert sorted([*first, *second]) == list(range(K))
     np.testing.assert_array_equal(np.stack([first.reshape(4, 4), second.reshape(4, 4)], 1).reshape(-1), np.arange(K))
+
+
+@pytest.mark.parametrize("format", [FRAGMENTS8, FRAGMENTS4], ids=lambda f: f.name)
+def test_integers_in_fragments(format: IntegerFragments) -> None:
+    """What the bytes of a line hold is what elements read, and what NumPy unpacks."""
+    given, k = RNG.integers(-format.offset, format.offset, (16, 2 * K)).astype(np.int32), Kernel()
+    panels = np.zeros((1, 2, format.line_bytes), np.uint8)
+    w, p = k.array(buffer("w", given)), k.array(buffer("p", panels))
+    with k.nest(p.shape) as (panel, deep, line):
+        p[panel, deep, line] = cast(format.byte(line, lambda n, r: w[n, deep * K + r] + format.offset), DType.U8)
+    run_prim(PrimFunc((w.buffer, p.buffer), 1, k.body()), (given, panels))
+    np.testing.assert_array_equal(format.unpacked(panels), given)
+    np.testing.assert_array_equal(elements(format.name, panels[:, :1]), given[:N, :K])

@@ -60,4 +60,5 @@ def test_a_gpu_multiplies_on_its_tensor_cores() -> None:
     for target in (t for t in NAMED.values() if t.system == GPU):
         tiles = product_tiles(target)
         assert tiles.pairs is not None and tiles.pairs.op.runs_on(target) and not tiles.integers and not tiles.on_matrix_unit
+        assert [t.format.bits for t in tiles.scaled] == [8, 4]
     assert not tiles.pairs.op.runs_on(NAMED["amx"])

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from compiler.passes.base import Pass
-from compiler.passes.round_operands import round_operands
+from compiler.passes.round_operands import RoundOperands
 
 
 def test_a_tolerant_product_multiplies_what_was_rounded(becomes: Callable[[Pass, str, str], None]) -> None:
@@ -21,7 +21,7 @@ def test_a_tolerant_product_multiplies_what_was_rounded(becomes: Callable[[Pass,
           return y
         }
     """
-    becomes(round_operands, before, expected)
+    becomes(RoundOperands(), before, expected)
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,22 @@ def test_a_tolerant_product_multiplies_what_was_rounded(becomes: Callable[[Pass,
     ids=["not said", "other weights", "round already"],
 )
 def test_others_stay(stays: Callable[[Pass, str], None], x: str, w: str, tolerates: str) -> None:
-    stays(round_operands, f"func main(x: {x}[n, 8], w: {w}[6, 8]) -> {x}[n, 6] {{ y = linear(x, w{tolerates}) return y }}")
+    stays(RoundOperands(), f"func main(x: {x}[n, 8], w: {w}[6, 8]) -> {x}[n, 6] {{ y = linear(x, w{tolerates}) return y }}")
+
+
+def test_rows_beside_integers_are_rounded_where_these_are_multiplied_as_numbers_of_bf16(
+    becomes: Callable[[Pass, str, str], None], stays: Callable[[Pass, str], None]
+) -> None:
+    before = """
+        func main(x: f32[n, 32], q: i8[6, 32], s: f32[6, 1]) -> f32[n, 6] { w = dequantize(q, s) y = linear(x, w) return y }
+    """
+    expected = """
+        func main(x: f32[n, 32], q: i8[6, 32], s: f32[6, 1]) -> f32[n, 6] {
+          w = dequantize(q, s)
+          r = cast(x, dtype="bf16")
+          y = linear(r, w, out_dtype="f32")
+          return y
+        }
+    """
+    becomes(RoundOperands(beside_integers=True), before, expected)
+    stays(RoundOperands(), before)

@@ -7,18 +7,20 @@
     }
 
 Up to FEW rows, a block has all rows beside few columns: what counts then is that many blocks read the weights. The tile is as low as the
-rows need. Beside more rows a block has 64 of them and, where there is one sum, twice as many columns. Every tile sums in the same order,
-so the bits of a row do not depend on the rows beside it.
+rows need. Beside more rows a block has 64 of them and, where an element needs one accumulator, twice as many columns. Every tile sums in
+the same order, so the bits of a row do not depend on the rows beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from compiler.idioms.product import Product, product_in
+from compiler.idioms.scaled import scaled_integers
 from compiler.idioms.spatial import write_element
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max, dim_min, product_of
+from compiler.ir.dtypes import DType
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Cast, Contraction, Element, Load, Scalar
 from compiler.ir.loops.statements import Store
@@ -40,38 +42,57 @@ Point = Mapping[DimVar, Dim]
 
 
 def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
-    product, tile = product_in(prim), tiles.pairs
-    if product is None or tile is None or product.choice is not None or product.row_axis is None:
+    product = product_in(prim)
+    if product is None or product.choice is not None or product.row_axis is None or len(product.sums) > MOST_SUMS:
         return None
-    if len(product.sums) > MOST_SUMS or not all(_is_taken(s, product.row_axis, tile) for s in product.sums):
+    for tile in (*([tiles.pairs] if tiles.pairs else []), *tiles.scaled):
+        operands = [_operands(s, product.row_axis, tile) for s in product.sums]
+        found = [o for o in operands if o is not None]
+        if len(found) == len(operands) and len({o.alike for o in found}) == 1:
+            k = Kernel()
+            _Blocks(product, tile, tuple(found)).write(k)
+            return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": "product"})
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Operands:
+    """Of a sum."""
+
+    rows: Load
+    weights: Load  # packed
+    scale: Load | None
+    group: int  # of k, with one scale
+
+    @property
+    def alike(self) -> Hashable:
+        """What is the same for all sums of a product."""
+        scale = None if self.scale is None else self.scale.buffer.dtype
+        return self.rows.buffer, self.rows.indices[:-1], self.group, scale
+
+
+def _operands(s: Contraction, row_axis: DimVar, tile: ProductTile) -> _Operands | None:
+    """Where columns lie as the tile reads them, and rows where it can copy them."""
+    if not s.extent.is_const or not tile.takes_rows(s, row_axis):
         return None
-    rows = [_row_load(s, tile) for s in product.sums]
-    if any(r.buffer is not rows[0].buffer or r.indices[:-1] != rows[0].indices[:-1] for r in rows):
+    rows = s.rows.value if isinstance(s.rows, Cast) else s.rows
+    if not isinstance(rows, Load) or not prove_divisible(rows.buffer.shape[-1], ALIGNED):
         return None
-    k = Kernel()
-    _Blocks(product, tile, rows[0]).write(k)
-    return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": "product"})
-
-
-def _is_taken(s: Contraction, row_axis: DimVar, tile: ProductTile) -> bool:
-    """Whether columns lie as the tile reads them, and rows where it can copy them."""
-    if not s.extent.is_const or not tile.takes(s, row_axis):
-        return False
-    columns = s.columns.value if isinstance(s.columns, Cast) else s.columns
-    return isinstance(columns, Element) and columns.format is tile.format and prove_divisible(_row_load(s, tile).buffer.shape[-1], ALIGNED)
-
-
-def _row_load(s: Contraction, tile: ProductTile) -> Load:
-    factors = tile.factors(s)
-    assert factors is not None
-    return factors[0]
+    if (scaled := scaled_integers(s)) is not None:
+        element, scale, group = scaled.number, scaled.scale, scaled.group
+    else:
+        element, scale, group = s.columns.value if isinstance(s.columns, Cast) else s.columns, None, s.extent.const
+    if not isinstance(element, Element) or element.format is not tile.format or (scale is None) != (tile.format.bits == 16):
+        return None
+    (weights,) = element.stored
+    return _Operands(rows, weights, scale, group) if isinstance(weights, Load) else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
     product: Product[Contraction]
     tile: ProductTile
-    rows: Load
+    operands: tuple[_Operands, ...]
 
     @property
     def num_sums(self) -> int:
@@ -79,7 +100,9 @@ class _Blocks:
 
     def op(self, rows: int, columns: int) -> Mma:
         assert isinstance(self.tile.op, Mma)
-        return replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums)
+        scale = self.operands[0].scale
+        wide = scale is not None and scale.buffer.dtype is DType.F32
+        return replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums, wide_scales=wide)
 
     def write(self, k: Kernel) -> None:
         p = self.product
@@ -87,7 +110,8 @@ class _Blocks:
         extents = dict(p.nest.axes)
         num_rows, others = extents[p.row_axis], [(v, e) for v, e in p.nest.axes[:-1] if v is not p.row_axis]
         batch = product_of([e for _, e in others])
-        most, wide = HEIGHTS[-1], 2 * NARROW // self.num_sums
+        in_groups = self.operands[0].group != p.extent.const  # then there are two accumulators for each element
+        most, wide = HEIGHTS[-1], NARROW if in_groups else 2 * NARROW // self.num_sums
         narrow_blocks = batch * ceil_div(p.num_columns, NARROW)
         wide_blocks = batch * ceil_div(p.num_columns, wide) * ceil_div(num_rows, most)
         few_only = prove_le(num_rows, FEW)
@@ -122,16 +146,18 @@ class _Place:
     num_rows: Dim
 
     def write(self, k: Kernel, op: Mma) -> None:
-        p, rows = self.blocks.product, self.blocks.rows
+        p, operands = self.blocks.product, self.blocks.operands
+        rows, group = operands[0].rows, operands[0].group
         assert p.row_axis is not None
         at = {**self.point, p.row_axis: self.first}
         row = Load(rows.buffer, (*(d.substitute(at) for d in rows.indices[:-1]), ZERO))
         stride = self.stride(rows)
-        panel, weights = self.column // FRAGMENT_COLUMNS, [self.weight(s) for s in p.sums]
-        panels = [Load(w.buffer, (*w.indices[:-3], panel, ZERO, ZERO)) for w in weights]
+        panel = self.column // FRAGMENT_COLUMNS
+        packed = [*(o.weights for o in operands), *(o.scale for o in operands if o.scale is not None)]
+        panels = [Load(w.buffer, (*w.indices[:-3], panel, ZERO, ZERO)) for w in packed]
         num_panels = ceil_div(p.num_columns, FRAGMENT_COLUMNS) - panel
-        extent = p.extent
-        k.tile(op, self.c[0], row, *panels, dims=(extent, stride, self.num_rows, num_panels))
+        groups = [group] if op.has_scales else []
+        k.tile(op, self.c[0], row, *panels, dims=(p.extent, stride, self.num_rows, num_panels, *groups))
         with k.threads("t", op.threads) as t:
             column = k.let("column", t % op.columns, op.columns - 1)
             in_step = op.threads // op.columns
@@ -158,8 +184,3 @@ class _Place:
         assert self.blocks.product.row_axis is not None
         axis = next(i for i, d in enumerate(rows.indices) if d.var is self.blocks.product.row_axis)
         return product_of(rows.buffer.shape[axis + 1 :])
-
-    def weight(self, s: Contraction) -> Load:
-        factors = self.blocks.tile.factors(s)
-        assert factors is not None
-        return factors[1]

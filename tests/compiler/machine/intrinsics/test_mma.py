@@ -10,7 +10,7 @@ from compiler.machine.formats import FRAGMENTS
 from compiler.machine.intrinsics.mma import SHARED_BYTES, Mma
 
 
-@pytest.mark.parametrize("op", [Mma(8, 64), Mma(16, 64), Mma(64, 64, 2), Mma(64, 128)], ids=str)
+@pytest.mark.parametrize("op", [Mma(8, 64), Mma(16, 64), Mma(64, 64, 2), Mma(64, 128), Mma(8, 64, bits=4)], ids=str)
 def test_what_is_copied_ahead_fits_the_shared_memory(op: Mma) -> None:
     assert list(op.problems()) == []
     assert op.stages >= 3 and op.stages * op.stage_bytes <= op.shared_bytes <= SHARED_BYTES
@@ -21,6 +21,7 @@ def test_what_is_copied_ahead_fits_the_shared_memory(op: Mma) -> None:
     [
         (Mma(12, 64), "rows are 12, expected a multiple of 8"),
         (Mma(8, 80), "columns are 80, expected a multiple of 64"),
+        (Mma(8, 64, bits=2), "bits are 2, expected 16, 8, 4"),
         (Mma(64, 128, 3), "3 sums of 64 rows and 128 columns do not fit the shared memory of a block"),
     ],
     ids=str,

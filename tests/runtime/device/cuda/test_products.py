@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from compiler.bind import bind_values
 from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
+from compiler.ir.dtypes import DType
 from compiler.ir.text.parser import parse
 from compiler.machine.target import get
 from runtime.session import Session
@@ -20,7 +20,6 @@ from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 
 pytestmark = needs_pycuda
 
-BF16 = ml_dtypes.bfloat16
 COUNTS = (130, 65, 64, 40, 9, 8, 1)  # of rows: more than a block has, and each height of a tile
 
 
@@ -28,12 +27,14 @@ COUNTS = (130, 65, 64, 40, 9, 8, 1)  # of rows: more than a block has, and each 
 class Case:
     body: str
     weights: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...] = ("bf16", "bf16")  # of weights
     rtol: float = 1e-4  # a result of bf16 may be rounded to its other neighbour
 
     @property
     def program(self) -> str:
-        size, length = self.weights[0][:2]
-        given = ", ".join(f"weight w{i}: bf16[{', '.join(map(str, s))}]" for i, s in enumerate(self.weights))
+        size, length = self.weights[0]
+        length *= 2 if self.dtypes[0] == "u8" else 1  # two of 4 bits in a byte
+        given = ", ".join(f"weight w{i}: {self.dtypes[i]}[{', '.join(map(str, s))}]" for i, s in enumerate(self.weights))
         return f"""
 func main(x: bf16[n, {length}], y: f32[n, {size}], {given}) -> object where n in 0..256 {{
   dataflow {{ {self.body} }}
@@ -49,11 +50,24 @@ CASES = {
         ((72, 320), (72, 320)),
         rtol=2**-7,
     ),
+    "int8": Case('w = dequantize(w0, w1) a = linear(x, w, out_dtype="f32") out = add(a, y)', ((72, 320), (72, 1)), ("i8", "f32")),
+    "int4 in groups": Case(
+        'w = dequantize(w0, w1, bits=4, group=64) a = linear(x, w, out_dtype="f32") out = add(a, y)', ((130, 160), (130, 5)), ("u8", "bf16")
+    ),
+    "int8 in groups, gated": Case(
+        "v = dequantize(w0, w1, group=32) w = dequantize(w2, w3, group=32) "
+        'a = linear(x, v, out_dtype="f32") s = silu(a) b = linear(x, w, out_dtype="f32") out = multiply(s, b)',
+        ((72, 96), (72, 3)) * 2,
+        ("i8", "f32") * 2,
+    ),
 }
 
 
-def random(seed: int, *shape: int, dtype: Any = BF16) -> NDArray[Any]:
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+def random(seed: int, *shape: int, dtype: str = "bf16") -> NDArray[Any]:
+    rng, holds = np.random.default_rng(seed), DType(dtype).numpy
+    if dtype in ("i8", "u8"):
+        return rng.integers(*((-128, 128) if dtype == "i8" else (0, 256)), shape).astype(holds)
+    return rng.standard_normal(shape).astype(holds)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
@@ -61,13 +75,12 @@ def test_near_the_meaning_and_the_same_bits_in_every_batch(case: Case, software_
     module = parse(case.program)
     executable = compile_module(module, Options(get("sm_80")))
     assert [len(k.phases) for k in executable.meta.kernels] == [1], "one launch"
-    weights = {f"w{i}": random(i, *shape) for i, shape in enumerate(case.weights)}
-    size, length = case.weights[0]
-    x, y = random(8, COUNTS[0], length), random(9, COUNTS[0], size, dtype=np.float32)
+    weights = {f"w{i}": random(i, *shape, dtype=case.dtypes[i]) for i, shape in enumerate(case.weights)}
+    x, y = (random(8 + i, COUNTS[0], p.type.shape[1].const, dtype=str(p.type.dtype)) for i, p in enumerate(module.graph("main").params[:2]))
     session = Session(executable)
     bind_values(session, executable, "main", weights)
     meaning = Interpreter(module).call("main", x, y, *weights.values()).astype(np.float32)
     all_rows = session.call("main", x, y)
-    np.testing.assert_allclose(all_rows.astype(np.float32), meaning, rtol=case.rtol, atol=1e-3)
+    np.testing.assert_allclose(all_rows.astype(np.float32), meaning, rtol=case.rtol, atol=1e-5 * abs(meaning).max())
     for count in COUNTS:
         np.testing.assert_array_equal(session.call("main", x[-count:], y[-count:]), all_rows[-count:])

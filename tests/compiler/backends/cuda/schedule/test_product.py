@@ -56,9 +56,40 @@ def test_rows_that_tolerate_it_are_rounded() -> None:
     assert tiles(program(x="f32"))
 
 
+def quantised(*, bits: int = 8, group: int = 0, scale: str = "f32", zero: bool = False, x: str = "f32") -> str:
+    q, groups = "i8[72, 64]" if bits == 8 else "u8[72, 32]", 64 // (group or 64)
+    given, taken = (f", z: {scale}[72, {groups}]", ", z") if zero else ("", "")
+    return f"""
+func main(x: {x}[t, 64], q: {q}, s: {scale}[72, {groups}]{given}) -> object where t in 0..256 {{
+  dataflow {{ w = dequantize(q, s{taken}, bits={bits}, group={group}) y = linear(x, w, out_dtype="f32") }} return y
+}}"""
+
+
+@pytest.mark.parametrize(
+    "text", [quantised(zero=True), quantised(scale="f16"), quantised(group=16)], ids=["zeros", "scales", "short groups"]
+)
+def test_integers_that_the_tile_does_not_take_run_on_the_reference_schedule(text: str) -> None:
+    assert tiles(text) == []
+
+
+def test_sums_of_groups_need_narrow_tiles() -> None:
+    """An element has two accumulators."""
+    assert tiles(quantised()) == [(8, 64), (16, 64), (32, 64), (64, 64), (64, 128)]
+    assert tiles(quantised(bits=4, group=32)) == [(8, 64), (16, 64), (32, 64), (64, 64), (64, 64)]
+
+
 @pytest.mark.parametrize("count", [1, 9, 65])
 def test_the_meaning_stays(count: int) -> None:
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((count, 64)).astype(BF16), rng.standard_normal((72, 64)).astype(BF16)
     found, meaning = (Interpreter(m).call("main", x, w) for m in (scheduled(program()), parse(program())))
     np.testing.assert_allclose(found, meaning, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 0), (8, 32), (4, 0), (4, 32)])
+def test_the_meaning_of_integers_stays(bits: int, group: int) -> None:
+    rng, text = np.random.default_rng(0), quantised(bits=bits, group=group, scale="bf16", x="bf16")
+    q = rng.integers(0, 256, (72, 32)).astype(np.uint8) if bits == 4 else rng.integers(-128, 128, (72, 64)).astype(np.int8)
+    args = rng.standard_normal((9, 64)).astype(BF16), q, rng.random((72, 64 // (group or 64))).astype(BF16)
+    found, meaning = (Interpreter(m).call("main", *args) for m in (scheduled(text), parse(text)))
+    np.testing.assert_allclose(found, meaning, rtol=1e-5, atol=1e-3)

@@ -1,0 +1,67 @@
+"""Weights of few bits as a product reads them: integers times the scale of their group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.ir.dims import Dim
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.functions import Fn
+from compiler.ir.loops.scalars import Apply, Cast, Const, Contraction, DimScalar, Element, Load, Scalar
+
+F32 = DType.F32
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    bits: int
+    number: Load | Element  # as it is stored: a byte, with its neighbour where it has 4 bits; or packed
+    scale: Load
+    group: int  # neighbours along k that share a scale
+
+
+def scaled_integers(s: Contraction) -> Scaled | None:
+    """The columns of a sum, where they are symmetric integers with a scale for each group of a column."""
+    match s.columns:
+        case Apply(fn=Fn.MUL, args=(number, scale)):
+            pass
+        case _:
+            return None
+    found, factor = stored_integer(number), scale.value if isinstance(scale, Cast) else scale
+    if found is None or not isinstance(factor, Load) or not s.extent.is_const or not all(d.is_const for d in factor.buffer.shape):
+        return None
+    bits, stored = found
+    shape = factor.buffer.shape
+    at = len(shape) - (2 if isinstance(stored, Element) else 1)  # the axis of groups; a packed scale has columns behind it
+    num_groups, length, axis = shape[at].const, s.extent.const, s.axes[0][0]
+    if length % num_groups or factor.indices[at] != (axis.dim // (length // num_groups) if num_groups > 1 else Dim.of(0)):
+        return None
+    return Scaled(bits, stored, factor, length // num_groups)
+
+
+def stored_integer(number: Scalar) -> tuple[int, Load | Element] | None:
+    """The bits of a number of f32 that is an integer in memory, and what it is read from."""
+    match number:
+        case Cast(value=Element(format=format) as element, dtype=DType.F32):
+            return format.bits, element
+        case Cast(value=Load(buffer=buffer) as load, dtype=DType.F32) if buffer.dtype is DType.I8:
+            return 8, load
+        case Apply(fn=Fn.SUB, args=(Cast(value=half, dtype=DType.F32), Const(value=8.0))):
+            load = _half_byte(half)
+            return None if load is None else (4, load)
+        case _:
+            return None
+
+
+def _half_byte(scalar: Scalar) -> Load | None:
+    """The byte at k // 2 of which k % 2 says the half."""
+    match scalar:
+        case Apply(fn=Fn.AND, args=(Apply(fn=Fn.SHR, args=(Cast(value=Load() as load), Cast(value=DimScalar(dim=by)))), Const() as mask)):
+            pass
+        case _:
+            return None
+    variables = load.indices[-1].vars()
+    if load.buffer.dtype is not DType.U8 or len(variables) != 1 or mask.value != 15:
+        return None
+    k = variables[0].dim
+    return load if load.indices[-1] == k // 2 and by == k % 2 * 4 else None
