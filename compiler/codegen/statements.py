@@ -77,7 +77,11 @@ class Statements(ABC):
             raise CompileError(f"loop {loop.var.name} runs for {loop.extent}, which differs between the lanes of a vector loop around it")
         with self.code.loop("0", str(end.value), runs=runs(loop.extent)) as counter:
             self.indices.env[loop.var] = Index(counter, self.code.level)
-            self.run(loop.body)
+            self.iteration(loop)
+
+    def iteration(self, loop: For) -> None:
+        """One of several, in order."""
+        self.run(loop.body)
 
     def store(self, store: Store) -> None:
         result = self.expressions.scalars.cast(self.expressions.value(store.value), store.buffer.dtype)

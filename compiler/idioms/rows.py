@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from compiler.idioms.nest import PerfectNest, perfect_nest, without_allocations
 from compiler.idioms.product import outermost_folds, without_products
@@ -126,6 +127,25 @@ def _with_own_line(nest: PerfectNest, line: Buffer, own: Buffer) -> PerfectNest 
     store = replace_loads(nest.store, line, lambda at: Load(own, at[rank:]))
     assert isinstance(store, Store)
     return replace(nest, store=Store(own, store.indices[rank:], store.value) if store.buffer is line else store)
+
+
+def with_own_numbers(program: RowProgram, scope: Scope, outer: Mapping[Buffer, Buffer] = MappingProxyType({})) -> RowProgram:
+    """The program with a number of its own, per thread or per block, in place of one per row in memory. `outer`: those of the whole row."""
+    own = {t: Buffer(t.name, (Dim.of(1),), t.dtype, scope) for t in program.temporaries}
+    numbers = {**outer, **own}
+
+    def read(scalar: Scalar) -> Scalar:
+        number = numbers.get(scalar.buffer) if isinstance(scalar, Load) else None
+        return scalar if number is None else Load(number, (Dim.of(0),))
+
+    def moved(stage: RowStage) -> RowStage:
+        store = stage.nest.store
+        value, number = map_scalar(store.value, read), numbers.get(store.buffer)
+        store = Store(store.buffer, store.indices, value) if number is None else Store(number, (Dim.of(0),), value)
+        return replace(stage, nest=replace(stage.nest, store=store), folds=folds_in(value))
+
+    parts = None if program.parts is None else with_own_numbers(program.parts, scope, numbers)
+    return replace(program, stages=tuple(map(moved, program.stages)), temporaries=tuple(own.values()), parts=parts)
 
 
 def keeping(program: RowProgram) -> RowProgram:

@@ -11,21 +11,20 @@ softmax go along the row together (compiler/backends/cpu/schedule/softmax.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 from compiler.backends.cpu.schedule.folds import fold_halves
 from compiler.backends.cpu.schedule.prefetch import NO_PREFETCH, Prefetch
 from compiler.backends.cpu.schedule.softmax import is_softmax, write_softmax
 from compiler.backends.cpu.schedule.spatial import write_vectors
-from compiler.idioms.rows import COMBINE, PARTS, RowProgram, RowStage, folds_in, keeping, match_rows
+from compiler.idioms.rows import COMBINE, PARTS, RowProgram, RowStage, keeping, match_rows, with_own_numbers
 from compiler.idioms.spatial import SpatialNest, write_element
 from compiler.ir.dims import Dim, DimVar, dim_min, product_of
 from compiler.ir.loops.buffers import Buffer, Scope
 from compiler.ir.loops.functions import Fn
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.scalars import Apply, Load, Reduce, Scalar, dtype_of, identity
+from compiler.ir.loops.scalars import Apply, Reduce, Scalar, dtype_of, identity
 from compiler.ir.loops.statements import Store
 from compiler.ir.loops.sweep import sweep
 from compiler.ir.loops.visit import free_dims, loads, map_scalar, rewrite_dims
@@ -37,7 +36,7 @@ def schedule_rows(prim: PrimFunc, width: int) -> PrimFunc | None:
     if program is None:
         return None
     program = keeping(program)
-    softmax, program = is_softmax(program), in_registers(program)
+    softmax, program = is_softmax(program), with_own_numbers(program, Scope.LOCAL)
     k, axes = Kernel(), [(var.name, extent) for var, extent in program.row]
     with k.parallel("p", product_of([extent for _, extent in axes])) as p:
         point = list(k.unravel(p, axes))
@@ -51,25 +50,6 @@ def schedule_rows(prim: PrimFunc, width: int) -> PrimFunc | None:
         else:
             rows.write(k, point)
     return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": "rows"})
-
-
-def in_registers(program: RowProgram, outer: Mapping[Buffer, Buffer] = MappingProxyType({})) -> RowProgram:
-    """The program with the number of a row in a register of the thread, not in memory. `outer`: the registers of the whole row."""
-    own = {t: Buffer(t.name, (Dim.of(1),), t.dtype, Scope.LOCAL) for t in program.temporaries}
-    numbers = {**outer, **own}
-
-    def read(scalar: Scalar) -> Scalar:
-        number = numbers.get(scalar.buffer) if isinstance(scalar, Load) else None
-        return scalar if number is None else Load(number, (Dim.of(0),))
-
-    def moved(stage: RowStage) -> RowStage:
-        store = stage.nest.store
-        value, number = map_scalar(store.value, read), numbers.get(store.buffer)
-        store = Store(store.buffer, store.indices, value) if number is None else Store(number, (Dim.of(0),), value)
-        return replace(stage, nest=replace(stage.nest, store=store), folds=folds_in(value))
-
-    parts = None if program.parts is None else in_registers(program.parts, numbers)
-    return replace(program, stages=tuple(map(moved, program.stages)), temporaries=tuple(own.values()), parts=parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,6 +36,7 @@ from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.target import Target
 
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
+ENOUGH_THREADS = 512  # of a multiprocessor, whose 65,536 registers give each of them 128
 _BEGUN = f"""entry:
   %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %block = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
@@ -60,18 +61,19 @@ def ptx_name(symbol: str) -> str:
 
 def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> Phase:
     name, threads, code = ptx_name(symbol), _num_threads(stmt), Code()
-    statements = _Statements(code, parameters.expressions(code), target, name, _num_threads(stmt))
+    statements = _Statements(code, parameters.expressions(code), target, name, threads)
     statements.run(stmt)
     run = f"define internal void @{name}$run({parameters.text}) #1 {{\nentry:\n{code.text()}\n  ret void\n}}"
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.BLOCK:
         raise CompileError("a phase is no loop over blocks; schedule it first (pass schedule_kernels)")
     symbols = PhaseSymbols(name, f"{symbol}.grid", threads)
     grid = parameters.grid(symbols.grid, lambda indices: indices.value(stmt.extent))
-    return Phase(symbols, code, "\n".join((*statements.shared, run, _entry(name, threads, parameters))), grid)
+    return Phase(symbols, code, "\n".join((*statements.shared, run, _entry(name, threads, parameters, has_tiles=_has_tiles(stmt)))), grid)
 
 
-def _entry(name: str, threads: int, parameters: Parameters) -> str:
-    """The function that is launched."""
+def _entry(name: str, threads: int, parameters: Parameters, *, has_tiles: bool) -> str:
+    """The function that is launched. The assembler would rather spill than give a thread more registers than many blocks leave; it is told
+    how many blocks are enough, except where accumulators of a tile fill the registers."""
     lines: list[str] = []
     arguments: list[str] = []
     for i in range(len(parameters.buffers) + len(parameters.dims)):
@@ -82,7 +84,8 @@ def _entry(name: str, threads: int, parameters: Parameters) -> str:
             lines.append(f"  %g{i} = addrspacecast {GLOBAL} %w{i} to ptr")
         arguments.append(f"ptr %g{i}" if kind == GLOBAL else f"i64 %w{i}")
     lines.append(f"  call void @{name}$run({', '.join(arguments)})")
-    head = f'define ptx_kernel void @{name}({GLOBAL} noundef %record) nounwind "nvvm.reqntid"="{threads}"'
+    enough = "" if has_tiles else f' "nvvm.minctasm"="{ENOUGH_THREADS // threads}"'
+    head = f'define ptx_kernel void @{name}({GLOBAL} noundef %record) nounwind "nvvm.reqntid"="{threads}"{enough}'
     return "\n".join((f"{head} {{", *_BEGUN, *lines, "  ret void", "}"))
 
 
@@ -98,6 +101,10 @@ def _together(tile: Tile) -> int:
 def _parts(stmt: Stmt) -> list[For | Tile]:
     """What the threads of a block share: thread loops, and tiles that they run together."""
     return [*_thread_loops(stmt), *(s for s in walk_stmts(stmt) if isinstance(s, Tile) and _together(s) > 1)]
+
+
+def _has_tiles(stmt: Stmt) -> bool:
+    return any(isinstance(part, Tile) for part in _parts(stmt))
 
 
 def _num_threads(stmt: Stmt) -> int:
@@ -129,6 +136,11 @@ class _Statements(Statements):
             case kind:
                 raise CompileError(f"{kind} loop {loop.var.name} is for a CPU; schedule it in blocks and threads")
 
+    def iteration(self, loop: For) -> None:
+        super().iteration(loop)
+        if not self.in_thread and len(_parts(loop.body)) > 1:  # the next iteration writes what this one may still read
+            self._barrier()
+
     def store(self, store: Store) -> None:
         if not self.in_thread:
             raise CompileError(f"buffer {store.buffer.name} is written outside of a thread loop; give the block one")
@@ -155,9 +167,7 @@ class _Statements(Statements):
         end = str(self.indices.value(loop.extent).value)
         with self.code.loop(self._special("ctaid"), end, step=self._special("nctaid")) as counter:
             self.indices.env[loop.var] = Index(counter, self.code.level)
-            self.run(loop.body)
-            if len(_parts(loop.body)) > 1:  # the next iteration writes what this one may still read
-                self._barrier()
+            self.iteration(loop)
 
     def _threads(self, loop: For) -> None:
         if self.in_thread:

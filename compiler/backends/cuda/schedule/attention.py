@@ -1,25 +1,38 @@
-"""Attention in three launches: a thread per score, one per row of scores, one per element of the result.
+"""Attention on a GPU: a block attends with one token and some heads of one kv head to SPLIT keys at a time.
 
-A thread folds keys by position, from the first that its token sees, so that nothing of the batch around a token changes its bits.
+    score   a thread has a key, and multiplies it by the queries of all heads of the block
+    weigh   the largest score, exp(score - top) in place of each, and their sum
+    mix     a thread has an element of the values, for all heads
+
+A split begins at a multiple of SPLIT of the sequence, and splits are joined in order. Beside FEW tokens each split has a block of its own,
+and a second launch joins them; beside more, a block goes through all splits. Both compute the same, so a token has the same bits in every
+batch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from compiler.backends.cuda.schedule.elements import elements
-from compiler.ir.dims import Dim, dim_max
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.attention import Attention, Ragged
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import Stmt
-from compiler.ir.loops.write import Kernel, cast, exp, fma, less, less_equal, maximum
+from compiler.ir.loops.write import Array, Kernel, cast, const, exp, fma, halvings, less, less_equal, maximum
+from compiler.ir.prove import prove_le
 from compiler.ops.attention.kv_cache import PAGE, bound_layer
 from compiler.ops.attention.plain import CachedKey, RaggedKey, capped, relative, text_bounds
 
 F32, I64 = DType.F32, DType.I64
 LOWEST = float("-inf")
+SPLIT = 128  # keys; as many threads has a block
+FEW = 8  # tokens whose splits are attended to side by side
+MOST_HEADS = 8  # of a block
+LANES = 16  # threads that fold the scores of a head
 
 
 def schedule_attention(prim: PrimFunc) -> PrimFunc | None:
@@ -30,7 +43,7 @@ def schedule_attention(prim: PrimFunc) -> PrimFunc | None:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The keys that a token attends to: first .. own of its sequence, which begins at key `start` of the batch."""
+    """What a token sees: the keys first .. end - 1 of its sequence, the first of which is key `start` of all."""
 
     sequence: Dim
     start: Dim
@@ -39,68 +52,196 @@ class _Seen:
     own: Dim
 
     @property
-    def count(self) -> Dim:
-        return self.end - self.first
+    def first_split(self) -> Dim:
+        return self.first // SPLIT
+
+    @property
+    def num_splits(self) -> Dim:
+        return ceil_div(self.end, SPLIT) - self.first_split
+
+
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    """What is known after some keys, of each head of a block."""
+
+    top: Array
+    weights: Array  # the sum of exp(score - top)
+    means: Array  # the sum of weighted values, by head and element
 
 
 class _Attention:
     def __init__(self, node: Attention) -> None:
         self.node, self.k = node, Kernel()
         self.out, self.queries = self.k.arrays(node.out, node.queries)
-        self.tokens, self.heads, self.size = self.out.shape
+        self.tokens, heads, size = self.out.shape
+        self.heads, self.size = heads.const, size.const
+        kv_heads = (node.keys.keys.shape[1] if isinstance(node.keys, Ragged) else node.keys.cache.shape[3]).const
+        shared = self.heads // kv_heads  # heads with the same keys
+        self.block_heads = next(n for n in range(min(MOST_HEADS, shared), 0, -1) if shared % n == 0)
+        self.groups = self.heads // self.block_heads
 
     def body(self) -> Stmt:
         k, source = self.k, self.node.keys
         most = self.tokens if isinstance(source, Ragged) else source.tables.shape[1] * PAGE  # keys of a sequence
-        self.scores = k.workspace("scores", self.tokens, self.heads, most)
-        self.sums = k.workspace("sums", self.tokens, self.heads)
-        with elements(k, [("t", self.tokens), ("h", self.heads), ("i", most)]) as (t, h, i):
-            self._score(t, h, i)
-        with elements(k, [("t", self.tokens), ("h", self.heads)]) as (t, h):
-            self._weigh(t, h)
-        with elements(k, [("t", self.tokens), ("h", self.heads), ("j", self.size)]) as (t, h, j):
-            self._mix(t, h, j)
+        few, splits, groups = dim_min(self.tokens, FEW), ceil_div(most, SPLIT), self.groups
+        kept = _Partial(
+            k.workspace("tops", few, self.heads, splits),
+            k.workspace("sums", few, self.heads, splits),
+            k.workspace("means", few, self.heads, splits, self.size),
+        )
+        many = Dim.of(0) if prove_le(self.tokens, FEW) else self.tokens * groups
+        with k.grid("b", dim_max(few * groups * splits, many)) as b:
+            with k.when(less(self.tokens, FEW + 1) & less(b, few * groups * splits)):
+                t, group, split = k.unravel(b, [("t", few), ("group", Dim.of(groups)), ("split", splits)])
+                self._attend_to_one(t, group, split, kept)
+            if many != Dim.of(0):
+                with k.when(less(FEW, self.tokens) & less(b, many)):
+                    t, group = k.unravel(b, [("t", self.tokens), ("group", Dim.of(groups))])
+                    self._attend_to_all(t, group)
+        axes = [("t", few), ("h", Dim.of(self.heads)), ("j", Dim.of(self.size))]
+        with elements(k, axes, SPLIT) as (t, h, j), k.when(less(self.tokens, FEW + 1)):
+            self._join_kept(t, h, j, kept)
         return k.body()
 
-    def _score(self, t: Dim, h: Dim, i: Dim) -> None:
-        k, node = self.k, self.node
-        seen = self._seen(t)
-        with k.when(less_equal(seen.first, i) & less(i, seen.end)):
-            key = self._key(seen, i)
-            dot = k.local("dot", 1)
-            dot[0] = 0.0
-            with k.serial("r", self.size) as r:
-                dot[0] = fma(cast(self.queries[t, h, r], F32), key.element(h, r), dot[0])
-            score = capped(dot[0] * node.scale, node.softcap)
-            if node.bias is not None:
-                score = score + cast(k.array(node.bias)[h, relative(node.bias, i - seen.own)], F32)
-            self.scores[t, h, i] = score
+    def _attend_to_one(self, t: Dim, group: Dim, split: Dim, kept: _Partial) -> None:
+        k, seen = self.k, self._seen(t)
+        with k.when(less_equal(seen.first_split, split) & less(split, seen.first_split + seen.num_splits)):
+            found, queries = self._partial("found"), self._load_queries(t, group)
+            self._split(seen, t, group, split, queries, found)
+            with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g:
+                h = group * self.block_heads + g
+                with k.when(less(i, 1)):
+                    kept.top[t, h, split] = found.top[g]
+                    kept.weights[t, h, split] = found.weights[g]
+                with self._own_elements(i) as j:
+                    kept.means[t, h, split, j] = found.means[g, j]
 
-    def _weigh(self, t: Dim, h: Dim) -> None:
-        """Replace each score by exp(score - top), and sum these."""
-        k, sink = self.k, self._sink(h)
-        seen = self._seen(t)
-        top, weights = k.local("top", 1), k.local("weights", 1)
-        top[0] = LOWEST if sink is None else sink
-        with k.serial("i", seen.count) as i:
-            top[0] = maximum(top[0], self.scores[t, h, seen.first + i])
-        weights[0] = 0.0 if sink is None else exp(sink - top[0])
-        with k.serial("i", seen.count) as i:
-            self.scores[t, h, seen.first + i] = exp(self.scores[t, h, seen.first + i] - top[0])
-            weights[0] = weights[0] + self.scores[t, h, seen.first + i]
-        self.sums[t, h] = weights[0]
+    def _attend_to_all(self, t: Dim, group: Dim) -> None:
+        k, seen = self.k, self._seen(t)
+        found, joined, queries = self._partial("found"), self._partial("joined"), self._load_queries(t, group)
+        with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g:
+            top, weights = self._begin(group * self.block_heads + g)
+            with k.when(less(i, 1)):
+                joined.top[g] = top
+                joined.weights[g] = weights
+            with self._own_elements(i) as j:
+                joined.means[g, j] = 0.0
+        with k.serial("n", seen.num_splits) as n:
+            self._split(seen, t, group, seen.first_split + n, queries, found)
+            with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self._own_elements(i) as j:
+                before, behind = (joined.top[g], joined.weights[g], joined.means[g, j]), (found.top[g], found.weights[g], found.means[g, j])
+                joined.means[g, j] = _join(before, behind)[2]
+            with k.threads("g", self.block_heads) as g:
+                after = k.local("after", 2)
+                after[0], after[1], _ = _join((joined.top[g], joined.weights[g], _ZERO), (found.top[g], found.weights[g], _ZERO))
+                joined.top[g] = after[0]
+                joined.weights[g] = after[1]
+        with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self._own_elements(i) as j:
+            self.out[t, group * self.block_heads + g, j] = cast(joined.means[g, j] / joined.weights[g], self.out.dtype)
 
-    def _mix(self, t: Dim, h: Dim, j: Dim) -> None:
+    def _join_kept(self, t: Dim, h: Dim, j: Dim, kept: _Partial) -> None:
+        k, seen = self.k, self._seen(t)
+        own, after = k.local("own", 3), k.local("after", 3)
+        own[0], own[1] = self._begin(h)
+        own[2] = 0.0
+        with k.serial("n", seen.num_splits) as n:
+            split = seen.first_split + n
+            found = kept.top[t, h, split], kept.weights[t, h, split], kept.means[t, h, split, j]
+            after[0], after[1], after[2] = _join((own[0], own[1], own[2]), found)
+            for i in range(3):
+                own[i] = after[i]
+        self.out[t, h, j] = cast(own[2] / own[1], self.out.dtype)
+
+    def _begin(self, h: Dim) -> tuple[Scalar, Scalar]:
+        """The top and the sum of weights before any key: those of the sink."""
+        if self.node.sinks is None:
+            return const(LOWEST, F32), const(0.0, F32)
+        return cast(self.k.array(self.node.sinks)[h], F32), const(1.0, F32)
+
+    # --- a split -------------------------------------------------------------------------------------------------------
+
+    def _partial(self, name: str) -> _Partial:
+        """Of the heads of a block."""
+        k, heads = self.k, self.block_heads
+        return _Partial(k.shared(f"{name}_top", heads), k.shared(f"{name}_weights", heads), k.shared(f"{name}_means", heads, self.size))
+
+    @contextmanager
+    def _own_elements(self, i: Dim) -> Generator[Dim]:
+        """Those of a value that are a thread's."""
+        with self.k.serial("u", -(-self.size // SPLIT)) as u:
+            j = i + u * SPLIT
+            with self.k.when(less(j, self.size)):
+                yield j
+
+    def _load_queries(self, t: Dim, group: Dim) -> Array:
         k = self.k
-        seen = self._seen(t)
-        mean = k.local("mean", 1)
-        mean[0] = 0.0
-        with k.serial("i", seen.count) as i:
-            value = self._key(seen, seen.first + i).value(h, j)
-            mean[0] = fma(self.scores[t, h, seen.first + i], value, mean[0])
-        self.out[t, h, j] = cast(mean[0] / self.sums[t, h], self.out.dtype)
+        queries = k.shared("queries", self.block_heads, self.size)
+        with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self._own_elements(i) as j:
+            queries[g, j] = cast(self.queries[t, group * self.block_heads + g, j], F32)
+        return queries
 
-    # --- keys --------------------------------------------------------------------------------------------------------
+    def _split(self, seen: _Seen, t: Dim, group: Dim, split: Dim, queries: Array, found: _Partial) -> None:
+        k, heads = self.k, self.block_heads
+        low = k.let("low", dim_max(seen.first - split * SPLIT, 0), SPLIT - 1)
+        high = k.let("high", dim_min(seen.end - split * SPLIT, SPLIT), SPLIT)
+        scores, lanes = k.shared("scores", heads, SPLIT), k.shared("lanes", heads, LANES)
+        with k.threads("i", SPLIT) as i:
+            with k.when(less_equal(low, i) & less(i, high)):
+                self._score(seen, group, split * SPLIT + i, queries, scores, i)
+            with k.orelse(), k.unroll("g", heads) as g:
+                scores[g, i] = LOWEST
+        self._fold(scores, lanes, found.top, maximum)
+        with k.threads("i", SPLIT) as i, k.unroll("g", heads) as g:
+            scores[g, i] = exp(scores[g, i] - found.top[g])
+        self._fold(scores, lanes, found.weights, lambda a, b: a + b)
+        with k.threads("i", SPLIT) as i, self._own_elements(i) as j:
+            means = k.local("means", heads)
+            with k.unroll("g", heads) as g:
+                means[g] = 0.0
+            with k.serial("p", ceil_div(high, PAGE) - low // PAGE) as p:
+                first = k.let("first", dim_max((low // PAGE + p) * PAGE, low), SPLIT - 1)
+                end = dim_min((low // PAGE + p + 1) * PAGE, high)
+                page = self._page(seen, split * SPLIT + first)
+                with k.serial("n", end - first) as n:
+                    value = k.local("value", 1)
+                    value[0] = self._key(seen, split * SPLIT + first + n, page).value(group * heads, j)
+                    with k.unroll("g", heads) as g:
+                        means[g] = fma(scores[g, first + n], value[0], means[g])
+            with k.unroll("g", heads) as g:
+                found.means[g, j] = means[g]
+
+    def _score(self, seen: _Seen, group: Dim, position: Dim, queries: Array, scores: Array, i: Dim) -> None:
+        k, node, heads = self.k, self.node, self.block_heads
+        key = self._key(seen, position, self._page(seen, position))
+        dots, element = k.local("dots", heads), k.local("element", 1)
+        with k.unroll("g", heads) as g:
+            dots[g] = 0.0
+        with k.serial("r", self.size) as r:
+            element[0] = key.element(group * heads, r)
+            with k.unroll("g", heads) as g:
+                dots[g] = fma(queries[g, r], element[0], dots[g])
+        with k.unroll("g", heads) as g:
+            score = capped(dots[g] * node.scale, node.softcap)
+            if node.bias is not None:
+                score = score + cast(k.array(node.bias)[group * heads + g, relative(node.bias, position - seen.own)], F32)
+            scores[g, i] = score
+
+    def _fold(self, scores: Array, lanes: Array, result: Array, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
+        """Of the scores of each head: a lane folds what lies LANES apart, and lanes are folded by halves."""
+        k, heads = self.k, self.block_heads
+        with k.threads("i", heads * LANES) as i:
+            g, lane = i // LANES, i % LANES
+            total: Scalar = scores[g, lane]
+            for first in range(LANES, SPLIT, LANES):
+                total = combine(total, scores[g, lane + first])
+            lanes[g, lane] = total
+        for half in halvings(LANES):
+            with k.threads("i", heads * half) as i:
+                lanes[i // half, i % half] = combine(lanes[i // half, i % half], lanes[i // half, i % half + half])
+        with k.threads("g", heads) as g:
+            result[g] = lanes[g, 0]
+
+    # --- keys ----------------------------------------------------------------------------------------------------------
 
     def _seen(self, t: Dim) -> _Seen:
         k, node, source = self.k, self.node, self.node.keys
@@ -112,13 +253,27 @@ class _Attention:
         end = end - start if node.positions is None else own + 1
         return _Seen(sequence, start, dim_max(0, own - (node.window - 1)) if node.window else Dim.of(0), end, own)
 
-    def _key(self, seen: _Seen, position: Dim) -> CachedKey | RaggedKey:
+    def _page(self, seen: _Seen, position: Dim) -> Dim | None:
         k, source = self.k, self.node.keys
         if isinstance(source, Ragged):
-            return RaggedKey(k, source, self.heads, seen.start + position)
-        layer = bound_layer(k, source.layer, source.cache)
-        page = k.let("page", cast(k.array(source.tables)[seen.sequence, position // PAGE], I64))
-        return CachedKey(k, source, self.heads, self.size, layer, page, position % PAGE)
+            return None
+        return k.let("page", cast(k.array(source.tables)[seen.sequence, position // PAGE], I64))
 
-    def _sink(self, h: Dim) -> Scalar | None:
-        return None if self.node.sinks is None else cast(self.k.array(self.node.sinks)[h], F32)
+    def _key(self, seen: _Seen, position: Dim, page: Dim | None) -> CachedKey | RaggedKey:
+        k, source = self.k, self.node.keys
+        if isinstance(source, Ragged):
+            return RaggedKey(k, source, Dim.of(self.heads), seen.start + position)
+        assert page is not None
+        layer = bound_layer(k, source.layer, source.cache)
+        return CachedKey(k, source, Dim.of(self.heads), Dim.of(self.size), layer, page, position % PAGE)
+
+
+_ZERO = const(0.0, F32)
+_State = tuple[Scalar, Scalar, Scalar]  # top, sum of weights, sum of weighted values
+
+
+def _join(before: _State, behind: _State) -> _State:
+    """What is known after the keys of both."""
+    top = maximum(before[0], behind[0])
+    a, b = exp(before[0] - top), exp(behind[0] - top)
+    return top, fma(behind[1], b, before[1] * a), fma(behind[2], b, before[2] * a)
