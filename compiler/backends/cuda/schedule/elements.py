@@ -4,12 +4,13 @@
       when b * THREADS + t < elements { the element with that number }
     }
 
-It takes any nest. An element is computed by the same operations wherever it stands, so its bits depend on nothing beside it.
+It takes any nest. An element is computed by the same operations wherever it stands, so its bits depend on nothing beside it. Stages that
+do not touch what others write are one launch: their blocks stand one behind the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -17,47 +18,94 @@ from compiler.idioms.nest import allocated, without_allocations
 from compiler.idioms.product import without_products
 from compiler.idioms.spatial import SpatialNest, match_spatial, read_integers, stages, write_element
 from compiler.ir.dims import Dim, ceil_div, product_of
+from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.statements import For, LoopKind, Stmt
-from compiler.ir.loops.visit import map_stmt, rewrite_dims, sequence
-from compiler.ir.loops.write import Kernel, less
+from compiler.ir.loops.visit import loads, map_stmt, rewrite_dims, sequence
+from compiler.ir.loops.write import Kernel, less, less_equal
 
 THREADS = 128  # of a block
 WARP = 32
 
 
 def schedule_elements(prim: PrimFunc) -> PrimFunc:
-    """Schedule each stage as a phase of its own."""
+    """Schedule each group of independent stages as a phase of its own."""
     temporaries, body = without_allocations(without_products(prim.body))
-    done = sequence([_stage(s) for s in stages(body)])
-    return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, done), {**prim.attrs, "schedule": "elements"})
+    done: list[Stmt] = []
+    for group in _independent(prim, stages(body)):
+        nests = [n for stmt in group if (n := match_spatial(stmt)) is not None]
+        done.append(_side_by_side(nests) if nests else _in_order(group[0]))
+    return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, sequence(done)), {**prim.attrs, "schedule": "elements"})
+
+
+def _independent(prim: PrimFunc, stmts: Sequence[Stmt]) -> list[list[Stmt]]:
+    """Neighbours that write different elements, and read nothing that others of their group write."""
+    buffers = prim.buffers
+    shared = {buffers[a]: buffers[b] for a, b in prim.attrs.get("inplace", ())}  # an input that has the memory of an output
+    groups: list[list[Stmt]] = []
+    for stmt in stmts:
+        if groups and all(_apart(stmt, other, shared) for other in groups[-1]):
+            groups[-1].append(stmt)
+        else:
+            groups.append([stmt])
+    return groups
+
+
+def _apart(a: Stmt, b: Stmt, shared: Mapping[Buffer, Buffer]) -> bool:
+    nests = match_spatial(a), match_spatial(b)
+    if nests[0] is None or nests[1] is None:
+        return False
+    mine, other = nests[0].store, nests[1].store
+    read = [{shared.get(load.buffer, load.buffer) for load in loads(stmt)} for stmt in (b, a)]
+    if mine.buffer in read[0] or other.buffer in read[1]:
+        return False
+    if mine.buffer is not other.buffer:
+        return True
+    return any(i.is_const and j.is_const and i != j for i, j in zip(mine.indices, other.indices, strict=True))
 
 
 @contextmanager
 def elements(k: Kernel, axes: Sequence[tuple[str, Dim]], threads: int = THREADS) -> Generator[tuple[Dim, ...]]:
     """Run a thread for each point of a box of these axes. Yields the point."""
-    count = product_of([extent for _, extent in axes])
-    with k.grid("b", ceil_div(count, threads)) as b, k.threads("t", threads) as t:
-        number = b * threads + t
-        with k.when(less(number, count)):
-            yield k.unravel(number, axes)
+    with k.grid("b", _num_blocks(axes, threads)) as b, k.threads("t", threads) as t, _point(k, b * threads + t, axes) as point:
+        yield point
 
 
-def _stage(stmt: Stmt) -> Stmt:
-    nest = match_spatial(stmt)
-    return _in_order(stmt) if nest is None else _side_by_side(nest)
+def _num_blocks(axes: Sequence[tuple[str, Dim]], threads: int) -> Dim:
+    return ceil_div(product_of([extent for _, extent in axes]), threads)
 
 
-def _side_by_side(nest: SpatialNest) -> Stmt:
-    k = Kernel()
-    with elements(k, [(var.name, extent) for var, extent in nest.axes]) as values:
-        point = dict(zip((var for var, _ in nest.axes), values, strict=True))
-        write_element(k, nest.store, read_integers(k, nest, point))
+@contextmanager
+def _point(k: Kernel, number: Dim, axes: Sequence[tuple[str, Dim]]) -> Generator[tuple[Dim, ...]]:
+    with k.when(less(number, product_of([extent for _, extent in axes]))):
+        yield k.unravel(number, axes)
+
+
+def _side_by_side(nests: Sequence[SpatialNest]) -> Stmt:
+    k, axes = Kernel(), [[(var.name, extent) for var, extent in nest.axes] for nest in nests]
+    counts = [_num_blocks(each, THREADS) for each in axes]
+    if len(nests) == 1:
+        with elements(k, axes[0]) as values:
+            _write(k, nests[0], values)
+        return k.body()
+    first = Dim.of(0)
+    with k.grid("b", sum(counts, first)) as b, k.threads("t", THREADS) as t:
+        for nest, each, count in zip(nests, axes, counts, strict=True):
+            with k.when(less_equal(first, b) & less(b, first + count)):
+                block = k.let("block", b - first, count - 1)
+                with _point(k, block * THREADS + t, each) as values:
+                    _write(k, nest, values)
+            first = first + count
     return k.body()
 
 
+def _write(k: Kernel, nest: SpatialNest, values: Sequence[Dim]) -> None:
+    point = dict(zip((var for var, _ in nest.axes), values, strict=True))
+    write_element(k, nest.store, read_integers(k, nest, point))
+
+
 def _in_order(stmt: Stmt) -> Stmt:
-    """Give each iteration of a parallel loop a thread. One thread runs all other loops, as they are written."""
+    """Iterations that a schedule says are independent get a thread each. All else is done by one, as it is written."""
     k = Kernel()
     if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL:
         with elements(k, [(stmt.var.name, stmt.extent)], WARP) as (i,):
@@ -69,6 +117,6 @@ def _in_order(stmt: Stmt) -> Stmt:
 
 
 def _serial(stmt: Stmt) -> Stmt:
-    """Replace a CPU's parallel and vector loops by serial ones."""
+    """With the loops of a CPU, whose iterations are independent, one after another."""
     kinds = (LoopKind.PARALLEL, LoopKind.VECTOR)
     return map_stmt(stmt, lambda s: replace(s, kind=LoopKind.SERIAL) if isinstance(s, For) and s.kind in kinds else s)

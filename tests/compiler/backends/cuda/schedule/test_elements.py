@@ -8,8 +8,8 @@ import pytest
 import compiler.ops
 from compiler.backends.cuda.pipeline import pipeline
 from compiler.interpret.graph import Interpreter
-from compiler.ir.loops.statements import For, LoopKind, Seq, Tile
-from compiler.ir.loops.visit import walk_stmts
+from compiler.ir.loops.statements import For, Let, LoopKind, Seq, Tile
+from compiler.ir.loops.visit import statements, walk_stmts
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import canonical_text
@@ -75,6 +75,37 @@ def test_the_meaning_stays(program: str) -> None:
     ]
     found, meaning = (Interpreter(m).call("main", *(a.copy() for a in args)) for m in (scheduled(program), parse(program)))
     np.testing.assert_allclose(found, meaning, rtol=1e-5, atol=1e-5)
+
+
+APPEND = """
+impure func main(cache: {kind}[1, 2, 3, 2, 128], k: f32[t, 2, 8], v: f32[t, 2, 8], slots: i32[t]{scales}) -> object where t in 0..8 {{
+  new = kv_append(cache, k, v, slots, 0{given}) return new
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("program", "phases"),
+    [
+        (APPEND.format(kind="f32", scales="", given=""), 1),
+        (APPEND.format(kind="i8", scales=", scales: f32[1, 2, 3, 2, 16]", given=", scales"), 2),
+    ],
+    ids=["keys beside values", "scales before what they scale"],
+)
+def test_stages_that_do_not_touch_each_other_are_one_launch(program: str, phases: int) -> None:
+    module = scheduled(program)
+    (prim,) = module.prim_functions.values()
+    body = prim.body
+    while isinstance(body, Let):
+        body = body.body
+    assert len(statements(body)) == phases
+    rng, params = np.random.default_rng(0), parse(program).graph("main").params
+    args: list[np.ndarray] = []
+    for p in params:
+        shape = tuple(5 if d.var is not None else d.const for d in p.type.shape)
+        args.append(rng.standard_normal(shape).astype(p.type.dtype.numpy) if p.name != "slots" else np.array([0, 1, 17, 40, 33], np.int32))
+    found, meaning = (Interpreter(m).call("main", *(a.copy() for a in args)) for m in (module, parse(program)))
+    for a, b in zip(found if isinstance(found, tuple) else (found,), meaning if isinstance(meaning, tuple) else (meaning,), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_every_phase_is_a_loop_over_blocks_with_threads_inside() -> None:

@@ -1,0 +1,63 @@
+"""Attention writes bf16 where nothing but a cast reads its result."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import compiler.ops
+from compiler.backends.cuda.passes.round_attention import round_attention
+from compiler.backends.cuda.pipeline import pipeline
+from compiler.interpret.graph import Interpreter
+from compiler.ir.module import IRModule
+from compiler.ir.text.parser import parse
+from compiler.ir.verify.module import verify
+from compiler.machine.target import get
+
+assert compiler.ops
+
+Q = "f32[t, 4, 8]"
+
+
+def program(more: str, result: str) -> str:
+    return f"""
+func main(q: {Q}, cache: f32[1, 2, 3, 2, 128], tables: i32[s, p], ids: i32[t], at: i32[t]) -> object
+    where t in 0..64, s in 0..8, p in 0..8 {{
+  dataflow {{
+    a = paged_attention(q, cache, tables, ids, at, 0, scale=0.3)
+    r = reshape(a, shape[t, 32])
+    c = cast(r, dtype="bf16")
+    {more}
+  }}
+  return {result}
+}}"""
+
+
+def fused(text: str) -> IRModule:
+    return pipeline(get("sm_80")).until("fuse")(parse(text))
+
+
+def num_calls(module: IRModule) -> int:
+    return sum(len(block.bindings) for block in module.graph("main").body.blocks)
+
+
+def test_a_cast_is_done_by_attention_itself() -> None:
+    module = fused(program("", "c"))
+    found = round_attention(module)
+    verify(found)
+    assert num_calls(found) == num_calls(module) - 1 == 2, "attention and a reshape"
+    rng = np.random.default_rng(0)
+    args = rng.standard_normal((3, 4, 8), np.float32), rng.standard_normal((1, 2, 3, 2, 128), np.float32), np.array([[2, 0]], np.int32)
+    args = *args, np.zeros(3, np.int32), np.array([0, 17, 20], np.int32)
+    results = [Interpreter(m).call("main", *(a.copy() for a in args)) for m in (found, module)]
+    np.testing.assert_array_equal(*(r.astype(np.float32) for r in results))
+
+
+def test_a_result_that_something_else_reads_stays() -> None:
+    for more, result in (("e = exp(a) d = (c, e)", "d"), ("d = (c, r)", "d")):
+        module = fused(program(more, result))
+        assert round_attention(module) is module
+
+
+def test_a_cast_of_something_else_stays() -> None:
+    module = fused(f'func main(x: {Q}) -> object where t in 0..8 {{ r = reshape(x, shape[t, 32]) c = cast(r, dtype="bf16") return c }}')
+    assert round_attention(module) is module
