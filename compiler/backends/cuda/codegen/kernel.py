@@ -36,6 +36,7 @@ from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.target import Target
 
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
+WARP = 32  # threads; fewer have as many registers
 ENOUGH_THREADS = 512  # of a multiprocessor, whose 65,536 registers give each of them 128
 _BEGUN = f"""entry:
   %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
@@ -84,7 +85,7 @@ def _entry(name: str, threads: int, parameters: Parameters, *, has_tiles: bool) 
             lines.append(f"  %g{i} = addrspacecast {GLOBAL} %w{i} to ptr")
         arguments.append(f"ptr %g{i}" if kind == GLOBAL else f"i64 %w{i}")
     lines.append(f"  call void @{name}$run({', '.join(arguments)})")
-    enough = "" if has_tiles else f' "nvvm.minctasm"="{ENOUGH_THREADS // threads}"'
+    enough = "" if has_tiles else f' "nvvm.minctasm"="{ENOUGH_THREADS // max(threads, WARP)}"'
     head = f'define ptx_kernel void @{name}({GLOBAL} noundef %record) nounwind "nvvm.reqntid"="{threads}"{enough}'
     return "\n".join((f"{head} {{", *_BEGUN, *lines, "  ret void", "}"))
 

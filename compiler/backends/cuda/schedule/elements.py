@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
+from compiler.backends.cuda.schedule.lanes import schedule_lanes, serial
 from compiler.idioms.nest import allocated, without_allocations
 from compiler.idioms.product import without_products
 from compiler.idioms.spatial import SpatialNest, match_spatial, read_integers, stages, write_element
@@ -21,7 +21,7 @@ from compiler.ir.dims import Dim, ceil_div, product_of
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.statements import For, LoopKind, Stmt
-from compiler.ir.loops.visit import loads, map_stmt, rewrite_dims, sequence
+from compiler.ir.loops.visit import loads, rewrite_dims, sequence
 from compiler.ir.loops.write import Kernel, less, less_equal
 
 THREADS = 128  # of a block
@@ -105,18 +105,15 @@ def _write(k: Kernel, nest: SpatialNest, values: Sequence[Dim]) -> None:
 
 
 def _in_order(stmt: Stmt) -> Stmt:
-    """Iterations that a schedule says are independent get a thread each. All else is done by one, as it is written."""
+    """Iterations that a schedule says are independent get a block each where they have lanes, else a thread. One thread does all else as it
+    is written."""
+    if (lanes := schedule_lanes(stmt)) is not None:
+        return lanes
     k = Kernel()
     if isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL:
         with elements(k, [(stmt.var.name, stmt.extent)], WARP) as (i,):
-            k.add(_serial(rewrite_dims(stmt.body, {stmt.var: i})))
+            k.add(serial(rewrite_dims(stmt.body, {stmt.var: i})))
     else:
         with k.grid("b", 1), k.threads("t", 1):
-            k.add(_serial(stmt))
+            k.add(serial(stmt))
     return k.body()
-
-
-def _serial(stmt: Stmt) -> Stmt:
-    """With the loops of a CPU, whose iterations are independent, one after another."""
-    kinds = (LoopKind.PARALLEL, LoopKind.VECTOR)
-    return map_stmt(stmt, lambda s: replace(s, kind=LoopKind.SERIAL) if isinstance(s, For) and s.kind in kinds else s)

@@ -1,0 +1,103 @@
+"""Loops that are written for the vectors of a CPU: a block takes an iteration of the parallel loop, and its threads are the lanes.
+
+What no lane does, one thread does; what iterations keep lies in shared memory. Conditions and integers on the way to a loop of lanes are
+the same for all threads: one writes them down, and all read them behind a barrier, before anything can change what they came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from compiler.ir.dims import ONE, Dim, DimVar
+from compiler.ir.loops.buffers import Buffer, Scope
+from compiler.ir.loops.scalars import Load, Scalar, dtype_of
+from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, When
+from compiler.ir.loops.visit import loads, map_stmt, rename_buffers, rewrite_dims, sequence, statements, walk_stmts
+
+MOST_BYTES = 40 << 10  # of shared memory
+MOST_LANES = 1024
+ZERO = Dim.of(0)
+
+
+def schedule_lanes(stmt: Stmt) -> Stmt | None:
+    """A parallel loop around loops of lanes, in blocks and threads."""
+    if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL or not _has_lanes(stmt.body):
+        return None
+    inner = [s for s in walk_stmts(stmt.body) if isinstance(s, For)]
+    if any(s.kind is LoopKind.PARALLEL or (s.kind is LoopKind.VECTOR and s.extent.const > MOST_LANES) for s in inner):
+        return None
+    if any(isinstance(s, Allocate) and s.buffer.scope is not Scope.LOCAL for s in walk_stmts(stmt.body)):
+        return None
+    block = DimVar("b", 0, stmt.extent - 1)
+    lanes = _Lanes()
+    body = lanes.block(rewrite_dims(stmt.body, {stmt.var: block.dim}))
+    return For(block, stmt.extent, body, LoopKind.BLOCK) if lanes.num_bytes <= MOST_BYTES else None
+
+
+def _has_lanes(stmt: Stmt) -> bool:
+    return any(isinstance(s, For) and s.kind is LoopKind.VECTOR for s in walk_stmts(stmt))
+
+
+@dataclass(slots=True)
+class _Lanes:
+    num_bytes: int = field(default=0)
+
+    def block(self, stmt: Stmt) -> Stmt:
+        """A statement that all threads run together."""
+        if not _has_lanes(stmt):
+            return _by_one(stmt)
+        match stmt:
+            case Seq(stmts=stmts):
+                return self._sequence(stmts)
+            case For(kind=LoopKind.VECTOR):
+                return replace(stmt, body=serial(stmt.body), kind=LoopKind.THREAD)
+            case For():
+                return replace(stmt, body=self.block(stmt.body), kind=LoopKind.SERIAL)
+            case Let(var=var, value=value, body=body):
+                return self._read_together(value, lambda same: Let(var, same, self.block(body)))
+            case When(cond=cond, then=then, orelse=orelse):
+                others = None if orelse is None else self.block(orelse)
+                return self._read_together(cond, lambda same: When(same, self.block(then), others))
+            case Allocate(buffer=buffer, body=body) if buffer.scope is Scope.LOCAL:
+                shared = replace(buffer, scope=Scope.SHARED)
+                return self._shared(shared, self.block(rename_buffers(body, {buffer: shared})))
+            case _:
+                raise AssertionError(stmt)
+
+    def _sequence(self, stmts: Sequence[Stmt]) -> Stmt:
+        done: list[Stmt] = []
+        alone: list[Stmt] = []  # what one thread does in a row
+        for stmt in stmts:
+            if not _has_lanes(stmt):
+                alone.append(stmt)
+                continue
+            if alone:
+                done.append(_by_one(sequence(alone)))
+                alone = []
+            done.append(self.block(stmt))
+        return sequence([*done, _by_one(sequence(alone))] if alone else done)
+
+    def _read_together(self, value: Scalar, then: Callable[[Scalar], Stmt]) -> Stmt:
+        if next(iter(loads(value)), None) is None:
+            return then(value)
+        dtype = dtype_of(value)
+        cell = Buffer("cell", (ONE,), dtype, Scope.SHARED)
+        return self._shared(cell, sequence([_by_one(Store(cell, (ZERO,), value)), *statements(then(Load(cell, (ZERO,))))]))
+
+    def _shared(self, buffer: Buffer, body: Stmt) -> Stmt:
+        size = buffer.dtype.num_bytes
+        for extent in buffer.shape:
+            size *= extent.const
+        self.num_bytes += -(-size // 16) * 16
+        return Allocate(buffer, body)
+
+
+def _by_one(stmt: Stmt) -> Stmt:
+    return For(DimVar("t", 0, ZERO), ONE, serial(stmt), LoopKind.THREAD)
+
+
+def serial(stmt: Stmt) -> Stmt:
+    """With the loops of a CPU, whose iterations are independent, one after another."""
+    kinds = (LoopKind.PARALLEL, LoopKind.VECTOR)
+    return map_stmt(stmt, lambda s: replace(s, kind=LoopKind.SERIAL) if isinstance(s, For) and s.kind in kinds else s)
