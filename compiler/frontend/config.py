@@ -48,10 +48,13 @@ class Norm(StrEnum):
 class EncoderConfig:
     """The settings of encoders alone: learned positions, segments, attention in both directions."""
 
-    num_positions: int  # rows of the position table
+    num_positions: int  # rows of the position table; 0: none
     position_offset: int  # row of a text's first token
     num_segments: int  # 0: none; texts are all of segment 0
     relative_buckets: int = 0  # 0: none; MPNet's table of relative positions
+    embedding_size: int | None = None  # of tokens, where a projection to the hidden size follows
+    reaches: tuple[int | None, ...] = ()  # per layer: how far a token sees in either direction; None, or no entry: all of its text
+    class_pooling: Pooling = Pooling.CLS  # of the vectors that a classification head reads
 
 
 @dataclass(frozen=True, slots=True)

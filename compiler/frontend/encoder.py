@@ -17,22 +17,23 @@ from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.family import EncoderFamily
-from compiler.frontend.layers.encoder import EncoderLayer, Head, Texts
+from compiler.frontend.layers.encoder import EncoderLayer, Head, Stem, Texts, stem_norm
 from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
 from compiler.frontend.registry import encoder_family
 from compiler.frontend.sentence import Pooling
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
+from compiler.ir.graph.atoms import Constant, ScalarValue, Var
 from compiler.ir.module import IRModule
 from compiler.ir.types import tensor
-from compiler.ops.attention.ragged import RAGGED_MEAN
-from compiler.ops.elementwise import ADD
+from compiler.ops.attention.ragged import RAGGED_MAX, RAGGED_MEAN
+from compiler.ops.elementwise import ADD, CAST, DIVIDE, MULTIPLY, SQRT, SUBTRACT
 from compiler.ops.embedding import EMBEDDING
 from compiler.ops.manipulate import PERMUTE_DIMS, SLICE
 
 ENTRY = "encode"
 AS_STORED = WeightFormat(32)
+UNSEEN = -1e30  # finite: where a block of keys has nothing else, the sum is 0 times it, not NaN
 FURTHEST = 128  # beyond this distance, all positions of MPNet share a bucket
 UNUSED = (
     "*pooler.dense.*",
@@ -40,6 +41,9 @@ UNUSED = (
     "*.token_type_ids",
     "cls.*",
     "lm_head.*",
+    *("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.*"),
+    *("discriminator_predictions.*", "generator_predictions.*", "generator_lm_head.*"),
+    *("head.*", "decoder.*"),
 )  # heads for other tasks, and a table of what is counted
 
 
@@ -83,35 +87,19 @@ class _Encode:
     n: DimVar
 
     def vectors(self) -> Var:
-        x = self.embedded()
-        bias = self.relative_bias()
-        for number in range(self.config.num_layers):
-            at = EncoderLayer(self.net, self.config, self.texts, self.t, bias, f"{self.prefix}encoder.layer.{number}.")
-            x = self.family.layer(at, x)
-        if self.config.classes is None:
-            return self.pooled(x)
-        return self.family.head(Head(self.net, self.config, self.prefix), self.first_tokens(x))
-
-    def embedded(self) -> Var:
-        net, c, texts = self.net, self.config, self.texts
+        c, net = self.config, self.net
+        stem = Stem(net, c, self.texts, self.prefix)
+        x = self.family.embed(stem)
+        relative = self.relative_bias()
+        for number in range(c.num_layers):
+            bias = self.window_bias(number) or relative
+            x = self.family.layer(EncoderLayer(net, c, self.texts, self.t, bias, f"{self.prefix}{self.family.layers}.{number}.", number), x)
+        if self.family.last_norm is not None:
+            x = stem_norm(stem, x, self.family.last_norm)
+        if c.classes is None:
+            return self.pooled(x, c.embedding.pooling)
         assert c.encoder is not None
-        at = f"{self.prefix}embeddings."
-        x = net.embedding(f"{at}word_embeddings", texts.tokens, c.vocab_size, c.hidden_size)
-        places: Atom = texts.positions
-        if c.encoder.position_offset:
-            places = net.call(ADD, places, ScalarValue(Dim.of(c.encoder.position_offset), "i32"))
-        x = net.add(x, net.embedding(f"{at}position_embeddings", places, c.encoder.num_positions, c.hidden_size))
-        if c.encoder.num_segments:
-            x = net.add(x, self.segments(f"{at}token_type_embeddings"))
-        return net.layer_norm(x, f"{at}LayerNorm", c.hidden_size, c.norm_eps)
-
-    def segments(self, name: str) -> Var:
-        """The vector of each token's segment: of the first alone, unless pairs are told apart."""
-        net, c = self.net, self.config
-        assert c.encoder is not None
-        if self.texts.segments is not None:
-            return net.embedding(name, self.texts.segments, c.encoder.num_segments, c.hidden_size)
-        return net.as_f32(net.slice(net.weight(f"{name}.weight", c.encoder.num_segments, c.hidden_size), 0, 0, 1))
+        return self.family.head(Head(net, c, self.prefix), self.pooled(x, c.encoder.class_pooling))
 
     def relative_bias(self) -> tuple[Var, ...]:
         """MPNet's: a number per head and bucket of distances, the same in all layers."""
@@ -123,20 +111,39 @@ class _Encode:
         by_distance = net.call(EMBEDDING, table, Constant(distance_buckets(num_buckets, FURTHEST)))
         return (net.as_f32(net.call(PERMUTE_DIMS, by_distance, axes=(1, 0))),)
 
-    def first_tokens(self, x: Var) -> Var:
-        begins = self.net.call(SLICE, self.texts.starts, axis=0, begin=0, end=Dim.of(self.n) - 1)
-        return self.net.call(EMBEDDING, x, begins)
+    def window_bias(self, number: int) -> tuple[Constant, ...]:
+        """Of a layer whose tokens do not see their whole text."""
+        c = self.config
+        assert c.encoder is not None
+        reach = c.encoder.reaches[number] if c.encoder.reaches else None
+        if reach is None:
+            return ()
+        seen = np.zeros((c.num_heads, 2 * reach + 3), np.float32)
+        seen[:, [0, -1]] = UNSEEN
+        return (Constant(seen),)
 
-    def pooled(self, x: Var) -> Var:
+    def pooled(self, x: Var, pooling: Pooling) -> Var:
+        """One vector for each text."""
         net, starts, n = self.net, self.texts.starts, Dim.of(self.n)
-        match self.config.embedding.pooling:
+        begins = net.call(SLICE, starts, axis=0, begin=0, end=n - 1)
+        ends = net.call(SLICE, starts, axis=0, begin=1, end=n)
+        counts = net.reshape(net.call(CAST, net.call(SUBTRACT, ends, begins), dtype="f32"), n - 1, 1)
+        match pooling:
             case Pooling.MEAN:
                 return net.call(RAGGED_MEAN, x, starts)
             case Pooling.CLS:
-                return self.first_tokens(x)
+                return net.call(EMBEDDING, x, begins)
             case Pooling.LAST:
-                ends = net.call(SLICE, starts, axis=0, begin=1, end=n)
                 return net.call(EMBEDDING, x, net.call(ADD, ends, ScalarValue(Dim.of(-1), "i32")))
+            case Pooling.MAX:
+                return net.call(RAGGED_MAX, x, starts)
+            case Pooling.ROOT_MEAN:
+                return net.call(MULTIPLY, net.call(RAGGED_MEAN, x, starts), net.call(SQRT, counts))
+            case Pooling.WEIGHTED_MEAN:  # the mean of the weights is (count + 1) / 2
+                places = net.reshape(net.call(CAST, self.texts.positions, dtype="f32"), self.t, 1)
+                weighted = net.call(MULTIPLY, x, net.add(places, ScalarValue(1.0, "f32")))
+                half = net.scale(net.add(counts, ScalarValue(1.0, "f32")), 0.5)
+                return net.call(DIVIDE, net.call(RAGGED_MEAN, weighted, starts), half)
 
 
 def distance_buckets(num_buckets: int, furthest: int) -> NDArray[np.int32]:

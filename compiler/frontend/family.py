@@ -9,7 +9,7 @@ from typing import Any
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer
-from compiler.frontend.layers.encoder import EncoderLayer, Head
+from compiler.frontend.layers.encoder import EncoderLayer, Head, Stem, embedded
 from compiler.frontend.mixture import ExpertNames
 from compiler.ir.graph.atoms import Var
 
@@ -55,6 +55,9 @@ class EncoderFamily:
     layer: Callable[[EncoderLayer, Var], Var]
     head: Callable[[Head, Var], Var]  # the numbers of each class, from the vectors of first tokens
     prefix: str  # of all names, in models that were saved with a head for some task
+    embed: Callable[[Stem], Var] = embedded
+    layers: str = "encoder.layer"  # the name that the numbers of layers stand behind
+    last_norm: str | None = None  # the name of a norm behind the layers
 
 
 Family = DecoderFamily | EncoderFamily

@@ -16,11 +16,28 @@ class Pooling(StrEnum):
     MEAN = "mean"  # of all tokens
     CLS = "cls"  # the first token
     LAST = "last"
+    MAX = "max"  # of all tokens, number by number
+    WEIGHTED_MEAN = "weighted mean"  # of all tokens, each weighted by its place in the text, from 1
+    ROOT_MEAN = "mean over the root"  # the sum of all tokens, divided by the root of their number
 
 
 # As the keys of 1_Pooling/config.json name them, `pooling_mode_` left off.
-POOLING_MODES = {"mean_tokens": Pooling.MEAN, "cls_token": Pooling.CLS, "lasttoken": Pooling.LAST}
-POOLING_NAMES = {"mean": Pooling.MEAN, "cls": Pooling.CLS, "lasttoken": Pooling.LAST}
+POOLING_MODES = {
+    "mean_tokens": Pooling.MEAN,
+    "cls_token": Pooling.CLS,
+    "lasttoken": Pooling.LAST,
+    "max_tokens": Pooling.MAX,
+    "weightedmean_tokens": Pooling.WEIGHTED_MEAN,
+    "mean_sqrt_len_tokens": Pooling.ROOT_MEAN,
+}
+POOLING_NAMES = {
+    "mean": Pooling.MEAN,
+    "cls": Pooling.CLS,
+    "lasttoken": Pooling.LAST,
+    "max": Pooling.MAX,
+    "weightedmean": Pooling.WEIGHTED_MEAN,
+    "mean_sqrt_len_tokens": Pooling.ROOT_MEAN,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,23 @@ ENCODER_SIZES: Json = {
     "max_position_embeddings": 66,
     "pad_token_id": 0,
 }
+NARROW_ENCODER: Json = {**ENCODER_SIZES, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}
+MODERNBERT: Json = {
+    "model_type": "modernbert",
+    "vocab_size": 160,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "hidden_activation": "gelu",
+    "max_position_embeddings": 66,
+    "global_attn_every_n_layers": 3,
+    "global_rope_theta": 160000.0,
+    "local_rope_theta": 10000.0,
+    "local_attention": 12,
+    "norm_eps": 1e-5,
+    "pad_token_id": 0,
+}
 GEMMA: Json = {"hidden_activation": "gelu_pytorch_tanh", "head_dim": 16, "tie_word_embeddings": True, "query_pre_attn_scalar": 24}
 
 DELTA: Json = {
@@ -604,6 +621,63 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "mpnet": Encoder(
         {"model_type": "mpnet", **ENCODER_SIZES, "pad_token_id": 1, "relative_attention_num_buckets": 32, "layer_norm_eps": 1e-5}
     ),
+    "distilbert": Encoder(
+        {
+            "model_type": "distilbert",
+            "vocab_size": 160,
+            "dim": 32,
+            "hidden_dim": 48,
+            "n_layers": 2,
+            "n_heads": 2,
+            "activation": "gelu",
+            "max_position_embeddings": 66,
+            "sinusoidal_pos_embds": False,
+            "pad_token_id": 0,
+        },
+        pooling="max",
+        prefix="distilbert.",
+    ),
+    "electra": Encoder(
+        {"model_type": "electra", **NARROW_ENCODER, "embedding_size": 24, "type_vocab_size": 2}, pooling="weightedmean", normalize=False
+    ),
+    # Texts of up to 64 tokens, which see 6 in either direction in two of three layers.
+    "modernbert": Encoder(
+        {**MODERNBERT, "architectures": ["ModernBertModel"]}, pooling="mean_sqrt_len_tokens", normalize=False, prefix="model."
+    ),
+    "distilbert-classes": Classifier(
+        {
+            "model_type": "distilbert",
+            "architectures": ["DistilBertForSequenceClassification"],
+            "vocab_size": 160,
+            "dim": 32,
+            "hidden_dim": 48,
+            "n_layers": 1,
+            "n_heads": 2,
+            "max_position_embeddings": 66,
+            "pad_token_id": 0,
+        }
+    ),
+    "electra-classes": Classifier(
+        {
+            "model_type": "electra",
+            "architectures": ["ElectraForSequenceClassification"],
+            **NARROW_ENCODER,
+            "num_hidden_layers": 1,
+            "embedding_size": 32,
+            "type_vocab_size": 2,
+        }
+    ),
+    "modernbert-classes": Classifier(
+        {
+            **MODERNBERT,
+            "architectures": ["ModernBertForSequenceClassification"],
+            "classifier_pooling": "mean",
+            "classifier_bias": True,
+            "norm_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+        }
+    ),
     "bert-classes": Classifier(
         {
             "model_type": "bert",
@@ -825,7 +899,15 @@ def make_causal(case: Causal, directory: Path) -> str:
 
 
 def pool(hidden: torch.Tensor, pooling: str, normalize: bool) -> torch.Tensor:
-    pooled = {"mean": hidden.mean(0), "cls": hidden[0], "lasttoken": hidden[-1]}[pooling]
+    places = torch.arange(1, len(hidden) + 1)[:, None]
+    pooled = {
+        "mean": hidden.mean(0),
+        "cls": hidden[0],
+        "lasttoken": hidden[-1],
+        "max": hidden.max(0).values,
+        "weightedmean": (hidden * places).sum(0) / places.sum(),
+        "mean_sqrt_len_tokens": hidden.sum(0) / len(hidden) ** 0.5,
+    }[pooling]
     return torch.nn.functional.normalize(pooled, dim=0) if normalize else pooled
 
 
@@ -841,9 +923,11 @@ def write_sentence_files(case: Encoder, directory: Path) -> None:
         ],
     )
     (directory / "1_Pooling").mkdir(exist_ok=True)
-    modes = {"cls": "cls_token", "mean": "mean_tokens", "lasttoken": "lasttoken"}
+    modes = {"cls": "cls_token", "mean": "mean_tokens", "lasttoken": "lasttoken", "max": "max_tokens"}
+    modes |= {"weightedmean": "weightedmean_tokens", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens"}
+    size = case.config.get("hidden_size", case.config.get("dim"))
     pooling = {f"pooling_mode_{mode}": name == case.pooling for name, mode in modes.items()}
-    write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": case.config["hidden_size"], **pooling})
+    write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": size, **pooling})
     write_json(directory / "sentence_bert_config.json", {"max_seq_length": case.max_seq_length, "do_lower_case": False})
     write_json(
         directory / "config_sentence_transformers.json",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from compiler.frontend.config import ModelConfig
+from compiler.frontend.config import ModelConfig, Norm
 from compiler.frontend.layers.decoder import ACTIVATIONS
 from compiler.frontend.layers.nn import Net
-from compiler.ir.dims import DimVar
-from compiler.ir.graph.atoms import Var
+from compiler.frontend.rope import Rope
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
+from compiler.ir.op import OpDef
 from compiler.ops.attention.ragged import RAGGED_ATTENTION
-from compiler.ops.elementwise import TANH
+from compiler.ops.elementwise import ADD, TANH
+from compiler.ops.embedding import ROPE, ROPE_ANGLES
 
 
 @dataclass(slots=True)
@@ -22,6 +25,7 @@ class Texts:
     text_ids: Var
     starts: Var
     segments: Var | None = None  # of tokens, where a model tells the texts of a pair apart
+    angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])  # computed once for all layers
 
     @property
     def params(self) -> tuple[Var, ...]:
@@ -35,11 +39,22 @@ class EncoderLayer:
     config: ModelConfig
     texts: Texts
     t: DimVar
-    bias: tuple[Var, ...]  # of attention by distance, or nothing
+    bias: tuple[Atom, ...]  # of attention by distance, or nothing
     prefix: str  # of the layer's weights
+    number: int
 
     def name(self, suffix: str) -> str:
         return self.prefix + suffix
+
+
+@dataclass(frozen=True, slots=True)
+class Stem:
+    """What stands before the layers."""
+
+    net: Net
+    config: ModelConfig
+    texts: Texts
+    prefix: str  # of all weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +71,46 @@ class Head:
         return len(self.config.classes.names)
 
 
-def classify(head: Head, x: Var, dense: str, out: str) -> Var:
-    """Two projections with a hyperbolic tangent between them. Both names are whole."""
+def embedded(stem: Stem, tokens: str = "word_embeddings", norm: str = "LayerNorm") -> Var:
+    """Tokens, positions and segments, as many of them as the model has, and a norm of their sum."""
+    net, c, texts, at = stem.net, stem.config, stem.texts, f"{stem.prefix}embeddings."
+    assert c.encoder is not None
+    size = c.encoder.embedding_size or c.hidden_size
+    x = net.embedding(f"{at}{tokens}", texts.tokens, c.vocab_size, size)
+    if c.encoder.num_positions:
+        places: Atom = texts.positions
+        if c.encoder.position_offset:
+            places = net.call(ADD, places, ScalarValue(Dim.of(c.encoder.position_offset), "i32"))
+        x = net.add(x, net.embedding(f"{at}position_embeddings", places, c.encoder.num_positions, size))
+    if c.encoder.num_segments:
+        x = net.add(x, _segments(stem, f"{at}token_type_embeddings", size))
+    return stem_norm(stem, x, f"embeddings.{norm}", size)
+
+
+def _segments(stem: Stem, name: str, size: int) -> Var:
+    """The vector of each token's segment: of the first alone, unless pairs are told apart."""
+    net, encoder = stem.net, stem.config.encoder
+    assert encoder is not None
+    if stem.texts.segments is not None:
+        return net.embedding(name, stem.texts.segments, encoder.num_segments, size)
+    return net.as_f32(net.slice(net.weight(f"{name}.weight", encoder.num_segments, size), 0, 0, 1))
+
+
+def stem_norm(stem: Stem, x: Var, name: str, size: int | None = None) -> Var:
+    c = stem.config
+    return stem.net.layer_norm(x, stem.prefix + name, size or c.hidden_size, c.norm_eps, bias=c.norm is not Norm.LAYER_WITHOUT_BIAS)
+
+
+def classify(head: Head, x: Var, dense: str, out: str, activation: OpDef = TANH) -> Var:
+    """Two projections with an activation between them. Both names are whole."""
     net, size = head.net, head.config.hidden_size
-    hidden = net.call(TANH, net.linear(x, dense, size, size, bias=True))
+    hidden = net.call(activation, net.linear(x, dense, size, size, bias=True))
     return net.linear(hidden, out, size, head.num_classes, bias=True)
 
 
 def norm(layer: EncoderLayer, x: Var, name: str) -> Var:
-    return layer.net.layer_norm(x, layer.name(name), layer.config.hidden_size, layer.config.norm_eps)
+    c = layer.config
+    return layer.net.layer_norm(x, layer.name(name), c.hidden_size, c.norm_eps, bias=c.norm is not Norm.LAYER_WITHOUT_BIAS)
 
 
 def project(layer: EncoderLayer, x: Var, name: str) -> Var:
@@ -74,14 +120,26 @@ def project(layer: EncoderLayer, x: Var, name: str) -> Var:
     return layer.net.reshape(flat, layer.t, c.num_heads, c.head_dim)
 
 
+def rotate(layer: EncoderLayer, x: Var) -> Var:
+    """`x[tokens, heads, head_dim]` by the positions of its tokens."""
+    rope, net, texts = layer.config.rope_of_layer(layer.number), layer.net, layer.texts
+    if rope is None:
+        return x
+    if rope not in texts.angles:
+        frequencies, scale = rope.frequencies(layer.config.max_context)
+        both = net.call(ROPE_ANGLES, texts.positions, Constant(frequencies), scale=scale)
+        texts.angles[rope] = net.field(both, 0), net.field(both, 1)
+    return net.call(ROPE, x, *texts.angles[rope], interleaved=rope.interleaved)
+
+
 def attend(layer: EncoderLayer, q: Var, k: Var, v: Var, out: str) -> Var:
     """Attention within each text, projected."""
     net, c, texts = layer.net, layer.config, layer.texts
     mixed = net.call(RAGGED_ATTENTION, q, k, v, texts.text_ids, texts.starts, *layer.bias, scale=c.attention_scale)
-    return net.linear(net.reshape(mixed, layer.t, c.hidden_size), layer.name(out), c.hidden_size, c.hidden_size, bias=True)
+    return net.linear(net.reshape(mixed, layer.t, c.hidden_size), layer.name(out), c.hidden_size, c.hidden_size, bias=c.output_bias)
 
 
-def mlp(layer: EncoderLayer, x: Var) -> Var:
+def mlp(layer: EncoderLayer, x: Var, up: str = "intermediate.dense", down: str = "output.dense") -> Var:
     net, c = layer.net, layer.config
-    wide = net.linear(x, layer.name("intermediate.dense"), c.hidden_size, c.intermediate_size, bias=True)
-    return net.linear(net.call(ACTIVATIONS[c.activation], wide), layer.name("output.dense"), c.intermediate_size, c.hidden_size, bias=True)
+    wide = net.linear(x, layer.name(up), c.hidden_size, c.intermediate_size, bias=True)
+    return net.linear(net.call(ACTIVATIONS[c.activation], wide), layer.name(down), c.intermediate_size, c.hidden_size, bias=True)

@@ -1,4 +1,4 @@
-"""Texts of different lengths, concatenated without padding: attention within each text, and the mean of each text.
+"""Texts of different lengths, concatenated without padding: attention within each text, the mean and the maximum of each text.
 
     starts [texts + 1]    where each text begins; the last entry is the number of tokens
     text_ids [tokens]     the text of each token
@@ -9,7 +9,7 @@ distance above `m`, in either direction, counts as `m`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,8 @@ from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.attention import Attention, Ragged
-from compiler.ir.loops.write import Kernel, cast, index, total
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Kernel, cast, index, largest, total
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_eq
 from compiler.ir.types import TensorType, Type
@@ -90,10 +91,10 @@ RAGGED_ATTENTION = define(
 )
 
 
-# --- mean --------------------------------------------------------------------------------------------------------------
+# --- mean and maximum --------------------------------------------------------------------------------------------------
 
 
-def _mean_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
+def _pooled_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     x = wants_float(tensor_operand(args, 0, "x", ndim=2, layout="[tokens, size]"), "x")
     starts = wants_int(tensor_operand(args, 1, "starts", ndim=1, layout="[texts + 1]"), "starts")
     if x.shape is None or starts.shape is None:
@@ -101,15 +102,26 @@ def _mean_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     return TensorType((starts.shape[0] - 1, x.shape[1]), x.dtype)
 
 
+Pool = Callable[[Dim, Callable[[Dim], Scalar]], Scalar]  # of so many values
+
+
 def _mean_nest(operands: Operands) -> Nest:
+    return _pooled_nest(operands, lambda count, value: total((count,), value) / cast(index(count), F32))
+
+
+def _max_nest(operands: Operands) -> Nest:
+    return _pooled_nest(operands, lambda count, value: largest((count,), value))
+
+
+def _pooled_nest(operands: Operands, pool: Pool) -> Nest:
     k = Kernel()
     out, x, starts = k.arrays(output(operands), operands.buffer(0), operands.buffer(1))
     tokens, size = x.shape
     with k.nest((out.shape[0],)) as (text,):
         start, end = text_bounds(k, starts, text, tokens)
         with k.nest((size,)) as (j,):
-            mean = total((end - start,), lambda i: cast(x[start + i, j], F32)) / cast(index(end - start), F32)
-            out[text, j] = cast(mean, out.dtype)
+            pooled = pool(end - start, lambda i: cast(x[start + i, j], F32))
+            out[text, j] = cast(pooled, out.dtype)
     return Nest((out.buffer,), k.body())
 
 
@@ -118,4 +130,10 @@ def _mean_numpy(x: Any, starts: Any) -> Any:
     return (np.array(totals, np.float32).reshape(-1, x.shape[1]) / np.diff(starts)[:, None].astype(np.float32)).astype(x.dtype)
 
 
-RAGGED_MEAN = define("ragged_mean", "x, starts", _mean_type, _mean_numpy, _mean_nest)
+def _max_numpy(x: Any, starts: Any) -> Any:
+    found = [x[a:b].max(0, initial=-np.inf) for a, b in pairwise(starts)]
+    return np.array(found, x.dtype).reshape(-1, x.shape[1])
+
+
+RAGGED_MEAN = define("ragged_mean", "x, starts", _pooled_type, _mean_numpy, _mean_nest)
+RAGGED_MAX = define("ragged_max", "x, starts", _pooled_type, _max_numpy, _max_nest)

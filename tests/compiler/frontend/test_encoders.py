@@ -25,7 +25,8 @@ from runtime.executable import Executable
 from runtime.session import Session
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-CASES = ["bert", "bert-cls", "roberta", "xlm-roberta", "mpnet"]
+CASES = ["bert", "bert-cls", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra", "modernbert"]
+CLASSIFIERS = ["bert-classes", "xlm-roberta-reranker", "mpnet-classes", "distilbert-classes", "electra-classes", "modernbert-classes"]
 
 Vectors = NDArray[np.float32]
 Text = Sequence[int] | NDArray[np.int32]
@@ -106,7 +107,7 @@ def test_a_vector_depends_on_its_text_alone(case: str, encoder: Callable[[str], 
     np.testing.assert_array_equal(encoder(case).encode([texts[i] for i in order]), alone[order])
 
 
-@pytest.mark.parametrize("case", ["bert-classes", "xlm-roberta-reranker", "mpnet-classes"])
+@pytest.mark.parametrize("case", CLASSIFIERS)
 def test_the_numbers_of_classes(case: str, encoder: Callable[[str], Encoder]) -> None:
     """Of texts and pairs of texts, and the same bits alone as in a batch."""
     golden = np.load(GOLDEN / "models" / case / "golden.npz")

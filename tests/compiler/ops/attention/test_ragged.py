@@ -15,7 +15,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import TensorType, Type, tensor
-from compiler.ops.attention.ragged import RAGGED_ATTENTION, RAGGED_MEAN
+from compiler.ops.attention.ragged import RAGGED_ATTENTION, RAGGED_MAX, RAGGED_MEAN
 
 F32, I32 = DType.F32, DType.I32
 Run = Callable[..., Any]
@@ -61,6 +61,15 @@ def test_a_neighbour_full_of_nan_harms_nobody(run: Run, rng: Generator) -> None:
         x[5:9] = np.nan
     found = run(RAGGED_ATTENTION, q, k, v, text_ids, starts, scale=1.0, shapes=shapes, compiled=True)
     np.testing.assert_array_equal(found[[*range(5), *range(9, 18)]], clean[[*range(5), *range(9, 18)]])
+
+
+@pytest.mark.parametrize("lengths", [[1], [3, 1, 20], []], ids=str)
+def test_maximum_of_each_text(run: Run, rng: Generator, lengths: list[int]) -> None:
+    _, starts = texts(lengths)
+    x = rng.standard_normal((sum(lengths), 21)).astype(np.float32)
+    found = run(RAGGED_MAX, x, starts, shapes="t 21, n", compiled=True)
+    expected = [x[a : a + n].max(0) for a, n in zip(starts, lengths, strict=False)]
+    np.testing.assert_array_equal(found, np.reshape(np.array(expected, np.float32), (len(lengths), 21)))
 
 
 @pytest.mark.parametrize("lengths", [[1], [3, 1, 20], []], ids=str)
