@@ -19,6 +19,8 @@ from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Var
 from compiler.ir.types import tensor
 
+GOLDEN = Path(__file__).parents[2] / "golden" / "models"
+
 MODELS = Path(__file__).parents[2] / "golden" / "models"
 CAUSAL = sorted(path.parent.name for path in MODELS.glob("*/golden.npz") if "inv_freq" in np.load(path))
 
@@ -175,6 +177,12 @@ def test_a_decoder_that_attends_to_the_future_is_refused() -> None:
     """EmbeddingGemma calls itself gemma3_text."""
     with pytest.raises(ConfigError, match="not supported for gemma3_text: use_bidirectional_attention: True"):
         parse_config(small("gemma3_text", use_bidirectional_attention=True))
+
+
+def test_a_nested_text_model_is_read_as_one_of_its_own() -> None:
+    flat = json.loads((GOLDEN / "qwen3_5_moe" / "config.json").read_text())
+    nested = {"model_type": "qwen3_5_moe", "text_config": flat, "vision_config": {"model_type": "qwen3_5_moe"}}
+    assert parse_config(nested) == parse_config(flat)
 
 
 def test_metadata_and_what_asks_for_nothing_may_stay_unread() -> None:

@@ -81,4 +81,4 @@ def test_logits_over_pages_of_every_form(kv_dtype: DType, bound: float, causal: 
 def test_every_model_type_has_a_case() -> None:
     configs = [json.loads((folder / "config.json").read_text()) for folder in GOLDEN.iterdir()]
     types = {part["model_type"] for config in configs for part in (config, config.get("text_config", config))}
-    assert types == FAMILIES.keys() - {"gemma3"}  # nests a gemma3_text: test_config.py
+    assert types == FAMILIES.keys() - {"gemma3", "qwen3_5_moe"}  # nest a text model: test_config.py

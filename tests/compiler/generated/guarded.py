@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import runtime.device.cpu.device
-from compiler.backends.cpu import pipeline
+from compiler.backends import pipeline
 from compiler.bind import bind_values
 from compiler.driver import compile_module
 from compiler.interpret.graph import Interpreter
