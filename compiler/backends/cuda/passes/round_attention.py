@@ -34,7 +34,7 @@ def round_attention(module: IRModule) -> IRModule:
         uses, values = count_uses(func.body), {b.var: b.value for b in func.body.bindings}
         for binding in func.body.bindings:
             dtype = _cast_to(module, binding.value)
-            chain = _chain(module, binding.value, values)
+            chain = [] if dtype is None else _chain(module, binding.value, values)
             if dtype is not None and chain and all(uses[var] == 1 for var in chain):
                 rounded |= dict.fromkeys(chain, dtype)
                 casts.add(binding.var)
@@ -71,7 +71,7 @@ def _cast_to(module: IRModule, value: Value) -> DType | None:
 
 
 def _chain(module: IRModule, value: Value, values: Mapping[Var, Value]) -> list[Var]:
-    """The result of attention that a call takes as its first operand, and its reshapes; empty where it takes something else."""
+    """The result of attention that a cast takes, and its reshapes; empty where it takes something else."""
     found: list[Var] = []
     while isinstance(value, CallTir) or (isinstance(value, Call) and value.op is RESHAPE):
         source: Atom = value.args[0]

@@ -8,6 +8,7 @@ import compiler.ops
 from compiler.backends.cuda.passes.round_attention import round_attention
 from compiler.backends.cuda.pipeline import pipeline
 from compiler.interpret.graph import Interpreter
+from compiler.ir.graph.values import CallTir
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.verify.module import verify
@@ -61,3 +62,9 @@ def test_a_result_that_something_else_reads_stays() -> None:
 def test_a_cast_of_something_else_stays() -> None:
     module = fused(f'func main(x: {Q}) -> object where t in 0..8 {{ r = reshape(x, shape[t, 32]) c = cast(r, dtype="bf16") return c }}')
     assert round_attention(module) is module
+
+
+def test_calls_without_operands_are_left_alone() -> None:
+    module = fused(program('e = full(shape[t, 2], 1.0, dtype="f32")\n    d = (c, e)', "d"))
+    assert any(not v.args for b in module.graph("main").body.bindings if isinstance(v := b.value, CallTir))
+    assert num_calls(round_attention(module)) == num_calls(module) - 1, "the cast beside them goes"
