@@ -92,8 +92,8 @@ def _layout(sizes: Mapping[str, int]) -> dict[str, Section]:
     return table
 
 
-def align(offset: int) -> int:
-    return -(-offset // ALIGNMENT) * ALIGNMENT
+def align(offset: int, alignment: int = ALIGNMENT) -> int:
+    return -(-offset // alignment) * alignment
 
 
 def _sync_directory(directory: Path) -> None:

@@ -28,7 +28,7 @@ INFINITY: Final = float_literal(float("inf"))
 
 
 def functions(decoder: Decoder) -> list[str]:
-    """What a library defines for others."""
+    """The names that a library defines for other code."""
     return [f"{decoder.prefix}_{name}" for name in FUNCTIONS]
 
 

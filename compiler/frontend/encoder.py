@@ -112,7 +112,7 @@ class _Encode:
         return (net.as_f32(net.call(PERMUTE_DIMS, by_distance, axes=(1, 0))),)
 
     def window_bias(self, number: int) -> tuple[Constant, ...]:
-        """Of a layer whose tokens do not see their whole text."""
+        """The bias that limits layer `number` to its window; empty where tokens see their whole text."""
         c = self.config
         assert c.encoder is not None
         reach = c.encoder.reaches[number] if c.encoder.reaches else None

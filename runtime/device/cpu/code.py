@@ -9,6 +9,7 @@ import os
 from runtime.device.cpu import elf
 from runtime.device.cpu.link import Places, linked
 from runtime.errors import UnresolvedSymbol
+from runtime.sections import align
 
 COPIES = frozenset({"memcpy", "memmove", "memset"})  # LLVM may call them
 
@@ -28,12 +29,12 @@ class ObjectCode:
         if missing := sorted(parts.undefined - imports):
             raise UnresolvedSymbol(f"the object code refers to {', '.join(missing)}, which nothing defines")
         places = Places.of(parts)
-        self._block = mmap.mmap(-1, -(-places.num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._block = mmap.mmap(-1, align(places.num_bytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._block))
         self._block[: places.num_bytes] = linked(parts, places, self._begin, _function_of_libc)
         if _libc.mprotect(ctypes.c_void_p(self._begin), ctypes.c_size_t(len(self._block)), mmap.PROT_READ | mmap.PROT_EXEC):
             raise OSError(ctypes.get_errno(), f"memory for code cannot be made executable: {os.strerror(ctypes.get_errno())}")
-        self._offsets = {symbol.name: places.of_symbol(symbol) for symbol in parts.symbols if symbol.is_global and symbol.section}
+        self._offsets = {name: places.of_symbol(symbol) for name, symbol in parts.defined.items()}
 
     def address(self, symbol: str) -> int:
         if symbol not in self._offsets:

@@ -63,8 +63,8 @@ class Object:
     relocations: Sequence[Relocation]
 
     @property
-    def defined(self) -> frozenset[str]:
-        return frozenset(s.name for s in self.symbols if s.is_global and s.section)
+    def defined(self) -> dict[str, Symbol]:
+        return {s.name: s for s in self.symbols if s.is_global and s.section}
 
     @property
     def undefined(self) -> frozenset[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from runtime.device.cpu.elf import Object, Symbol
 from runtime.device.cpu.relocate import FAR_JUMP, RULES
 from runtime.errors import DamagedCode
+from runtime.sections import align
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +25,11 @@ class Places:
         sections: dict[int, int] = {}
         for i, section in enumerate(parts.sections):
             if section.is_loaded:
-                sections[i] = -(-end // section.alignment) * section.alignment
+                sections[i] = align(end, section.alignment)
                 end = sections[i] + section.size
         jumps: dict[str, int] = {}
         for name in sorted(parts.undefined):
-            jumps[name] = -(-end // 8) * 8
+            jumps[name] = align(end, 8)
             end = jumps[name] + len(FAR_JUMP[parts.arch]) + 8
         return cls(sections, jumps, max(end, 1))
 

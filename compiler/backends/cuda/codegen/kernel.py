@@ -100,7 +100,7 @@ def _together(tile: Tile) -> int:
 
 
 def _parts(stmt: Stmt) -> list[For | Tile]:
-    """What the threads of a block share: thread loops, and tiles that they run together."""
+    """Emit thread loops, and tiles that the threads of a block run together."""
     return [*_thread_loops(stmt), *(s for s in walk_stmts(stmt) if isinstance(s, Tile) and _together(s) > 1)]
 
 

@@ -43,7 +43,7 @@ def schedule_attention(prim: PrimFunc) -> PrimFunc | None:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What a token sees: the keys first .. end - 1 of its sequence, the first of which is key `start` of all."""
+    """The keys that a token sees: first .. end - 1 of its sequence. Among the keys of all sequences, `first` is `start`."""
 
     sequence: Dim
     start: Dim
@@ -62,7 +62,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Partial:
-    """What is known after some keys, of each head of a block."""
+    """The running softmax of each head of a block, after some of the keys."""
 
     top: Array
     weights: Array  # the sum of exp(score - top)
@@ -161,7 +161,7 @@ class _Attention:
     # --- a split -------------------------------------------------------------------------------------------------------
 
     def _partial(self, name: str) -> _Partial:
-        """Of the heads of a block."""
+        """Allocate the running softmax of the heads of a block in shared memory."""
         k, heads = self.k, self.block_heads
         return _Partial(k.shared(f"{name}_top", heads), k.shared(f"{name}_weights", heads), k.shared(f"{name}_means", heads, self.size))
 
@@ -227,7 +227,7 @@ class _Attention:
             scores[g, i] = score
 
     def _fold(self, scores: Array, lanes: Array, result: Array, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-        """Of the scores of each head: a lane folds what lies LANES apart, and lanes are folded by halves."""
+        """Reduce the scores of each head: a lane folds the scores that lie LANES apart, then lanes are folded by halves."""
         k, heads = self.k, self.block_heads
         with k.threads("i", heads * LANES) as i:
             g, lane = i // LANES, i % LANES
@@ -273,7 +273,7 @@ _State = tuple[Scalar, Scalar, Scalar]  # top, sum of weights, sum of weighted v
 
 
 def _join(before: _State, behind: _State) -> _State:
-    """What is known after the keys of both."""
+    """Merge two running softmaxes into that of the keys of both."""
     top = maximum(before[0], behind[0])
     a, b = exp(before[0] - top), exp(behind[0] - top)
     return top, fma(behind[1], b, before[1] * a), fma(behind[2], b, before[2] * a)

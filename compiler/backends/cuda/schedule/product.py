@@ -57,7 +57,7 @@ def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
 
 @dataclass(frozen=True, slots=True)
 class _Operands:
-    """Of a sum."""
+    """The operands of one sum."""
 
     rows: Load
     weights: Load  # packed
@@ -66,7 +66,7 @@ class _Operands:
 
     @property
     def alike(self) -> Hashable:
-        """What is the same for all sums of a product."""
+        """Parameters that all sums of a product share."""
         scale = None if self.scale is None else self.scale.buffer.dtype
         return self.rows.buffer, self.rows.indices[:-1], self.group, scale
 

@@ -80,7 +80,7 @@ def _filled_in(source: WasmObject, patch: Patch) -> bytes:
 
 
 def _import(item: Import) -> bytes:
-    """Who makes the memory knows how much it needs: a page at least."""
+    """Import a memory of at least one page; the host that makes it chooses its size."""
     if item.kind is Kind.MEMORY:
         return _memory() + bytes([HAS_MAXIMUM, 1]) + unsigned(PAGES)
     return _name("env") + _name(item.field) + bytes([item.kind]) + item.description

@@ -46,7 +46,7 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """What a tile prefetches: `lines` cache lines in each of its steps, from line `first` of the part that is read next."""
+    """Prefetch `lines` cache lines in each step of a tile, from line `first` of the part that is read next."""
 
     panel: Dim
     index: Dim  # in the panel, where the part that is read next begins

@@ -58,10 +58,12 @@ def test_kernels_name_entries_of_the_ptx_and_grids_of_the_host(executable: Execu
     assert executable.host is not None and executable.host.target == host().key
     host_code = elf.read(executable.host.object_code)
     phases = [phase for kernel in executable.meta.kernels for phase in kernel.phases]
-    assert phases and {p.body for p in phases} == entries and {p.grid for p in phases} <= host_code.defined and not host_code.undefined
+    assert (
+        phases and {p.body for p in phases} == entries and {p.grid for p in phases} <= host_code.defined.keys() and not host_code.undefined
+    )
     assert {p.threads for p in phases} == {32}, "a row is so short that a warp takes it"
     derived = {f.derive for f in executable.meta.functions.values() if f.derive}
-    assert derived <= host_code.defined
+    assert derived <= host_code.defined.keys()
 
 
 def test_global_memory_is_read_as_such(executable: Executable) -> None:
