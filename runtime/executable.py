@@ -130,6 +130,7 @@ class Phase(Struct, frozen=True, tag=True):
     body: str  # symbols of the object code
     grid: str  # of the host's, where there is such
     threads: int = 1  # of a block on a GPU
+    num_counters: int = 0  # that its blocks share: 32 bits each, zero before and behind each launch
 
 
 class Kernel(Struct, frozen=True, tag=True):

@@ -12,6 +12,7 @@ class PhaseSymbols:
     body: str
     grid: str
     threads: int = 1  # of a block on a GPU
+    num_counters: int = 0  # that the blocks of a launch share
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
 from compiler.ir.loops import scalars
 from compiler.ir.loops.attention import Attention
-from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.buffers import Buffer, Scope
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Scalar, dtype_of, identity
 from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, Tile, When
@@ -105,8 +105,11 @@ class _Frame:
                 self._when(self.eval(cond), then, orelse)
             case Allocate(buffer=buffer, body=body):
                 shape = tuple(int(self.dim(d)) for d in buffer.shape)
-                self.buffers[buffer] = uninitialised(shape, buffer.dtype)
+                counters = buffer.scope is Scope.COUNTERS
+                self.buffers[buffer] = np.zeros(shape, buffer.dtype.numpy) if counters else uninitialised(shape, buffer.dtype)
                 self.run(body)
+                if counters and self.buffers[buffer].any():
+                    raise InterpretError(f"counters {buffer.name} are not zero when the launch ends")
             case Tile():
                 self._tile(stmt)
             case Attention():

@@ -61,6 +61,7 @@ class Launch:
     buffers: tuple[tuple[int, int], ...]
     dims: tuple[int, ...]  # heap slots
     threads: int = 1  # of a block on a GPU
+    num_counters: int = 0  # that the blocks share
 
 
 @dataclass(frozen=True, slots=True)

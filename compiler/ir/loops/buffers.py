@@ -13,6 +13,7 @@ class Scope(StrEnum):
     GLOBAL = "global"  # a parameter, or workspace that lifting will make one
     LOCAL = "local"  # registers or stack of one thread: constant size
     SHARED = "shared"  # on-chip memory of a GPU block
+    COUNTERS = "counters"  # zero when a launch on a GPU begins and ends; its blocks share them
 
 
 @node

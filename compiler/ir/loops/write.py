@@ -187,6 +187,10 @@ class Kernel:
         """On-chip memory of a GPU's block."""
         return self._allocate(name, shape, dtype, Scope.SHARED)
 
+    def counters(self, name: str, *shape: DimLike) -> Array:
+        """Integers that all blocks of a GPU's launch share. They begin at zero, and the kernel leaves them so."""
+        return self._allocate(name, shape, DType.I32, Scope.COUNTERS)
+
     def workspace(self, name: str, *shape: DimLike, dtype: DType = DType.F32) -> Array:
         """Memory that planning provides."""
         return self._allocate(name, shape, dtype, Scope.GLOBAL)

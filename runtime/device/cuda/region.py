@@ -1,10 +1,10 @@
 """A region is a list of launches whose integers and addresses lie in one array of words, the records: a run writes them in pinned memory,
 copies them once and launches one graph.
 
-Every kernel takes the address of its record: the word of the last launch, the addresses of its buffers, its integers. So nothing in a graph
-changes from run to run. Blocks share what there is to do, however many there are, so any graph serves all sizes; a good one has about as
-many blocks as there is work. Graphs are captured by `prepare`, for the sizes that are about to come. A region that was not prepared
-captures one for each magnitude of its integers, when that first comes.
+Every kernel takes the address of its record: the word of the last launch, the addresses of its buffers, its integers, and the address of
+counters where its blocks share some. So nothing in a graph changes from run to run. Blocks share what there is to do, however many there
+are, so any graph serves all sizes; a good one has about as many blocks as there is work. Graphs are captured by `prepare`, for the sizes
+that are about to come. A region that was not prepared captures one for each magnitude of its integers, when that first comes.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from runtime.device.cuda.memory import Block, CudaTensor
 from runtime.errors import InvalidProgram
 
 WORD = 8  # bytes
+COUNTER = 4
 BLOCKS_PER_UNIT = 32  # that any NVIDIA multiprocessor holds at once, at most: more would only wait
 Magnitudes = NDArray[np.int32]  # of a region's integers: a power of two above each
 Grid = Callable[[int], int]  # of the address of a launch's integers
@@ -56,18 +57,22 @@ class CudaRegion:
     ) -> None:
         self._card, self._last, self._clock, self._function = card, last, clock, function
         self._arena, self._registers = bases.arena, bases.registers
-        zero, marker = bases.count, bases.count + 1  # two bases of our own
-        self._bases = np.zeros(bases.count + 2, np.int64)
-        self._bases[marker] = last.address
+        zero, marker, counters = range(bases.count, bases.count + 3)  # bases of our own
+        self._bases = np.zeros(bases.count + 3, np.int64)
         # Word by word: the base to which it is relative, and the slot of what is added to that. -1: nothing is.
-        words = [w for x in launches for w in ((marker, -1), *x.buffers, *((zero, slot) for slot in x.dims))]
+        words: list[tuple[int, int]] = []
+        for x in launches:
+            words += [(marker, -1), *x.buffers, *((zero, slot) for slot in x.dims), *([(counters, -1)] if x.num_counters else [])]
         self._base_of = np.array([base for base, _ in words], np.intp)
         slots = np.array([slot for _, slot in words], np.intp)
         self._added = np.flatnonzero(slots >= 0)
         self._slots = slots[self._added]
         self._sizes = np.unique([slot for x in launches for slot in x.dims]).astype(np.intp)
         self._words = card.pinned(self, len(words))
-        self._block = Block(card, len(words) * WORD, "records")
+        # Launches come one after another, and each leaves its counters at zero, so all have the same.
+        num_counters = max(x.num_counters for x in launches)
+        self._block = Block(card, len(words) * WORD + num_counters * COUNTER, "records")
+        self._bases[[marker, counters]] = last.address, self._block.address + len(words) * WORD
         self._launches = self._launched(code, launches)
         self._captured: dict[tuple[int, ...], Graph] = {}  # by the blocks of each launch
         self._prepared: list[tuple[Magnitudes, tuple[int, ...]]] = []  # those for which graphs were captured, and the blocks of these
@@ -83,7 +88,7 @@ class CudaRegion:
             record = self._block.address + at * WORD
             self._last.know(record, f"kernel {launch.kernel}, launch {number} of {len(launches)} of {self._function}")
             found.append(_Launched(launch.kernel, function, launch.threads, Parameters(record), grid, host + dims * WORD))
-            at = dims + len(launch.dims)
+            at = dims + len(launch.dims) + (launch.num_counters > 0)
         return found
 
     @property

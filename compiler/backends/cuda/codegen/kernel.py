@@ -3,11 +3,11 @@
 A kernel is one function per phase: the statements of the body's top-level `Seq`, each of them a launch. A phase is emitted as
 
     name$pK         void (ptr record)                        on the GPU: unpacks the record and calls
-    name$pK$run     void (ptr noalias b0, ..., i64 n, ...)
+    name$pK$run     void (ptr noalias b0, ..., i64 n, ..., ptr counters)
     name.pK.grid    i64 (ptr dims)                           on the host: how many blocks a launch has
 
 A record is an array of 64-bit words: where the first thread writes the record's own address when it begins, the addresses of the buffers,
-then the integers. `dims` are its integers.
+then the integers, then the address of counters if there are any. `dims` are its integers.
 
 A block takes the iterations of a block loop that have its number, and those that lie a grid behind: any grid computes the same. The
 iterations of a thread loop run side by side, and a tile may be run by all threads of a block together; a barrier stands behind each of
@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 
 from compiler.bytecode.kernel import KernelCode, PhaseSymbols
 from compiler.codegen.expressions import Expressions
@@ -28,7 +29,7 @@ from compiler.codegen.statements import Statements, constant_extent
 from compiler.ir.errors import CompileError
 from compiler.ir.loops.buffers import Buffer, Scope
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.statements import For, LoopKind, Stmt, Store, Tile
+from compiler.ir.loops.statements import Allocate, For, LoopKind, Stmt, Store, Tile
 from compiler.ir.loops.visit import walk_stmts
 from compiler.llvm.indices import Index
 from compiler.llvm.ssa import Code
@@ -36,6 +37,7 @@ from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.target import Target
 
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
+COUNTERS = "%counters"
 WARP = 32  # threads; fewer have as many registers
 ENOUGH_THREADS = 512  # of a multiprocessor, whose 65,536 registers give each of them 128
 _BEGUN = f"""entry:
@@ -64,21 +66,33 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
     name, threads, code = ptx_name(symbol), _num_threads(stmt), Code()
     statements = _Statements(code, parameters.expressions(code), target, name, threads)
     statements.run(stmt)
-    run = f"define internal void @{name}$run({parameters.text}) #1 {{\nentry:\n{code.text()}\n  ret void\n}}"
-    if not isinstance(stmt, For) or stmt.kind is not LoopKind.BLOCK:
+    counters, blocks = _counters(stmt)
+    if not isinstance(blocks, For) or blocks.kind is not LoopKind.BLOCK:
         raise CompileError("a phase is no loop over blocks; schedule it first (pass schedule_kernels)")
-    symbols = PhaseSymbols(name, f"{symbol}.grid", threads)
-    grid = parameters.grid(symbols.grid, lambda indices: indices.value(stmt.extent))
-    return Phase(symbols, code, "\n".join((*statements.shared, run, _entry(name, threads, parameters, has_tiles=_has_tiles(stmt)))), grid)
+    text = ", ".join(filter(None, (parameters.text, f"ptr noalias {COUNTERS}" if counters else "")))
+    run = f"define internal void @{name}$run({text}) #1 {{\nentry:\n{code.text()}\n  ret void\n}}"
+    symbols = PhaseSymbols(name, f"{symbol}.grid", threads, counters)
+    grid = parameters.grid(symbols.grid, lambda indices: indices.value(blocks.extent))
+    return Phase(symbols, code, "\n".join((*statements.shared, run, _entry(symbols, parameters, has_tiles=_has_tiles(stmt)))), grid)
 
 
-def _entry(name: str, threads: int, parameters: Parameters, *, has_tiles: bool) -> str:
+def _counters(stmt: Stmt) -> tuple[int, Stmt]:
+    """How many counters blocks share, and the statement that has them."""
+    match stmt:
+        case Allocate(buffer=buffer, body=body) if buffer.scope is Scope.COUNTERS:
+            return prod(extent.const for extent in buffer.shape), body
+        case _:
+            return 0, stmt
+
+
+def _entry(symbols: PhaseSymbols, parameters: Parameters, *, has_tiles: bool) -> str:
     """The function that is launched. The assembler would rather spill than give a thread more registers than many blocks leave; it is told
     how many blocks are enough, except where accumulators of a tile fill the registers."""
     lines: list[str] = []
     arguments: list[str] = []
-    for i in range(len(parameters.buffers) + len(parameters.dims)):
-        kind = GLOBAL if i < len(parameters.buffers) else "i64"
+    name, threads = symbols.body, symbols.threads
+    kinds = [*(GLOBAL for _ in parameters.buffers), *("i64" for _ in parameters.dims), *([GLOBAL] if symbols.num_counters else [])]
+    for i, kind in enumerate(kinds):
         lines.append(f"  %p{i} = getelementptr i64, {GLOBAL} %record, i64 {i + 1}")
         lines.append(f"  %w{i} = load {kind}, {GLOBAL} %p{i}, align 8, !invariant.load !0")
         if kind == GLOBAL:
@@ -160,9 +174,11 @@ class _Statements(Statements):
                 return self.code.alloca
             case Scope.SHARED if not self.in_thread:
                 return self._shared_array
+            case Scope.COUNTERS if self.code.level == 0:
+                return lambda _: COUNTERS
             case scope:
                 wanted = "local memory inside of a thread loop, shared memory outside"
-                raise CompileError(f"buffer {buffer.name} is allocated in {scope} memory; expected {wanted}")
+                raise CompileError(f"buffer {buffer.name} is allocated in {scope} memory; expected {wanted}, counters around all blocks")
 
     def _blocks(self, loop: For) -> None:
         end = str(self.indices.value(loop.extent).value)

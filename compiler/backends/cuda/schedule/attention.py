@@ -5,8 +5,8 @@
     mix     a thread has an element of the values, for all heads
 
 A split begins at a multiple of SPLIT of the sequence, and splits are joined in order. Beside FEW tokens each split has a block of its own,
-and a second launch joins them; beside more, a block goes through all splits. Both compute the same, so a token has the same bits in every
-batch.
+and the last one that is done joins them all; beside more, a block goes through all splits. Both compute the same, so a token has the same
+bits in every batch.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from compiler.backends.cuda.schedule.elements import elements
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.attention import Attention, Ragged
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import Stmt
-from compiler.ir.loops.write import Array, Kernel, cast, const, exp, fma, halvings, less, less_equal, maximum
+from compiler.ir.loops.write import Array, Kernel, cast, const, equal, exp, fma, halvings, less, less_equal, maximum
 from compiler.ir.prove import prove_le
+from compiler.machine.intrinsics.arrive import Arrive
 from compiler.ops.attention.kv_cache import PAGE, bound_layer
 from compiler.ops.attention.plain import CachedKey, RaggedKey, capped, relative, text_bounds
 
 F32, I64 = DType.F32, DType.I64
 LOWEST = float("-inf")
-SPLIT = 128  # keys; as many threads has a block
+SPLIT = Arrive.threads  # keys; as many threads has a block
 FEW = 8  # tokens whose splits are attended to side by side
 MOST_HEADS = 8  # of a block
 LANES = 16  # threads that fold the scores of a head
@@ -89,21 +89,19 @@ class _Attention:
             k.workspace("sums", few, self.heads, splits),
             k.workspace("means", few, self.heads, splits, self.size),
         )
+        arrived = k.counters("arrived", FEW, groups)
         many = Dim.of(0) if prove_le(self.tokens, FEW) else self.tokens * groups
         with k.grid("b", dim_max(few * groups * splits, many)) as b:
             with k.when(less(self.tokens, FEW + 1) & less(b, few * groups * splits)):
                 t, group, split = k.unravel(b, [("t", few), ("group", Dim.of(groups)), ("split", splits)])
-                self._attend_to_one(t, group, split, kept)
+                self._attend_to_one(t, group, split, kept, arrived)
             if many != Dim.of(0):
                 with k.when(less(FEW, self.tokens) & less(b, many)):
                     t, group = k.unravel(b, [("t", self.tokens), ("group", Dim.of(groups))])
                     self._attend_to_all(t, group)
-        axes = [("t", few), ("h", Dim.of(self.heads)), ("j", Dim.of(self.size))]
-        with elements(k, axes, SPLIT) as (t, h, j), k.when(less(self.tokens, FEW + 1)):
-            self._join_kept(t, h, j, kept)
         return k.body()
 
-    def _attend_to_one(self, t: Dim, group: Dim, split: Dim, kept: _Partial) -> None:
+    def _attend_to_one(self, t: Dim, group: Dim, split: Dim, kept: _Partial, arrived: Array) -> None:
         k, seen = self.k, self._seen(t)
         with k.when(less_equal(seen.first_split, split) & less(split, seen.first_split + seen.num_splits)):
             found, queries = self._partial("found"), self._load_queries(t, group)
@@ -115,6 +113,11 @@ class _Attention:
                     kept.weights[t, h, split] = found.weights[g]
                 with self._own_elements(i) as j:
                     kept.means[t, h, split, j] = found.means[g, j]
+            is_last = k.shared("is_last", 1, dtype=DType.I32)
+            k.tile(Arrive(), is_last[0], arrived[t, group], dims=(seen.num_splits,))
+            last = equal(is_last[0], 1)
+            with k.when(last), k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self._own_elements(i) as j:
+                self._join_kept(seen, t, group * self.block_heads + g, j, kept)
 
     def _attend_to_all(self, t: Dim, group: Dim) -> None:
         k, seen = self.k, self._seen(t)
@@ -139,8 +142,8 @@ class _Attention:
         with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self._own_elements(i) as j:
             self.out[t, group * self.block_heads + g, j] = cast(joined.means[g, j] / joined.weights[g], self.out.dtype)
 
-    def _join_kept(self, t: Dim, h: Dim, j: Dim, kept: _Partial) -> None:
-        k, seen = self.k, self._seen(t)
+    def _join_kept(self, seen: _Seen, t: Dim, h: Dim, j: Dim, kept: _Partial) -> None:
+        k = self.k
         own, after = k.local("own", 3), k.local("after", 3)
         own[0], own[1] = self._begin(h)
         own[2] = 0.0

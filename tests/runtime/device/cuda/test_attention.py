@@ -1,0 +1,48 @@
+"""Attention on a GPU: the last block that is done joins what all blocks of a token found, with the same bits as one block alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from compiler.driver import Options, compile_module
+from compiler.interpret.graph import Interpreter
+from compiler.ir.text.parser import parse
+from compiler.machine.target import get
+from runtime.session import Session
+from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
+
+pytestmark = needs_pycuda
+
+HEADS, SIZE, PAGES = 4, 16, 40
+PROGRAM = f"""
+func main(q: f32[t, {HEADS}, {SIZE}], cache: f32[1, 2, {PAGES}, 2, {16 * SIZE}], tables: i32[s, p], ids: i32[t], at: i32[t]) -> object
+    where t in 0..16, s in 0..4, p in 0..{PAGES} {{
+  dataflow {{
+    out = paged_attention(q, cache, tables, ids, at, 0, scale=0.25, window=0, softcap=0.0)
+  }}
+  return out
+}}
+"""
+
+
+def arguments() -> list[Any]:
+    """Nine tokens, whose keys are in one to five splits."""
+    rng = np.random.default_rng(3)
+    cache = rng.standard_normal((1, 2, PAGES, 2, 16 * SIZE), np.float32)
+    at = np.array([599, 3, 127, 128, 300, 598, 255, 256, 411], np.int32)
+    tables = rng.permutation(PAGES).astype(np.int32)[None]
+    return [rng.standard_normal((9, HEADS, SIZE), np.float32), cache, tables, np.zeros(9, np.int32), at]
+
+
+def test_splits_side_by_side_have_the_bits_of_splits_in_a_row(software_gpu: SoftwareGpu) -> None:
+    """Beside eight tokens each split has a block; a ninth puts all splits of a token in one. Runs leave their counters at zero."""
+    module = parse(PROGRAM)
+    executable = compile_module(module, Options(get("sm_80")))
+    assert [len(k.phases) for k in executable.meta.kernels] == [1], "one launch"
+    session, (q, cache, tables, ids, at) = Session(executable), arguments()
+    in_a_row = session.call("main", q, cache, tables, ids, at)
+    np.testing.assert_allclose(in_a_row, Interpreter(module).call("main", q, cache, tables, ids, at), rtol=1e-4, atol=1e-5)
+    for rows in (slice(0, 8), slice(0, 1), slice(3, 6), slice(1, 9)):
+        np.testing.assert_array_equal(session.call("main", q[rows], cache, tables, ids[rows], at[rows]), in_a_row[rows])
