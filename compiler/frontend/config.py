@@ -268,6 +268,7 @@ def read_encoder(fields: Fields, *, position_offset: int, num_segments: int, rel
         max_context=num_positions - position_offset,
         attention_scale=(hidden_size // num_heads) ** -0.5,
         windows=(None,) * num_layers,
+        norm=Norm.LAYER,
         qkv_bias=True,
         output_bias=True,
         mlp_bias=True,

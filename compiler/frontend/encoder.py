@@ -27,12 +27,13 @@ from compiler.ir.graph.atoms import Constant, ScalarValue, Var
 from compiler.ir.module import IRModule
 from compiler.ir.types import tensor
 from compiler.ops.attention.ragged import RAGGED_MAX, RAGGED_MEAN
-from compiler.ops.elementwise import ADD, CAST, DIVIDE, MULTIPLY, SQRT, SUBTRACT
+from compiler.ops.elementwise import ADD, CAST, DIVIDE, GELU, MULTIPLY, RELU, SIGMOID, SILU, SQRT, SUBTRACT, TANH
 from compiler.ops.embedding import EMBEDDING
 from compiler.ops.manipulate import PERMUTE_DIMS, SLICE
 
 ENTRY = "encode"
 AS_STORED = WeightFormat(32)
+DENSE_ACTIVATIONS = {"Identity": None, "Tanh": TANH, "ReLU": RELU, "GELU": GELU, "SiLU": SILU, "Sigmoid": SIGMOID}
 UNSEEN = -1e30  # finite: where a block of keys has nothing else, the sum is 0 times it, not NaN
 FURTHEST = 128  # beyond this distance, all positions of MPNet share a bucket
 UNUSED = (
@@ -97,9 +98,17 @@ class _Encode:
         if self.family.last_norm is not None:
             x = stem_norm(stem, x, self.family.last_norm)
         if c.classes is None:
-            return self.pooled(x, c.embedding.pooling)
-        assert c.encoder is not None
+            return self.projected(self.pooled(x, c.embedding.pooling))
+        assert c.encoder is not None and self.family.head is not None
         return self.family.head(Head(net, c, self.prefix), self.pooled(x, c.encoder.class_pooling))
+
+    def projected(self, x: Var) -> Var:
+        """Through the projections behind the pooling, all of them in f32: they are small."""
+        for dense in self.config.embedding.dense:
+            x = self.net.linear(x, f"{dense.folder}.linear", dense.in_size, dense.size, bias=dense.bias, format=AS_STORED)
+            if (activation := DENSE_ACTIVATIONS[dense.activation]) is not None:
+                x = self.net.call(activation, x)
+        return x
 
     def relative_bias(self) -> tuple[Var, ...]:
         """MPNet's: a number per head and bucket of distances, the same in all layers."""

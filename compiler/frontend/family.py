@@ -53,7 +53,7 @@ class EncoderFamily:
     model_types: tuple[str, ...]
     read: Read
     layer: Callable[[EncoderLayer, Var], Var]
-    head: Callable[[Head, Var], Var]  # the numbers of each class, from the vectors of first tokens
+    head: Callable[[Head, Var], Var] | None  # the numbers of each class, from the vectors of first tokens; None: no model has classes
     prefix: str  # of all names, in models that were saved with a head for some task
     embed: Callable[[Stem], Var] = embedded
     layers: str = "encoder.layer"  # the name that the numbers of layers stand behind

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,20 @@ POOLING_NAMES = {
 }
 
 
+DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # classes of torch.nn
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A projection of the pooled vector. Its weights are named behind its folder: `2_Dense.linear.weight`."""
+
+    folder: str
+    in_size: int
+    size: int
+    bias: bool
+    activation: str  # one of DENSE_ACTIVATIONS
+
+
 @dataclass(frozen=True, slots=True)
 class EmbeddingConfig:
     pooling: Pooling
@@ -47,6 +61,11 @@ class EmbeddingConfig:
     prompts: tuple[tuple[str, str], ...] = ()  # name and text to put before an input
     default_prompt: str | None = None  # its name
     max_tokens: int | None = None  # less than the context at times: what the model was trained on
+    dense: tuple[Dense, ...] = ()
+
+    def size_of(self, hidden_size: int) -> int:
+        """Of a vector that is made of vectors of so many numbers."""
+        return self.dense[-1].size if self.dense else hidden_size
 
 
 def load_embedding(directory: Path, default: Pooling) -> EmbeddingConfig:
@@ -54,41 +73,70 @@ def load_embedding(directory: Path, default: Pooling) -> EmbeddingConfig:
     sentence, prompts = (_load(directory / file) for file in ("sentence_bert_config.json", "config_sentence_transformers.json"))
     if sentence.flag("do_lower_case", False):
         raise sentence.error("do_lower_case", "false: a tokenizer that wants lower case does it itself")
-    pooling, normalize = default, True
+    embedding = EmbeddingConfig(default, True)
     if (modules := directory / "modules.json").exists():
-        pooling, normalize = _read_modules(read_json(modules), directory, default)
+        embedding = _read_modules(read_json(modules), directory, default)
     texts = prompts.raw("prompts", {})
     if not isinstance(texts, Mapping) or not all(isinstance(text, str) for text in texts.values()):
         raise prompts.error("prompts", "an object of texts")
     name = prompts.text("default_prompt_name", None)
     if name is not None and name not in texts:
         raise prompts.error("default_prompt_name", f"one of {', '.join(sorted(texts)) or 'no prompts'}")
-    return EmbeddingConfig(pooling, normalize, tuple(texts.items()), name, sentence.integer("max_seq_length", None))
+    max_tokens = sentence.integer("max_seq_length", None)
+    return replace(embedding, prompts=tuple(texts.items()), default_prompt=name, max_tokens=max_tokens)
 
 
 def _load(path: Path) -> Fields:
     return Fields(read_json(path) if path.exists() else {}, path.name)
 
 
-def _read_modules(modules: Any, directory: Path, default: Pooling) -> tuple[Pooling, bool]:
+def read_kinds(modules: Any) -> list[tuple[str, Fields]]:
+    """The entries of a modules.json, each with the name of its class."""
     if not isinstance(modules, list):
         raise ConfigError("modules.json is not a list")
-    pooling, normalize = default, False
-    for entry in modules:
-        module = Fields(entry, "an entry of modules.json")
-        match module.text("type").rsplit(".", 1)[-1]:
-            case "Transformer":
+    entries = [Fields(entry, "an entry of modules.json") for entry in modules]
+    return [(module.text("type").rsplit(".", 1)[-1], module) for module in entries]
+
+
+def settings_of(module: Fields, directory: Path) -> Fields:
+    """The config.json in the folder of a module."""
+    path = module.text("path")
+    if Path(path).name != path:
+        raise module.error("path", "the name of a directory beside it")
+    return _load(directory / path / "config.json")
+
+
+def _read_modules(modules: Any, directory: Path, default: Pooling) -> EmbeddingConfig:
+    """Pooling, then projections, then normalisation, as far as there are any. `LogitScore` is read as a head (`reranker.py`)."""
+    found, last = EmbeddingConfig(default, False), "Transformer"
+    for kind, module in read_kinds(modules):
+        if kind == "Dense" and last not in ("Pooling", "Dense"):
+            raise module.error("type", f"Dense behind Pooling; here it is behind {last}")
+        match kind:
+            case "Transformer" | "LogitScore":
                 pass
             case "Pooling":
-                path = module.text("path")
-                if Path(path).name != path:
-                    raise module.error("path", "the name of a directory beside it")
-                pooling = _read_pooling(_load(directory / path / "config.json"))
+                found = replace(found, pooling=_read_pooling(settings_of(module, directory)))
+            case "Dense":
+                found = replace(found, dense=(*found.dense, _read_dense(module.text("path"), settings_of(module, directory))))
             case "Normalize":
-                normalize = True
+                found = replace(found, normalize=True)
             case _:
-                raise module.error("type", "Transformer, Pooling or Normalize")
-    return pooling, normalize
+                raise module.error("type", "Transformer, Pooling, Dense, Normalize or LogitScore")
+        last = kind
+    return found
+
+
+def _read_dense(folder: str, fields: Fields) -> Dense:
+    name = fields.text("activation_function", "torch.nn.modules.activation.Tanh").rsplit(".", 1)[-1]
+    if name not in DENSE_ACTIVATIONS:
+        raise fields.error("activation_function", f"one of {', '.join(DENSE_ACTIVATIONS)}")
+    for field, usual in (("module_input_name", "sentence_embedding"), ("module_output_name", "sentence_embedding")):
+        if fields.text(field, usual) != usual:
+            raise fields.error(field, usual)
+    if fields.flag("use_residual", False):
+        raise fields.error("use_residual", "false")
+    return Dense(folder, fields.integer("in_features"), fields.integer("out_features"), fields.flag("bias", True), name)
 
 
 def _read_pooling(fields: Fields) -> Pooling:

@@ -159,6 +159,27 @@ class Safetensors:
         return digest.hexdigest()
 
 
+class BesideFolders:
+    """A model's weights and those of folders beside it, whose tensors are named behind the folder: `2_Dense.linear.weight`."""
+
+    def __init__(self, whole: WeightSource, parts: Mapping[str, WeightSource]) -> None:
+        self._whole, self._parts = whole, parts
+        self._owners = {f"{folder}.{name}": (source, name) for folder, source in parts.items() for name in source.tensors}
+        own = {name: source.tensors[inner] for name, (source, inner) in self._owners.items()}
+        self.tensors: Mapping[str, TensorInfo] = {**whole.tensors, **own}
+
+    def read(self, name: str) -> Tensor:
+        source, inner = self._owners.get(name, (self._whole, name))
+        return source.read(inner)
+
+    def release(self, name: str) -> None:
+        source, inner = self._owners.get(name, (self._whole, name))
+        source.release(inner)
+
+    def digest(self) -> str:
+        return "-".join(source.digest() for source in (self._whole, *self._parts.values()))
+
+
 def open_safetensors(path: str | Path) -> Safetensors:
     """The weights of a file or of a model directory."""
     path = Path(path)

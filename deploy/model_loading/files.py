@@ -16,7 +16,7 @@ from compiler.frontend.gguf.model import GgufModel
 from compiler.frontend.quantized.source import QuantizedWeights, method_of
 from compiler.frontend.registry import load_config, weights_of
 from compiler.frontend.unknown import remedy
-from compiler.frontend.weights import WeightSource, open_safetensors
+from compiler.frontend.weights import BesideFolders, WeightSource, open_safetensors
 from compiler.ir.dtypes import DType
 from server.interfaces import LoadError
 from server.messages import ErrorCode
@@ -44,9 +44,16 @@ def open_files(path: Path) -> ModelFiles:
             return ModelFiles(path, model.config, model, is_embedder=False, gguf=model.file)
         config = _config_of(path)
         is_embedder = not config.is_causal or (path / "modules.json").is_file()
-        return ModelFiles(path, config, weights_of(config, _tensors_of(path)), is_embedder, _architectures_of(path))
+        return ModelFiles(path, config, open_weights(path, config), is_embedder, _architectures_of(path))
     except ModelError as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
+
+
+def open_weights(folder: Path, config: ModelConfig) -> WeightSource:
+    """The tensors of a folder, as programs of the family name them, and those of projections behind the pooling."""
+    weights = weights_of(config, _tensors_of(folder))
+    parts = {dense.folder: open_safetensors(folder / dense.folder) for dense in config.embedding.dense}
+    return BesideFolders(weights, parts) if parts else weights
 
 
 def _tensors_of(folder: Path) -> WeightSource:

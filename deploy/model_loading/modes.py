@@ -110,6 +110,9 @@ class Embedder(_Decoder):
             raise LoadError(
                 ErrorCode.LOAD_REFUSED, f"{self.files.path} pools by {pooling}; of a decoder, the last token is what has seen the text"
             )
+        if dense := self.files.config.embedding.dense:
+            text = f"{self.files.path} has the module {dense[0].folder}; projections of vectors are applied behind encoders alone"
+            raise LoadError(ErrorCode.LOAD_REFUSED, text)
         return self._module(HIDDEN)
 
     def pages(self) -> tuple[Pages, ...]:

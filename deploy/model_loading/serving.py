@@ -64,7 +64,7 @@ def serve(mode: Mode, session: Session, num_pages: Sequence[int], account: Memor
         case Encoder():
             bounds = mode.bounds
             config = mode.files.config
-            size = config.hidden_size if config.classes is None else len(config.classes.names)
+            size = config.embedding.size_of(config.hidden_size) if config.classes is None else len(config.classes.names)
             limits = EmbedLimits(size, mode.max_context, bounds.max_tokens, bounds.max_texts)
             return Served(embed_model=EncoderModel(session, limits, tells_pairs_apart=config.tells_pairs_apart))
         case _:

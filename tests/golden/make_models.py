@@ -139,6 +139,9 @@ class Encoder:
     prompts: dict[str, str] = field(default_factory=dict)
     max_seq_length: int = 64
     prefix: str = ""  # of tensor names, as checkpoints with a task head have it
+    dense: tuple[tuple[int, bool, str], ...] = ()  # of each projection behind the pooling: its size, whether it has a bias, its activation
+    # Of a model whose fields and tensors the hub names otherwise: the fields as transformers names them.
+    fields: Json = field(default_factory=dict)
 
 
 @dataclass
@@ -711,6 +714,48 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             "problem_type": "multi_label_classification",
         }
     ),
+    "nomic_bert": Encoder(
+        {
+            "model_type": "nomic_bert",
+            "architectures": ["NomicBertModel"],
+            "activation_function": "swiglu",
+            "vocab_size": 160,
+            "n_embd": 32,
+            "n_head": 2,
+            "n_inner": 48,
+            "n_layer": 2,
+            "n_positions": 66,
+            "layer_norm_epsilon": 1e-12,
+            "qkv_proj_bias": False,
+            "mlp_fc1_bias": False,
+            "rotary_emb_base": 1000,
+            "rotary_emb_fraction": 1.0,
+            "type_vocab_size": 2,
+            "use_rms_norm": False,
+            "pad_token_id": 0,
+        },
+        prompts={"query": "search_query: ", "document": "search_document: "},
+        fields={**NARROW_ENCODER, "head_dim": 16, "hidden_act": "silu"},
+    ),
+    # Texts of up to 64 tokens, which see 6 in either direction in two of three layers.
+    "embeddinggemma": Encoder(
+        {
+            "model_type": "gemma3_text",
+            "architectures": ["Gemma3TextModel"],
+            **TINY,
+            **GEMMA,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "sliding_window": 12,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0,
+            "use_bidirectional_attention": True,
+        },
+        prompts={"query": "task: search result | query: ", "document": "title: none | text: "},
+        dense=((48, False, "torch.nn.modules.linear.Identity"), (24, True, "torch.nn.modules.activation.Tanh")),
+    ),
     "qwen3-embedding": Encoder(
         {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], **SIZES, "head_dim": 16, "tie_word_embeddings": True},
         pooling="lasttoken",
@@ -805,8 +850,8 @@ def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 
-def load(auto: Any, directory: Path) -> torch.nn.Module:
-    config = AutoConfig.from_pretrained(directory)
+def load(auto: Any, directory: Path, **fields: Any) -> torch.nn.Module:
+    config = AutoConfig.from_pretrained(directory, **fields)
     model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     if hasattr(config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")
@@ -913,8 +958,9 @@ def pool(hidden: torch.Tensor, pooling: str, normalize: bool) -> torch.Tensor:
 
 def write_sentence_files(case: Encoder, directory: Path) -> None:
     modules = [("transformer", "", "Transformer"), ("pooling", "1_Pooling", "Pooling")]
+    modules += [(f"dense{number}", f"{number}_Dense", "Dense") for number, _ in enumerate(case.dense, 2)]
     if case.normalize:
-        modules.append(("normalize", "2_Normalize", "Normalize"))
+        modules.append(("normalize", f"{2 + len(case.dense)}_Normalize", "Normalize"))
     write_json(
         directory / "modules.json",
         [
@@ -925,7 +971,7 @@ def write_sentence_files(case: Encoder, directory: Path) -> None:
     (directory / "1_Pooling").mkdir(exist_ok=True)
     modes = {"cls": "cls_token", "mean": "mean_tokens", "lasttoken": "lasttoken", "max": "max_tokens"}
     modes |= {"weightedmean": "weightedmean_tokens", "mean_sqrt_len_tokens": "mean_sqrt_len_tokens"}
-    size = case.config.get("hidden_size", case.config.get("dim"))
+    size = next(case.config[name] for name in ("hidden_size", "dim", "n_embd") if name in case.config)
     pooling = {f"pooling_mode_{mode}": name == case.pooling for name, mode in modes.items()}
     write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": size, **pooling})
     write_json(directory / "sentence_bert_config.json", {"max_seq_length": case.max_seq_length, "do_lower_case": False})
@@ -935,17 +981,42 @@ def write_sentence_files(case: Encoder, directory: Path) -> None:
     )
 
 
+def project(case: Encoder, directory: Path, vectors: torch.Tensor) -> torch.Tensor:
+    """Through projections of random weights, which are written."""
+    generator = torch.Generator().manual_seed(1)
+    for number, (size, bias, activation) in enumerate(case.dense, 2):
+        folder = directory / f"{number}_Dense"
+        folder.mkdir(exist_ok=True)
+        layer = torch.nn.Linear(vectors.shape[-1], size, bias=bias)
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / parameter.shape[-1] ** 0.5)
+        module, _, name = activation.rpartition(".")
+        vectors = getattr(importlib.import_module(module), name)()(layer(vectors))
+        write_json(
+            folder / "config.json",
+            {"in_features": layer.in_features, "out_features": size, "bias": bias, "activation_function": activation},
+        )
+        save_file({f"linear.{part}": tensor for part, tensor in layer.state_dict().items()}, folder / "model.safetensors")
+    return vectors
+
+
 @torch.no_grad()
 def make_encoder(case: Encoder, directory: Path) -> str:
-    model = load(AutoModel, directory)
+    model = load(AutoModel, directory, **case.fields)
     draw(model, 1.5, 0, torch.bfloat16)
     write_sentence_files(case, directory)
     random = np.random.default_rng(0)
     lengths = [1, 2, 3, 7, 16, 17, 33, case.max_seq_length]
     sentences = [random.integers(3, case.config["vocab_size"], length) for length in lengths]
     hidden = [model(input_ids=torch.tensor(sentence[None])).last_hidden_state[0] for sentence in sentences]
-    embeddings = torch.stack([pool(rows, case.pooling, case.normalize) for rows in hidden])
-    save_weights(model, directory, dtype=torch.bfloat16, prefix=case.prefix)
+    embeddings = project(case, directory, torch.stack([pool(rows, case.pooling, case.normalize and not case.dense) for rows in hidden]))
+    if case.normalize and case.dense:
+        embeddings = torch.nn.functional.normalize(embeddings)
+    if case.fields:
+        model.to(torch.bfloat16).save_pretrained(directory)  # it converts names
+        write_json(directory / "config.json", case.config)
+    else:
+        save_weights(model, directory, dtype=torch.bfloat16, prefix=case.prefix)
     np.savez_compressed(
         directory / "golden.npz",
         ids=np.int32(np.concatenate(sentences)),

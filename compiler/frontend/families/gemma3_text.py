@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.frontend.config import ModelConfig, read_softcap, read_windows, text_fields
+from compiler.frontend.config import EncoderConfig, ModelConfig, read_softcap, read_windows, text_fields
 from compiler.frontend.families.gemma2 import GGUF_FIELDS, GGUF_LAYER_NAMES, NORMS, completed_by, read_gemma
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, gated_mlp, head_norm_attention, sandwiched
 from compiler.frontend.rope import Rope, read_rope
+from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.ir.graph.atoms import Var
 
 MULTIMODAL = "gemma3"
+BOTH_WAYS = "embeddinggemma"  # the family of models whose tokens see the future, too: their files call it gemma3_text
 MULTIMODAL_SIZES = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}  # defaults of its text_config
 
 
@@ -26,7 +28,7 @@ def read(fields: Fields) -> ModelConfig:
         local = read_rope(fields, config.head_dim, layer_type="sliding_attention")
     else:
         local = Rope(fields.number("rope_local_base_freq", 10_000.0), config.head_dim)
-    return replace(
+    config = replace(
         config,
         rope=read_rope(fields, config.head_dim, theta=1e6, layer_type="full_attention"),
         local_rope=local,
@@ -35,6 +37,18 @@ def read(fields: Fields) -> ModelConfig:
         attention_softcap=read_softcap(fields, "attn_logit_softcapping", None),
         logit_softcap=read_softcap(fields, "final_logit_softcapping", None),
     )
+    if config.family != BOTH_WAYS and not fields.flag("use_bidirectional_attention", False):
+        return config
+    if config.attention_softcap is not None:
+        raise fields.error("attn_logit_softcapping", "null, as tokens see both ways")
+    return read_both_ways(config)
+
+
+def read_both_ways(config: ModelConfig) -> ModelConfig:
+    """An encoder: tokens see as far behind them as before them, half a window each."""
+    reaches = tuple(None if window is None else window // 2 for window in config.windows)
+    encoder = EncoderConfig(0, 0, 0, reaches=reaches)
+    return replace(config, family=BOTH_WAYS, encoder=encoder, embedding=EmbeddingConfig(Pooling.MEAN, True))
 
 
 def layer(at: Layer, x: Var) -> Var:

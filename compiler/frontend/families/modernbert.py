@@ -9,7 +9,7 @@ from compiler.frontend.config import EncoderConfig, ModelConfig, Norm, read_deco
 from compiler.frontend.family import EncoderFamily
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import ACTIVATIONS
-from compiler.frontend.layers.encoder import EncoderLayer, Head, Stem, attend, embedded, norm, rotate
+from compiler.frontend.layers.encoder import EncoderLayer, Head, Stem, attend, embedded, norm, project_stacked, rotate
 from compiler.frontend.rope import Rope, read_rope
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.ir.graph.atoms import Var
@@ -56,7 +56,7 @@ def _rope(fields: Fields, head_dim: int, kind: str, scope: str, theta: float) ->
 
 
 def embed(at: Stem) -> Var:
-    return embedded(at, "tok_embeddings", "norm")
+    return embedded(at, "tok_embeddings", "embeddings.norm")
 
 
 def layer(at: EncoderLayer, x: Var) -> Var:
@@ -65,10 +65,7 @@ def layer(at: EncoderLayer, x: Var) -> Var:
 
 
 def _attention(at: EncoderLayer, h: Var) -> Var:
-    net, c = at.net, at.config
-    qkv = net.linear(h, at.name("attn.Wqkv"), c.hidden_size, 3 * c.hidden_size, bias=c.qkv_bias)
-    heads = net.reshape(qkv, at.t, 3 * c.num_heads, c.head_dim)
-    q, k, v = (net.slice(heads, 1, part * c.num_heads, (part + 1) * c.num_heads) for part in range(3))
+    q, k, v = project_stacked(at, h, "attn.Wqkv")
     return attend(at, rotate(at, q), rotate(at, k), v, "attn.Wo")
 
 

@@ -12,8 +12,9 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
 from compiler.ir.op import OpDef
 from compiler.ops.attention.ragged import RAGGED_ATTENTION
-from compiler.ops.elementwise import ADD, TANH
+from compiler.ops.elementwise import ADD, MULTIPLY, TANH
 from compiler.ops.embedding import ROPE, ROPE_ANGLES
+from compiler.ops.manipulate import CONCAT
 
 
 @dataclass(slots=True)
@@ -71,7 +72,7 @@ class Head:
         return len(self.config.classes.names)
 
 
-def embedded(stem: Stem, tokens: str = "word_embeddings", norm: str = "LayerNorm") -> Var:
+def embedded(stem: Stem, tokens: str = "word_embeddings", norm: str = "embeddings.LayerNorm") -> Var:
     """Tokens, positions and segments, as many of them as the model has, and a norm of their sum."""
     net, c, texts, at = stem.net, stem.config, stem.texts, f"{stem.prefix}embeddings."
     assert c.encoder is not None
@@ -84,7 +85,7 @@ def embedded(stem: Stem, tokens: str = "word_embeddings", norm: str = "LayerNorm
         x = net.add(x, net.embedding(f"{at}position_embeddings", places, c.encoder.num_positions, size))
     if c.encoder.num_segments:
         x = net.add(x, _segments(stem, f"{at}token_type_embeddings", size))
-    return stem_norm(stem, x, f"embeddings.{norm}", size)
+    return stem_norm(stem, x, norm, size)
 
 
 def _segments(stem: Stem, name: str, size: int) -> Var:
@@ -97,8 +98,7 @@ def _segments(stem: Stem, name: str, size: int) -> Var:
 
 
 def stem_norm(stem: Stem, x: Var, name: str, size: int | None = None) -> Var:
-    c = stem.config
-    return stem.net.layer_norm(x, stem.prefix + name, size or c.hidden_size, c.norm_eps, bias=c.norm is not Norm.LAYER_WITHOUT_BIAS)
+    return _normed(stem.net, stem.config, x, stem.prefix + name, size or stem.config.hidden_size)
 
 
 def classify(head: Head, x: Var, dense: str, out: str, activation: OpDef = TANH) -> Var:
@@ -109,15 +109,34 @@ def classify(head: Head, x: Var, dense: str, out: str, activation: OpDef = TANH)
 
 
 def norm(layer: EncoderLayer, x: Var, name: str) -> Var:
-    c = layer.config
-    return layer.net.layer_norm(x, layer.name(name), c.hidden_size, c.norm_eps, bias=c.norm is not Norm.LAYER_WITHOUT_BIAS)
+    return _normed(layer.net, layer.config, x, layer.name(name), layer.config.hidden_size)
 
 
-def project(layer: EncoderLayer, x: Var, name: str) -> Var:
-    """Heads of queries, keys or values: [tokens, heads, head_dim]."""
+def _normed(net: Net, c: ModelConfig, x: Var, name: str, size: int) -> Var:
+    if c.norm is Norm.RMS:
+        return net.rms_norm(x, name, size, c.norm_eps, offset=c.norm_offset)
+    return net.layer_norm(x, name, size, c.norm_eps, bias=c.norm is not Norm.LAYER_WITHOUT_BIAS)
+
+
+def head_norm(layer: EncoderLayer, x: Var, name: str) -> Var:
+    """Of each head of `x[tokens, heads, head_dim]`."""
     c = layer.config
-    flat = layer.net.linear(x, layer.name(name), c.hidden_size, c.hidden_size, bias=True)
-    return layer.net.reshape(flat, layer.t, c.num_heads, c.head_dim)
+    return layer.net.rms_norm(x, layer.name(name), c.head_dim, c.norm_eps, offset=c.norm_offset)
+
+
+def project(layer: EncoderLayer, x: Var, name: str, heads: int | None = None) -> Var:
+    """Heads of queries, keys or values: [tokens, heads, head_dim]. `heads`: in the place of all."""
+    c, heads = layer.config, heads or layer.config.num_heads
+    flat = layer.net.linear(x, layer.name(name), c.hidden_size, heads * c.head_dim, bias=c.qkv_bias)
+    return layer.net.reshape(flat, layer.t, heads, c.head_dim)
+
+
+def project_stacked(layer: EncoderLayer, x: Var, name: str) -> tuple[Var, Var, Var]:
+    """Queries, keys and values of one projection."""
+    net, c = layer.net, layer.config
+    heads = project(layer, x, name, 3 * c.num_heads)
+    q, k, v = (net.slice(heads, 1, part * c.num_heads, (part + 1) * c.num_heads) for part in range(3))
+    return q, k, v
 
 
 def rotate(layer: EncoderLayer, x: Var) -> Var:
@@ -134,12 +153,30 @@ def rotate(layer: EncoderLayer, x: Var) -> Var:
 
 def attend(layer: EncoderLayer, q: Var, k: Var, v: Var, out: str) -> Var:
     """Attention within each text, projected."""
-    net, c, texts = layer.net, layer.config, layer.texts
+    net, c, texts, size = layer.net, layer.config, layer.texts, layer.config.num_heads * layer.config.head_dim
+    k, v = (_for_each_query(layer, heads) for heads in (k, v))
     mixed = net.call(RAGGED_ATTENTION, q, k, v, texts.text_ids, texts.starts, *layer.bias, scale=c.attention_scale)
-    return net.linear(net.reshape(mixed, layer.t, c.hidden_size), layer.name(out), c.hidden_size, c.hidden_size, bias=c.output_bias)
+    return net.linear(net.reshape(mixed, layer.t, size), layer.name(out), size, c.hidden_size, bias=c.output_bias)
+
+
+def _for_each_query(layer: EncoderLayer, heads: Var) -> Var:
+    """Heads of keys or values, each as often as heads of queries share it."""
+    net, c = layer.net, layer.config
+    if c.num_kv_heads == c.num_heads:
+        return heads
+    single = [net.slice(heads, 1, number, number + 1) for number in range(c.num_kv_heads)]
+    return net.call(CONCAT, *(head for head in single for _ in range(c.num_heads // c.num_kv_heads)), axis=1)
 
 
 def mlp(layer: EncoderLayer, x: Var, up: str = "intermediate.dense", down: str = "output.dense") -> Var:
     net, c = layer.net, layer.config
     wide = net.linear(x, layer.name(up), c.hidden_size, c.intermediate_size, bias=True)
     return net.linear(net.call(ACTIVATIONS[c.activation], wide), layer.name(down), c.intermediate_size, c.hidden_size, bias=True)
+
+
+def gated_mlp(layer: EncoderLayer, x: Var, gate: str, up: str, down: str) -> Var:
+    """`down(activation(gate(x)) * up(x))`."""
+    net, c = layer.net, layer.config
+    wide, scaled = (net.linear(x, layer.name(name), c.hidden_size, c.intermediate_size, bias=c.mlp_bias) for name in (gate, up))
+    gated = net.call(MULTIPLY, net.call(ACTIVATIONS[c.activation], wide), scaled)
+    return net.linear(gated, layer.name(down), c.intermediate_size, c.hidden_size, bias=c.mlp_bias)

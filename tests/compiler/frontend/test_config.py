@@ -125,7 +125,12 @@ def test_pooling_beside_the_model() -> None:
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("modules.json", [{"type": "sentence_transformers.models.Dense"}], "Transformer, Pooling or Normalize"),
+        ("modules.json", [{"type": "sentence_transformers.models.CNN"}], "Transformer, Pooling, Dense, Normalize or LogitScore"),
+        (
+            "modules.json",
+            [{"type": "models.Transformer"}, {"type": "models.Dense"}],
+            "expected Dense behind Pooling; here it is behind Transformer",
+        ),
         ("modules.json", {}, "not a list"),
         ("modules.json", [{"type": "x.Pooling", "path": "../elsewhere"}], "the name of a directory"),
         ("1_Pooling/config.json", {"pooling_mode_attention": True}, "attention, expected one of mean_tokens"),
@@ -173,10 +178,20 @@ def test_a_wrong_field_is_named(changes: dict[str, Any], message: str) -> None:
         parse_config(small(**changes))
 
 
-def test_a_decoder_that_attends_to_the_future_is_refused() -> None:
-    """EmbeddingGemma calls itself gemma3_text."""
-    with pytest.raises(ConfigError, match="not supported for gemma3_text: use_bidirectional_attention: True"):
-        parse_config(small("gemma3_text", use_bidirectional_attention=True))
+def test_a_gemma_whose_tokens_see_the_future_is_an_encoder() -> None:
+    """EmbeddingGemma calls itself gemma3_text. Half of its window lies before a token."""
+    config = parse_config(small("gemma3_text", use_bidirectional_attention=True, sliding_window=12, num_hidden_layers=6))
+    assert config.family == "embeddinggemma" and not config.is_causal
+    assert config.encoder is not None and config.encoder.reaches == (6, 6, 6, 6, 6, None)
+    with pytest.raises(ConfigError, match=r"attn_logit_softcapping of config\.json is 50\.0, expected null, as tokens see both ways"):
+        parse_config(small("gemma3_text", use_bidirectional_attention=True, attn_logit_softcapping=50.0))
+
+
+@pytest.mark.parametrize("field", ["moe_every_n_layers", "prenorm", "rotary_scaling_factor", "qkv_proj_bias"])
+def test_another_layer_of_nomic_is_refused(field: str) -> None:
+    values = json.loads((GOLDEN / "nomic_bert" / "config.json").read_text())
+    with pytest.raises(ConfigError, match=f"{field} of config.json is .*, expected nothing: models with it have another layer"):
+        parse_config({**values, field: 2 if field == "moe_every_n_layers" else True})
 
 
 def test_a_nested_text_model_is_read_as_one_of_its_own() -> None:

@@ -19,13 +19,14 @@ from compiler.driver import compile_module
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.encoder import ENTRY, EncodeBounds, build_encode, distance_buckets
 from compiler.frontend.registry import load_config
-from compiler.frontend.weights import WeightSource, open_safetensors
+from compiler.frontend.weights import WeightSource
 from compiler.ir.dtypes import DType
+from deploy.model_loading.files import open_weights
 from runtime.executable import Executable
 from runtime.session import Session
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-CASES = ["bert", "bert-cls", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra", "modernbert"]
+CASES = ["bert", "bert-cls", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra", "modernbert", "nomic_bert", "embeddinggemma"]
 CLASSIFIERS = ["bert-classes", "xlm-roberta-reranker", "mpnet-classes", "distilbert-classes", "electra-classes", "modernbert-classes"]
 
 Vectors = NDArray[np.float32]
@@ -63,7 +64,8 @@ def finished(vectors: Vectors, config: ModelConfig) -> Vectors:
 
 
 def load(folder: Path) -> Encoder:
-    config, source = load_config(folder), open_safetensors(folder)
+    config = load_config(folder)
+    source = open_weights(folder, config)
     dtypes = {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
     module = build_encode(config, dtypes, EncodeBounds(2048, 32))
     return Encoder(config, source, compile_module(module))
