@@ -197,6 +197,15 @@ class CachePages(Message, frozen=True):
     most_each: int | None = None  # what a sequence holds at most, however long it is; None: the longer it is, the more
 
 
+class PairPrompt(Message, frozen=True):
+    """The text around an instruction, a query and a document, of a model that judges documents."""
+
+    before: str
+    marks: tuple[str, str, str]  # before the instruction, the query and the document
+    after: str
+    instruction: str  # unless a request has its own
+
+
 class Ready(Message, frozen=True, tag=True):
     """The worker serves; what the model is and what it cost."""
 
@@ -218,6 +227,7 @@ class Ready(Message, frozen=True, tag=True):
     default_prompt: str | None = None  # its name
     classes: tuple[str, ...] = ()  # names; a text has a number for each in the place of a vector
     class_scores: ClassScores = ClassScores.SOFTMAX
+    pair_prompt: PairPrompt | None = None  # None: the tokenizer joins pairs
     num_graphs: int = 0  # that the device captured; 0 where it replays launches without capturing them
     compile_s: float = 0.0
     load_s: float = 0.0

@@ -31,7 +31,7 @@ def read_classes(fields: Fields) -> Classes | None:
     if not isinstance(architectures, list) or not any(isinstance(name, str) and name.endswith(TASK) for name in architectures):
         return None
     names = _read_names(fields)
-    return Classes(names, _read_scores(fields, len(names)))
+    return Classes(names, read_scores(fields, len(names)))
 
 
 def _read_names(fields: Fields) -> tuple[str, ...]:
@@ -46,7 +46,7 @@ def _read_names(fields: Fields) -> tuple[str, ...]:
     return tuple(str(name) for name in names)
 
 
-def _read_scores(fields: Fields, num_classes: int) -> Scores:
+def read_scores(fields: Fields, num_classes: int) -> Scores:
     """A model with a single class is a reranker, unless it says otherwise."""
     sentence = fields.raw("sentence_transformers", {})
     activation = sentence.get(ACTIVATION_FIELD) if isinstance(sentence, Mapping) else None

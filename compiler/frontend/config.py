@@ -14,6 +14,7 @@ from compiler.frontend.classes import Classes, read_classes
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields
 from compiler.frontend.mixture import Mixture
+from compiler.frontend.reranker import Verdict
 from compiler.frontend.rope import Rope, read_rope
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
 
@@ -139,6 +140,7 @@ class ModelConfig:
     num_unused_layers: int = 0  # that the checkpoint has behind the others, to predict further tokens
     encoder: EncoderConfig | None = None
     classes: Classes | None = None  # of a head that classifies texts; None: the model embeds them
+    verdict: Verdict | None = None  # how a decoder comes to its one class
     embedding: EmbeddingConfig = field(default=EmbeddingConfig(Pooling.MEAN, True))
 
     @property

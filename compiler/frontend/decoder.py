@@ -1,7 +1,8 @@
 """The step of a causal decoder, composed of the layers of its family.
 
     step(tokens[t], positions[t], slots[t]*, seq_ids[t], page_tables[s, p]*, logit_rows[r], (cache, scales?)*) -> logits[r, vocabulary]
-    hidden(...the same...) -> hidden[r, size]    of models that only embed: the output of the last norm, without the head
+    hidden(...the same...) -> hidden[r, size]    of models that only embed: the output of the last norm, without the head;
+                                                 of models that judge: numbers[r, 1]
     both(..., logit_rows[r], hidden_rows[h], ...) -> (logits[r, vocabulary], hidden[h, size])
 
 `t` tokens of `s` sequences, prefill and decode mixed. What has a star is there for each group of keys and
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.family import DecoderFamily
-from compiler.frontend.layers.decoder import Batch, KVCache, Layer, StateCache, Step, embed, logits, stream_norm
+from compiler.frontend.layers.decoder import Batch, KVCache, Layer, StateCache, Step, embed, judged, logits, stream_norm
 from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
 from compiler.frontend.registry import decoder_family
 from compiler.ir.dims import DimVar
@@ -117,7 +118,8 @@ def _result(step: Step, family: DecoderFamily, entry: str) -> Var:
     for number in range(step.config.num_layers):
         x = family.layer(Layer(step, number), x)
     if entry == HIDDEN:
-        return _hidden(step, family, x, batch.logit_rows)
+        hidden = _hidden(step, family, x, batch.logit_rows)
+        return hidden if step.config.verdict is None else judged(step, hidden, step.config.verdict)
     found = logits(step, _hidden(step, family, x, batch.logit_rows))
     if batch.hidden_rows is None:
         return found

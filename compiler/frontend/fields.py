@@ -15,10 +15,10 @@ REQUIRED: Any = object()
 EMPTY: Mapping[str, Any] = {}
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, *, most_bytes: int = MAX_CONFIG_BYTES) -> Any:
     try:
-        if (size := regular(path).stat().st_size) > MAX_CONFIG_BYTES:
-            raise ConfigError(f"{path.name} has {size} bytes; at most {MAX_CONFIG_BYTES} are read")
+        if (size := regular(path).stat().st_size) > most_bytes:
+            raise ConfigError(f"{path.name} has {size} bytes; at most {most_bytes} are read")
         return json.loads(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path.name} cannot be read: {error.strerror}") from error

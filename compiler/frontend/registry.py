@@ -17,6 +17,8 @@ from compiler.frontend.fields import Fields, read_json
 from compiler.frontend.metadata import require_read
 from compiler.frontend.mixture import joint_experts, without_layers
 from compiler.frontend.quantized.source import FIELDS as QUANTISATION
+from compiler.frontend.reranker import FIELDS as JUDGING
+from compiler.frontend.reranker import read_verdict
 from compiler.frontend.sentence import load_embedding
 from compiler.frontend.weights import WeightSource
 
@@ -71,14 +73,17 @@ def load_config(path: str | Path) -> ModelConfig:
     directory = Path(path)
     if not (file := directory / "config.json").is_file():
         raise ModelError(f"{directory} has no config.json; expected a directory as a model hub has it, or a .gguf file")
-    config = parse_config(read_json(file))
-    return replace(config, embedding=load_embedding(directory, config.embedding.pooling))
+    config = parse_config(values := read_json(file))
+    config = replace(config, embedding=load_embedding(directory, config.embedding.pooling))
+    judged = read_verdict(directory, values, config.family, config.vocab_size) if config.is_causal else None
+    return config if judged is None else replace(config, classes=judged[0], verdict=judged[1])
 
 
 def parse_config(values: object) -> ModelConfig:
     """The content of a config.json."""
     fields = Fields(values, "config.json")
     fields.skip(*QUANTISATION)  # `compiler/frontend/quantized` reads it, for the weights
+    fields.skip(*JUDGING)  # `load_config` reads them
     model_type = fields.text("model_type")
     family = FAMILIES.get(model_type)
     if family is None:

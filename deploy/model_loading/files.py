@@ -43,7 +43,7 @@ def open_files(path: Path) -> ModelFiles:
             model = GgufModel(path)
             return ModelFiles(path, model.config, model, is_embedder=False, gguf=model.file)
         config = _config_of(path)
-        is_embedder = not config.is_causal or (path / "modules.json").is_file()
+        is_embedder = not config.is_causal or config.verdict is not None or (path / "modules.json").is_file()
         return ModelFiles(path, config, open_weights(path, config), is_embedder, _architectures_of(path))
     except ModelError as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error

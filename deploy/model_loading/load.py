@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from server.engine.scheduling.pace import Pace
 from server.engine.step_model import StepModel
 from server.engine.worker import LoadedModel
 from server.interfaces import LoadError
-from server.messages import CachePages, ClassScores, ErrorCode, Load, Ready
+from server.messages import CachePages, ClassScores, ErrorCode, Load, PairPrompt, Ready
 
 
 def load_model(load: Load, progress: Progress) -> LoadedModel:
@@ -61,7 +62,8 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
     progress("warm-up", 0.5)
     pace = None if served.step_model is None else _pace(served.step_model, compiled.key, session, load)
     progress("warm-up", 1.0)
-    embedding, classes = model.files.config.embedding, model.files.config.classes
+    config = model.files.config
+    embedding, classes, verdict = config.embedding, config.classes, config.verdict
     ready = Ready(
         signature=compiled.key,
         cache_hit=compiled.cache_hit,
@@ -74,13 +76,14 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         kv_cache_bytes=plan.kv_cache_bytes,
         cache_groups=_cache_groups(plan, served),
         embedding_size=0 if classes else served.embedding_size,
-        embeds_tokens=served.embeds_tokens,
+        embeds_tokens=served.embeds_tokens and not classes,
         generates=served.generates,
         normalize=embedding.normalize,
         prompts=embedding.prompts,
         default_prompt=embedding.default_prompt,
         classes=classes.names if classes else (),
         class_scores=ClassScores(classes.scores) if classes else ClassScores.SOFTMAX,
+        pair_prompt=None if verdict is None else PairPrompt(**asdict(verdict.prompt)),
         num_graphs=session.num_graphs,
         compile_s=compiled.compile_s,
         load_s=time.perf_counter() - started,

@@ -9,6 +9,7 @@ from typing import Any, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import BOTH, HIDDEN
 from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY
@@ -64,8 +65,7 @@ def serve(mode: Mode, session: Session, num_pages: Sequence[int], account: Memor
         case Encoder():
             bounds = mode.bounds
             config = mode.files.config
-            size = config.embedding.size_of(config.hidden_size) if config.classes is None else len(config.classes.names)
-            limits = EmbedLimits(size, mode.max_context, bounds.max_tokens, bounds.max_texts)
+            limits = EmbedLimits(_vector_size(config), mode.max_context, bounds.max_tokens, bounds.max_texts)
             return Served(embed_model=EncoderModel(session, limits, tells_pairs_apart=config.tells_pairs_apart))
         case _:
             assert_never(mode)
@@ -77,7 +77,11 @@ def _limits(mode: Generator | Embedder, num_pages: Sequence[int]) -> StepLimits:
     counted = zip(mode.groups, num_pages, strict=True)
     groups = tuple(GroupLimits(count, group.window, group.keeps_states, group.page_size) for group, count in counted)
     sizes = config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs
-    return StepLimits(*sizes, groups, embedding_size=config.hidden_size, generates=mode.generates)
+    return StepLimits(*sizes, groups, embedding_size=_vector_size(config), generates=mode.generates)
+
+
+def _vector_size(config: ModelConfig) -> int:
+    return config.embedding.size_of(config.hidden_size) if config.classes is None else len(config.classes.names)
 
 
 class _Stepping:

@@ -20,6 +20,7 @@ from server.messages import (
     Embedding,
     ErrorCode,
     FinishReason,
+    PairPrompt,
     Progress,
     Ready,
     Stats,
@@ -139,6 +140,7 @@ class NullScript:
     default_prompt: str | None = None
     classes: tuple[str, ...] = ()
     class_scores: ClassScores = ClassScores.SOFTMAX
+    pair_prompt: PairPrompt | None = None
     generates: bool = True
     stop_token_id: int | None = None  # that ends an answer
     weights_bytes: int = 1 << 20
@@ -192,6 +194,7 @@ class NullWorker:
             default_prompt=script.default_prompt,
             classes=script.classes,
             class_scores=script.class_scores,
+            pair_prompt=script.pair_prompt,
         )
 
     async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:

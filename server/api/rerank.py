@@ -20,10 +20,11 @@ from server.api.context import Context, caller
 from server.api.request.fields import Options, check_unknown
 from server.api.request.prepare import context_of, invalid, off_loop
 from server.api.request.schema import EmbeddingBody, Int, Kept, Label, Text
-from server.api.request.texts import encode_prompts, kept_of, too_long
+from server.api.request.texts import encode_prompts, encode_texts, kept_of, too_long
 from server.api.routes import gives, new_router
 from server.api.vectors import Vector, embed_all, plan_embedding
 from server.errors import NOT_A_CLASSIFIER, ApiError
+from server.messages import PairPrompt
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.pairs import Pair
@@ -47,6 +48,7 @@ class VectorOptions(Options):
     )
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
+    instruction: Text | None = None  # of models that judge documents by one
     timeout: float | None = Field(default=None, gt=0)
     user: Label | None = None
 
@@ -182,11 +184,18 @@ async def _scores_of_pairs(
         message = f"model {model.spec.name!r} tells {len(loaded.ready.classes)} classes apart ({names}); expected a reranker, which has one"
         raise ApiError(NOT_A_CLASSIFIER, message, param="model")
 
+    prompt = loaded.ready.pair_prompt
+    if body.instruction is not None and prompt is None:
+        raise invalid("instruction", f"instruction is given; model {model.spec.name!r} reads pairs of texts without one")
+
     def plan() -> list[Pair]:
         count = len(documents[0])
         if count > context.settings.max_inputs:
             raise invalid(documents[1], f"{documents[1]} has {count} texts; expected at most {context.settings.max_inputs}")
         keep = kept_of(body.truncate_prompt_tokens, context_of(loaded), None)
+        if prompt is not None:
+            asked = list(zip(list(queries[0]) * (count // len(queries[0])), documents[0], strict=True))
+            return _prompted(asked, prompt, body.instruction, loaded, keep, documents[1])
         first, second = (_pieces(texts, loaded, keep) for texts in (queries, documents))
         return [_joined(a, b, loaded, keep, documents[1]) for a, b in zip(first * (count // len(first)), second, strict=True)]
 
@@ -195,6 +204,22 @@ async def _scores_of_pairs(
     prompts, seconds = [pair.ids for pair in pairs], [pair.second for pair in pairs]
     numbers = await embed_all(request, prompts, asked, model, loaded, context, seconds=seconds)
     return scores_of(loaded.ready, np.concatenate(numbers)), sum(map(len, prompts))
+
+
+def _prompted(
+    asked: Sequence[tuple[str, str]], prompt: PairPrompt, instruction: str | None, loaded: Loaded, keep: int | None, param: str
+) -> list[Pair]:
+    """Queries and documents within the model's prompt. With `keep` the end of a document is cut."""
+    context = context_of(loaded)
+    before, after = encode_texts([prompt.before, prompt.after], loaded.tokenizer, special=False)
+    room = None if keep is None else max(0, min(keep, context) - len(before) - len(after))
+    first, second, third = prompt.marks
+    texts = [f"{first}{instruction or prompt.instruction}{second}{query}{third}{document}" for query, document in asked]
+    bodies = encode_prompts(texts, loaded.tokenizer, param, special=False, context=context, keep=room, side="right")
+    pairs = [Pair([*before, *body, *after], None) for body in bodies]
+    if (most := max(len(pair.ids) for pair in pairs)) > context:
+        raise too_long(context, f"a pair of texts has {most} tokens in the model's prompt", param)
+    return pairs
 
 
 def _pieces(texts: Named, loaded: Loaded, keep: int | None) -> list[list[int]]:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from compiler.frontend.config import Activation, ModelConfig, Norm
-from compiler.frontend.layers.nn import Net
+from compiler.frontend.layers.nn import Net, WeightFormat
+from compiler.frontend.reranker import Verdict
 from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
 from compiler.ops.attention.kv_cache import KV_APPEND
 from compiler.ops.attention.paged import PAGED_ATTENTION
-from compiler.ops.elementwise import ADD, CAST, DIVIDE, FLOOR_DIVIDE, GELU, GELU_TANH, LOG, MULTIPLY, RELU, SIGMOID, SILU, TANH
+from compiler.ops.elementwise import ADD, CAST, DIVIDE, FLOOR_DIVIDE, GELU, GELU_TANH, LOG, MULTIPLY, RELU, SIGMOID, SILU, SUBTRACT, TANH
 from compiler.ops.embedding import ROPE, ROPE_ANGLES
 from runtime.cache_groups import KVGroup, StateGroup
 
@@ -125,15 +126,25 @@ def embed(step: Step) -> Var:
 def logits(step: Step, x: Var) -> Var:
     """Logits, scaled and bounded where the configuration says so."""
     c, net = step.config, step.net
-    if c.tie_word_embeddings:
-        head = f"{step.prefix}embed_tokens"
-    else:
-        head = "language_model.lm_head" if step.prefix.startswith("language_model.") else "lm_head"
-    found = scaled(step, net.head(x, head, c.hidden_size, c.vocab_size, bias=c.head_bias), c.logit_scale)
+    found = scaled(step, net.head(x, _head(step), c.hidden_size, c.vocab_size, bias=c.head_bias), c.logit_scale)
     if c.logit_softcap is None:
         return found
     limit = ScalarValue(c.logit_softcap, "f32")
     return net.call(MULTIPLY, net.call(TANH, net.call(DIVIDE, found, limit)), limit)
+
+
+def judged(step: Step, x: Var, verdict: Verdict) -> Var:
+    """The logit of one token less that of another, [rows, 1]: the product with the difference of their weights."""
+    c, net = step.config, step.net
+    table = net.weight(f"{_head(step)}.weight", c.vocab_size, c.hidden_size)
+    yes, no = (net.as_f32(net.slice(table, 0, token, token + 1)) for token in (verdict.yes, verdict.no))
+    return net.product(x, net.call(SUBTRACT, yes, no), format=WeightFormat(32))
+
+
+def _head(step: Step) -> str:
+    if step.config.tie_word_embeddings:
+        return f"{step.prefix}embed_tokens"
+    return "language_model.lm_head" if step.prefix.startswith("language_model.") else "lm_head"
 
 
 def scaled(step: Step, x: Var, factor: float) -> Var:

@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 from compiler.cache import Cache
 from compiler.frontend.decoder import BOTH
+from compiler.frontend.reranker import QWEN3
 from compiler.frontend.weights import open_safetensors
 from compiler.machine.target import NAMED, host
 from compiler.passes import lift_weights
@@ -156,6 +157,37 @@ def test_models_that_classify(case: str, names: tuple[str, ...], scores: ClassSc
     engine.close()
     found = {int(one.request_id): np.frombuffer(one.vector, "<f4") for one in heard}
     close(np.stack([found[number] for number in range(len(found))]), golden["logits"])
+
+
+@pytest.mark.parametrize("stated", ["module", "field"])
+def test_a_decoder_judges_by_two_tokens(stated: str, folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    """Qwen3-Reranker: the logit of `yes` less that of `no`, behind the last token. By the files of sentence-transformers or of vLLM."""
+    folder, golden = tmp_path / "judge", np.load(GOLDEN / "qwen3" / "golden.npz")
+    shutil.copytree(folder_of("qwen3"), folder)
+    config, words = json.loads((folder / "config.json").read_text()), json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    yes, no = 9, 5
+    if stated == "module":
+        modules = [{"type": "sentence_transformers.base.modules.transformer.Transformer", "path": ""}]
+        modules.append({"type": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore", "path": "1_LogitScore"})
+        (folder / "modules.json").write_text(json.dumps(modules))
+        (folder / "1_LogitScore").mkdir()
+        (folder / "1_LogitScore" / "config.json").write_text(json.dumps({"true_token_id": yes, "false_token_id": no}))
+        with pytest.raises(LoadError, match="expected to be that of Qwen3-Reranker"):
+            load(folder, quantize="f32", max_batch=8)
+        (folder / "chat_template.jinja").write_text(QWEN3.before)
+    else:
+        spelled = {id: word for word, id in words.items()}
+        config |= {"classifier_from_token": [spelled[no], spelled[yes]], "is_original_qwen3_reranker": True}
+        (folder / "config.json").write_text(json.dumps(config))
+    loaded = load(folder, quantize="f32", max_batch=8)
+    ready = loaded.ready
+    assert (ready.classes, ready.class_scores, ready.embedding_size) == (("relevant",), ClassScores.SIGMOID, 0)
+    assert ready.pair_prompt is not None and ready.pair_prompt.before == QWEN3.before
+    assert not ready.embeds_tokens and not ready.generates
+    prompt = golden["prompt"].tolist()
+    found = embedded(loaded, [prompt[:length] for length in (40, 3, 17, 1)])
+    expected = golden["logits"][[39, 2, 16, 0]]
+    close(found[:, 0], expected[:, yes] - expected[:, no])
 
 
 @pytest.mark.parametrize("case", ["qwen3", "qwen3_moe"])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from deploy.test_doubles.worker import NullScript, _vector
-from server.messages import ClassScores
+from server.messages import ClassScores, PairPrompt
 
 NAMES = ("low", "middle", "high")
 TEXTS = ["alpha", "beta"]
@@ -89,6 +89,26 @@ def test_of_a_pair_that_is_cut_the_query_stays(reranker):
     cut = reranker.http().post("/score", json={**body, "truncate_prompt_tokens": 10}).json()
     assert cut["usage"]["total_tokens"] == 10
     assert cut["data"][0]["score"] == pytest.approx(score("abc", "x" * 6), abs=1e-6)
+
+
+def test_a_model_that_judges_reads_pairs_in_its_prompt(serve, reranker):
+    prompt = PairPrompt("<s>", ("I:", "|Q:", "|D:"), "</s>", "find")
+    judge = serve(script=NullScript(classes=("relevant",), class_scores=ClassScores.SIGMOID, generates=False, pair_prompt=prompt))
+
+    def judged(text):
+        (found,) = numbers(text.encode(), 1)
+        return pytest.approx(1 / (1 + np.exp(-found)), abs=1e-6)
+
+    rows = judge.http().post("/score", json={"text_1": "a", "text_2": ["alpha", "beta"]}).json()["data"]
+    assert [row["score"] for row in rows] == [judged(f"<s>I:find|Q:a|D:{text}</s>") for text in ("alpha", "beta")]
+    body = {"query": "a", "documents": ["alpha"], "instruction": "rank"}
+    assert judge.http().post("/rerank", json=body).json()["results"][0]["relevance_score"] == judged("<s>I:rank|Q:a|D:alpha</s>")
+    cut = judge.http().post("/score", json={"text_1": "a", "text_2": "x" * 9000, "truncate_prompt_tokens": 25}).json()
+    assert cut["usage"]["total_tokens"] == 25 and cut["data"][0]["score"] == judged("<s>I:find|Q:a|D:xxxxx</s>")
+    error = judge.http().post("/score", json={"text_1": "a", "text_2": "x" * 4090}).json()["error"]
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "text_2")
+    error = reranker.http().post("/rerank", json=body).json()["error"]
+    assert error["param"] == "instruction" and "without one" in error["message"]
 
 
 def test_what_a_model_cannot_do_is_refused_by_name(classifier, serve):

@@ -1,0 +1,97 @@
+"""Decoders that judge pairs of texts: behind a prompt that holds a query and a document, one token is likelier than another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compiler.frontend.classes import Classes, read_scores
+from compiler.frontend.errors import ConfigError
+from compiler.frontend.fields import Fields, read_json
+from compiler.frontend.sentence import read_kinds, settings_of
+
+FIELDS = ("classifier_from_token", "is_original_qwen3_reranker")  # of a config.json, as vLLM has them
+FAMILY = "qwen3"
+MAX_TOKENIZER_BYTES = 256 << 20
+TASK = (
+    "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+    'Note that the answer can only be "yes" or "no".'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PairPrompt:
+    """The text around an instruction, a query and a document."""
+
+    before: str
+    marks: tuple[str, str, str]  # before the instruction, the query and the document
+    after: str
+    instruction: str  # unless a request has its own
+
+
+QWEN3 = PairPrompt(
+    f"<|im_start|>system\n{TASK}<|im_end|>\n<|im_start|>user\n",
+    ("<Instruct>: ", "\n<Query>: ", "\n<Document>: "),
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+    "Given a web search query, retrieve relevant passages that answer the query",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The tokens whose logits are compared: the score is the first less the second."""
+
+    yes: int
+    no: int
+    prompt: PairPrompt
+
+
+def read_verdict(directory: Path, config: Mapping[str, Any], family: str, vocab_size: int) -> tuple[Classes, Verdict] | None:
+    """Of a model whose files say that it judges; else None."""
+    found = _tokens_of_module(directory) or _tokens_of_field(directory, config)
+    if found is None:
+        return None
+    if family != FAMILY:
+        raise ConfigError(f"the model judges pairs by the tokens {found[0]} and {found[1]}; only the prompt of Qwen3-Reranker is known")
+    if max(found) >= vocab_size:
+        raise ConfigError(f"the model judges pairs by the tokens {found[0]} and {found[1]}; its vocabulary has {vocab_size}")
+    return Classes(("relevant",), read_scores(Fields(config, "config.json"), 1)), Verdict(*found, QWEN3)
+
+
+def _tokens_of_module(directory: Path) -> tuple[int, int] | None:
+    """As sentence-transformers writes them; the prompt is then a chat template."""
+    path = directory / "modules.json"
+    module = next((module for kind, module in read_kinds(read_json(path)) if kind == "LogitScore"), None) if path.exists() else None
+    if module is None:
+        return None
+    fields = settings_of(module, directory)
+    if not any(TASK in _text_of(directory / name) for name in ("chat_template.jinja", "tokenizer_config.json")):
+        raise ConfigError("modules.json has LogitScore; its chat template is expected to be that of Qwen3-Reranker, the only one known")
+    return fields.integer("true_token_id", minimum=0), fields.integer("false_token_id", minimum=0)
+
+
+def _text_of(path: Path) -> str:
+    """With quotes as they are outside JSON."""
+    return path.read_text(errors="replace").replace('\\"', '"') if path.is_file() else ""
+
+
+def _tokens_of_field(directory: Path, config: Mapping[str, Any]) -> tuple[int, int] | None:
+    match config.get(FIELDS[0]):
+        case None:
+            return None
+        case [str(no), str(yes)]:
+            vocabulary = _vocabulary(directory)
+            if absent := [word for word in (no, yes) if word not in vocabulary]:
+                raise ConfigError(f"{FIELDS[0]} of config.json is {[no, yes]}; tokenizer.json has no token {absent[0]!r}")
+            return vocabulary[yes], vocabulary[no]
+        case _:
+            raise Fields(config, "config.json").error(FIELDS[0], 'two tokens, as ["no", "yes"]')
+
+
+def _vocabulary(directory: Path) -> Mapping[str, int]:
+    tokenizer = read_json(directory / "tokenizer.json", most_bytes=MAX_TOKENIZER_BYTES)
+    model = tokenizer.get("model") if isinstance(tokenizer, Mapping) else None
+    found = model.get("vocab") if isinstance(model, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
