@@ -5,7 +5,7 @@ Defaults are those of transformers, since files leave out what equals them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -14,6 +14,7 @@ from compiler.frontend.classes import Classes, read_classes
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields
 from compiler.frontend.mixture import Mixture
+from compiler.frontend.recurrence import Recurrence, ShortConvolution
 from compiler.frontend.reranker import Verdict
 from compiler.frontend.rope import Rope, read_rope
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
@@ -64,40 +65,6 @@ class QueryGrowth:
 
     beta: float
     original_context: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShortConvolution:
-    """Layers that have a causal convolution in the place of attention."""
-
-    layers: frozenset[int]
-    taps: int
-
-
-@dataclass(frozen=True, slots=True)
-class Recurrence:
-    """Layers that have a scan (`compiler/ops/scan.py`) behind a causal convolution in the place of attention."""
-
-    layers: frozenset[int]
-    taps: int  # of the convolution
-    num_keys: int  # heads of queries and keys: a divisor of num_heads
-    num_heads: int
-    key_size: int  # of a head
-    size: int  # of a head's values
-
-    @property
-    def keys(self) -> int:
-        """Elements of all keys together."""
-        return self.num_keys * self.key_size
-
-    @property
-    def values(self) -> int:
-        return self.num_heads * self.size
-
-    @property
-    def channels(self) -> int:
-        """That the convolution takes: queries, keys and values."""
-        return 2 * self.keys + self.values
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,12 +185,18 @@ def read_windows(fields: Fields, window: int | None, has_window: Callable[[int],
     """The window of each layer. `layer_types`, where it is present, overrides the family's rule `has_window(layer)`."""
     num_layers = fields.integer("num_hidden_layers", maximum=10_000)
     rule = ["sliding_attention" if window is not None and has_window(layer) else "full_attention" for layer in range(num_layers)]
-    types = fields.raw("layer_types", rule)
-    if not isinstance(types, list) or len(types) != num_layers or not {"sliding_attention", "full_attention"}.issuperset(types):
-        raise fields.error("layer_types", f"a list of {num_layers} times sliding_attention or full_attention")
+    types = read_kinds(fields, rule, ("sliding_attention", "full_attention"))
     if window is None and "sliding_attention" in types:
         raise fields.error("sliding_window", "a number of tokens, as layer_types has sliding_attention")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
+
+
+def read_kinds(fields: Fields, rule: Sequence[str], known: Sequence[str]) -> Sequence[str]:
+    """The kind of each layer, one of those that are known. `layer_types`, where it is present, overrides the family's rule."""
+    kinds = fields.raw("layer_types", list(rule))
+    if not isinstance(kinds, list) or len(kinds) != len(rule) or not set(known).issuperset(kinds):
+        raise fields.error("layer_types", f"a list of {len(rule)} times {' or '.join(known)}")
+    return kinds
 
 
 def rotating_neighbours(config: ModelConfig) -> ModelConfig:

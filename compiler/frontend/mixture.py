@@ -70,7 +70,7 @@ class ExpertNames:
     correction: str | None = None  # added to scores when experts are chosen, not to their shares
     shared: str | None = None  # the expert of all tokens
     shared_gate: str | None = None  # how much of it a token takes
-    stacked: str | None = None  # the whole of them, where files have one tensor of all gates and ups: see StackedExperts
+    stacked: tuple[str, str] | None = None  # of gates and ups together, and of the way back, where files have such: see StackedExperts
     halves: bool = False  # the rows of that tensor: all gates, then all ups, where they do not alternate
 
     @property
@@ -181,14 +181,15 @@ class StackedExperts:
         """The tensors that programs know, with their places in a stored one. A tensor of another shape stays what it is, for the
         accounting to find."""
         assert self.names.stacked is not None
-        pattern = rf"(.*\.){re.escape(self.names.stacked)}\.(gate_up|down)_proj(_bias|\.weight|)"
+        both, down = map(re.escape, self.names.stacked)
+        pattern = rf"(.*\.)(?:({both})|{down})(_bias|\.weight|)"
         match = re.fullmatch(pattern, stored, re.ASCII)
         shape = self.source.tensors[stored].shape
         if match is None or len(shape) != (2 if match[3] == "_bias" else 3):
             return
         kind, transposed = "bias" if match[3] == "_bias" else "weight", not match[3] and not self.names.halves
         num_rows = shape[2 if transposed else 1]
-        if match[2] == "down":
+        if match[2] is None:
             yield f"{match[1]}{self.names.down}.{kind}", StackedPart(stored, slice(num_rows), transposed)
         elif num_rows % 2 == 0:
             half = num_rows // 2

@@ -21,6 +21,7 @@ FAMILIES = [
     "gemma3",  # windows of 12 tokens in three of four layers
     "lfm2",  # states in three of four layers
     "qwen3_next",  # matrices as states, in pages of more tokens than those of keys and values
+    "granitemoehybrid",  # the same without a correction: Mamba-2
 ]
 VOCAB = 96
 

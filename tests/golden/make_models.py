@@ -111,6 +111,29 @@ DELTA: Json = {
     "linear_value_head_dim": 12,
 }
 
+MAMBA: Json = {
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_d_head": 16,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+}
+GRANITE: Json = {
+    "tie_word_embeddings": True,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.15,
+    "logits_scaling": 2.0,
+}
+GRANITE_EXPERTS = {
+    "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear.weight",
+    "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
+    "block_sparse_moe.router.weight": "block_sparse_moe.router.layer.weight",
+}
 
 EXPERTS = ("mlp", "gate_proj", "up_proj", "down_proj")
 
@@ -122,7 +145,7 @@ class Causal:
     dtype: torch.dtype = torch.bfloat16  # of the file
     full_length: int | None = None  # tables of frequencies that depend on the length are those of this one
     num_shards: int = 1
-    renamed: dict[str, str] = field(default_factory=dict)  # beginnings of tensor names, as the hub has them: the first that fits
+    renamed: dict[str, str] = field(default_factory=dict)  # parts of tensor names, as the hub has them: the first that fits
     experts: tuple[str, str, str, str] | None = None  # how the hub names the parts of a mixture: the whole, gate, up and down
 
     @property
@@ -322,11 +345,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         {
             "model_type": "granite",
             **TINY,
-            "tie_word_embeddings": True,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.4,
-            "attention_multiplier": 0.15,
-            "logits_scaling": 2.0,
+            **GRANITE,
         }
     ),
     "gemma": Causal({"model_type": "gemma", **TINY, "head_dim": 24, "hidden_act": "gelu", "tie_word_embeddings": True}),
@@ -527,6 +546,42 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             "moe_intermediate_size": 24,
             "shared_expert_intermediate_size": 40,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        }
+    ),
+    # Two groups of keys for four heads; no rope; the MLP that all tokens take beside experts.
+    "granitemoehybrid": Causal(
+        {
+            "model_type": "granitemoehybrid",
+            **TINY,
+            **GRANITE,
+            **MAMBA,
+            "num_key_value_heads": 2,
+            "mamba_d_state": 6,
+            "num_hidden_layers": 4,
+            "layer_types": ["mamba", "mamba", "attention", "mamba"],
+            "position_embedding_type": "nope",
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 24,
+            "shared_intermediate_size": 40,
+            "normalization_function": "rmsnorm",
+            "init_method": "mup",
+        },
+        renamed=GRANITE_EXPERTS,
+    ),
+    "granitemoehybrid-dense": Causal(
+        {
+            "model_type": "granitemoehybrid",
+            **TINY,
+            **GRANITE,
+            **MAMBA,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "layer_types": ["mamba", "attention"],
+            "position_embedding_type": "rope",
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 40,
         }
     ),
     # The state behind a prompt of 40 tokens is that of a page's middle, and of the second page's end on the way.
@@ -815,8 +870,8 @@ def save_weights(
         if tensor.data_ptr() in seen or not tensor.is_floating_point():
             continue  # a tied head is stored once
         seen.add(tensor.data_ptr())
-        old = next((begin for begin in renamed or {} if name.startswith(begin)), "")
-        tensors[prefix + (renamed or {}).get(old, "") + name.removeprefix(old)] = tensor.to(dtype).contiguous()
+        old = next((part for part in renamed or {} if part in name), "")
+        tensors[prefix + name.replace(old, (renamed or {}).get(old, ""), 1)] = tensor.to(dtype).contiguous()
     if experts is not None:
         tensors = dict(part for name, tensor in tensors.items() for part in single_experts(name, tensor, *experts))
     if num_shards == 1:
@@ -914,6 +969,8 @@ def greedy(model: torch.nn.Module, prompt: list[int], full_length: int | None) -
 
 def rope_tables(model: torch.nn.Module) -> dict[str, np.ndarray]:
     rotary = getattr(model.model, "language_model", model.model).rotary_emb
+    if rotary is None:
+        return {}
     if hasattr(rotary, "full_attention_inv_freq"):
         return {
             "inv_freq": rotary.full_attention_inv_freq.numpy(),

@@ -22,7 +22,13 @@ YARN = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-NAMES = ExpertNames("mlp.router", "mlp.experts.gate_proj", "mlp.experts.up_proj", "mlp.experts.down_proj", stacked="mlp.experts")
+NAMES = ExpertNames(
+    "mlp.router",
+    "mlp.experts.gate_proj",
+    "mlp.experts.up_proj",
+    "mlp.experts.down_proj",
+    stacked=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
+)
 
 
 def read(fields: Fields) -> ModelConfig:

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.frontend.config import ModelConfig, ShortConvolution, read_decoder, rotating_whole_heads
+from compiler.frontend.config import ModelConfig, read_decoder, read_kinds, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, attend, gated_mlp, head_norm, norm, project_qkv, residual, rotate
 from compiler.frontend.layers.states import convolution
+from compiler.frontend.recurrence import ShortConvolution
 from compiler.ir.graph.atoms import Var
 from compiler.ops.elementwise import MULTIPLY
 
 GATE_UP, DOWN = ("feed_forward.w1", "feed_forward.w3"), "feed_forward.w2"
-# Fields that transformers does not read either.
-OF_THE_ORIGINAL = (
-    *("conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_use_swiglu", "block_use_xavier_init", "block_norm_eps"),
-    *("block_mlp_init_scale", "block_out_init_scale", "num_heads", "use_pos_enc"),
-)
 KINDS = ("conv", "full_attention")
 
 
@@ -51,10 +47,8 @@ def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
     attends = fields.raw("full_attn_idxs", list(range(num_layers)))
     if not isinstance(attends, list) or any(type(layer) is not int or not 0 <= layer < num_layers for layer in attends):
         raise fields.error("full_attn_idxs", f"a list of layers from 0 to {num_layers - 1}")
-    types = fields.raw("layer_types", [KINDS[layer in attends] for layer in range(num_layers)])
-    if not isinstance(types, list) or len(types) != num_layers or not set(KINDS).issuperset(types):
-        raise fields.error("layer_types", f"a list of {num_layers} times {' or '.join(KINDS)}")
-    return frozenset(layer for layer, kind in enumerate(types) if kind == "conv")
+    kinds = read_kinds(fields, [KINDS[layer in attends] for layer in range(num_layers)], KINDS)
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind == "conv")
 
 
 def layer(at: Layer, x: Var) -> Var:
@@ -74,7 +68,7 @@ def _convolve(at: Layer, h: Var) -> Var:
     assert found is not None, at.step.config
     wide = net.linear(h, at.name("conv.in_proj"), size, 3 * size)
     before, behind, x = (net.slice(wide, 1, part * size, (part + 1) * size) for part in range(3))
-    mixed = convolution(at, net.call(MULTIPLY, before, x), "conv.conv.weight", size, found.taps)
+    mixed = convolution(at, net.call(MULTIPLY, before, x), "conv.conv", size, found.taps)
     return net.linear(net.call(MULTIPLY, behind, mixed), at.name("conv.out_proj"), size, size)
 
 

@@ -7,7 +7,8 @@ from compiler.frontend.families.qwen3_next import mixed_layer, read_hybrid
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, gated_mlp
-from compiler.frontend.layers.delta import GATE_FORMAT, gated_delta
+from compiler.frontend.layers.delta import gated_delta
+from compiler.frontend.layers.states import GATE_FORMAT
 from compiler.ir.graph.atoms import Var
 
 

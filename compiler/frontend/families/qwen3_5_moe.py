@@ -21,7 +21,7 @@ NAMES = ExpertNames(
     "mlp.experts.down_proj",
     shared="mlp.shared_expert",
     shared_gate="mlp.shared_expert_gate",
-    stacked="mlp.experts",
+    stacked=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
     halves=True,
 )
 

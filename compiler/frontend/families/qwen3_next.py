@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from compiler.frontend.config import ModelConfig, Recurrence, read_decoder
+from compiler.frontend.config import ModelConfig, read_decoder, read_kinds
 from compiler.frontend.families.qwen3_moe import read_dense
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import OUT, QKV, Branch, Layer, attend, head_norm, pre_norm, rotate
-from compiler.frontend.layers.delta import GATE_FORMAT, gated_delta
+from compiler.frontend.layers.delta import gated_delta
 from compiler.frontend.layers.mixture import mixture
+from compiler.frontend.layers.states import GATE_FORMAT
 from compiler.frontend.mixture import ExpertNames, Mixture, read_mixture
+from compiler.frontend.recurrence import Recurrence
 from compiler.ir.graph.atoms import Var
 
 NAMES = ExpertNames(shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate")
@@ -59,9 +61,7 @@ def _read_recurrence(fields: Fields, num_layers: int) -> Recurrence:
 def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
     """The layers that have a state."""
     every = fields.integer("full_attention_interval", 4)
-    kinds = fields.raw("layer_types", [KINDS[(layer + 1) % every == 0] for layer in range(num_layers)])
-    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(KINDS).issuperset(kinds):
-        raise fields.error("layer_types", f"a list of {num_layers} times {' or '.join(KINDS)}")
+    kinds = read_kinds(fields, [KINDS[(layer + 1) % every == 0] for layer in range(num_layers)], KINDS)
     found = frozenset(layer for layer, kind in enumerate(kinds) if kind == KINDS[0])
     if len(found) == num_layers:
         raise fields.error("layer_types", "full_attention in at least one layer")

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.frontend.config import Recurrence
 from compiler.frontend.layers.decoder import Layer
-from compiler.frontend.layers.nn import Net, WeightFormat
-from compiler.frontend.layers.states import convolution, scan
-from compiler.ir.graph.atoms import Constant, ScalarValue, Var
-from compiler.ops.elementwise import ABS, ADD, EXP, LOG, MULTIPLY, NEGATIVE, RELU, SIGMOID, SILU
+from compiler.frontend.layers.nn import Net
+from compiler.frontend.layers.states import convolution, forgetting, heads_of, scan, step_sizes
+from compiler.ir.graph.atoms import Constant, Var
+from compiler.ops.elementwise import MULTIPLY, SIGMOID, SILU
 from compiler.ops.normalize import RMS_NORM
 
-GATE_FORMAT = WeightFormat(32)  # as the file has it: an error here grows with every token
 EPS = 1e-6  # of the lengths of queries and keys
 
 
@@ -21,33 +19,14 @@ def gated_delta(layer: Layer, mixed: Var, z: Var, b: Var, a: Var) -> Var:
     up and what they forget."""
     step, net, r = layer.step, layer.step.net, layer.step.config.recurrence
     assert r is not None, step.config
-    mixed = net.call(SILU, convolution(layer, mixed, "linear_attn.conv1d.weight", r.channels, r.taps))
-    q, k = (_heads(layer, mixed, begin, r.num_keys, r.key_size) for begin in (0, r.keys))
-    v = _heads(layer, mixed, 2 * r.keys, r.num_heads, r.size)
-    decay = forgetting(layer, a, "linear_attn.A_log", "linear_attn.dt_bias", r)
+    mixed = net.call(SILU, convolution(layer, mixed, "linear_attn.conv1d", r.channels, r.taps))
+    q, k = (heads_of(layer, mixed, begin, r.num_keys, r.key_size) for begin in (0, r.keys))
+    v = heads_of(layer, mixed, 2 * r.keys, r.num_heads, r.size)
+    decay = forgetting(layer, step_sizes(layer, a, "linear_attn.dt_bias", r), "linear_attn.A_log", r)
     out = scan(layer, _of_length(net, q, r.key_size, r.key_size**-0.5), _of_length(net, k, r.key_size, 1.0), v, decay, net.call(SIGMOID, b))
     normed = net.rms_norm(out, layer.name("linear_attn.norm.weight").removesuffix(".weight"), r.size, step.config.norm_eps)
     gated = net.call(MULTIPLY, net.reshape(normed, step.t, r.values), net.call(SILU, z))
     return net.linear(gated, layer.name("linear_attn.out_proj"), r.values, step.config.hidden_size)
-
-
-def forgetting(layer: Layer, a: Var, rate: str, bias: str, r: Recurrence) -> Var:
-    """What is left of the state of each head: `exp(-exp(rate) * softplus(a + bias))`."""
-    net = layer.step.net
-    steps = softplus(net, net.add(a, net.vector(layer.name(bias), r.num_heads)))
-    rates = net.call(NEGATIVE, net.call(EXP, net.vector(layer.name(rate), r.num_heads)))
-    return net.call(EXP, net.call(MULTIPLY, rates, steps))
-
-
-def softplus(net: Net, x: Var) -> Var:
-    """`log(1 + exp(x))` without an overflow."""
-    tail = net.call(LOG, net.call(ADD, net.call(EXP, net.call(NEGATIVE, net.call(ABS, x))), ScalarValue(1.0, "f32")))
-    return net.add(net.call(RELU, x), tail)
-
-
-def _heads(layer: Layer, mixed: Var, begin: int, count: int, size: int) -> Var:
-    net = layer.step.net
-    return net.reshape(net.slice(mixed, 1, begin, begin + count * size), layer.step.t, count, size)
 
 
 def _of_length(net: Net, x: Var, size: int, length: float) -> Var:

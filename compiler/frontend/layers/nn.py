@@ -154,6 +154,10 @@ class Net:
     def rms_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0) -> Var:
         return self.call(RMS_NORM, x, self.vector(f"{name}.weight", size), eps=eps, weight_offset=offset)
 
+    def unit_norm(self, x: Atom, size: int, eps: float) -> Var:
+        """An RMS norm without weights."""
+        return self.call(RMS_NORM, x, Constant(np.ones(size, np.float32)), eps=eps)
+
     def layer_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0, bias: bool = True) -> Var:
         weight = self.vector(f"{name}.weight", size)
         if offset:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from compiler.frontend.layers.decoder import Layer
+from compiler.frontend.layers.nn import Net, WeightFormat
+from compiler.frontend.recurrence import Recurrence
 from compiler.ir.dims import Dim
-from compiler.ir.graph.atoms import Atom, Var
+from compiler.ir.graph.atoms import Atom, ScalarValue, Var
 from compiler.ir.types import TensorType
+from compiler.ops.elementwise import ABS, ADD, EXP, LOG, MULTIPLY, NEGATIVE, RELU
 from compiler.ops.scan import STATE_SCAN
 from compiler.ops.states import CAUSAL_CONV, INPUT_TAILS, STATE_READ, STATE_WRITE
 
+GATE_FORMAT = WeightFormat(32)  # as the file has it: an error of what a state forgets grows with every token
 INPUTS, MATRICES = 0, 1  # the parts of a state: see `compiler/frontend/cache_groups.py`
 
 
-def convolution(layer: Layer, x: Var, weight: str, size: int, taps: int) -> Var:
+def convolution(layer: Layer, x: Var, name: str, size: int, taps: int, *, bias: bool = False) -> Var:
     """A causal convolution of each of the elements of `x[tokens, size]` with its own taps."""
     net, batch, (states, index) = layer.step.net, layer.step.batch, layer.state
     held = _held(layer)[INPUTS]
@@ -20,8 +24,9 @@ def convolution(layer: Layer, x: Var, weight: str, size: int, taps: int) -> Var:
     tails = net.call(INPUT_TAILS, x, before, batch.seq_ids, batch.starts, batch.saved)
     values = net.reshape(tails, _length(states.pages), (taps - 1) * size)
     _keep(layer, INPUTS, net.call(STATE_WRITE, held, values, states.pages, index))
-    kernel = net.as_f32(net.reshape(net.weight(layer.name(weight), size, 1, taps), size, taps))
-    return net.call(CAUSAL_CONV, x, kernel, before, batch.seq_ids, batch.starts)
+    kernel = net.as_f32(net.reshape(net.weight(layer.name(f"{name}.weight"), size, 1, taps), size, taps))
+    mixed = net.call(CAUSAL_CONV, x, kernel, before, batch.seq_ids, batch.starts)
+    return net.add(mixed, net.vector(layer.name(f"{name}.bias"), size)) if bias else mixed
 
 
 def scan(layer: Layer, q: Var, k: Var, v: Var, decay: Var, *beta: Var) -> Var:
@@ -31,6 +36,31 @@ def scan(layer: Layer, q: Var, k: Var, v: Var, decay: Var, *beta: Var) -> Var:
     both = net.call(STATE_SCAN, _held(layer)[MATRICES], q, k, v, decay, *lists, index, *beta)
     _keep(layer, MATRICES, net.field(both, 1))
     return net.field(both, 0)
+
+
+def heads_of(layer: Layer, mixed: Var, begin: int, count: int, size: int) -> Var:
+    """The heads [tokens, count, size] that begin at this column."""
+    net = layer.step.net
+    return net.reshape(net.slice(mixed, 1, begin, begin + count * size), layer.step.t, count, size)
+
+
+def step_sizes(layer: Layer, x: Var, bias: str, r: Recurrence) -> Var:
+    """How far the state of each head [tokens, heads] goes: `softplus(x + bias)`."""
+    net = layer.step.net
+    return softplus(net, net.add(x, net.vector(layer.name(bias), r.num_heads)))
+
+
+def forgetting(layer: Layer, steps: Var, rate: str, r: Recurrence) -> Var:
+    """What is left of the state of each head: `exp(-exp(rate) * steps)`."""
+    net = layer.step.net
+    rates = net.call(NEGATIVE, net.call(EXP, net.vector(layer.name(rate), r.num_heads)))
+    return net.call(EXP, net.call(MULTIPLY, rates, steps))
+
+
+def softplus(net: Net, x: Var) -> Var:
+    """`log(1 + exp(x))` without an overflow."""
+    tail = net.call(LOG, net.call(ADD, net.call(EXP, net.call(NEGATIVE, net.call(ABS, x))), ScalarValue(1.0, "f32")))
+    return net.add(net.call(RELU, x), tail)
 
 
 def _held(layer: Layer) -> tuple[Atom, ...]:

@@ -27,6 +27,7 @@ CASES = [
     ("gpt_oss", "int8"),
     ("lfm2", "f32"),
     ("qwen3_next", "int8"),
+    ("granitemoehybrid", "bf16"),
 ]
 
 

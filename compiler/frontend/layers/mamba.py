@@ -1,0 +1,52 @@
+"""Mamba-2: a scan whose step sizes depend on the token, beside a gate."""
+
+from __future__ import annotations
+
+from compiler.frontend.layers.decoder import Layer
+from compiler.frontend.layers.states import GATE_FORMAT, convolution, forgetting, heads_of, scan, step_sizes
+from compiler.frontend.recurrence import Recurrence
+from compiler.ir.graph.atoms import Var
+from compiler.ops.elementwise import MULTIPLY, SILU
+
+
+def mamba(layer: Layer, h: Var, name: str) -> Var:
+    """The part of the layer that has this name."""
+    step, net, r = layer.step, layer.step.net, layer.step.config.recurrence
+    assert r is not None, step.config
+    gate, mixed, raw = _project(layer, h, f"{name}.in_proj", r)
+    y = net.reshape(_scanned(layer, mixed, raw, name, r), step.t, r.values)
+    gated = _grouped_norm(layer, net.call(MULTIPLY, y, net.call(SILU, gate)), f"{name}.norm", r)
+    return net.linear(gated, layer.name(f"{name}.out_proj"), r.values, step.config.hidden_size, bias=r.projection_bias)
+
+
+def _project(layer: Layer, h: Var, name: str, r: Recurrence) -> tuple[Var, Var, Var]:
+    """The gate, what the convolution takes, and what step sizes are made of: checkpoints have their rows in one matrix."""
+    net, size = layer.step.net, layer.step.config.hidden_size
+    wide, rows = r.values + r.channels, r.values + r.channels + r.num_heads
+    w = net.weight(layer.name(f"{name}.weight"), rows, size)
+    bias = net.vector(layer.name(f"{name}.bias"), rows) if r.projection_bias else None
+    first, last = (None, None) if bias is None else (net.slice(bias, 0, 0, wide), net.slice(bias, 0, wide, rows))
+    both = net.product(h, net.slice(w, 0, 0, wide), first)
+    raw = net.product(h, net.slice(w, 0, wide, rows), last, format=GATE_FORMAT)
+    return net.slice(both, 1, 0, r.values), net.slice(both, 1, r.values, wide), raw
+
+
+def _scanned(layer: Layer, mixed: Var, raw: Var, name: str, r: Recurrence) -> Var:
+    """Behind the convolution: values, keys (B) and queries (C)."""
+    net = layer.step.net
+    mixed = net.call(SILU, convolution(layer, mixed, f"{name}.conv1d", r.channels, r.taps, bias=r.convolution_bias))
+    v = heads_of(layer, mixed, 0, r.num_heads, r.size)
+    k, q = (heads_of(layer, mixed, begin, r.num_keys, r.key_size) for begin in (r.values, r.values + r.keys))
+    steps = step_sizes(layer, raw, f"{name}.dt_bias", r)
+    decay = forgetting(layer, steps, f"{name}.A_log", r)
+    found = scan(layer, q, k, net.call(MULTIPLY, v, net.reshape(steps, layer.step.t, r.num_heads, 1)), decay)
+    skipped = net.call(MULTIPLY, v, net.reshape(net.vector(layer.name(f"{name}.D"), r.num_heads), r.num_heads, 1))
+    return net.add(found, skipped)
+
+
+def _grouped_norm(layer: Layer, x: Var, name: str, r: Recurrence) -> Var:
+    """A norm of the heads that share a key."""
+    net, t, size = layer.step.net, layer.step.t, r.values // r.num_keys
+    weight = net.vector(layer.name(f"{name}.weight"), r.values)
+    normed = net.unit_norm(net.reshape(x, t, r.num_keys, size), size, layer.step.config.norm_eps)
+    return net.call(MULTIPLY, net.reshape(normed, t, r.values), weight)
