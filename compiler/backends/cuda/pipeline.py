@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from compiler.backends.cuda.passes.join_branches import JoinBranches
 from compiler.backends.cuda.passes.round_attention import round_attention
+from compiler.backends.cuda.schedule.product import schedule_product
 from compiler.backends.cuda.schedule.rules import schedule
 from compiler.backends.pipeline import pipeline_of
 from compiler.machine.formats import FRAGMENT_COLUMNS
@@ -19,7 +21,11 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
     tiles = product_tiles(target)
     return pipeline_of(
         operators=[RoundOperands(beside_integers=True)],
-        nests=[round_attention, PackOperands(FRAGMENT_COLUMNS, tiles.pairs, tiles.scaled, others=False)],
+        nests=[
+            round_attention,
+            PackOperands(FRAGMENT_COLUMNS, tiles.pairs, tiles.scaled, others=False),
+            JoinBranches(lambda prim: schedule_product(prim, tiles) is not None),
+        ],
         schedule=partial(schedule, tiles=tiles),
         instruments=instruments,
     )

@@ -54,6 +54,7 @@ class Mma(ProductOp):
     sums: int = 1
     bits: int = 16  # of a weight
     wide_scales: bool = False  # scales hold f32, not bf16
+    apart: int = 0  # panels from the first half of the columns to the second, where they do not touch
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -125,7 +126,8 @@ class Mma(ProductOp):
         (c, a, *rest), (k, stride, num_rows, num_panels, *groups) = arrays, dims
         rows = np.stack([a[min(i, num_rows - 1) * stride :][:k] for i in range(self.rows)]).astype(np.float64)
         out = c[: self.sums * self.rows * self.pitch].reshape(self.sums, self.rows, self.pitch)
-        chosen = np.minimum(np.arange(self.columns // FRAGMENT_COLUMNS), num_panels - 1)
+        first, second = np.split(np.arange(self.columns // FRAGMENT_COLUMNS), 2)
+        chosen = np.minimum([*first, *(first + self.apart if self.apart else second)], num_panels - 1)
         format, line = FORMATS[self.bits], self.panel_bytes * 8 // max(8, self.bits)
         group = groups[0] if self.has_scales else k
         for number in range(self.sums):
@@ -214,7 +216,12 @@ class _Block:
         """The panels of this warp, of each matrix."""
         code, op = self.code, self.op
         last = code.op(f"sub i64 {self.num_panels}, 1")
-        wanted = [self._plus(self._times(self.warp, op.panels), str(p)) for p in range(op.panels)]
+        first = self._times(self.warp, op.panels)
+        if op.apart:
+            second = code.op(f"icmp uge i64 {self.warp}, {WARPS // 2}")
+            skipped = op.apart - op.panels * WARPS // 2
+            first = code.op(f"add i64 {first}, {code.op(f'select i1 {second}, i64 {skipped}, i64 0')}")
+        wanted = [self._plus(first, str(p)) for p in range(op.panels)]
         return [code.op(f"call i64 @llvm.smin.i64(i64 {panel}, i64 {last})") for panel in wanted]
 
     def _sources(self, chosen: Sequence[str]) -> list[str]:

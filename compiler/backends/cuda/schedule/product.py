@@ -9,6 +9,8 @@
 Up to FEW rows, a block has all rows beside few columns: what counts then is that many blocks read the weights. The tile is as low as the
 rows need. Beside more rows a block has 64 of them and, where an element needs one accumulator, twice as many columns. Every tile sums in
 the same order, so the bits of a row do not depend on the rows beside it.
+
+Stages behind the product that read its elements alone (branches.py) take the place of the epilogue.
 """
 
 from __future__ import annotations
@@ -16,15 +18,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
+from compiler.backends.cuda.schedule.branches import Branch, read_branches
+from compiler.idioms.nest import without_allocations
 from compiler.idioms.product import Product, product_in
 from compiler.idioms.scaled import scaled_integers
-from compiler.idioms.spatial import write_element
+from compiler.idioms.spatial import stages, write_element
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max, dim_min, product_of
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Cast, Contraction, Element, Load, Scalar
 from compiler.ir.loops.statements import Store
-from compiler.ir.loops.visit import map_scalar
+from compiler.ir.loops.visit import map_scalar, rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, less
 from compiler.ir.prove import prove_divisible, prove_le
 from compiler.machine.formats import FRAGMENT_COLUMNS
@@ -42,15 +46,21 @@ Point = Mapping[DimVar, Dim]
 
 
 def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
-    product = product_in(prim)
+    first, *others = stages(without_allocations(prim.body)[1])
+    product = product_in(replace(prim, body=first))
     if product is None or product.choice is not None or product.row_axis is None or len(product.sums) > MOST_SUMS:
+        return None
+    branches = read_branches(product, others) if others else ()
+    if branches is None:
         return None
     for tile in (*([tiles.pairs] if tiles.pairs else []), *tiles.scaled):
         operands = [_operands(s, product.row_axis, tile) for s in product.sums]
         found = [o for o in operands if o is not None]
         if len(found) == len(operands) and len({o.alike for o in found}) == 1:
-            k = Kernel()
-            _Blocks(product, tile, tuple(found)).write(k)
+            k, blocks = Kernel(), _Blocks(product, tile, tuple(found), branches)
+            if not blocks.hold_pairs:
+                return None
+            blocks.write(k)
             return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": "product"})
     return None
 
@@ -93,6 +103,32 @@ class _Blocks:
     product: Product[Contraction]
     tile: ProductTile
     operands: tuple[_Operands, ...]
+    branches: tuple[Branch, ...]
+
+    @property
+    def apart(self) -> int:
+        """Between the columns of a pair that branches read together."""
+        return max((b.apart for b in self.branches), default=0)
+
+    @property
+    def wide(self) -> int:
+        """Columns of a block beside many rows."""
+        in_groups = self.operands[0].group != self.product.extent.const  # then there are two accumulators for each element
+        return NARROW if in_groups else 2 * NARROW // self.num_sums
+
+    @property
+    def hold_pairs(self) -> bool:
+        """Whether a tile of either width has both columns of each pair."""
+        pair = 2 * self.apart
+        whole = self.product.num_columns.is_const and not self.product.num_columns.const % max(1, pair)
+        return not pair or (whole and all(not max(w, pair) % min(w, pair) for w in (NARROW, self.wide)))
+
+    def column(self, number: Dim, width: int) -> Dim:
+        """The first column of the tile with this number."""
+        if 2 * self.apart <= width:
+            return number * width
+        tiles = 2 * self.apart // width
+        return number // tiles * (2 * self.apart) + number % tiles * (width // 2)
 
     @property
     def num_sums(self) -> int:
@@ -102,7 +138,8 @@ class _Blocks:
         assert isinstance(self.tile.op, Mma)
         scale = self.operands[0].scale
         wide = scale is not None and scale.buffer.dtype is DType.F32
-        return replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums, wide_scales=wide)
+        apart = self.apart // FRAGMENT_COLUMNS if 2 * self.apart > columns else 0
+        return replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums, wide_scales=wide, apart=apart)
 
     def write(self, k: Kernel) -> None:
         p = self.product
@@ -110,8 +147,7 @@ class _Blocks:
         extents = dict(p.nest.axes)
         num_rows, others = extents[p.row_axis], [(v, e) for v, e in p.nest.axes[:-1] if v is not p.row_axis]
         batch = product_of([e for _, e in others])
-        in_groups = self.operands[0].group != p.extent.const  # then there are two accumulators for each element
-        most, wide = HEIGHTS[-1], NARROW if in_groups else 2 * NARROW // self.num_sums
+        most, wide = HEIGHTS[-1], self.wide
         narrow_blocks = batch * ceil_div(p.num_columns, NARROW)
         wide_blocks = batch * ceil_div(p.num_columns, wide) * ceil_div(num_rows, most)
         few_only = prove_le(num_rows, FEW)
@@ -120,7 +156,7 @@ class _Blocks:
             c = k.shared("c", shared_words)
             with k.when(less(num_rows, FEW + 1) & less(b, narrow_blocks)):
                 *point, number = k.unravel(b, [*((v.name, e) for v, e in others), ("columns", ceil_div(p.num_columns, NARROW))])
-                place = _Place(self, c, dict(zip((v for v, _ in others), point, strict=True)), number * NARROW, ZERO, num_rows)
+                place = _Place(self, c, dict(zip((v for v, _ in others), point, strict=True)), self.column(number, NARROW), ZERO, num_rows)
                 for lower, height in zip((0, *HEIGHTS), HEIGHTS, strict=False):
                     if not prove_le(num_rows, lower):
                         with k.when(less(lower, num_rows) & less(num_rows, height + 1)):
@@ -130,7 +166,8 @@ class _Blocks:
                     axes = [("columns", ceil_div(p.num_columns, wide)), ("rows", ceil_div(num_rows, most))]
                     *point, number, row = k.unravel(b, [*((v.name, e) for v, e in others), *axes])
                     left = dim_min(num_rows - row * most, most)
-                    place = _Place(self, c, dict(zip((v for v, _ in others), point, strict=True)), number * wide, row * most, left)
+                    first, at = self.column(number, wide), dict(zip((v for v, _ in others), point, strict=True))
+                    place = _Place(self, c, at, first, row * most, left)
                     place.write(k, self.op(most, wide))
 
 
@@ -167,17 +204,33 @@ class _Place:
                     self.store(k, op, i, column)
 
     def store(self, k: Kernel, op: Mma, i: Dim, column: Dim) -> None:
-        """Do the nest's store, with what the tile wrote in place of its sums."""
-        p = self.blocks.product
+        """Do the nest's store, or that of the branch that has the column, with what the tile wrote in place of the sums."""
+        p, half = self.blocks.product, op.columns // 2
         assert p.row_axis is not None
+        at = {**self.point, p.row_axis: self.first + i}
+        own = self.column + column
+        if op.apart:
+            own = k.let("own", own + column // half * (op.apart * FRAGMENT_COLUMNS - half), p.num_columns - 1)
+        store = p.nest.store
+        if not self.blocks.branches:
+            write_element(k, Store(store.buffer, store.indices, self.element(op, i, column)), {**at, p.column_axis: own})
+
+        def element(offset: int) -> Scalar:
+            near = offset * half // (op.apart * FRAGMENT_COLUMNS) if op.apart else offset
+            return rewrite_dims(self.element(op, i, column + near), {**at, p.column_axis: own + offset})
+
+        for branch in self.blocks.branches:
+            branch.write(k, self.first + i, own, element)
+
+    def element(self, op: Mma, i: Dim, column: Dim) -> Scalar:
+        """Of the product, by what the tile wrote."""
+        p = self.blocks.product
 
         def total(scalar: Scalar) -> Scalar:
             number = p.number_of(scalar)
             return scalar if number is None else self.c[(number * op.rows + i) * op.pitch + column]
 
-        store = p.nest.store
-        at = {**self.point, p.row_axis: self.first + i, p.column_axis: self.column + column}
-        write_element(k, Store(store.buffer, store.indices, map_scalar(store.value, total)), at)
+        return map_scalar(p.nest.store.value, total)
 
     def stride(self, rows: Load) -> Dim:
         """Elements from one row to the next."""

@@ -20,7 +20,7 @@ from compiler.ir.types import TensorType
 from compiler.machine.target import get
 from deploy.bench.synthetic import shapes_of, synthetic_config
 
-LAYER_KERNELS = 9  # norm, q k v, rope, append, attention, output, norm, gate and up, down
+LAYER_KERNELS = 7  # norm; q k v, rope and append; attention; output; norm; gate and up; down
 
 
 @cache

@@ -40,3 +40,13 @@ def test_the_meaning_repeats_the_last_row_and_the_last_panel() -> None:
     np.testing.assert_array_equal(found[:3, :20], a.astype(np.float32) @ w.astype(np.float32).T)
     np.testing.assert_array_equal(found[3:, :20], np.repeat(found[2:3, :20], 5, 0))
     np.testing.assert_array_equal(found[:, 32:48], found[:, 16:32])
+
+
+def test_halves_of_the_columns_may_lie_apart() -> None:
+    rng, op = np.random.default_rng(1), Mma(8, 64, apart=4)
+    a, w = (rng.integers(-8, 9, shape).astype(ml_dtypes.bfloat16) for shape in ((8, 64), (128, 64)))
+    c = np.zeros(op.shared_bytes // 4, np.float32)
+    op.meaning([c, a.reshape(-1), FRAGMENTS.packed(w).reshape(-1)], [64, 64, 8, 8])
+    columns = np.r_[0:32, 64:96]
+    expected = a.astype(np.float32) @ w[columns].astype(np.float32).T
+    np.testing.assert_array_equal(c[: op.rows * op.pitch].reshape(op.rows, op.pitch)[:, :64], expected)

@@ -1,0 +1,188 @@
+"""Let a product's tile do what reads its elements alone.
+
+Before: a product of matrices is written to memory, and calls that go through its elements one by one read it there, as the rotation of
+queries and the cache's append do. After: one call does all of it, and the product stays on the chip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from compiler.idioms.product import product_in
+from compiler.idioms.spatial import match_spatial, stages
+from compiler.ir.dims import Dim
+from compiler.ir.graph.atoms import Atom, Var
+from compiler.ir.graph.builder import Builder
+from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If
+from compiler.ir.graph.values import Call, CallTir, MakeTuple, TupleGet
+from compiler.ir.graph.visit import operands
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Load, Scalar, ScalarParam
+from compiler.ir.loops.statements import Allocate, Stmt
+from compiler.ir.loops.visit import rename_buffers, replace_loads, sequence, statements
+from compiler.ir.module import IRModule
+from compiler.ir.types import TupleType
+from compiler.ops.manipulate import RESHAPE
+from compiler.ops.memory import Owners
+from compiler.passes.fusion.fuse import MOST_OPERANDS
+from compiler.passes.fusion.join import WrittenCall, written_out
+from compiler.passes.outline import Outliner
+from compiler.passes.rewrite import count_uses
+
+
+@dataclass(frozen=True, slots=True)
+class JoinBranches:
+    takes: Callable[[PrimFunc], bool]  # whether a schedule has a place for all stages of a function
+
+    def __call__(self, module: IRModule) -> IRModule:
+        builder = Builder(module)
+        joiner = _Joiner(module, Outliner(builder, module), self.takes)
+        changed: dict[str, Function] = {}
+        for name, func in module.graph_functions.items():
+            owners, uses = Owners(func.body), count_uses(func.body)
+            blocks = tuple(joiner.block(b, owners, uses) if b.kind is BlockKind.DATAFLOW else b for b in func.body.blocks)
+            if any(a is not b for a, b in zip(blocks, func.body.blocks, strict=True)):
+                body = Body(blocks, func.body.result)
+                changed[name] = Function(func.params, body, func.result_type, func.pure, func.num_inputs, func.arena)
+        return builder.finish().update(changed) if changed else module
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A product, and the calls that read it."""
+
+    product: Binding
+    views: frozenset[Var]  # the product and its reshapes
+    readers: tuple[Binding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Joiner:
+    module: IRModule
+    outliner: Outliner
+    takes: Callable[[PrimFunc], bool]
+
+    def block(self, block: Block, owners: Owners, uses: Mapping[Var, int]) -> Block:
+        bindings = list(block.bindings)
+        for binding in block.bindings:
+            family = self._family(binding, bindings, uses)
+            joined = None if family is None or not _may_join(family, bindings, owners) else self._joined(family)
+            if family is not None and joined is not None:
+                last = bindings.index(family.readers[-1])
+                bindings[last:last] = _with_results(joined, family.readers)
+                bindings = [b for b in bindings if b.var not in family.views and b not in family.readers]
+        return block if len(bindings) == len(block.bindings) else Block(tuple(bindings), block.kind)
+
+    def _family(self, product: Binding, bindings: Sequence[Binding], uses: Mapping[Var, int]) -> _Family | None:
+        """The product that a binding is, if all that reads it are calls that go through elements."""
+        call = product.value
+        if not isinstance(call, CallTir) or len(call.out) != 1 or product_in(self.module.prim(call.func)) is None:
+            return None
+        views, readers, found = {product.var}, list[Binding](), 0
+        for binding in bindings[bindings.index(product) + 1 :]:
+            value = binding.value
+            if not (count := sum(atom in views for atom in operands(value))):
+                continue
+            found += count
+            if isinstance(value, Call) and value.op is RESHAPE:
+                views.add(binding.var)
+            elif isinstance(value, CallTir) and all(match_spatial(s) for s in stages(self.module.prim(value.func).body)):
+                readers.append(binding)
+            else:
+                return None
+        if not readers or found != sum(uses[view] for view in views):
+            return None
+        return _Family(product, frozenset(views), tuple(readers))
+
+    def _joined(self, family: _Family) -> CallTir | None:
+        assert isinstance(family.product.value, CallTir)
+        product = written_out(family.product.value, self.module.prim(family.product.value.func))
+        (source,) = product.outputs
+        together = _Together(list(product.operands), [], [], list(statements(product.body)))
+        for reader in family.readers:
+            assert isinstance(reader.value, CallTir)
+            together.add(written_out(reader.value, self.module.prim(reader.value.func)), family.views, source)
+        scalars = [place for place, _ in together.operands if isinstance(place, ScalarParam)]
+        if len(set(scalars)) != len(scalars) or len(together.operands) > MOST_OPERANDS:
+            return None
+        body = Allocate(source, sequence(together.stmts))
+        names = "_".join([product.name, *(reader.value.func for reader in family.readers if isinstance(reader.value, CallTir))])
+        inplace = tuple(together.inplace) if any(i is not None for i in together.inplace) else ()
+        call = self.outliner.call(names, together.operands, tuple(together.outputs), body, inplace=inplace)
+        made = self.outliner.builder.find(call.func)
+        return call if isinstance(made, PrimFunc) and self.takes(made) else None
+
+
+@dataclass(slots=True)
+class _Together:
+    """What the calls of a family are made of."""
+
+    operands: list[tuple[Buffer | ScalarParam, Atom]]
+    outputs: list[Buffer]
+    inplace: list[int | None]
+    stmts: list[Stmt]
+
+    def add(self, call: WrittenCall, views: frozenset[Var], source: Buffer) -> None:
+        known = {atom: place for place, atom in self.operands if isinstance(place, Buffer)}
+        taken = {call.operands[i][0] for i in call.inplace if i is not None}
+        renamed: dict[Buffer, Buffer] = {}
+        body, numbers = call.body, dict[int, int]()
+        for i, (place, atom) in enumerate(call.operands):
+            if isinstance(place, Buffer) and atom in views:
+                body = replace_loads(body, place, partial(_element, source, place.shape))
+            elif isinstance(place, Buffer) and atom in known and place not in taken:
+                renamed[place] = known[atom]
+            else:
+                numbers[i] = len(self.operands)
+                self.operands.append((place, atom))
+        self.outputs += call.outputs
+        self.inplace += [None if i is None else numbers[i] for i in call.inplace or [None] * len(call.outputs)]
+        self.stmts += stages(rename_buffers(body, renamed))
+
+
+def _element(source: Buffer, shape: Sequence[Dim], indices: Sequence[Dim]) -> Scalar:
+    """What lies at these indices of a view of the rows: [rows, columns] in another shape."""
+    column = Dim.of(0)
+    for index, extent in zip(indices[1:], shape[1:], strict=True):
+        column = column * extent + index
+    return Load(source, (indices[0], column))
+
+
+def _may_join(family: _Family, bindings: Sequence[Binding], owners: Owners) -> bool:
+    """Whether all calls may wait for the last one: nothing before it needs a result or overwrites an operand, and none of them overwrites
+    what another one reads."""
+    results = {reader.var for reader in family.readers}
+    for binding in bindings[bindings.index(family.product) + 1 : bindings.index(family.readers[-1])]:
+        if binding in family.readers or binding.var in family.views:
+            continue
+        value = binding.value
+        if isinstance(value, If) or results & set(operands(value)):
+            return False
+        if isinstance(value, CallTir) and any(i is not None for i in value.inplace):
+            return False
+    members = [b.value for b in (family.product, *family.readers) if isinstance(b.value, CallTir)]
+    for member in members:
+        taken = owners.of(*(member.args[i] for i in member.inplace if i is not None))
+        if any(taken & owners.of(*other.args) for other in members if other is not member):
+            return False
+    return True
+
+
+def _with_results(call: CallTir, readers: Sequence[Binding]) -> list[Binding]:
+    """The call, and the variables of those that it replaces."""
+    made = Var(readers[-1].var.name, TupleType(call.out))
+    if len(call.out) == 1:
+        return [Binding(readers[0].var, call)]
+    found, first = [Binding(made, call)], 0
+    for reader in readers:
+        assert isinstance(reader.value, CallTir)
+        fields = [Var(reader.var.name, type_) for type_ in reader.value.out]
+        single = len(fields) == 1
+        found += [Binding(reader.var if single else field, TupleGet(made, first + i)) for i, field in enumerate(fields)]
+        if not single:
+            found.append(Binding(reader.var, MakeTuple(tuple(fields))))
+        first += len(fields)
+    return found

@@ -1,0 +1,112 @@
+"""The nests that read a product's elements where its tile left them: queries and keys that rotate, values that go to the cache.
+
+A branch takes some columns of the product, one for each of its elements, and may read the column that lies `apart` before or behind: the
+other element of a pair. A tile that is too narrow for both halves of such pairs has its columns in two halves that lie as far apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from compiler.idioms.product import Product
+from compiler.idioms.spatial import SpatialNest, match_spatial, read_integers, write_element
+from compiler.ir.dims import Dim, product_of
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Contraction, Guard, Load, Scalar
+from compiler.ir.loops.statements import Stmt, Store
+from compiler.ir.loops.visit import loads, map_scalar, subscalars
+from compiler.ir.loops.write import Kernel, less, less_equal
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    nest: SpatialNest
+    source: Buffer  # the product
+    begin: int  # the first column that it takes
+    apart: int  # 0: it reads no other column
+
+    @property
+    def axes(self) -> list[tuple[str, Dim]]:
+        """Those of the elements in a row."""
+        return [(var.name, extent) for var, extent in self.nest.axes[1:]]
+
+    @property
+    def num_columns(self) -> int:
+        return product_of([extent for _, extent in self.axes]).const
+
+    def offset(self, scalar: Scalar) -> int | None:
+        """How far a load of the product lies from the element's own column; None for any other scalar."""
+        if not isinstance(scalar, Load) or scalar.buffer is not self.source:
+            return None
+        return (scalar.indices[-1] - _number(self.nest)).const - self.begin
+
+    def write(self, k: Kernel, row: Dim, column: Dim, element: Callable[[int], Scalar]) -> None:
+        """Write what the branch makes of a column, if it takes that. `element` of the product lies so far from the column."""
+
+        def read(scalar: Scalar) -> Scalar:
+            offset = self.offset(scalar)
+            return scalar if offset is None else element(offset)
+
+        store = self.nest.store
+        with k.when(less_equal(self.begin, column) & less(column, self.begin + self.num_columns)):
+            number = k.let("element", column - self.begin, self.num_columns - 1)
+            point = dict(zip((var for var, _ in self.nest.axes), (row, *k.unravel(number, self.axes)), strict=True))
+            known = read_integers(k, self.nest, point)
+            write_element(k, Store(store.buffer, store.indices, map_scalar(store.value, read)), known)
+
+
+def read_branches(product: Product[Contraction], stmts: Sequence[Stmt]) -> tuple[Branch, ...] | None:
+    """The statements as branches of a product, or None where one of them is something else."""
+    source, indices = product.nest.store.buffer, product.nest.store.indices
+    if indices != tuple(map(Dim.of, product.nest.vars)) or len(indices) != 2 or not product.num_columns.is_const:
+        return None
+    found = [_branch(stmt, source, product.nest.axes[0][1]) for stmt in stmts]
+    branches = tuple(b for b in found if b is not None)
+    return branches if len(branches) == len(found) and len({b.apart for b in branches} - {0}) < 2 else None
+
+
+def _branch(stmt: Stmt, source: Buffer, num_rows: Dim) -> Branch | None:
+    nest = match_spatial(stmt)
+    if nest is None or len(nest.axes) < 2 or nest.axes[0][1] != num_rows or not all(extent.is_const for _, extent in nest.axes[1:]):
+        return None
+    read = [load for load in loads(stmt) if load.buffer is source]
+    own_row, number = nest.axes[0][0].dim, _number(nest)
+    if not read or any(load.indices[0] != own_row or not (load.indices[1] - number).is_const for load in read):
+        return None
+    if any(load.buffer is source for _, value in nest.lets for load in loads(value)):
+        return None
+    columns = sorted({(load.indices[1] - number).const for load in read})
+    begin, apart = columns[len(columns) // 2], columns[-1] - columns[len(columns) // 2]
+    branch = Branch(nest, source, begin, apart)
+    return branch if columns in ([begin], [begin - apart, begin, begin + apart]) and (not apart or _reads_pairs(branch)) else None
+
+
+def _number(nest: SpatialNest) -> Dim:
+    """Of an element in its row."""
+    number = Dim.of(0)
+    for var, extent in nest.axes[1:]:
+        number = number * extent + var.dim
+    return number
+
+
+def _reads_pairs(branch: Branch) -> bool:
+    """Whether an element reads the other one of its pair alone: that behind it in the first half of 2 `apart` columns, that before it in
+    the second."""
+    var, size = branch.nest.axes[-1]
+    period, apart = 2 * branch.apart, branch.apart
+    if size.const % period or branch.begin % period:
+        return False
+
+    def fits(scalar: Scalar, j: int) -> bool:
+        if isinstance(scalar, Guard):
+            known = [tuple(dim.substitute({var: j}) for dim in condition) for condition in scalar.conditions]
+            if all(dim.is_const for condition in known for dim in condition):
+                inside = all(low.const <= dim.const < high.const for low, dim, high in known)
+                return fits(scalar.value if inside else scalar.otherwise, j)
+        offset = branch.offset(scalar)
+        if offset is not None:
+            return offset in (0, apart if j % period < apart else -apart)
+        return all(fits(part, j) for part in subscalars(scalar))
+
+    return all(fits(branch.nest.store.value, j) for j in range(size.const))
