@@ -5,6 +5,9 @@ every endpoint, taken from `/openapi.json`, in every shape at its limit, one req
 two tokens, or the longest wait for a probe, while a field's requests were under way. `nothing` is the same without any request, at times in
 between: so much of a pause is the machine's. A machine that pauses now and then does so beside any request, while a request that delays
 others does so every time. So fields beyond the goal are sent again, up to five times in all, and the figure is the least of these rounds.
+
+Streams wait for a step that takes in prompts or texts, for as long as `max_gap_ms` allows. The model is loaded with 10, as an operator does
+who promises 50 ms: work of other processes on the same cores makes a step longer than planned.
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from server.http.json_scan import MAX_DEPTH, MAX_ESCAPES, MAX_NUMBERS, MAX_PARTS
 from server.settings import ServerSettings
 
 GOAL_MS = 50.0
+MAX_GAP_MS = 10  # of the steps, by which the model is loaded
 MOST_BYTES = ServerSettings().max_body_bytes
 NOTHING, OWN_LIMIT = "nothing", "its own limit"
 QUIET_S, EVERY = 0.5, 8  # how long nothing is sent, once every so many fields
@@ -358,7 +362,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with (
         model_folder(options.model) as folder,
         tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as cache,
-        server(folder, options.quantize, Path(cache)) as address,
+        server(folder, options.quantize, Path(cache), MAX_GAP_MS) as address,
     ):
         report(figures(measure(address, fetch_document(address), options.only)), as_json=options.json)
 

@@ -22,6 +22,7 @@ from deploy import demo
 from deploy.bench.checkpoint import model_folder
 from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import post_stream
+from server.messages import MAX_GAP_MS
 
 NAME = "started"
 ADDRESS = re.compile(r"relaxserve at http://([\w.]+):(\d+):")
@@ -32,10 +33,10 @@ NUM_STREAMED = 256
 
 
 @contextmanager
-def server(folder: Path, quantize: str, cache: Path) -> Generator[tuple[str, int]]:
+def server(folder: Path, quantize: str, cache: Path, max_gap_ms: int = MAX_GAP_MS) -> Generator[tuple[str, int]]:
     """Where `relaxserve serve` listens, as soon as it has said so."""
     config = cache / "models.yaml"
-    config.write_text(f"models:\n- {{name: {NAME}, source: {folder.resolve()}, quantize: {quantize}}}\n")
+    config.write_text(f"models:\n- {{name: {NAME}, source: {folder.resolve()}, quantize: {quantize}, max_gap_ms: {max_gap_ms}}}\n")
     command = (sys.executable, "-c", "from deploy.cli import main; main()", "serve", "--port", "0", "--config", str(config))
     environment = {**os.environ, "RELAXSERVE_CACHE": str(cache)}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:

@@ -6,6 +6,7 @@ of a long text only as much is encoded as shows that it is too long.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
@@ -13,6 +14,9 @@ from server.interfaces import Tokenizer
 
 PIECE_CHARS = 64 << 10  # encoded in one call
 DENSE = 4  # characters a token; a text with more of them than that in its context is counted piece by piece first
+SPARSE = 6  # characters a token; most texts have fewer, so that one piece holds as many tokens as are kept
+WORD_END = re.compile(r"\S(?=\s)")
+LAST_WORD_END = re.compile(r".*\S(?=\s)", re.DOTALL)
 LEAST_TOKEN_CHARS = 128  # a normaliser may drop white space, and WordPiece makes one token of a word that it does not know
 
 
@@ -64,28 +68,53 @@ def check_chars(num_chars: int, tokenizer: Tokenizer, param: str, context: int) 
 
 
 def _needed(text: str, tokenizer: Tokenizer, param: str, context: int, keep: int | None, side: str | None) -> str:
-    if keep is None:
-        check_chars(len(text), tokenizer, param, context)
-    limit = context if keep is None else keep
-    if len(text) <= max(PIECE_CHARS, DENSE * limit):
-        return text
-    reach = _reach(text, tokenizer, limit, from_end=keep is not None and side != "right")
     if keep is not None:
-        return text[:reach] if side == "right" else text[len(text) - reach :]
-    if reach < len(text):
-        raise too_long(context, f"{param} has more than {limit} tokens", param)
+        piece_chars = min(PIECE_CHARS, SPARSE * (keep + tokenizer.max_token_chars))
+        if len(text) <= 2 * piece_chars:  # counting a piece and encoding it again would take as long
+            return text
+        if side == "right":
+            return text[: _reach(text, tokenizer, keep, piece_chars)]
+        return text[_reach_from_end(text, tokenizer, keep, piece_chars) :]
+    check_chars(len(text), tokenizer, param, context)
+    if len(text) > max(PIECE_CHARS, DENSE * context) and _reach(text, tokenizer, context, PIECE_CHARS) < len(text):
+        raise too_long(context, f"{param} has more than {context} tokens", param)
     return text
 
 
-def _reach(text: str, tokenizer: Tokenizer, limit: int, *, from_end: bool) -> int:
-    """How many characters, in whole pieces, certainly hold more than `limit` tokens; all of them if the text may have fewer."""
-    num_tokens, at = 0, 0
-    while at < len(text) and num_tokens <= limit:
-        piece = text[max(0, len(text) - at - PIECE_CHARS) : len(text) - at] if from_end else text[at : at + PIECE_CHARS]
-        # A cut can part a token into as many as it has characters, but into no more.
-        num_tokens += tokenizer.count(piece) - tokenizer.max_token_chars
-        at += len(piece)
-    return at
+def _reach(text: str, tokenizer: Tokenizer, limit: int, piece_chars: int) -> int:
+    """Where the first pieces end that certainly hold more than `limit` tokens; the end of the text if it may have fewer."""
+    num_tokens, end = 0, 0
+    while end < len(text) and num_tokens <= limit:
+        begin, end = end, _next_cut(text, end, piece_chars)
+        num_tokens += _least_tokens(text[begin:end], tokenizer)
+    return end
+
+
+def _reach_from_end(text: str, tokenizer: Tokenizer, limit: int, piece_chars: int) -> int:
+    """Where the last pieces begin that certainly hold more than `limit` tokens; 0 if the text may have fewer."""
+    num_tokens, begin = 0, len(text)
+    while begin > 0 and num_tokens <= limit:
+        begin, end = _last_cut(text, begin, piece_chars), begin
+        num_tokens += _least_tokens(text[begin:end], tokenizer)
+    return begin
+
+
+def _least_tokens(piece: str, tokenizer: Tokenizer) -> int:
+    """A cut can part a token into as many as it has characters, but into no more."""
+    return tokenizer.count(piece) - tokenizer.max_token_chars
+
+
+def _next_cut(text: str, begin: int, piece_chars: int) -> int:
+    """The end of a piece: of a word, as words are encoded apart, or of as many characters as are encoded in one call."""
+    found = WORD_END.search(text, begin + piece_chars - 1, begin + PIECE_CHARS)
+    return found.end() if found else min(begin + PIECE_CHARS, len(text))
+
+
+def _last_cut(text: str, end: int, piece_chars: int) -> int:
+    """Where a piece begins, by the same rule."""
+    first = max(end - PIECE_CHARS, 0)
+    found = LAST_WORD_END.match(text, first, max(end - piece_chars + 1, 0))
+    return found.end() if found else first
 
 
 def _grouped(texts: Sequence[str]) -> Iterable[list[str]]:

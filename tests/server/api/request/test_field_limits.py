@@ -133,6 +133,25 @@ def test_a_real_tokenizer_cuts_a_long_text_as_it_cuts_the_whole():
         assert ids == expected
 
 
+TALE = " ".join(f"word {i} of a tale," if i % 7 else f"line{i}\n\n" for i in range(3000))
+
+
+@pytest.mark.parametrize("text", [TALE, "a" * 9000, "\u6f22\u5b57" * 4000, "a b " * 3000, " " * 9000 + "end"], ids=lambda text: text[-4:])
+@pytest.mark.parametrize("keep", [1, 8, 100])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_tokens_kept_of_a_text_are_those_of_the_whole(text, keep, side):
+    tokenizer = Tokenizer.from_dir(Path("deploy/demo/model"))
+    expected = texts.truncate(tokenizer.encode(text, True), keep, side)
+    (ids,) = texts.encode_prompts([text], tokenizer, "prompt", special=True, context=1024, keep=keep, side=side)
+    assert ids == expected
+
+
+def test_of_a_text_to_be_cut_little_more_than_is_kept_is_encoded():
+    tokenizer = Counting()
+    texts.encode_prompts([TALE], tokenizer, "prompt", special=False, context=1024, keep=8)
+    assert tokenizer.num_chars < 200
+
+
 def test_arguments_within_texts_are_held_to_the_same_limits(server):
     """A call's arguments are JSON within a text; manifold ones are refused, deep and cut-off ones are text."""
     for arguments, status in (("[" * 1000, 200), ("[" + "{}," * MAX_PARTS + "{}]", 413), ('{"a": "b', 200)):
