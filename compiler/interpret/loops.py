@@ -1,7 +1,7 @@
 """The meaning of loop nests, in NumPy.
 
 A nest whose iterations do not depend on one another (`_independent`) is evaluated all at once: every loop variable becomes an array
-along an axis of its own. Other loops run one iteration at a time. All arrays have rank 0 or `_RANK`, so that they broadcast.
+along an axis of its own. Other loops run one iteration at a time. All arrays have rank 0 or `rank_of`, so that they broadcast.
 
 Evaluating all at once computes values that the program does not ask for: beyond a ragged extent, outside of a guard. `active` says which
 points count. At those, reading outside of a buffer is an error; at the others anything may be read, and nothing is written.
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.interpret.rank import rank_of
 from compiler.interpret.scalars import MEANING, fold
 from compiler.ir.dims import Atom, Dim, DimVar, FloorDiv, Max, Min, Mod
 from compiler.ir.dtypes import DType
@@ -32,7 +33,6 @@ from compiler.ops.attention.plain import plain_attention
 from compiler.ops.elementwise import numpy_cast
 
 Array = NDArray[Any]
-_RANK = 24  # deeper than any nest
 
 
 class InterpretError(CompileError):
@@ -41,7 +41,7 @@ class InterpretError(CompileError):
 
 def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[DimVar, int] | None = None) -> None:
     """Run on arrays (outputs included, written in place), numbers for scalar parameters, ints for integer variables."""
-    frame = _Frame()
+    frame = _Frame(rank_of(prim))
     if dims:
         frame.dims.update(dims)
     for param, arg in zip(prim.params, args, strict=True):
@@ -78,8 +78,9 @@ def uninitialised(shape: Sequence[int], dtype: DType) -> Array:
 
 
 class _Frame:
-    def __init__(self) -> None:
-        self.dims: dict[DimVar, Any] = {}  # ints, or int64 arrays of rank _RANK
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.dims: dict[DimVar, Any] = {}  # ints, or int64 arrays of this rank
         self.buffers: dict[Buffer, Array] = {}
         self.params: dict[scalars.ScalarParam, Array] = {}
         self.extents: list[int] = []  # of the axes in use
@@ -136,7 +137,7 @@ class _Frame:
         for var, extent in loops:
             ragged = isinstance(extent, np.ndarray)
             longest = max(0, int(np.max(extent, initial=0) if ragged else extent))
-            self.dims[var] = np.arange(longest, dtype=np.int64).reshape(_shape([1] * len(self.extents) + [longest]))
+            self.dims[var] = np.arange(longest, dtype=np.int64).reshape(self._shape([1] * len(self.extents) + [longest]))
             self.extents.append(longest)
             if ragged:
                 inside = _both(inside, self.dims[var] < extent)
@@ -202,9 +203,9 @@ class _Frame:
         if self.active is not None:
             *places, value, active = np.broadcast_arrays(*places, value, self.active)
             places, value = [p[active] for p in places], value[active]
-        elif self.extents:
+        elif self.extents and np.broadcast_shapes(*map(np.shape, places)) != self._shape(self.extents):
             # Over every axis in use, also one that the statement does not mention: an empty one stores nothing.
-            *places, value, _ = np.broadcast_arrays(*places, value, np.zeros(_shape(self.extents)))
+            *places, value, _ = np.broadcast_arrays(*places, value, np.zeros(self._shape(self.extents)))
         self._check(buffer, places)
         if places:
             array[tuple(places)] = value
@@ -280,7 +281,7 @@ class _Frame:
     def _check_active(self, buffer: Buffer, axis: int, place: Array, extent: int) -> None:
         """Places that were picked by `active` already are flat, and all count."""
         outside = (place < 0) | (place >= extent)
-        if self.active is not None and (place.ndim == _RANK or not place.ndim):
+        if self.active is not None and (place.ndim == self.rank or not place.ndim):
             outside = outside & self.active
         if np.any(outside):
             worst = np.broadcast_to(place, outside.shape)[outside].flat[0]
@@ -306,9 +307,9 @@ class _Frame:
                 value = np.where(inside, value, neutral)
             extents = self.extents[first:]
         # Every axis of the reduction at its full extent, also when the value does not mention its variable; then all as one, in order.
-        shape = list(value.shape or _shape([]))
+        shape = list(value.shape or self._shape([]))
         shape[first : first + count] = extents
-        value = np.broadcast_to(value.reshape(value.shape or _shape([])), shape)
+        value = np.broadcast_to(value.reshape(value.shape or self._shape([])), shape)
         if 0 in extents:
             shape[first : first + count] = [1] * count
             value = np.broadcast_to(neutral, shape)
@@ -316,6 +317,9 @@ class _Frame:
             value = value.reshape([*shape[:first], prod(extents), *[1] * (count - 1), *shape[first + count :]])
         value = fold(reduce.fn, value, first)
         return value if first else value.reshape(())
+
+    def _shape(self, extents: Sequence[int]) -> tuple[int, ...]:
+        return (*extents, *[1] * (self.rank - len(extents)))
 
     # --- dimensions ----------------------------------------------------------------------------------------------------
 
@@ -355,10 +359,6 @@ def _fold_dims(fn: Any, values: list[Any]) -> Any:
     for value in values[1:]:
         result = fn(result, value)
     return result if isinstance(result, np.ndarray) else int(result)
-
-
-def _shape(extents: Sequence[int]) -> tuple[int, ...]:
-    return (*extents, *[1] * (_RANK - len(extents)))
 
 
 def _both(a: Array | None, b: Array | None) -> Array | None:

@@ -1,0 +1,33 @@
+"""The rank of the arrays that evaluate a nest: an axis per variable around its innermost point."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from compiler.ir.fields import Holds, items
+from compiler.ir.loops.attention import Attention
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.statements import For, Stmt
+from compiler.ir.loops.visit import inside_out, scalars_of, subscalars, substatements
+from compiler.ops.attention.plain import plain_attention
+
+
+@lru_cache(maxsize=1024)
+def rank_of(prim: PrimFunc) -> int:
+    """At least 2: arrays of rank 1 hold the points that were picked."""
+    return max(2, _depth(prim.body))
+
+
+def _depth(stmt: Stmt) -> int:
+    if isinstance(stmt, Attention):
+        return _depth(plain_attention(stmt))
+    inside = [*map(_depth, substatements(stmt)), *map(_scalar_depth, scalars_of(stmt))]
+    return isinstance(stmt, For) + max(inside, default=0)
+
+
+def _scalar_depth(scalar: Scalar) -> int:
+    depths: dict[Scalar, int] = {}
+    for node in inside_out(scalar):
+        depths[node] = len(items(node, Holds.NEW_AXES)) + max((depths[inner] for inner in subscalars(node)), default=0)
+    return depths[scalar]
