@@ -12,6 +12,8 @@ import pytest
 from compiler.backends.cpu.pipeline import pipeline
 from compiler.interpret.graph import Interpreter
 from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.statements import Tile
+from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.text.parser import parse
 from compiler.ir.verify.module import verify
 from compiler.machine.target import get
@@ -31,7 +33,12 @@ func main(x: f32[m, k], gate: f32[5, n, k], up: f32[5, n, k], one: i32[m], other
 }
 """
 
-
+PAIRS = """
+func main(x: bf16[m, 128], gate: bf16[5, 64, 128], up: bf16[5, 64, 128], bias: f32[5, 64], chosen: i32[m]) -> object {
+  dataflow { g = expert_linear(x, gate, chosen) u = expert_linear(x, up, chosen, bias) s = silu(g) y = multiply(s, u) }
+  return y
+}
+"""
 BYTES = """
 func main(x: bf16[m, 128], q: i8[5, 64, 128], s: f32[5, 64, 1], chosen: i32[m]) -> object {
   dataflow { w = dequantize(q, s, bits=8) y = expert_linear(x, w, chosen) }
@@ -108,7 +115,7 @@ def test_weights_of_integers(agree: Callable[..., Any], kernels: Callable[..., d
           return y
         }}
     """
-    found = kernels(text, "x86-64-v4-vnni") if False else kernels(text)
+    found = kernels(text)
     assert any(prim.attrs["schedule"] in ("integer", "matmul") for prim in found.values())
     rng = np.random.default_rng(bits)
     gate, up = (rng.integers(-127, 128, (3, 40, length)).astype(np.int8 if bits == 8 else np.uint8) for _ in range(2))
@@ -118,8 +125,8 @@ def test_weights_of_integers(agree: Callable[..., Any], kernels: Callable[..., d
         np.testing.assert_array_equal(agree(text, x[row : row + 1], gate, up, scale, chosen[row : row + 1], rtol=2e-2)[0], whole[row])
 
 
-@pytest.mark.parametrize("text", [GATED.replace("x: f32", "x: bf16"), BYTES], ids=["pairs", "bytes"])
-def test_blocks_of_a_choice_on_a_matrix_unit(text: str) -> None:
+@pytest.mark.parametrize(("text", "tile"), [(PAIRS, "amx_bf16"), (BYTES, "amx_i8_u8")], ids=["pairs", "bytes"])
+def test_blocks_of_a_choice_on_a_matrix_unit(text: str, tile: str) -> None:
     """As the interpreter runs them; blocks go through k in parts and prefetch what comes after their own panel."""
     rng = np.random.default_rng(0)
     x, chosen, bias = f32(72, 128).astype(BF16), np.sort(choices(72, 2)), f32(5, 64)
@@ -130,6 +137,8 @@ def test_blocks_of_a_choice_on_a_matrix_unit(text: str) -> None:
     module = parse(text)
     scheduled = pipeline(get("amx")).until("schedule_kernels")(module)
     verify(scheduled)
+    tiles = {stmt.op.name for prim in scheduled.prim_functions.values() for stmt in walk_stmts(prim.body) if isinstance(stmt, Tile)}
+    assert tile in tiles
     expected = Interpreter(module).call("main", *args).astype(np.float32)
     found = Interpreter(scheduled).call("main", *args).astype(np.float32)
     assert np.abs(found - expected).max() < 1e-2 * np.abs(expected).max()
