@@ -61,6 +61,8 @@ class Shadow:
 
     def _apart(self, threads: Array, others: Array, times: Array) -> Array:
         """Where an access of another thread is not in order with one of a thread now."""
+        if times.max(initial=0) < self.epoch[threads].min(initial=self.time):
+            return np.zeros((), bool)  # a barrier of all these threads came after all accesses
         own = threads[:, None]
         warp = self.wave.warp
         same_warp = (others >= 0) & (warp[np.maximum(others, 0)] == warp[own])

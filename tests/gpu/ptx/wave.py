@@ -6,6 +6,7 @@ hardware reconverges warps. Warps need not wait for each other there, so a join 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -77,7 +78,7 @@ class Wave:
         self.warp = self.slot * self.warps_per_block + self.thread // WARP
         self.alive = np.ones(count, bool)
         self._special: dict[str, Array] = {}
-        registers = [np.zeros(count, np.uint8) if r.bits == 1 else _poisoned(count, r.bits) for r in self.program.kernel.registers]
+        registers = _registers([r.bits for r in self.program.kernel.registers], count)
         self.views = [_view(registers[slot], dtype) for slot, dtype in self.program.views]
         self.parameters = np.frombuffer(launch.parameters.ljust(-(-len(launch.parameters) // 16) * 16, b"\0"), np.uint8)
         self.parameter_words = {bits: self.parameters.view(dtype) for bits, dtype in UNSIGNED.items()}
@@ -382,8 +383,16 @@ def _inside(offsets: Array, size: int, limit: int, space: str) -> Array:
     return offsets
 
 
-def _poisoned(count: int, bits: int) -> Array:
-    return np.full(count * (bits // 8), POISON, np.uint8).view(UNSIGNED[min(bits, 64)])
+def _registers(widths: list[int], count: int) -> list[Array]:
+    """One per width, of `count` threads. Those of a width are rows of one array: to make an array takes longer than to fill it."""
+    rows = {bits: iter(_poisoned((number, count), bits)) for bits, number in Counter(widths).items()}
+    return [next(rows[bits]) for bits in widths]
+
+
+def _poisoned(shape: tuple[int, int], bits: int) -> Array:
+    if bits == 1:
+        return np.zeros(shape, np.uint8)
+    return np.full((shape[0], shape[1] * (bits // 8)), POISON, np.uint8).view(UNSIGNED[min(bits, 64)])
 
 
 def _view(register: Array, dtype: Any) -> Array:

@@ -52,22 +52,23 @@ def product(a: Array, b: Array, c: Array, a_type: str, b_type: str, arch: tuple[
 
 def _exponent(x: Array, least: int) -> Array:
     """Of float64 values that came from a narrower type whose least exponent is given."""
-    exponent = (x.view(np.int64) >> 52 & 0x7FF) - 1023
-    return np.where(x == 0, NOTHING, np.maximum(exponent, least))
+    exponent = ((x.view(np.int64) >> 52 & 0x7FF) - 1023).astype(np.int16)
+    return np.where(x == 0, np.int16(NOTHING), np.maximum(exponent, np.int16(least)))
 
 
 def _power(exponent: Array) -> Array:
-    return ((exponent + 1023) << 52).view(np.float64)
+    return ((exponent.astype(np.int64) + 1023) << 52).view(np.float64)
 
 
 def _fused(a: Array, b: Array, c: Array, least_a: int, least_b: int, fraction: int) -> Array:
-    a, b, wide = (np.ascontiguousarray(x.astype(np.float64)) for x in (a, b, c))
-    products = a[..., :, None, :] * b[..., None, :, :]  # exact
-    exponents = _exponent(a, least_a)[..., :, None, :] + _exponent(b, least_b)[..., None, :, :]
-    largest = np.maximum(exponents.max(-1), _exponent(wide, -126))
-    largest = np.maximum(largest, -126)
+    """The terms lie along the first axis, which NumPy folds fastest. Their sum is exact in any order."""
+    a, b = (np.ascontiguousarray(np.moveaxis(x.astype(np.float64), -1, 0)) for x in (a, b))  # [k, ..., m], [k, ..., n]
+    wide = np.ascontiguousarray(c.astype(np.float64))
+    products = a[..., :, None] * b[..., None, :]  # exact
+    exponents = _exponent(a, least_a)[..., :, None] + _exponent(b, least_b)[..., None, :]
+    largest = np.maximum(exponents.max(0), np.maximum(_exponent(wide, -126), np.int16(-126)))
     scale = _power(fraction - largest)
-    total = np.trunc(products * scale[..., None]).sum(-1) + np.trunc(wide * scale)
+    total = np.trunc(products * scale).sum(0) + np.trunc(wide * scale)
     value = total * _power(largest - fraction)
     rounded = value.astype(np.float32)  # to nearest: a step back where that went away from zero
     away = np.abs(rounded.astype(np.float64)) > np.abs(value)
@@ -75,8 +76,8 @@ def _fused(a: Array, b: Array, c: Array, least_a: int, least_b: int, fraction: i
     if fraction < 23:  # the result keeps as many bits as the terms
         bits = result.view(np.uint32)
         result = (bits & ~np.uint32((1 << (23 - fraction)) - 1)).view(np.float32)
-    finite = np.isfinite(products).all(-1) & np.isfinite(wide)
-    if finite.all():
+    if all(np.isfinite(x).all() for x in (a, b, wide)):
         return result
-    special = (products.sum(-1) + wide).astype(np.float32)
+    finite = np.isfinite(products).all(0) & np.isfinite(wide)
+    special = (products.sum(0) + wide).astype(np.float32)
     return np.where(finite, result, np.where(np.isnan(special), np.uint32(0x7FFFFFFF).view(np.float32), special))
