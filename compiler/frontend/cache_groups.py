@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compiler.frontend.config import ModelConfig
+from compiler.frontend.config import Heads, ModelConfig
 from compiler.ir.dtypes import DType
 from runtime.cache_groups import PAGE_SIZE, CacheGroup, KVGroup, StateGroup
 
@@ -16,22 +16,13 @@ def groups_of(config: ModelConfig, dtype: DType, max_context: int) -> tuple[Cach
 
 
 def _of_attention(config: ModelConfig, dtype: DType, max_context: int) -> tuple[KVGroup, ...]:
-    windows = {
-        layer: None if window is None or window >= max_context else window
-        for layer, window in enumerate(config.windows)
-        if layer not in config.stateful
-    }
-    kinds = sorted(set(windows.values()), key=lambda window: (window is not None, window or 0))
-    return tuple(
-        KVGroup(
-            layers=tuple(layer for layer, window in windows.items() if window == kind),
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype=str(dtype),
-            window=kind,
-        )
-        for kind in kinds
-    )
+    kinds: dict[tuple[Heads, int | None], list[int]] = {}
+    for layer in config.keeping:
+        window = config.windows[layer]
+        kept = None if window is None or window >= max_context else window
+        kinds.setdefault((config.heads_of_layer(layer), kept), []).append(layer)
+    groups = [KVGroup(tuple(layers), heads.num_kv, heads.size, str(dtype), window) for (heads, window), layers in kinds.items()]
+    return tuple(sorted(groups, key=lambda group: (group.window is not None, group.window or 0)))
 
 
 def _of_states(config: ModelConfig, kv_bytes: int) -> tuple[StateGroup, ...]:

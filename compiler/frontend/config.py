@@ -68,6 +68,22 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """The keys and values of a layer."""
+
+    num_kv: int  # divides the number of query heads
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputs:
+    """A vector per token and layer, beside the residual stream."""
+
+    size: int
+    vocab_size: int  # of the table that has a part of it
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     family: str
     vocab_size: int
@@ -84,6 +100,12 @@ class ModelConfig:
     windows: tuple[int | None, ...]  # per layer: how many tokens one attends to, itself included; None: all
     rope: Rope | None = None
     local_rope: Rope | None = None  # of the layers with a window, where these differ
+    global_heads: Heads | None = None  # of the layers without a window, where these differ
+    values_from_keys: frozenset[int] = frozenset()  # layers whose values are projected by the matrix of their keys
+    kv_sources: tuple[int, ...] = ()  # per layer: the one whose keys and values it reads; no entries: itself
+    intermediate_sizes: tuple[int, ...] = ()  # per layer, where they differ
+    attending: frozenset[int] | None = None  # layers that have attention, where these are not all that have no state
+    layer_inputs: LayerInputs | None = None
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False  # of the projection behind attention
@@ -104,7 +126,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     head_bias: bool = False
     mixture: Mixture | None = None
-    num_unused_layers: int = 0  # that the checkpoint has behind the others, to predict further tokens
+    unused: tuple[str, ...] = ()  # shell patterns of tensors that the checkpoint may have and the model does not read
     encoder: EncoderConfig | None = None
     classes: Classes | None = None  # of a head that classifies texts; None: the model embeds them
     verdict: Verdict | None = None  # how a decoder comes to its one class
@@ -124,6 +146,23 @@ class ModelConfig:
     def tells_pairs_apart(self) -> bool:
         """Whether tokens of a second text have a segment of their own."""
         return self.classes is not None and self.encoder is not None and self.encoder.num_segments > 1
+
+    @property
+    def keeping(self) -> tuple[int, ...]:
+        """Layers that keep keys and values of their own."""
+        attending = frozenset(range(self.num_layers)) - self.stateful if self.attending is None else self.attending
+        return tuple(layer for layer in sorted(attending) if self.kv_source(layer) == layer)
+
+    def kv_source(self, layer: int) -> int:
+        return self.kv_sources[layer] if self.kv_sources else layer
+
+    def intermediate_size_of(self, layer: int) -> int:
+        return self.intermediate_sizes[layer] if self.intermediate_sizes else self.intermediate_size
+
+    def heads_of_layer(self, layer: int) -> Heads:
+        if self.global_heads is not None and self.windows[layer] is None:
+            return self.global_heads
+        return Heads(self.num_kv_heads, self.head_dim)
 
     def rope_of_layer(self, layer: int) -> Rope | None:
         if layer in self.unrotated:

@@ -36,6 +36,7 @@ UNUSED = (
     *("*rotary_emb.inv_freq", "lm_head.weight", "language_model.lm_head.weight"),  # computed, and beside tied embeddings
     "mtp.*",  # predicts further tokens
     *("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*", "visual.*", "model.visual.*"),
+    *("model.audio_tower.*", "model.embed_vision.*", "model.embed_audio.*"),
 )
 
 
@@ -115,6 +116,7 @@ def _prefix(dtypes: Mapping[str, DType]) -> str:
 
 def _result(step: Step, family: DecoderFamily, entry: str) -> Var:
     x, batch = embed(step), step.batch
+    step.layer_inputs = None if family.layer_inputs is None else family.layer_inputs(step, x)
     for number in range(step.config.num_layers):
         x = family.layer(Layer(step, number), x)
     if entry == HIDDEN:

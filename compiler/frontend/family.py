@@ -8,7 +8,7 @@ from typing import Any
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer
+from compiler.frontend.layers.decoder import Layer, Step
 from compiler.frontend.layers.encoder import EncoderLayer, Head, Stem, embedded
 from compiler.frontend.mixture import ExpertNames
 from compiler.ir.graph.atoms import Var
@@ -44,6 +44,7 @@ class DecoderFamily:
     read: Read
     layer: Callable[[Layer, Var], Var]  # one layer of the residual stream
     last_norm: str = "norm"  # the name of the norm before the head
+    layer_inputs: Callable[[Step, Var], Var | None] | None = None  # made of the embeddings: see LayerInputs
     experts: ExpertNames | None = None
     gguf: Gguf | None = None
 

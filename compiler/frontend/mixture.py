@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import translate
 
 import numpy as np
 
@@ -68,6 +69,7 @@ class ExpertNames:
     up: str = "mlp.experts.*.up_proj"
     down: str = "mlp.experts.*.down_proj"
     correction: str | None = None  # added to scores when experts are chosen, not to their shares
+    scales: str | None = None  # of the shares of each expert
     shared: str | None = None  # the expert of all tokens
     shared_gate: str | None = None  # how much of it a token takes
     stacked: tuple[str, str] | None = None  # of gates and ups together, and of the way back, where files have such: see StackedExperts
@@ -205,11 +207,10 @@ class StackedExperts:
         return TensorInfo((experts, taken, *inputs), info.dtype, info.num_bytes * taken // rows)
 
 
-def without_layers(source: WeightSource, num_layers: int) -> WeightSource:
-    """The source without layers behind the first so many."""
-    beyond = re.compile(r"(?:.*\.)?layers\.(\d+)\..*", re.ASCII)
-    left = {n: info for n, info in source.tensors.items() if (match := beyond.fullmatch(n)) is None or int(match[1]) < num_layers}
-    return Chosen(source, left)
+def without(source: WeightSource, patterns: Iterable[str]) -> WeightSource:
+    """The source without tensors whose names fit a shell pattern."""
+    taken = re.compile("|".join(map(translate, patterns)))
+    return Chosen(source, {name: info for name, info in source.tensors.items() if taken.match(name) is None})
 
 
 @dataclass(frozen=True, slots=True)

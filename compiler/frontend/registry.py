@@ -15,7 +15,7 @@ from compiler.frontend.errors import ModelError, UnknownModel
 from compiler.frontend.family import DecoderFamily, EncoderFamily, Family, Gguf
 from compiler.frontend.fields import Fields, read_json
 from compiler.frontend.metadata import require_read
-from compiler.frontend.mixture import joint_experts, without_layers
+from compiler.frontend.mixture import joint_experts, without
 from compiler.frontend.quantized.source import FIELDS as QUANTISATION
 from compiler.frontend.reranker import FIELDS as JUDGING
 from compiler.frontend.reranker import read_verdict
@@ -64,7 +64,7 @@ def weights_of(config: ModelConfig, files: WeightSource) -> WeightSource:
     """The tensors of the files as programs of the family name them."""
     if not config.is_causal:
         return files
-    used = without_layers(files, config.num_layers) if config.num_unused_layers else files
+    used = without(files, config.unused) if config.unused else files
     return joint_experts(used, decoder_family(config.family).experts)
 
 

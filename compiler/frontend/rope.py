@@ -61,7 +61,15 @@ class LongScaling:
     attention_factor: float
 
 
-RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
+@dataclass(frozen=True, slots=True)
+class ProportionalScaling:
+    """The first pairs turn as if all did; the others stand still."""
+
+    num_turning: int
+    factor: float
+
+
+RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling | ProportionalScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +99,8 @@ class Rope:
                 turns = _yarn(plain, self.theta, yarn)
             case LongScaling(short, long, original, scale):
                 turns = plain / np.array(long if context > original else short)
+            case ProportionalScaling(num_turning, factor):
+                turns = np.where(np.arange(len(plain)) < num_turning, plain / factor, 0.0)
         return turns.astype(np.float32), scale
 
     def max_context(self, declared: int) -> int:
@@ -137,6 +147,8 @@ def read_rope(config: Fields, head_dim: int, *, theta: float = 10000.0, layer_ty
     theta = fields.number("rope_theta", config.number("rope_theta", theta))
     partial = fields.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     size = int(head_dim * partial)
+    if fields.text("rope_type", "default") == "proportional":
+        return Rope(theta, head_dim, ProportionalScaling(size // 2, fields.number("factor", 1.0)))
     if size % 2 or not 2 <= size <= head_dim:
         raise ConfigError(f"{size} of {head_dim} dimensions of a head would be rotated (factor {partial}); expected an even number")
     return Rope(theta, size, _read_scaling(config, fields, size))

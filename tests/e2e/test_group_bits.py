@@ -18,6 +18,7 @@ from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 FAMILIES = [
+    "gemma4",  # groups of other heads, which several layers read
     "gemma3",  # windows of 12 tokens in three of four layers
     "lfm2",  # states in three of four layers
     "qwen3_next",  # matrices as states, in pages of more tokens than those of keys and values

@@ -134,6 +134,26 @@ GRANITE_EXPERTS = {
     "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
     "block_sparse_moe.router.weight": "block_sparse_moe.router.layer.weight",
 }
+GEMMA4: Json = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "global_head_dim": 24,
+    "sliding_window": 12,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "max_position_embeddings": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1000000.0, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 EXPERTS = ("mlp", "gate_proj", "up_proj", "down_proj")
 
@@ -284,6 +304,55 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             },
         }
     ),
+    # Windows and all tokens are kept in heads of two sizes, and read again by the last two layers, whose MLPs are wider. The last layer has
+    # no window, whatever its type says.
+    "gemma4": Causal(
+        {
+            "model_type": "gemma4",
+            "tie_word_embeddings": True,
+            "text_config": {
+                "model_type": "gemma4_text",
+                **GEMMA4,
+                "num_hidden_layers": 6,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention", *["sliding_attention"] * 2],
+                "num_kv_shared_layers": 2,
+                "use_double_wide_mlp": True,
+                "hidden_size_per_layer_input": 8,
+                "vocab_size_per_layer_input": 96,
+                "final_logit_softcapping": 8.0,
+            },
+            "vision_config": {
+                "model_type": "gemma4_vision",
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "num_key_value_heads": 1,
+                "head_dim": 16,
+                "patch_size": 2,
+                "position_embedding_size": 4,
+            },
+            "audio_config": None,
+        }
+    ),
+    # Other numbers of heads without a window; values from keys; experts.
+    "gemma4-experts": Causal(
+        {
+            "model_type": "gemma4_text",
+            **GEMMA4,
+            "num_key_value_heads": 2,
+            "num_global_key_value_heads": 1,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 24,
+        }
+    ),
+    "gemma4_unified": Causal({"model_type": "gemma4_unified_text", **GEMMA4, "num_hidden_layers": 2, "attention_k_eq_v": True}),
     "phi3": Causal({"model_type": "phi3", **SIZES, "sliding_window": 20, "num_key_value_heads": 4, "pad_token_id": 0}),
     "phi3-longrope": Causal(
         {
@@ -819,6 +888,9 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
 }
 
 
+LAST_NORMS = ("model.norm.weight", "model.language_model.norm.weight")
+
+
 # --- weights --------------------------------------------------------------------------------------------------------------
 
 
@@ -832,7 +904,8 @@ def draw(model: torch.nn.Module, gain: float, seed: int, dtype: torch.dtype) -> 
     # Gemma multiplies embeddings by 8 here, adds one to the weights of its norms, and has a head tied to the embeddings: small
     # embeddings let the layers be heard, a large last norm brings the logits to where they are capped.
     is_gemma = "Gemma" in type(model).__name__
-    counts_from_one = is_gemma or any(family in type(model).__name__ for family in ("Nemotron", "Qwen3Next", "Qwen3_5"))
+    families = ("Gemma", "Nemotron", "Qwen3Next", "Qwen3_5")
+    counts_from_one = any(name in type(model).__name__ for name in families) and "Gemma4" not in type(model).__name__
 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -840,19 +913,22 @@ def draw(model: torch.nn.Module, gain: float, seed: int, dtype: torch.dtype) -> 
                 value = normal(parameter.shape, 1.0)
             elif parameter.ndim == 1 and name.endswith("norm.weight" if "LayerNorm" not in name else "LayerNorm.weight"):
                 from_one = counts_from_one and "linear_attn" not in name
-                value = normal(parameter.shape, 0.2) + (not from_one) + 7 * (is_gemma and name == "model.norm.weight")
+                value = normal(parameter.shape, 0.2) + (not from_one) + 7 * (is_gemma and name in LAST_NORMS)
+            elif name.endswith(("router.scale", "per_expert_scale")):
+                value = normal(parameter.shape, 0.3) + 1
             elif name.endswith("A_log"):
                 value = normal(parameter.shape, 1.0) - 2.0  # states remember some tokens
             elif parameter.ndim == 1:
                 value = normal(parameter.shape, 0.3)
             elif "embed" in name:
-                value = normal(parameter.shape, 0.06 if is_gemma else 0.5)
+                value = normal(parameter.shape, 0.06 if is_gemma and "per_layer" not in name else 0.5)
             else:
                 value = normal(parameter.shape, gain / parameter.shape[-1] ** 0.5)
             parameter.copy_(value.to(dtype).to(torch.float32))
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
-                buffer.copy_(normal(buffer.shape, 0.3).to(dtype).to(torch.float32))
+            if name.endswith(("e_score_correction_bias", "layer_scalar")):
+                value = normal(buffer.shape, 0.3) + name.endswith("layer_scalar")
+                buffer.copy_(value.to(dtype).to(torch.float32))
 
 
 def save_weights(

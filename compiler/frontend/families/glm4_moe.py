@@ -17,12 +17,14 @@ NAMES = ExpertNames(correction="mlp.gate.e_score_correction_bias", shared="mlp.s
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(partial_rotary_factor=0.5, n_routed_experts=128, num_experts_per_tok=8, moe_intermediate_size=1408, norm_topk_prob=True)
+    config = read_decoder(fields, eps=1e-5)
+    predicting = range(config.num_layers, config.num_layers + fields.integer("num_nextn_predict_layers", 0, minimum=0, maximum=100))
     return replace(
-        read_decoder(fields, eps=1e-5),
+        config,
         qkv_bias=fields.flag("attention_bias", False),
         head_norms=fields.flag("use_qk_norm", False),
         mixture=read_shared_mixture(fields),
-        num_unused_layers=fields.integer("num_nextn_predict_layers", 0, minimum=0),
+        unused=tuple(f"*layers.{layer}.*" for layer in predicting),
     )
 
 

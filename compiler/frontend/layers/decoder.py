@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from compiler.frontend.config import Activation, ModelConfig, Norm
+from compiler.frontend.config import Activation, Heads, ModelConfig, Norm
 from compiler.frontend.layers.nn import Net, WeightFormat
 from compiler.frontend.reranker import Verdict
 from compiler.frontend.rope import Rope
@@ -83,6 +83,7 @@ class Step:
     t: DimVar
     max_context: int
     appended: dict[Cache, tuple[Atom, ...]] = field(default_factory=dict["Cache", tuple[Atom, ...]])  # what the last append left of each
+    layer_inputs: Var | None = None  # [tokens, layers, size]: see LayerInputs
     angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])
 
     def angles_of(self, rope: Rope) -> tuple[Var, Var]:
@@ -104,9 +105,14 @@ class Layer:
 
     @property
     def cache(self) -> tuple[KVCache, ScalarValue]:
-        """The cache of the layer's group, and the index of the layer in it."""
-        cache = next(cache for cache in self.step.batch.caches if self.number in cache.group.layers)
-        return cache, ScalarValue(Dim.of(cache.group.layers.index(self.number)))
+        """The cache whose keys and values the layer reads, and the index in it of the layer that keeps them."""
+        source = self.step.config.kv_source(self.number)
+        cache = next(cache for cache in self.step.batch.caches if source in cache.group.layers)
+        return cache, ScalarValue(Dim.of(cache.group.layers.index(source)))
+
+    @property
+    def heads(self) -> Heads:
+        return self.step.config.heads_of_layer(self.number)
 
     @property
     def state(self) -> tuple[StateCache, ScalarValue]:
@@ -202,15 +208,15 @@ def stream_norm(step: Step, x: Var, name: str) -> Var:
 def head_norm(layer: Layer, x: Var, name: str) -> Var:
     """A norm of each single head of `x[tokens, heads, head_dim]`."""
     c = layer.step.config
-    return layer.step.net.rms_norm(x, layer.name(name), c.head_dim, c.norm_eps, offset=c.norm_offset)
+    return layer.step.net.rms_norm(x, layer.name(name), layer.heads.size, c.norm_eps, offset=c.norm_offset)
 
 
 def projection_norm(layer: Layer, x: Var, name: str, num_heads: int) -> Var:
     """One norm over all heads of `x[tokens, heads, head_dim]` together."""
     step, c = layer.step, layer.step.config
-    size = num_heads * c.head_dim
+    size = num_heads * layer.heads.size
     flat = step.net.rms_norm(step.net.reshape(x, step.t, size), layer.name(name), size, c.norm_eps, offset=c.norm_offset)
-    return step.net.reshape(flat, step.t, num_heads, c.head_dim)
+    return step.net.reshape(flat, step.t, num_heads, layer.heads.size)
 
 
 # --- attention ---------------------------------------------------------------------------------------------------------
@@ -219,7 +225,7 @@ def projection_norm(layer: Layer, x: Var, name: str, num_heads: int) -> Var:
 def project_qkv(layer: Layer, h: Var, names: tuple[str, ...] = QKV) -> tuple[Var, Var, Var]:
     """Queries, keys and values, each [tokens, heads, head_dim]. One name stands for a stacked projection."""
     net, c = layer.step.net, layer.step.config
-    heads, kv_heads, size = c.num_heads, c.num_kv_heads, c.head_dim
+    heads, kv_heads, size = c.num_heads, layer.heads.num_kv, layer.heads.size
     ends = heads, heads + kv_heads, heads + 2 * kv_heads
     sizes = [heads * size, kv_heads * size, kv_heads * size] if len(names) == 3 else [ends[2] * size]
     stacked = net.linear(h, [layer.name(n) for n in names], c.hidden_size, sizes, bias=c.qkv_bias)
@@ -234,12 +240,23 @@ def rotate(layer: Layer, x: Var) -> Var:
 
 def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = OUT, *, gate: Var | None = None) -> Var:
     """Append keys and values to the cache, attend to it, and project. `gate[tokens, heads * head_dim]`: how much of each element counts."""
-    step, c, net = layer.step, layer.step.config, layer.step.net
-    batch, (cache, index) = step.batch, layer.cache
+    append(layer, k, v)
+    return attend_kept(layer, q, out, gate=gate)
+
+
+def append(layer: Layer, k: Var, v: Var) -> None:
+    step, net = layer.step, layer.step.net
+    cache, index = layer.cache
     pages, *scales = step.appended.get(cache, cache.held)
     appended = net.call(KV_APPEND, pages, k, v, cache.slots, index, *scales)
-    pages, *scales = (net.field(appended, 0), net.field(appended, 1)) if scales else (appended,)
-    step.appended[cache] = pages, *scales
+    step.appended[cache] = (net.field(appended, 0), net.field(appended, 1)) if scales else (appended,)
+
+
+def attend_kept(layer: Layer, q: Var, out: str = OUT, *, gate: Var | None = None) -> Var:
+    """Attend to the keys and values in the cache, and project."""
+    step, c, net = layer.step, layer.step.config, layer.step.net
+    batch, (cache, index) = step.batch, layer.cache
+    pages, *scales = step.appended[cache]
     sinks = [net.vector(layer.name(SINKS), c.num_heads)] if c.sinks else []
     mixed = net.call(
         PAGED_ATTENTION,
@@ -255,7 +272,7 @@ def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = OUT, *, gate: Var | 
         window=c.windows[layer.number] or 0,
         softcap=c.attention_softcap or 0.0,
     )
-    size = c.num_heads * c.head_dim
+    size = c.num_heads * layer.heads.size
     mixed = net.reshape(mixed, step.t, size)
     if gate is not None:
         mixed = net.call(MULTIPLY, mixed, net.call(SIGMOID, gate))
@@ -292,7 +309,7 @@ def head_norm_attention(layer: Layer, h: Var) -> Var:
 def gated_mlp(layer: Layer, h: Var, names: tuple[str, ...] = GATE_UP, down: str = DOWN, size: int | None = None) -> Var:
     """`down(activation(gate(h)) * up(h))`. One name stands for a stacked projection. `size`: in the place of the configuration's."""
     net, c = layer.step.net, layer.step.config
-    ffn = size or c.intermediate_size
+    ffn = size or c.intermediate_size_of(layer.number)
     if len(names) == 2:
         gate, up = (net.linear(h, layer.name(n), c.hidden_size, ffn, bias=c.mlp_bias) for n in names)
     else:

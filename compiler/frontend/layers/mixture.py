@@ -10,7 +10,7 @@ from compiler.frontend.mixture import ClippedGate, ExpertNames, Mixture, Scoring
 from compiler.ir.graph.atoms import Constant, ScalarValue, Var
 from compiler.ops.elementwise import CLIP, DIVIDE, EQUAL, MINIMUM, MULTIPLY, SIGMOID, WHERE
 from compiler.ops.embedding import EMBEDDING
-from compiler.ops.index import GATHER
+from compiler.ops.index import GATHER, TAKE
 from compiler.ops.normalize import SOFTMAX
 from compiler.ops.reduce import ANY, SUM
 from compiler.ops.routing import GROUP_ROWS, SUM_ROWS, TOP_EXPERTS
@@ -26,21 +26,22 @@ def mixture(names: ExpertNames) -> Branch:
     def branch(layer: Layer, h: Var) -> Var:
         found = layer.step.config.mixture
         assert found is not None, layer.step.config.family
-        return gated_mlp(layer, h) if layer.number in found.dense_layers else _experts(layer, h, found, names)
+        return gated_mlp(layer, h) if layer.number in found.dense_layers else experts(layer, h, found, names)
 
     return branch
 
 
-def _experts(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> Var:
+def experts(layer: Layer, h: Var, m: Mixture, names: ExpertNames, *, routed: Var | None = None) -> Var:
+    """`routed`: what the router reads in the place of `h`."""
     net, c = layer.step.net, layer.step.config
     gate, up, down = (layer.name(joint_name(name)) for name in names.of_experts)
-    chosen, shares = _route(layer, h, m, names)
+    chosen, shares = _route(layer, h if routed is None else routed, m, names)
     rows = net.call(GROUP_ROWS, chosen, count=m.num_experts)
-    tokens, experts, places = (net.field(rows, i) for i in range(3))
+    tokens, numbers, places = (net.field(rows, i) for i in range(3))
     x = net.call(EMBEDDING, h, tokens)
-    g, u = (net.expert_linear(x, name, experts, m.num_experts, c.hidden_size, m.size, bias=m.bias) for name in (gate, up))
+    g, u = (net.expert_linear(x, name, numbers, m.num_experts, c.hidden_size, m.size, bias=m.bias) for name in (gate, up))
     wide = net.call(MULTIPLY, activated(layer, g), u) if m.clipped is None else _clipped(net, g, u, m.clipped)
-    y = net.expert_linear(wide, down, experts, m.num_experts, m.size, c.hidden_size, bias=m.bias)
+    y = net.expert_linear(wide, down, numbers, m.num_experts, m.size, c.hidden_size, bias=m.bias)
     found = net.call(SUM_ROWS, y, places, shares)
     if names.shared is None or not m.shared_size:
         return found
@@ -70,6 +71,8 @@ def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, V
     shares = net.call(GATHER, scores, chosen, axis=1)
     if m.normalized:
         shares = net.call(DIVIDE, shares, net.call(SUM, shares, axes=[1], keepdims=True))
+    if names.scales is not None:
+        shares = net.call(MULTIPLY, shares, net.call(TAKE, net.vector(layer.name(names.scales), m.num_experts), chosen, axis=0))
     return chosen, scaled(layer.step, shares, m.scale)
 
 

@@ -234,67 +234,6 @@ def test_layers_without_rotation() -> None:
         parse_config(small("smollm3", no_rope_layers=[1, 2, 0]))
 
 
-HYBRID = {"num_hidden_layers": 4, "moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
-
-
-def test_a_hybrid_has_states_in_all_layers_but_each_fourth() -> None:
-    assert parse_config(small("qwen3_next", **HYBRID)).stateful == {0, 1, 2}
-    assert parse_config(small("qwen3_next", **HYBRID, full_attention_interval=2)).stateful == {0, 2}
-    kinds = ["full_attention", "linear_attention"] * 2
-    assert parse_config(small("qwen3_next", **HYBRID, layer_types=kinds)).stateful == {1, 3}
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [
-        ("linear_num_key_heads", 5, r"a divisor of linear_num_value_heads \(32\)"),
-        ("layer_types", ["linear_attention"] * 4, "full_attention in at least one layer"),
-        ("layer_types", ["sliding_attention"] * 4, "a list of 4 times linear_attention or full_attention"),
-        ("attn_output_gate", False, "true"),
-        ("mamba_ssm_dtype", "bfloat16", "float32"),
-    ],
-)
-def test_what_a_hybrid_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
-    with pytest.raises(ConfigError, match=f"{field} of .* expected {expected}"):
-        parse_config(small("qwen3_next", **HYBRID, **{field: value}))
-
-
-def granite4(**changes: Any) -> dict[str, Any]:
-    mamba = {"mamba_n_heads": 4, "mamba_d_head": 32, "num_experts_per_tok": 2, "layer_types": ["mamba", "attention", "mamba"]}
-    return small("granitemoehybrid", **{**mamba, **changes})
-
-
-def test_granite_4_has_states_where_its_layers_say_so() -> None:
-    config = parse_config(granite4())
-    assert config.recurrence is not None and (config.recurrence.layers, config.recurrence.size) == ({0, 2}, 32)
-    assert config.rope is None and config.mixture is not None and config.mixture.size == 128
-    assert config.intermediate_size == 1024  # of the MLP that all tokens take
-    named_anew = parse_config(granite4(layer_types=["linear_attention", "full_attention", "linear_attention"], mamba_d_head="auto"))
-    assert named_anew == config
-    dense = parse_config(
-        granite4(layer_types=["attention"] * 3, num_local_experts=0, num_experts_per_tok=0, position_embedding_type="rope")
-    )
-    assert (dense.recurrence, dense.mixture, dense.rope) == (None, None, Rope(10000.0, 16))
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [
-        ("mamba_n_groups", 3, r"a divisor of mamba_n_heads \(4\)"),
-        ("mamba_d_head", 16, r"128 elements by mamba_n_heads \(4\)"),
-        ("time_step_limit", [0.0, 0.1], r"\[0.0, Infinity\]: steps of any size"),
-        ("layer_types", ["mamba"] * 3, "attention in at least one layer"),
-        ("layer_types", ["conv"] * 3, "a list of 3 times mamba or linear_attention or attention or full_attention"),
-        ("position_embedding_type", "alibi", "nope or rope"),
-        ("normalization_function", "layernorm", "rmsnorm"),
-        ("hidden_act", "gelu", "silu"),
-    ],
-)
-def test_what_granite_4_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
-    with pytest.raises(ConfigError, match=f"{field} of .* expected {expected}"):
-        parse_config(granite4(**{field: value}))
-
-
 def test_unknown_models_are_refused_with_what_is_known() -> None:
     with pytest.raises(UnknownModel, match=r"'rwkv' is not known; known are arcee, bert, camembert.*xlm-roberta$"):
         parse_config({"model_type": "rwkv", "attention_hidden_size": 1})

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 from compiler.frontend.errors import ConfigError, DamagedFile
 from compiler.frontend.families import gpt_oss, qwen3_5_moe
-from compiler.frontend.mixture import ExpertNames, JointExperts, joint_experts, without_layers
+from compiler.frontend.mixture import ExpertNames, JointExperts, joint_experts, without
 from compiler.frontend.quantized.mxfp4 import Mxfp4
 from compiler.frontend.quantized.source import QuantizedWeights, method_of
 from compiler.frontend.registry import parse_config
@@ -176,9 +176,10 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> Non
 
 def test_layers_that_predict_further_tokens_are_left_out() -> None:
     tensors = {f"model.layers.{n}.mlp.down_proj.weight": np.ones((2, 2), np.float32) for n in (0, 1, 2, 10)}
-    source = without_layers(Held({**tensors, "model.norm.weight": np.ones(2, np.float32)}), 2)
+    found = parse_config(config("glm4_moe", num_hidden_layers=2, num_nextn_predict_layers=9))
+    source = without(Held({**tensors, "model.norm.weight": np.ones(2, np.float32)}), found.unused)
     assert list(source.tensors) == [*list(tensors)[:2], "model.norm.weight"]
-    assert parse_config(config("glm4_moe", num_nextn_predict_layers=1)).num_unused_layers == 1
+    assert parse_config(config("glm4_moe")).unused == ()
 
 
 @pytest.mark.parametrize(

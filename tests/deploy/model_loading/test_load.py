@@ -402,6 +402,7 @@ def test_the_kv_cache_takes_its_share_of_the_room(folder_of: Callable[[str], Pat
     ("case", "kinds"),
     [
         ("gemma3", [(1, None, 16), (3, 12, 16)]),
+        ("gemma4", [(2, None, 16), (2, 12, 16)]),  # two more layers read what these keep
         ("lfm2", [(1, None, 16), (3, 17, 16)]),
         ("qwen3_next", [(1, None, 16), (3, 65, 64)]),  # a state is as large as keys and values of 59 tokens
     ],

@@ -1,0 +1,164 @@
+"""Gemma 4: larger heads in layers without a window, where values may be made of the projected keys; late layers may read the keys and
+values of earlier ones. A vector per token and layer may join each layer, and experts each MLP. Images and sound are not read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import Heads, LayerInputs, ModelConfig, read_decoder, read_softcap, read_windows, text_fields
+from compiler.frontend.families.gemma2 import NORMS
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import QKV, Layer, Step, activated, append, attend_kept, gated_mlp, head_norm, norm, rotate
+from compiler.frontend.layers.mixture import experts
+from compiler.frontend.mixture import ExpertNames, Mixture
+from compiler.frontend.rope import read_rope
+from compiler.ir.graph.atoms import Var
+from compiler.ops.elementwise import MULTIPLY
+
+NAMES = ExpertNames(
+    "router.proj",
+    "experts.gate_proj",
+    "experts.up_proj",
+    "experts.down_proj",
+    scales="router.per_expert_scale",
+    stacked=("experts.gate_up_proj", "experts.down_proj"),
+    halves=True,
+)
+UNIFIED = "gemma4_unified"  # whose images and sound have no towers; experts and inputs per layer neither
+ROPES = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+    "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+}
+PERIOD = 6  # of windows: the last layer of each has none
+
+
+def read(fields: Fields) -> ModelConfig:
+    model_type = fields.text("model_type")
+    unified = model_type.startswith(UNIFIED)
+    if not model_type.endswith("_text"):
+        fields = text_fields(fields, {"model_type": f"{model_type}_text"})
+    fields.fill(num_attention_heads=8, num_key_value_heads=4, head_dim=256, intermediate_size=9216, hidden_activation="gelu_pytorch_tanh")
+    fields.fill(max_position_embeddings=262_144 if unified else 131_072, tie_word_embeddings=True, rope_parameters=ROPES)
+    config = read_decoder(fields, act="hidden_activation")
+    if fields.text("use_bidirectional_attention", "vision") != "vision":
+        raise fields.error("use_bidirectional_attention", "vision or null: the tokens of texts see the past alone")
+    windows = read_windows(fields, fields.integer("sliding_window", 1024 if unified else 512), lambda layer: (layer + 1) % PERIOD != 0)
+    windows = (*windows[:-1], None)
+    bias = fields.flag("attention_bias", False)
+    config = replace(
+        config,
+        attention_scale=1.0,
+        qkv_bias=bias,
+        output_bias=bias,
+        embedding_scale=config.hidden_size**0.5,
+        windows=windows,
+        local_rope=read_rope(fields, config.head_dim, layer_type="sliding_attention"),
+        logit_softcap=read_softcap(fields, "final_logit_softcapping", None),
+    )
+    config = _sharing(fields, _with_global_heads(fields, config))
+    return config if unified else replace(config, layer_inputs=_read_inputs(fields), mixture=_read_mixture(fields))
+
+
+def _with_global_heads(fields: Fields, config: ModelConfig) -> ModelConfig:
+    joint = fields.flag("attention_k_eq_v", False)
+    num_kv = fields.integer("num_global_key_value_heads", config.num_kv_heads)
+    if config.num_heads % num_kv:
+        raise fields.error("num_global_key_value_heads", f"a divisor of num_attention_heads ({config.num_heads})")
+    heads = Heads(num_kv if joint else config.num_kv_heads, fields.integer("global_head_dim", 512))
+    return replace(
+        config,
+        rope=read_rope(fields, heads.size, layer_type="full_attention"),
+        global_heads=heads,
+        values_from_keys=frozenset(layer for layer, window in enumerate(config.windows) if joint and window is None),
+    )
+
+
+def _sharing(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """The last layers read what the last layer of their kind before them keeps. Checkpoints may have projections that these do not use."""
+    num_shared = fields.integer("num_kv_shared_layers", 0, minimum=0, maximum=config.num_layers)
+    doubled = fields.flag("use_double_wide_mlp", False)
+    if not num_shared:
+        return config
+    first = config.num_layers - num_shared
+    last = {window: layer for layer, window in enumerate(config.windows[:first])}
+    if not last.keys() >= set(config.windows):
+        raise fields.error("num_kv_shared_layers", "layers of both kinds that keep keys and values")
+    parts = ("k_proj", "v_proj", "k_norm", "v_norm")
+    return replace(
+        config,
+        kv_sources=tuple(layer if layer < first else last[window] for layer, window in enumerate(config.windows)),
+        intermediate_sizes=tuple(config.intermediate_size << (doubled and layer >= first) for layer in range(config.num_layers)),
+        unused=tuple(f"*layers.{layer}.self_attn.{part}.*" for layer in range(first, config.num_layers) for part in parts),
+    )
+
+
+def _read_inputs(fields: Fields) -> LayerInputs | None:
+    size, vocab_size = fields.integer("hidden_size_per_layer_input", 256, minimum=0), fields.integer("vocab_size_per_layer_input", 262_144)
+    return LayerInputs(size, vocab_size) if size else None
+
+
+def _read_mixture(fields: Fields) -> Mixture | None:
+    if not fields.flag("enable_moe_block", False):
+        fields.skip("num_experts", "top_k_experts", "moe_intermediate_size")
+        return None
+    count = fields.integer("num_experts")
+    return Mixture(count, fields.integer("top_k_experts", maximum=count), fields.integer("moe_intermediate_size"))
+
+
+def layer(at: Layer, x: Var) -> Var:
+    net = at.step.net
+    x = net.add(x, norm(at, _attend(at, norm(at, x, NORMS[0])), NORMS[1]))
+    x = net.add(x, norm(at, _feed(at, x), NORMS[3]))
+    if at.step.layer_inputs is not None:
+        x = net.add(x, norm(at, _join(at, x, at.step.layer_inputs), "post_per_layer_input_norm"))
+    return net.call(MULTIPLY, x, net.vector(at.name("layer_scalar"), 1))
+
+
+def _attend(at: Layer, h: Var) -> Var:
+    net, c, heads = at.step.net, at.step.config, at.heads
+    kinds = 1 if c.kv_source(at.number) != at.number else 2 if at.number in c.values_from_keys else 3
+    counts = [c.num_heads, heads.num_kv, heads.num_kv][:kinds]
+    wide = net.linear(h, [at.name(name) for name in QKV[:kinds]], c.hidden_size, [count * heads.size for count in counts], bias=c.qkv_bias)
+    parts = net.reshape(wide, at.step.t, sum(counts), heads.size)
+    if kinds > 1:
+        k, v = (net.slice(parts, 1, end - heads.num_kv, end) for end in (c.num_heads + heads.num_kv, sum(counts)))
+        append(at, rotate(at, head_norm(at, k, "self_attn.k_norm")), net.unit_norm(v, heads.size, c.norm_eps))
+    return attend_kept(at, rotate(at, head_norm(at, net.slice(parts, 1, 0, c.num_heads), "self_attn.q_norm")))
+
+
+def _feed(at: Layer, x: Var) -> Var:
+    """The MLP, and beside it experts, which have norms of their own."""
+    net, c, dense = at.step.net, at.step.config, gated_mlp(at, norm(at, x, NORMS[2]))
+    if c.mixture is None:
+        return dense
+    scale = net.scale(net.vector(at.name("router.scale"), c.hidden_size), c.hidden_size**-0.5)
+    routed = net.call(MULTIPLY, net.unit_norm(x, c.hidden_size, c.norm_eps), scale)
+    chosen = experts(at, norm(at, x, f"{NORMS[2]}_2"), c.mixture, NAMES, routed=routed)
+    return net.add(norm(at, dense, f"{NORMS[3]}_1"), norm(at, chosen, f"{NORMS[3]}_2"))
+
+
+def _join(at: Layer, x: Var, inputs: Var) -> Var:
+    """What of the layer's own vector the stream lets in."""
+    net, c = at.step.net, at.step.config
+    assert c.layer_inputs is not None, c
+    size = c.layer_inputs.size
+    own = net.reshape(net.slice(inputs, 1, at.number, at.number + 1), at.step.t, size)
+    gate = activated(at, net.linear(x, at.name("per_layer_input_gate"), c.hidden_size, size))
+    return net.linear(net.call(MULTIPLY, gate, own), at.name("per_layer_projection"), size, c.hidden_size)
+
+
+def layer_inputs(step: Step, x: Var) -> Var | None:
+    """Half of the vectors comes from a table, half from the embeddings."""
+    net, c = step.net, step.config
+    if c.layer_inputs is None:
+        return None
+    size, vocab_size = c.layer_inputs.size, c.layer_inputs.vocab_size
+    found = net.embedding(f"{step.prefix}embed_tokens_per_layer", step.batch.tokens, vocab_size, c.num_layers * size)
+    made = net.linear(x, f"{step.prefix}per_layer_model_projection", c.hidden_size, c.num_layers * size)
+    made = net.reshape(net.scale(made, c.hidden_size**-0.5), step.t, c.num_layers, size)
+    normed = net.rms_norm(made, f"{step.prefix}per_layer_projection_norm", size, c.norm_eps)
+    return net.scale(net.add(normed, net.reshape(net.scale(found, size**0.5), step.t, c.num_layers, size)), 0.5**0.5)
+
+
+FAMILY = DecoderFamily(("gemma4", "gemma4_text", UNIFIED, f"{UNIFIED}_text"), read, layer, layer_inputs=layer_inputs, experts=NAMES)

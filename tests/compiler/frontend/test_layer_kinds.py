@@ -1,0 +1,123 @@
+"""Families whose layers differ in what they keep: which layers have states, heads of which size, keys and values of whom."""
+
+from typing import Any
+
+import pytest
+
+from compiler.frontend.cache_groups import groups_of
+from compiler.frontend.config import Heads, LayerInputs
+from compiler.frontend.errors import ConfigError
+from compiler.frontend.registry import parse_config, weights_of
+from compiler.frontend.rope import ProportionalScaling, Rope
+from compiler.ir.dtypes import DType
+from deploy.bench.synthetic import RandomWeights
+from tests.compiler.frontend.test_config import small
+
+HYBRID = {"num_hidden_layers": 4, "moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2}
+
+
+def test_a_hybrid_has_states_in_all_layers_but_each_fourth() -> None:
+    assert parse_config(small("qwen3_next", **HYBRID)).stateful == {0, 1, 2}
+    assert parse_config(small("qwen3_next", **HYBRID, full_attention_interval=2)).stateful == {0, 2}
+    kinds = ["full_attention", "linear_attention"] * 2
+    assert parse_config(small("qwen3_next", **HYBRID, layer_types=kinds)).stateful == {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("linear_num_key_heads", 5, r"a divisor of linear_num_value_heads \(32\)"),
+        ("layer_types", ["linear_attention"] * 4, "full_attention in at least one layer"),
+        ("layer_types", ["sliding_attention"] * 4, "a list of 4 times linear_attention or full_attention"),
+        ("attn_output_gate", False, "true"),
+        ("mamba_ssm_dtype", "bfloat16", "float32"),
+    ],
+)
+def test_what_a_hybrid_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field} of .* expected {expected}"):
+        parse_config(small("qwen3_next", **HYBRID, **{field: value}))
+
+
+GEMMA4 = {"num_hidden_layers": 12, "num_attention_heads": 8}
+
+
+def test_gemma_4_has_two_kinds_of_heads() -> None:
+    config = parse_config(small("gemma4_text", **GEMMA4))
+    assert config.windows == (*(512,) * 5, None) * 2
+    assert (config.heads_of_layer(0), config.heads_of_layer(5)) == (Heads(4, 256), Heads(4, 512))
+    assert config.rope == Rope(1e6, 512, ProportionalScaling(64, 1.0)) and config.local_rope == Rope(1e4, 256)
+    assert (config.keeping, config.values_from_keys) == (tuple(range(12)), frozenset())
+    assert config.layer_inputs == LayerInputs(256, 262_144)
+    groups = groups_of(config, DType.BF16, 4096)
+    assert [(group.layers, group.window) for group in groups] == [((5, 11), None), (tuple(sorted({*range(11)} - {5})), 512)]
+    assert [group.bytes_per_page for group in groups] == [2 * 2 * 4 * 16 * 512 * 2, 10 * 2 * 4 * 16 * 256 * 2]
+    short = groups_of(config, DType.BF16, 512)  # heads differ where windows do not count
+    assert [(group.window, group.head_dim) for group in short] == [(None, 256), (None, 512)]
+    joint = parse_config(small("gemma4_text", **GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=2))
+    assert joint.heads_of_layer(5) == Heads(2, 512) and joint.values_from_keys == {5, 11}
+
+
+def test_late_layers_of_gemma_4_read_what_earlier_ones_keep() -> None:
+    config = parse_config(small("gemma4_text", **GEMMA4, num_kv_shared_layers=3, use_double_wide_mlp=True))
+    assert config.kv_sources == (*range(9), 8, 8, 5) and config.keeping == tuple(range(9))
+    assert config.intermediate_sizes == (128,) * 9 + (256,) * 3
+    source = RandomWeights({f"model.layers.{n}.self_attn.{kind}.weight": (1,) for n in (8, 10) for kind in ("q_proj", "k_proj", "v_norm")})
+    read = weights_of(config, source).tensors.keys()
+    assert source.tensors.keys() - read == {"model.layers.10.self_attn.k_proj.weight", "model.layers.10.self_attn.v_norm.weight"}
+    with pytest.raises(ConfigError, match=r"num_kv_shared_layers of .* is 7, expected layers of both kinds that keep keys and values"):
+        parse_config(small("gemma4_text", **GEMMA4, num_kv_shared_layers=7))
+
+
+def test_a_unified_gemma_4_has_no_inputs_per_layer() -> None:
+    flat = small("gemma4_unified_text", **GEMMA4)
+    config = parse_config({"model_type": "gemma4_unified", "text_config": flat, "audio_config": {"novel": 1}})
+    assert config == parse_config(flat)
+    assert (config.layer_inputs, config.windows[0], config.max_context) == (None, 1024, 262_144)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("use_bidirectional_attention", "all", "vision or null: the tokens of texts see the past alone"),
+        ("num_global_key_value_heads", 3, r"a divisor of num_attention_heads \(8\)"),
+    ],
+)
+def test_what_gemma_4_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field} of .* expected {expected}"):
+        parse_config(small("gemma4_text", **GEMMA4, **{field: value}))
+
+
+def granite4(**changes: Any) -> dict[str, Any]:
+    mamba = {"mamba_n_heads": 4, "mamba_d_head": 32, "num_experts_per_tok": 2, "layer_types": ["mamba", "attention", "mamba"]}
+    return small("granitemoehybrid", **{**mamba, **changes})
+
+
+def test_granite_4_has_states_where_its_layers_say_so() -> None:
+    config = parse_config(granite4())
+    assert config.recurrence is not None and (config.recurrence.layers, config.recurrence.size) == ({0, 2}, 32)
+    assert config.rope is None and config.mixture is not None and config.mixture.size == 128
+    assert config.intermediate_size == 1024  # of the MLP that all tokens take
+    named_anew = parse_config(granite4(layer_types=["linear_attention", "full_attention", "linear_attention"], mamba_d_head="auto"))
+    assert named_anew == config
+    dense = parse_config(
+        granite4(layer_types=["attention"] * 3, num_local_experts=0, num_experts_per_tok=0, position_embedding_type="rope")
+    )
+    assert (dense.recurrence, dense.mixture, dense.rope) == (None, None, Rope(10000.0, 16))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("mamba_n_groups", 3, r"a divisor of mamba_n_heads \(4\)"),
+        ("mamba_d_head", 16, r"128 elements by mamba_n_heads \(4\)"),
+        ("time_step_limit", [0.0, 0.1], r"\[0.0, Infinity\]: steps of any size"),
+        ("layer_types", ["mamba"] * 3, "attention in at least one layer"),
+        ("layer_types", ["conv"] * 3, "a list of 3 times mamba or linear_attention or attention or full_attention"),
+        ("position_embedding_type", "alibi", "nope or rope"),
+        ("normalization_function", "layernorm", "rmsnorm"),
+        ("hidden_act", "gelu", "silu"),
+    ],
+)
+def test_what_granite_4_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field} of .* expected {expected}"):
+        parse_config(granite4(**{field: value}))
