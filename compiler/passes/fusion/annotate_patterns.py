@@ -44,7 +44,7 @@ def _annotated(prim: PrimFunc) -> PrimFunc:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A function whose last stage writes its only output, each element once, in place."""
+    """A function whose last stage writes its only output, each element once, in place, and reads none of them."""
 
     temporaries: tuple[Buffer, ...]
     stages: tuple[Stmt, ...]  # before the last
@@ -60,7 +60,7 @@ def staged(prim: PrimFunc) -> Staged | None:
     out = prim.outputs[0]
     if nest is None or nest.store.buffer is not out or not writes_each_once(nest):
         return None
-    if any(load.buffer is out for stage in before for load in loads(stage)) or any(_writes(stage, out) for stage in before):
+    if any(load.buffer is out for load in loads(body)) or any(_writes(stage, out) for stage in before):
         return None
     return Staged(temporaries, tuple(before), nest)
 

@@ -7,6 +7,7 @@ import pytest
 from compiler.ir.equal import assert_equal
 from compiler.ir.text.parser import parse
 from compiler.passes.fusion.annotate_patterns import annotate_patterns
+from compiler.passes.legalize import legalize
 
 KINDS = {
     "elementwise": "for i in n, j in m { B[i, j] = exp(A[i, j]) + A[i, j] }",
@@ -43,6 +44,13 @@ def test_a_sum_of_squares_stays_a_fold() -> None:
 def test_a_store_that_misses_elements_is_opaque() -> None:
     module = parse("prim f(A: f32[n, 4], out B: f32[n, 4]) { for i in n, j in 3 { B[i, j] = A[i, j] } }")
     assert annotate_patterns(module).prim("f").attrs["pattern"] == "opaque"
+
+
+def test_a_nest_that_reads_what_it_wrote_is_opaque() -> None:
+    """A running sum has no right-hand side that could stand elsewhere."""
+    module = legalize(parse("func main(x: f32[t, 8]) -> object where t in 0..9 { dataflow { y = cumsum(x, axis=0) } return y }"))
+    (prim,) = annotate_patterns(module).prim_functions.values()
+    assert prim.attrs["pattern"] == "opaque"
 
 
 def test_an_annotation_given_by_hand_stays() -> None:
