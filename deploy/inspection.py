@@ -107,7 +107,7 @@ def _compiled(load: Load, progress: Progress) -> tuple[Servable, Compiled]:
 
 def remedies(load: Load, found: Inspection) -> Iterator[str]:
     """Settings with which the model would fit here, the mildest first; none if nothing would do."""
-    room = found.available_bytes - WORKER_BYTES - found.plan.weights_bytes - found.plan.arena_bytes
+    room = found.available_bytes - WORKER_BYTES - (found.plan.total_bytes - found.plan.kv_cache_bytes)
     least = -(-found.max_context // PAGE_SIZE) * found.plan.page_bytes
     if room >= least + found.plan.page_bytes:
         num_tokens = room // found.plan.page_bytes * PAGE_SIZE

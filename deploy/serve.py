@@ -76,7 +76,7 @@ def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
 async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
     """The plan of a load, made by a process of its own: compiling must not hold up the streams of other models."""
     answer = await _answer_of("the planner", command("deploy.inspection"), load_of(spec, hub_token))
-    parts = ("weights_bytes", "arena_bytes", "kv_cache_bytes", "page_bytes", "cache_hit")
+    parts = ("weights_bytes", "arena_bytes", "kv_cache_bytes", "page_bytes", "cache_hit", "graphs_bytes")
     return Footprint(**{name: answer[name] for name in parts})
 
 

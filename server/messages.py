@@ -228,13 +228,14 @@ class Ready(Message, frozen=True, tag=True):
     classes: tuple[str, ...] = ()  # names; a text has a number for each in the place of a vector
     class_scores: ClassScores = ClassScores.SOFTMAX
     pair_prompt: PairPrompt | None = None  # None: the tokenizer joins pairs
+    graphs_bytes: int = 0  # as planned
     num_graphs: int = 0  # that the device captured; 0 where it replays launches without capturing them
     compile_s: float = 0.0
     load_s: float = 0.0
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
+        return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes + self.graphs_bytes
 
 
 class LoadFailed(Message, frozen=True, tag=True):

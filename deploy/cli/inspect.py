@@ -86,6 +86,8 @@ def _table(found: Inspection, advice: list[str]) -> Table:
     table.add_row("bounds", f"context {found.max_context}, {found.max_batch} sequences at once, weights as {found.quantize}")
     table.add_row("weights", in_units(plan.weights_bytes))
     table.add_row("arena", in_units(plan.arena_bytes))
+    if plan.graphs_bytes:
+        table.add_row("graphs", in_units(plan.graphs_bytes))
     table.add_row("kv cache", in_units(plan.kv_cache_bytes) if plan.groups else "none")
     for group in plan.groups:
         table.add_row("", _group(group))

@@ -7,10 +7,10 @@ tokenizer   the tokenizer of the opened files
 modes       which way they are served, by which program, with which pages
 servable    the steps so far: refuse what cannot be served, before anything is compiled
 program     compile the program, or find it in the cache
+graphs      the sizes of steps that a device captures before the first request
 plan        plan the memory, and refuse what does not fit
 weights     prepare the weights, or find them prepared, and bind them
 serving     the bound program as a model that takes steps
-graphs      the sizes of steps that a device captures before the first request
 costs       what steps of that model take, measured or found
 load        all of it, for a worker
 """

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from runtime.executable import PREPARATION, Executable, Imm, VMFunction
+from runtime.executable import Call as Instruction
 from runtime.session import Session
 
 MANY = 1 << 24  # of what has no declared most: pages of a pool, entries of lists
@@ -12,10 +14,35 @@ ROWS = ("t", "n")  # tokens of a step, or texts; rows to sample
 PAGE_STEP = 2  # powers of two between two lengths of page tables: work on a page that is not there ends at once
 
 
-def prepare(session: Session, functions: Sequence[str]) -> None:
-    for function in functions:
+def prepare(session: Session, executable: Executable) -> None:
+    for function in functions_of(executable):
         for sizes in sizes_of(session.variables(function)):
             session.prepare(function, sizes)
+
+
+def functions_of(executable: Executable) -> Sequence[str]:
+    """Those that run while the model serves."""
+    return [name for name in executable.meta.functions if PREPARATION not in name]
+
+
+def captured_launches(executable: Executable) -> int:
+    """In all graphs that `prepare` captures, at most: sizes may share a graph."""
+    functions = (executable.meta.functions[name] for name in functions_of(executable))
+    return sum(_launches(executable, function) * sum(1 for _ in sizes_of(_variables(function))) for function in functions)
+
+
+def _launches(executable: Executable, function: VMFunction) -> int:
+    meta = executable.meta
+    calls = (i for i in function.instructions if isinstance(i, Instruction) and i.callee == "vm.run_region")
+    numbers = [i.args[0].value for i in calls if isinstance(i.args[0], Imm) and isinstance(i.args[0].value, int)]
+    return sum(len(meta.kernels[launch.kernel].phases) for number in numbers for launch in meta.regions[number].launches)
+
+
+def _variables(function: VMFunction) -> dict[str, int | None]:
+    """The largest value of each; None where any will do, or where that depends on others."""
+    upper = {bound.slot: bound.upper for bound in function.bounds}
+    found = {function.slots[slot]: upper.get(slot) for slot in function.variables if slot is not None}
+    return {name: most if isinstance(most, int) else None for name, most in found.items()}
 
 
 def sizes_of(variables: Mapping[str, int | None]) -> Iterator[dict[str, int]]:

@@ -24,7 +24,6 @@ from deploy.verification import damage_of
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.registry import number_of
 from runtime.errors import OutOfMemory
-from runtime.executable import PREPARATION
 from runtime.memory import MemoryAccount
 from runtime.session import Session
 from server.engine.scheduling.pace import Pace
@@ -55,7 +54,7 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         packed = bind(session, model, compiled, load, progress)
         served = serve(mode, session, [group.num_pages for group in plan.groups], account)
         progress("warm-up", 0.0)
-        prepare(session, [name for name in compiled.executable.meta.functions if PREPARATION not in name])
+        prepare(session, compiled.executable)
         is_sound = served.answers()
     if not is_sound:
         raise LoadError(ErrorCode.LOAD_REFUSED, f"what {load.source} computes is not finite; are its weights damaged? Download them again")
@@ -74,6 +73,7 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         weights_bytes=plan.weights_bytes,
         arena_bytes=plan.arena_bytes,
         kv_cache_bytes=plan.kv_cache_bytes,
+        graphs_bytes=plan.graphs_bytes,
         cache_groups=_cache_groups(plan, served),
         embedding_size=0 if classes else served.embedding_size,
         embeds_tokens=served.embeds_tokens and not classes,

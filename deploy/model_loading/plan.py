@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from deploy.model_loading.graphs import captured_launches
 from deploy.model_loading.locate import BITS
 from deploy.model_loading.modes import Pages
 from runtime.cache_groups import PAGE_SIZE
@@ -48,10 +49,11 @@ class Plan:
     page_bytes: int  # what PAGE_SIZE tokens take in all groups
     groups: tuple[PlannedGroup, ...] = ()
     cache_hit: bool = False
+    graphs_bytes: int = 0  # of a device that captures launches
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
+        return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes + self.graphs_bytes
 
 
 def plan_of(executable: Executable, entry: str, pages: Sequence[Pages], load: Load, device: Limits, *, cache_hit: bool = False) -> Plan:
@@ -59,19 +61,21 @@ def plan_of(executable: Executable, entry: str, pages: Sequence[Pages], load: Lo
     step = executable.meta.functions[entry]
     arena_bytes = _arena_of(step) + max((_arena_of(f) for f in _above(executable, entry)), default=0)
     weights_bytes = weights_of(step.weights)
+    graphs_bytes = device.launch_bytes * captured_launches(executable) if device.launch_bytes else 0
     limit = load.memory_limit_bytes if load.memory_limit_bytes is not None else max(0, device.free_bytes - WORKER_BYTES)
-    room = limit - weights_bytes - arena_bytes
+    room = limit - weights_bytes - arena_bytes - graphs_bytes
     groups = tuple(
         PlannedGroup(len(of.group.layers), of.group.window, of.group.keeps_states, of.group.page_size, count, of.group.bytes_per_page)
         for of, count in zip(pages, _num_pages(pages, load, room), strict=True)
     )
     kv_cache_bytes, num_pages = sum(group.num_bytes for group in groups), sum(group.num_pages for group in groups)
     page_bytes = sum(-(-group.page_bytes * PAGE_SIZE // group.page_size) for group in groups)
-    plan = Plan(weights_bytes, arena_bytes, kv_cache_bytes, num_pages, page_bytes, groups, cache_hit)
+    plan = Plan(weights_bytes, arena_bytes, kv_cache_bytes, num_pages, page_bytes, groups, cache_hit, graphs_bytes)
     if plan.total_bytes > limit:
+        graphs = f", {in_mib(graphs_bytes)} of graphs" if graphs_bytes else ""
         raise LoadError(
             ErrorCode.INSUFFICIENT_MEMORY,
-            f"the model takes {in_mib(plan.total_bytes)}: {in_mib(weights_bytes)} of weights, {in_mib(arena_bytes)} of arena, "
+            f"the model takes {in_mib(plan.total_bytes)}: {in_mib(weights_bytes)} of weights, {in_mib(arena_bytes)} of arena{graphs}, "
             f"{in_mib(plan.kv_cache_bytes)} of KV cache; {in_mib(limit)} are free. {_advice(load, room, page_bytes)}",
             plan.total_bytes,
             limit,

@@ -49,6 +49,7 @@ class Memory(Protocol):
 class Limits:
     free_bytes: int  # that programs may still take of the device's memory
     reads_host_arrays: bool  # kernels read arrays of the host as fast as memory of the device: weights in a mapped file can stay there
+    launch_bytes: int = 0  # of the device's memory that a captured launch takes; 0 where launches are not captured
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,10 +43,11 @@ class Footprint:
     kv_cache_bytes: int
     page_bytes: int  # of one KV page
     cache_hit: bool = False
+    graphs_bytes: int = 0  # of a device that captures launches
 
     @property
     def total_bytes(self) -> int:
-        return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes
+        return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes + self.graphs_bytes
 
 
 class CompileCache(Protocol):
@@ -89,7 +90,8 @@ class Model:
         if self.loaded is None or self.is_sleeping:
             return {}
         ready = self.loaded.ready
-        return {"weights": ready.weights_bytes, "arena": ready.arena_bytes, "kv_cache": ready.kv_cache_bytes}
+        graphs = {"graphs": ready.graphs_bytes} if ready.graphs_bytes else {}
+        return {"weights": ready.weights_bytes, "arena": ready.arena_bytes, "kv_cache": ready.kv_cache_bytes, **graphs}
 
     @property
     def total_bytes(self) -> int:

@@ -48,7 +48,7 @@ class Start:
 
     @property
     def planned_bytes(self) -> int:
-        return self.ready.weights_bytes + self.ready.arena_bytes + self.ready.kv_cache_bytes + WORKER_BYTES
+        return self.ready.total_bytes + WORKER_BYTES
 
 
 async def start(load: Load) -> Start:

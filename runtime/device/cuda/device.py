@@ -23,7 +23,7 @@ from runtime.device.cuda.clock import Clock
 from runtime.device.cuda.inputs import MOST_BYTES, Inputs
 from runtime.device.cuda.last_launch import LastLaunch
 from runtime.device.cuda.memory import Block, CudaMemory, CudaTensor
-from runtime.device.cuda.region import CudaRegion, Grid
+from runtime.device.cuda.region import LAUNCH_BYTES, CudaRegion, Grid
 from runtime.errors import IncompatibleExecutable, OutOfMemory
 from runtime.executable import HostCode
 
@@ -85,7 +85,7 @@ class CudaDevice:
 
     @property
     def limits(self) -> Limits:
-        return Limits(self._card.free_bytes, reads_host_arrays=False)
+        return Limits(self._card.free_bytes, reads_host_arrays=False, launch_bytes=LAUNCH_BYTES)
 
     @property
     def busy_s(self) -> float:

@@ -28,6 +28,7 @@ from runtime.errors import InvalidProgram
 
 WORD = 8  # bytes
 COUNTER = 4
+LAUNCH_BYTES = 16 << 10  # that the driver keeps of a launch in a graph, by an estimate from above
 BLOCKS_PER_UNIT = 32  # that any NVIDIA multiprocessor holds at once, at most: more would only wait
 Magnitudes = NDArray[np.int32]  # of a region's integers: a power of two above each
 Grid = Callable[[int], int]  # of the address of a launch's integers

@@ -78,6 +78,7 @@ class Plan(TypedDict):
     weights_bytes: int
     arena_bytes: int
     kv_cache_bytes: int
+    graphs_bytes: int
     page_bytes: int
     cache_hit: bool
 

@@ -272,6 +272,7 @@ async def dry_run(spec: ModelSpec, registry: Registry) -> Plan:
         "weights_bytes": footprint.weights_bytes,
         "arena_bytes": footprint.arena_bytes,
         "kv_cache_bytes": footprint.kv_cache_bytes,
+        "graphs_bytes": footprint.graphs_bytes,
         "page_bytes": footprint.page_bytes,
         "cache_hit": footprint.cache_hit,
     }

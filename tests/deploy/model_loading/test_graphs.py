@@ -7,7 +7,12 @@ import itertools
 import numpy as np
 import pytest
 
-from deploy.model_loading.graphs import MANY, sizes_of
+from compiler.driver import Options, compile_module
+from compiler.ir.text.parser import parse
+from compiler.machine.target import get
+from deploy.model_loading.graphs import MANY, captured_launches, prepare, sizes_of
+from runtime.session import Session
+from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 
 STEP: dict[str, int | None] = {"t": 512, "s": 8, "r": 8, "h": 8, "m": 40, "p": 24, "p1": 3, "pages": None}
 SAMPLER: dict[str, int | None] = {"r": 8, "n": 8, "biased": None, "seen": None, "masked": 8}
@@ -37,3 +42,18 @@ def test_each_batch_has_sizes_of_its_own_magnitude_that_cover_it() -> None:
 
 def test_without_variables_there_is_one_size() -> None:
     assert list(sizes_of({})) == [{}]
+
+
+@needs_pycuda
+def test_captured_launches_are_planned_before_and_take_no_more_memory_than_that(software_gpu: SoftwareGpu) -> None:
+    """Two launches in a graph, and a graph for 1, 3, 7, 15 and 20 rows."""
+    text = "func main(x: f32[t, 128]) -> object where t in 0..20 { dataflow { a = softmax(x) y = sum(a, axes=[0]) } return y }"
+    executable = compile_module(parse(text), Options(get("sm_80")))
+    session = Session(executable)
+    session.call("main", np.ones((1, 128), np.float32))
+    limits, before = session.device.limits, session.num_graphs
+    prepare(session, executable)
+    assert captured_launches(executable) == 2 * 5
+    assert session.num_graphs == 5 and before == 1
+    taken = limits.free_bytes - session.device.limits.free_bytes
+    assert 0 < taken <= limits.launch_bytes * captured_launches(executable)

@@ -9,6 +9,8 @@ from tests.gpu.driver.calls import DriverError, Result, function, put
 from tests.gpu.driver.card import current, machine
 from tests.gpu.driver.streams import Capture, Stream, Work, default_stream, stream_of, submit
 
+NODE_BYTES = 8 << 10  # of the card, for a node of a graph that can run
+
 
 @dataclass(slots=True, eq=False)
 class Graph:
@@ -75,8 +77,14 @@ def is_capturing(handle: int | None, out: int) -> None:
 
 @function("cuGraphInstantiateWithFlags", "ppq")
 def instantiate(out: int, handle: int, flags: int) -> None:
-    current()
-    put(out, ctypes.c_void_p, machine.handle(Executable(list(machine.find(handle, Graph).nodes))))
+    nodes, card = list(machine.find(handle, Graph).nodes), current().card
+    num_bytes = NODE_BYTES * sum(node.run is not None for node in nodes)
+    if machine.used(card) + num_bytes > machine.card_bytes:
+        raise DriverError(Result.OUT_OF_MEMORY)
+    made = machine.handle(Executable(nodes))
+    machine.owners[-made] = card, num_bytes
+    machine.tell(card)
+    put(out, ctypes.c_void_p, made)
 
 
 @function("cuGraphUpload", "pp")
@@ -118,4 +126,6 @@ def graph_destroy(handle: int) -> None:
 @function("cuGraphExecDestroy", "p")
 def executable_destroy(handle: int) -> None:
     machine.find(handle, Executable)
+    card, _ = machine.owners.pop(-handle)
+    machine.tell(card)
     del machine.objects[handle]
