@@ -117,7 +117,7 @@ class Load(Message, frozen=True, tag=True):
 
     name: str
     source: str
-    quantize: str = "bf16"
+    quantize: str = "auto"
     max_context: int | None = None
     max_batch: int = 64
     max_gap_ms: int = MAX_GAP_MS

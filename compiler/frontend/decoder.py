@@ -19,6 +19,7 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.layers.decoder import Batch, KVCache, Layer, StateCache, Step, embed, judged, logits, stream_norm
 from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
+from compiler.frontend.quantized.held import NO_FORMS, Form
 from compiler.frontend.registry import decoder_family
 from compiler.ir.dims import DimVar
 from compiler.ir.dtypes import DType
@@ -61,8 +62,9 @@ def build_step(
     format: WeightFormat = DEFAULT_FORMAT,
     *,
     entry: str = ENTRY,
+    forms: Mapping[str, Form] = NO_FORMS,
 ) -> IRModule:
-    net = Net(dtypes, format)
+    net = Net(dtypes, format, forms=forms)
     t, s = DimVar("t", 0, bounds.max_tokens), DimVar("s", 0, bounds.max_seqs)
     r, h = DimVar("r", 0, bounds.max_seqs), DimVar("h", 0, bounds.max_seqs)
     m, i32 = DimVar("m", 0, min(bounds.max_tokens, bounds.max_tokens // PAGE + bounds.max_seqs)), DType.I32

@@ -19,6 +19,7 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.family import EncoderFamily
 from compiler.frontend.layers.encoder import EncoderLayer, Head, Stem, Texts, stem_norm
 from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
+from compiler.frontend.quantized.held import NO_FORMS, Form
 from compiler.frontend.registry import encoder_family
 from compiler.frontend.sentence import Pooling
 from compiler.ir.dims import Dim, DimVar
@@ -32,7 +33,7 @@ from compiler.ops.embedding import EMBEDDING
 from compiler.ops.manipulate import PERMUTE_DIMS, SLICE
 
 ENTRY = "encode"
-AS_STORED = WeightFormat(32)
+IN_F32 = WeightFormat(32)
 DENSE_ACTIVATIONS = {"Identity": None, "Tanh": TANH, "ReLU": RELU, "GELU": GELU, "SiLU": SILU, "Sigmoid": SIGMOID}
 UNSEEN = -1e30  # finite: where a block of keys has nothing else, the sum is 0 times it, not NaN
 FURTHEST = 128  # beyond this distance, all positions of MPNet share a bucket
@@ -59,9 +60,11 @@ def build_encode(
     dtypes: Mapping[str, DType],
     bounds: EncodeBounds,
     format: WeightFormat = DEFAULT_FORMAT,
+    *,
+    forms: Mapping[str, Form] = NO_FORMS,
 ) -> IRModule:
     # Whole texts are bound by arithmetic, not by reading weights: fewer bits would only cost precision.
-    net = Net(dtypes, AS_STORED if format.bits == 16 else format)
+    net = Net(dtypes, IN_F32 if format.bits == 16 else format, forms=forms)
     t, n = DimVar("t", 0, bounds.max_tokens), DimVar("n", 1, bounds.max_texts + 1)
     i32 = DType.I32
     batch = Texts(
@@ -105,7 +108,7 @@ class _Encode:
     def projected(self, x: Var) -> Var:
         """Through the projections behind the pooling, all of them in f32: they are small."""
         for dense in self.config.embedding.dense:
-            x = self.net.linear(x, f"{dense.folder}.linear", dense.in_size, dense.size, bias=dense.bias, format=AS_STORED)
+            x = self.net.linear(x, f"{dense.folder}.linear", dense.in_size, dense.size, bias=dense.bias, format=IN_F32)
             if (activation := DENSE_ACTIVATIONS[dense.activation]) is not None:
                 x = self.net.call(activation, x)
         return x

@@ -132,7 +132,7 @@ def joint_experts(source: WeightSource, names: ExpertNames | None) -> WeightSour
     for pattern in patterns:
         before, after = map(re.escape, pattern.split("*"))
         for name in source.tensors:
-            if match := re.fullmatch(rf"(.*\.){before}(\d+){after}(\.\w+)", name, re.ASCII):
+            if match := re.fullmatch(rf"(.*\.){before}(\d+){after}(\.\w+(?:\.\w+)?)", name, re.ASCII):
                 found.setdefault(f"{match[1]}{joint_name(pattern)}{match[3]}", {})[int(match[2])] = name
     members = {joint: tuple(by_number[i] for i in sorted(by_number)) for joint, by_number in found.items() if _complete(source, by_number)}
     return JointExperts(source, members) if members else source

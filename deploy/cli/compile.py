@@ -8,7 +8,7 @@ from deploy.cli.sources import Device, KvDtype, MaxBatch, MaxContext, Quantize, 
 
 def compile_(
     model: Source,
-    quantize: Quantize = "bf16",
+    quantize: Quantize = "auto",
     max_context: MaxContext = None,
     max_batch: MaxBatch = 64,
     kv_dtype: KvDtype = "auto",

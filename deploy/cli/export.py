@@ -19,7 +19,7 @@ def export(
         str | None,
         typer.Option(help="What the names of a C library begin with, rs by default; libraries that differ fit into one program."),
     ] = None,
-    quantize: Quantize = "bf16",
+    quantize: Quantize = "auto",
     max_context: MaxContext = None,
     kv_dtype: KvDtype = "auto",
 ) -> None:

@@ -22,7 +22,7 @@ def generate(
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Same seed, same answer.")] = 0,
-    quantize: Quantize = "bf16",
+    quantize: Quantize = "auto",
     max_context: MaxContext = None,
     kv_dtype: KvDtype = "auto",
     target: Target = "host",

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def inspect(
     model: Source,
-    quantize: Quantize = "bf16",
+    quantize: Quantize = "auto",
     max_context: MaxContext = None,
     max_batch: MaxBatch = 64,
     kv_cache_bytes: KvCacheBytes = None,

@@ -14,7 +14,9 @@ from runtime.device.registry import NAME as DEVICE_NAME
 from server.messages import Load
 from server.models.state import LEAST_CONTEXT, MOST_SEQUENCES
 
-QUANTIZE = "Form of the weights: f32, bf16, int8, int4; with a scale per group of inputs as int8-128 or int4-64."
+QUANTIZE = (
+    "Form of the weights: auto (a quantised checkpoint as it is), f32, bf16, int8, int4; with a scale per group as int8-128 or int4-64."
+)
 MAX_CONTEXT = "Longest sequence, in tokens."
 MAX_BATCH = "Most sequences at once."
 MAX_GAP_MS = "Longest pause of a stream while prompts of others are computed, in milliseconds."

@@ -79,7 +79,7 @@ def export_c(model: Servable, name: str, target: Target, folder: Path, progress:
     }
     path.write_bytes(archive(members))
     progress("pack", 0.0)
-    write_block(folder / "weights.bin", flat, executable, mode.entry, model.files.weights)
+    write_block(folder / "weights.bin", flat, executable, mode.entry, mode.weights)
     (folder / "pieces.bin").write_bytes(pieces(model.tokenizer, config.vocab_size))
     known = {
         "NAME": name,

@@ -106,7 +106,7 @@ def _level(model: Servable, mode: Mode, target: Target, folder: Path, progress: 
     module = f"{target.name}.wasm"
     (folder / module).write_bytes(executable.object_code)
     progress("pack", 0.0)
-    shards = write_shards(folder, flat, executable, mode.entry, model.files.weights)
+    shards = write_shards(folder, flat, executable, mode.entry, mode.weights)
     return Level(target.name, tuple(sorted(target.features)), module, memory_flags(executable.object_code), flat, shards)
 
 

@@ -13,6 +13,8 @@ from compiler.frontend.errors import ModelError, UnknownModel
 from compiler.frontend.fields import read_json
 from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.gguf.model import GgufModel
+from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.quantized.held import HeldWeights, forms_of
 from compiler.frontend.quantized.source import QuantizedWeights, method_of
 from compiler.frontend.registry import load_config, weights_of
 from compiler.frontend.unknown import remedy
@@ -30,10 +32,15 @@ class ModelFiles:
     is_embedder: bool  # made for embeddings, whatever else it could do
     architectures: tuple[str, ...] = ()  # as config.json names the model's class
     gguf: GgufFile | None = None  # None: a folder
+    held: WeightSource | None = None  # of a quantised checkpoint: its integers
 
-    @property
-    def dtypes(self) -> dict[str, DType]:
-        return {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in self.weights.tensors.items()}
+    def source(self, format: WeightFormat) -> WeightSource:
+        """The weights of a program that holds them so: integers of the checkpoint only where these are asked for."""
+        return self.held if self.held is not None and format.as_stored else self.weights
+
+
+def dtypes_of(source: WeightSource) -> dict[str, DType]:
+    return {name: DType.from_numpy(np.dtype(info.dtype)) for name, info in source.tensors.items()}
 
 
 def open_files(path: Path) -> ModelFiles:
@@ -41,24 +48,32 @@ def open_files(path: Path) -> ModelFiles:
     try:
         if path.is_file():
             model = GgufModel(path)
-            return ModelFiles(path, model.config, model, is_embedder=False, gguf=model.file)
+            return ModelFiles(
+                path, model.config, model, is_embedder=False, gguf=model.file, held=HeldWeights(model) if model.forms else None
+            )
         config = _config_of(path)
         is_embedder = not config.is_causal or config.verdict is not None or (path / "modules.json").is_file()
-        return ModelFiles(path, config, open_weights(path, config), is_embedder, _architectures_of(path))
+        weights, held = open_weights(path, config), open_weights(path, config, held=True)
+        is_held = bool(forms_of(held.tensors))
+        return ModelFiles(path, config, weights, is_embedder, _architectures_of(path), held=held if is_held else None)
     except ModelError as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
 
 
-def open_weights(folder: Path, config: ModelConfig) -> WeightSource:
-    """The tensors of a folder, as programs of the family name them, and those of projections behind the pooling."""
-    weights = weights_of(config, _tensors_of(folder))
+def open_weights(folder: Path, config: ModelConfig, *, held: bool = False) -> WeightSource:
+    """The tensors of a folder, as programs of the family name them, and those of projections behind the pooling. `held`: of a quantised
+    checkpoint the integers."""
+    weights = weights_of(config, _tensors_of(folder, held=held))
     parts = {dense.folder: open_safetensors(folder / dense.folder) for dense in config.embedding.dense}
     return BesideFolders(weights, parts) if parts else weights
 
 
-def _tensors_of(folder: Path) -> WeightSource:
+def _tensors_of(folder: Path, *, held: bool) -> WeightSource:
     method = method_of(read_json(folder / "config.json"))
-    return open_safetensors(folder) if method is None else QuantizedWeights(open_safetensors(folder), method)
+    if method is None:
+        return open_safetensors(folder)
+    quantized = QuantizedWeights(open_safetensors(folder), method)
+    return HeldWeights(quantized) if held else quantized
 
 
 def _architectures_of(folder: Path) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ def identity_of(source: str, hub_token: str | None = None) -> str:
     return digest.hexdigest()
 
 
-BITS = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}
+BITS = {"auto": 16, "f32": 32, "bf16": 16, "int8": 8, "int4": 4}
 
 
 def weigh(spec: ModelSpec) -> int:

@@ -13,11 +13,13 @@ from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.encoder import UNUSED as ENCODER_UNUSED
 from compiler.frontend.encoder import EncodeBounds, build_encode
 from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.quantized.held import forms_of
 from compiler.frontend.sampler import build_sampler
 from compiler.frontend.sentence import Pooling
+from compiler.frontend.weights import WeightSource
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
-from deploy.model_loading.files import ModelFiles
+from deploy.model_loading.files import ModelFiles, dtypes_of
 from runtime.cache_groups import PAGE_SIZE, CacheGroup
 from server.engine.step_model import GroupLimits
 from server.interfaces import LoadError
@@ -44,6 +46,10 @@ class Pages:
 class _Decoder:
     files: ModelFiles
     load: Load
+
+    @property
+    def weights(self) -> WeightSource:
+        return self.files.source(WeightFormat.parse(self.load.quantize))
 
     @property
     def max_context(self) -> int:
@@ -73,8 +79,9 @@ class _Decoder:
         return KV_DTYPES[asked]
 
     def _module(self, entry: str) -> IRModule:
-        config, format = self.files.config, WeightFormat.parse(self.load.quantize)
-        return build_step(config, self.files.dtypes, self.bounds, self.kv_dtype, format, entry=entry)
+        tensors, format = self.weights.tensors, WeightFormat.parse(self.load.quantize)
+        found = dtypes_of(self.weights), self.bounds, self.kv_dtype, format
+        return build_step(self.files.config, *found, entry=entry, forms=forms_of(tensors))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,10 @@ class Encoder:
     load: Load
 
     @property
+    def weights(self) -> WeightSource:
+        return self.files.source(WeightFormat.parse(self.load.quantize))
+
+    @property
     def max_context(self) -> int:
         """What the model was trained on, unless more is asked for; its table of positions ends somewhere."""
         config = self.files.config
@@ -145,8 +156,8 @@ class Encoder:
         return EncodeBounds(max(MAX_STEP_TOKENS, self.max_context), self.load.max_batch)
 
     def module(self) -> IRModule:
-        config = self.files.config
-        return build_encode(config, self.files.dtypes, self.bounds, WeightFormat.parse(self.load.quantize))
+        format = WeightFormat.parse(self.load.quantize)
+        return build_encode(self.files.config, dtypes_of(self.weights), self.bounds, format, forms=forms_of(self.weights.tensors))
 
     def pages(self) -> tuple[Pages, ...]:
         return ()

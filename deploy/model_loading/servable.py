@@ -48,7 +48,7 @@ def require_servable(load: Load, progress: Progress) -> Servable:
     mode = mode_of(files, load)
     try:
         module = mode.module()
-        require_weights(module, files.weights, mode.unused)
+        require_weights(module, mode.weights, mode.unused)
     except WeightMismatch as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, f"{error}{_task(files)}") from error
     except ModelError as error:

@@ -21,9 +21,9 @@ def bind(session: Session, model: Servable, compiled: Compiled, load: Load, prog
     folder = kept()
     packed = None
     if folder is not None:
-        place = folder.weights_of(compiled.key, model.files.weights.digest())
+        place = folder.weights_of(compiled.key, model.mode.weights.digest())
         with kept_in(place.parent):
             packed = begin_use(place, verify=load.verify, restart=load.restart, progress=partial(progress, "verify"))
     with nullcontext() if packed is None else kept_in(packed.parent):
-        bind_weights(session, compiled.executable, model.mode.entry, model.files.weights, packed, partial(progress, "pack"))
+        bind_weights(session, compiled.executable, model.mode.entry, model.mode.weights, packed, partial(progress, "pack"))
     return packed

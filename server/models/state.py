@@ -26,7 +26,7 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
     name: str
     source: str
-    quantize: str = "bf16"
+    quantize: str = "auto"
     max_context: Annotated[int, Meta(ge=LEAST_CONTEXT, lt=2**31)] | None = None
     max_batch: Annotated[int, Meta(ge=1, le=MOST_SEQUENCES)] = 64
     max_gap_ms: Annotated[int, Meta(ge=1, le=LONGEST_GAP_MS)] = MAX_GAP_MS

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from compiler.frontend.errors import DamagedFile, ModelError
-from compiler.frontend.gguf.dequantize import FORMATS, Format, dequantize
+from compiler.frontend.gguf.dequantize import FORMATS, Format, dequantize, split
+from compiler.frontend.quantized.held import SCALE, Offset, Q
 from compiler.frontend.weights import MappedFile, Tensor
 
 MAGIC = b"GGUF"
@@ -59,9 +60,19 @@ class GgufFile:
         tensor = self.tensors[name]
         if tensor.format.dtype is not None:
             return self._file.array(tensor.format.dtype, tensor.shape, tensor.start)
+        return dequantize(self._blocks(tensor), tensor.format).reshape(tensor.shape)
+
+    def parts(self, name: str) -> dict[str, Tensor]:
+        """The integers of a quantised tensor, in the form of its format."""
+        tensor = self.tensors[name]
+        numbers, scales, shifts = split(self._blocks(tensor), tensor.format)
+        *rows, _ = tensor.shape
+        found: dict[str, Tensor] = {Q: numbers.reshape(*rows, -1), SCALE: scales.reshape(*rows, -1)}
+        return found if shifts is None else {**found, str(Offset.SHIFT): shifts.reshape(*rows, -1)}
+
+    def _blocks(self, tensor: GgufTensor) -> Tensor:
         num_blocks = tensor.num_bytes // tensor.format.block_bytes
-        blocks = self._file.array(np.dtype(np.uint8), (num_blocks, tensor.format.block_bytes), tensor.start)
-        return dequantize(blocks, tensor.format).reshape(tensor.shape)
+        return self._file.array(np.dtype(np.uint8), (num_blocks, tensor.format.block_bytes), tensor.start)
 
     def release(self, name: str) -> None:
         tensor = self.tensors[name]

@@ -17,7 +17,9 @@ import numpy as np
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import DamagedFile, UnknownModel
 from compiler.frontend.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, read_config
+from compiler.frontend.gguf.dequantize import form_of
 from compiler.frontend.gguf.file import GgufFile
+from compiler.frontend.quantized.held import Form, is_held
 from compiler.frontend.registry import GGUF_FAMILIES, decoder_family, gguf_family, parse_config
 from compiler.frontend.weights import Tensor, TensorInfo
 
@@ -74,10 +76,20 @@ class GgufModel:
             if other is not part:
                 raise DamagedFile(f"{self.file.path.name} has both {other.stored_as} and {part.stored_as}, expected one of them")
         self.tensors: Mapping[str, TensorInfo] = {hub: self._info(part) for hub, part in self._parts.items()}
+        forms = {name: form_of(self.file.tensors[part.stored_as].format) for name, part in self._parts.items() if is_held(name)}
+        self.forms: Mapping[str, Form] = {name: form for name, form in forms.items() if form is not None}
 
     def read(self, name: str) -> Tensor:
         part = self._parts[name]
-        tensor = self.file.read(part.stored_as)
+        tensor = self._rows_of(self.file.read(part.stored_as), part)
+        return tensor.astype(FLOAT32) - np.float32(self._gguf.norm_offset) if self._is_shifted_norm(part) else tensor
+
+    def parts(self, name: str) -> Mapping[str, Tensor]:
+        part = self._parts[name]
+        return {kind: self._rows_of(tensor, part) for kind, tensor in self.file.parts(part.stored_as).items()}
+
+    def _rows_of(self, tensor: Tensor, part: Part) -> Tensor:
+        """The rows that a part has of a stored tensor, in the order of the hub."""
         if part.rows is not None:
             tensor = tensor[part.rows]
         if self._is_rotated(part):
@@ -86,8 +98,6 @@ class GgufModel:
                 return _split_pairs(tensor, num_heads)
             if self._has_halves and self.config.rope is not None:
                 return _join_pairs(tensor, num_heads, self.config.rope.size)
-        if self._is_shifted_norm(part):
-            return tensor.astype(FLOAT32) - np.float32(self._gguf.norm_offset)
         return tensor
 
     def release(self, name: str) -> None:

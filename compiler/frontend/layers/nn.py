@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from compiler.frontend.errors import ConfigError
+from compiler.frontend.quantized.held import Form, Offset
 from compiler.ir.dims import Dim, DimLike
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, ShapeValue, Var
@@ -40,6 +41,7 @@ class WeightFormat:
 
     bits: int
     group: int = 0
+    as_stored: bool = False  # integers of a quantised checkpoint stay as they are, too
 
     @property
     def scale_dtype(self) -> str:
@@ -48,30 +50,35 @@ class WeightFormat:
 
     @staticmethod
     def parse(text: str) -> WeightFormat:
-        """`f32`, `bf16`, `int8`, `int8-128`, `int4` (groups of 32), `int4-64`, `int4-128`."""
+        """`auto`, `f32`, `bf16`, `int8`, `int8-128`, `int4` (groups of 32), `int4-64`, `int4-128`."""
+        if text == "auto":
+            return AS_STORED
         kind, _, group = text.partition("-")
         bits = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}.get(kind)
         if bits is None or (group and (bits > 8 or group not in map(str, GROUPS))):
             raise ConfigError(
-                f"quantize is {text!r}; expected f32, bf16, int8, int4, or int8-GROUP, int4-GROUP with a group of "
+                f"quantize is {text!r}; expected auto, f32, bf16, int8, int4, or int8-GROUP, int4-GROUP with a group of "
                 + ", ".join(map(str, GROUPS))
             )
         return WeightFormat(bits, int(group) if group else (32 if bits == 4 else 0))
 
 
 DEFAULT_FORMAT = WeightFormat(16)
+AS_STORED = WeightFormat(16, as_stored=True)
 
 
 @dataclass(slots=True)
 class Net:
     """`dtypes` tells the element type of every tensor in the checkpoint; `weights` collects those that were asked for. The head is held
-    in at least 8 bits: its errors go straight to the logits."""
+    in at least 8 bits: its errors go straight to the logits. `forms` tells the matrices that the checkpoint gives as integers."""
 
     dtypes: Mapping[str, DType]
     format: WeightFormat = DEFAULT_FORMAT
     builder: Builder = field(default_factory=Builder)
     weights: dict[str, Var] = field(default_factory=dict[str, Var])
     prefix: str = ""  # of the names in the checkpoint: "model."
+    forms: Mapping[str, Form] = field(default_factory=dict[str, Form])
+    _decoded: set[Var] = field(default_factory=set[Var])  # what `held` gave
 
     @contextmanager
     def function(self, name: str, inputs: Sequence[Var], *, pure: bool = True) -> Generator[None]:
@@ -86,9 +93,24 @@ class Net:
 
     def weight(self, name: str, *shape: int) -> Var:
         """A tensor of the checkpoint, by its full name."""
+        if name in self.forms:
+            return self.held([name], [shape])
         if name not in self.weights:
             self.weights[name] = Var(name, tensor(shape, self.dtypes.get(name, F32)))
         return self.weights[name]
+
+    def held(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Var:
+        """Matrices of one form that the checkpoint gives as integers, one below the other, decoded."""
+        form = self.forms[names[0]]
+        infos = [form.infos(shape) for shape in shapes]
+        parts = [
+            self.stacked([self.weight(f"{name}.{part}", *info[part].shape) for name, info in zip(names, infos, strict=True)])
+            for part in form.parts
+        ]
+        group = 0 if form.group == shapes[0][-1] else form.group
+        found = self.call(DEQUANTIZE, *parts, bits=form.bits, group=group, shifted=form.offset is Offset.SHIFT)
+        self._decoded.add(found)
+        return found
 
     def vector(self, name: str, size: int) -> Var:
         """A weight of one axis, as the arithmetic wants it."""
@@ -136,20 +158,30 @@ class Net:
         names = (names,) if isinstance(names, str) else names
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         pairs = list(zip(names, sizes, strict=True))
-        w = self.stacked([self.weight(f"{n}.weight", s, in_size) for n, s in pairs])
+        forms = {self.forms.get(f"{n}.weight") for n in names}
+        if len(forms) > 1:  # each is multiplied as it is held
+            products = [self.linear(x, n, in_size, s, bias=bias, format=format) for n, s in pairs]
+            return self.call(CONCAT, *products, axis=1)
+        if forms != {None}:
+            w = self.held([f"{n}.weight" for n in names], [(s, in_size) for s in sizes])
+        else:
+            w = self.stacked([self.weight(f"{n}.weight", s, in_size) for n, s in pairs])
         return self.product(x, w, self.stacked([self.vector(f"{n}.bias", s) for n, s in pairs]) if bias else None, format=format)
 
     def product(self, x: Atom, w: Var, bias: Var | None = None, *, format: WeightFormat | None = None) -> Var:
-        """The product with a matrix [outputs, inputs] that is made of weights."""
+        """The product with a matrix [outputs, inputs] that is made of weights. One that is decoded on the way is not rounded again."""
         format = format or self.format
+        if self._is_decoded(w):
+            return self.call(LINEAR, x, w, *([] if bias is None else [bias]))
         operands = (x, self._held(w, format), *([] if bias is None else [bias]))
         return self.call(LINEAR, *operands, tolerates="bf16" if format.bits == 16 else None)
 
     def expert_linear(self, x: Atom, name: str, experts: Atom, count: int, in_size: int, size: int, *, bias: bool = False) -> Var:
         """The product of each row with the matrix of its expert; `name` is that of the tensor of all of them."""
-        w = self._held(self.weight(f"{name}.weight", count, size, in_size), self.format)
+        given = self.weight(f"{name}.weight", count, size, in_size)
+        w = given if self._is_decoded(given) else self._held(given, self.format)
         operands = (x, w, experts, self.as_f32(self.weight(f"{name}.bias", count, size))) if bias else (x, w, experts)
-        return self.call(EXPERT_LINEAR, *operands, tolerates="bf16" if self.format.bits == 16 else None)
+        return self.call(EXPERT_LINEAR, *operands, tolerates="bf16" if self.format.bits == 16 and not self._is_decoded(w) else None)
 
     def rms_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0) -> Var:
         return self.call(RMS_NORM, x, self.vector(f"{name}.weight", size), eps=eps, weight_offset=offset)
@@ -167,6 +199,9 @@ class Net:
 
     def head(self, x: Atom, name: str, in_size: int, vocab: int, *, bias: bool = False) -> Var:
         return self.linear(x, name, in_size, vocab, bias=bias, format=WeightFormat(8) if self.format.bits < 8 else None)
+
+    def _is_decoded(self, w: Var) -> bool:
+        return w in self._decoded
 
     def _held(self, w: Var, format: WeightFormat) -> Var:
         """The weight as it lies in memory, and the decoding that the product does on the way."""

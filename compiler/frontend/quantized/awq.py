@@ -8,7 +8,8 @@ import numpy as np
 
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
-from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts, expect, unpack
+from compiler.frontend.quantized.held import Form, Offset, halves
+from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts, expect, is_even, scale_type, unpack
 
 EIGHT = 8  # numbers of a word
 PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # where a word holds each of eight columns: columns 0, 2, 4, 6 come first
@@ -38,6 +39,14 @@ class Awq:
         size = len(numbers) // len(zeros)
         scales = np.repeat(parts["scales"].astype(np.float32), size, 0)
         return np.ascontiguousarray((scales * (numbers - np.repeat(zeros, size, 0)).astype(np.float32)).T)
+
+    def form(self, infos: Infos) -> Form | None:
+        length, groups = infos["qweight"].shape[0], infos["scales"].shape[0]
+        return Form(4, length // groups, scale_type(infos, "scales"), Offset.ZERO) if is_even(length, groups) else None
+
+    def held(self, parts: Parts) -> Parts:
+        zeros = _columns(parts["qzeros"]).T
+        return {"q": halves(_columns(parts["qweight"]).T), "scale": parts["scales"].T, "zero": zeros}
 
 
 def _columns(words: Array) -> Array:

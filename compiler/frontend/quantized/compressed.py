@@ -10,7 +10,8 @@ import numpy as np
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.fp8 import Scaled, block_of
-from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts, expect, per_group, unpack
+from compiler.frontend.quantized.held import Form, Offset, halves
+from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts, expect, is_even, per_group, scale_type, unpack
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,17 @@ class Packed:
         length = numbers.shape[1]
         return per_group(scales, length) * (numbers - per_group(zeros, length)).astype(np.float32)
 
+    def form(self, infos: Infos) -> Form | None:
+        return None if "weight_g_idx" in infos else _form(infos, self.bits, self.shape(infos)[1])
+
+    def held(self, parts: Parts) -> Parts:
+        numbers = unpack(parts["weight_packed"], self.bits, 1)
+        half = 0 if self.bits == 4 else 128
+        found = {"q": halves(numbers) if self.bits == 4 else (numbers - half).astype(np.int8), "scale": parts["weight_scale"]}
+        if "weight_zero_point" not in parts:
+            return found
+        return {**found, "zero": unpack(parts["weight_zero_point"], self.bits, 0)[: len(numbers)] - half}
+
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
@@ -78,6 +90,20 @@ class Bytes:
         if "weight_zero_point" in parts:
             numbers = numbers - per_group(parts["weight_zero_point"].astype(np.int32), length)
         return per_group(scales, length) * numbers.astype(np.float32)
+
+    def form(self, infos: Infos) -> Form | None:
+        return _form(infos, 8, infos["weight"].shape[1])
+
+    def held(self, parts: Parts) -> Parts:
+        found = {"q": parts["weight"], "scale": parts["weight_scale"]}
+        return {**found, "zero": parts["weight_zero_point"]} if "weight_zero_point" in parts else found
+
+
+def _form(infos: Infos, bits: int, length: int) -> Form | None:
+    groups = infos["weight_scale"].shape[1]
+    if not is_even(length, groups):
+        return None
+    return Form(bits, length // groups, scale_type(infos, "weight_scale"), Offset.ZERO if "weight_zero_point" in infos else Offset.NONE)
 
 
 def _check_scale(infos: Infos, shape: tuple[int, int]) -> int:

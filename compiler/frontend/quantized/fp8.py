@@ -8,6 +8,7 @@ import numpy as np
 
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
+from compiler.frontend.quantized.held import Form
 from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts
 from compiler.frontend.weights import DTYPES
 
@@ -44,6 +45,13 @@ class Scaled:
         if self.block is not None and scale.ndim == 2 and scale.shape not in ((1, 1), (len(weight), 1)):
             scale = np.repeat(np.repeat(scale, self.block[0], 0), self.block[1], 1)[: len(weight), : weight.shape[1]]
         return weight * scale
+
+    def form(self, infos: Infos) -> Form | None:
+        """Floats of 8 bits are no multiples of a scale."""
+        return None
+
+    def held(self, parts: Parts) -> Parts:
+        raise AssertionError(self)
 
 
 def read_fp8(fields: Fields) -> Method:

@@ -8,13 +8,16 @@ import numpy as np
 
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
-from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts, expect, unpack
+from compiler.frontend.quantized.held import Form, Offset, halves
+from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts, expect, is_even, scale_type, unpack
 
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
     bits: int
     zero_offset: int  # what files store less than the zero point
+    is_ordered: bool  # groups are neighbours, whatever g_idx there is
+    is_symmetric: bool  # zero points are all in the middle
 
     @property
     def layout(self) -> Layout:
@@ -46,6 +49,25 @@ class Gptq:
                 raise DamagedFile(f"its g_idx names groups {groups.min()} to {groups.max()}, expected 0 to {len(scales) - 1}")
         return np.ascontiguousarray((scales[groups] * (numbers - zeros[groups]).astype(np.float32)).T)
 
+    def form(self, infos: Infos) -> Form | None:
+        length, groups = self.shape(infos)[1], infos["scales"].shape[0]
+        if self.bits == 2 or not self.is_ordered or not is_even(length, groups):
+            return None
+        return Form(self.bits, length // groups, scale_type(infos, "scales"), Offset.NONE if self.is_symmetric else Offset.ZERO)
+
+    def held(self, parts: Parts) -> Parts:
+        numbers = unpack(parts["qweight"], self.bits, 0).T
+        zeros = unpack(parts["qzeros"], self.bits, 1).T + self.zero_offset
+        size = numbers.shape[1] // zeros.shape[1]
+        if "g_idx" in parts and not np.array_equal(parts["g_idx"], np.arange(numbers.shape[1]) // size):
+            raise DamagedFile("its g_idx parts neighbours, though desc_act is false; take --quantize bf16")
+        half = 1 << self.bits - 1
+        if self.is_symmetric and (zeros != half).any():
+            raise DamagedFile(f"its zero points are not all {half}, though sym is true; take --quantize bf16")
+        offset = 0 if self.bits == 4 else half
+        found = {"q": halves(numbers) if self.bits == 4 else (numbers - half).astype(np.int8), "scale": parts["scales"].T}
+        return found if self.is_symmetric else {**found, "zero": zeros - offset}
+
 
 def read_gptq(fields: Fields) -> Method:
     bits = fields.integer("bits")
@@ -57,4 +79,4 @@ def read_gptq(fields: Fields) -> Method:
     if fields.raw("dynamic"):
         raise fields.error("dynamic", "nothing: all matrices of one form")
     fields.skip(*(name for name in fields.values if name not in ("quant_method", "bits", "checkpoint_format", "dynamic")))
-    return Gptq(bits, 1 if kind == "gptq" else 0)
+    return Gptq(bits, 1 if kind == "gptq" else 0, not fields.flag("desc_act", True), fields.flag("sym", False))

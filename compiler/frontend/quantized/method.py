@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.errors import DamagedFile
+from compiler.frontend.quantized.held import Form
 from compiler.frontend.weights import TensorInfo
+from compiler.ir.dtypes import DType
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]
@@ -45,6 +47,14 @@ class Method(Protocol):
         """The matrix [out, in]; each value is rounded once at most, to f32."""
         ...
 
+    def form(self, infos: Infos) -> Form | None:
+        """How a program holds the matrix without rounding it; None: as values. `shape` has seen the parts."""
+        ...
+
+    def held(self, parts: Parts) -> Parts:
+        """The parts of that form."""
+        ...
+
 
 def unpack(words: Array, bits: int, axis: int) -> NDArray[np.int32]:
     """Unsigned numbers of `bits` bits, the lowest first, of words of 32 bits: the axis grows by 32 / bits."""
@@ -67,3 +77,12 @@ def expect(infos: Infos, part: str, shape: tuple[int, ...], kinds: str) -> None:
 def per_group(scales: Array, length: int) -> Array:
     """Scales [out, groups], once for each of `length` inputs."""
     return np.repeat(scales, length // scales.shape[1], axis=1)
+
+
+def scale_type(infos: Infos, part: str) -> DType:
+    return DType.from_numpy(infos[part].dtype)
+
+
+def is_even(length: int, groups: int) -> bool:
+    """Whether groups are such that integer products take them."""
+    return length % groups == 0 and length // groups % 8 == 0

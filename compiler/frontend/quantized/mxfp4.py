@@ -8,6 +8,7 @@ import numpy as np
 
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
+from compiler.frontend.quantized.held import Form
 from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts
 
 NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # e2m1
@@ -43,6 +44,13 @@ class Mxfp4:
             numbers = PAIRS.take(blocks[expert]).view(np.float32)
             np.multiply(numbers, POWERS[scales[expert, ..., None]], out=values[expert])
         return values.reshape(experts, outputs, -1)
+
+    def form(self, infos: Infos) -> Form | None:
+        """The values are exact in 16 bits; experts are stacked in ways of their own."""
+        return None
+
+    def held(self, parts: Parts) -> Parts:
+        raise AssertionError(self)
 
 
 def read_mxfp4(fields: Fields) -> Method:

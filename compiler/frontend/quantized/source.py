@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -13,9 +13,12 @@ from compiler.frontend.quantized.awq import read_awq
 from compiler.frontend.quantized.compressed import read_compressed
 from compiler.frontend.quantized.fp8 import read_fbgemm, read_fp8
 from compiler.frontend.quantized.gptq import read_gptq
-from compiler.frontend.quantized.method import Method
+from compiler.frontend.quantized.held import Form, is_held
+from compiler.frontend.quantized.method import Method, Parts
 from compiler.frontend.quantized.mxfp4 import read_mxfp4
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+
+T = TypeVar("T")
 
 METHODS: Final[Mapping[str, Callable[[Fields], Method]]] = {
     "awq": read_awq,
@@ -56,13 +59,17 @@ class QuantizedWeights:
             **{name: self._info(name) for name in self._parts},
         }
 
+        found = {name: self._method.form(self._infos(name)) for name in self._parts if is_held(name)}
+        self.forms: Mapping[str, Form] = {name: form for name, form in found.items() if form is not None}
+
     def read(self, name: str) -> Tensor:
         if name not in self._parts:
             return self._stored.read(name)
-        try:
-            return self._method.values({part: self._stored.read(own) for part, own in self._parts[name].items()})
-        except DamagedFile as error:
-            raise DamagedFile(f"tensor {name!r}: {error}") from None
+        return self._checked(name, self._method.values)
+
+    def parts(self, name: str) -> Mapping[str, Tensor]:
+        """The integers behind a matrix, in its form."""
+        return self._checked(name, self._method.held)
 
     def release(self, name: str) -> None:
         for own in self._parts.get(name, {"": name}).values():
@@ -72,12 +79,21 @@ class QuantizedWeights:
         return self._stored.digest()
 
     def _info(self, name: str) -> TensorInfo:
-        infos = {part: self._stored.tensors[own] for part, own in self._parts[name].items()}
+        infos = self._infos(name)
         try:
             shape = self._method.shape(infos)
         except DamagedFile as error:
             raise DamagedFile(f"tensor {name!r}: {error}") from None
         return TensorInfo(shape, np.dtype(np.float32), sum(info.num_bytes for info in infos.values()))
+
+    def _infos(self, name: str) -> Mapping[str, TensorInfo]:
+        return {part: self._stored.tensors[own] for part, own in self._parts[name].items()}
+
+    def _checked(self, name: str, read: Callable[[Parts], T]) -> T:
+        try:
+            return read({part: self._stored.read(own) for part, own in self._parts[name].items()})
+        except DamagedFile as error:
+            raise DamagedFile(f"tensor {name!r}: {error}") from None
 
 
 def _matrices(tensors: Mapping[str, TensorInfo], method: Method) -> Iterator[tuple[str, Mapping[str, str]]]:

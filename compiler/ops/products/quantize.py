@@ -3,6 +3,7 @@
     q       i8 [..., k], or u8 [..., k / 2] with two 4-bit numbers per byte: the even one is in the lower half
     scale   [..., k / group]         a single group, as long as the axis, has one scale per channel
     zero    of the shape of scale, in units of q; without it the numbers are symmetric around 0 (4 bits: around 8)
+    shift   in the place of a zero, where the attribute `shifted` says so: x = q * scale - shift
 
 Dequantising is an ordinary loop nest; fusion moves it into the product that reads its result.
 """
@@ -74,6 +75,10 @@ def _dequantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
         for d, (w, g) in enumerate(zip(groups, given.shape or groups, strict=True)):
             agree(w, g, f"dimension {d} of {name}")
     wants_float(tensor_operand(args, 1, "scale"), "scale")
+    if bool_attr(attrs, "shifted"):
+        if len(args) < 3:
+            raise AnnotationError("attribute shifted is true, wants a shift")
+        wants_float(tensor_operand(args, 2, "shift"), "shift")
     return TensorType(shape, dtype)
 
 
@@ -85,11 +90,14 @@ def _dequantize_nest(operands: Operands) -> Nest:
     with kernel.nest(out.shape) as (*row, k):
         group = k // group_of(attrs, length) if attrs["group"] else 0
         number = cast(q[*row, k] if bits == 8 else half_byte(q.buffer, row, k), F32)
-        if zero is not None:
+        if zero is not None and not attrs["shifted"]:
             number = number - cast(zero[*row, group], F32)
-        elif bits == 4:
+        elif bits == 4 and zero is None:
             number = number - MIDDLE
-        out[*row, k] = cast(number * cast(scale[*row, group], F32), out.dtype)
+        value = number * cast(scale[*row, group], F32)
+        if zero is not None and attrs["shifted"]:
+            value = value - cast(zero[*row, group], F32)
+        out[*row, k] = cast(value, out.dtype)
     groups = (*out.shape[:-1], num_groups(attrs, length))
     checks = unproved(operands, dict.fromkeys(range(1, len(operands.places)), groups))
     return Nest((out.buffer,), kernel.body(), checks=checks)
@@ -104,20 +112,26 @@ def _spread(x: Any, length: int) -> Any:
     return np.repeat(x.astype(np.float32), length // max(1, x.shape[-1]), -1)
 
 
-def _dequantize_numpy(q: Any, scale: Any, zero: Any = None, *, bits: int, group: int, dtype: str) -> Any:
+def _dequantize_numpy(q: Any, scale: Any, zero: Any = None, *, bits: int, group: int, dtype: str, shifted: bool) -> Any:
     if bits == 4:
         q = np.stack([q & 15, q >> 4], -1).reshape(*q.shape[:-1], -1)
     wide = q.astype(np.float32)
     length = wide.shape[-1]
-    if zero is not None:
+    if zero is not None and not shifted:
         wide = wide - _spread(zero, length)
-    elif bits == 4:
+    elif bits == 4 and zero is None:
         wide = wide - np.float32(MIDDLE)
-    return (wide * _spread(scale, length)).astype(DType(dtype).numpy)
+    value = wide * _spread(scale, length)
+    return (value - _spread(zero, length) if shifted else value).astype(DType(dtype).numpy)
 
 
 DEQUANTIZE = define(
-    "dequantize", "q, scale, zero?", _dequantize_type, _dequantize_numpy, _dequantize_nest, {"bits": 8, "group": 0, "dtype": "f32"}
+    "dequantize",
+    "q, scale, zero?",
+    _dequantize_type,
+    _dequantize_numpy,
+    _dequantize_nest,
+    {"bits": 8, "group": 0, "dtype": "f32", "shifted": False},
 )
 
 

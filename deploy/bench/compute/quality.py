@@ -100,7 +100,7 @@ def rounded_files(files: ModelFiles, format: WeightFormat) -> ModelFiles:
     tied = files.config.tie_word_embeddings
     head_from = next(name for name in files.weights.tensors if name.endswith(EMBEDDINGS)) if tied else None
     weights = Rounded(files.weights, format, head_from=head_from)
-    return replace(files, config=replace(files.config, tie_word_embeddings=False), weights=weights)
+    return replace(files, config=replace(files.config, tie_word_embeddings=False), weights=weights, held=None)
 
 
 # --- logits -------------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def _with_model(files: ModelFiles, quantize: str, texts: Texts, use: Callable[[C
     session = Session(executable, memory=account)
     try:
         plan = plan_of(executable, mode.entry, mode.pages(), load, session.device.limits)
-        bind_weights(session, executable, mode.entry, files.weights)
+        bind_weights(session, executable, mode.entry, mode.weights)
         model = serve(mode, session, [group.num_pages for group in plan.groups], account).step_model
         assert isinstance(model, CompiledModel)
         return use(model)

@@ -46,7 +46,7 @@ Name = Annotated[str, Field(pattern=NAME, max_length=128)]
 Bytes = Annotated[int, Field(ge=1, lt=2**63)]
 
 
-WeightForm = Literal["f32", "bf16", "int8", "int8-32", "int8-64", "int8-128", "int4", "int4-32", "int4-64", "int4-128"]
+WeightForm = Literal["auto", "f32", "bf16", "int8", "int8-32", "int8-64", "int8-128", "int4", "int4-32", "int4-64", "int4-128"]
 
 
 class LoadBody(Options):
@@ -238,7 +238,7 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
     return ModelSpec(
         name=name,
         source=source,
-        quantize=body.quantize or body.dtype or "bf16",
+        quantize=body.quantize or body.dtype or "auto",
         max_context=body.max_context,
         max_batch=body.max_batch or 64,
         max_gap_ms=body.max_gap_ms or MAX_GAP_MS,

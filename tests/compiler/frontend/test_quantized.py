@@ -12,8 +12,10 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from compiler.frontend.errors import ConfigError, DamagedFile
+from compiler.frontend.quantized.held import HeldWeights, Offset, forms_of
 from compiler.frontend.quantized.source import QuantizedWeights, method_of
 from compiler.frontend.weights import open_safetensors
+from compiler.ops.tables import INTERPRET
 from tests.compiler.frontend.quantized_files import awq, gptq
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "quantized"
@@ -44,6 +46,68 @@ def test_values_are_those_of_the_reference(path: Path) -> None:
     values, info = source.read(name), source.tensors[name]
     assert name in ("m", "m.weight") and (info.shape, info.dtype) == (values.shape, values.dtype) and values.dtype == np.float32
     np.testing.assert_array_equal(values, source.read("expected"))
+
+
+def decoded(source: QuantizedWeights, name: str) -> Any:
+    """What a program makes of the integers that it holds."""
+    held, form = HeldWeights(source), source.forms[name]
+    assert forms_of(held.tensors)[name] == form and name not in held.tensors
+    parts = [held.read(f"{name}.{part}") for part in form.parts]
+    for part, value in zip(form.parts, parts, strict=True):
+        info = held.tensors[f"{name}.{part}"]
+        assert (value.shape, value.dtype) == (info.shape, info.dtype)
+    attrs = {"bits": form.bits, "group": form.group, "shifted": form.offset is Offset.SHIFT, "dtype": "f32"}
+    return INTERPRET["dequantize"](*parts, **attrs)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("int*.safetensors")), ids=lambda path: path.stem)
+def test_what_a_program_holds_are_the_values_of_the_reference(path: Path) -> None:
+    with safe_open(path, "np") as file:
+        config = json.loads(file.metadata()["quantization_config"])
+    source = opened(path, config)
+    np.testing.assert_array_equal(decoded(source, "m.weight"), source.read("expected"))
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*fp*.safetensors")), ids=lambda path: path.stem)
+def test_floats_are_held_as_values(path: Path) -> None:
+    with safe_open(path, "np") as file:
+        source = opened(path, json.loads(file.metadata()["quantization_config"]))
+    assert not source.forms and HeldWeights(source).tensors == source.tensors
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("kind", ["gptq", "gptq_v2"])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_gptq_is_held_as_integers(bits: int, kind: str, symmetric: bool, tmp_path: Path) -> None:
+    numbers, zeros, scales = drawn(bits)
+    if symmetric:
+        zeros = np.full_like(zeros, 1 << bits - 1)
+    groups = np.arange(INPUTS) // 32
+    parts = gptq(numbers, zeros, scales, bits, zero_offset=kind == "gptq", groups=groups)
+    config = {**GPTQ, "bits": bits, "checkpoint_format": kind, "sym": symmetric}
+    source = written(tmp_path, config, parts)
+    assert source.forms["a.b.weight"].offset is (Offset.NONE if symmetric else Offset.ZERO)
+    np.testing.assert_array_equal(decoded(source, "a.b.weight"), source.read("a.b.weight"))
+    assert not written(tmp_path, {**config, "desc_act": True}, parts).forms
+
+
+def test_what_gptq_says_of_its_parts_must_be_so(tmp_path: Path) -> None:
+    numbers, zeros, scales = drawn(4)
+    source = written(tmp_path, GPTQ, gptq(numbers, zeros, scales, 4))
+    with pytest.raises(DamagedFile, match=r"'a\.b\.weight': its zero points are not all 8, though sym is true; take --quantize bf16"):
+        source.parts("a.b.weight")
+    source = written(tmp_path, {**GPTQ, "sym": False}, gptq(numbers, zeros, scales, 4, groups=np.arange(INPUTS) % 2))
+    with pytest.raises(DamagedFile, match="its g_idx parts neighbours, though desc_act is false; take --quantize bf16"):
+        source.parts("a.b.weight")
+
+
+def test_awq_is_held_as_integers(tmp_path: Path) -> None:
+    source = written(tmp_path, AWQ, awq(*drawn(4)), **{"a.embed.weight": np.ones(3, np.float32)})
+    np.testing.assert_array_equal(decoded(source, "a.b.weight"), source.read("a.b.weight"))
+    held = HeldWeights(source)
+    assert held.digest() == source.digest() and set(held.read("a.embed.weight")) == {1}
+    held.release("a.b.weight.q")
+    held.release("a.embed.weight")
 
 
 def drawn(bits: int) -> tuple[Any, Any, Any]:

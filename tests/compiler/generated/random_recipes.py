@@ -346,7 +346,9 @@ def _product_of_integers(draft: Draft, op: str) -> None:
     scales = (size, length // group if group else Dim.of(1))
     scale = draft.new(scales, draft.one_of([F32, DType.F16]), lambda extents: 0.01 + np.abs(draft.array(extents, F32)) * 0.01)
     zero = [draft.new(scales, draft.type(q).dtype)] if draft.chance(0.2) else []
-    w = draft.call(op, q, scale, *zero, bits=bits, group=group, dtype=str(draft.one_of([F32, BF16])))
+    shift = [draft.new(scales, F32)] if not zero and draft.chance(0.2) else []
+    dtype = str(draft.one_of([F32, BF16]))
+    w = draft.call(op, q, scale, *zero, *shift, bits=bits, group=group, shifted=bool(shift), dtype=dtype)
     draft.call("linear", x, w, out_dtype=draft.one_of([None, "f32"]))
 
 

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ from server.engine.worker import LoadedModel, engine_of
 from server.interfaces import LoadError
 from server.messages import ClassScores, Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Submit
 from server.models.state import ModelSpec
-from tests.compiler.frontend.quantized_files import gptq
+from tests.compiler.frontend.quantized_files import awq, gptq
 from tests.deploy.gguf_files import VOCAB, write_gguf
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
@@ -235,34 +236,59 @@ def test_both_places_of_a_decoder_in_a_model_with_images_are_known(with_images: 
     assert second == [name.replace("language_model.model.", "model.language_model.") for name in first]
 
 
-def test_a_quantised_checkpoint_is_served_with_the_values_it_stands_for(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
-    """The same tokens to the same logits as a checkpoint of floats with these values."""
-    plain, packed = (shutil.copytree(folder_of("llama"), tmp_path / name) for name in ("plain", "packed"))
-    source, rng = open_safetensors(plain), np.random.default_rng(0)
-    floats, parts = dict[str, Any](), dict[str, Any]()
-    for name in source.tensors:
-        tensor = np.array(source.read(name))
-        if not name.endswith("proj.weight"):
-            floats[name] = parts[name] = tensor
-            continue
-        numbers = rng.integers(0, 16, tensor.T.shape)
-        zeros, scales = np.full((2, len(tensor)), 8), rng.random((2, len(tensor))).astype(np.float16) / 16
-        groups = np.arange(len(numbers)) // (len(numbers) // 2)
-        floats[name] = np.ascontiguousarray((scales.astype(np.float32)[groups] * (numbers - 8)).T.astype(np.float32))
-        stem = name.removesuffix(".weight")
-        parts |= {f"{stem}.{part}": value for part, value in gptq(numbers, zeros, scales, 4).items()}
-    save_file(floats, plain / "model.safetensors")
-    save_file(parts, packed / "model.safetensors")
-    config = json.loads((packed / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
-    (packed / "config.json").write_text(json.dumps(config))
-    tokens = np.arange(1, 20, dtype=np.int32)
-    logits = []
-    for folder in (plain, packed):
-        model = load(folder, quantize="f32", max_batch=8).step_model
-        assert model is not None
-        logits.append(model.download(model.run(piece(tokens, 0, len(tokens)))))
-    assert logits[0].tobytes() == logits[1].tobytes()
+@pytest.fixture(scope="module")
+def packed(folder_of: Callable[[str], Path], place: Path) -> Callable[[str], tuple[Path, Path]]:
+    """The golden Llama of matrices that a method of quantisation stores: their values, and what the method makes of them."""
+
+    def made(method: str) -> tuple[Path, Path]:
+        plain, stored = place / f"{method}-values", place / method
+        if stored.exists():
+            return plain, stored
+        for folder in (plain, stored):
+            shutil.copytree(folder_of("llama"), folder)
+        source, rng = open_safetensors(plain), np.random.default_rng(0)
+        floats, parts = dict[str, Any](), dict[str, Any]()
+        for name in source.tensors:
+            tensor = np.array(source.read(name))
+            if not name.endswith("proj.weight"):
+                floats[name] = parts[name] = tensor
+                continue
+            numbers = rng.integers(0, 16, tensor.T.shape)
+            zeros = np.full((2, len(tensor)), 8) if method == "gptq" else rng.integers(4, 12, (2, len(tensor)))
+            scales = rng.random((2, len(tensor))).astype(np.float16) / 16
+            groups = np.arange(len(numbers)) // (len(numbers) // 2)
+            floats[name] = np.ascontiguousarray((scales.astype(np.float32)[groups] * (numbers - zeros[groups])).T.astype(np.float32))
+            found = gptq(numbers, zeros, scales, 4) if method == "gptq" else awq(numbers, zeros, scales)
+            parts |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in found.items()}
+        save_file(floats, plain / "model.safetensors")
+        save_file(parts, stored / "model.safetensors")
+        config = json.loads((stored / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 32} | (
+            {"desc_act": False, "sym": True} if method == "gptq" else {"version": "gemm", "zero_point": True}
+        )
+        (stored / "config.json").write_text(json.dumps(config))
+        return plain, stored
+
+    return made
+
+
+def logits_of(folder: Path, quantize: str) -> tuple[Any, int]:
+    """With the bytes of the weights."""
+    loaded, tokens = load(folder, quantize=quantize, max_batch=8, kv_dtype="f32"), np.arange(1, 20, dtype=np.int32)
+    assert loaded.step_model is not None
+    return loaded.step_model.download(loaded.step_model.run(piece(tokens, 0, len(tokens)))), loaded.ready.weights_bytes
+
+
+@pytest.mark.parametrize(("method", "limit"), [("gptq", 0.06), ("awq", 5e-3)])
+def test_a_quantised_checkpoint_is_served_as_it_is(method: str, limit: float, packed: Callable[[str], tuple[Path, Path]]) -> None:
+    """Asked for values, it gives the bits of its values. Unasked, it keeps its integers: in less memory, with the same products but for
+    what machines that multiply bytes round of rows, and a head of 16 bits."""
+    plain, stored = packed(method)
+    (values, _), (read, decoded_bytes), (held, held_bytes) = logits_of(plain, "f32"), logits_of(stored, "f32"), logits_of(stored, "auto")
+    assert values.tobytes() == read.tobytes()
+    assert np.abs(held - values).max() < limit * np.abs(values).max()
+    matrices = sum(prod(info.shape) for name, info in open_files(stored).weights.tensors.items() if name.endswith("proj.weight"))
+    assert decoded_bytes - held_bytes > 3 * matrices  # 4 bytes each become half a byte, beside scales
 
 
 def test_a_small_cache_bounds_the_context(folder_of: Callable[[str], Path]) -> None:
@@ -469,6 +495,7 @@ def test_a_gguf_file_generates(gguf_file: Path) -> None:
 
 SECOND_START = """
 import sys
+from math import prod
 from pathlib import Path
 opened = []
 sys.addaudithook(lambda event, args: opened.append(args[0]) if event == "open" else None)

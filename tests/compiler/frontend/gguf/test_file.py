@@ -19,13 +19,15 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
-from compiler.frontend.gguf.dequantize import FORMATS, dequantize
+from compiler.frontend.gguf.dequantize import FORMATS, dequantize, form_of, split
 from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.gguf.model import GgufModel
 from compiler.frontend.gguf.tokenizer import tokenizer_files
 from compiler.frontend.mixture import ClippedGate
+from compiler.frontend.quantized.held import Form, Offset
 from compiler.frontend.registry import GGUF_FAMILIES, decoder_family, load_config
 from compiler.frontend.rope import LongScaling, Rope
+from compiler.ops.tables import INTERPRET
 from server.text.tokenizer import Tokenizer
 from tests.damage import damaged
 from tests.golden.gguf_models import MODELS, convert, decoder_tensors, halved, write
@@ -61,6 +63,16 @@ def test_blocks_unpack_as_the_reference_does(format: Any, num_blocks: int) -> No
         blocks[:, 0] = blocks[:, 0] % 250  # larger powers of two overflow
     expected = gguf.quants.dequantize(blocks.reshape(1, -1), GGMLQuantizationType[format.name]) if num_blocks else np.zeros((1, 0))
     np.testing.assert_array_equal(dequantize(blocks, format), expected[0])
+    form = form_of(format)
+    assert form is not None and (num_blocks == 0 or np.array_equal(_decoded(blocks, format, form), expected[0]))
+
+
+def _decoded(blocks: Any, format: Any, form: Form) -> Any:
+    """What a program makes of the integers that it holds."""
+    numbers, *others = (part for part in split(blocks, format) if part is not None)
+    parts = [part.astype(form.scale.numpy) for part in others]
+    attrs = {"bits": form.bits, "group": form.group, "shifted": form.offset is Offset.SHIFT, "dtype": "f32"}
+    return INTERPRET["dequantize"](numbers, *parts, **attrs).reshape(-1)
 
 
 # --- the container ----------------------------------------------------------------------------------------------------------

@@ -37,6 +37,16 @@ def test_a_known_packing(run):
     np.testing.assert_array_equal(run(DEQUANTIZE, q, scale, np.array([[1]], np.uint8), bits=4, shapes="n k, n 1, n 1"), [[28, 0, -2, 14]])
 
 
+def test_a_shift_is_subtracted_behind_the_scale(run, rng, deduced):
+    q, scale = rng.integers(0, 256, (5, 16)).astype(np.uint8), rng.random((5, 2)).astype(np.float32)
+    shift = rng.random((5, 2)).astype(np.float32)
+    numbers = np.stack([q & 15, q >> 4], -1).reshape(5, 32).astype(np.float32)
+    found = run(DEQUANTIZE, q, scale, shift, bits=4, group=16, shifted=True, shapes="n 16, n 2, n 2")
+    np.testing.assert_array_equal(found, np.repeat(scale, 16, -1) * numbers - np.repeat(shift, 16, -1))
+    with pytest.raises(AnnotationError, match="attribute shifted is true, wants a shift"):
+        deduced(DEQUANTIZE, tensor((N, 16), U8), tensor((N, 2), F32), bits=4, group=16, shifted=True)
+
+
 def test_dequantizing_to_small_floats(run, rng):
     q = rng.integers(-128, 128, (3, 6)).astype(np.int8)
     scale = rng.random((3, 1)).astype(np.float32)
