@@ -24,8 +24,9 @@ def signed_by_unsigned(lanes: int, feature: str, instruction: str) -> Step:
     return Step(lanes, left, right, add, needs=frozenset([feature]))
 
 
-def signed_by_small(lanes: int, pairs: str, sums: str) -> Step:
-    """`vpmaddubsw` adds two products in 16 bits, which saturates for weights of 8 bits. For weights up to 15, 8 such sums fit together."""
+def signed_by_small(lanes: int, pairs: str, sums: str, needs: frozenset[str] = _AVX2, *, unsigned_first: bool = True) -> Step:
+    """`vpmaddubsw` adds two products in 16 bits, which saturates for weights of 8 bits. For weights up to 15, 8 such sums fit together.
+    `unsigned_first`: the order of its operands."""
     words, halves, bytes_ = vec("i32", lanes), vec("i16", 2 * lanes), vec("i8", 4 * lanes)
 
     def left(code: Code, x: str) -> Parts:
@@ -35,7 +36,8 @@ def signed_by_small(lanes: int, pairs: str, sums: str) -> Step:
         return (code.op(f"bitcast {words} {x} to {bytes_}"),)
 
     def product(code: Code, a: Parts, b: Parts) -> str:
-        return code.op(f"call {halves} @{pairs}({bytes_} {b[0]}, {bytes_} {a[0]})")
+        first, second = (b[0], a[0]) if unsigned_first else (a[0], b[0])
+        return code.op(f"call {halves} @{pairs}({bytes_} {first}, {bytes_} {second})")
 
     def join(code: Code, x: str, y: str) -> str:
         return code.op(f"add {halves} {x}, {y}")
@@ -47,7 +49,7 @@ def signed_by_small(lanes: int, pairs: str, sums: str) -> Step:
     def add(code: Code, total: str, a: Parts, b: Parts) -> str:
         return widen(code, total, product(code, a, b))
 
-    return Step(lanes, left, right, add, bits=4, halves=Halves(8, product, join, widen), needs=_AVX2)
+    return Step(lanes, left, right, add, bits=4, halves=Halves(8, product, join, widen), needs=needs)
 
 
 def words_by_unsigned(lanes: int, sums: str, needs: frozenset[str] = _AVX2) -> Step:
