@@ -43,6 +43,14 @@ class TileShape:
 
 
 @dataclass(frozen=True, slots=True)
+class FloatTile:
+    """Multiply-adds of vectors of f32."""
+
+    shape: TileShape
+    steps: int = 4  # of k that are written out at most: they share what they decode, and each needs registers for its columns
+
+
+@dataclass(frozen=True, slots=True)
 class ProductTile:
     """How rows of `op.row_dtype` are multiplied by weights of one format."""
 
@@ -117,7 +125,8 @@ class ProductTile:
 class ProductTiles:
     """The product tiles of a target."""
 
-    floats: TileShape  # multiply-adds of vectors of f32
+    floats: FloatTile
+    attention: TileShape  # multiply-adds of queries and keys, of weights and values
     tiles: tuple[ProductTile, ...]
 
     @property
@@ -146,10 +155,12 @@ class ProductTiles:
 
 
 # By the bits of registers from which on they are taken.
-_FLOATS: Final = (
+_SHAPES: Final = (
     (512, TileShape(rows=8, vectors=2)),  # 16 accumulators of 32 registers
     (128, TileShape(rows=4, vectors=1)),  # 8 of 16 with 256 bits, 16 of 32 with 128
 )
+# Engines of WebAssembly have the 16 registers of x86, with 128 bits: 8 accumulators, the columns of two steps, and two factors.
+_NARROW: Final = FloatTile(TileShape(rows=4, vectors=1, lanes=8), steps=2)
 _TILES: Final = (
     (512, ProductTile(AmxBf16(rows=32, columns=32), format=PAIRS, depth=32, block=256)),
     (512, ProductTile(DotBf16(rows=8, columns=32), format=PAIRS, depth=2, needs=Features(["avx512bf16", "sse4a"]))),
@@ -173,10 +184,9 @@ _OF_GPUS: Final = tuple(
 
 @lru_cache
 def product_tiles(target: Target) -> ProductTiles:
-    floats = next(shape for least, shape in _FLOATS if target.vector_bits >= least)
-    if target.system == GPU:
-        return ProductTiles(floats, _OF_GPUS)
-    return ProductTiles(floats, tuple(_best(target)))
+    shape = next(shape for least, shape in _SHAPES if target.vector_bits >= least)
+    floats = _NARROW if "simd128" in target.features else FloatTile(shape)
+    return ProductTiles(floats, shape, _OF_GPUS if target.system == GPU else tuple(_best(target)))
 
 
 def _best(target: Target) -> Iterator[ProductTile]:

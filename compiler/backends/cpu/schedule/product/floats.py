@@ -21,20 +21,18 @@ from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Array, Kernel
 from compiler.ir.prove import prove_divisible
 from compiler.machine.intrinsics.prefetch import AHEAD, Prefetch
-from compiler.machine.products import TileShape
+from compiler.machine.products import FloatTile, TileShape
 from compiler.machine.target import LINE_BYTES
-
-UNROLLED = 4  # steps of k that are written out: they share what they decode
 
 
 @dataclass(frozen=True, slots=True)
 class Floats:
     name: ClassVar[str] = "matmul"
     product: Product[Contraction]
-    shape: TileShape
+    tile: FloatTile
 
     def write(self, k: Kernel) -> None:
-        panels = Panels(self.product, replace(self.shape, rows=self.rows), abreast=self.abreast)
+        panels = Panels(self.product, replace(self.tile.shape, rows=self.rows), abreast=self.abreast)
         with panels.claims(k) as claim:
             for tiles in claim.tiles(k):
                 if tiles.are_abreast:
@@ -46,7 +44,7 @@ class Floats:
     @property
     def rows(self) -> int:
         """The rows of a tile. Several sums share the registers."""
-        return max(1, self.shape.rows // (1 << (len(self.product.sums) - 1).bit_length()))
+        return max(1, self.tile.shape.rows // (1 << (len(self.product.sums) - 1).bit_length()))
 
     @property
     def abreast(self) -> int:
@@ -56,11 +54,12 @@ class Floats:
 
     def wide_tile(self, tile: TileOrigin) -> TileOrigin:
         """The tile of one row over all its panels abreast."""
-        return replace(tile, shape=TileShape(1, self.shape.vectors * self.abreast, self.shape.lanes), panel=tile.panel // self.abreast)
+        shape = self.tile.shape
+        return replace(tile, shape=TileShape(1, shape.vectors * self.abreast, shape.lanes), panel=tile.panel // self.abreast)
 
     def write_tile(self, k: Kernel, tile: TileOrigin) -> None:
         shape, extent = tile.shape, self.product.extent
-        steps = next(n for n in (UNROLLED, 2, 1) if prove_divisible(extent, n))
+        steps = next(n for n in (self.tile.steps, 2, 1) if prove_divisible(extent, n))
         accs = local_per_sum(k, self.product, "acc", shape.rows, shape.vectors, shape.lanes)
         with tile.elements(k) as at:
             for acc in accs:

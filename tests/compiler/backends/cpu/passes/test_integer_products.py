@@ -13,14 +13,15 @@ from compiler.machine.formats import PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
 from compiler.machine.intrinsics.amx import AmxI8ByI8
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
 from compiler.machine.intrinsics.widen_panel import WidenPanel
-from compiler.machine.products import ProductTile, ProductTiles, TileShape
+from compiler.machine.products import FloatTile, ProductTile, ProductTiles, TileShape
 from compiler.passes.base import Pass
 
 _BYTES = tuple(ProductTile(DotPanel(rows=1, columns=4, bits=f.bits), f, depth=4) for f in (PANEL8, PANEL4))
 _WIDENED = ProductTile(AmxI8ByI8(rows=1, columns=4), WIDENED4, depth=64, block=512, widen=WidenPanel(columns=4, group=32))
-BYTES = ProductTiles(TileShape(1, 1), _BYTES)
-WIDENED = ProductTiles(TileShape(1, 1), (_WIDENED, *_BYTES))
-WORDS = ProductTiles(TileShape(1, 1), (ProductTile(DotWords(rows=1, columns=4), format=PANEL8_WORDS, depth=4),))
+ONE = TileShape(1, 1)
+BYTES = ProductTiles(FloatTile(ONE), ONE, _BYTES)
+WIDENED = ProductTiles(FloatTile(ONE), ONE, (_WIDENED, *_BYTES))
+WORDS = ProductTiles(FloatTile(ONE), ONE, (ProductTile(DotWords(rows=1, columns=4), format=PANEL8_WORDS, depth=4),))
 
 
 def test_rows_are_quantised_once_for_all_products(becomes: Callable[[Pass, str, str], None]) -> None:
