@@ -8,6 +8,7 @@ from typing import Final
 from compiler.backends.wasm.codegen.module import linked
 from compiler.backends.wasm.codegen.multiply_add import with_multiply_add
 from compiler.backends.wasm.codegen.object import read_object
+from compiler.backends.wasm.codegen.widen import with_interleaving
 from compiler.bytecode.kernel import KernelCode
 from compiler.codegen.link import LinkedCode, llvm_machine, module_text, optimised
 from compiler.machine.target import Target
@@ -49,7 +50,7 @@ define hidden void @__multi3(ptr %result, i64 %a, i64 %a.high, i64 %b, i64 %b.hi
 
 def link(kernels: Iterable[KernelCode], target: Target, extra: str = "") -> LinkedCode:
     """`extra` is the text of further functions, such as those that compute shapes."""
-    text = with_multiply_add(module_text(kernels, target, extra), target)
+    text = with_interleaving(with_multiply_add(module_text(kernels, target, extra), target))
     if "smul.with.overflow.i64" in text:
         text += WIDE_PRODUCT
     with optimised(text, target) as module:

@@ -1,0 +1,30 @@
+"""Widen 16 bits to the upper half of 32, as bf16 becomes f32: lanes are interleaved with zeros, in one instruction for each register.
+
+LLVM makes of `shl (zext x), 16` two instructions for the lower lanes of a register and, in V8, three for the upper ones.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from compiler.llvm.ssa import vector_literal
+
+_SHIFTED: Final = re.compile(
+    r"(?P<wide>%\S+) = zext <(?P<lanes>\d+) x i16> (?P<narrow>%\S+) to <\d+ x i32>\n"
+    r"( *)(?P<result>%\S+) = shl <\d+ x i32> (?P=wide), splat \(i32 16\)"
+)
+
+
+def with_interleaving(text: str) -> str:
+    """The text of a module whose vectors of 16 bits are widened so."""
+    return _SHIFTED.sub(_interleaved, text)
+
+
+def _interleaved(found: re.Match[str]) -> str:
+    extended, shifted = found[0].split("\n")
+    lanes, both = int(found["lanes"]), f"{found['result']}.both"
+    order = vector_literal("i32", [number for lane in range(lanes) for number in (lane, lanes + lane)])
+    kind = f"<{lanes} x i16>"
+    shuffle = f"{both} = shufflevector {kind} zeroinitializer, {kind} {found['narrow']}, <{2 * lanes} x i32> {order}"
+    return f"{extended}\n{shuffle}\n{shifted.split('=')[0]}= bitcast <{2 * lanes} x i16> {both} to <{lanes} x i32>"
