@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import asdict
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +17,7 @@ from deploy.cli.output import answers, in_units, stages
 from deploy.cli.sources import Device, KvCacheBytes, KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
 
 if TYPE_CHECKING:
+    from deploy.forms import ServedForm
     from deploy.inspection import Inspection
     from deploy.model_loading.plan import PlannedGroup
 
@@ -31,7 +33,8 @@ def inspect(
     device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show a model's family, size, memory plan and signature, and whether it fits here. Loads no weights.
+    """Show a model's family, size, memory plan and signature, and whether it fits here. Compare the forms in which it can be served: their
+    bytes, the context that fits beside them, and what they round off, measured on rows of some matrices.
 
     [bold]Examples[/bold]
 
@@ -39,17 +42,35 @@ def inspect(
 
       relaxserve inspect ~/models/Llama-3.2-1B --max-context 8192 --kv-cache-bytes 2G --json
     """
+    from deploy.forms import compare_forms, recommended
     from deploy.inspection import inspect_model, remedies
+    from deploy.model_loading.files import open_files
 
     load = load_of(model, quantize, max_context, max_batch, kv_cache_bytes, kv_dtype, target, device)
     with stages(load.name) as report:
         found = inspect_model(load, report)
         advice = [] if found.fits else list(remedies(load, found))
+        forms = compare_forms(open_files(Path(found.source)), found)
+    best = recommended(forms)
     if as_json:
         derived = {"required_bytes": found.required_bytes, "fits": found.fits, "remedies": advice}
+        derived |= {"forms": [asdict(form) for form in forms], "recommended": best and best.quantize}
         answers.print_json(json.dumps({**asdict(found), **derived}))
         return
     answers.print(_table(found, advice), highlight=False)
+    answers.print(_forms(forms, best), highlight=False)
+
+
+def _forms(forms: list[ServedForm], best: ServedForm | None) -> Table:
+    table = Table(box=None, header_style="bold")
+    for title in ("--quantize", "weights", "context that fits", "rounded off"):
+        table.add_column(title, justify="left" if title == "--quantize" else "right")
+    table.add_column("")
+    for form in forms:
+        context = f"{form.num_tokens:,} tokens" if form.num_tokens else "none" if not form.fits else ""
+        loss = f"{100 * form.loss:.2g} %" if form.loss else "nothing"
+        table.add_row(form.quantize, in_units(form.weights_bytes), context, loss, "recommended" if form is best else "")
+    return table
 
 
 def _inputs_of(signature: str) -> str:

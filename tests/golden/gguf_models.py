@@ -175,20 +175,29 @@ def halved(tensor: np.ndarray, num_heads: int, num_rotated: int) -> np.ndarray:
     return heads[:, order].reshape(tensor.shape)
 
 
-def convert(case: str, arch: str, path: Path, add: Fill = lambda _: None, *, stacks_qkv: bool = False) -> Path:
-    """A golden model as llama.cpp's converter would write it, in f32. `add` writes what else belongs into the file."""
+def convert(
+    case: str,
+    arch: str,
+    path: Path,
+    add: Fill = lambda _: None,
+    *,
+    stacks_qkv: bool = False,
+    kind: gguf.GGMLQuantizationType | None = None,
+) -> Path:
+    """A golden model as llama.cpp's converter would write it, in f32, or its matrices quantised. `add` writes what else belongs into the
+    file."""
     values, converter = decoder_values(case), CONVERTERS.get(arch, Converter())
 
     def fill(writer: gguf.GGUFWriter) -> None:
         entries = {name: values.get(field) for name, field in {**FIELDS, **converter.fields}.items() if name not in converter.omits}
         entries |= {name: make(values) for name, make in converter.values.items()}
-        if (kind := values.get("rope_type", values.get("type"))) in ("linear", "yarn"):
-            entries["rope_scaling_type"] = gguf.RopeScalingType(kind)
+        if (scaled := values.get("rope_type", values.get("type"))) in ("linear", "yarn"):
+            entries["rope_scaling_type"] = gguf.RopeScalingType(scaled)
             entries |= {name: values.get(field) for name, field in SCALING_FIELDS.items()}
         for name, value in entries.items():
             if value is not None:
                 getattr(writer, f"add_{name}")(value)
-        if kind == "longrope":
+        if scaled == "longrope":
             scaling = load_config(MODELS / case).rope.scaling
             writer.add_rope_scaling_orig_ctx_len(scaling.original_context)
             writer.add_rope_scaling_attn_factors(scaling.attention_factor)
@@ -199,7 +208,11 @@ def convert(case: str, arch: str, path: Path, add: Fill = lambda _: None, *, sta
         for name, tensor in converted_tensors(case, converter, stacks_qkv).items():
             own = names.get_name(name, try_suffixes=(".weight", ".bias")) or dense.get_name(name, try_suffixes=(".weight",))
             assert own is not None, name
-            writer.add_tensor(own if name.endswith((".weight", ".bias")) else f"{own}.weight", tensor)
+            own = own if name.endswith((".weight", ".bias")) else f"{own}.weight"
+            if kind is None or tensor.ndim < 2 or tensor.shape[-1] % 32:
+                writer.add_tensor(own, tensor)
+            else:
+                writer.add_tensor(own, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
         add(writer)
 
     return write(path, fill, arch)

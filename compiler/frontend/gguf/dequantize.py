@@ -62,13 +62,15 @@ def split(blocks: Bytes, format: Format) -> tuple[Bytes | NDArray[np.int8], Floa
     """The same as integers, as `form_of` describes them, with their scales and shifts, all in order."""
     form = form_of(format)
     assert form is not None
-    found: list[tuple[NDArray[Any], Floats, Floats | None]] = []
-    for _, (numbers, scales, shifts) in _parted(blocks, format):
-        middle = 8 if form.bits == 4 and shifts is None else 0
-        found.append((halves(numbers + middle) if form.bits == 4 else numbers.astype(np.int8), scales, shifts))
-    numbers, scales = (np.concatenate([part[i] for part in found]) for i in (0, 1))
-    shifts = [part[2] for part in found if part[2] is not None]
-    return numbers, scales, np.concatenate(shifts) if shifts else None
+    numbers: list[NDArray[Any]] = []
+    scales: list[Floats] = []
+    shifts: list[Floats] = []
+    middle = 0 if format.is_shifted else 8
+    for _, (found, scale, shift) in _parted(blocks, format):
+        numbers.append(halves(found + middle) if form.bits == 4 else found.astype(np.int8))
+        scales.append(scale)
+        shifts.extend([] if shift is None else [shift])
+    return np.concatenate(numbers), np.concatenate(scales), np.concatenate(shifts) if shifts else None
 
 
 def form_of(format: Format) -> Form | None:

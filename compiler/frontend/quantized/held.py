@@ -62,8 +62,8 @@ def _info(shape: tuple[int, ...], dtype: np.dtype[Any]) -> TensorInfo:
 
 def halves(numbers: Array) -> NDArray[np.uint8]:
     """Numbers from 0 to 15, two in a byte, the even one in the lower half."""
-    small = numbers.astype(np.uint8)
-    return small[..., 0::2] | small[..., 1::2] << 4
+    small: NDArray[np.uint8] = numbers.astype(np.uint8)
+    return small[..., 0::2] | small[..., 1::2] << np.uint8(4)
 
 
 class Holding(Protocol):

@@ -24,7 +24,7 @@ from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.gguf.model import GgufModel
 from compiler.frontend.gguf.tokenizer import tokenizer_files
 from compiler.frontend.mixture import ClippedGate
-from compiler.frontend.quantized.held import Form, Offset
+from compiler.frontend.quantized.held import Form, HeldWeights, Offset, forms_of
 from compiler.frontend.registry import GGUF_FAMILIES, decoder_family, load_config
 from compiler.frontend.rope import LongScaling, Rope
 from compiler.ops.tables import INTERPRET
@@ -262,6 +262,22 @@ def test_a_converted_model_is_the_one_of_the_hub(tmp_path: Path, arch: str, case
     assert decoder_family(model.config.family).layer is decoder_family(expected.family).layer
     for name in ROPES:
         require_rope(getattr(model.config, name), getattr(expected, name))
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+@pytest.mark.parametrize("stacks_qkv", [False, True])
+def test_a_program_holds_the_integers_of_a_model(tmp_path: Path, kind: str, stacks_qkv: bool) -> None:
+    """Also of rows that converters put into another order."""
+    arch, case = ("phi3", "phi3") if stacks_qkv else ("llama", "llama")
+    model = GgufModel(convert(case, arch, tmp_path / "m.gguf", stacks_qkv=stacks_qkv, kind=GGMLQuantizationType[kind]))
+    held = HeldWeights(model)
+    shapes = {name: info.shape for name, info in model.tensors.items() if "embed" not in name}
+    matrices = {name for name, shape in shapes.items() if len(shape) == 2 and shape[-1] % 32 == 0}
+    assert matrices and model.forms.keys() == matrices and forms_of(held.tensors) == model.forms
+    for name, form in model.forms.items():
+        attrs = {"bits": form.bits, "group": form.group, "shifted": form.offset is Offset.SHIFT, "dtype": "f32"}
+        parts = [held.read(f"{name}.{part}") for part in form.parts]
+        np.testing.assert_array_equal(INTERPRET["dequantize"](*parts, **attrs), model.read(name))
 
 
 def require_tensors(model: GgufModel, expected: dict[str, np.ndarray]) -> None:

@@ -1,0 +1,136 @@
+"""The forms in which a model can be served: the bytes of its weights, the context that fits beside them, and what each form rounds off.
+
+Nothing is compiled. Loss is measured on rows of some matrices, by the operators that would round them when the model is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.quantized.held import forms_of, is_held
+from compiler.frontend.weights import TensorInfo, WeightSource
+from compiler.ops.tables import INTERPRET
+from deploy.inspection import Inspection
+from deploy.model_loading.files import ModelFiles
+from deploy.model_loading.plan import WORKER_BYTES
+from runtime.cache_groups import PAGE_SIZE
+
+FORMS = ("auto", "bf16", "int8", "int4", "f32")
+HEADS = ("lm_head.weight", "output.weight")
+SAMPLES = 3  # matrices on which loss is measured
+SAMPLE_VALUES = 1 << 19  # of each, at most
+
+
+@dataclass(frozen=True, slots=True)
+class ServedForm:
+    quantize: str
+    weights_bytes: int
+    num_tokens: int  # of all sequences together, that fit beside the weights; without a KV cache 0
+    fits: bool
+    loss: float  # of weights: the root of the mean square of what is rounded off, by that of the weights
+
+
+def compare_forms(files: ModelFiles, found: Inspection) -> list[ServedForm]:
+    """All forms, by what they lose, and of those that lose the same the smallest first."""
+    names = FORMS if files.held is not None else FORMS[1:]
+    forms = [_form(files, found, name) for name in names if _divides(files, WeightFormat.parse(name))]
+    return sorted(forms, key=lambda form: (form.loss, form.weights_bytes))
+
+
+def recommended(forms: Sequence[ServedForm]) -> ServedForm | None:
+    """Of those that fit, the smallest among those that lose least."""
+    return next((form for form in forms if form.fits), None)
+
+
+def _form(files: ModelFiles, found: Inspection, name: str) -> ServedForm:
+    format, plan = WeightFormat.parse(name), found.plan
+    weights_bytes = bytes_of(files, format)
+    room = found.available_bytes - WORKER_BYTES - plan.arena_bytes - weights_bytes
+    if not plan.page_bytes:
+        return ServedForm(name, weights_bytes, 0, room >= 0, _loss(files, format))
+    num_tokens = max(0, room // plan.page_bytes - 1) * PAGE_SIZE
+    return ServedForm(name, weights_bytes, num_tokens, num_tokens >= found.max_context, _loss(files, format))
+
+
+# --- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def bytes_of(files: ModelFiles, format: WeightFormat) -> int:
+    """About what the weights take, without what panels add to fill their last columns."""
+    tensors = files.source(format).tensors
+    integers = {f"{name}.{part}" for name, form in forms_of(tensors).items() for part in form.parts}
+    total = sum(info.num_bytes if name in integers else _bytes(name, info, format) for name, info in _used(files, tensors))
+    if not files.config.tie_word_embeddings:
+        return total
+    # Rows of the table are read one by one, and the head has it in panels.
+    return total + sum(_bytes(HEADS[0], info, format) for name, info in tensors.items() if name.endswith("embed_tokens.weight"))
+
+
+def _used(files: ModelFiles, tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorInfo]]:
+    for name, info in tensors.items():
+        if not (files.config.tie_word_embeddings and name.endswith(HEADS)):
+            yield name, info
+
+
+def _bytes(name: str, info: TensorInfo, format: WeightFormat) -> int:
+    count = prod(info.shape)
+    if len(info.shape) < 2:
+        return 4 * count
+    if not is_held(name) or format.bits == 32 or (format.bits == 16 and info.dtype.itemsize == 2):
+        return count * info.dtype.itemsize
+    if format.bits == 16:
+        return 2 * count
+    return _quantised(info, WeightFormat(8) if name.endswith(HEADS) and format.bits < 8 else format)
+
+
+def _quantised(info: TensorInfo, format: WeightFormat) -> int:
+    *rows, length = info.shape
+    groups = length // format.group if format.group else 1
+    return prod(rows) * (length * format.bits // 8 + groups * (2 if format.bits == 4 else 4))
+
+
+# --- loss --------------------------------------------------------------------------------------------------------------
+
+
+def _divides(files: ModelFiles, format: WeightFormat) -> bool:
+    """Whether groups fit all matrices."""
+    matrices = (info for name, info in files.weights.tensors.items() if is_held(name) and len(info.shape) > 1)
+    return not format.group or all(info.shape[-1] % format.group == 0 for info in matrices)
+
+
+def _loss(files: ModelFiles, format: WeightFormat) -> float:
+    if format.as_stored:
+        return 0.0
+    power, error = 0.0, 0.0
+    for w in _samples(files.weights):
+        wide = w.astype(np.float32)
+        difference = (wide - rounded(w, format)).astype(np.float64)
+        power, error = power + float(np.square(wide, dtype=np.float64).sum()), error + float(np.square(difference).sum())
+    return sqrt(error / power) if power else 0.0
+
+
+def rounded(w: NDArray[Any], format: WeightFormat) -> NDArray[np.float32]:
+    """The values as a program with this form has them."""
+    wide = w.astype(np.float32)
+    if format.bits == 32 or (format.bits == 16 and w.dtype.itemsize == 2):
+        return wide
+    if format.bits == 16:
+        return INTERPRET["cast"](wide, dtype="bf16").astype(np.float32)
+    attrs = {"bits": format.bits, "group": format.group}
+    parts = INTERPRET["quantize"](wide, **attrs, symmetric=True, dtype=format.scale_dtype)
+    return INTERPRET["dequantize"](*parts, **attrs, shifted=False, dtype="f32")
+
+
+def _samples(source: WeightSource) -> Iterator[NDArray[Any]]:
+    names = [name for name, info in source.tensors.items() if is_held(name) and len(info.shape) > 1 and not name.endswith(HEADS)]
+    for name in names[:: max(1, -(-len(names) // SAMPLES))]:
+        w = source.read(name)
+        yield w.reshape(-1, w.shape[-1])[: max(1, SAMPLE_VALUES // w.shape[-1])]
+        source.release(name)

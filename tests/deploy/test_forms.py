@@ -1,0 +1,62 @@
+"""The forms in which a model can be served, compared before one is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from gguf.constants import GGMLQuantizationType
+
+from deploy import demo
+from deploy.forms import ServedForm, compare_forms, recommended
+from deploy.inspection import WORKER_BYTES, Inspection, inspect_model
+from deploy.model_loading.files import open_files
+from server.messages import Load
+from tests.golden.gguf_models import convert
+
+LOAD = Load("demo", str(demo.MODEL), "bf16", max_batch=4)
+
+pytestmark = pytest.mark.xdist_group("inspection")  # what all ask about is compiled once
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Inspection:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RELAXSERVE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return inspect_model(LOAD)
+
+
+def by_name(forms: list[ServedForm]) -> dict[str, ServedForm]:
+    return {form.quantize: form for form in forms}
+
+
+def test_bytes_are_those_of_the_plan(found: Inspection) -> None:
+    forms = by_name(compare_forms(open_files(demo.MODEL), found))
+    assert forms["bf16"].weights_bytes == pytest.approx(found.plan.weights_bytes, rel=0.01)
+    int4 = inspect_model(msgspec.structs.replace(LOAD, quantize="int4"))
+    assert forms["int4"].weights_bytes == pytest.approx(int4.plan.weights_bytes, rel=0.01)
+
+
+def test_the_form_that_loses_least_of_those_that_fit_is_recommended(found: Inspection) -> None:
+    files = open_files(demo.MODEL)
+    forms = compare_forms(files, found)
+    assert set(by_name(forms)) == {"bf16", "f32", "int8", "int4"}  # nothing is quantised already
+    assert by_name(forms)["bf16"].loss == 0 < by_name(forms)["int8"].loss < 0.02 < by_name(forms)["int4"].loss < 0.2
+    assert recommended(forms) is forms[0] and forms[0].quantize == "bf16"
+    least = found.plan.page_bytes * (1 + found.max_context // 16) + found.plan.arena_bytes + WORKER_BYTES
+    for name, expected in (("bf16", "bf16"), ("int8", "int8"), ("int4", "int4")):
+        tight = replace(found, available_bytes=least + by_name(forms)[name].weights_bytes)
+        best = recommended(compare_forms(files, tight))
+        assert best is not None and best.quantize == expected and best.num_tokens == found.max_context
+    assert recommended(compare_forms(files, replace(found, available_bytes=least))) is None
+
+
+def test_a_quantised_file_loses_nothing_as_it_is(found: Inspection, tmp_path: Path) -> None:
+    files = open_files(convert("qwen2", "qwen2", tmp_path / "m.gguf", kind=GGMLQuantizationType.Q4_0))
+    forms = by_name(compare_forms(files, found))
+    assert forms["auto"].loss == 0 < forms["bf16"].loss < forms["int4"].loss
+    assert forms["auto"].weights_bytes < forms["int8"].weights_bytes < forms["bf16"].weights_bytes
+    best = recommended(list(forms.values()))
+    assert best is not None and best.quantize == "auto"
