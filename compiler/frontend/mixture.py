@@ -150,12 +150,15 @@ class StackedPart:
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
     """A source whose file has gates and ups of all experts in one tensor, in rows that alternate or in halves. Halves are stored as
-    [experts, out, in]; rows that alternate as [experts, in, out], or as halves where the name ends with `.weight`, as quantised ones do."""
+    [experts, out, in]; rows that alternate as [experts, in, out], or as halves where the name ends with `.weight`, as quantised ones do.
+
+    A tensor that was read stays until all its parts are: to read it may be to decode it."""
 
     source: WeightSource
     names: ExpertNames
     tensors: Mapping[str, TensorInfo] = field(init=False)
     parts: Mapping[str, StackedPart] = field(init=False)
+    _begun: dict[str, tuple[Tensor, set[str]]] = field(init=False, default_factory=dict[str, tuple[Tensor, set[str]]])  # parts to read
 
     def __post_init__(self) -> None:
         parts = {name: part for stored in self.source.tensors for name, part in self._parts_of(stored)}
@@ -169,7 +172,7 @@ class StackedExperts:
         if name not in self.parts:
             return self.source.read(name)
         part = self.parts[name]
-        tensor = self.source.read(part.stored)
+        tensor = self._whole(name, part.stored)
         rows = tensor.swapaxes(1, 2) if part.transposed else tensor
         return np.ascontiguousarray(rows[:, part.rows])
 
@@ -178,6 +181,15 @@ class StackedExperts:
 
     def digest(self) -> str:
         return self.source.digest()
+
+    def _whole(self, name: str, stored: str) -> Tensor:
+        if stored not in self._begun:
+            self._begun[stored] = self.source.read(stored), {other for other, part in self.parts.items() if part.stored == stored}
+        tensor, unread = self._begun[stored]
+        unread.discard(name)
+        if not unread:
+            del self._begun[stored]
+        return tensor
 
     def _parts_of(self, stored: str) -> Iterator[tuple[str, StackedPart]]:
         """The tensors that programs know, with their places in a stored one. A tensor of another shape stays what it is, for the

@@ -617,6 +617,39 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
         }
     ),
+    "qwen3_5_moe-nested": Causal(
+        {
+            "model_type": "qwen3_5_moe",
+            "text_config": {
+                "model_type": "qwen3_5_moe_text",
+                **{key: value for key, value in TINY.items() if key not in ("rope_theta", "intermediate_size", "tie_word_embeddings")},
+                **DELTA,
+                "num_hidden_layers": 2,
+                "layer_types": ["linear_attention", "full_attention"],
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 16,
+                "shared_expert_intermediate_size": 24,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 10000.0,
+                    "partial_rotary_factor": 0.5,
+                    "mrope_interleaved": True,
+                    "mrope_section": [2, 1, 1],
+                },
+            },
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "patch_size": 2,
+                "out_hidden_size": 32,
+                "num_position_embeddings": 4,
+            },
+            "tie_word_embeddings": False,
+        }
+    ),
     # Two groups of keys for four heads; no rope; the MLP that all tokens take beside experts.
     "granitemoehybrid": Causal(
         {

@@ -124,6 +124,18 @@ def test_gates_and_ups_in_halves_of_one_tensor_are_parted() -> None:
         assert source.tensors[f"{GPT_OSS}.{name}.weight"].num_bytes == array.nbytes
 
 
+def test_a_stacked_tensor_is_read_once_for_its_parts() -> None:
+    """To read it may be to decode it. Whoever comes back reads it again."""
+    held = Held({f"{GPT_OSS}.gate_up_proj": np.ones((2, 6, 2), np.float32), f"{GPT_OSS}.down_proj": np.ones((2, 2, 3), np.float32)})
+    source = joint_experts(held, qwen3_5_moe.NAMES)
+    for num_reads in (1, 2):
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            source.read(f"{GPT_OSS}.{part}.weight")
+            source.release(f"{GPT_OSS}.{part}.weight")
+        for stored in ("gate_up_proj", "down_proj"):
+            assert held.seen.count(("read", f"{GPT_OSS}.{stored}")) == num_reads
+
+
 def test_stacked_experts_of_another_shape_stay_what_they_are() -> None:
     """The accounting then names the tensors."""
     odd = {f"{GPT_OSS}.gate_up_proj": np.ones((2, 2, 5), np.float32), f"{GPT_OSS}.down_proj": np.ones((4, 5), np.float32)}
