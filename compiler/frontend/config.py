@@ -76,6 +76,18 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class BranchFactors:
+    """What the branches of a layer and their inputs are multiplied by."""
+
+    attention_in: float
+    attention_out: float
+    state_in: float
+    state_out: float
+    mlp_gate: float  # before it is activated
+    mlp_out: float
+
+
+@dataclass(frozen=True, slots=True)
 class LayerInputs:
     """A vector per token and layer, beside the residual stream."""
 
@@ -124,6 +136,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0  # of each branch that is added to the residual stream
     logit_scale: float = 1.0
+    factors: BranchFactors | None = None
     head_bias: bool = False
     mixture: Mixture | None = None
     unused: tuple[str, ...] = ()  # shell patterns of tensors that the checkpoint may have and the model does not read

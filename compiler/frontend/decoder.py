@@ -80,9 +80,10 @@ def build_step(
         starts=Var("starts", tensor((s + 1,), i32)),
         saved=Var("saved", tensor((m,), i32)),
     )
-    step = Step(net, config, batch, _prefix(dtypes), t, bounds.max_context)
+    family, prefix = decoder_family(config.family), _prefix(dtypes)
+    step = Step(net, config, batch, prefix, f"{prefix}{family.embedding}", t, bounds.max_context)
     with net.function(entry, batch.params, pure=False):
-        net.builder.returns(_result(step, decoder_family(config.family), entry))
+        net.builder.returns(_result(step, family, entry))
     return net.builder.finish()
 
 
@@ -112,7 +113,7 @@ def _state_cache(group: StateGroup, s: DimVar, m: DimVar, suffix: str) -> StateC
 
 def _prefix(dtypes: Mapping[str, DType]) -> str:
     """The prefix of the decoder's weights. Multimodal checkpoints nest the decoder under an extra `language_model.`."""
-    known = (f"language_model.{PREFIX}", f"{PREFIX}language_model.", PREFIX)
+    known = (f"language_model.{PREFIX}", f"{PREFIX}language_model.", PREFIX, "backbone.")
     return next(filter(None, (prefix_of(dtypes, prefix) for prefix in known)), "")
 
 

@@ -43,6 +43,7 @@ class DecoderFamily:
     model_types: tuple[str, ...]  # as config.json names them
     read: Read
     layer: Callable[[Layer, Var], Var]  # one layer of the residual stream
+    embedding: str = "embed_tokens"  # the name of the table of tokens
     last_norm: str = "norm"  # the name of the norm before the head
     layer_inputs: Callable[[Step, Var], Var | None] | None = None  # made of the embeddings: see LayerInputs
     experts: ExpertNames | None = None

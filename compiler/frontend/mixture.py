@@ -34,6 +34,7 @@ class Mixture:
     num_experts: int
     num_chosen: int  # experts of a token
     size: int  # the inner size of an expert
+    outer_size: int | None = None  # of what experts read and give; None: that of the residual stream
     scoring: Scoring = Scoring.SOFTMAX
     normalized: bool = True  # the shares of the chosen experts are divided by their sum
     scale: float = 1.0  # of the shares, after that
@@ -65,7 +66,7 @@ class ExpertNames:
     all experts, whose name leaves the number out."""
 
     router: str = "mlp.gate"
-    gate: str = "mlp.experts.*.gate_proj"
+    gate: str | None = "mlp.experts.*.gate_proj"  # None: experts are activated without one
     up: str = "mlp.experts.*.up_proj"
     down: str = "mlp.experts.*.down_proj"
     correction: str | None = None  # added to scores when experts are chosen, not to their shares
@@ -77,7 +78,7 @@ class ExpertNames:
 
     @property
     def of_experts(self) -> tuple[str, ...]:
-        return self.gate, self.up, self.down
+        return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
 
 def joint_name(name: str) -> str:
@@ -207,6 +208,7 @@ class StackedExperts:
             yield f"{match[1]}{self.names.down}.{kind}", StackedPart(stored, slice(num_rows), transposed)
         elif num_rows % 2 == 0:
             half = num_rows // 2
+            assert self.names.gate is not None
             gates, ups = (slice(half), slice(half, num_rows)) if self.names.halves else (slice(0, num_rows, 2), slice(1, num_rows, 2))
             yield f"{match[1]}{self.names.gate}.{kind}", StackedPart(stored, gates, transposed)
             yield f"{match[1]}{self.names.up}.{kind}", StackedPart(stored, ups, transposed)

@@ -28,7 +28,12 @@ class Recurrence:
     key_size: int  # of a head
     size: int  # of a head's values
     convolution_bias: bool = False
-    projection_bias: bool = False
+    input_bias: bool = False
+    output_bias: bool = False
+    # Of Mamba-2:
+    has_norm: bool = True
+    gated_behind_norm: bool = False  # instead of before it
+    factors: tuple[float, float, float, float, float] | None = None  # of the gate, values, keys, queries and step sizes, as projected
 
     @property
     def keys(self) -> int:
@@ -53,6 +58,7 @@ def read_mamba(fields: Fields, layers: Collection[int], inner_size: int) -> Recu
     size = inner_size // heads if fields.raw("mamba_d_head", "auto") == "auto" else fields.integer("mamba_d_head", maximum=1024)
     if size * heads != inner_size:
         raise fields.error("mamba_d_head", f"{inner_size} elements by mamba_n_heads ({heads})")
+    bias = fields.flag("mamba_proj_bias", False)
     require_free_steps(fields)
     fields.skip("mamba_chunk_size")  # tokens go one by one
     return Recurrence(
@@ -63,7 +69,8 @@ def read_mamba(fields: Fields, layers: Collection[int], inner_size: int) -> Recu
         key_size=fields.integer("mamba_d_state", 256, maximum=1024),
         size=size,
         convolution_bias=fields.flag("mamba_conv_bias", True),
-        projection_bias=fields.flag("mamba_proj_bias", False),
+        input_bias=bias,
+        output_bias=bias,
     )
 
 

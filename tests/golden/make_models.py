@@ -20,6 +20,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -133,6 +134,17 @@ GRANITE_EXPERTS = {
     "block_sparse_moe.experts.gate_up_proj": "block_sparse_moe.input_linear.weight",
     "block_sparse_moe.experts.down_proj": "block_sparse_moe.output_linear.weight",
     "block_sparse_moe.router.weight": "block_sparse_moe.router.layer.weight",
+}
+FACTORS: Json = {
+    "embedding_multiplier": 1.5,
+    "lm_head_multiplier": 0.5,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.9, 0.8, 0.7, 1.1, 1.2],
+    "mlp_multipliers": [0.9, 0.75],
 }
 GEMMA4: Json = {
     "vocab_size": 96,
@@ -686,6 +698,51 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             "shared_intermediate_size": 40,
         }
     ),
+    # Each kind of layer; experts of a smaller vector, in two of four groups.
+    "nemotron_h": Causal(
+        {
+            "model_type": "nemotron_h",
+            **{key: value for key, value in TINY.items() if key not in ("rms_norm_eps", "hidden_act", "rope_theta", "num_hidden_layers")},
+            "hybrid_override_pattern": "ME*-M",
+            "layer_norm_epsilon": 1e-5,
+            "head_dim": 16,
+            "mlp_hidden_act": "relu2",
+            "ssm_state_size": 12,
+            "mamba_num_heads": 4,
+            "mamba_head_dim": 8,
+            "n_groups": 2,
+            "conv_kernel": 4,
+            "chunk_size": 16,
+            "time_step_limit": [0.0, math.inf],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "moe_latent_size": 16,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": True,
+        },
+        renamed={"model.": "backbone."},
+        experts=("mixer", "gate_proj", "up_proj", "down_proj"),
+    ),
+    # Attention beside Mamba-2 in each layer, and factors wherever a model may have them.
+    "falcon_h1": Causal(
+        {
+            "model_type": "falcon_h1",
+            **TINY,
+            **MAMBA,
+            "mamba_d_ssm": 48,
+            "mamba_d_head": 12,
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            **FACTORS,
+        }
+    ),
+    "falcon_h1-plain": Causal(
+        {"model_type": "falcon_h1", **TINY, **MAMBA, "mamba_d_ssm": 48, "mamba_d_head": 12, "mamba_rms_norm": False, **FACTORS}
+    ),
     # The state behind a prompt of 40 tokens is that of a page's middle, and of the second page's end on the way.
     "lfm2": Causal(
         {
@@ -938,13 +995,14 @@ def draw(model: torch.nn.Module, gain: float, seed: int, dtype: torch.dtype) -> 
     # embeddings let the layers be heard, a large last norm brings the logits to where they are capped.
     is_gemma = "Gemma" in type(model).__name__
     families = ("Gemma", "Nemotron", "Qwen3Next", "Qwen3_5")
-    counts_from_one = any(name in type(model).__name__ for name in families) and "Gemma4" not in type(model).__name__
+    from_zero = ("Gemma4", "NemotronH")
+    counts_from_one = any(name in type(model).__name__ for name in families) and not type(model).__name__.startswith(from_zero)
 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "relative_attention_bias" in name:
                 value = normal(parameter.shape, 1.0)
-            elif parameter.ndim == 1 and name.endswith("norm.weight" if "LayerNorm" not in name else "LayerNorm.weight"):
+            elif parameter.ndim == 1 and name.endswith(("norm.weight", "norm_f.weight", "LayerNorm.weight")):
                 from_one = counts_from_one and "linear_attn" not in name
                 value = normal(parameter.shape, 0.2) + (not from_one) + 7 * (is_gemma and name in LAST_NORMS)
             elif name.endswith(("router.scale", "per_expert_scale")):
@@ -1004,9 +1062,11 @@ def single_experts(name: str, tensor: torch.Tensor, whole: str, gate: str, up: s
         prefix = f"{name.rpartition('.')[0]}.{number}"
         if name.endswith(".experts.gate_up_proj"):
             yield from zip((f"{prefix}.{gate}.weight", f"{prefix}.{up}.weight"), (p.contiguous() for p in part.chunk(2)), strict=True)
+        elif name.endswith(".experts.up_proj"):
+            yield f"{prefix}.{up}.weight", part.contiguous()
         elif name.endswith(".experts.down_proj"):
             yield f"{prefix}.{down}.weight", part.contiguous()
-    if not name.endswith((".experts.gate_up_proj", ".experts.down_proj")):
+    if not name.endswith((".experts.gate_up_proj", ".experts.up_proj", ".experts.down_proj")):
         yield name, tensor
 
 
@@ -1077,7 +1137,7 @@ def greedy(model: torch.nn.Module, prompt: list[int], full_length: int | None) -
 
 
 def rope_tables(model: torch.nn.Module) -> dict[str, np.ndarray]:
-    rotary = getattr(model.model, "language_model", model.model).rotary_emb
+    rotary = getattr(getattr(model.model, "language_model", model.model), "rotary_emb", None)
     if rotary is None:
         return {}
     if hasattr(rotary, "full_attention_inv_freq"):

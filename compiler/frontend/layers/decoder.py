@@ -80,6 +80,7 @@ class Step:
     config: ModelConfig
     batch: Batch
     prefix: str  # of the decoder's weights
+    embedding: str  # the name of the table of tokens
     t: DimVar
     max_context: int
     appended: dict[Cache, tuple[Atom, ...]] = field(default_factory=dict["Cache", tuple[Atom, ...]])  # what the last append left of each
@@ -126,7 +127,7 @@ class Layer:
 
 def embed(step: Step) -> Var:
     c = step.config
-    return scaled(step, step.net.embedding(f"{step.prefix}embed_tokens", step.batch.tokens, c.vocab_size, c.hidden_size), c.embedding_scale)
+    return scaled(step, step.net.embedding(step.embedding, step.batch.tokens, c.vocab_size, c.hidden_size), c.embedding_scale)
 
 
 def logits(step: Step, x: Var) -> Var:
@@ -149,7 +150,7 @@ def judged(step: Step, x: Var, verdict: Verdict) -> Var:
 
 def _head(step: Step) -> str:
     if step.config.tie_word_embeddings:
-        return f"{step.prefix}embed_tokens"
+        return step.embedding
     return "language_model.lm_head" if step.prefix.startswith("language_model.") else "lm_head"
 
 
@@ -319,11 +320,12 @@ def gated_mlp(layer: Layer, h: Var, names: tuple[str, ...] = GATE_UP, down: str 
     return net.linear(gated, layer.name(down), ffn, c.hidden_size, bias=c.mlp_bias)
 
 
-def mlp(layer: Layer, h: Var, up: str = "mlp.up_proj", down: str = DOWN) -> Var:
-    """`down(activation(up(h)))`."""
+def mlp(layer: Layer, h: Var, up: str = "mlp.up_proj", down: str = DOWN, size: int | None = None) -> Var:
+    """`down(activation(up(h)))`. `size`: in the place of the configuration's."""
     net, c = layer.step.net, layer.step.config
-    wide = net.linear(h, layer.name(up), c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
-    return net.linear(activated(layer, wide), layer.name(down), c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
+    ffn = size or c.intermediate_size_of(layer.number)
+    wide = net.linear(h, layer.name(up), c.hidden_size, ffn, bias=c.mlp_bias)
+    return net.linear(activated(layer, wide), layer.name(down), ffn, c.hidden_size, bias=c.mlp_bias)
 
 
 def activated(layer: Layer, x: Var) -> Var:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from compiler.frontend.layers.decoder import Layer
 from compiler.frontend.layers.states import GATE_FORMAT, convolution, forgetting, heads_of, scan, step_sizes
 from compiler.frontend.recurrence import Recurrence
-from compiler.ir.graph.atoms import Var
+from compiler.ir.graph.atoms import Constant, Var
 from compiler.ops.elementwise import MULTIPLY, SILU
 
 
@@ -15,8 +17,12 @@ def mamba(layer: Layer, h: Var, name: str) -> Var:
     assert r is not None, step.config
     gate, mixed, raw = _project(layer, h, f"{name}.in_proj", r)
     y = net.reshape(_scanned(layer, mixed, raw, name, r), step.t, r.values)
-    gated = _grouped_norm(layer, net.call(MULTIPLY, y, net.call(SILU, gate)), f"{name}.norm", r)
-    return net.linear(gated, layer.name(f"{name}.out_proj"), r.values, step.config.hidden_size, bias=r.projection_bias)
+    if r.has_norm and r.gated_behind_norm:
+        y = _grouped_norm(layer, y, f"{name}.norm", r)
+    y = net.call(MULTIPLY, y, net.call(SILU, gate))
+    if r.has_norm and not r.gated_behind_norm:
+        y = _grouped_norm(layer, y, f"{name}.norm", r)
+    return net.linear(y, layer.name(f"{name}.out_proj"), r.values, step.config.hidden_size, bias=r.output_bias)
 
 
 def _project(layer: Layer, h: Var, name: str, r: Recurrence) -> tuple[Var, Var, Var]:
@@ -24,10 +30,14 @@ def _project(layer: Layer, h: Var, name: str, r: Recurrence) -> tuple[Var, Var, 
     net, size = layer.step.net, layer.step.config.hidden_size
     wide, rows = r.values + r.channels, r.values + r.channels + r.num_heads
     w = net.weight(layer.name(f"{name}.weight"), rows, size)
-    bias = net.vector(layer.name(f"{name}.bias"), rows) if r.projection_bias else None
+    bias = net.vector(layer.name(f"{name}.bias"), rows) if r.input_bias else None
     first, last = (None, None) if bias is None else (net.slice(bias, 0, 0, wide), net.slice(bias, 0, wide, rows))
     both = net.product(h, net.slice(w, 0, 0, wide), first)
     raw = net.product(h, net.slice(w, 0, wide, rows), last, format=GATE_FORMAT)
+    if r.factors is not None:
+        sizes = r.values, r.values, r.keys, r.keys
+        both = net.call(MULTIPLY, both, Constant(np.repeat(np.array(r.factors[:4], np.float32), sizes)))
+        raw = net.scale(raw, r.factors[4])
     return net.slice(both, 1, 0, r.values), net.slice(both, 1, r.values, wide), raw
 
 

@@ -33,24 +33,30 @@ def mixture(names: ExpertNames) -> Branch:
 
 def experts(layer: Layer, h: Var, m: Mixture, names: ExpertNames, *, routed: Var | None = None) -> Var:
     """`routed`: what the router reads in the place of `h`."""
-    net, c = layer.step.net, layer.step.config
-    gate, up, down = (layer.name(joint_name(name)) for name in names.of_experts)
+    net, outer = layer.step.net, m.outer_size or layer.step.config.hidden_size
     chosen, shares = _route(layer, h if routed is None else routed, m, names)
     rows = net.call(GROUP_ROWS, chosen, count=m.num_experts)
     tokens, numbers, places = (net.field(rows, i) for i in range(3))
     x = net.call(EMBEDDING, h, tokens)
-    g, u = (net.expert_linear(x, name, numbers, m.num_experts, c.hidden_size, m.size, bias=m.bias) for name in (gate, up))
-    wide = net.call(MULTIPLY, activated(layer, g), u) if m.clipped is None else _clipped(net, g, u, m.clipped)
-    y = net.expert_linear(wide, down, numbers, m.num_experts, m.size, c.hidden_size, bias=m.bias)
+    *widening, down = (layer.name(joint_name(name)) for name in names.of_experts)
+    wide = [net.expert_linear(x, name, numbers, m.num_experts, outer, m.size, bias=m.bias) for name in widening]
+    y = net.expert_linear(_activated(layer, wide, m), down, numbers, m.num_experts, m.size, outer, bias=m.bias)
     found = net.call(SUM_ROWS, y, places, shares)
     if names.shared is None or not m.shared_size:
         return found
     both, back = (f"{names.shared}.gate_proj", f"{names.shared}.up_proj"), f"{names.shared}.down_proj"
     shared = gated_mlp(layer, h, both, back, m.shared_size)
     if names.shared_gate is not None:
-        gate = net.linear(h, layer.name(names.shared_gate), c.hidden_size, 1, format=ROUTER_FORMAT)
+        gate = net.linear(h, layer.name(names.shared_gate), layer.step.config.hidden_size, 1, format=ROUTER_FORMAT)
         shared = net.call(MULTIPLY, shared, net.call(SIGMOID, gate))
     return net.add(found, shared)
+
+
+def _activated(layer: Layer, wide: list[Var], m: Mixture) -> Var:
+    if len(wide) == 1:
+        return activated(layer, wide[0])
+    gate, up = wide
+    return layer.step.net.call(MULTIPLY, activated(layer, gate), up) if m.clipped is None else _clipped(layer.step.net, gate, up, m.clipped)
 
 
 def _clipped(net: Net, g: Var, u: Var, gate: ClippedGate) -> Var:

@@ -28,6 +28,7 @@ CASES = [
     ("lfm2", "f32"),
     ("qwen3_next", "int8"),
     ("granitemoehybrid", "bf16"),
+    ("falcon_h1", "int8"),
     ("gemma4", "bf16"),
 ]
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from compiler.frontend.cache_groups import groups_of
-from compiler.frontend.config import Heads, LayerInputs
+from compiler.frontend.config import Activation, Heads, LayerInputs
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.registry import parse_config, weights_of
 from compiler.frontend.rope import ProportionalScaling, Rope
@@ -121,3 +121,65 @@ def test_granite_4_has_states_where_its_layers_say_so() -> None:
 def test_what_granite_4_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
     with pytest.raises(ConfigError, match=f"{field} of .* expected {expected}"):
         parse_config(granite4(**{field: value}))
+
+
+def nemotron_h(**changes: Any) -> dict[str, Any]:
+    sizes = {"num_hidden_layers": 5, "hybrid_override_pattern": "ME*-M", "num_key_value_heads": 2}
+    return small("nemotron_h", **{**sizes, **changes})
+
+
+def test_a_layer_of_nemotron_h_is_of_one_kind() -> None:
+    config = parse_config(nemotron_h())
+    assert (config.stateful, config.keeping, config.rope, config.activation) == ({0, 4}, (2,), None, Activation.RELU2)
+    assert config.mixture is not None and (config.mixture.dense_layers, config.mixture.shared_size) == ({3}, 7688)
+    assert [group.layers for group in groups_of(config, DType.BF16, 4096)] == [(2,), (0, 4)]
+    kinds = ["linear_attention", "moe", "full_attention", "mlp", "linear_attention"]
+    assert parse_config(nemotron_h(hybrid_override_pattern=None, layers_block_type=kinds)) == config
+    dense = parse_config(nemotron_h(hybrid_override_pattern="M-*-M", n_routed_experts=8, moe_latent_size=16))
+    assert (dense.mixture, dense.keeping) == (None, (2,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"hybrid_override_pattern": "MX*-M"}, "hybrid_override_pattern of .* expected letters among M [*] - E"),
+        ({"hybrid_override_pattern": "MEM-M"}, "hybrid_override_pattern of .* expected attention in at least one layer"),
+        ({"layer_types": ["mamba"] * 5}, "layer_types of .* expected attention in at least one layer"),
+        ({"layer_types": ["conv"] * 5}, "layer_types of .* expected a list of mamba, attention, mlp, moe"),
+        ({"num_hidden_layers": 4}, "num_hidden_layers of .* is 4, expected 5, as many as there are kinds of layers"),
+        ({"n_groups": 3}, r"n_groups of .* expected a divisor of mamba_num_heads \(128\)"),
+        ({"mamba_hidden_act": "gelu"}, "mamba_hidden_act of .* expected silu"),
+        ({"sliding_window": 128}, "sliding_window of .* expected null, as in all models"),
+        ({"time_step_limit": [0.1, 1.0]}, r"time_step_limit of .* expected \[0.0, Infinity\]"),
+    ],
+)
+def test_what_nemotron_h_does_not_have_is_refused_by_name(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        parse_config(nemotron_h(**changes))
+
+
+def falcon_h1(**changes: Any) -> dict[str, Any]:
+    return small("falcon_h1", **{"mamba_n_heads": 4, "mamba_d_ssm": 48, "num_key_value_heads": 2, **changes})
+
+
+def test_each_layer_of_falcon_h1_has_keys_and_a_state() -> None:
+    config = parse_config(falcon_h1(key_multiplier=0.5, ssm_multipliers=[1.0, 2.0, 3.0, 4.0, 5.0]))
+    assert config.keeping == (0, 1, 2) and config.stateful == {0, 1, 2}
+    assert [group.layers for group in groups_of(config, DType.BF16, 4096)] == [(0, 1, 2), (0, 1, 2)]
+    assert config.attention_scale == 0.125
+    assert config.recurrence is not None and (config.recurrence.size, config.recurrence.factors) == (12, (1.0, 2.0, 3.0, 4.0, 5.0))
+    expanded = parse_config(falcon_h1(mamba_d_ssm=None)).recurrence
+    assert expanded is not None and expanded.values == 2 * 64
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("ssm_multipliers", [1.0], "a list of 5 positive numbers"),
+        ("mamba_use_mlp", False, "true, as in all models"),
+        ("hidden_act", "gelu", "silu"),
+    ],
+)
+def test_what_falcon_h1_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field} of .* expected {expected}"):
+        parse_config(falcon_h1(**{field: value}))

@@ -1,0 +1,81 @@
+"""Falcon-H1: attention and Mamba-2 side by side in each layer, and factors of all branches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import Activation, BranchFactors, ModelConfig
+from compiler.frontend.families import llama
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, activated, attention, norm, scaled
+from compiler.frontend.layers.mamba import mamba
+from compiler.frontend.recurrence import Recurrence, read_mamba
+from compiler.ir.graph.atoms import Var
+from compiler.ops.elementwise import MULTIPLY
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(intermediate_size=14336, num_key_value_heads=8, max_position_embeddings=8192, rms_norm_eps=1e-5)
+    config = llama.read(fields)
+    if config.activation is not Activation.SILU:
+        raise fields.error("hidden_act", "silu")
+    if not fields.flag("mamba_use_mlp", True):
+        raise fields.error("mamba_use_mlp", "true, as in all models")
+    fields.skip("num_logits_to_keep", "mlp_expansion_factor")
+    return replace(
+        config,
+        attention_scale=config.attention_scale * fields.number("key_multiplier", 1.0),
+        embedding_scale=fields.number("embedding_multiplier", 1.0),
+        logit_scale=fields.number("lm_head_multiplier", 1.0),
+        attending=frozenset(range(config.num_layers)),
+        recurrence=_read_recurrence(fields, config),
+        factors=_read_factors(fields),
+    )
+
+
+def _read_recurrence(fields: Fields, config: ModelConfig) -> Recurrence:
+    expanded = fields.integer("mamba_expand", 2) * config.hidden_size
+    inner_size = fields.integer("mamba_d_ssm", expanded if "mamba_d_ssm" in fields.values else 1024)  # null asks for the expanded one
+    gate, values, keys, queries, steps = fields.numbers("ssm_multipliers", 5) if "ssm_multipliers" in fields else (1.0,) * 5
+    return replace(
+        read_mamba(fields, range(config.num_layers), inner_size),
+        output_bias=fields.flag("projectors_bias", False),
+        has_norm=fields.flag("mamba_rms_norm", False),
+        gated_behind_norm=fields.flag("mamba_norm_before_gate", True),
+        factors=(gate, values, keys, queries, steps),
+    )
+
+
+def _read_factors(fields: Fields) -> BranchFactors:
+    mlp_gate, mlp_out = fields.numbers("mlp_multipliers", 2) if "mlp_multipliers" in fields else (1.0, 1.0)
+    return BranchFactors(
+        attention_in=fields.number("attention_in_multiplier", 1.0),
+        attention_out=fields.number("attention_out_multiplier", 1.0),
+        state_in=fields.number("ssm_in_multiplier", 1.0),
+        state_out=fields.number("ssm_out_multiplier", 1.0),
+        mlp_gate=mlp_gate,
+        mlp_out=mlp_out,
+    )
+
+
+def layer(at: Layer, x: Var) -> Var:
+    step, net, by = at.step, at.step.net, at.step.config.factors
+    assert by is not None, step.config
+    h = norm(at, x, "input_layernorm")
+    mixed = scaled(step, mamba(at, scaled(step, h, by.state_in), "mamba"), by.state_out)
+    attended = scaled(step, attention(at, scaled(step, h, by.attention_in)), by.attention_out)
+    x = net.add(x, net.add(mixed, attended))
+    return net.add(x, scaled(step, _feed(at, norm(at, x, "pre_ff_layernorm"), by), by.mlp_out))
+
+
+def _feed(at: Layer, h: Var, by: BranchFactors) -> Var:
+    net, c = at.step.net, at.step.config
+    gate, up = (
+        net.linear(h, at.name(f"feed_forward.{part}_proj"), c.hidden_size, c.intermediate_size, bias=c.mlp_bias) for part in ("gate", "up")
+    )
+    wide = net.call(MULTIPLY, activated(at, scaled(at.step, gate, by.mlp_gate)), up)
+    return net.linear(wide, at.name("feed_forward.down_proj"), c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
+
+
+FAMILY = DecoderFamily(("falcon_h1",), read, layer, last_norm="final_layernorm")

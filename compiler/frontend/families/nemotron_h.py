@@ -1,0 +1,137 @@
+"""Nemotron-H and Nemotron 3: each layer is one branch: Mamba-2, attention without a rope, an MLP, or experts beside one that all tokens
+take.
+
+transformers bounds step sizes below (`time_step_min`) where it computes a prompt, and not where it goes on. Models were trained without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, read_activation, read_decoder
+from compiler.frontend.families.glm4_moe import read_shared_mixture
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, attend, mlp, norm, project_qkv, residual
+from compiler.frontend.layers.mamba import mamba
+from compiler.frontend.layers.mixture import experts
+from compiler.frontend.mixture import ExpertNames, Mixture
+from compiler.frontend.recurrence import Recurrence, require_free_steps
+from compiler.ir.graph.atoms import Var
+
+NAMES = ExpertNames(
+    "mixer.gate", None, "mixer.experts.*.up_proj", "mixer.experts.*.down_proj", correction="mixer.gate.e_score_correction_bias"
+)
+QKV = ("mixer.q_proj", "mixer.k_proj", "mixer.v_proj")
+UP, DOWN = "mixer.up_proj", "mixer.down_proj"
+KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # by their letters
+RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}  # since transformers 5
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(intermediate_size=21504, num_key_value_heads=8, head_dim=128, max_position_embeddings=4096)
+    kinds = _read_kinds(fields)
+    if fields.integer("num_hidden_layers", len(kinds)) != len(kinds):
+        raise fields.error("num_hidden_layers", f"{len(kinds)}, as many as there are kinds of layers")
+    fields.fill(num_hidden_layers=len(kinds))
+    config = read_decoder(fields, eps=1e-5, eps_field="layer_norm_epsilon")
+    for field, expected in (("attention_bias", "false"), ("sliding_window", "null"), ("residual_in_fp32", "false")):
+        if fields.raw(field):
+            raise fields.error(field, f"{expected}, as in all models")
+    # Of training, of kernels, of layers that predict further tokens, and names that were used before.
+    fields.skip("hidden_act", "rescale_prenorm_residual", "use_mamba_kernels", "moe_shared_expert_overlap", "norm_eps", "expand")
+    fields.skip("num_logits_to_keep", "num_nextn_predict_layers", "mtp_hybrid_override_pattern", "mtp_layers_block_type")
+    return replace(
+        config,
+        activation=read_activation(fields, "mlp_hidden_act", "relu2"),
+        rope=None,
+        attending=_of_kind(kinds, "attention"),
+        mlp_bias=fields.flag("mlp_bias", False),
+        recurrence=_read_recurrence(fields, _of_kind(kinds, "mamba")),
+        mixture=_read_mixture(fields, _of_kind(kinds, "mlp")) if "moe" in kinds else _without_mixture(fields),
+    )
+
+
+def _read_kinds(fields: Fields) -> Sequence[str]:
+    """The kind of each layer, from a list of names or a text of letters."""
+    named = next((name for name in ("layers_block_type", "layer_types") if name in fields), None)
+    field = named or "hybrid_override_pattern"
+    if named is None and not set(fields.text(field)) <= KINDS.keys():
+        raise fields.error(field, f"letters among {' '.join(KINDS)}")
+    found = [KINDS[letter] for letter in fields.text(field)] if named is None else fields.raw(field)
+    if not isinstance(found, list) or not {*KINDS.values(), *RENAMED}.issuperset(found):
+        raise fields.error(field, f"a list of {', '.join(KINDS.values())}")
+    fields.skip("hybrid_override_pattern")  # where there are both, the list counts
+    kinds = [RENAMED.get(kind, kind) for kind in found]
+    if "attention" not in kinds:
+        raise fields.error(field, "attention in at least one layer")
+    return kinds
+
+
+def _of_kind(kinds: Sequence[str], wanted: str) -> frozenset[int]:
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind == wanted)
+
+
+def _read_recurrence(fields: Fields, layers: frozenset[int]) -> Recurrence | None:
+    require_free_steps(fields)
+    for field, expected in (("mamba_hidden_act", "silu"), ("mamba_ssm_cache_dtype", "float32")):
+        if fields.text(field, expected) != expected:
+            raise fields.error(field, expected)
+    fields.skip("chunk_size", "time_step_min", "time_step_max", "time_step_floor")  # tokens go one by one, by steps of any size
+    heads, groups = fields.integer("mamba_num_heads", 128), fields.integer("n_groups", 8)
+    if heads % groups:
+        raise fields.error("n_groups", f"a divisor of mamba_num_heads ({heads})")
+    bias = fields.flag("use_bias", False)
+    found = Recurrence(
+        layers=layers,
+        taps=fields.integer("conv_kernel", 4, minimum=2, maximum=64),
+        num_keys=groups,
+        num_heads=heads,
+        key_size=fields.integer("ssm_state_size", 128, maximum=1024),
+        size=fields.integer("mamba_head_dim", 64, maximum=1024),
+        convolution_bias=fields.flag("use_conv_bias", True),
+        input_bias=bias,
+        output_bias=bias,
+    )
+    return found if layers else None
+
+
+def _without_mixture(fields: Fields) -> None:
+    fields.skip("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob", "moe_shared_expert_intermediate_size")
+    fields.skip("n_group", "topk_group", "n_shared_experts", "routed_scaling_factor", "moe_latent_size")
+
+
+def _read_mixture(fields: Fields, dense: frozenset[int]) -> Mixture:
+    fields.fill(n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=7688, norm_topk_prob=True)
+    found = read_shared_mixture(fields)
+    shared_size, outer_size = fields.integer("moe_shared_expert_intermediate_size", 7688), fields.integer("moe_latent_size", None)
+    return replace(found, shared_size=shared_size, outer_size=outer_size, dense_layers=dense)
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return residual(at, x, _branch(at, norm(at, x, "norm")))
+
+
+def _branch(at: Layer, h: Var) -> Var:
+    c = at.step.config
+    if at.number in c.stateful:
+        return mamba(at, h, "mixer")
+    if at.number in c.keeping:
+        return attend(at, *project_qkv(at, h, QKV), "mixer.o_proj")
+    return mlp(at, h, UP, DOWN) if c.mixture is None or at.number in c.mixture.dense_layers else _mix(at, h)
+
+
+def _mix(at: Layer, h: Var) -> Var:
+    """Experts may read and give a smaller vector than that of the stream."""
+    net, c, m = at.step.net, at.step.config, at.step.config.mixture
+    assert m is not None, c
+    shared = mlp(at, h, "mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj", m.shared_size)
+    if m.outer_size is None:
+        return net.add(experts(at, h, m, NAMES), shared)
+    x = net.linear(h, at.name("mixer.fc1_latent_proj"), c.hidden_size, m.outer_size, bias=c.mlp_bias)
+    found = net.linear(experts(at, x, m, NAMES, routed=h), at.name("mixer.fc2_latent_proj"), m.outer_size, c.hidden_size, bias=c.mlp_bias)
+    return net.add(found, shared)
+
+
+FAMILY = DecoderFamily(("nemotron_h",), read, layer, embedding="embeddings", last_norm="norm_f", experts=NAMES)
