@@ -9,8 +9,10 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from deploy.export.web import export_web
@@ -94,19 +96,36 @@ LOGITS = """(async () => {
 })()"""
 
 
-@pytest.mark.parametrize("target", ["wasm-relaxed", pytest.param("wasm-simd128", marks=pytest.mark.slow)])
-def test_chromium_gives_the_bytes_of_node(page: Page, target: str, demo: Servable, site: Path, tmp_path: Path) -> None:
-    """All logits of a prompt and the tokens behind it."""
-    folder = site if target in (site / "program.json").read_text() else tmp_path
-    if folder is tmp_path:
-        export_web(demo, "demo", tmp_path, levels=[target])
-    prompt = encode(demo.tokenizer, Prompt(QUESTION, False, 1, 0, 0))
-    logits, _ = in_node(folder, target, prompt)
-    ask = LOGITS.replace("TARGET", repr(target)).replace("PROMPT", json.dumps(prompt)).replace("COUNT", str(len(logits)))
+def digest_in_chromium(page: Page, folder: Path, target: str, prompt: list[int], count: int) -> str:
+    """The SHA-256 of the logits."""
+    ask = LOGITS.replace("TARGET", repr(target)).replace("PROMPT", json.dumps(prompt)).replace("COUNT", str(count))
     with serving(folder) as (address, _):
         page.open(f"{address}/chat.html")
         page.see("Ready", "#status")
-        assert page.js(ask) == hashlib.sha256(logits.tobytes()).hexdigest()
+        return page.js(ask)
+
+
+def test_chromium_gives_the_bytes_of_node(page: Page, demo: Servable, site: Path) -> None:
+    """All logits of a prompt and the tokens behind it."""
+    prompt = encode(demo.tokenizer, Prompt(QUESTION, False, 1, 0, 0))
+    logits, _ = in_node(site, "wasm-relaxed", prompt)
+    assert digest_in_chromium(page, site, "wasm-relaxed", prompt, len(logits)) == hashlib.sha256(logits.tobytes()).hexdigest()
+
+
+@pytest.mark.slow
+def test_engines_without_relaxed_simd_give_the_same_bytes(page: Page, demo: Servable, tmp_path: Path) -> None:
+    """Node, Chromium and wasmtime."""
+    if find_spec("wasmtime") is None:
+        pytest.skip("needs wasmtime: pip install 'relaxserve[reach]'")
+    from tests.deploy.export.in_wasmtime import Decoder
+
+    target, prompt = "wasm-simd128", encode(demo.tokenizer, Prompt(QUESTION, False, 1, 0, 0))
+    export_web(demo, "demo", tmp_path, levels=[target])
+    logits, ids = in_node(tmp_path, target, prompt)
+    assert digest_in_chromium(page, tmp_path, target, prompt, len(logits)) == hashlib.sha256(logits.tobytes()).hexdigest()
+    decoder = Decoder(tmp_path, target)
+    rows = [decoder.append(tokens) for tokens in (prompt, *([token] for token in ids[:-1]))]
+    assert np.stack(rows).tobytes() == logits.tobytes()
 
 
 def test_the_page_chats(page: Page, served: tuple[str, list[str]]) -> None:
