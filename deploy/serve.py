@@ -34,7 +34,7 @@ from server.models.registry import Registry
 from server.models.state import ModelSpec, exclusive, read_state, require_writable
 from server.pauses import collect_in_small_portions, switch_often
 from server.settings import ServerSettings, SettingsError
-from server.workers.supervisor import Supervisor
+from server.workers.supervisor import Care, Supervisor
 
 if TYPE_CHECKING:
     from deploy.traces import Tracer
@@ -51,7 +51,7 @@ Greet = Callable[[Registry, str], Awaitable[bool]]
 
 def make_worker(spec: ModelSpec, progress: ProgressCallback, settings: ServerSettings, hub_token: str | None = None) -> Supervisor:
     logs = ("--log-level", settings.log_level, "--log-format", settings.log_format)
-    return Supervisor((*WORKER, *logs), load_of(spec, hub_token), progress=progress)
+    return Supervisor((*WORKER, *logs), load_of(spec, hub_token), progress=progress, care=Care(stall_s=settings.stall_s))
 
 
 def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:

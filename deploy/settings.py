@@ -77,6 +77,7 @@ SETTINGS = (
     Setting("keep_alive_s", TIMES, "How long an idle connection stays open."),
     Setting("heartbeat_s", TIMES, "Between the signs of life on a silent stream."),
     Setting("drain_s", TIMES, "For running requests when the server is told to stop."),
+    Setting("stall_s", TIMES, "Without a word from a worker that has work; then it is replaced."),
     Setting("log_level", LOGS, "What is worth a line: debug, info, warning or error."),
     Setting("log_format", LOGS, "Form of the lines: text or json."),
     Setting("otlp_traces_endpoint", LOGS, "Address that traces of requests are sent to, as OTLP over HTTP."),

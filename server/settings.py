@@ -59,6 +59,7 @@ class ServerSettings:
     keep_alive_s: float = 75.0
     heartbeat_s: float = 10.0  # comment lines on a silent stream
     drain_s: float = 30.0  # for running requests when the server is told to stop
+    stall_s: float = 20.0  # without a word from a worker that has work: longer than its longest step
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

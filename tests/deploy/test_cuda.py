@@ -30,7 +30,21 @@ QUESTION: dict[str, Any] = {
 def url(_library: Path, demo_server: DemoServer) -> Iterator[str]:
     """A server whose demo model is on the GPU."""
     environment = {**demo_server.environment, **SoftwareGpu(_library).environment(arch="8.0", memory=1 << 30)}
-    command = [BIN / "relaxserve", "serve", "demo", "--device", "cuda", "--max-context", "64", "--max-batch", "1", "--port", "0"]
+    command = [
+        BIN / "relaxserve",
+        "serve",
+        "demo",
+        "--device",
+        "cuda",
+        "--max-context",
+        "64",
+        "--max-batch",
+        "1",
+        "--port",
+        "0",
+        "--stall-s",
+        "600",
+    ]
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as server:
         try:
             yield greeting(server)[0]

@@ -70,7 +70,22 @@ def server(models: Path, _library: Path, demo_server: DemoServer, tmp_path_facto
     """It serves the first family."""
     folder = tmp_path_factory.mktemp("card")
     card = SoftwareGpu(_library).environment(arch="8.0", memory=CARD_BYTES, shared=folder, wild=folder / "wild")
-    settings = ("--device", "cuda", "--quantize", "f32", "--max-context", "64", "--max-batch", "4", "--port", "0", "--model-root", models)
+    settings = (
+        "--device",
+        "cuda",
+        "--quantize",
+        "f32",
+        "--max-context",
+        "64",
+        "--max-batch",
+        "4",
+        "--port",
+        "0",
+        "--stall-s",
+        "600",
+        "--model-root",
+        models,
+    )
     environment = {**demo_server.environment, **card}
     with subprocess.Popen(
         [BIN / "relaxserve", "serve", models / FIRST, *settings], cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
