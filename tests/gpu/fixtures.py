@@ -4,6 +4,8 @@ A test that takes `software_gpu` may import pycuda, or load `libcuda.so.1` throu
 software. A child process gets it with `software_gpu.environment(...)`, which also says what card it has (see tests/gpu/driver/card.py).
 The tests of a folder get the fixture by an import in their conftest.py: `from tests.gpu.fixtures import software_gpu as software_gpu`.
 
+`pytest -m gpu` runs the tests that are marked so on a card, without the library.
+
 A kernel that fails ends a context for good, as on a card, so a test of faults runs in a child process, or calls `reset` at its end.
 What a kernel did wrong is in `faults` (in a child process: on standard error, in lines that begin with `software GPU:`).
 """
@@ -26,12 +28,31 @@ needs_pycuda = pytest.mark.skipif(
 )
 
 
+ON_A_CARD = "gpu"  # the expression of `pytest -m` with which tests run on a card
+NO_DEVICE = 100
+
+
+def missing_card() -> str:
+    """Why there is no card; empty where there is one."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "there is no driver"
+    count = ctypes.c_int()
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or (0 if count.value else NO_DEVICE)
+    return f"the driver answers with status {status}" if status else ""
+
+
 @dataclass(frozen=True)
 class SoftwareGpu:
-    library: Path
+    """By `pytest -m gpu`, a card in its place: then there is no library, and nothing to look into."""
+
+    library: Path | None
 
     def environment(self, **settings: object) -> dict[str, str]:
         """Variables for a child process: `environment(arch="8.0", cards=2, memory=1 << 28, driver=12080, seed=1, ...)`, see card.py."""
+        if self.library is None:
+            return {}
         found = [str(self.library.parent), *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))]
         return {"LD_LIBRARY_PATH": ":".join(found)} | {f"SOFTWARE_GPU_{name.upper()}": str(value) for name, value in settings.items()}
 
@@ -58,6 +79,8 @@ class SoftwareGpu:
 
     def reset(self) -> None:
         """Forget the faults of this process."""
+        if self.library is None:
+            return
         from tests.gpu.driver.calls import Result
         from tests.gpu.driver.card import machine
 
@@ -67,7 +90,11 @@ class SoftwareGpu:
 
 
 @pytest.fixture(scope="session")
-def _library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def _library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    if request.config.option.markexpr == ON_A_CARD:
+        if missing := missing_card():
+            pytest.skip(f"-m {ON_A_CARD} runs on a card: {missing}")
+        return None
     if compiler() is None:
         pytest.skip("the software GPU's driver needs a C compiler; none is installed")
     library = build(tmp_path_factory.mktemp("software_gpu"))
@@ -76,7 +103,7 @@ def _library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def software_gpu(_library: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SoftwareGpu]:
+def software_gpu(_library: Path | None, monkeypatch: pytest.MonkeyPatch) -> Iterator[SoftwareGpu]:
     gpu = SoftwareGpu(_library)
     for name, value in gpu.environment().items():
         monkeypatch.setenv(name, value)

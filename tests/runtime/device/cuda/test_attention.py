@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 from compiler.driver import Options, compile_module
 from compiler.interpret.graph import Interpreter
@@ -13,7 +14,7 @@ from compiler.machine.target import get
 from runtime.session import Session
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 
-pytestmark = needs_pycuda
+pytestmark = [needs_pycuda, pytest.mark.gpu]
 
 HEADS, SIZE, PAGES = 4, 16, 40
 PROGRAM = f"""

@@ -14,7 +14,7 @@ from runtime.session import Session
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 from tests.runtime.device.cuda.test_products import random
 
-pytestmark = needs_pycuda
+pytestmark = [needs_pycuda, pytest.mark.gpu]
 
 DEPTH, PAGES = 96, 9
 COUNTS = (130, 64, 9, 1)  # of rows: a wide tile, and narrow ones of several heights

@@ -18,7 +18,7 @@ from compiler.machine.target import get
 from runtime.session import Session
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 
-pytestmark = needs_pycuda
+pytestmark = [needs_pycuda, pytest.mark.gpu]
 
 COUNTS = (130, 65, 64, 40, 9, 8, 1)  # of rows: more than a block has, and each height of a tile
 

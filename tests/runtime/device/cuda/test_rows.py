@@ -15,7 +15,7 @@ from compiler.machine.target import get
 from runtime.session import Session
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 
-pytestmark = needs_pycuda
+pytestmark = [needs_pycuda, pytest.mark.gpu]
 
 ROWS = {
     "norm": "w = slice(x, axis=0, begin=0, end=1) y = reshape(w, shape[300]) out = rms_norm(x, y, eps=1e-5, weight_offset=0.0)",

@@ -14,7 +14,7 @@ from runtime.session import Session
 from tests.compiler.ops.sampling.test_operators import KINDS, batch, equal
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 
-pytestmark = needs_pycuda
+pytestmark = [needs_pycuda, pytest.mark.gpu]
 
 VOCAB, ROWS = 70, 3
 MOST = ["plain", "greedy, reported", "all truncations", "penalised"]
