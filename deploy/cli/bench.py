@@ -32,6 +32,7 @@ def bench(context: typer.Context) -> None:
         answers.print(context.get_help())
         answers.print(f"\nbenchmarks: {', '.join(known)}", highlight=False)
         return
+    name = name.replace("-", "_")
     if name not in known:
         raise SettingsError(f"benchmark {name!r} is unknown; known: {', '.join(known)}")
     importlib.import_module(known[name]).main(arguments)

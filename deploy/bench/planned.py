@@ -1,0 +1,105 @@
+"""How many bytes a compiled step is planned to read: of each kernel the elements that its loops touch, each once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+from compiler.backends.registry import backend_of
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.graph.values import CallTir
+from compiler.ir.loops.attention import Attention, Paged
+from compiler.ir.loops.buffers import Buffer
+from compiler.ir.loops.scalars import Fold, Load
+from compiler.ir.loops.statements import For, Let, Stmt
+from compiler.ir.loops.visit import free_dims, loads, statements, walk_scalars, walk_stmts
+from compiler.ir.module import IRModule
+from compiler.machine.target import Target
+from compiler.passes.fusion.join import written_out
+from runtime.cache_groups import PAGE_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a step: the values of the program's variables by name, and the tokens that each sequence has at the end."""
+
+    variables: Mapping[str, int]
+    sequences: int
+    context: int
+
+    def value(self, dim: Dim) -> int | None:
+        """None where data decides."""
+        found = dim.substitute({v: self.variables[v.name] for v in dim.vars() if v.name in self.variables})
+        return found.const if found.is_const else None
+
+
+def planned_bytes(module: IRModule, entry: str, target: Target, sizes: Sizes) -> dict[str, int]:
+    """Bytes that each binding of a step reads, by its name. `module` is what the driver compiles."""
+    nests = backend_of(target).pipeline(target, ()).until("lift_weights")(module)
+    found: dict[str, int] = {}
+    for binding in nests.graph(entry).body.bindings:
+        if isinstance(binding.value, CallTir):
+            call = written_out(binding.value, nests.prim(binding.value.func))
+            name = f"{len(found)} {call.name}"
+            found[name] = sum(
+                min(count, _count(buffer, sizes)) * buffer.dtype.num_bytes
+                for buffer, count in _touched(call.body, sizes).items()
+                if any(place is buffer for place, _ in call.operands)
+            )
+    return found
+
+
+def _count(buffer: Buffer, sizes: Sizes) -> int:
+    return prod(0 if (extent := sizes.value(d)) is None else extent for d in buffer.shape)
+
+
+def _touched(body: Stmt, sizes: Sizes) -> dict[Buffer, int]:
+    """Elements of each buffer that the loops go through, at most; what several loads of a stage read is the same."""
+    found: dict[Buffer, int] = {}
+    for stage in statements(body):
+        most = _of_attention(stage, sizes) if isinstance(stage, Attention) else _of_nest(stage, sizes)
+        for buffer, count in most.items():
+            found[buffer] = found.get(buffer, 0) + count
+    return found
+
+
+def _of_nest(stage: Stmt, sizes: Sizes) -> dict[Buffer, int]:
+    axes: dict[DimVar, Dim] = {}
+    lets: dict[DimVar, tuple[DimVar, ...]] = {}
+    for stmt in walk_stmts(stage):
+        if isinstance(stmt, For):
+            axes[stmt.var] = stmt.extent
+        elif isinstance(stmt, Let):
+            lets[stmt.var] = free_dims(stmt.value)
+    for scalar in walk_scalars(stage):
+        if isinstance(scalar, Fold):
+            axes.update(scalar.axes)
+    found: dict[Buffer, int] = {}
+    for load in loads(stage):
+        extents = [sizes.value(axes[var]) for var in _axes_of(load, lets) if var in axes]
+        count = prod(_count(load.buffer, sizes) if extent is None else extent for extent in extents)
+        found[load.buffer] = max(found.get(load.buffer, 0), count)
+    return found
+
+
+def _axes_of(load: Load, lets: Mapping[DimVar, tuple[DimVar, ...]]) -> set[DimVar]:
+    """The variables on which the place of a load depends, through integers that were read."""
+    found: set[DimVar] = set()
+    left = [var for index in load.indices for var in index.vars()]
+    while left:
+        var = left.pop()
+        if var not in found:
+            found.add(var)
+            left += lets.get(var, ())
+    return found
+
+
+def _of_attention(node: Attention, sizes: Sizes) -> dict[Buffer, int]:
+    """Keys and values of the tokens that are there, and all else."""
+    assert isinstance(node.keys, Paged), "a step attends to pages"
+    cache = node.keys.cache
+    seen = min(sizes.context, node.window or sizes.context) * sizes.sequences
+    in_page = cache.shape[3].const * cache.shape[4].const * 2  # keys and values
+    others = (node.queries, node.keys.tables, node.sequences, node.positions, node.sinks)
+    return {cache: seen * in_page // PAGE_SIZE} | {b: _count(b, sizes) for b in others if b is not None}
