@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
 
@@ -84,6 +85,11 @@ class Model:
     swaps: bool = False  # models that lose their last alias to it are unloaded
     planned_bytes: int = 0  # what it will take, if that was asked before it was there
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def created_at(self) -> str:
+        """As RFC 3339 writes it."""
+        return datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
 
     @property
     def bytes_by_part(self) -> dict[str, int]:

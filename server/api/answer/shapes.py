@@ -205,13 +205,20 @@ class Embeddings(TypedDict):
 
 
 class ModelEntry(TypedDict):
+    """As OpenAI's clients and Anthropic's read it."""
+
     id: str
     object: Literal["model"]
+    type: Literal["model"]
     created: int
+    created_at: str
+    display_name: str
+    lifecycle: Literal["active"]
     owned_by: str
     root: str
     aliases: Sequence[str]
     max_model_len: NotRequired[int]
+    max_input_tokens: NotRequired[int]
     signature: NotRequired[str]
     generates: NotRequired[bool]
     web: NotRequired[str]  # the page on which a browser runs the model itself
@@ -222,6 +229,9 @@ class ModelEntry(TypedDict):
 class ModelList(TypedDict):
     object: Literal["list"]
     data: Sequence[ModelEntry]
+    first_id: str | None
+    last_id: str | None
+    has_more: Literal[False]
 
 
 class TokenIds(TypedDict):

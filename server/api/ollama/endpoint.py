@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -256,7 +255,7 @@ def _described(model: Model) -> OllamaModel:
     return {
         "name": model.spec.name,
         "model": model.spec.name,
-        "modified_at": datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z"),
+        "modified_at": model.created_at,
         "size": model.total_bytes,
         "digest": hashlib.sha256(identity.encode()).hexdigest(),
         "details": _details(model),
@@ -296,5 +295,5 @@ def _shown(model: Model, loaded: Loaded) -> OllamaShown:
             "relaxserve.embedding_length": loaded.ready.embedding_size,
         },
         "capabilities": [name for name, has in capabilities.items() if has],
-        "modified_at": datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z"),
+        "modified_at": model.created_at,
     }

@@ -24,7 +24,9 @@ def router(context: Context) -> APIRouter:
     async def list_models() -> Response:
         """The loaded models."""
         ready = [model for model in registry.models() if model.state is ModelState.READY]
-        listed: ModelList = {"object": "list", "data": [describe(model, registry) for model in ready]}
+        entries = [describe(model, registry) for model in ready]
+        first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
+        listed: ModelList = {"object": "list", "data": entries, "first_id": first, "last_id": last, "has_more": False}
         return json_answer(listed)
 
     @routes.get("/v1/models/{model:path}", responses=gives(ModelEntry))
@@ -40,14 +42,18 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
     described: ModelEntry = {
         "id": model.spec.name,
         "object": "model",
+        "type": "model",
         "created": model.created,
+        "created_at": model.created_at,
+        "display_name": model.spec.name,
+        "lifecycle": "active",
         "owned_by": "relaxserve",
         "root": model.spec.name,
         "aliases": registry.aliases_of(model.spec.name),
     }
     if model.loaded is not None:
         ready = model.loaded.ready
-        described["max_model_len"] = context_of(model.loaded)
+        described["max_model_len"] = described["max_input_tokens"] = context_of(model.loaded)
         described["signature"] = ready.signature
         described["generates"] = ready.generates
         if page := registry.publications.address(model.spec.name):

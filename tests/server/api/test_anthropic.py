@@ -57,6 +57,14 @@ def test_whole_answer(server, connect):
     assert prompt_of(server) == "<|system|>Be brief.\n<|user|>hi\n<|assistant|>"
 
 
+def test_models_are_listed_and_found(server, connect):
+    listed = connect(server, _strict_response_validation=True).models.list()
+    assert [model.id for model in listed] == ["null"] and not listed.has_more
+    model = connect(server, _strict_response_validation=True).models.retrieve("null")
+    assert model == listed.data[0]
+    assert (model.type, model.display_name, model.lifecycle) == ("model", "null", "active") and model.max_input_tokens
+
+
 @pytest.mark.parametrize("step", [1, 7, 1000])
 def test_the_stream_has_all_events_in_order(serve, answering, connect, step):
     server = serve(script=answering(f"<think>hm</think>Sure.{CALL}", step=step), initial=HERMES)
