@@ -36,8 +36,12 @@ class KeyParts(msgspec.Struct, frozen=True):
 @lru_cache(maxsize=1)
 def compiler_version() -> str:
     """A digest of the compiler's sources and the release of LLVM's binding: whatever changes one of them may change code."""
-    digest = hashlib.sha256(llvmlite.__version__.encode())
-    root = Path(__file__).parent
+    return digest_of_sources(Path(__file__).parent, llvmlite.__version__)
+
+
+def digest_of_sources(root: Path, seed: str = "") -> str:
+    """A digest of all Python files below a folder, and their paths."""
+    digest = hashlib.sha256(seed.encode())
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -8,7 +8,8 @@
 
     weights/KEY-CHECKPOINT.rsw.used-*   markers of processes that use them (deploy/use.py)
 
-    web/*                               exports of running servers; the next server removes those of one that was killed
+    exports/KEY/                        exports for browsers (deploy/export/kept.py)
+    web/*                               what running servers publish; the next server removes those of one that was killed
 
 A file is written beside its place under another name, and moved there when it is whole; what a killed load left of that is a leftover.
 A file may be removed while servers have it mapped: they keep what they read, and the next start makes it again.
@@ -16,6 +17,8 @@ A file may be removed while servers have it mapped: they keep what they read, an
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import shutil
@@ -42,7 +45,8 @@ COSTS_SUFFIX = ".costs"
 MODELS_SUFFIX = ".models"
 MOST_MODELS = 8  # that are remembered of a program
 ABANDONED_S = 3600.0  # a load that still runs writes more often
-_OURS = re.compile(r"\.import-.+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|costs|models|cubin)(\..+)?")
+_KEY = re.compile(r"[0-9a-f]{32}")
+_OURS = re.compile(r"\.import-.+|\.[0-9a-f]{32}\.\w+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|costs|models|cubin)(\..+)?")
 
 
 class CannotRemove(RuntimeFault):
@@ -53,6 +57,7 @@ class Part(StrEnum):
     PROGRAM = "compiled programs"
     WEIGHTS = "packed weights"
     ASSEMBLED = "code assembled for GPUs"
+    EXPORT = "exports for browsers"
     LEFTOVER = "leftovers of loads that were cut off"
 
 
@@ -72,6 +77,7 @@ class Kept:
         self.folder = folder
         self.executables = Cache(folder / "executables")
         self._weights = folder / "weights"
+        self._exports = folder / "exports"
 
     def weights_of(self, key: str, digest: str) -> Path:
         """Where the prepared weights of one program and one checkpoint are."""
@@ -84,6 +90,10 @@ class Kept:
     def assembled_of(self, key: str) -> Path:
         """How the files begin in which a device keeps what it makes of a program's code."""
         return self.executables.folder / key
+
+    def export_of(self, key: str) -> Path:
+        """The folder with the files of an export."""
+        return self._exports / key
 
     def models_of(self, key: str) -> list[str]:
         """The sources that were loaded with a program, the last one first."""
@@ -113,15 +123,15 @@ class Kept:
             used = (w.used_s for w in weights if w.key == program.key)
             programs[number] = replace(program, used_s=max((program.used_s, *used)))
         assembled = list(self._assembled())
-        of_items = {path for item in (*weights, *programs, *assembled) for path in item.paths}
-        return [*programs, *weights, *assembled, *self._leftovers(of_items)]
+        found = [*programs, *weights, *assembled, *self._exported()]
+        return [*found, *self._leftovers({path for item in found for path in item.paths})]
 
     def prune(self, *, keep_bytes: int | None = None, keep_s: float = 0.0, dry_run: bool = False) -> list[Item]:
         """Remove what nothing can use: weights and assembled code without a program, and leftovers. With `keep_bytes`, the longest unused
         as well, until the rest fits; those used in the last `keep_s` seconds stay."""
         items = self.items()
         keys = {item.key for item in items if item.part is Part.PROGRAM}
-        going = [item for item in items if item.part is Part.LEFTOVER or item.key not in keys]
+        going = [item for item in items if item.part is not Part.EXPORT and (item.part is Part.LEFTOVER or item.key not in keys)]
         if keep_bytes is not None:
             staying = sorted((item for item in items if item not in going), key=lambda item: (item.used_s, item.part is Part.PROGRAM))
             total, now = sum(item.num_bytes for item in staying), time.time()
@@ -144,6 +154,9 @@ class Kept:
         for item in self._assembled():
             path = item.paths[0]
             yield path, _fault(lambda path=path: read_assembled(path))
+        for item in self._exported():
+            path = item.paths[0]
+            yield path, _fault(lambda path=path: _verify_export(path))
 
     def remove(self, path: Path) -> None:
         """One file with what belongs to it."""
@@ -182,9 +195,15 @@ class Kept:
                     status = path.stat()
                     yield Item(Part.ASSEMBLED, (path,), path.name.split("-")[0], status.st_size, status.st_mtime)
 
+    def _exported(self) -> Iterator[Item]:
+        for path in sorted(self._exports.glob("*")):
+            if _KEY.fullmatch(path.name):
+                with suppress(FileNotFoundError):
+                    yield Item(Part.EXPORT, (path,), path.name, _num_bytes(path), path.stat().st_mtime)
+
     def _leftovers(self, of_items: set[Path]) -> Iterator[Item]:
         now = time.time()
-        for path in (*self.executables.folder.glob("*"), *self._weights.glob("*")):
+        for path in (*self.executables.folder.glob("*"), *self._weights.glob("*"), *self._exports.glob(".*")):
             if path not in of_items and _OURS.fullmatch(path.name):
                 with suppress(FileNotFoundError):
                     status = path.stat()
@@ -196,6 +215,18 @@ def kept() -> Kept | None:
     """Where this process keeps things, if it does."""
     switches = flags.current()
     return None if switches.no_cache else Kept(switches.cache)
+
+
+def _verify_export(folder: Path) -> None:
+    try:
+        levels = json.loads((folder / "program.json").read_bytes())["levels"]
+    except (ValueError, KeyError) as error:
+        raise RuntimeFault(f"program.json is damaged: {error}") from error
+    for level in levels:
+        for shard in level["shards"]:
+            with (folder / shard["file"]).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != shard["sha256"]:
+                    raise RuntimeFault(f"{shard['file']} is damaged: its SHA-256 is not that of program.json")
 
 
 def _fault(verify: Callable[[], object]) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from deploy.cache import kept
+from deploy.export.kept import export_kept
 from deploy.export.web import export_web
 from deploy.model_loading.servable import require_servable, silent
 from server.interfaces import LoadError
@@ -24,9 +26,12 @@ def main() -> None:
     load = msgspec.json.decode(sys.stdin.buffer.read(), type=Load)
     answer: dict[str, object] = {}
     try:
-        export_web(
-            require_servable(msgspec.structs.replace(load, max_batch=1, target="host", device="cpu"), silent), load.name, Path(sys.argv[1])
-        )
+        model = require_servable(msgspec.structs.replace(load, max_batch=1, target="host", device="cpu"), silent)
+        cache, folder = kept(), Path(sys.argv[1])
+        if cache is None:
+            export_web(model, load.name, folder)
+        else:
+            export_kept(model, load.name, folder, cache)
     except LoadError as error:
         answer = {"code": error.code, "message": error.message}
     print(msgspec.json.encode(answer).decode())

@@ -87,9 +87,10 @@ def export_web(model: Servable, name: str, folder: Path, progress: Progress = si
     mode = model.mode
     if isinstance(mode, Encoder) and mode.files.config.classes is not None:
         raise LoadError(ErrorCode.LOAD_REFUSED, f"{name} classifies texts; models that generate text or give vectors can be exported")
-    dialect = Dialect.of(model.tokenizer, None, None) if mode.generates else None
+    dialect = _dialect(model)
     folder.mkdir(parents=True, exist_ok=True)
-    program = WebProgram(_model(model, mode, name, dialect), tuple(_level(model, mode, get(target), folder, progress) for target in levels))
+    programs = tuple(_level(model, mode, get(target), folder, progress) for target in levels)
+    program = WebProgram(web_model(model, name), programs)
     (folder / PROGRAM).write_bytes(msgspec.json.encode(program))
     (folder / "tokenizer.json").write_text(model.tokenizer.to_json())
     (folder / PIECES).write_bytes(pieces(model.tokenizer, program.model.vocab_size, NOTHING_SHOWN if dialect is None else dialect.shown))
@@ -125,7 +126,12 @@ def _require_room(flat: FlatProgram, mode: Mode) -> None:
 KINDS = {Generator: "generator", Embedder: "embedder", Encoder: "encoder"}
 
 
-def _model(model: Servable, mode: Mode, name: str, dialect: Dialect | None) -> WebModel:
+def _dialect(model: Servable) -> Dialect | None:
+    return Dialect.of(model.tokenizer, None, None) if model.mode.generates else None
+
+
+def web_model(model: Servable, name: str) -> WebModel:
+    mode, dialect = model.mode, _dialect(model)
     config, tokenizer = model.files.config, model.tokenizer
     template, defaults = tokenizer.chat_template, tokenizer.generation_defaults
     embedding = config.embedding

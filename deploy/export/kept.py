@@ -1,0 +1,79 @@
+"""Exports for browsers that are kept between starts, each under the digest of all that determines its files.
+
+A server links the files of one into the folder that it publishes. So it may be removed while it is served.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+import deploy.export
+import runtime
+from compiler.cache import Range
+from compiler.machine.target import get
+from compiler.signature import digest_of_sources, key_of
+from deploy.cache import Kept
+from deploy.export.web import LEVELS, WebModel, export_web, web_model
+from deploy.model_loading.servable import Servable
+from runtime.web import page_files
+
+
+class ExportParts(msgspec.Struct, frozen=True):
+    """All that determines the files of an export."""
+
+    programs: tuple[tuple[str, dict[str, dict[str, Range]]], ...]  # of each level: its key and ranges
+    weights: str
+    model: WebModel
+    tokenizer: str
+    sources: tuple[str, ...]  # of the code that writes an export, and of the runtime that is a part of it
+
+
+def export_kept(model: Servable, name: str, folder: Path, cache: Kept, levels: Sequence[str] = LEVELS) -> None:
+    """Fill a folder with the files of an export; make them if none is kept. Raises LoadError as `export_web` does."""
+    place = cache.export_of(_digest(model, name, levels))
+    if not place.is_dir():
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        written = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+        try:
+            export_web(model, name, written, levels=levels)
+            _move(written, place)
+        finally:
+            shutil.rmtree(written, ignore_errors=True)
+    os.utime(place)  # its last use
+    shutil.copytree(place, folder, copy_function=_link, dirs_exist_ok=True)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(source, target)
+
+
+def _move(written: Path, place: Path) -> None:
+    try:
+        written.rename(place)
+    except OSError:
+        if not place.is_dir():  # another server was faster
+            raise
+
+
+def _digest(model: Servable, name: str, levels: Sequence[str]) -> str:
+    keys = [key_of(model.module, get(level).key) for level in levels]
+    page = hashlib.sha256(b"".join(content for _, content in sorted(page_files().items())))
+    roots = [Path(package.__path__[0]) for package in (deploy.export, runtime)]
+    parts = ExportParts(
+        tuple((level + key.digest, key.ranges) for level, key in zip(levels, keys, strict=True)),
+        model.mode.weights.digest(),
+        web_model(model, name),
+        model.tokenizer.to_json(),
+        (*map(digest_of_sources, roots), page.hexdigest()),
+    )
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]

@@ -1,0 +1,57 @@
+"""An export is made once, and linked for each server that publishes it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+import deploy.export.kept
+from deploy.cache import ABANDONED_S, Kept, Part
+from deploy.export.kept import export_kept
+from deploy.model_loading.servable import Servable
+from tests.deploy.export.test_web import golden
+
+pytestmark = pytest.mark.xdist_group("web")
+LEVELS = ["wasm-relaxed"]
+
+
+@pytest.fixture(scope="module")
+def model(demo: Servable) -> Servable:
+    return golden("gemma2", demo)
+
+
+def fail(*_: object, **__: object) -> None:
+    raise AssertionError("it is exported again")
+
+
+def test_an_export_is_made_once(model: Servable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, first, second = Kept(tmp_path / "cache"), tmp_path / "first", tmp_path / "second"
+    export_kept(model, "one", first, cache, LEVELS)
+    (item,) = (item for item in cache.items() if item.part is Part.EXPORT)
+    monkeypatch.setattr(deploy.export.kept, "export_web", fail)
+    export_kept(model, "one", second, cache, LEVELS)
+    written = {path.relative_to(first) for path in first.rglob("*") if path.is_file()}
+    assert {path.relative_to(second) for path in second.rglob("*") if path.is_file()} == written
+    assert all((first / path).samefile(second / path) for path in written), "no byte is stored twice"
+    with pytest.raises(AssertionError, match="exported again"):
+        export_kept(model, "two", tmp_path / "third", cache, LEVELS)  # its files tell the name
+    assert [entry.name for entry in item.paths[0].parent.iterdir()] == [item.key], "a failed export leaves nothing"
+    assert item not in cache.prune(), "it needs no compiled program"
+    (shard,) = item.paths[0].glob("weights-*.bin")
+    content = bytearray(shard.read_bytes())
+    content[7] ^= 1
+    shard.write_bytes(content)
+    assert [(path, fault[: len(shard.name)]) for path, fault in cache.verify() if fault] == [(item.paths[0], shard.name)]
+    cache.remove(item.paths[0])
+    assert cache.items() == [] and (first / "program.json").exists(), "a server goes on with the files that it has linked"
+
+
+def test_what_a_killed_export_left_goes(tmp_path: Path) -> None:
+    cache = Kept(tmp_path)
+    left = cache.export_of(f".{'a' * 32}.x1y2")
+    left.mkdir(parents=True)
+    os.utime(left, (then := time.time() - 2 * ABANDONED_S, then))
+    assert [item.paths for item in cache.prune()] == [(left,)] and not left.exists()
