@@ -279,14 +279,14 @@ def logits_of(folder: Path, quantize: str) -> tuple[Any, int]:
     return loaded.step_model.download(loaded.step_model.run(piece(tokens, 0, len(tokens)))), loaded.ready.weights_bytes
 
 
-@pytest.mark.parametrize(("method", "limit"), [("gptq", 0.06), ("awq", 5e-3)])
-def test_a_quantised_checkpoint_is_served_as_it_is(method: str, limit: float, packed: Callable[[str], tuple[Path, Path]]) -> None:
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_a_quantised_checkpoint_is_served_as_it_is(method: str, packed: Callable[[str], tuple[Path, Path]]) -> None:
     """Asked for values, it gives the bits of its values. Unasked, it keeps its integers: in less memory, with the same products but for
     what machines that multiply bytes round of rows, and a head of 16 bits."""
     plain, stored = packed(method)
     (values, _), (read, decoded_bytes), (held, held_bytes) = logits_of(plain, "f32"), logits_of(stored, "f32"), logits_of(stored, "auto")
     assert values.tobytes() == read.tobytes()
-    assert np.abs(held - values).max() < limit * np.abs(values).max()
+    assert np.sqrt(np.square(held - values).mean()) < 0.1 * values.std()  # rows of 8 bits; wrong offsets give 1 and more
     matrices = sum(prod(info.shape) for name, info in open_files(stored).weights.tensors.items() if name.endswith("proj.weight"))
     assert decoded_bytes - held_bytes > 3 * matrices  # 4 bytes each become half a byte, beside scales
 

@@ -8,6 +8,9 @@ docs/decisions states; products over the same rows share what it quantises.
 Rows of 16 bits are two planes of bytes, or words where two bytes cannot be multiplied without loss. Sums of 512 words stay within 32 bits;
 a weight with one scale for more of them is taken in parts that share it.
 
+A weight with an offset per group, (q - zero) * scale or q * scale - shift, is multiplied without it; of what comes out is subtracted the
+product of the groups' sums of rows with the offsets, which has a group's length less to sum.
+
 Where a matrix unit multiplies bytes, weights of 4 bits in groups become `widened_linear`: widened to 8 bits with one scale per channel,
 beside rows with one scale each, which have 8 bits or, where those are too few, 16.
 """
@@ -20,7 +23,7 @@ from typing import Final
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.graph.atoms import Atom, ShapeValue, Var
+from compiler.ir.graph.atoms import Atom, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
 from compiler.ir.graph.function import Binding, Value
@@ -31,11 +34,13 @@ from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
 from compiler.machine.formats import FOUR, PANEL4
 from compiler.machine.products import ProductTiles
-from compiler.ops.manipulate import BROADCAST_TO
+from compiler.ops.elementwise import ADD, CAST, MULTIPLY, SUBTRACT
+from compiler.ops.manipulate import BROADCAST_TO, RESHAPE, SLICE
 from compiler.ops.products.experts import EXPERT_INTEGER_LINEAR, EXPERT_LINEAR
 from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.products.integer_rows import QUANTIZE_ROWS, ROW_PLANES
 from compiler.ops.products.matmul import LINEAR
+from compiler.ops.products.quantize import MIDDLE
 from compiler.ops.products.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 from compiler.passes.rewrite import rewrite_module
 
@@ -69,14 +74,16 @@ class IntegerProducts:
             if format is None:
                 return None
             group = _part(weight, LONGEST[format.rows])
-            return None if group is None else self._integer(builder, value, weight, group, format)
+            if group is None or (weight.offset is not None and value.op is not LINEAR):
+                return None
+            return self._integer(builder, value, weight, group, format)
 
         return rewrite_module(module, replace)
 
     def _is_widened(self, weight: _Weight) -> bool:
         """Whether the weight is widened to 8 bits, so that its sum runs over the whole channel."""
         tile = self.tiles.widened
-        if tile is None or weight.bits != tile.format.bits or weight.length > LONGEST[tile.rows]:
+        if tile is None or weight.offset is not None or weight.bits != tile.format.bits or weight.length > LONGEST[tile.rows]:
             return False
         return tile.widens(weight.length, weight.group)
 
@@ -85,15 +92,17 @@ class IntegerProducts:
         bits, each = ACTIVATION_BITS[weight.bits], 0 if group == weight.length else group
         rows = builder.call(QUANTIZE_ROWS, x, bits=bits, group=each, dtype=str(format.rows))
         panels = builder.call(PANEL_INTEGERS, weight.q, format=format.name, columns=self.columns)
-        scale = weight.scale
-        if group < weight.group:
-            shape = (*map(Dim.of, weight.matrices), Dim.of(weight.size), Dim.of(weight.length // group))
-            scale = builder.call(BROADCAST_TO, scale, ShapeValue(shape))
-        scales = builder.call(PANEL_SCALES, scale, columns=self.columns)
+        scales = builder.call(PANEL_SCALES, _for_parts(builder, weight, weight.scale, group), columns=self.columns)
         parts = [builder.emit(TupleGet(rows, i)) for i in range(3)]
-        attrs = {"format": format.name, "size": weight.size, "dtype": weight.out_dtype}
+        attrs = {"format": format.name, "size": weight.size, "dtype": weight.out_dtype if weight.offset is None else "f32"}
         op = INTEGER_LINEAR if linear.op is LINEAR else EXPERT_INTEGER_LINEAR
-        return Call(op, (*parts, panels, scales, *rest), attrs)
+        product = Call(op, (*parts, panels, scales, *rest), attrs)
+        if weight.offset is None:
+            return product
+        offsets = _for_parts(builder, weight, _offsets(builder, weight, weight.offset), group)
+        beyond = builder.call(LINEAR, _sums(builder, parts[1], parts[2]), offsets)
+        found = Call(SUBTRACT, (builder.emit(product), beyond), {})
+        return found if weight.out_dtype == "f32" else Call(CAST, (builder.emit(found),), {"dtype": weight.out_dtype})
 
     def _widened(self, builder: Builder, linear: Call, weight: _Weight) -> Value:
         x, *rest = linear.args
@@ -113,6 +122,8 @@ class _Weight:
     length: int  # of the rows
     size: int  # columns of the product
     out_dtype: str
+    offset: Atom | None  # per group: a zero, or a shift
+    is_shifted: bool
     matrices: tuple[int, ...]  # how many, where rows choose
 
 
@@ -126,10 +137,10 @@ def _part(weight: _Weight, longest: int) -> int | None:
 
 
 def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
-    """The quantised weight of a product, if it has no zero points and the length of a group is a multiple of 4."""
+    """The quantised weight of a product, if the length of a group is a multiple of 4."""
     weight, x = linear.args[1], type_of(linear.args[0])
     made = values.get(weight) if isinstance(weight, Var) else None
-    if not isinstance(made, Call) or made.op.name != "dequantize" or len(made.args) != 2:
+    if not isinstance(made, Call) or made.op.name != "dequantize":
         return None
     given = type_of(weight)
     if not isinstance(given, TensorType) or given.shape is None or not all(d.is_const for d in given.shape):
@@ -142,4 +153,39 @@ def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
     if not prove_divisible(group or length, FOUR * 8 // bits):
         return None
     dtype = str(linear.attrs.get("out_dtype") or x.dtype)
-    return _Weight(made.args[0], made.args[1], bits, group or length, length, size, dtype, tuple(matrices))
+    q, scale, *offset = made.args
+    return _Weight(q, scale, bits, group or length, length, size, dtype, offset[0] if offset else None, attrs["shifted"], tuple(matrices))
+
+
+def _for_parts(builder: Builder, weight: _Weight, of_groups: Atom, length: int) -> Atom:
+    """What each group has, for parts of a single group that share it."""
+    if length == weight.group:
+        return of_groups
+    shape = (*map(Dim.of, weight.matrices), Dim.of(weight.size), Dim.of(weight.length // length))
+    return builder.call(BROADCAST_TO, of_groups, ShapeValue(shape))
+
+
+def _offsets(builder: Builder, weight: _Weight, offset: Atom) -> Atom:
+    """[size, groups] in f32, which x = q * scale - offset has where q lies around 0, as in panels."""
+    wide, scale = _as_f32(builder, offset), _as_f32(builder, weight.scale)
+    middle = ScalarValue(float(MIDDLE if weight.bits == 4 else 0), "f32")
+    if weight.is_shifted:
+        return builder.call(SUBTRACT, wide, builder.call(MULTIPLY, scale, middle))
+    return builder.call(MULTIPLY, scale, builder.call(SUBTRACT, wide, middle))
+
+
+def _sums(builder: Builder, scale: Atom, total: Atom) -> Atom:
+    """[..., groups]: the sum of each group of a row, of all planes."""
+    found, groups = type_of(total), type_of(scale)
+    assert isinstance(found, TensorType) and found.shape is not None and isinstance(groups, TensorType) and groups.shape is not None
+    wide, axis = builder.call(CAST, total, dtype="f32"), len(found.shape) - 2
+    planes = [builder.call(SLICE, wide, axis=axis, begin=i, end=i + 1) for i in range(found.shape[axis].const)]
+    *upper, lowest = (builder.call(RESHAPE, plane, ShapeValue(groups.shape)) for plane in planes)
+    for plane in upper:
+        lowest = builder.call(ADD, lowest, builder.call(MULTIPLY, plane, ScalarValue(256.0, "f32")))
+    return builder.call(MULTIPLY, scale, lowest)
+
+
+def _as_f32(builder: Builder, x: Atom) -> Atom:
+    given = type_of(x)
+    return x if isinstance(given, TensorType) and given.dtype is DType.F32 else builder.call(CAST, x, dtype="f32")

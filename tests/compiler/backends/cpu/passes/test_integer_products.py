@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from compiler.backends.cpu.passes.integer_products import IntegerProducts
+from compiler.interpret.graph import Interpreter
+from compiler.ir.dtypes import DType
 from compiler.ir.graph.values import Call
 from compiler.ir.text.parser import parse
 from compiler.machine.formats import PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
@@ -130,15 +133,49 @@ def test_words_keep_groups_that_are_short_and_lengths_without_parts_stay(stays: 
     stays(IntegerProducts(WORDS), program.format(k=4 * 1031, g=1, each=0))
 
 
+@pytest.mark.parametrize("tiles", [BYTES, WORDS, WIDENED], ids=["bytes", "words", "widened"])
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_offsets_of_groups_are_subtracted_behind_the_product(tiles: ProductTiles, bits: int, shifted: bool, dtype: str) -> None:
+    """With a bias; rows with a sum far from 0, so that a missing offset would show."""
+    if tiles is WORDS and bits == 4:
+        return  # has no tile of 4 bits
+    rng, holds = np.random.default_rng(0), "i8" if bits == 8 else "u8"
+    third = "f32" if shifted else holds
+    module = parse(f"""
+        func main(x: f32[n, 128], q: {holds}[6, {16 * bits}], s: f16[6, 2], o: {third}[6, 2], b: f32[6]) -> {dtype}[n, 6] {{
+          w = dequantize(q, s, o, bits={bits}, group=64, shifted={str(shifted).lower()})
+          y = linear(x, w, b, out_dtype="{dtype}")
+          return y
+        }}
+    """)
+    found = IntegerProducts(tiles)(module)
+    calls = [b.value.op.name for b in found.graph("main").body.bindings if isinstance(b.value, Call)]
+    assert "integer_linear" in calls and calls.count("linear") == 1
+    q = rng.integers(0, 1 << bits, (6, 16 * bits)).astype(np.uint8)
+    given = (q.view(np.int8) if bits == 8 else q, rng.random((6, 2)).astype(np.float16))
+    zero = rng.integers(1, 15, (6, 2)).astype(DType(holds).numpy)
+    offset = rng.random((6, 2)).astype(np.float32) if shifted else zero
+    operands = ((rng.standard_normal((5, 128)) + 2).astype(np.float32), *given, offset, rng.standard_normal(6).astype(np.float32))
+    expected, actual = (Interpreter(m).call("main", *operands).astype(np.float32) for m in (module, found))
+    limit = (5e-3 if bits == 4 else 5e-5) + (2.0**-8 if dtype == "bf16" else 0)
+    assert np.abs(actual - expected).max() < limit * np.abs(expected).max()
+
+
+def test_rows_that_choose_a_matrix_with_offsets_stay(stays: Callable[[Pass, str], None]) -> None:
+    program = "func main(x: f32[n, 8], q: i8[3, 5, 8], s: f32[3, 5, 1], z: i8[3, 5, 1], e: i32[n]) -> object "
+    stays(IntegerProducts(BYTES), program + "{ w = dequantize(q, s, z) y = expert_linear(x, w, e) return y }")
+
+
 @pytest.mark.parametrize(
     "program",
     [
         "func main(x: f32[n, 64], w: f32[6, 64]) -> object { y = linear(x, w) return y }",
         "func main(x: f32[n, 6], q: i8[5, 6], s: f32[5, 1]) -> object { w = dequantize(q, s) y = linear(x, w) return y }",
-        "func main(x: f32[n, 8], q: i8[5, 8], s: f32[5, 1], z: i8[5, 1]) -> object { w = dequantize(q, s, z) y = linear(x, w) return y }",
         "func main(x: f32[n, 8], q: i8[m, 8], s: f32[m, 1]) -> object { w = dequantize(q, s) y = linear(x, w) return y }",
     ],
 )
 def test_what_does_not_fit_stays(stays: Callable[[Pass, str], None], program: str) -> None:
-    """Floats, a length that is no multiple of four, numbers with a zero of their own, extents that are not known."""
+    """Floats, a length that is no multiple of four, extents that are not known."""
     stays(IntegerProducts(BYTES), program)
