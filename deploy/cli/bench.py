@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+from collections.abc import Callable
 from pathlib import Path
 
 import typer
@@ -11,6 +14,7 @@ from deploy import bench as benchmarks
 from deploy.cli.output import answers
 from server.settings import SettingsError
 
+KEEP = "--keep"
 # What stands behind the name belongs to the benchmark, --help included.
 CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
@@ -18,11 +22,16 @@ CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_optio
 def bench(context: typer.Context) -> None:
     """Measure, with the limits of this machine in the same run. Without a name, lists the benchmarks.
 
+    --keep writes the figures, the machine and the commit into deploy/bench/results/ instead of printing them;
+    relaxserve bench report makes BENCHMARKS.md of these files.
+
     [bold]Examples[/bold]
 
       relaxserve bench
 
       relaxserve bench http --json
+
+      relaxserve bench http --keep
 
       relaxserve bench http --help
     """
@@ -35,7 +44,22 @@ def bench(context: typer.Context) -> None:
     name = name.replace("-", "_")
     if name not in known:
         raise SettingsError(f"benchmark {name!r} is unknown; known: {', '.join(known)}")
-    importlib.import_module(known[name]).main(arguments)
+    main = importlib.import_module(known[name]).main
+    if KEEP in arguments:
+        _keep(name, [argument for argument in arguments if argument not in (KEEP, "--json")], main)
+    else:
+        main(arguments)
+
+
+def _keep(name: str, arguments: list[str], main: Callable[[list[str]], None]) -> None:
+    from deploy.bench.records.record import ROOT, Record
+
+    if not (ROOT / ".git").exists():
+        raise SettingsError(f"--keep needs a checkout of relaxserve, whose deploy/bench/results takes the figures; {ROOT} is none")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        main([*arguments, "--json"])
+    answers.print(f"kept in {Record.of(name, arguments, printed.getvalue()).keep()}", highlight=False)
 
 
 def modules() -> dict[str, str]:

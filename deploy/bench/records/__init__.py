@@ -1,0 +1,1 @@
+"""Keep what benchmarks measured, and write BENCHMARKS.md from it."""

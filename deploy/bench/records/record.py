@@ -1,0 +1,75 @@
+"""What a benchmark printed, and the conditions under which it was measured: one JSON file in deploy/bench/results/ for each command and
+machine. A later run of the same command replaces it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from deploy.machine import survey
+
+ROOT = Path(__file__).resolve().parents[3]
+RESULTS = ROOT / "deploy" / "bench" / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    benchmark: str
+    arguments: tuple[str, ...]
+    machine: str
+    date: str
+    commit: str
+    found: Any  # what the benchmark prints with --json
+
+    @classmethod
+    def of(cls, benchmark: str, arguments: Sequence[str], printed: str) -> Self:
+        return cls(benchmark, tuple(arguments), _machine(), datetime.now(UTC).date().isoformat(), _commit(), json.loads(printed))
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        fields: dict[str, Any] = json.loads(file.read_text())
+        return cls(arguments=tuple(fields.pop("arguments")), **fields)
+
+    @property
+    def command(self) -> str:
+        return " ".join(("relaxserve bench", self.benchmark.replace("_", "-"), *self.arguments))
+
+    def keep(self, folder: Path = RESULTS) -> Path:
+        file = folder / _file_name(self.machine) / f"{_file_name(' '.join((self.benchmark, *self.arguments)))}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        return file
+
+
+def read_all(folder: Path = RESULTS) -> list[Record]:
+    return [Record.read(file) for file in sorted(folder.glob("*/*.json"))]
+
+
+def _file_name(text: str) -> str:
+    return "-".join(re.findall(r"[a-z0-9.]+", text.lower()))
+
+
+def _machine() -> str:
+    found = survey()
+    facts: Iterable[str] = (
+        found.processor,
+        f"{found.num_cores} cores",
+        f"{found.memory.total_bytes / (1 << 30):.0f} GiB",
+        found.features[0] if found.features else found.target.arch,
+        *found.gpus,
+    )
+    return ", ".join(facts)
+
+
+def _commit() -> str:
+    """Of the checkout, with a + where files differ from it."""
+    described = subprocess.run(
+        ("git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--abbrev=9"), capture_output=True, text=True, check=False
+    )
+    return described.stdout.strip() or "not a checkout"

@@ -1,0 +1,90 @@
+"""Kept figures are read back as they were, and BENCHMARKS.md says what they say."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from deploy.bench.measure import Figure, report
+from deploy.bench.records.record import Record, read_all
+from deploy.bench.records.report import FILE, MOST_ROWS, written
+from deploy.cli import bench
+
+FIGURES = [
+    Figure("first token", 12.34, "ms", 20.0),
+    Figure("tokens", 98765.4, "tokens/s", 1e5, at_least=True, note="a|b"),
+    Figure("x", 0.5, ""),
+]
+
+
+def record(capsys, figures=FIGURES, **fields):
+    report(figures, as_json=True)
+    return Record(
+        **{
+            "benchmark": "one",
+            "arguments": ("--clients", "2"),
+            "machine": "A Processor, 2 cores",
+            "date": "2026-01-02",
+            "commit": "abc",
+            "found": json.loads(capsys.readouterr().out),
+            **fields,
+        }
+    )
+
+
+def test_the_file_of_this_checkout_is_made_of_its_records():
+    assert FILE.read_text() == written(read_all()), "run: relaxserve bench report"
+
+
+def test_a_record_is_read_as_it_was_kept(tmp_path, capsys):
+    kept = [record(capsys), record(capsys, arguments=()), record(capsys, machine="Another (R) Processor")]
+    assert kept[0].keep(tmp_path) == tmp_path / "a-processor-2-cores" / "one-clients-2.json"
+    for one in kept[1:]:
+        one.keep(tmp_path)
+    assert sorted(read_all(tmp_path), key=str) == sorted(kept, key=str)
+
+
+def test_a_later_run_takes_the_place_of_an_earlier_one(tmp_path, capsys):
+    record(capsys, date="2026-01-01").keep(tmp_path)
+    record(capsys).keep(tmp_path)
+    assert [one.date for one in read_all(tmp_path)] == ["2026-01-02"]
+
+
+def test_figures_stand_beside_their_goals(capsys):
+    text = written([record(capsys)])
+    assert "## A Processor, 2 cores" in text and "`relaxserve bench one --clients 2`, 2026-01-02, commit abc." in text
+    assert "| first token | 12.3 ms | <= 20 | yes |  |" in text
+    assert "| tokens | 98,765 tokens/s | >= 100000 | no | a\\|b |" in text
+    assert "| x | 0.5 |  |  |  |" in text
+
+
+def test_of_many_figures_the_largest_are_shown(capsys):
+    text = written([record(capsys, [Figure(f"f{number}", number, "ms", 5.0) for number in range(100)])])
+    assert text.count("| f") == MOST_ROWS + 1 and "f99" in text and "f75" not in text and f"the {MOST_ROWS} largest of 100" in text
+
+
+def test_rows_and_limits_become_tables(capsys):
+    found = {
+        "limits": {"bytes_per_s": 3e10},
+        "rows": [{"name": "decode", "share": 0.913, "inner": [1]}, {"name": "prefill", "flag": True}],
+        "peers": {},
+    }
+    text = written([record(capsys, found=found)])
+    assert "**limits**" in text and "| 30,000,000,000 |" in text
+    assert "| name | share | flag |" in text and "| decode | 0.913 |  |" in text and "| prefill |  | yes |" in text
+
+
+def test_the_command_keeps_what_a_benchmark_prints(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(
+        "deploy.bench.records.record.Record.keep", lambda self: tmp_path.joinpath("kept").write_text(str(self.found)) and tmp_path
+    )
+    bench._keep("one", ["--few"], lambda arguments: report(FIGURES, as_json="--json" in arguments))
+    assert "first token" in tmp_path.joinpath("kept").read_text() and str(tmp_path) in capsys.readouterr().out
+
+
+def test_an_installation_keeps_nothing(monkeypatch, tmp_path):
+    monkeypatch.setattr("deploy.bench.records.record.ROOT", tmp_path)
+    with pytest.raises(bench.SettingsError, match="needs a checkout"):
+        bench._keep("one", [], lambda arguments: sys.exit(arguments))
