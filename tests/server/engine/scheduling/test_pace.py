@@ -130,15 +130,23 @@ LOADS: dict[str, Callable[[], list[Request]]] = {
 }
 
 
-# Every load on each of two machines, one of which changes its speed; the other way round it is a campaign.
-@pytest.mark.parametrize("load", LOADS.values(), ids=LOADS)
+QUICK = (
+    ("int4, half as fast for seconds", "a burst"),
+    ("int4, half as fast for seconds", "one long prompt"),
+    ("a matrix unit", "steady arrivals"),
+)
+VARIANTS = {
+    f"{name}{', half as fast for seconds' * half}": (MACHINES[name], half) for name in ("int4", "a matrix unit") for half in (False, True)
+}
+
+
+# Every load on one of two machines, one of which changes its speed; all of them on both, at both speeds, are a campaign.
 @pytest.mark.parametrize(
-    ("machine", "half_speed"),
+    ("machine", "half_speed", "load"),
     [
-        pytest.param(MACHINES["int4"], True, id="int4, half as fast for seconds"),
-        pytest.param(MACHINES["a matrix unit"], False, id="a matrix unit"),
-        pytest.param(MACHINES["int4"], False, id="int4", marks=pytest.mark.slow),
-        pytest.param(MACHINES["a matrix unit"], True, id="a matrix unit, half as fast for seconds", marks=pytest.mark.slow),
+        pytest.param(*variant, load, id=f"{name}-{loaded}", marks=[] if (name, loaded) in QUICK else pytest.mark.slow)
+        for name, variant in VARIANTS.items()
+        for loaded, load in LOADS.items()
     ],
 )
 def test_no_fixed_policy_is_much_better(rig, machine, load, half_speed: bool) -> None:
