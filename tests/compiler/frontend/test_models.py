@@ -19,10 +19,10 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 ARRAYS = {folder.name: np.load(folder / "golden.npz").files for folder in sorted(GOLDEN.iterdir())}
 NAMES = [name for name, arrays in ARRAYS.items() if "continuation" in arrays]
 CASES = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in NAMES]  # compiled once for all tests of a case
-# Weights of bf16 take the same path for every rope and every way to store a checkpoint: the plain case of each family is quick, and the
-# one whose logits rounding moves most. The tiny models have no logits in bf16.
+# Weights of bf16 take the same path in every family: quick is one case of each kind of layer, and the one whose logits rounding moves most.
+# The tiny models have no logits in bf16.
 IN_BF16 = [name for name in NAMES if "logits_bf16" in ARRAYS[name]]
-QUICK_IN_BF16 = {"phi3-longrope", *(name for name in IN_BF16 if "-" not in name)}
+QUICK_IN_BF16 = {"llama", "gemma2", "olmo2", "qwen3_moe", "gpt_oss", "qwen3_5", "phi3-longrope"}
 BF16_CASES = [
     pytest.param(name, marks=[pytest.mark.xdist_group(name), *([] if name in QUICK_IN_BF16 else [pytest.mark.slow])]) for name in IN_BF16
 ]
@@ -76,6 +76,10 @@ def test_logits_over_pages_of_every_form(kv_dtype: DType, bound: float, causal: 
     sequences, prompt = model.start(), model.golden["prompt"]
     logits = np.concatenate([sequences.feed({"a": part})["a"] for part in (prompt[:5], prompt[5:])])
     assert 0 < mean_error(logits, model.golden["logits"]) < bound
+
+
+def test_quick_cases_in_bf16_are_there() -> None:
+    assert set(IN_BF16) > QUICK_IN_BF16
 
 
 def test_every_model_type_has_a_case() -> None:
