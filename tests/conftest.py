@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from compiler.machine.target import Target, get, host
 from runtime.device.cpu.host import features
 from tests.browser.chromium import chromium, page
+from tests.forked import ForkServer
 
 __all__ = ["chromium", "page"]  # fixtures of all tests
 
@@ -152,11 +153,16 @@ class DemoServer:
     banner: str  # what `relaxserve serve` said when it was ready
     pid: int
     environment: dict[str, str]  # in which `relaxserve` is found and talks to this server
+    forks: ForkServer
 
     def run(self, *command: str | Path, status: int = 0, **variables: str) -> str:
         """What a command writes; standard error where it is to fail."""
+        program, *arguments = map(str, command)
         environment = {**self.environment, **variables}
-        result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
+        if Path(program).name == "relaxserve" and "LD_LIBRARY_PATH" not in variables:  # read when a process starts
+            result = self.forks.run(arguments, environment, timeout_s=120)
+        else:
+            result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
         assert result.returncode == status, f"{result.stdout}\n{result.stderr}"
         return result.stderr if status else result.stdout
 
@@ -179,10 +185,13 @@ def serving_demo(cache_folder: Path, *options: str, **variables: str) -> Iterato
     own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_") or name == "RELAXSERVE_TARGET"}
     environment = {**own, "PATH": f"{BIN}:{os.environ['PATH']}", "RELAXSERVE_CACHE": str(cache_folder)}
     command = [BIN / "relaxserve", "serve", "--port", "0", *options]
-    with subprocess.Popen(command, cwd=ROOT, env={**environment, **variables}, stderr=subprocess.PIPE, text=True) as server:
+    with (
+        subprocess.Popen(command, cwd=ROOT, env={**environment, **variables}, stderr=subprocess.PIPE, text=True) as server,
+        closing(ForkServer()) as forks,
+    ):
         try:
             url, banner = greeting(server)
-            yield DemoServer(url, banner, server.pid, {**environment, "RELAXSERVE_URL": url})
+            yield DemoServer(url, banner, server.pid, {**environment, "RELAXSERVE_URL": url}, forks)
         finally:
             server.terminate()
             server.communicate(timeout=60)

@@ -1,0 +1,90 @@
+"""The command `relaxserve` in processes that are forked from one which has imported what commands import.
+
+To import that takes longer than most commands. A forked process has its own arguments, environment, folder, files and status, and runs the
+installed script to its end. Nothing of `deploy.cli` is imported before the fork.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import runpy
+import select
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class ForkServer:
+    """Starts with the first command."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, arguments: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+        process = self._started()
+        assert process.stdin is not None and process.stdout is not None
+        with tempfile.TemporaryDirectory() as folder:
+            said = [Path(folder, name) for name in ("stdout", "stderr")]
+            process.stdin.write(json.dumps([list(arguments), dict(environment), *map(str, said)]) + "\n")
+            process.stdin.flush()
+            if not select.select([process.stdout], [], [], timeout_s)[0]:
+                self.close()
+                raise subprocess.TimeoutExpired(arguments, timeout_s)
+            return subprocess.CompletedProcess(arguments, int(process.stdout.readline()), *(file.read_text() for file in said))
+
+    def _started(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a process with threads cannot be forked
+            command = [sys.executable, "-P", __file__]
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
+        return self._process
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+            self._process = None
+
+
+def main() -> None:
+    command = find_spec("relaxserve")
+    assert command is not None and command.origin is not None
+    sys.path.insert(0, str(Path(command.origin).resolve().parents[3]))  # the packages that the command takes
+    import deploy.generate
+    import deploy.serve
+    import deploy.worker
+
+    assert deploy.generate and deploy.serve and deploy.worker
+    assert not any(name.startswith("deploy.cli") for name in sys.modules)
+    assert len(os.listdir("/proc/self/task")) == 1, "what was imported has started a thread"
+    gc.freeze()
+    while line := sys.stdin.readline():
+        arguments, environment, stdout, stderr = json.loads(line)
+        if (process := os.fork()) == 0:
+            _become(environment, stdout, stderr)
+            sys.argv = [str(BIN / "relaxserve"), *arguments]
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)
+
+
+def _become(environment: Mapping[str, str], stdout: str, stderr: str) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    flags = os.O_WRONLY | os.O_CREAT
+    for descriptor, opened in enumerate((os.open(os.devnull, os.O_RDONLY), os.open(stdout, flags), os.open(stderr, flags))):
+        os.dup2(opened, descriptor)
+        os.close(opened)
+
+
+if __name__ == "__main__":
+    main()
