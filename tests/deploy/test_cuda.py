@@ -22,7 +22,7 @@ QUESTION: dict[str, Any] = {
     "model": "demo",
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "temperature": 0,
-    "max_tokens": 4,
+    "max_tokens": 2,  # of a prompt, and of a step behind it
 }
 
 
@@ -62,7 +62,7 @@ def answer(url: str, **more: Any) -> dict[str, Any]:
 def test_a_chat_completion_is_that_of_the_cpu(url: str, demo_server: DemoServer) -> None:
     """Greedy text is the same, and a log-probability differs by the error of bf16 at most."""
     on_gpu, on_cpu = (answer(each, logprobs=True, top_logprobs=2) for each in (url, demo_server.url))
-    assert on_gpu["message"]["content"] == on_cpu["message"]["content"] == "The capital of France"
+    assert on_gpu["message"]["content"] == on_cpu["message"]["content"] == "The capital"
     for found, expected in zip(on_gpu["logprobs"]["content"], on_cpu["logprobs"]["content"], strict=True):
         assert found["token"] == expected["token"]
         assert abs(found["logprob"] - expected["logprob"]) < 0.01
