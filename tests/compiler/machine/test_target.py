@@ -12,6 +12,7 @@ from compiler.machine import target
 from compiler.machine.target import NAMED, TargetError, get, host, machine, of_gpu, runnable
 from runtime import flags
 from runtime.device.cpu.host import features
+from tests.lesser import is_lesser
 
 
 def test_host_goes_by_features() -> None:
@@ -122,3 +123,9 @@ def test_llvm_knows_every_feature(name: str, capfd: pytest.CaptureFixture[str]) 
 
 def test_lanes() -> None:
     assert [NAMED[n].lanes(4) for n in ("x86-64-v3", "amx", "aarch64-neon")] == [8, 16, 4]
+
+
+@pytest.mark.parametrize(("name", "lesser"), [("x86-64-v3", False), ("avx512", True), ("amx", True)])
+def test_a_target_is_lesser_where_the_cpu_has_more(monkeypatch: pytest.MonkeyPatch, name: str, lesser: bool) -> None:
+    monkeypatch.setattr("compiler.machine.target.host", lambda: replace(get(name), name="host"))
+    assert is_lesser("x86-64-v3") is lesser
