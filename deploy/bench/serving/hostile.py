@@ -189,11 +189,12 @@ class Watched:
         return 1000 * stream, 1000 * probe
 
 
-def _watch(address: Address, pipe: Connection, stop: Event) -> None:
-    pipe.send(asyncio.run(_watching(address, stop)))
+def _watch(address: Address, pipe: Connection, running: Event, stop: Event) -> None:
+    pipe.send(asyncio.run(_watching(address, running, stop)))
 
 
-async def _watching(address: Address, stop: Event) -> Watched:
+async def _watching(address: Address, running: Event, stop: Event) -> Watched:
+    """Sets `running` when both the stream and the probe have had answers."""
     watched = Watched()
 
     async def read_streams() -> None:
@@ -217,6 +218,8 @@ async def _watching(address: Address, stop: Event) -> Watched:
             length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
             await reader.readexactly(int(length.split(b":")[1]))
             watched.probe.append((began_s, time.monotonic()))
+            if watched.stream and not running.is_set():
+                running.set()
             await asyncio.sleep(0.005)
         writer.close()
 
@@ -229,12 +232,13 @@ def watching(address: Address) -> Generator[list[Watched]]:
     """What is seen meanwhile stands in the list afterwards."""
     context = multiprocessing.get_context("spawn")  # a process of its own: making requests here must not delay watching them
     receiving, sending = context.Pipe(duplex=False)
-    stop = context.Event()
-    process = context.Process(target=_watch, args=(address, sending, stop))
+    running, stop = context.Event(), context.Event()
+    process = context.Process(target=_watch, args=(address, sending, running, stop))
     process.start()
     seen: list[Watched] = []
     try:
-        time.sleep(2.0)  # until the stream runs
+        if not running.wait(TIMEOUT_S):
+            raise RuntimeError(f"within {TIMEOUT_S:g} s the server answered no stream and no probe")
         yield seen
     finally:
         stop.set()
