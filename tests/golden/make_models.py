@@ -760,6 +760,37 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             "tie_embedding": True,
         }
     ),
+    "lfm2_moe": Causal(
+        {
+            "model_type": "lfm2_moe",
+            **{key: value for key, value in TINY.items() if key not in ("rms_norm_eps", "hidden_act", "tie_word_embeddings")},
+            "num_hidden_layers": 3,
+            "norm_eps": 1e-5,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "conv_L_cache": 3,
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "use_expert_bias": True,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.5,
+        },
+        experts=("feed_forward", "w1", "w3", "w2"),
+    ),
+    "granitemoe": Causal(
+        {
+            "model_type": "granitemoe",
+            **TINY,
+            **GRANITE,
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.8,
+            "intermediate_size": 24,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+        },
+        renamed=GRANITE_EXPERTS,
+    ),
     "qwen3_vl": Causal(
         {
             "model_type": "qwen3_vl",
@@ -1017,7 +1048,7 @@ def draw(model: torch.nn.Module, gain: float, seed: int, dtype: torch.dtype) -> 
                 value = normal(parameter.shape, gain / parameter.shape[-1] ** 0.5)
             parameter.copy_(value.to(dtype).to(torch.float32))
         for name, buffer in model.named_buffers():
-            if name.endswith(("e_score_correction_bias", "layer_scalar")):
+            if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
                 value = normal(buffer.shape, 0.3) + name.endswith("layer_scalar")
                 buffer.copy_(value.to(dtype).to(torch.float32))
 

@@ -7,24 +7,15 @@ from dataclasses import replace
 
 from compiler.frontend.config import Activation, ModelConfig, read_kinds
 from compiler.frontend.families import granite
+from compiler.frontend.families.granitemoe import EXPERTS, NAMES
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, pre_norm
 from compiler.frontend.layers.mamba import mamba
-from compiler.frontend.layers.mixture import mixture
-from compiler.frontend.mixture import ExpertNames, Mixture, read_mixture
+from compiler.frontend.mixture import Mixture, read_mixture
 from compiler.frontend.recurrence import Recurrence, read_mamba
 from compiler.ir.graph.atoms import Var
 
-NAMES = ExpertNames(
-    "block_sparse_moe.router.layer",
-    "block_sparse_moe.gate_proj",
-    "block_sparse_moe.up_proj",
-    "block_sparse_moe.down_proj",
-    stacked=("block_sparse_moe.input_linear", "block_sparse_moe.output_linear"),
-    halves=True,
-)
-EXPERTS = mixture(NAMES)
 MAMBA = ("mamba", "linear_attention")  # by the older and the newer name
 KINDS = (*MAMBA, "attention", "full_attention")
 

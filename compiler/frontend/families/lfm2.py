@@ -7,7 +7,7 @@ from dataclasses import replace
 from compiler.frontend.config import ModelConfig, read_decoder, read_kinds, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attend, gated_mlp, head_norm, norm, project_qkv, residual, rotate
+from compiler.frontend.layers.decoder import Branch, Layer, attend, gated_mlp, head_norm, norm, project_qkv, residual, rotate
 from compiler.frontend.layers.states import convolution
 from compiler.frontend.recurrence import ShortConvolution
 from compiler.ir.graph.atoms import Var
@@ -18,7 +18,14 @@ KINDS = ("conv", "full_attention")
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(tie_word_embeddings=True, intermediate_size=12288, num_key_value_heads=8, max_position_embeddings=128_000, rope_theta=1e6)
+    fields.fill(intermediate_size=12288)
+    config = read_hybrid(fields)
+    return replace(config, intermediate_size=_read_width(fields, fields.integer("block_ff_dim", config.intermediate_size)))
+
+
+def read_hybrid(fields: Fields) -> ModelConfig:
+    """All but the width of the feed-forward part."""
+    fields.fill(tie_word_embeddings=True, num_key_value_heads=8, max_position_embeddings=128_000, rope_theta=1e6)
     fields.skip(
         "conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_use_swiglu", "block_use_xavier_init", "block_norm_eps"
     )
@@ -29,7 +36,6 @@ def read(fields: Fields) -> ModelConfig:
     return replace(
         config,
         tie_word_embeddings=fields.flag("tie_embedding", config.tie_word_embeddings),  # the original's name goes before
-        intermediate_size=_read_width(fields, fields.integer("block_ff_dim", config.intermediate_size)),
         convolution=ShortConvolution(_read_layers(fields, config.num_layers), fields.integer("conv_L_cache", 3, minimum=2, maximum=64)),
     )
 
@@ -52,9 +58,17 @@ def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
 
 
 def layer(at: Layer, x: Var) -> Var:
+    return mixed_layer(at, x, dense)
+
+
+def mixed_layer(at: Layer, x: Var, feed: Branch) -> Var:
     mix = _convolve if at.number in at.step.config.stateful else _attend
     x = residual(at, x, mix(at, norm(at, x, "operator_norm")))
-    return residual(at, x, gated_mlp(at, norm(at, x, "ffn_norm"), GATE_UP, DOWN))
+    return residual(at, x, feed(at, norm(at, x, "ffn_norm")))
+
+
+def dense(at: Layer, h: Var) -> Var:
+    return gated_mlp(at, h, GATE_UP, DOWN)
 
 
 def _attend(at: Layer, h: Var) -> Var:

@@ -183,3 +183,11 @@ def test_each_layer_of_falcon_h1_has_keys_and_a_state() -> None:
 def test_what_falcon_h1_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
     with pytest.raises(ConfigError, match=f"{field} of .* expected {expected}"):
         parse_config(falcon_h1(**{field: value}))
+
+
+def test_lfm2_has_experts_behind_its_first_layers() -> None:
+    config = parse_config(small("lfm2_moe", num_key_value_heads=2, layer_types=["conv", "full_attention", "conv"], num_dense_layers=2))
+    assert config.mixture is not None and (config.mixture.dense_layers, config.mixture.num_experts) == ({0, 1}, 32)
+    assert (config.stateful, config.intermediate_size) == ({0, 2}, 128)  # the width is the stated one
+    with pytest.raises(ConfigError, match=r"use_expert_bias of .* expected true, as in all models"):
+        parse_config(small("lfm2_moe", use_expert_bias=False))

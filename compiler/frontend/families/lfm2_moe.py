@@ -1,0 +1,48 @@
+"""LFM2 with mixtures of experts in all but the first layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig
+from compiler.frontend.families.lfm2 import dense, mixed_layer, read_hybrid
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer
+from compiler.frontend.layers.mixture import experts
+from compiler.frontend.mixture import ExpertNames, Scoring, read_mixture
+from compiler.ir.graph.atoms import Var
+
+NAMES = ExpertNames(
+    "feed_forward.gate",
+    "feed_forward.experts.*.w1",
+    "feed_forward.experts.*.w3",
+    "feed_forward.experts.*.w2",
+    correction="feed_forward.expert_bias",
+)
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(intermediate_size=7168, num_experts=32, num_experts_per_tok=4, moe_intermediate_size=1792, norm_topk_prob=True)
+    if not fields.flag("use_expert_bias", True):
+        raise fields.error("use_expert_bias", "true, as in all models")
+    found = replace(
+        read_mixture(fields, "num_experts", "moe_intermediate_size"),
+        scoring=Scoring.SIGMOID,
+        scale=fields.number("routed_scaling_factor", 1.0),
+        dense_layers=frozenset(range(fields.integer("num_dense_layers", 2, minimum=0))),
+    )
+    return replace(read_hybrid(fields), mixture=found)
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return mixed_layer(at, x, _feed)
+
+
+def _feed(at: Layer, h: Var) -> Var:
+    found = at.step.config.mixture
+    assert found is not None, at.step.config
+    return dense(at, h) if at.number in found.dense_layers else experts(at, h, found, NAMES)
+
+
+FAMILY = DecoderFamily(("lfm2_moe",), read, layer, last_norm="embedding_norm", experts=NAMES)
