@@ -25,6 +25,8 @@ from runtime.cache_groups import CacheGroup
 from runtime.executable import Executable
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
+from tests.gpu.fixtures import _library as _library
+from tests.gpu.fixtures import software_gpu as software_gpu
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 BOUNDS = StepBounds(max_tokens=512, max_seqs=512, max_context=128)

@@ -20,9 +20,9 @@ from compiler.ir.graph.values import Call, CallTir, MakeTuple, TupleGet
 from compiler.ir.graph.visit import operands
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.scalars import Load, Scalar, ScalarParam
+from compiler.ir.loops.scalars import Fold, Load, Scalar, ScalarParam
 from compiler.ir.loops.statements import Allocate, Stmt
-from compiler.ir.loops.visit import rename_buffers, replace_loads, sequence, statements
+from compiler.ir.loops.visit import rename_buffers, replace_loads, sequence, statements, walk_scalars
 from compiler.ir.module import IRModule
 from compiler.ir.types import TupleType
 from compiler.ops.manipulate import RESHAPE
@@ -39,7 +39,7 @@ class JoinBranches:
 
     def __call__(self, module: IRModule) -> IRModule:
         builder = Builder(module)
-        joiner = _Joiner(module, Outliner(builder, module), self.takes)
+        joiner = _Joiner(Outliner(builder, module), self.takes)
         changed: dict[str, Function] = {}
         for name, func in module.graph_functions.items():
             owners, uses = Owners(func.body), count_uses(func.body)
@@ -61,7 +61,6 @@ class _Family:
 
 @dataclass(frozen=True, slots=True)
 class _Joiner:
-    module: IRModule
     outliner: Outliner
     takes: Callable[[PrimFunc], bool]
 
@@ -79,7 +78,7 @@ class _Joiner:
     def _family(self, product: Binding, bindings: Sequence[Binding], uses: Mapping[Var, int]) -> _Family | None:
         """The product that a binding is, if all that reads it are calls that go through elements."""
         call = product.value
-        if not isinstance(call, CallTir) or len(call.out) != 1 or product_in(self.module.prim(call.func)) is None:
+        if not isinstance(call, CallTir) or len(call.out) != 1 or product_in(self.prim(call)) is None:
             return None
         views, readers, found = {product.var}, list[Binding](), 0
         for binding in bindings[bindings.index(product) + 1 :]:
@@ -89,7 +88,7 @@ class _Joiner:
             found += count
             if isinstance(value, Call) and value.op is RESHAPE:
                 views.add(binding.var)
-            elif isinstance(value, CallTir) and all(match_spatial(s) for s in stages(self.module.prim(value.func).body)):
+            elif isinstance(value, CallTir) and _goes_through_elements(self.prim(value)):
                 readers.append(binding)
             else:
                 return None
@@ -99,12 +98,12 @@ class _Joiner:
 
     def _joined(self, family: _Family) -> CallTir | None:
         assert isinstance(family.product.value, CallTir)
-        product = written_out(family.product.value, self.module.prim(family.product.value.func))
+        product = written_out(family.product.value, self.prim(family.product.value))
         (source,) = product.outputs
         together = _Together(list(product.operands), [], [], list(statements(product.body)))
         for reader in family.readers:
             assert isinstance(reader.value, CallTir)
-            together.add(written_out(reader.value, self.module.prim(reader.value.func)), family.views, source)
+            together.add(written_out(reader.value, self.prim(reader.value)), family.views, source)
         scalars = [place for place, _ in together.operands if isinstance(place, ScalarParam)]
         if len(set(scalars)) != len(scalars) or len(together.operands) > MOST_OPERANDS:
             return None
@@ -112,8 +111,18 @@ class _Joiner:
         names = "_".join([product.name, *(reader.value.func for reader in family.readers if isinstance(reader.value, CallTir))])
         inplace = tuple(together.inplace) if any(i is not None for i in together.inplace) else ()
         call = self.outliner.call(names, together.operands, tuple(together.outputs), body, inplace=inplace)
-        made = self.outliner.builder.find(call.func)
-        return call if isinstance(made, PrimFunc) and self.takes(made) else None
+        return call if self.takes(self.prim(call)) else None
+
+    def prim(self, call: CallTir) -> PrimFunc:
+        """Of the module, or made by this pass."""
+        found = self.outliner.builder.find(call.func)
+        assert isinstance(found, PrimFunc), call.func
+        return found
+
+
+def _goes_through_elements(prim: PrimFunc) -> bool:
+    """One by one, and none of them is a sum."""
+    return all(match_spatial(stage) for stage in stages(prim.body)) and not any(isinstance(s, Fold) for s in walk_scalars(prim.body))
 
 
 @dataclass(slots=True)

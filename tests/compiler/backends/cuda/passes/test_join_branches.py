@@ -88,6 +88,21 @@ def test_what_cannot_wait_or_has_no_place_in_a_tile_stays(text: str) -> None:
     assert num_calls(before) == num_calls(after)
 
 
+def test_a_product_that_adds_another_one_is_no_branch_of_it() -> None:
+    """As in layers whose attention and feed-forward stand side by side."""
+    before, after = stages_of("""
+func main(x: bf16[t, 64], y: bf16[t, 96], z: f32[t, 64], weight w: bf16[64, 64], weight v: bf16[64, 96]) -> object where t in 0..64 {
+  dataflow {
+    a = linear(x, w, out_dtype="f32")
+    s = add(a, z)
+    b = linear(y, v, out_dtype="f32")
+    c = add(s, b)
+  }
+  return c
+}""")
+    assert num_calls(before) == num_calls(after) == 4, "two packings, two products"
+
+
 def test_a_module_without_products_is_the_same_object() -> None:
     module = parse("func main(x: f32[n]) -> object where n in 0..9 { dataflow { y = exp(x) } return y }")
     assert JoinBranches(lambda _: True)(module) is module
