@@ -202,7 +202,8 @@ def _by_rows(prim: PrimFunc) -> bool:
 
 
 def written_out(call: CallTir, prim: PrimFunc) -> WrittenCall:
-    """The function's body over buffers of its own, in the graph's variables; operands that are the same value are one."""
+    """The function's body over buffers of its own, in the graph's variables; operands that are the same value are one, except that memory
+    which is written stands for itself."""
     num_inputs = len(prim.params) - prim.num_outputs
     mapping: dict[DimVar, Dim] = {}
     params, outputs = prim.params[:num_inputs], prim.outputs
@@ -221,12 +222,15 @@ def written_out(call: CallTir, prim: PrimFunc) -> WrittenCall:
     buffers: dict[Buffer, Buffer] = {}
     operands: list[tuple[Buffer | ScalarParam, Atom]] = []
     seen: dict[Atom, Buffer] = {}
+    written = {params[i] for i in call.inplace if i is not None}
     for param, atom in zip(params, call.args, strict=True):
         if isinstance(param, Buffer):
-            if atom in seen and not call.inplace:
+            if atom in seen and param not in written:
                 buffers[param] = seen[atom]
                 continue
-            seen[atom] = buffers[param] = fresh(param)
+            buffers[param] = fresh(param)
+            if param not in written:
+                seen[atom] = buffers[param]
             operands.append((buffers[param], atom))
         elif isinstance(param, ScalarParam):
             operands.append((param, atom))

@@ -153,6 +153,28 @@ def test_a_producer_does_not_move_into_a_write_to_what_it_reads(name: str) -> No
     assert fuse(module) is module
 
 
+def test_a_write_may_take_what_moves_into_it_twice(becomes: Callable[[Pass, str, str], None]) -> None:
+    """As a layer does whose values are its keys."""
+    before = """
+        impure func main(x: f32[n], p: f32[n]) -> f32[n] {
+          dataflow { a = call_tir @e(x) -> f32[n] z = call_tir_inplace @put(p, a, a) [0] -> f32[n] }
+          return z
+        }
+        prim e(A: f32[n], out B: f32[n]) { for i in n { B[i] = A[i] + 1.0 } }
+        prim put(P: f32[n], A: f32[n], C: f32[n], out B: f32[n]) attrs {inplace=[[0, 3]]} { for i in n { B[i] = A[i] + C[i] * 2.0 } }
+    """
+    expected = """
+        impure func main(x: f32[n], p: f32[n]) -> f32[n] {
+          dataflow { z = call_tir_inplace @e_put(p, x) [0] -> f32[n] }
+          return z
+        }
+        prim e_put(P: f32[n], A: f32[n], out B: f32[n]) attrs {inplace=[[0, 2]]} {
+          for i in n { B[i] = A[i] + 1.0 + (A[i] + 1.0) * 2.0 }
+        }
+    """
+    becomes(fused, before, expected)
+
+
 ROUNDED = """
     func main(x: f32[n, {k}], w: f32[{k}]) -> object {{
       dataflow {{ y = rms_norm(x, w, eps=1.0e-5) rows = quantize_rows(y, bits=16, group={group}) z = {last} }}
