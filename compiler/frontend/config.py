@@ -76,6 +76,21 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Keys and values of all heads are projections of one vector per token, beside which keys have a part that is rotated."""
+
+    rank: int
+    query_rank: int | None  # None: queries are projected at once
+    plain_size: int  # of a head's query and key: what is not rotated
+    rotated_size: int
+    value_size: int  # of a head
+
+    @property
+    def kept_size(self) -> int:
+        return self.rank + self.rotated_size
+
+
+@dataclass(frozen=True, slots=True)
 class BranchFactors:
     """What the branches of a layer and their inputs are multiplied by."""
 
@@ -117,6 +132,7 @@ class ModelConfig:
     kv_sources: tuple[int, ...] = ()  # per layer: the one whose keys and values it reads; no entries: itself
     intermediate_sizes: tuple[int, ...] = ()  # per layer, where they differ
     attending: frozenset[int] | None = None  # layers that have attention, where these are not all that have no state
+    latent: Latent | None = None
     layer_inputs: LayerInputs | None = None
     tie_word_embeddings: bool = False
     qkv_bias: bool = False

@@ -534,6 +534,30 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         },
         experts=EXPERTS,
     ),
+    # One latent for all heads; two of four groups of experts.
+    "glm4_moe_lite": Causal(
+        {
+            "model_type": "glm4_moe_lite",
+            **TINY,
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 3,
+            "q_lora_rank": 24,
+            "kv_lora_rank": 20,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 10,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+        },
+        experts=EXPERTS,
+    ),
     "olmoe": Causal(
         {
             "model_type": "olmoe",

@@ -256,10 +256,20 @@ def append(layer: Layer, k: Var, v: Var) -> None:
 def attend_kept(layer: Layer, q: Var, out: str = OUT, *, gate: Var | None = None) -> Var:
     """Attend to the keys and values in the cache, and project."""
     step, c, net = layer.step, layer.step.config, layer.step.net
+    size = c.num_heads * layer.heads.size
+    mixed = net.reshape(mix(layer, q), step.t, size)
+    if gate is not None:
+        mixed = net.call(MULTIPLY, mixed, net.call(SIGMOID, gate))
+    return net.linear(mixed, layer.name(out), size, c.hidden_size, bias=c.output_bias)
+
+
+def mix(layer: Layer, q: Var) -> Var:
+    """What each head takes of the values in the cache: [tokens, heads, head_dim]."""
+    step, c, net = layer.step, layer.step.config, layer.step.net
     batch, (cache, index) = step.batch, layer.cache
     pages, *scales = step.appended[cache]
     sinks = [net.vector(layer.name(SINKS), c.num_heads)] if c.sinks else []
-    mixed = net.call(
+    return net.call(
         PAGED_ATTENTION,
         q,
         pages,
@@ -273,11 +283,6 @@ def attend_kept(layer: Layer, q: Var, out: str = OUT, *, gate: Var | None = None
         window=c.windows[layer.number] or 0,
         softcap=c.attention_softcap or 0.0,
     )
-    size = c.num_heads * layer.heads.size
-    mixed = net.reshape(mixed, step.t, size)
-    if gate is not None:
-        mixed = net.call(MULTIPLY, mixed, net.call(SIGMOID, gate))
-    return net.linear(mixed, layer.name(out), size, c.hidden_size, bias=c.output_bias)
 
 
 def attention(layer: Layer, h: Var, names: tuple[str, ...] = QKV, out: str = OUT) -> Var:

@@ -178,10 +178,14 @@ class Net:
 
     def expert_linear(self, x: Atom, name: str, experts: Atom, count: int, in_size: int, size: int, *, bias: bool = False) -> Var:
         """The product of each row with the matrix of its expert; `name` is that of the tensor of all of them."""
-        given = self.weight(f"{name}.weight", count, size, in_size)
-        w = given if self._is_decoded(given) else self._held(given, self.format)
-        operands = (x, w, experts, self.as_f32(self.weight(f"{name}.bias", count, size))) if bias else (x, w, experts)
-        return self.call(EXPERT_LINEAR, *operands, tolerates="bf16" if self.format.bits == 16 and not self._is_decoded(w) else None)
+        w = self.weight(f"{name}.weight", count, size, in_size)
+        return self.chosen_product(x, w, experts, self.as_f32(self.weight(f"{name}.bias", count, size)) if bias else None)
+
+    def chosen_product(self, x: Atom, w: Var, choice: Atom, bias: Var | None = None) -> Var:
+        """The product of each row with the matrix of `w[matrices, outputs, inputs]` that it chooses."""
+        decoded = self._is_decoded(w)
+        operands = (x, w if decoded else self._held(w, self.format), choice, *([] if bias is None else [bias]))
+        return self.call(EXPERT_LINEAR, *operands, tolerates="bf16" if self.format.bits == 16 and not decoded else None)
 
     def rms_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0) -> Var:
         return self.call(RMS_NORM, x, self.vector(f"{name}.weight", size), eps=eps, weight_offset=offset)

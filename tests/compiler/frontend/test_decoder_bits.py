@@ -29,6 +29,7 @@ CASES = [
     ("qwen3_next", "int8"),
     ("granitemoehybrid", "bf16"),
     ("falcon_h1", "int8"),
+    ("glm4_moe_lite", "bf16"),
     ("gemma4", "bf16"),
 ]
 

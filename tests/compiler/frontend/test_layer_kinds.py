@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from compiler.frontend.cache_groups import groups_of
-from compiler.frontend.config import Activation, Heads, LayerInputs
+from compiler.frontend.config import Activation, Heads, Latent, LayerInputs
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.registry import parse_config, weights_of
 from compiler.frontend.rope import ProportionalScaling, Rope
@@ -191,3 +191,33 @@ def test_lfm2_has_experts_behind_its_first_layers() -> None:
     assert (config.stateful, config.intermediate_size) == ({0, 2}, 128)  # the width is the stated one
     with pytest.raises(ConfigError, match=r"use_expert_bias of .* expected true, as in all models"):
         parse_config(small("lfm2_moe", use_expert_bias=False))
+
+
+def glm_flash(**changes: Any) -> dict[str, Any]:
+    return small("glm4_moe_lite", **{"num_attention_heads": 2, "hidden_size": 32, **changes})
+
+
+def test_pages_of_glm_flash_hold_latents() -> None:
+    """One head, whatever the number of those that read it."""
+    config = parse_config(glm_flash())
+    assert config.latent == Latent(512, 768, 192, 64, 256)
+    (group,) = groups_of(config, DType.BF16, 4096)
+    assert (group.num_kv_heads, group.head_dim, config.attention_scale) == (1, 512 + 64, 256**-0.5)
+    assert config.rope == Rope(10000.0, 64, interleaved=True)
+    assert config.mixture is not None and config.mixture.dense_layers == {0}
+    whole = parse_config(glm_flash(q_lora_rank=None, mlp_layer_types=["dense", "dense", "sparse"], num_nextn_predict_layers=1))
+    assert whole.latent is not None and whole.latent.query_rank is None
+    assert whole.mixture is not None and (whole.mixture.dense_layers, whole.unused) == ({0, 1}, ("*layers.3.*",))
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("rope_scaling", {"rope_type": "linear", "factor": 2.0}, "null, and no partial rotation: all models rotate plainly"),
+        ("mlp_layer_types", ["dense"], "a list of 3 times dense or sparse"),
+        ("topk_method", "greedy", "noaux_tc"),
+    ],
+)
+def test_what_glm_flash_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field} of .* expected {expected}"):
+        parse_config(glm_flash(**{field: value}))

@@ -1,0 +1,68 @@
+"""GLM-4.7-Flash: attention to latents; a plain MLP in the first layers, then mixtures of experts beside an expert that all tokens share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import Latent, ModelConfig, read_decoder
+from compiler.frontend.families.glm4_moe import NAMES, read_shared_mixture
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, pre_norm
+from compiler.frontend.layers.latent import latent_attention
+from compiler.frontend.layers.mixture import mixture
+from compiler.frontend.mixture import Mixture
+from compiler.frontend.rope import read_rope
+from compiler.ir.graph.atoms import Var
+
+KINDS = ("dense", "sparse")
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(intermediate_size=10240, n_routed_experts=64, num_experts_per_tok=4, moe_intermediate_size=1536, norm_topk_prob=True)
+    fields.fill(max_position_embeddings=202_752, routed_scaling_factor=1.8)
+    config, latent = read_decoder(fields, eps=1e-5), _read_latent(fields)
+    rope = read_rope(fields, latent.rotated_size)
+    if rope.scaling is not None or rope.size != latent.rotated_size:
+        raise fields.error("rope_scaling", "null, and no partial rotation: all models rotate plainly")
+    bias = fields.flag("attention_bias", False)
+    predicting = range(config.num_layers, config.num_layers + fields.integer("num_nextn_predict_layers", 0, minimum=0, maximum=100))
+    return replace(
+        config,
+        num_kv_heads=1,
+        head_dim=latent.kept_size,
+        attention_scale=(latent.plain_size + latent.rotated_size) ** -0.5,
+        rope=replace(rope, interleaved=fields.flag("rope_interleave", True)),
+        qkv_bias=bias,
+        output_bias=bias,
+        latent=latent,
+        mixture=_read_mixture(fields, config.num_layers),
+        unused=tuple(f"*layers.{layer}.*" for layer in predicting),
+    )
+
+
+def _read_latent(fields: Fields) -> Latent:
+    return Latent(
+        rank=fields.integer("kv_lora_rank", 512),
+        query_rank=fields.integer("q_lora_rank", None if "q_lora_rank" in fields.values else 768),  # null means none
+        plain_size=fields.integer("qk_nope_head_dim", 192),
+        rotated_size=fields.integer("qk_rope_head_dim", 64),
+        value_size=fields.integer("v_head_dim", 256),
+    )
+
+
+def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
+    found = read_shared_mixture(fields)
+    if fields.text("topk_method", "noaux_tc") != "noaux_tc":
+        raise fields.error("topk_method", "noaux_tc")
+    kinds = fields.raw("mlp_layer_types", [KINDS[layer not in found.dense_layers] for layer in range(num_layers)])
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(KINDS).issuperset(kinds):
+        raise fields.error("mlp_layer_types", f"a list of {num_layers} times {' or '.join(KINDS)}")
+    return replace(found, dense_layers=frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense"))
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return pre_norm(at, x, latent_attention, mixture(NAMES))
+
+
+FAMILY = DecoderFamily(("glm4_moe_lite",), read, layer, experts=NAMES)

@@ -1,0 +1,63 @@
+"""Attention to latents: keys and values of all heads are projections of one vector per token, which is all that pages hold.
+
+No key is ever computed: a head's query goes through the transpose of its key matrix into the space of latents, where it meets them, and
+what it takes of them goes through the head's value matrix. For the cache this is one head of keys, whose values are the same vectors.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from compiler.frontend.config import Latent
+from compiler.frontend.layers.decoder import OUT, Layer, append, mix, rotate
+from compiler.ir.dims import Dim
+from compiler.ir.graph.atoms import Constant, ShapeValue, Var
+from compiler.ir.types import TensorType
+from compiler.ops.manipulate import BROADCAST_TO, CONCAT, PERMUTE_DIMS
+
+EPS = 1e-6  # of the norms of latents, whatever the configuration says of the others
+
+
+def latent_attention(layer: Layer, h: Var) -> Var:
+    step, net, c, m = layer.step, layer.step.net, layer.step.config, layer.step.config.latent
+    assert m is not None, c
+    joint = net.linear(h, layer.name("self_attn.kv_a_proj_with_mqa"), c.hidden_size, m.kept_size, bias=c.qkv_bias)
+    latent = net.rms_norm(net.slice(joint, 1, 0, m.rank), layer.name("self_attn.kv_a_layernorm"), m.rank, EPS)
+    turned = rotate(layer, net.reshape(net.slice(joint, 1, m.rank, m.kept_size), step.t, 1, m.rotated_size))
+    kept = net.call(CONCAT, net.reshape(latent, step.t, 1, m.rank), turned, axis=2)
+    append(layer, kept, kept)
+
+    both = net.weight(layer.name("self_attn.kv_b_proj.weight"), c.num_heads * (m.plain_size + m.value_size), m.rank)
+    by_head = net.reshape(both, c.num_heads, m.plain_size + m.value_size, m.rank)
+    of_keys, of_values = net.slice(by_head, 1, 0, m.plain_size), net.slice(by_head, 1, m.plain_size, m.plain_size + m.value_size)
+    q = _queries(layer, h, m)
+    asked = _by_head(layer, net.slice(q, 2, 0, m.plain_size), net.call(PERMUTE_DIMS, of_keys, axes=[0, 2, 1]))
+    turned = rotate(layer, net.slice(q, 2, m.plain_size, m.plain_size + m.rotated_size))
+    found = mix(layer, net.call(CONCAT, asked, turned, axis=2))
+    values = _by_head(layer, net.slice(found, 2, 0, m.rank), of_values)
+    size = c.num_heads * m.value_size
+    return net.linear(net.reshape(values, step.t, size), layer.name(OUT), size, c.hidden_size, bias=c.output_bias)
+
+
+def _queries(layer: Layer, h: Var, m: Latent) -> Var:
+    net, c = layer.step.net, layer.step.config
+    each = m.plain_size + m.rotated_size
+    if m.query_rank is None:
+        q = net.linear(h, layer.name("self_attn.q_proj"), c.hidden_size, c.num_heads * each)
+    else:
+        narrow = net.linear(h, layer.name("self_attn.q_a_proj"), c.hidden_size, m.query_rank, bias=c.qkv_bias)
+        normed = net.rms_norm(narrow, layer.name("self_attn.q_a_layernorm"), m.query_rank, EPS)
+        q = net.linear(normed, layer.name("self_attn.q_b_proj"), m.query_rank, c.num_heads * each)
+    return net.reshape(q, layer.step.t, c.num_heads, each)
+
+
+def _by_head(layer: Layer, x: Var, w: Var) -> Var:
+    """`x[tokens, heads, inputs]` by the matrix of each head, `w[heads, outputs, inputs]`. The rows of a head stand together."""
+    net, t = layer.step.net, layer.step.t
+    assert isinstance(w.type, TensorType) and w.type.shape is not None, w
+    heads, outputs, inputs = (dim.const for dim in w.type.shape)
+    rows = net.reshape(net.call(PERMUTE_DIMS, x, axes=[1, 0, 2]), t * heads, inputs)
+    numbers = Constant(np.arange(heads, dtype=np.int32)[:, None])
+    choice = net.reshape(net.call(BROADCAST_TO, numbers, ShapeValue((Dim.of(heads), Dim.of(t)))), t * heads)
+    found = net.reshape(net.chosen_product(rows, w, choice), heads, t, outputs)
+    return net.call(PERMUTE_DIMS, found, axes=[1, 0, 2])
