@@ -24,7 +24,9 @@ def signed_by_unsigned(lanes: int, feature: str, instruction: str) -> Step:
     return Step(lanes, left, right, add, needs=frozenset([feature]))
 
 
-def signed_by_small(lanes: int, pairs: str, sums: str, needs: frozenset[str] = _AVX2, *, unsigned_first: bool = True) -> Step:
+def signed_by_small(
+    lanes: int, pairs: str, sums: str, needs: frozenset[str] = _AVX2, *, unsigned_first: bool = True, unrolled: int = 4
+) -> Step:
     """`vpmaddubsw` adds two products in 16 bits, which saturates for weights of 8 bits. For weights up to 15, 8 such sums fit together.
     `unsigned_first`: the order of its operands."""
     words, halves, bytes_ = vec("i32", lanes), vec("i16", 2 * lanes), vec("i8", 4 * lanes)
@@ -49,7 +51,7 @@ def signed_by_small(lanes: int, pairs: str, sums: str, needs: frozenset[str] = _
     def add(code: Code, total: str, a: Parts, b: Parts) -> str:
         return widen(code, total, product(code, a, b))
 
-    return Step(lanes, left, right, add, bits=4, halves=Halves(8, product, join, widen), needs=needs)
+    return Step(lanes, left, right, add, bits=4, halves=Halves(8, product, join, widen), unrolled=unrolled, needs=needs)
 
 
 def words_by_unsigned(lanes: int, sums: str, needs: frozenset[str] = _AVX2) -> Step:

@@ -22,6 +22,7 @@ class Step:
     bits: int = 8  # of the bytes of `right`, where they are bytes: larger ones would not add up exactly
     signed: bool = False  # the bytes of `right` are signed, as those of `left` are
     halves: Halves | None = None  # in the place of `add`, where many products are added
+    unrolled: int = 4  # loads of each register of `right`, written out for several rows: all of them may live at once
     needs: frozenset[str] = frozenset()  # features
 
     def runs_on(self, target: Target) -> bool:

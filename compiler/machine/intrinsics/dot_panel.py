@@ -19,7 +19,7 @@ from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_lines
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.target import Target
 
-UNROLLED = 4  # loads of each register of b between two tests for the end
+UNROLLED = 4  # loads of each register of b between two tests for the end, for a single row
 FEW = 4  # accumulators: so few wait for their own additions, so each half of the bytes gets its own
 
 # What multiplies rows of bytes, and rows of words. The first counts that the target has.
@@ -154,7 +154,8 @@ class _Panel:
         if not isinstance(self.k, int):
             return self.code.op(f"sdiv i64 {self.k}, {FOUR * self.halves}"), 1
         deep = self.k // (FOUR * self.halves)
-        unrolled = next(u for u in (UNROLLED, 2, 1) if deep % u == 0)
+        most = UNROLLED if self.rows == 1 else self.step.unrolled
+        unrolled = next(u for u in (most, 2, 1) if deep % u == 0)
         return str(deep // unrolled), unrolled
 
     def _deep(self, totals: dict[tuple[int, int, int], str], gathered: dict[str, str], added: list[str], rows: list[str], at: str) -> None:
