@@ -43,8 +43,9 @@ def answer_to(case, server, client):
 pytestmark = pytest.mark.parametrize("shared_server", [{"script": NullScript(embedding_size=8)}], indirect=True, ids=[""], scope="module")
 
 
+@pytest.mark.parametrize("num_examples", [5, pytest.param(30, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_nothing_breaks_it(shared_server, method, path):
+def test_nothing_breaks_it(shared_server, method, path, num_examples):
     operation = schemathesis.openapi.from_dict(DOCUMENT)[path][method]
     client = shared_server.http()
     statuses, turns = set(), count()
@@ -71,10 +72,10 @@ def test_nothing_breaks_it(shared_server, method, path):
 
     body = DOCUMENT["paths"][path][method.lower()].get("requestBody")
     required = required_fields(body)
-    every = settings(max_examples=10, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    every = settings(max_examples=num_examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     every(given(operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE))(check_of_the_model))()
     if body and path != TWIN:
-        few = settings(every, max_examples=5)  # what is wrong is made slowly, and refused at once
+        few = settings(every, max_examples=(num_examples + 1) // 2)  # what is wrong is made slowly, and refused at once
         few(given(operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE))(check))()
     if path.startswith(("/v1/chat", "/v1/completions", "/v1/embeddings", "/detokenize")):
         assert statuses >= {200}, "no request came through to the model"
