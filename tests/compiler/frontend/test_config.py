@@ -1,6 +1,7 @@
 """config.json of every family in one vocabulary, positions as transformers turns them, and refusals with a remedy."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +266,25 @@ def test_any_values_parse_or_are_refused(family: str, changes: dict[str, Any]) -
         return
     assert len(config.windows) == config.num_layers
     assert config.num_heads % config.num_kv_heads == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"topk_method": "group_limited_greedy"}, "topk_method of config.json is 'group_limited_greedy', expected 'greedy'"),
+        ({"norm_topk_prob": True}, "norm_topk_prob of config.json is True, expected False"),
+        ({"attention_bias": True}, "attention_bias of config.json is True, expected false"),
+    ],
+)
+def test_latents_of_other_kinds_are_refused(changes: dict[str, Any], message: str) -> None:
+    values = json.loads((MODELS / "deepseek_v2" / "config.json").read_text())
+    with pytest.raises(ConfigError, match=message):
+        parse_config({**values, **changes})
+
+
+def test_all_heads_attend_to_one_latent() -> None:
+    """The scale is of what a head would have, times the square of what stretched positions ask for."""
+    config = load_config(MODELS / "deepseek_v2")
+    assert (config.num_kv_heads, config.head_dim, config.num_heads) == (1, 32 + 8, 4)
+    assert config.attention_scale == pytest.approx(24**-0.5 * (0.1 * 0.707 * math.log(4) + 1) ** 2)
+    assert config.rope is not None and (config.rope.size, config.rope.interleaved) == (8, True)

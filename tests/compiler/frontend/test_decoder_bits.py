@@ -31,6 +31,7 @@ CASES = [
     ("falcon_h1", "int8"),
     ("glm4_moe_lite", "bf16"),
     ("gemma4", "bf16"),
+    ("deepseek_v2", "int8"),
 ]
 
 

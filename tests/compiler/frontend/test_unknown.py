@@ -33,6 +33,7 @@ ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",
     "distilbert": "DistilBertModel",
     "electra": "ElectraModel",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
