@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 import msgspec
 
@@ -29,10 +28,9 @@ from server.errors import (
     SHUTTING_DOWN,
     ApiError,
 )
-from server.interfaces import LoadError, ProgressCallback
+from server.interfaces import LoadError
 from server.messages import Ready
 from server.metrics import ENGINE, Metrics
-from server.models.admission import Admission
 from server.models.budget import Budget
 from server.models.library import Library
 from server.models.model import (
@@ -51,11 +49,11 @@ from server.models.operations import Operation, Operations, OperationState
 from server.models.probe import PLAIN, Probe, require_answer
 from server.models.processes import resident_bytes
 from server.models.publications import Publications
-from server.models.replacements import Replacements
-from server.models.state import ModelSpec, SavedState, read_state, write_state
+from server.models.replacements import Replacements, beside
+from server.models.saved import SavedModels
+from server.models.starting import Starter
+from server.models.state import ModelSpec
 from server.settings import ServerSettings
-from server.text.dialect import Dialect
-from server.text.templates.renderer import Renderer
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +83,6 @@ class Registry:
         self.cache = cache
         self.library = library
         self.closing = False
-        self._make_worker = make_worker
-        self._load_tokenizer = load_tokenizer
         self._identify = identify
         self._initial = initial
         self._starting: list[Operation] = []
@@ -94,17 +90,16 @@ class Registry:
         self._replacements = Replacements()
         self._retiring: set[asyncio.Task[None]] = set()
         self._aliases: dict[str, str] = {}
-        self._kept: dict[str, ModelSpec] = {}  # what the state file holds: loaded, or to be tried again at the next start
+        self._saved = SavedModels(settings.state_file)
         self.budget = Budget(settings, preflight, weigh, lambda: [*self._models.values(), *self._replacements.models()])
+        self._starter = Starter(settings, self.budget, make_worker, load_tokenizer)
         self.metrics.watch(lambda: [model.reading for model in self._models.values()])
 
     # --- life of the whole ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Begin to load what the command line and the state file name."""
-        saved = read_state(self.settings.state_file).models if self.settings.state_file else ()
-        self._kept = {spec.name: spec for spec in saved}
-        for spec in ({**self._kept, **{spec.name: spec for spec in self._initial}}).values():
+        for spec in {**self._saved.read(), **{spec.name: spec for spec in self._initial}}.values():
             self._starting.append(await self._load_or_fail(spec))
 
     async def _load_or_fail(self, spec: ModelSpec) -> Operation:
@@ -183,7 +178,7 @@ class Registry:
         """Begin a load, or join the one that runs. A model that is there already is compared with its source as it is now: if that has
         changed, it is loaded again. `swap`: models that lose their last alias to this one are then unloaded."""
         known = self._models.get(spec.name)
-        is_outdated = known is not None and _same_load(known.spec, spec) and await self._is_outdated(known)
+        is_outdated = known is not None and known.spec.loads_like(spec) and await self._is_outdated(known)
         if self.closing:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down")
         if owner := self._aliases.get(spec.name) or self._will_be_called(spec.name):
@@ -200,7 +195,7 @@ class Registry:
             model.operation.task = asyncio.create_task(self._load(model))
         elif model.state is ModelState.DRAINING:
             raise ApiError(MODEL_BUSY, f"model {spec.name!r} is being unloaded; wait until it is gone", param="name")
-        elif not _same_load(model.spec, spec):
+        elif not model.spec.loads_like(spec):
             raise ApiError(
                 MODEL_EXISTS,
                 f"model {spec.name!r} is {model.state} from {model.spec.source!r} with other settings; unload it, or load under "
@@ -209,7 +204,7 @@ class Registry:
             )
         elif (replacement := self._replacements.coming(spec.name)) is not None:
             model = replacement
-            model.spec = _with_names(model.spec, spec)
+            model.spec = model.spec.with_names(spec)
         elif is_outdated and model is known:
             return self._reload(model, spec)
         else:
@@ -226,7 +221,7 @@ class Registry:
 
     def _reload(self, model: Model, asked: ModelSpec) -> Operation:
         name = model.spec.name
-        replacement = Model(_with_names(model.spec, asked), self.operations.begin("reload", name))
+        replacement = Model(model.spec.with_names(asked), self.operations.begin("reload", name))
         self._replacements.add(replacement)
         replacement.operation.task = asyncio.create_task(self._load(replacement, replaces=model))
         return replacement.operation
@@ -237,10 +232,10 @@ class Registry:
 
     def _add_names(self, model: Model, asked: ModelSpec) -> None:
         """A repeated load may ask for further aliases, or for a pin; both come into force with the model, or at once."""
-        model.spec = _with_names(model.spec, asked)
+        model.spec = model.spec.with_names(asked)
         if model.state is ModelState.READY:
             self._take_aliases(model, asked.aliases)
-            self._keep()
+            self._save()
 
     def _take_aliases(self, model: Model, aliases: Iterable[str]) -> None:
         """An alias of another model moves over, now that there is something to move to."""
@@ -273,7 +268,7 @@ class Registry:
         try:
             model.identity = await asyncio.to_thread(self._identify, model.spec.source)  # before the worker reads it: may be too old
             spec = await self.budget.claim(model)
-            loaded = await self._start_worker(spec, operation.report)
+            loaded = await self._starter.start(spec, operation.report)
             if replaces is not None or any(alias in self._aliases for alias in model.spec.aliases):
                 await self._prove(name, loaded)
         except asyncio.CancelledError:
@@ -284,7 +279,7 @@ class Registry:
             self.metrics.loads.labels(*labels, "cancelled").inc()
             raise
         except LoadError as error:
-            self._fail(model, self.budget.as_api_error(_beside(error, replaces)))
+            self._fail(model, self.budget.as_api_error(beside(error, replaces)))
             return
         except ApiError as error:
             self._fail(model, error)
@@ -299,7 +294,7 @@ class Registry:
         if replaces is not None:
             self._switch(replaces, model)
         self._take_aliases(model, model.spec.aliases)
-        self._keep()
+        self._save()
         operation.end(OperationState.SUCCEEDED)
         self.publications.begin(model.spec)
         load_s = time.monotonic() - began
@@ -322,32 +317,13 @@ class Registry:
         self._replacements.remove(new)
         self._replacements.retire(old)
 
-    async def _start_worker(self, spec: ModelSpec, report: ProgressCallback) -> Loaded:
-        worker = self._make_worker(spec, report)
-        try:
-            ready = await worker.start()
-            worker.before_wake = partial(self.budget.require_room, spec, ready.total_bytes)
-            tokenizer = await asyncio.to_thread(self._load_tokenizer, spec.source)
-            dialect = await asyncio.to_thread(Dialect.of, tokenizer, spec.tool_parser, spec.reasoning)
-        except BaseException:
-            await worker.stop()
-            raise
-        admission = Admission(
-            spec.name,
-            max_running=spec.max_batch,
-            max_queued=self.settings.max_queued_requests,
-            max_queued_tokens=self.settings.max_queued_tokens,
-        )
-        renderer = None if tokenizer.chat_template is None else Renderer(tokenizer.chat_template)
-        return Loaded(worker, ready, tokenizer, dialect, admission, renderer)
-
     # --- unloading and names -------------------------------------------------------------------------------------------
 
     async def unload(self, name: str, *, drain_s: float, force: bool = False) -> Unloaded:
         """Take no more requests, let the running ones finish for `drain_s`, then end the worker."""
-        if name in self._kept and name not in self._models:
-            del self._kept[name]  # its last load failed; now it is given up
-            self._keep()
+        if name in self._saved and name not in self._models:
+            self._saved.drop(name)  # its last load failed; now it is given up
+            self._save()
             self._starting = [operation for operation in self._starting if operation.model != name]
             return Unloaded(name, 0, resident_bytes(), resident_bytes())
         if (owner := self._aliases.get(name)) is not None:
@@ -373,8 +349,8 @@ class Registry:
         finally:
             await model.loaded.worker.stop()
             self._forget(model)
-            self._kept.pop(model.spec.name, None)
-            self._keep()
+            self._saved.drop(model.spec.name)
+            self._save()
         self.metrics.unloads.labels(model.spec.name, ENGINE).inc()
         log.info("%s is unloaded and gave back %s", model.spec.name, in_mib(freed_bytes))
         return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
@@ -385,7 +361,7 @@ class Registry:
         await require_answer(model.spec.name, loaded, probe)
         model, _ = self._may_be_called(alias, name)  # much may have happened meanwhile
         self._aliases[alias] = model.spec.name
-        self._keep()
+        self._save()
 
     def _may_be_called(self, alias: str, name: str) -> tuple[Model, Loaded]:
         if alias in self._models:
@@ -406,7 +382,7 @@ class Registry:
     def remove_alias(self, alias: str) -> None:
         if self._aliases.pop(alias, None) is None:
             raise ApiError(MODEL_NOT_FOUND, f"alias {alias!r} does not exist", param="alias")
-        self._keep()
+        self._save()
 
     def _forget(self, model: Model) -> None:
         if self._replacements.remove(model):
@@ -415,17 +391,9 @@ class Registry:
         self.publications.end(model.spec.name)
         self._aliases = {alias: name for alias, name in self._aliases.items() if name != model.spec.name}
 
-    def _keep(self) -> None:
-        """Write down what is loaded. A model that could not be brought back stays on the list until it is unloaded."""
-        for model in self._models.values():
-            if model.state is ModelState.READY:
-                name = model.spec.name
-                self._kept[name] = msgspec.structs.replace(model.spec, aliases=self.aliases_of(name))
-        if self.settings.state_file is not None:
-            try:
-                write_state(self.settings.state_file, SavedState(tuple(self._kept.values())))
-            except OSError as error:  # a full disk must not keep models from coming and going
-                log.error("state file %s: %s; a restart will not know of this change", self.settings.state_file, error.strerror)
+    def _save(self) -> None:
+        loaded = [model.spec for model in self._models.values() if model.state is ModelState.READY]
+        self._saved.write(msgspec.structs.replace(spec, aliases=self.aliases_of(spec.name)) for spec in loaded)
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
         return tuple(sorted(alias for alias, owner in self._aliases.items() if owner == name))
@@ -440,26 +408,3 @@ class Registry:
         self.metrics.cache.labels(*labels, ready.signature, "hit" if ready.cache_hit else "miss").inc()
         for stage, spent_s in model.operation.stages.items():
             self.metrics.stage_s.labels(*labels, stage).observe(spent_s)
-
-
-def _same_load(ours: ModelSpec, asked: ModelSpec) -> bool:
-    """Whether both would make the same model; who points at it does not matter."""
-    plain = {"aliases": (), "pin": False, "memory_limit_bytes": None, "reserved_bytes": 0, "kv_share": 1.0}
-    return msgspec.structs.replace(ours, **plain) == msgspec.structs.replace(asked, **plain)
-
-
-def _with_names(ours: ModelSpec, asked: ModelSpec) -> ModelSpec:
-    """With the aliases and the pin of both."""
-    return msgspec.structs.replace(ours, aliases=tuple(dict.fromkeys((*ours.aliases, *asked.aliases))), pin=ours.pin or asked.pin)
-
-
-def _beside(error: LoadError, replaces: Model | None) -> LoadError:
-    """What else stands in the way of a model that loads beside the one it will replace."""
-    if replaces is None or not error.required_bytes:
-        return error
-    name, held = replaces.spec.name, replaces.total_bytes
-    message = (
-        f"{error.message}. The files of model {name!r} have changed, and until the new ones are loaded the old ones are served, "
-        f"which hold {in_mib(held)}: unload {name!r}, then load it again"
-    )
-    return LoadError(error.code, message, error.required_bytes, error.free_bytes)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import weakref
 
-from server.interfaces import WorkerHandle
+from runtime.units import in_mib
+from server.interfaces import LoadError, WorkerHandle
 from server.models.model import Model, ModelState
 
 
@@ -55,3 +56,15 @@ class Replacements:
         finally:
             await worker.stop()
             del self._leaving[model]
+
+
+def beside(error: LoadError, replaces: Model | None) -> LoadError:
+    """What else stands in the way of a model that loads beside the one it will replace."""
+    if replaces is None or not error.required_bytes:
+        return error
+    name, held = replaces.spec.name, replaces.total_bytes
+    message = (
+        f"{error.message}. The files of model {name!r} have changed, and until the new ones are loaded the old ones are served, "
+        f"which hold {in_mib(held)}: unload {name!r}, then load it again"
+    )
+    return LoadError(error.code, message, error.required_bytes, error.free_bytes)

@@ -42,6 +42,15 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_parser: str | None = None  # None: found out from the chat template
     reasoning: bool | None = None  # None: found out from the vocabulary
 
+    def loads_like(self, other: ModelSpec) -> bool:
+        """Whether both make the same model; which aliases point at it does not matter."""
+        plain = {"aliases": (), "pin": False, "memory_limit_bytes": None, "reserved_bytes": 0, "kv_share": 1.0}
+        return msgspec.structs.replace(self, **plain) == msgspec.structs.replace(other, **plain)
+
+    def with_names(self, other: ModelSpec) -> ModelSpec:
+        """With the aliases and the pin of both."""
+        return msgspec.structs.replace(self, aliases=tuple(dict.fromkeys((*self.aliases, *other.aliases))), pin=self.pin or other.pin)
+
 
 class SavedState(msgspec.Struct, frozen=True):
     models: tuple[ModelSpec, ...] = ()

@@ -8,7 +8,7 @@ import os
 
 from runtime.device.cpu import elf
 from runtime.device.cpu.link import Places, linked
-from runtime.errors import UnresolvedSymbol
+from runtime.errors import DeviceFault, UnresolvedSymbol
 from runtime.sections import align
 
 COPIES = frozenset({"memcpy", "memmove", "memset"})  # LLVM may call them
@@ -33,7 +33,11 @@ class ObjectCode:
         self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._block))
         self._block[: places.num_bytes] = linked(parts, places, self._begin, _function_of_libc)
         if _libc.mprotect(ctypes.c_void_p(self._begin), ctypes.c_size_t(len(self._block)), mmap.PROT_READ | mmap.PROT_EXEC):
-            raise OSError(ctypes.get_errno(), f"memory for code cannot be made executable: {os.strerror(ctypes.get_errno())}")
+            refusal = os.strerror(ctypes.get_errno())
+            raise DeviceFault(
+                f"memory for code cannot be made executable: {refusal}; allow it to this process (systemd: "
+                "MemoryDenyWriteExecute=no; SELinux: execmem)"
+            )
         self._offsets = {name: places.of_symbol(symbol) for name, symbol in parts.defined.items()}
 
     def address(self, symbol: str) -> int:

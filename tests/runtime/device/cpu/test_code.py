@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 from itertools import pairwise
+from types import SimpleNamespace
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -10,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.device.cpu import elf
+from runtime.device.cpu import code, elf
 from runtime.device.cpu.code import ObjectCode
 from runtime.device.cpu.host import ARCH
 from runtime.device.cpu.link import Places, linked
 from runtime.device.cpu.relocate import RULES
-from runtime.errors import DamagedCode, RuntimeFault, UnresolvedSymbol
+from runtime.errors import DamagedCode, DeviceFault, RuntimeFault, UnresolvedSymbol
 
 TABLE = f"""
 @table = internal constant [9 x i64] [{", ".join(f"i64 {i * i + 3}" for i in range(9))}]
@@ -31,6 +33,16 @@ def test_code_is_called_by_address(object_code: bytes) -> None:
     grid = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(code.address("grid"))
     dims = np.array([41], np.int64)
     assert grid(dims.ctypes.data) == 41
+
+
+def test_a_system_that_refuses_executable_memory_is_named(object_code: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_args: object) -> int:
+        ctypes.set_errno(errno.EACCES)
+        return -1
+
+    monkeypatch.setattr(code, "_libc", SimpleNamespace(mprotect=refuse))
+    with pytest.raises(DeviceFault, match="executable: Permission denied; allow it to this process"):
+        ObjectCode(object_code)
 
 
 def test_a_block_holds_all_sections_of_an_object(compile_object) -> None:
@@ -100,9 +112,9 @@ def test_code_of_another_machine_is_refused(object_code: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_typed_error(data: bytes) -> None:
-    for code in (data, b"\x7fELF\x02\x01" + data):
+    for object_file in (data, b"\x7fELF\x02\x01" + data):
         with pytest.raises(RuntimeFault):
-            elf.read(code)
+            elf.read(object_file)
 
 
 @given(st.data())
