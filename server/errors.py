@@ -215,7 +215,7 @@ BODY_TOO_COMPLEX = ErrorKind(
     "body_too_complex",
     413,
     INVALID,
-    "The body has more values than a request may have: 32768 objects, lists, names and texts, 327680 numbers, and 2097152 backslashes.",
+    "The body has more values than a request may have: 24576 objects, lists, names and texts, 327680 numbers, and 2097152 backslashes.",
     "Split the request.",
 )
 HEADERS_TOO_LARGE = ErrorKind("headers_too_large", 431, INVALID, "The request line and headers exceed `max_header_bytes`.", "Send less.")

@@ -14,7 +14,7 @@ import numpy as np
 from server.errors import BODY_TOO_COMPLEX, INVALID_JSON, ApiError
 
 MAX_NUMBERS = 5 << 16  # token ids, that is
-MAX_PARTS = 1 << 15  # objects, lists, names and texts, each of which takes as long as ten numbers
+MAX_PARTS = 3 << 13  # objects, lists, names and texts, each of which takes as long as ten numbers
 MAX_ESCAPES = 1 << 21  # backslashes; 8 MiB of "\u00e9" have 1.4 million
 MAX_DEPTH = 64  # lists and objects within each other; some later step walks down a schema by calling itself
 
