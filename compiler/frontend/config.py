@@ -92,7 +92,7 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class BranchFactors:
-    """What the branches of a layer and their inputs are multiplied by."""
+    """Factors of the inputs and outputs of a layer's branches."""
 
     attention_in: float
     attention_out: float

@@ -139,7 +139,7 @@ def _feed(at: Layer, x: Var) -> Var:
 
 
 def _join(at: Layer, x: Var, inputs: Var) -> Var:
-    """What of the layer's own vector the stream lets in."""
+    """Gate the layer's own input vector by the stream, and project it to the stream's width."""
     net, c = at.step.net, at.step.config
     assert c.layer_inputs is not None, c
     size = c.layer_inputs.size

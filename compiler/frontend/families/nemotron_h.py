@@ -39,7 +39,7 @@ def read(fields: Fields) -> ModelConfig:
     for field, expected in (("attention_bias", "false"), ("sliding_window", "null"), ("residual_in_fp32", "false")):
         if fields.raw(field):
             raise fields.error(field, f"{expected}, as in all models")
-    # Of training, of kernels, of layers that predict further tokens, and names that were used before.
+    # Fields about training, kernels and layers that predict further tokens, and former names of other fields.
     fields.skip("hidden_act", "rescale_prenorm_residual", "use_mamba_kernels", "moe_shared_expert_overlap", "norm_eps", "expand")
     fields.skip("num_logits_to_keep", "num_nextn_predict_layers", "mtp_hybrid_override_pattern", "mtp_layers_block_type")
     return replace(

@@ -264,7 +264,7 @@ def attend_kept(layer: Layer, q: Var, out: str = OUT, *, gate: Var | None = None
 
 
 def mix(layer: Layer, q: Var) -> Var:
-    """What each head takes of the values in the cache: [tokens, heads, head_dim]."""
+    """Attend to the cache; returns each head's weighted sum of values: [tokens, heads, head_dim]."""
     step, c, net = layer.step, layer.step.config, layer.step.net
     batch, (cache, index) = step.batch, layer.cache
     pages, *scales = step.appended[cache]

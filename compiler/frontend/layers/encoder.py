@@ -119,7 +119,7 @@ def _normed(net: Net, c: ModelConfig, x: Var, name: str, size: int) -> Var:
 
 
 def head_norm(layer: EncoderLayer, x: Var, name: str) -> Var:
-    """Of each head of `x[tokens, heads, head_dim]`."""
+    """Apply an RMS norm to each head of `x[tokens, heads, head_dim]`."""
     c = layer.config
     return layer.net.rms_norm(x, layer.name(name), c.head_dim, c.norm_eps, offset=c.norm_offset)
 

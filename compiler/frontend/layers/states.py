@@ -51,7 +51,7 @@ def step_sizes(layer: Layer, x: Var, bias: str, r: Recurrence) -> Var:
 
 
 def forgetting(layer: Layer, steps: Var, rate: str, r: Recurrence) -> Var:
-    """What is left of the state of each head: `exp(-exp(rate) * steps)`."""
+    """Return the decay factor of each head's state: `exp(-exp(rate) * steps)`."""
     net = layer.step.net
     rates = net.call(NEGATIVE, net.call(EXP, net.vector(layer.name(rate), r.num_heads)))
     return net.call(EXP, net.call(MULTIPLY, rates, steps))

@@ -158,7 +158,7 @@ def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
 
 
 def _for_parts(builder: Builder, weight: _Weight, of_groups: Atom, length: int) -> Atom:
-    """What each group has, for parts of a single group that share it."""
+    """Broadcast the value of a single group to the parts into which it is cut."""
     if length == weight.group:
         return of_groups
     shape = (*map(Dim.of, weight.matrices), Dim.of(weight.size), Dim.of(weight.length // length))

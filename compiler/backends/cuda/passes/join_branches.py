@@ -114,20 +114,20 @@ class _Joiner:
         return call if self.takes(self.prim(call)) else None
 
     def prim(self, call: CallTir) -> PrimFunc:
-        """Of the module, or made by this pass."""
+        """Find the called function: in the module, or among those that this pass made."""
         found = self.outliner.builder.find(call.func)
         assert isinstance(found, PrimFunc), call.func
         return found
 
 
 def _goes_through_elements(prim: PrimFunc) -> bool:
-    """One by one, and none of them is a sum."""
+    """Whether the function computes its elements one by one, none of them as a sum."""
     return all(match_spatial(stage) for stage in stages(prim.body)) and not any(isinstance(s, Fold) for s in walk_scalars(prim.body))
 
 
 @dataclass(slots=True)
 class _Together:
-    """What the calls of a family are made of."""
+    """Operands, outputs and statements of the joined call."""
 
     operands: list[tuple[Buffer | ScalarParam, Atom]]
     outputs: list[Buffer]
@@ -153,7 +153,7 @@ class _Together:
 
 
 def _element(source: Buffer, shape: Sequence[Dim], indices: Sequence[Dim]) -> Scalar:
-    """What lies at these indices of a view of the rows: [rows, columns] in another shape."""
+    """Load the element at these indices of a reshaped view of `source[rows, columns]`."""
     column = Dim.of(0)
     for index, extent in zip(indices[1:], shape[1:], strict=True):
         column = column * extent + index

@@ -83,7 +83,7 @@ def _branch(stmt: Stmt, source: Buffer, num_rows: Dim) -> Branch | None:
 
 
 def _number(nest: SpatialNest) -> Dim:
-    """Of an element in its row."""
+    """Return the number of an element within its row."""
     number = Dim.of(0)
     for var, extent in nest.axes[1:]:
         number = number * extent + var.dim

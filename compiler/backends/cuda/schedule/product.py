@@ -223,7 +223,7 @@ class _Place:
             branch.write(k, self.first + i, own, element)
 
     def element(self, op: Mma, i: Dim, column: Dim) -> Scalar:
-        """Of the product, by what the tile wrote."""
+        """Return an element of the product, with sums read from the accumulators that the tile wrote."""
         p = self.blocks.product
 
         def total(scalar: Scalar) -> Scalar:
