@@ -103,6 +103,21 @@ MODERNBERT: Json = {
 }
 GEMMA: Json = {"hidden_activation": "gelu_pytorch_tanh", "head_dim": 16, "tie_word_embeddings": True, "query_pre_attn_scalar": 24}
 
+QWEN_ROPE: Json = {
+    "rope_type": "default",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.5,
+    "mrope_interleaved": True,
+    "mrope_section": [2, 1, 1],
+}
+QWEN_VISION: Json = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "patch_size": 2,
+    "num_position_embeddings": 4,
+}
 DELTA: Json = {
     "head_dim": 16,
     "linear_conv_kernel_dim": 4,
@@ -655,23 +670,9 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
                 **DELTA,
                 "num_hidden_layers": 3,
                 "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-                "rope_parameters": {
-                    "rope_type": "default",
-                    "rope_theta": 10000.0,
-                    "partial_rotary_factor": 0.5,
-                    "mrope_interleaved": True,
-                    "mrope_section": [2, 1, 1],
-                },
+                "rope_parameters": {**QWEN_ROPE},
             },
-            "vision_config": {
-                "depth": 1,
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_heads": 2,
-                "patch_size": 2,
-                "out_hidden_size": 64,
-                "num_position_embeddings": 4,
-            },
+            "vision_config": {**QWEN_VISION, "out_hidden_size": 64},
             "tie_word_embeddings": True,
         }
     ),
@@ -702,23 +703,9 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
                 "num_experts_per_tok": 2,
                 "moe_intermediate_size": 16,
                 "shared_expert_intermediate_size": 24,
-                "rope_parameters": {
-                    "rope_type": "default",
-                    "rope_theta": 10000.0,
-                    "partial_rotary_factor": 0.5,
-                    "mrope_interleaved": True,
-                    "mrope_section": [2, 1, 1],
-                },
+                "rope_parameters": {**QWEN_ROPE},
             },
-            "vision_config": {
-                "depth": 1,
-                "hidden_size": 16,
-                "intermediate_size": 16,
-                "num_heads": 2,
-                "patch_size": 2,
-                "out_hidden_size": 32,
-                "num_position_embeddings": 4,
-            },
+            "vision_config": {**QWEN_VISION, "out_hidden_size": 32},
             "tie_word_embeddings": False,
         }
     ),
