@@ -1,4 +1,4 @@
-"""The passes of every back end, in the order in which they run, with places for those of its own."""
+"""The passes that every back end runs, in order, with places for the passes of a single back end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from compiler.passes.memory.protect_operands import protect_operands
 from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.passes.share_subexpressions import share_subexpressions
 
-# The phases, and the pass with which each ends.
+# Each phase, with its last pass.
 PHASES: Final[Mapping[str, str]] = {"nests": "fuse", "kernels": "lift_workspace", "memory": "capture"}
 
 
@@ -33,22 +33,24 @@ def pipeline_of(
     schedule: Callable[[PrimFunc], PrimFunc],
     instruments: tuple[Instrument, ...] = (),
 ) -> Pipeline:
-    """`operators` rewrite operators for the machine, and `nests` rewrite fused loop nests, before `schedule` gives these their loops."""
+    """Build a pipeline. `operators` rewrite operators for the machine, and `nests` rewrite fused loop nests, before `schedule` schedules
+    these."""
     return Pipeline(
         (
-            check_facts,  # from here on, annotations hold
+            check_facts,  # after this pass, every annotation is proved or checked
             *operators,
-            # from operators to loop nests
-            legalize,
+            # lower operators to loop nests
+            legalize,  # before this pass, nothing tells that an operator writes in place
+            eliminate_dead_code,  # a dequantised weight that only integer products read; it would keep its shifts from being fused
             FoldConstants(),
             share_subexpressions,
-            protect_operands,  # from here on, values that are written in place are neither constants nor shared
+            protect_operands,  # after this pass, values that are written in place are neither constants nor shared
             annotate_patterns,
             fuse,
-            # for the machine
+            # passes of the back end for its machine
             *nests,
             eliminate_dead_code,
-            lift_weights,  # compiled for the host where the machine does not prepare weights
+            lift_weights,  # lifted functions run on the host if the machine does not prepare weights
             ScheduleKernels(schedule),
             lift_workspace,
             # memory

@@ -1,9 +1,15 @@
-"""What nothing uses goes: bindings and loop nests. What may have an effect stays."""
+"""Unused bindings and loop nests are removed, except for those that may have an effect."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
+from compiler.backends.registry import backend_of
+from compiler.ir.graph.values import CallTir
+from compiler.ir.text.parser import parse
+from compiler.machine.target import get
 from compiler.passes.base import Pass
 from compiler.passes.eliminate_dead_code import eliminate_dead_code
 
@@ -59,3 +65,20 @@ def test_calls_of_impure_functions_stay(stays: Callable[[Pass, str], None]) -> N
         impure func noisy(x: f32[n]) -> f32[n] { return x }
         """,
     )
+
+
+@pytest.mark.parametrize("target", ["x86-64-v3", "avx512-vnni-bf16", "aarch64-neon", "wasm-relaxed", "sm_80"])
+def test_every_pipeline_keeps_states_that_only_later_steps_read(target: str) -> None:
+    """The last layer of a step writes a state, and no operator of the step reads it."""
+    program = """
+        func main(states: f32[1, p, 8], values: f32[m, 8], pages: i32[m], x: f32[n, 4]) -> f32[n, 4] where p in 2.. {
+          dataflow {
+            written = state_write(states, values, pages, 0)
+            y = relu(x)
+          }
+          return y
+        }
+    """
+    module = backend_of(get(target)).pipeline(get(target), ()).until("lift_workspace")(parse(program))
+    called = {b.value.func for b in module.graph("main").body.bindings if isinstance(b.value, CallTir)}
+    assert any("state_write" in name for name in called)
