@@ -1,9 +1,9 @@
-"""Builds pycuda into this virtual environment, for the tests of the software GPU. PyPI has its source alone.
+"""Build pycuda into this virtual environment for the tests of the software GPU. PyPI has only pycuda's source.
 
     python -m tests.gpu.build_pycuda
 
-The headers come from NVIDIA's wheels, and the library to link with is the software driver, so neither a toolkit nor a card is needed.
-Where there is no compiler, or no network, it says so and ends well: the tests that need pycuda are then skipped by name.
+The headers come from NVIDIA's wheels, and the build links with the software driver, so neither a toolkit nor a card is needed. Without a
+compiler or a network this program says so and exits with status 0: the tests that need pycuda are then skipped with a reason.
 """
 
 from __future__ import annotations

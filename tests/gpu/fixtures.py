@@ -1,13 +1,14 @@
-"""The software GPU for tests: a `libcuda.so.1` that pycuda and ctypes find.
+"""Fixtures for tests on the software GPU: a `libcuda.so.1` in software that pycuda and ctypes load in place of NVIDIA's.
 
-A test that takes `software_gpu` may import pycuda, or load `libcuda.so.1` through ctypes: in this process both get the library in
-software. A child process gets it with `software_gpu.environment(...)`, which also says what card it has (see tests/gpu/driver/card.py).
-The tests of a folder get the fixture by an import in their conftest.py: `from tests.gpu.fixtures import software_gpu as software_gpu`.
+A test that takes `software_gpu` may import pycuda or load `libcuda.so.1` through ctypes; in this process both get the software library. A
+child process gets it with `software_gpu.environment(...)`, which also describes the card (see tests/gpu/driver/card.py). A folder's tests
+get the fixture by an import in their conftest.py: `from tests.gpu.fixtures import software_gpu as software_gpu`.
 
-`pytest -m gpu` runs the tests that are marked so on a card, without the library.
+`pytest -m gpu` runs the tests that are marked `gpu` on a real card, without the software library.
 
-A kernel that fails ends a context for good, as on a card, so a test of faults runs in a child process, or calls `reset` at its end.
-What a kernel did wrong is in `faults` (in a child process: on standard error, in lines that begin with `software GPU:`).
+A kernel that fails makes its context unusable, as on a real card, so a test of faults runs in a child process or calls `reset` at its end.
+`faults` describes what kernels did wrong. A child process prints these descriptions on standard error, in lines that begin with `software
+GPU:`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ needs_pycuda = pytest.mark.skipif(
 )
 
 
-ON_A_CARD = "gpu"  # the expression of `pytest -m` with which tests run on a card
+ON_A_CARD = "gpu"  # value of pytest's option -m that runs tests on a real card
 NO_DEVICE = 100
 
 
 def missing_card() -> str:
-    """Why there is no card; empty where there is one."""
+    """Return why no real card can be used, or an empty string if one can."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -45,12 +46,13 @@ def missing_card() -> str:
 
 @dataclass(frozen=True)
 class SoftwareGpu:
-    """By `pytest -m gpu`, a card in its place: then there is no library, and nothing to look into."""
+    """Access to the software GPU. Under `pytest -m gpu` tests use a real card: `library` is None, and faults and counts are not known."""
 
     library: Path | None
 
     def environment(self, **settings: object) -> dict[str, str]:
-        """Variables for a child process: `environment(arch="8.0", cards=2, memory=1 << 28, driver=12080, seed=1, ...)`, see card.py."""
+        """Return the environment variables that give a child process a software GPU: `environment(arch="8.0", cards=2, memory=1 << 28,
+        driver=12080, seed=1, ...)`. card.py describes the settings."""
         if self.library is None:
             return {}
         found = [str(self.library.parent), *filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":"))]
@@ -58,27 +60,27 @@ class SoftwareGpu:
 
     @property
     def faults(self) -> list[str]:
-        """What kernels of this process did wrong."""
+        """Return descriptions of what the kernels of this process did wrong."""
         from tests.gpu.driver.card import machine
 
         return machine.faults
 
     @property
     def launches(self) -> int:
-        """Kernels that ran in this process."""
+        """Return how many kernels have run in this process."""
         from tests.gpu.driver.card import machine
 
         return machine.launches
 
     @property
     def assembled(self) -> int:
-        """Texts of PTX that the driver of this process assembled."""
+        """Return how many PTX texts the driver has assembled in this process."""
         from tests.gpu.driver.card import machine
 
         return machine.assembled
 
     def reset(self) -> None:
-        """Forget the faults of this process."""
+        """Forget the faults of this process, so that its contexts work again."""
         if self.library is None:
             return
         from tests.gpu.driver.calls import Result
@@ -98,7 +100,7 @@ def _library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if compiler() is None:
         pytest.skip("the software GPU's driver needs a C compiler; none is installed")
     library = build(tmp_path_factory.mktemp("software_gpu"))
-    ctypes.CDLL(str(library))  # by its soname, what asks for libcuda.so.1 from now on gets this one
+    ctypes.CDLL(str(library))  # this library has the soname libcuda.so.1, so later loads of that name get it
     return library
 
 

@@ -1,4 +1,4 @@
-"""Kernels from LLVM IR, and a card to run them on without a driver."""
+"""Compile LLVM IR to PTX kernels and run the kernels on software cards, without going through the driver."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def machine(arch: str) -> llvm.TargetMachine:
 
 
 def ptx_of(ir: str, arch: str = "sm_80") -> str:
-    """The PTX that LLVM writes for IR, after the passes that inline and tidy up."""
+    """Return the PTX that LLVM generates for the IR, after the passes that inline functions and remove unused code."""
     target = machine(arch)
     module = llvm.parse_assembly(ir)
     module.verify()
@@ -37,7 +37,7 @@ def ptx_of(ir: str, arch: str = "sm_80") -> str:
 
 
 class Card:
-    """Device memory and launches. Parameters are addresses, integers (of 32 bits) or NumPy scalars."""
+    """A software card: its memory and launches of kernels. A launch's parameters are addresses, 32-bit integers or NumPy scalars."""
 
     def __init__(self, num_bytes: int = 1 << 26) -> None:
         self.memory = Memory(num_bytes)
@@ -66,7 +66,7 @@ class Card:
 
 
 def packed(module: LoadedModule, name: str, arguments: tuple[Any, ...]) -> bytes:
-    """The bytes of the parameters of a kernel."""
+    """Return the arguments of a kernel as the bytes of its parameters."""
     parameters = module.module.kernels[name].parameters
     data = bytearray(module.module.kernels[name].parameter_bytes)
     for parameter, value in zip(parameters, arguments, strict=True):

@@ -1,4 +1,4 @@
-"""Small kernels that use the hardware as real ones do, as LLVM IR. Tests run them as they are, and broken in one place."""
+"""Small kernels in LLVM IR that use the hardware as real kernels do. Tests run each of them unchanged, and with one mistake in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ declare void @llvm.nvvm.bar.warp.sync(i32)
 
 
 def _folded(start: str, result: str) -> str:
-    """The sum of a value over the lanes of a warp."""
+    """Return IR that sums a value over the 32 lanes of a warp."""
     lines, last = [], start
     for step in (16, 8, 4, 2, 1):
         now = result if step == 1 else f"%{result[1:]}{step}"
@@ -22,7 +22,8 @@ def _folded(start: str, result: str) -> str:
     return "\n".join(lines)
 
 
-# Sums a row of 128 numbers per block: lanes, then warps through shared memory. Block 128, grid = rows.
+# A kernel that sums a row of 128 numbers per block: within each warp, then across warps through shared memory. Blocks of 128 threads, one
+# block per row.
 ROW_SUM = f"""{HEAD}
 @part = internal addrspace(3) global [4 x float] undef, align 16
 define ptx_kernel void @row_sum(ptr addrspace(1) %in, ptr addrspace(1) %out) "nvvm.maxntid"="128" {{
@@ -72,7 +73,8 @@ def _asm(text: str, constraints: str = "", arguments: str = "", result: str = "v
     return f'call {result} asm sideeffect "{text}", "{constraints}"({arguments})'
 
 
-# c[16, 8] = a[16, 32] b[8, 32]^T in bf16, two steps of K, each copied to a stage of its own. Block 32, grid = 1.
+# A kernel that computes c[16, 8] = a[16, 32] b[8, 32]^T in bf16. Two steps along K each use a stage of shared memory. One block of 32
+# threads.
 def tile() -> str:
     lines = []
     for step in range(2):
@@ -165,7 +167,7 @@ define ptx_kernel void @tile(ptr addrspace(1) %a, ptr addrspace(1) %b, ptr addrs
 
 A_BYTES, B_BYTES = 64 * 128, 8 * 128
 STAGE = A_BYTES + B_BYTES
-FULL, EMPTY = 2 * STAGE, 2 * STAGE + 16  # where the mbarriers of two stages lie
+FULL, EMPTY = 2 * STAGE, 2 * STAGE + 16  # offsets in shared memory of the mbarriers that say whether each of two stages is full or empty
 PIPELINE_SHARED = EMPTY + 16
 
 
@@ -180,7 +182,8 @@ def _wait(name: str, barrier: str, parity: str, after: str, before: str) -> str:
 
 
 def pipeline() -> str:
-    """out[8, 64] = x[8, k] w[64, k]^T in bf16 by wgmma: a thread of warpgroup 1 copies two stages, warpgroup 0 multiplies. Block 256."""
+    """Return a kernel that computes out[8, 64] = x[8, k] w[64, k]^T in bf16. One thread of warpgroup 1 copies to two stages in turn, and
+    warpgroup 0 multiplies by wgmma. One block of 256 threads."""
     steps = "add.s64 a, a, 2; add.s64 b, b, 2; "
     one = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {$0,$1,$2,$3}, a, b, p, 1, 1, 0, 0; "
     products = (
@@ -295,7 +298,8 @@ end:
 """
 
 
-# Doubles 128 numbers in shared memory, and a bulk copy takes them out; then the buffer is used again. Block 128.
+# A kernel that doubles 128 numbers in shared memory, copies them to global memory by a bulk copy, and reuses the buffer. Blocks of 128
+# threads.
 COPY_OUT = f"""{HEAD}
 @buffer = internal addrspace(3) global [512 x i8] undef, align 128
 define ptx_kernel void @copy_out(ptr addrspace(1) %in, ptr addrspace(1) %out) "nvvm.maxntid"="128" {{

@@ -1,4 +1,4 @@
-"""The real pycuda, and ctypes, on the software card."""
+"""Programs that use pycuda or ctypes work with the software driver as with NVIDIA's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ end:
 
 @pytest.fixture
 def driver(software_gpu: SoftwareGpu) -> Iterator[Any]:
-    """pycuda, in the primary context of card 0."""
+    """Yield pycuda's driver module. Card 0's primary context is current."""
     import pycuda.driver as driver
 
     driver.init()
@@ -74,7 +74,7 @@ def test_pycuda_runs_a_kernel(driver: Any) -> None:
 
 @needs_pycuda
 def test_a_stream_works_when_it_is_awaited(driver: Any) -> None:
-    """A host that changes pinned memory before the copy is done changes what is copied."""
+    """The work in a stream runs only when the host waits for it, so a host that changes pinned memory too early changes what is copied."""
     stream, event = driver.Stream(), driver.Event()
     x = driver.pagelocked_empty(64, np.float32)
     y = driver.pagelocked_empty(64, np.float32)
@@ -84,7 +84,7 @@ def test_a_stream_works_when_it_is_awaited(driver: Any) -> None:
     kernel(driver).prepared_async_call((2, 1), (32, 1, 1), stream, source, target, 2.0, 64)
     driver.memcpy_dtoh_async(y, target, stream)
     event.record(stream)
-    assert not event.query(), "a question brings the stream on, and does not empty it"
+    assert not event.query(), "a query runs one piece of work, not all"
     assert (y == 0).all()
     event.synchronize()
     assert (y == 2).all()
@@ -131,7 +131,7 @@ def test_a_capture_forbids_what_waits(driver: Any) -> None:
 
 @needs_pycuda
 def test_memory_is_counted_and_runs_out(driver: Any) -> None:
-    gc.collect()  # what other tests left on the card
+    gc.collect()  # frees what earlier tests left on the card
     free, total = driver.mem_get_info()
     block = driver.mem_alloc(total // 2)
     assert driver.mem_get_info()[0] == free - total // 2

@@ -1,4 +1,4 @@
-"""Whole kernels on the software GPU: right as they are, and refused, or seen to be wrong, when they are broken in one place."""
+"""Whole kernels on the software GPU. An unchanged kernel gives the right numbers; one with a mistake is refused or gives wrong numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.gpu.ptx.faults import Fault
 from tests.gpu.samples import COPY_OUT, PIPELINE_SHARED, ROW_SUM, pipeline, tile
 
 Change = Callable[[str], str]
-SEEDS = (0, 1, 2, 3)  # as late as allowed, and random orders
+SEEDS = (0, 1, 2, 3)  # 0 runs asynchronous work as late as allowed; other seeds draw random orders
 BF16 = ml_dtypes.bfloat16
 
 
@@ -23,7 +23,7 @@ BF16 = ml_dtypes.bfloat16
 class Sample:
     ir: str
     arch: str
-    run: Callable[[str, int], tuple[np.ndarray, np.ndarray]]  # PTX and seed -> what came out, what should
+    run: Callable[[str, int], tuple[np.ndarray, np.ndarray]]  # (PTX, seed) -> (actual result, expected result)
 
 
 def row_sum(ptx: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -35,7 +35,7 @@ def row_sum(ptx: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def small(shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """Numbers whose products sum exactly."""
+    """Return small integers as bf16; sums of their products are exact."""
     return np.random.default_rng(seed).integers(-8, 9, shape).astype(BF16)
 
 
@@ -47,7 +47,8 @@ def tile_product(ptx: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def swizzled(matrix: np.ndarray) -> np.ndarray:
-    """[rows, k] as blocks of 64 columns, their 16-byte chunks exchanged as the 128-byte swizzle does."""
+    """Return a matrix [rows, k] in the layout of the 128-byte swizzle: blocks of 64 columns, in which the 16-byte chunks of a row are
+    permuted."""
     rows, k = matrix.shape
     blocks = matrix.reshape(rows, k // 64, 8, 8).transpose(1, 0, 2, 3)
     result = np.empty_like(blocks)
@@ -102,7 +103,7 @@ def test_a_sample_is_right_in_many_orders(name: str) -> None:
 
 
 def ir(old: str, new: str, count: int = -1) -> Change:
-    """Break the LLVM IR of a sample."""
+    """Return a change that replaces `old` by `new` in the LLVM IR of a sample."""
 
     def change(name: str) -> str:
         text = SAMPLES[name].ir
@@ -113,7 +114,7 @@ def ir(old: str, new: str, count: int = -1) -> Change:
 
 
 def ptx(old: str, new: str, count: int = -1) -> Change:
-    """Break the PTX."""
+    """Return a change that replaces `old` by `new` in the PTX of a sample."""
 
     def change(name: str) -> str:
         assert old in good(name), f"{old} is not in the PTX"
@@ -126,7 +127,7 @@ BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
 WAIT_0 = 'call void asm sideeffect "wgmma.wait_group.sync.aligned 0;", ""()'
 ARRIVE = 'call void asm sideeffect "mbarrier.arrive.shared::cta.b64 _, [$0];", "r"(i32 %cempty)'
 FENCE = 'call void asm sideeffect "fence.proxy.async.shared::cta;", ""()'
-SWIZZLED, PLAIN = 1 << 62 | 64 << 32 | 1 << 16, 64 << 32 | 8 << 16  # of descriptors
+SWIZZLED, PLAIN = 1 << 62 | 64 << 32 | 1 << 16, 64 << 32 | 8 << 16  # descriptors
 OF_TWO_WARPS = f"""%few = icmp ult i32 %t, 64
   br i1 %few, label %bar, label %on
 bar:
@@ -143,7 +144,7 @@ class Sabotage:
     what: str
     sample: str
     change: Change
-    message: str  # of the fault; "" where the numbers are wrong
+    message: str  # part of the fault's message; empty if the kernel gives wrong numbers without a fault
 
 
 SABOTAGE = (
@@ -195,7 +196,7 @@ SABOTAGE = (
 
 @pytest.mark.parametrize("case", SABOTAGE, ids=[case.what for case in SABOTAGE])
 def test_a_broken_kernel_is_noticed(case: Sabotage) -> None:
-    """By a fault that names the mistake, or by wrong numbers."""
+    """A kernel with a mistake raises a fault that names the mistake, or gives wrong numbers."""
     broken = case.change(case.sample)
     assert broken != good(case.sample)
     if case.message:

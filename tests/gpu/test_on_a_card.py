@@ -1,4 +1,4 @@
-"""`pytest -m gpu` runs tests on a card. Without one, it skips them with the reason."""
+"""`pytest -m gpu` runs tests on a real card. Without a card it skips them with a reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def said(*arguments: str) -> str:
 
 @needs_pycuda
 def test_without_a_card_tests_are_skipped_with_the_reason() -> None:
-    """The GPU in software does not take its place."""
+    """Without a real card, `pytest -m gpu` skips its tests with the reason; it does not run them on the software GPU."""
     reason = said("-c", "from tests.gpu.fixtures import missing_card; print(missing_card())").strip()
     report = said("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", MARKED)
     assert "1 passed" in report if not reason else "1 skipped" in report and f"-m gpu runs on a card: {reason}" in report

@@ -1,4 +1,4 @@
-"""Sums of matrix units: one fused sum, cut, as slow exact arithmetic computes it."""
+"""Sums by the software GPU's matrix units equal a slow exact computation of the same truncated sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from tests.gpu.ptx.instructions.rounding import ELEMENTS, product
 
-BITS = {(9, 0): (16, 25), (8, 0): (8, 24)}  # products of a sum, and bits that a term keeps behind the largest exponent
+# compute capability -> (products per fused sum, bits of a term that are kept after the binary point)
+BITS = {(9, 0): (16, 25), (8, 0): (8, 24)}
 
 
 def exponent(value: Fraction, least: int) -> int:
@@ -30,7 +31,7 @@ def cut(value: Fraction, unit: Fraction) -> Fraction:
 
 
 def toward_zero(value: Fraction) -> Fraction:
-    """As float32."""
+    """Round a fraction toward zero to a float32 number."""
     return cut(value, Fraction(2) ** (exponent(value, -126) - 23)) if value else value
 
 
@@ -72,7 +73,7 @@ def test_architectures_differ() -> None:
 
 @pytest.mark.parametrize("kind", ["bf16", "f16", "e4m3", "e5m2"])
 def test_small_integers_are_exact(kind: str) -> None:
-    """The numbers of kernels' tests may be compared without a tolerance."""
+    """Matrix products of small integers are exact, so tests of kernels may compare them without a tolerance."""
     random = np.random.default_rng(1)
     a, b = (random.integers(-4, 5, (16, 32)).astype(ELEMENTS[kind]) for _ in range(2))
     c = random.integers(-9, 9, (16, 16)).astype(np.float32)
@@ -90,9 +91,9 @@ def test_integers_wrap_and_nan_stays() -> None:
 
 
 def test_eight_bit_floats_keep_thirteen_bits() -> None:
-    """A term below 2^-13 of the largest is lost."""
+    """In a product of 8-bit floats, terms below 2^-13 of the largest term are lost."""
     a, b = np.zeros((1, 32), ml_dtypes.float8_e4m3fn), np.zeros((1, 32), ml_dtypes.float8_e4m3fn)
     a[0, :2], b[0, :2] = 128, [1, 2**-7]  # 2^7 and 1
     assert product(a, b, np.zeros((1, 1), np.float32), "e4m3", "e4m3", (9, 0)) == 129
-    a[0, 1] = 2**-1  # 2^-8, below 2^7 / 2^13
+    a[0, 1] = 2**-1  # makes the second product 2^-8, which is below 2^7 / 2^13
     assert product(a, b, np.zeros((1, 1), np.float32), "e4m3", "e4m3", (9, 0)) == 128

@@ -1,4 +1,4 @@
-"""Arithmetic of one element on the software GPU is that of the host: one LLVM function runs on both."""
+"""Elementwise arithmetic on the software GPU equals that of the CPU: the same LLVM function runs on both."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COUNT = 512
 
 
 def values(type_: str, random: np.random.Generator) -> np.ndarray:
-    """Bits at random, small numbers, and the limits."""
+    """Return values of a type: random bits, small numbers and extreme values."""
     dtype = np.dtype(DTYPES[type_])
     bits = np.frombuffer(random.bytes(COUNT * dtype.itemsize), dtype).copy()
     bits[: COUNT // 2] = random.integers(-9, 10, COUNT // 2).astype(dtype)
@@ -36,7 +36,7 @@ def values(type_: str, random: np.random.Generator) -> np.ndarray:
 
 
 def run(text: str, result: str, operands: tuple[str, ...], arrays: list[np.ndarray], meaning: Any) -> tuple[np.ndarray, np.ndarray]:
-    """What the body of a function computes on the software GPU, and on the host or by a meaning in NumPy."""
+    """Run the body of a function on the software GPU, and on the CPU or with the NumPy function `meaning`. Return both results."""
     names = [f"%{letter}" for letter in "abc"[: len(operands)]]
     declared = "\n".join(line for line in text.splitlines() if line.startswith("declare"))
     body = "\n".join(line for line in text.splitlines() if not line.startswith("declare"))
@@ -106,7 +106,7 @@ def agree(text: str, result: str, *operands: str, limit: Any = None, meaning: An
 
 def _no_zero(arrays: list[np.ndarray]) -> None:
     arrays[1][arrays[1] == 0] = 3
-    arrays[0][arrays[0] == np.iinfo(arrays[0].dtype).min] = 5  # the lowest integer by -1 has no quotient
+    arrays[0][arrays[0] == np.iinfo(arrays[0].dtype).min] = 5  # the lowest integer divided by -1 overflows
 
 
 def _small(arrays: list[np.ndarray]) -> None:
@@ -151,7 +151,7 @@ def test_functions_of_a_float(name: str, type_: str) -> None:
 @pytest.mark.parametrize("name", ["minnum", "maxnum", "copysign"])
 def test_functions_of_two_floats(name: str, type_: str) -> None:
     def apart(arrays: list[np.ndarray]) -> None:
-        arrays[1][arrays[1] == 0] = 1  # which zero is less is not laid down
+        arrays[1][arrays[1] == 0] = 1  # LLVM leaves it open which of -0 and +0 is the minimum
 
     full = f"@llvm.{name}.{SUFFIX[type_]}"
     agree(f"declare {type_} {full}({type_}, {type_})\n%r = call {type_} {full}({type_} %a, {type_} %b)", type_, type_, type_, limit=apart)
@@ -203,13 +203,13 @@ def test_comparisons_of_integers(type_: str, predicate: str) -> None:
 def test_conversions(conversion: str) -> None:
     name, source, target = conversion.split()
     dtype = DTYPES[target]
-    narrow = {"half", "bfloat"} & {source, target}  # the host may call functions for these that its process lacks
+    narrow = {"half", "bfloat"} & {source, target}  # for these types the CPU's code calls conversion functions, which may be missing
     agree(f"%r = {name} {source} %a to {target}", target, source, meaning=(lambda a: a.astype(dtype)) if narrow else None)
 
 
 @pytest.mark.parametrize("target", ["i8", "i32", "i64"])
 @pytest.mark.parametrize("name", ["fptosi", "fptoui"])
 def test_floats_become_integers(name: str, target: str) -> None:
-    """Too large ones become the largest, and NaN becomes 0."""
+    """Floats that are out of the integer's range saturate, and NaN becomes 0."""
     full = f"@llvm.{name}.sat.{target}.f32"
     agree(f"declare {target} {full}(float)\n%r = call {target} {full}(float %a)", target, "float")

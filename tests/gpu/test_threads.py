@@ -1,4 +1,4 @@
-"""Threads that part and meet, exchange values, and wait for each other."""
+"""Threads that take different branches and come together again, exchange values, and wait for each other."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ END = "  st.global.u32 [%rd5], %r6; ret; }\n"
 
 
 def run(body: str, values: np.ndarray, block: int, seed: int = 0, **options: int) -> np.ndarray:
-    """%r5 is a thread's number, %r6 its result, %r1 its place in the block."""
+    """Run a PTX body and return the value of %r6 in each thread. In the body, %r5 is the thread's number in the grid and %r1 its number in
+    the block."""
     card = Card(1 << 24)
     source, target = card.upload(values.astype(np.uint32)), card.empty(4 * len(values))
     card.run(card.load(PRELUDE + body + END), "k", len(values) // block, block, source, target, seed=seed, **options)
@@ -48,7 +49,7 @@ def collatz(n: int) -> int:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_loops_of_many_lengths(seed: int) -> None:
-    """Threads leave a loop, which has a branch in it, at different times, and meet behind it."""
+    """Threads that leave a loop at different times come together after it, even if the loop contains a branch."""
     body = """
       mov.u32 %r6, 0;
     $L_loop:
@@ -115,7 +116,7 @@ def test_votes_and_reductions() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_atomics_take_turns(seed: int) -> None:
-    """Each thread gets another ticket, whatever the order is."""
+    """With any order of execution, an atomic gives each thread a different ticket."""
     body = """
       setp.ne.u32 %p1, %r1, 0; mov.u32 %r9, 0;
       @!%p1 st.shared.u32 [box], %r9;
@@ -144,7 +145,7 @@ def test_a_maximum_by_compare_and_swap() -> None:
 
 
 def test_local_memory_and_generic_addresses() -> None:
-    """A generic pointer may lead to local, shared or global memory, and to different ones in one warp."""
+    """A generic pointer may point to local, shared or global memory, and the threads of one warp may use pointers to different spaces."""
     body = """
       mov.u64 %rd6, own; cvta.local.u64 %rd6, %rd6;
       mov.u64 %rd7, box; cvta.shared.u64 %rd7, %rd7; add.s64 %rd7, %rd7, 0;
@@ -163,7 +164,7 @@ def test_local_memory_and_generic_addresses() -> None:
 
 
 def test_warps_that_wait_for_each_other_across_a_branch() -> None:
-    """The first warp waits in its branch for what the second one signals behind the branch."""
+    """The kernel ends, although the first warp waits inside a branch for a signal that the second warp sends after the branch."""
     body = """
       setp.ge.u32 %p1, %r1, 32;
       mov.u32 %r6, %r5;

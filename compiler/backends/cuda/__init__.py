@@ -1,1 +1,1 @@
-"""The CUDA back end: loop nests become blocks and threads, and LLVM makes PTX of them."""
+"""The CUDA back end: loop nests become blocks and threads, and LLVM compiles them to PTX."""

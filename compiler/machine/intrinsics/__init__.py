@@ -1,7 +1,7 @@
-"""The intrinsic tiles: every module of this folder, found by itself. Importing this makes them known to programs.
+"""The intrinsic tiles. Importing this package imports every module of the folder, which registers its intrinsics for programs.
 
-A file has an intrinsic, or a family of them: its fields, its operands, its meaning in NumPy, the features it needs, and how it is written
-in LLVM IR. A new file here is a new intrinsic.
+A file defines an intrinsic or a family of them: fields, operands, meaning in NumPy, required features, and code in LLVM IR. A new file here
+is a new intrinsic.
 """
 
 from importlib import import_module

@@ -1,8 +1,8 @@
 """AMX: products of whole tiles, 16 rows by 64 bytes.
 
-Up to 2 x 2 accumulator tiles (tmm0..3) stay in the unit for the whole of k; tmm4..5 hold rows of a, tmm6..7 columns of b. Rows fewer
-than 16 are configured as such, so nothing outside a is read: `amx_configure` tells the unit the height of the tiles that follow, once for
-all of them. The process must have asked its kernel for permission to use the unit.
+Up to 2 x 2 accumulator tiles (tmm0..3) stay in the unit for the whole of k; tmm4..5 hold rows of a, tmm6..7 columns of b. Tiles of fewer
+than 16 rows are configured with their height, so that loads read nothing outside a. `amx_configure` sets the height for all later tiles.
+The process must have asked the operating system for permission to use the unit.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ TILE_ROWS, TILE_BYTES = 16, 64
 
 @tile_op
 class AmxConfigure(Intrinsic):
-    """amx_configure(): the height of the tiles that follow.
+    """amx_configure(): set the height of the tiles that follow.
 
-    The unit is let go when the kernel has done its share: a thread that holds 8 KB of tiles has them saved whenever it loses its core.
+    A thread releases the unit when it has finished its share of a kernel. Otherwise its 8 KB of tiles would be saved at every context
+    switch.
     """
 
     name: ClassVar[str] = "amx_configure"
@@ -46,7 +47,8 @@ class AmxConfigure(Intrinsic):
         return
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        """Palette 1; bytes per row (u16) from byte 16 on, rows (u8) from byte 48 on."""
+        """Write the configuration: palette 1 in byte 0, the bytes per row of each tile (u16) starting at byte 16, and the rows of each tile
+        (u8) starting at byte 48."""
         heights = _heights(self.rows)
         config = bytearray(64)
         config[0] = 1
@@ -61,9 +63,10 @@ class AmxConfigure(Intrinsic):
 
 @dataclass(frozen=True, slots=True)
 class _AmxProduct(MatrixUnitOp):
-    """amx(c, a, b, later?) dims(k, stride, first?, lines?): see product.py. k is a multiple of 64 bytes of a's elements."""
+    """amx(c, a, b, later?) dims(k, stride, first?, lines?): see product.py. A step along k reads 64 bytes of each row of a, and k is a
+    whole number of steps."""
 
-    product: ClassVar[str]  # the instruction
+    product: ClassVar[str]  # name of the instruction
     packed: ClassVar[int]
 
     @property
@@ -106,7 +109,7 @@ class _AmxProduct(MatrixUnitOp):
                 code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {row_bytes})")
             if later:
                 _prefetch_later(code, later[0], step, *share)
-            elif len(heights) == 1 and not self.cached_panel:  # with so few rows the panel comes from memory
+            elif len(heights) == 1 and not self.cached_panel:  # a product of few rows reads the panel from memory
                 prefetch_lines(code, right, TILE_ROWS * row_bytes, TILE_ROWS * row_bytes, far=False)
             for i in range(len(heights)):
                 top = code.op(f"mul nsw i64 {row_stride}, {i * TILE_ROWS}")
@@ -120,8 +123,8 @@ class _AmxProduct(MatrixUnitOp):
 
 @tile_op
 class AmxBf16(_AmxProduct):
-    """Within 32 of k the first and the second of each pair are summed apart, each step fused and rounded; then both are added to c.
-    Denormals count as zero."""
+    """A product of bf16. In each 32 elements along k, the first elements of pairs have one sum and the second elements have another. Each
+    addition is fused and rounded. Then both sums are added to c. Denormals count as zero."""
 
     name: ClassVar[str] = "amx_bf16"
     needs: ClassVar[Features] = Features(["amx-bf16"])
@@ -156,7 +159,7 @@ class _AmxBytes(_AmxProduct):
 
 @tile_op
 class AmxI8ByU8(_AmxBytes):
-    """Rows are signed, the panel (formats.py) is unsigned."""
+    """A product of signed rows by an unsigned panel (formats.py)."""
 
     name: ClassVar[str] = "amx_i8_u8"
     product: ClassVar[str] = "tdpbsud"
@@ -165,7 +168,7 @@ class AmxI8ByU8(_AmxBytes):
 
 @tile_op
 class AmxI8ByI8(_AmxBytes):
-    """Rows and the panel are signed: `widen_panel` makes such panels."""
+    """A product of signed rows by a signed panel, as `widen_panel` makes it."""
 
     name: ClassVar[str] = "amx_i8_i8"
     product: ClassVar[str] = "tdpbssd"
@@ -182,7 +185,7 @@ def _wrong_rows(rows: int) -> Iterator[str]:
 
 
 def _prefetch_later(code: Code, place: str, step: str, first: int | str, lines: int | str) -> None:
-    """Prefetch into all caches but the first, which keeps the operands of these steps."""
+    """Prefetch a share of the later operand into all caches except L1, because L1 keeps the operands of these steps."""
     done = code.op(f"add nsw i64 {first}, {code.op(f'mul nsw i64 {step}, {lines}')}")
     with code.loop("0", str(lines)) as line:
         at = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {place}, i64 {code.op(f'add nsw i64 {done}, {line}')}")

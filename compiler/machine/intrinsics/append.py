@@ -1,4 +1,4 @@
-"""Append the numbers of the lanes that are set to a list, without a branch per lane."""
+"""Append the numbers of those lanes that are set to a list, without a branch per lane."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LANES = 16
 
 @tile_op
 class Append(Intrinsic):
-    """append(list, count, hits) dims(first): `first` + l is written at list[count ...] for each lane l that is set, and `count` goes on.
-    All 16 places there may be overwritten."""
+    """append(list, count, hits) dims(first): for each set lane l, write `first` + l at list[count] and increment `count`. The tile may
+    overwrite all 16 places that start at list[count]."""
 
     name: ClassVar[str] = "append"
 
@@ -39,7 +39,7 @@ class Append(Intrinsic):
         count[0] += len(numbers)
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        """Write the tile. Where no instruction packs lanes, it tests first whether any lane is set."""
+        """Emit the code of the tile. If no instruction packs lanes, test first whether any lane is set."""
         numbers, mask = vec("i32", LANES), vec("i1", LANES)
         lanes = code.op(f"load {numbers}, ptr {pointers[2]}, align 4")
         hit = code.op(f"icmp ne {numbers} {lanes}, zeroinitializer")

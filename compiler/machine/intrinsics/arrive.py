@@ -1,4 +1,4 @@
-"""The block of a GPU that is the last to arrive: it sees what all others wrote before, and goes on alone."""
+"""Detect the last block of a GPU launch that arrives at a counter. It sees everything that the other blocks wrote, and continues alone."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
 
 @tile_op
 class Arrive(Intrinsic):
-    """block_arrive(is_last, counter) dims(count): `is_last`, in shared memory, becomes 1 in the last of `count` blocks that arrive at the
-    counter, else 0. The last block leaves the counter at 0, as it was found."""
+    """block_arrive(is_last, counter) dims(count): set `is_last`, in shared memory, to 1 in the last of `count` blocks that arrive at the
+    counter, else to 0. The last block resets the counter to 0."""
 
     name: ClassVar[str] = "block_arrive"
     threads: ClassVar[int] = 128
@@ -41,7 +41,8 @@ class Arrive(Intrinsic):
         counter[0] = 0 if is_last[0] else counter[0] + 1
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        """Every thread's writes come before the count, and its reads behind it."""
+        """Emit the code of the tile. Fences make each thread's writes visible before its block is counted, and order its reads after the
+        count."""
         is_last, counter = pointers
         code.do(_FENCE)
         code.do(_BARRIER)

@@ -1,4 +1,4 @@
-"""What the intrinsics of machines have in common: the features they need, and how they are written in LLVM IR."""
+"""The base class of the intrinsics of machines: required features, and code in LLVM IR."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ NONE = Features()
 class Intrinsic(TileOp):
     __slots__ = ()
     needs: ClassVar[Features] = NONE
-    vector_bits: ClassVar[int] = 0  # of the registers that it takes
-    threads: ClassVar[int] = 1  # of a GPU's block, that run it together
+    vector_bits: ClassVar[int] = 0  # width in bits of the registers that the intrinsic uses
+    threads: ClassVar[int] = 1  # number of threads of a GPU block that run the intrinsic together
+    enough_blocks: ClassVar[int] = 0  # number of blocks per multiprocessor that are enough; with 0, the assembler chooses
 
     def runs_on(self, target: Target) -> bool:
         return self.needs <= target.features and self.vector_bits <= target.vector_bits
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        """Write the tile. There is a pointer per operand, and a number or a value of type i64 per dimension."""
+        """Emit the code. Each operand is a pointer; each dimension is an integer or the name of an i64 value."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""Products of bf16 summed in pairs into f32, in registers: `dot_bf16`, and `dot_bf16_rows` for a right matrix that is not packed.
+"""Products of bf16, summed in pairs into f32 in registers: `dot_bf16`, and `dot_bf16_rows` for a right matrix that is not packed.
 
-The accumulators stay in registers for the whole of k, and every c[i, j] is summed in the order of k whatever `rows` and `columns`
-are. In a pair the second product comes first, each fused with its addition and rounded; an instruction may take denormals for zero.
+The accumulators stay in registers for the whole of k, and every c[i, j] is summed in the order of k whatever `rows` and `columns` are. The
+second product of each pair is added first; each addition is fused and rounded. An instruction may treat denormals as zero.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.intrinsics.product import ProductOp, matrices
 from compiler.machine.target import Target
 
-PAIR = 2  # neighbours along k that fill the 32 bits of an accumulator
+PAIR = 2  # number of neighbours along k that fill 32 bits, the width of an accumulator
 
 
 def _step(target: Target) -> Step:
@@ -29,7 +29,7 @@ def _step(target: Target) -> Step:
 
 @tile_op
 class DotBf16(ProductOp):
-    """dot_bf16(c, a, b) dims(k, stride): see product.py. k is even, `columns` a multiple of the lanes of a register (16, 8 or 4)."""
+    """dot_bf16(c, a, b) dims(k, stride): see product.py. k is even; `columns` is a multiple of the lanes of a register (16, 8 or 4)."""
 
     name: ClassVar[str] = "dot_bf16"
     accumulator: ClassVar[DType] = DType.F32
@@ -41,7 +41,8 @@ class DotBf16(ProductOp):
         a, b = a.astype(np.float64), b.astype(np.float64)
         for g in range(a.shape[1]):
             for half in (1, 0):
-                # The product of two bf16 is exact in f64, and so is the rounding of its sum with an f32 but for ties of 2^-29.
+                # The product of two bf16 is exact in f64. Its sum with an f32 is rounded to f64 and then to f32. This differs from a single
+                # rounding only if the first result is a tie, which happens once in about 2^29 sums.
                 c[...] = (c + a[:, g, half, None] * b[None, g, :, half]).astype(np.float32)
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
@@ -95,13 +96,14 @@ class _Tile:
 
 @tile_op
 class DotBf16Rows(Intrinsic):
-    """dot_bf16_rows(c, a, upper, lower) dims(stride): c[i, j] += a[i, 0] * upper[j] + a[i, 1] * lower[j], for rows of the right matrix
-    as they lie; `upper` alone where `lower` follows it. The pair is interleaved as it is loaded, for all rows of a."""
+    """dot_bf16_rows(c, a, upper, lower) dims(stride): c[i, j] += a[i, 0] * upper[j] + a[i, 1] * lower[j], for two unpacked rows of the
+    right matrix. If `touching`, `lower` follows `upper` in memory and is not an operand. The two rows are interleaved once, when they are
+    loaded, for all rows of a."""
 
     name: ClassVar[str] = "dot_bf16_rows"
     rows: int
     columns: int
-    touching: bool = False  # the lower row follows the upper one, and is no operand
+    touching: bool = False  # the lower row directly follows the upper one and is not an operand
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -132,7 +134,8 @@ class DotBf16Rows(Intrinsic):
 
 
 def _interleaved(code: Code, rows: list[str], columns: int, lanes: int) -> list[str]:
-    """Load registers of pairs. A load fills a register with a part of a row; rows that touch are loaded as one."""
+    """Load one or two rows and interleave them into registers of pairs. A load fills a register with a part of a row; two adjacent rows are
+    loaded as one."""
     if len(rows) == 1:
         both = _some(code, rows[0], 0, PAIR * columns)
         return [_pairs(code, both, both, start, columns, lanes) for start in range(0, columns, lanes)]
@@ -149,7 +152,8 @@ def _some(code: Code, row: str, first: int, length: int) -> str:
 
 
 def _pairs(code: Code, upper: str, lower: str, start: int, length: int, lanes: int) -> str:
-    """Interleave `lanes` elements of two rows, from `start` on. Where `upper` is `lower`, it holds both rows, `length` apart."""
+    """Interleave `lanes` elements of two rows, starting at `start`. If `upper` is `lower`, that register holds both rows, `length`
+    apart."""
     kind = vec("i16", PAIR * length if upper is lower else length)
     order = vector_literal("i32", (half * length + start + lane for lane in range(lanes) for half in range(PAIR)))
     pairs = code.op(f"shufflevector {kind} {upper}, {kind} {lower}, {vec('i32', PAIR * lanes)} {order}")

@@ -1,5 +1,4 @@
-"""Sums of products of integers, signed by unsigned bytes, exact, in registers: `dot_panel`, and
-`dot_words` for rows of 16 bits."""
+"""Exact sums of products of signed by unsigned integers, in registers: `dot_panel` for rows of bytes, `dot_words` for rows of 16 bits."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, tile_op
-from compiler.llvm.ssa import Code, splat, vec
+from compiler.llvm.ssa import Code, fence, in_register, splat, vec
 from compiler.machine.formats import FOUR, PANEL8_WORDS
 from compiler.machine.instructions import avx2, avx512, neon, wasm
 from compiler.machine.instructions.step import Parts, Step
@@ -19,10 +18,10 @@ from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_lines
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.target import Target
 
-UNROLLED = 4  # loads of each register of b between two tests for the end, for a single row
-FEW = 4  # accumulators: so few wait for their own additions, so each half of the bytes gets its own
+UNROLLED = 4  # number of loads of each register of b per iteration, if a has a single row
+FEW = 4  # with at most this many accumulators, additions wait for each other, so each half of the bytes gets its own accumulator
 
-# What multiplies rows of bytes, and rows of words. The first counts that the target has.
+# Steps for rows of bytes and for rows of words, the best first. A target uses the first step that it supports.
 _BYTES = (
     avx512.SIGNED_BY_UNSIGNED,
     avx2.SIGNED_BY_UNSIGNED,
@@ -38,7 +37,8 @@ _WORDS = (avx512.WORDS_BY_UNSIGNED, avx2.WORDS_BY_UNSIGNED, wasm.WORDS_BY_UNSIGN
 
 @dataclass(frozen=True, slots=True)
 class _PanelOp(ProductOp):
-    """The panel is that of formats.py; sums are modulo 2^32. `columns` is a multiple of the lanes of a register (16, 8 or 4)."""
+    """A product by a panel in a format of formats.py. Sums are modulo 2^32. `columns` is a multiple of the lanes of a register (16, 8 or
+    4)."""
 
     accumulator: ClassVar[DType] = DType.I32
     panel_dtype: ClassVar[DType] = DType.U8
@@ -50,7 +50,7 @@ class _PanelOp(ProductOp):
         return self.step(target) is not None
 
     def _add(self, fours: Array, arrays: Sequence[Array], dims: Sequence[int]) -> None:
-        """`fours` are the weights of a panel [k / 4, columns, 4]."""
+        """Add to c the product of the rows of a and `fours`, the weights of a panel [k / 4, columns, 4]."""
         (c, a, _), (k, stride), (rows, columns) = arrays, dims, (self.rows, self.columns)
         left = np.stack([a[i * stride : i * stride + k] for i in range(rows)]).astype(np.int32)
         c[: rows * columns] += (left @ fours.swapaxes(1, 2).reshape(k, columns).astype(np.int32)).reshape(-1)
@@ -63,11 +63,12 @@ class _PanelOp(ProductOp):
 
 @tile_op
 class DotPanel(_PanelOp):
-    """dot_panel(c, a, b) dims(k, stride): see product.py. k is a multiple of what the bytes of one column hold: 4, or 8 of 4 bits."""
+    """dot_panel(c, a, b) dims(k, stride): see product.py. 32 bits of a column hold 4 weights of 8 bits or 8 weights of 4 bits; k is a
+    multiple of this number."""
 
     name: ClassVar[str] = "dot_panel"
     row_dtype: ClassVar[DType] = DType.I8
-    bits: int  # of an element of b, 8 or 4
+    bits: int  # bits of an element of b, 8 or 4
 
     def problems(self) -> Iterator[str]:
         if self.bits not in (8, 4):
@@ -88,8 +89,8 @@ class DotPanel(_PanelOp):
 
 @tile_op
 class DotWords(_PanelOp):
-    """dot_words(c, a, b) dims(k, stride): see product.py. Rows are of i16, beside weights of 8 bits in the order for them; k is a multiple
-    of 4."""
+    """dot_words(c, a, b) dims(k, stride): see product.py. Rows are i16; b is a panel of 8 bits in the order of `PANEL8_WORDS`. k is a
+    multiple of 4."""
 
     name: ClassVar[str] = "dot_words"
     row_dtype: ClassVar[DType] = DType.I16
@@ -115,9 +116,11 @@ class _Panel:
         self.vector = vec("i32", step.lanes)
         self.vectors = range(self.columns // step.lanes)
         self.halves = 8 // self.bits
-        self.words = op.row_dtype.num_bytes  # of 32 bits, that four neighbours of a row fill
+        self.words = op.row_dtype.num_bytes  # number of 32-bit words that four neighbours of a row fill
         self.apart = self.halves == 2 and self.rows * len(self.vectors) <= FEW and step.bits == 8 and not step.signed
-        self.moved = step.signed and self.bits == 8  # the bytes of the panel are taken as so much less: what a row adds up to is missing
+        # 128 is subtracted from the bytes of the panel, so 128 times the sum of each row's elements is added at the end
+        self.moved = step.signed and self.bits == 8
+        self.in_order = step.in_order and self.rows == 1 and step.halves is not None
 
     def run(self) -> None:
         code, step = self.code, self.step
@@ -136,6 +139,8 @@ class _Panel:
             gathered: dict[str, str] = {}
             for u in range(unrolled):
                 self._deep(totals, gathered, added, rows, code.op(f"add nuw nsw i64 {self._times(index, unrolled)}, {u}"))
+                if self.in_order:
+                    gathered = dict(zip(gathered, fence(code, list(gathered.values()), vec("i16", 2 * step.lanes)), strict=True))
             for total, some in gathered.items():
                 assert step.halves is not None and unrolled * self.halves <= step.halves.most
                 code.do(f"store {self.vector} {step.halves.widen(code, self._load(total), some)}, ptr {total}, align 4")
@@ -150,7 +155,7 @@ class _Panel:
             code.do(f"store {self.vector} {value}, ptr {self._accumulator(i, j)}, align 4")
 
     def _steps(self) -> tuple[str, int]:
-        """The number of iterations of the loop, and the loads of each register in one of them."""
+        """Return the number of iterations of the loop along k, and the number of loads of each register of b per iteration."""
         if not isinstance(self.k, int):
             return self.code.op(f"sdiv i64 {self.k}, {FOUR * self.halves}"), 1
         deep = self.k // (FOUR * self.halves)
@@ -159,12 +164,12 @@ class _Panel:
         return str(deep // unrolled), unrolled
 
     def _deep(self, totals: dict[tuple[int, int, int], str], gathered: dict[str, str], added: list[str], rows: list[str], at: str) -> None:
-        """The products of one load of each register; `gathered` are those of a total that are not added to it yet, `added` the rows'
-        own sums where these are wanted."""
+        """Emit the products of one load of each register of b. `gathered` maps a total to the products that must still be added to it.
+        `added` holds the sum of each row's own elements, if it is needed."""
         code, step = self.code, self.step
         panel = code.op(f"getelementptr [{self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [self._load(code.op(f"getelementptr i32, ptr {panel}, i64 {j * step.lanes}")) for j in self.vectors]
-        if self.rows > 1:  # a single row waits for memory with or without
+        if self.rows > 1:  # prefetching does not help a single row, which is bound by memory
             prefetch_lines(code, panel, AHEAD, self.columns * FOUR, far=True)
         for half in range(self.halves):
             right = [step.right(code, self._half(x, half)) for x in loaded]
@@ -179,7 +184,7 @@ class _Panel:
                     self._add(totals[i, j, half if self.apart else 0], gathered, left, right[j])
 
     def _left(self, place: str) -> Parts:
-        """Load four neighbours of a row."""
+        """Load four neighbours of a row of a, as left operands."""
         code = self.code
         found = [code.op(f"load i32, ptr {code.op(f'getelementptr i32, ptr {place}, i64 {w}')}, align 1") for w in range(self.words)]
         return tuple(part for x in found for part in self.step.left(code, x))
@@ -193,7 +198,8 @@ class _Panel:
         gathered[total] = halves.join(code, gathered[total], product) if total in gathered else product
 
     def _half(self, words: str, half: int) -> str:
-        """The lower or the upper four bits of each byte; the upper ones 16 times, where their sums stand apart."""
+        """Select the lower or the upper four bits of each byte. If the upper four bits have sums of their own, leave them in place, which
+        multiplies their values by 16."""
         lanes = self.step.lanes
         if self.bits == 8:
             return self.code.op(f"xor {self.vector} {words}, {splat(str(0x80808080 - 2**32), 'i32', lanes)}") if self.moved else words
@@ -201,7 +207,9 @@ class _Panel:
             return self.code.op(f"and {self.vector} {words}, {splat(str(0xF0F0F0F0 - 2**32), 'i32', lanes)}")
         if half:
             words = self.code.op(f"lshr {self.vector} {words}, {splat('4', 'i32', lanes)}")
-        return self.code.op(f"and {self.vector} {words}, {splat(str(0x0F0F0F0F), 'i32', lanes)}")
+        mask = splat(str(0x0F0F0F0F), "i32", lanes)
+        mask = in_register(self.code, mask, self.vector) if self.step.in_order else mask
+        return self.code.op(f"and {self.vector} {words}, {mask}")
 
     def _times(self, a: int | str, b: int) -> str:
         return self.code.op(f"mul nsw i64 {a}, {b}")

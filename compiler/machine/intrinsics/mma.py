@@ -1,20 +1,20 @@
-"""Products on the tensor cores of a GPU: what a block of four warps computes together.
+"""Products on the tensor cores of a GPU, computed by a block of four warps.
 
-`mma.sync` multiplies 16 columns of a weight by 8 rows, 16 numbers along k at a time. Weights lie in memory as its registers hold them
-(`Fragments` in compiler/machine/formats.py), so a lane reads its own 16 bytes and nothing is shuffled. Each warp has columns of its own
-and all rows of the block. An accumulator adds its products in the order of k, 16 at a time, whatever `rows` and `columns` are.
+`mma.sync` multiplies 16 columns of a weight by 8 rows, 16 numbers along k at a time. Weights are stored in the order in which its registers
+hold them (`Fragments` in compiler/machine/formats.py), so a lane reads its own 16 bytes without shuffles. Each warp computes its own
+columns for all rows of the block. An accumulator adds its products in the order of k, 16 at a time, whatever `rows` and `columns` are.
 
-Weights of 8 or 4 bits become numbers of bf16 in registers, which hold them exactly. The sum of a group is multiplied by its scale, and the
+Weights of 8 or 4 bits are converted in registers to bf16, which holds them exactly. The sum of a group is multiplied by its scale, and
 groups are added in order.
 
-Copies from global memory run `stages` - 1 steps ahead. With 8 rows each warp copies them for itself, and no warp waits for another.
+Copies from global memory run `stages` - 1 steps ahead. With 8 rows, each warp copies the rows for itself, and no warp waits for another.
 More rows are copied once for all warps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import ClassVar
 
 import numpy as np
@@ -23,28 +23,26 @@ from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, float_literal, multiply_add
 from compiler.machine.formats import FRAGMENT_COLUMNS, FRAGMENTS, FRAGMENTS4, FRAGMENTS8
+from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, SHARED_BYTES, WARPS, BlockCode
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.target import GPU, Target
 
-WARPS, LANES = 4, 32
-EIGHT = 8  # rows that an instruction multiplies
-STEP = FRAGMENTS.depth  # of k, that a stage holds
-SHARED_BYTES = 48 << 10  # that a block may have without asking the driver for more
+STEP = FRAGMENTS.depth  # extent of k in a stage
 MOST_STAGES = 8
-ROW_BYTES = 512  # of a step of 8 rows
-FORMATS = {16: FRAGMENTS, 8: FRAGMENTS8, 4: FRAGMENTS4}  # of weights, by the bits of one
-_GLOBAL, _SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
-_FOUR_FLOATS = "{float, float, float, float}"
+ROW_BYTES = 512  # bytes of 8 rows in a step
+FORMATS = {16: FRAGMENTS, 8: FRAGMENTS8, 4: FRAGMENTS4}  # formats of weights, by bits per weight
 
 
 @tile_op
 class Mma(ProductOp):
     """mma_product(c, a, b, ...) dims(k, stride, num_rows, num_panels): c[s, i, j] = sum over k of a[i, k] * b_s[k, j], for each of `sums`
-    matrices b_s. Behind weights of fewer than 16 bits stand their scales, [num_panels, k / group, 16], and `group` is the last dimension.
+    matrices b_s. Weights of fewer than 16 bits are followed by their scales, [num_panels, k / group, 16], and `group` is the last
+    dimension.
 
-    c is in shared memory, [sums, rows, pitch], and at least `shared_bytes` long: while the products run, it holds what is copied. Of the
-    rows of a there are `num_rows`, and `num_panels` panels of 16 columns of each b; where there are fewer than c has, the last one stands
-    for those that are missing."""
+    c is in shared memory, [sums, rows, pitch], at least `shared_bytes` long: during the products it holds the stages. a has `num_rows`
+    rows, and each b has `num_panels` panels of 16 columns. If c has more rows or panels, the last one of a or b takes the place of those
+    that are missing.
+    """
 
     name: ClassVar[str] = "mma_product"
     threads: ClassVar[int] = WARPS * LANES
@@ -52,9 +50,9 @@ class Mma(ProductOp):
     row_dtype: ClassVar[DType] = DType.BF16
     panel_dtype: ClassVar[DType] = DType.BF16
     sums: int = 1
-    bits: int = 16  # of a weight
-    wide_scales: bool = False  # scales hold f32, not bf16
-    apart: int = 0  # panels from the first half of the columns to the second, where they do not touch
+    bits: int = 16  # per weight
+    wide_scales: bool = False  # scales are f32 instead of bf16
+    apart: int = 0  # distance in panels between the two halves of the columns, or 0 if the halves are adjacent
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -84,27 +82,27 @@ class Mma(ProductOp):
 
     @property
     def pitch(self) -> int:
-        """From one row of c to the next: lanes that write together write to different banks."""
+        """Distance in elements between rows of c. It is padded so that lanes that write at the same time write to different banks."""
         return self.columns + 4
 
     @property
     def panels(self) -> int:
-        """Of 16 columns, of a warp, of each sum."""
+        """The number of 16-column panels that each warp multiplies for each of the `sums` matrices."""
         return self.columns // (WARPS * FRAGMENT_COLUMNS)
 
     @property
     def own_rows(self) -> bool:
-        """Each warp copies the rows for itself."""
+        """Whether each warp copies the rows of a for itself instead of sharing the copies of the block."""
         return self.rows == EIGHT
 
     @property
     def panel_bytes(self) -> int:
-        """A panel's part of a stage."""
+        """Bytes of a panel in a stage."""
         return FRAGMENT_COLUMNS * STEP * self.bits // 8
 
     @property
     def weight_bytes(self) -> int:
-        """Of a stage."""
+        """Bytes of weights in a stage."""
         return WARPS * self.sums * self.panels * self.panel_bytes
 
     @property
@@ -149,25 +147,22 @@ class Mma(ProductOp):
         _Block(self, code, pointers, dims).run()
 
 
-class _Block:
-    """The code of a thread."""
+class _Block(BlockCode):
+    """Emits the code of a product, which each thread of the block runs."""
 
     def __init__(self, op: Mma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
-        self.op, self.code = op, code
+        super().__init__(code)
+        self.op = op
         k, self.stride, self.num_rows, self.num_panels, *group = (str(d) for d in dims)
-        self.steps = self._divided(k, STEP)
-        self.group_steps = self._divided(group[0], STEP) if op.has_scales else self.steps
-        thread = code.op("call i32 @llvm.nvvm.read.ptx.sreg.tid.x()")
-        self.thread = code.op(f"zext i32 {thread} to i64")
-        self.lane, self.warp = code.op(f"and i64 {self.thread}, {LANES - 1}"), code.op(f"lshr i64 {self.thread}, 5")
-        self.group, self.quad = code.op(f"lshr i64 {self.lane}, 2"), code.op(f"and i64 {self.lane}, 3")
-        self.lane_bytes, row_bytes = self._times(self.lane, op.panel_bytes // LANES if op.bits < 16 else 16), self._times(self.lane, 16)
-        self.shared = code.op(f"addrspacecast ptr {pointers[0]} to {_SHARED}")
+        self.steps = self.divided(k, STEP)
+        self.group_steps = self.divided(group[0], STEP) if op.has_scales else self.steps
+        self.lane_bytes, row_bytes = self.times(self.lane, op.panel_bytes // LANES if op.bits < 16 else 16), self.times(self.lane, 16)
+        self.shared = self.in_shared(pointers[0])
         self.rows, self.panels, self.scales = pointers[1], pointers[2 : 2 + op.sums], pointers[2 + op.sums :]
         per_warp = op.sums * op.panels
-        self.own_weights = self._shared(self._plus(self._times(self.warp, per_warp * op.panel_bytes), self.lane_bytes), self.shared)
-        rows_at = self._plus(self._times(self.warp, ROW_BYTES), row_bytes) if op.own_rows else row_bytes
-        self.own_rows = self._shared(self._plus(rows_at, str(op.weight_bytes)), self.shared)
+        self.own_weights = self._shared(self.plus(self.times(self.warp, per_warp * op.panel_bytes), self.lane_bytes), self.shared)
+        rows_at = self.plus(self.times(self.warp, ROW_BYTES), row_bytes) if op.own_rows else row_bytes
+        self.own_rows = self._shared(self.plus(rows_at, str(op.weight_bytes)), self.shared)
         count = per_warp * op.rows // EIGHT * 4
         self.sums = [code.alloca("float") for _ in range(count)]
         self.in_groups = op.has_scales and self.group_steps != self.steps
@@ -184,15 +179,15 @@ class _Block:
             self._read_scales(chosen, "0")
         ahead = op.stages - 1
         for step in range(ahead):
-            with self._where(code.op(f"icmp slt i64 {step}, {self.steps}")):
+            with code.when(code.op(f"icmp slt i64 {step}, {self.steps}")):
                 self._copy(sources, str(step), str(step))
             self._commit()
         with code.loop("0", self.steps) as step:
             code.do(f"call void @llvm.nvvm.cp.async.wait.group(i32 {ahead - 1})")
             if not op.own_rows:
-                self._barrier()
+                self.barrier()
             later = code.op(f"add i64 {step}, {ahead}")
-            with self._where(code.op(f"icmp slt i64 {later}, {self.steps}")):
+            with code.when(code.op(f"icmp slt i64 {later}, {self.steps}")):
                 self._copy(sources, later, code.op(f"urem i64 {later}, {op.stages}"))
             self._commit()
             self._multiply(code.op(f"urem i64 {step}, {op.stages}"))
@@ -207,111 +202,101 @@ class _Block:
         code.do("call void @llvm.nvvm.cp.async.wait.group(i32 0)")
         if op.has_scales and not self.in_groups:
             self._scale()
-        self._barrier()  # c lies where the stages were
+        self.barrier()  # wait until all warps have read the stages, because c overwrites them
         self._store()
 
     # --- copies --------------------------------------------------------------------------------------------------------
 
     def _chosen(self) -> list[str]:
-        """The panels of this warp, of each matrix."""
+        """Return the indices of the panels that this warp multiplies. They are the same in each matrix."""
         code, op = self.code, self.op
         last = code.op(f"sub i64 {self.num_panels}, 1")
-        first = self._times(self.warp, op.panels)
+        first = self.times(self.warp, op.panels)
         if op.apart:
             second = code.op(f"icmp uge i64 {self.warp}, {WARPS // 2}")
             skipped = op.apart - op.panels * WARPS // 2
             first = code.op(f"add i64 {first}, {code.op(f'select i1 {second}, i64 {skipped}, i64 0')}")
-        wanted = [self._plus(first, str(p)) for p in range(op.panels)]
+        wanted = [self.plus(first, str(p)) for p in range(op.panels)]
         return [code.op(f"call i64 @llvm.smin.i64(i64 {panel}, i64 {last})") for panel in wanted]
 
     def _sources(self, chosen: Sequence[str]) -> list[str]:
-        """Where this lane copies from in the first step: the weights of its warp, then rows."""
+        """Return the addresses from which this lane copies in the first step: addresses of its warp's weights, then of rows of a."""
         op, code = self.op, self.code
-        panel_bytes = self._times(self.steps, op.panel_bytes)
-        offsets = [self._plus(code.op(f"mul i64 {panel}, {panel_bytes}"), self.lane_bytes) for panel in chosen]
+        panel_bytes = self.times(self.steps, op.panel_bytes)
+        offsets = [self.plus(code.op(f"mul i64 {panel}, {panel_bytes}"), self.lane_bytes) for panel in chosen]
         found = [self._global(base, at) for base in self.panels for at in offsets]
         last = code.op(f"sub i64 {self.num_rows}, 1")
         for number in range(1 if op.own_rows else -(-op.rows // (EIGHT * WARPS))):
-            first = "0" if op.own_rows else self._times(self._plus(self.warp, str(number * WARPS)), EIGHT)
-            row = code.op(f"call i64 @llvm.smin.i64(i64 {self._plus(first, self.group)}, i64 {last})")
-            at = self._plus(code.op(f"mul i64 {self._times(row, 2)}, {self.stride}"), self._times(self.quad, 16))
+            first = "0" if op.own_rows else self.times(self.plus(self.warp, str(number * WARPS)), EIGHT)
+            row = code.op(f"call i64 @llvm.smin.i64(i64 {self.plus(first, self.group)}, i64 {last})")
+            at = self.plus(code.op(f"mul i64 {self.times(row, 2)}, {self.stride}"), self.times(self.quad, 16))
             found.append(self._global(self.rows, at))
         return found
 
     def _copy(self, sources: Sequence[str], step: str, slot: str) -> None:
         op, per_warp = self.op, self.op.sums * self.op.panels
-        stage = self._times(slot, op.stage_bytes)
+        stage = self.times(slot, op.stage_bytes)
         weights, rows = self._shared(stage, self.own_weights), self._shared(stage, self.own_rows)
-        begin = self._times(step, op.panel_bytes)
+        begin = self.times(step, op.panel_bytes)
         for p in range(per_warp):
-            source = self._gep(_GLOBAL, sources[p], begin)
+            source = self.gep(GLOBAL, sources[p], begin)
             for at in range(0, op.panel_bytes, LANES * 16):
                 target = self._shared(str(p * op.panel_bytes + at), weights)
-                self._copy_to(target, self._gep(_GLOBAL, source, str(at)), min(16, op.panel_bytes // LANES))
-        begin = self._times(step, STEP * 2)
+                self._copy_to(target, self.gep(GLOBAL, source, str(at)), min(16, op.panel_bytes // LANES))
+        begin = self.times(step, STEP * 2)
         for number, source in enumerate(sources[per_warp:]):
-            at = "0" if op.own_rows else self._times(self._plus(self.warp, str(number * WARPS)), ROW_BYTES)
+            at = "0" if op.own_rows else self.times(self.plus(self.warp, str(number * WARPS)), ROW_BYTES)
             some = not op.own_rows and op.rows // EIGHT < WARPS
-            with self._where(self.code.op(f"icmp ult i64 {self.warp}, {op.rows // EIGHT}")) if some else nullcontext():
-                self._copy_to(self._shared(at, rows), self._gep(_GLOBAL, source, begin), 16)
+            with self.code.when(self.code.op(f"icmp ult i64 {self.warp}, {op.rows // EIGHT}")) if some else nullcontext():
+                self._copy_to(self._shared(at, rows), self.gep(GLOBAL, source, begin), 16)
 
     def _copy_to(self, target: str, source: str, num_bytes: int) -> None:
-        """Past the first cache, which only copies of 16 bytes can do."""
+        """Emit an asynchronous copy to shared memory. A copy of 16 bytes bypasses L1; smaller copies cannot."""
         kind = "cg" if num_bytes == 16 else "ca"
-        self.code.do(f"call void @llvm.nvvm.cp.async.{kind}.shared.global.{num_bytes}({_SHARED} {target}, {_GLOBAL} {source})")
+        self.code.do(f"call void @llvm.nvvm.cp.async.{kind}.shared.global.{num_bytes}({SHARED} {target}, {GLOBAL} {source})")
 
     def _commit(self) -> None:
         self.code.do("call void @llvm.nvvm.cp.async.commit.group()")
 
-    def _barrier(self) -> None:
-        self.code.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
-
     # --- products ------------------------------------------------------------------------------------------------------
 
     def _multiply(self, slot: str) -> None:
-        op, code, per_warp = self.op, self.code, self.op.sums * self.op.panels
-        stage = self._times(slot, op.stage_bytes)
+        op, per_warp = self.op, self.op.sums * self.op.panels
+        stage = self.times(slot, op.stage_bytes)
         weights, rows = self._shared(stage, self.own_weights), self._shared(stage, self.own_rows)
         left = [self._weights(self._shared(str(p * op.panel_bytes), weights)) for p in range(per_warp)]
         for j in range(op.rows // EIGHT):
-            right = self._words(rows, j * ROW_BYTES)
+            right = self.words(SHARED, rows, str(j * ROW_BYTES), 4)
             for p in range(per_warp):
                 totals = self.sums[(p * (op.rows // EIGHT) + j) * 4 :][:4]
-                sums = [code.op(f"load float, ptr {total}, align 4") for total in totals]
+                sums = self.load_floats(totals)
                 for half in range(2):
-                    sums = self._mma(left[p][half], right[2 * half : 2 * half + 2], sums)
-                for total, value in zip(totals, sums, strict=True):
-                    code.do(f"store float {value}, ptr {total}, align 4")
-
-    def _words(self, base: str, at: int, count: int = 4) -> list[str]:
-        """Words of 32 bits of shared memory."""
-        kind = f"<{count} x i32>"
-        read = self.code.op(f"load {kind}, {_SHARED} {self._shared(str(at), base)}, align {4 * count}")
-        return [self.code.op(f"extractelement {kind} {read}, i32 {i}") for i in range(count)]
+                    sums = self.mma(left[p][half], right[2 * half : 2 * half + 2], sums)
+                self.store_floats(sums, totals)
 
     def _weights(self, base: str) -> list[list[str]]:
-        """The registers of a panel, for both instructions of a step."""
+        """Return the registers that hold the weights of a panel, for both instructions of a step."""
         match self.op.bits:
             case 16:
-                return [self._words(base, half * LANES * 16) for half in range(2)]
+                return [self.words(SHARED, base, str(half * LANES * 16), 4) for half in range(2)]
             case 8:
-                words = self._words(base, 0)
+                words = self.words(SHARED, base, "0", 4)
                 return [[self._bytes(word, first) for word in words[2 * half : 2 * half + 2] for first in (0, 2)] for half in range(2)]
             case _:
-                return [[self._nibbles(word, pair) for pair in (0, 2, 1, 3)] for word in self._words(base, 0, 2)]
+                return [[self._nibbles(word, pair) for pair in (0, 2, 1, 3)] for word in self.words(SHARED, base, "0", 2)]
 
     def _bytes(self, word: str, first: int) -> str:
-        """Two bytes as numbers of bf16. Behind the bits of 2^23 a byte is the end of the fraction of an f32; what is left when 2^23 and the
-        offset are subtracted has so few bits that the upper half holds it."""
+        """Convert two bytes to bf16. A byte in the lowest bits of the f32 2^23 adds its value. Subtracting 2^23 and the offset leaves so
+        few significant bits that the upper half of the f32 holds them."""
         wide = [self.code.op(f"call i32 @llvm.nvvm.prmt(i32 {word}, i32 {0x4B000000}, i32 {0x7540 + first + i})") for i in range(2)]
         offset = float_literal(float(2**23 + FRAGMENTS8.offset))
         exact = [self.code.op(f"fsub float {self.code.op(f'bitcast i32 {w} to float')}, {offset}") for w in wide]
         low, high = (self.code.op(f"bitcast float {x} to i32") for x in exact)
-        return self.code.op(f"call i32 @llvm.nvvm.prmt(i32 {low}, i32 {high}, i32 {0x7632})")
+        return self.high_halves(low, high)
 
     def _nibbles(self, word: str, pair: int) -> str:
-        """Four bits at 4 * pair, and four that stand 16 bits above, as numbers of bf16. Behind the bits of 128 they are the end of the
-        fraction; 128 and the offset are subtracted."""
+        """Convert to bf16 the four bits at bit 4 * pair of a word and the four bits 16 positions higher. Four bits in the lowest bits of
+        the bf16 128 add their value; then 128 and the offset are subtracted."""
         code = self.code
         shifted = word if pair == 0 else code.op(f"lshr i32 {word}, {4 * pair}")
         held = code.op(f"or i32 {code.op(f'and i32 {shifted}, {0x000F000F}')}, {0x43004300}")
@@ -323,29 +308,29 @@ class _Block:
     # --- scales --------------------------------------------------------------------------------------------------------
 
     def _read_scales(self, chosen: Sequence[str], group: str) -> None:
-        """Those of this lane's columns, `group` and `group` + 8 of each panel."""
+        """Read the scales of this lane's columns: `self.group` and `self.group` + 8 of each panel."""
         op, code = self.op, self.code
         num_groups = code.op(f"udiv i64 {self.steps}, {self.group_steps}")
         factors = iter(self.factors)
         for base in self.scales:
             for panel in chosen:
-                line = self._plus(code.op(f"mul i64 {panel}, {num_groups}"), group)
-                at = self._plus(self._times(line, FRAGMENT_COLUMNS), self.group)
+                line = self.plus(code.op(f"mul i64 {panel}, {num_groups}"), group)
+                at = self.plus(self.times(line, FRAGMENT_COLUMNS), self.group)
                 for column in (0, EIGHT):
-                    place = self._times(self._plus(at, str(column)), 4 if op.wide_scales else 2)
+                    place = self.times(self.plus(at, str(column)), 4 if op.wide_scales else 2)
                     code.do(f"store float {self._scale_at(self._global(base, place))}, ptr {next(factors)}, align 4")
 
     def _scale_at(self, place: str) -> str:
         code = self.code
         if self.op.wide_scales:
-            return code.op(f"load float, {_GLOBAL} {place}, align 4")
-        bits = code.op(f"zext i16 {code.op(f'load i16, {_GLOBAL} {place}, align 2')} to i32")
+            return code.op(f"load float, {GLOBAL} {place}, align 4")
+        bits = code.op(f"zext i16 {code.op(f'load i16, {GLOBAL} {place}, align 2')} to i32")
         return code.op(f"bitcast i32 {code.op(f'shl i32 {bits}, 16')} to float")
 
     def _scaled(self) -> Iterator[tuple[str, str, str, str]]:
-        """Where each accumulator and its total are, and the values of the accumulator and its scale."""
+        """Yield for each accumulator its address, the address of its total, its value and its scale."""
         code, op = self.code, self.op
-        factors = [code.op(f"load float, ptr {factor}, align 4") for factor in self.factors]
+        factors = self.load_floats(self.factors)
         for number, (part, total) in enumerate(zip(self.sums, self.totals, strict=True)):
             panel, e = number // (op.rows // EIGHT * 4), number % 4
             yield part, total, code.op(f"load float, ptr {part}, align 4"), factors[2 * panel + e // 2]
@@ -361,16 +346,12 @@ class _Block:
         for part, _, value, factor in self._scaled():
             self.code.do(f"store float {self.code.op(f'fmul float {value}, {factor}')}, ptr {part}, align 4")
 
-    def _mma(self, left: Sequence[str], right: Sequence[str], sums: Sequence[str]) -> list[str]:
-        given = ", ".join([*(f"i32 {x}" for x in (*left, *right)), *(f"float {x}" for x in sums)])
-        made = self.code.op(f"call {_FOUR_FLOATS} @llvm.nvvm.mma.m16n8k16.row.col.bf16({given})")
-        return [self.code.op(f"extractvalue {_FOUR_FLOATS} {made}, {i}") for i in range(4)]
-
     def _store(self) -> None:
-        """Of each accumulator tile a lane has columns `group` and `group` + 8, of the rows 2 `quad` and 2 `quad` + 1."""
+        """Store the accumulators. In each tile, a lane holds columns `self.group` and `self.group` + 8 of rows 2 * `self.quad` and 2 *
+        `self.quad` + 1."""
         op, code = self.op, self.code
-        row = self._times(self._times(self.quad, 2), op.pitch)
-        base = self._gep(_SHARED, self.shared, self._plus(row, self._plus(self._times(self.warp, op.panels * 16), self.group)), "float")
+        row = self.times(self.times(self.quad, 2), op.pitch)
+        base = self.gep(SHARED, self.shared, self.plus(row, self.plus(self.times(self.warp, op.panels * 16), self.group)), "float")
         totals = iter(self.totals)
         for s in range(op.sums):
             for p in range(op.panels):
@@ -378,29 +359,10 @@ class _Block:
                     for e in range(4):
                         at = (s * op.rows + EIGHT * j + e % 2) * op.pitch + p * FRAGMENT_COLUMNS + e // 2 * EIGHT
                         value = code.op(f"load float, ptr {next(totals)}, align 4")
-                        code.do(f"store float {value}, {_SHARED} {self._gep(_SHARED, base, str(at), 'float')}, align 4")
-
-    # --- arithmetic of addresses ---------------------------------------------------------------------------------------
-
-    def _where(self, cond: str) -> AbstractContextManager[None]:
-        return self.code.when(cond)
-
-    def _plus(self, a: str, b: str) -> str:
-        if a.isdigit() and b.isdigit():
-            return str(int(a) + int(b))
-        return a if b == "0" else b if a == "0" else self.code.op(f"add i64 {a}, {b}")
-
-    def _divided(self, a: str, b: int) -> str:
-        return str(int(a) // b) if a.isdigit() else self.code.op(f"sdiv i64 {a}, {b}")
-
-    def _times(self, a: str, b: int) -> str:
-        return str(int(a) * b) if a.isdigit() else self.code.op(f"mul i64 {a}, {b}")
-
-    def _gep(self, kind: str, base: str, at: str, element: str = "i8") -> str:
-        return base if at == "0" else self.code.op(f"getelementptr {element}, {kind} {base}, i64 {at}")
+                        code.do(f"store float {value}, {SHARED} {self.gep(SHARED, base, str(at), 'float')}, align 4")
 
     def _shared(self, at: str, base: str) -> str:
-        return self._gep(_SHARED, base, at)
+        return self.gep(SHARED, base, at)
 
     def _global(self, base: str, at: str) -> str:
-        return self._gep(_GLOBAL, self.code.op(f"addrspacecast ptr {base} to {_GLOBAL}"), at)
+        return self.gep(GLOBAL, self.in_global(base), at)

@@ -1,4 +1,4 @@
-"""Prefetch cache lines before they are read. Changes nothing but time."""
+"""Prefetch cache lines before they are read. This affects only speed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from compiler.llvm.ssa import Code
 from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.target import LINE_BYTES, Target
 
-AHEAD = 4096  # bytes of what is read in a row: what machines prefetch by themselves ends with a page
+AHEAD = 4096  # distance in bytes at which sequential reads are prefetched; hardware prefetching stops at the end of a page
 
 
 @tile_op
 class Prefetch(Intrinsic):
-    """prefetch(place): `lines` cache lines, from `ahead` bytes behind the place on."""
+    """prefetch(place): prefetch `lines` cache lines, starting `ahead` bytes after the place."""
 
     name: ClassVar[str] = "prefetch"
-    far: bool = False  # into all caches but the first, which has few places for lines that are on their way
+    far: bool = False  # prefetch into all caches except L1, which can track few outstanding lines
     ahead: int = 0
     lines: int = 1
 
@@ -34,11 +34,11 @@ class Prefetch(Intrinsic):
 
 
 def prefetch_line(code: Code, place: str, *, far: bool) -> None:
-    """llvm.prefetch: read (0), data cache (1); locality 3 is all levels, 2 all but the first."""
+    """Emit llvm.prefetch for a read (0) into the data cache (1). Locality 3 stands for all levels of cache, 2 for all levels except L1."""
     code.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 {2 if far else 3}, i32 1)")
 
 
 def prefetch_lines(code: Code, place: str, ahead: int, num_bytes: int, *, far: bool) -> None:
-    """Prefetch the lines of a range of bytes that begins at a distance behind the place."""
+    """Prefetch the lines of a range of bytes that begins `ahead` bytes after the place."""
     for offset in range(ahead, ahead + num_bytes, LINE_BYTES):
         prefetch_line(code, code.op(f"getelementptr i8, ptr {place}, i64 {offset}") if offset else place, far=far)

@@ -1,8 +1,8 @@
-"""The operands, dimensions and meaning that all tiles share which multiply matrices.
+"""The operands, dimensions and meaning of tiles that multiply matrices.
 
 operands  c[rows * columns]    accumulators, row-major
           a                    rows, `stride` elements apart
-          b                    a panel of columns: of each column, `packed` neighbours along k stand together in 32 bits
+          b                    a panel of columns, in which `packed` neighbours along k of each column share 32 bits
 dims      k, stride
 
 c[i, j] += sum over k of a[i, k] * b[k, j]
@@ -40,14 +40,14 @@ class ProductOp(Intrinsic):
 
 @dataclass(frozen=True, slots=True)
 class MatrixUnitOp(ProductOp):
-    """A matrix unit has to be configured, and takes in operands faster than caches give them.
+    """A product on a matrix unit. The unit must be configured, and it consumes operands faster than caches deliver them.
 
-    With `prefetching` there is a fourth operand, a place that is read later, and dims(k, stride, first, lines): each step prefetches so
-    many lines there, from line `first` on.
+    With `prefetching` there is a fourth operand, a place that is read later, and dims(k, stride, first, lines): each step prefetches
+    `lines` cache lines there, starting at line `first`.
     """
 
-    fresh: bool = False  # c is written, not added to
-    cached_panel: bool = False  # b lies in the first cache, so it needs no prefetch
+    fresh: bool = False  # the product overwrites c instead of being added to it
+    cached_panel: bool = False  # b is in L1 and needs no prefetch
     prefetching: bool = False
 
     @property
@@ -61,12 +61,12 @@ class MatrixUnitOp(ProductOp):
 
     @property
     def configuration(self) -> TileOp:
-        """The tile that configures the unit for this one."""
+        """The operation that configures the matrix unit for this product."""
         raise NotImplementedError
 
 
 def matrices(op: ProductOp, packed: int, arrays: Sequence[Array], dims: Sequence[int]) -> tuple[Array, Array, Array]:
-    """Views: c [rows, columns], a [rows, k / packed, packed], b [k / packed, columns, packed]."""
+    """Return views of the operands: c [rows, columns], a [rows, k / packed, packed], b [k / packed, columns, packed]."""
     (c, a, b), (k, stride), (rows, columns) = arrays, dims, (op.rows, op.columns)
     left = np.stack([a[i * stride : i * stride + k] for i in range(rows)])
     panel = b[: k * columns].reshape(k // packed, columns, packed)
@@ -74,5 +74,5 @@ def matrices(op: ProductOp, packed: int, arrays: Sequence[Array], dims: Sequence
 
 
 def flushed(x: Array) -> Array:
-    """Replace denormals by zeros of their sign."""
+    """Replace denormals by zeros of the same sign."""
     return np.where(np.abs(x) < np.finfo(np.float32).tiny, np.copysign(0, x), x)

@@ -1,5 +1,5 @@
-"""Integers from what two f32 numbers hold in their low bits, by moving bytes: what would be conversions to twice as many bits and three
-shifts is one permutation each and one shift."""
+"""Shift the mantissas of f32 numbers by amounts stored in other f32 numbers. Moving bytes takes one permutation of each operand and one
+shift, instead of widening conversions and three shifts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MANTISSA_BITS, COUNT_BITS = 23, 8
 
 @tile_op
 class Shift(Intrinsic):
-    """shift(out, mantissas, counts): the low 23 bits of a mantissa, behind which stands a 0, times 2^24, are shifted down by the low 8 bits
-    of the count, which are fewer than 64; of 16 f32 numbers each."""
+    """shift(out, mantissas, counts), on 16 lanes: take the low 23 bits of a mantissa, below a bit that must be 0, multiply them by 2^24,
+    and shift them right by the low 8 bits of the count, which must be less than 64."""
 
     name: ClassVar[str] = "shift"
 
@@ -39,14 +39,15 @@ class Shift(Intrinsic):
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         wide = vec("i64", LANES)
         shifted, mantissas, counts = pointers
-        # Bits of a mantissa that are no whole bytes are below the exponent's last one, which the caller has to be 0.
+        # The 23 bits and the bit above them, the exponent's lowest, fill three bytes. The caller makes sure that the bit above is 0.
         number = _bytes_of(code, mantissas, (None, None, None, 0, 1, 2, None, None))
         count = _bytes_of(code, counts, (0, *[None] * 7))
         code.do(f"store {wide} {code.op(f'lshr {wide} {number}, {count}')}, ptr {shifted}, align 8")
 
 
 def _bytes_of(code: Code, numbers: str, place: tuple[int | None, ...]) -> str:
-    """For each lane 8 bytes: those of the number there that are named, and zeros."""
+    """Return 8 bytes per lane. For each byte, `place` has the index of the byte of the lane's number that goes there, or None for a
+    zero."""
     count = 4 * LANES
     loaded = code.op(f"load <{count} x i8>, ptr {numbers}, align 4")
     order = [count if byte is None else 4 * lane + byte for lane in range(LANES) for byte in place]

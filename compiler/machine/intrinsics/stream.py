@@ -1,7 +1,8 @@
-"""Write a vector past the caches: for results so large that caches would not hold them until they are read.
+"""Non-temporal stores of vectors: for results so large that caches would evict them before they are read.
 
-A line that is written whole is then not read from memory first, and drives nothing out. On x86-64 other threads may see it
-late, until a locked instruction: the one by which a thread tells what it has run (runtime/device/cpu/team.ll).
+A line that is written whole is not read from memory first and evicts nothing. On x86-64, other threads may see such a store late, but at
+the latest after the next locked instruction of the storing thread: the one with which it reports its finished work
+(runtime/device/cpu/team.ll).
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from compiler.llvm.ssa import Code, vec
 from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.target import LINE_BYTES, Target
 
-LANES = 16  # a line of 64 bytes: half a line would be read first after all
+LANES = 16  # number of f32 in a cache line of 64 bytes; storing only half a line would read the line first
 
 
 @tile_op
 class Stream(Intrinsic):
-    """stream(place, lanes): 16 f32 go to the place, past the caches where it begins a line."""
+    """stream(place, lanes): store 16 f32 at the place, bypassing caches if it begins a cache line."""
 
     name: ClassVar[str] = "stream"
 

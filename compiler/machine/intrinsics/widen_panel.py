@@ -1,8 +1,8 @@
-"""Widen a stretch of a panel of 4 bits (panels.py) to the bytes that a matrix unit multiplies (ops/products/widened.py).
+"""Widen a part of a panel of 4 bits (formats.py) to the bytes that a matrix unit multiplies (ops/products/widened.py).
 
-A line of 64 bytes holds 128 weights, four in each lane of 16 bits: as 4096 q they are multiplied by m and rounded to
-(q * m + 4) >> 3 in one instruction, or by 256 m for the upper byte of a lane, where the rounding is an addition of 128. 15 operations on
-vectors for two lines of 64 results, of which 7 have one port.
+A line of 64 bytes holds 128 weights, four per 16-bit lane. A weight q is multiplied as 4096 q. For the lower byte of a lane the factor is
+the multiplier m, and the same instruction rounds to (q * m + 4) >> 3. For the upper byte the factor is 256 m, and adding 128 rounds. Two
+lines of 64 results take 15 vector operations; 7 of these run on a single port.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from compiler.machine.intrinsics.prefetch import prefetch_line
 from compiler.machine.target import LINE_BYTES, Target
 
 COLUMNS = 16
-STRETCH = 32  # of k, beside one load of multipliers
+STRETCH = 32  # extent of k for which one load reads the multipliers
 _WORDS = "<32 x i16>"
-_SPREAD, NOTHING = "@llvm.x86.avx512.pshuf.b.512", 128  # bytes from the same 16; nothing where the number has its highest bit
+_SPREAD, NOTHING = "@llvm.x86.avx512.pshuf.b.512", 128  # shuffles bytes within groups of 16; an index with its highest bit set gives 0
 _ROUNDED = "@llvm.x86.avx512.pmul.hr.sw.512"  # (a * b + 2^14) >> 15
 
 
@@ -31,16 +31,16 @@ _ROUNDED = "@llvm.x86.avx512.pmul.hr.sw.512"  # (a * b + 2^14) >> 15
 class WidenPanel(Intrinsic):
     """widen_panel(wide, panel, multipliers, later panel, later multipliers) dims(k):
 
-    wide[k * columns] i8            local, as the unit reads a panel: [k / 4, columns, 4]
-    panel, multipliers              where the stretch begins in each; k is a multiple of 32, and the stretch begins a group
-    later panel, later multipliers  what is widened next: each line read prefetches one there
+    wide[k * columns] i8            local, in the order in which the matrix unit reads a panel: [k / 4, columns, 4]
+    panel, multipliers              the beginning of the part in each; k is a multiple of 32, and the part begins with a group
+    later panel, later multipliers  the beginning of the next part: each line that is read prefetches one line of it
     """
 
     name: ClassVar[str] = "widen_panel"
     needs: ClassVar[Features] = Features(["avx512bw"])
     vector_bits: ClassVar[int] = 512
     columns: int  # 16 or 32
-    group: int  # of k, with one multiplier per column; a multiple of 32
+    group: int  # extent of k with one multiplier per column; a multiple of 32
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -90,7 +90,7 @@ class WidenPanel(Intrinsic):
 
 
 def _factors(code: Code, place: str) -> tuple[str, str]:
-    """Of each column, in both words of its lane: m, and 256 m."""
+    """Return the multiplier m and 256 m of each column, repeated in both 16-bit words of its 32 bits."""
     loaded, kind = code.op(f"load <{COLUMNS} x i8>, ptr {place}, align 1"), f"<{LINE_BYTES} x i8>"
     repeated = vector_literal("i32", [byte % COLUMNS for byte in range(LINE_BYTES)])
     everywhere = code.op(f"shufflevector <{COLUMNS} x i8> {loaded}, <{COLUMNS} x i8> poison, <{LINE_BYTES} x i32> {repeated}")
@@ -101,7 +101,7 @@ def _factors(code: Code, place: str) -> tuple[str, str]:
 
 
 def _top(code: Code, words: str, place: int) -> str:
-    """4096 q of the four bits at `place` of each word, which are stored as q + 8."""
+    """Extract the weight q whose four bits are at 4 * `place` of each word, stored as q + 8. Return it as 4096 q."""
     shift = 12 - 4 * place
     moved = code.op(f"shl {_WORDS} {words}, {_all(shift)}") if shift else words
     kept = code.op(f"and {_WORDS} {moved}, {_all(0xF000 - 2**16)}")
@@ -109,7 +109,7 @@ def _top(code: Code, words: str, place: int) -> str:
 
 
 def _bytes(code: Code, tops: tuple[str, str], factors: tuple[str, str]) -> str:
-    """Of the lower and the upper byte of each word, widened."""
+    """Widen the weights for the lower and the upper byte of each word, and combine the two bytes."""
     lower, upper = (
         code.op(f"call {_WORDS} {_ROUNDED}({_WORDS} {top}, {_WORDS} {factor})") for top, factor in zip(tops, factors, strict=True)
     )

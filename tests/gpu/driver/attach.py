@@ -1,4 +1,4 @@
-"""Fills the function table of the C library in this process."""
+"""Fill the table of functions that the software driver's C library calls, in this process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from tests.gpu.driver import devices, graphs, links, memory, modules, streams
 from tests.gpu.driver.calls import C_TYPES, FUNCTIONS, guarded
 
-GROUPS = (devices, graphs, links, memory, modules, streams)  # importing them fills the table
-_kept: list[Any] = []  # C calls them as long as the process lives
+GROUPS = (devices, graphs, links, memory, modules, streams)  # importing these modules fills FUNCTIONS
+_kept: list[Any] = []  # keeps the callbacks alive, which the C library may call until the process ends
 
 
 def attach(library: str) -> None:
@@ -20,5 +20,6 @@ def attach(library: str) -> None:
         callback = ctypes.CFUNCTYPE(ctypes.c_int, *(C_TYPES[letter][0] for letter in signature))(guarded(name, answer))
         _kept.append(callback)
         pointers.append(ctypes.cast(callback, ctypes.c_void_p).value)
-    for number in reversed(range(len(pointers))):  # the first one last: it tells that the table is full
+    # pointer 0 is set last, because the C library takes a nonzero pointer 0 to mean that the table is full
+    for number in reversed(range(len(pointers))):
         table[number] = pointers[number]

@@ -1,7 +1,7 @@
-"""The functions of the software driver: what each is called in C, its arguments, and the Python function that answers it.
+"""The functions of the software driver: their C names, their arguments, and the Python functions that implement them.
 
-A signature has a letter per argument: `p` a pointer, `q` a device pointer or 64 bits, `z` a size, `i` an int, `u` an unsigned int.
-The C library is written from this table, so a function stands in one place.
+A signature has one letter per argument: `p` is a pointer, `q` a device pointer or 64-bit value, `z` a size, `i` an int, `u` an unsigned
+int. The C library's source is generated from this table, so each function is declared only here.
 """
 
 from __future__ import annotations
@@ -99,14 +99,14 @@ def function(name: str, signature: str) -> Callable[[Callable[..., Any]], Callab
 
 
 def put(address: int | None, kind: Any, value: Any) -> None:
-    """Write a result where a pointer of the caller says."""
+    """Store a result at the address that the caller of a driver function passed."""
     if not address:
         raise DriverError(Result.INVALID_VALUE)
     kind.from_address(address).value = value
 
 
 def guarded(name: str, answer: Callable[..., Any]) -> Callable[..., int]:
-    """One call at a time; what goes wrong in a call is its result."""
+    """Wrap the implementation of a driver function: only one call runs at a time, and an exception becomes the call's status."""
 
     def call(*arguments: Any) -> int:
         with _lock:

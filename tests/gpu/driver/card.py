@@ -1,12 +1,13 @@
-"""The cards of this process: what they are, their memory, and the context in which calls run. Environment variables describe them:
+"""The software cards of this process, their memory, and the context in which calls run. Environment variables describe the cards (defaults
+in brackets):
 
-SOFTWARE_GPU_CARDS     how many there are (1)
+SOFTWARE_GPU_CARDS     number of cards (1)
 SOFTWARE_GPU_ARCH      compute capability, as in 9.0 (9.0)
 SOFTWARE_GPU_MEMORY    bytes of each card (1 GiB)
 SOFTWARE_GPU_DRIVER    CUDA version of the driver, as in 12080 (13000)
-SOFTWARE_GPU_SHARED    a folder where processes tell each other what they took of the cards (none: each has the cards for itself)
-SOFTWARE_GPU_WILD      a file: once it is there, the next kernel gets a wild pointer, and the file goes (none)
-SOFTWARE_GPU_SEED      0 does asynchronous work as late as it may be done; any other draws orders at random (0)
+SOFTWARE_GPU_SHARED    folder where processes record how much of each card they use (none: no other process uses the cards)
+SOFTWARE_GPU_WILD      file: once it exists, the next kernel gets an invalid pointer and the file is deleted (none)
+SOFTWARE_GPU_SEED      0 does asynchronous work as late as the rules allow; any other seed draws random orders (0)
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ import numpy as np
 from tests.gpu.driver.calls import DriverError, Result
 from tests.gpu.ptx.memory import Memory
 
-SHARED_LIMITS = {(8, 0): 166912, (8, 9): 101376, (9, 0): 232448, (10, 0): 232448}  # bytes that a block may have
-PINNED_BYTES = 1 << 32  # of the host
+# compute capability -> largest shared memory of a block, in bytes
+SHARED_LIMITS = {(8, 0): 166912, (8, 9): 101376, (9, 0): 232448, (10, 0): 232448}
+PINNED_BYTES = 1 << 32  # bytes of pinned host memory that can be allocated
 
 
 @dataclass(slots=True, eq=False)
 class Context:
     card: int
-    fault: Result = Result.SUCCESS  # once a kernel has failed, all calls answer this
+    fault: Result = Result.SUCCESS  # the error of a kernel that failed; every later call in this context returns it
     retained: int = 0
 
 
@@ -46,15 +48,15 @@ class Machine:
     shared: Path | None = None
     wild: Path | None = None
     contexts: dict[int, Context] = field(default_factory=dict)  # by handle
-    primary: dict[int, int] = field(default_factory=dict)  # handle of a card's primary context
+    primary: dict[int, int] = field(default_factory=dict)  # card -> handle of its primary context
     owners: dict[int, tuple[int, int]] = field(default_factory=dict)  # device allocation -> (card, bytes)
-    pinned: dict[int, int] = field(default_factory=dict)  # allocation of the host -> bytes
+    pinned: dict[int, int] = field(default_factory=dict)  # pinned host allocation -> bytes
     objects: dict[int, Any] = field(default_factory=dict)  # streams, events, modules, functions, graphs by handle
-    faults: list[str] = field(default_factory=list)  # what kernels did wrong, in words
+    faults: list[str] = field(default_factory=list)  # descriptions of what failed kernels did wrong
     initialized: bool = False
     next_handle: int = 0x1000
     launches: int = 0
-    assembled: int = 0  # texts of PTX
+    assembled: int = 0  # number of PTX texts that the driver has assembled
 
     @cached_property
     def random(self) -> np.random.Generator | None:
@@ -72,11 +74,11 @@ class Machine:
         return thing
 
     def used(self, card: int) -> int:
-        """Bytes of a card, of all processes."""
+        """Return how many bytes of a card all processes use together."""
         return self._own(card) + sum(_read(file) for file in self._told(card) if file.suffix != f".{os.getpid()}")
 
     def tell(self, card: int) -> None:
-        """The other processes what this one has."""
+        """Record for other processes how many bytes of a card this process uses."""
         if self.shared is not None:
             (self.shared / f"{card}.{os.getpid()}").write_text(str(self._own(card)))
 
@@ -84,7 +86,7 @@ class Machine:
         return sum(size for owner, size in self.owners.values() if owner == card)
 
     def _told(self, card: int) -> list[Path]:
-        """By processes that live: a card takes back what one had that ended."""
+        """Return the records of a card's use by processes that still run. The memory of a process that ended is free again."""
         if self.shared is None:
             return []
         return [file for file in self.shared.glob(f"{card}.*") if Path("/proc", file.suffix[1:]).exists()]
@@ -108,7 +110,7 @@ def _machine() -> Machine:
     major, minor = os.environ.get("SOFTWARE_GPU_ARCH", "9.0").split(".")
     paths = (os.environ.get(f"SOFTWARE_GPU_{name}") for name in ("SHARED", "WILD"))
     shared, wild = (Path(path) if path else None for path in paths)
-    room = Memory(cards * memory * 5 // 4 + PINNED_BYTES)  # gaps between allocations take room, too
+    room = Memory(cards * memory * 5 // 4 + PINNED_BYTES)  # a quarter more than the cards have, for the gaps between allocations
     return Machine(cards, (int(major), int(minor)), memory, number("DRIVER", 13000), number("SEED", 0), room, shared, wild)
 
 
@@ -116,14 +118,14 @@ machine = _machine()
 
 
 def stack() -> list[int]:
-    """The contexts that are pushed in this thread, by handle."""
+    """Return the handles of the contexts pushed in this thread."""
     if not hasattr(_threads, "stack"):
         _threads.stack = []
     return _threads.stack
 
 
 def current() -> Context:
-    """The context of a call. A kernel that failed in it fails all calls after it."""
+    """Return this thread's current context. If a kernel failed in the context, raise that error."""
     if not machine.initialized:
         raise DriverError(Result.NOT_INITIALIZED)
     if not stack() or stack()[-1] not in machine.contexts:

@@ -1,4 +1,4 @@
-"""Devices and contexts."""
+"""Driver functions for devices and contexts."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def pci_bus(out: int, room: int, card: int) -> None:
 
 
 def _attributes() -> dict[int, int]:
-    """By number, as in CUdevice_attribute; those of a real card that are not here are 0."""
+    """Return the attributes of a device, by their numbers in CUdevice_attribute. Attributes that are not listed read 0."""
     return {
-        1: 1024,  # threads per block
-        2: 1024, 3: 1024, 4: 64,  # block dimensions
-        5: 2**31 - 1, 6: 65535, 7: 65535,  # grid dimensions
-        8: 49152,  # shared memory per block
-        9: 65536,  # constant memory
+        1: 1024,  # threads of the largest block
+        2: 1024, 3: 1024, 4: 64,  # largest size of a block in each dimension
+        5: 2**31 - 1, 6: 65535, 7: 65535,  # largest grid
+        8: 49152,  # bytes of shared memory per block
+        9: 65536,  # bytes of constant memory
         10: 32,  # warp size
         12: 65536,  # registers per block
         13: 1_755_000,  # clock rate in kHz
@@ -104,18 +104,18 @@ def _attributes() -> dict[int, int]:
         31: 1,  # concurrent kernels
         36: 2_619_000,  # memory clock rate in kHz
         37: 5120,  # memory bus in bits
-        38: 50 << 20,  # L2 cache
+        38: 50 << 20,  # width of the memory bus in bits
         39: 2048,  # threads per multiprocessor
-        40: 3,  # asynchronous engines
-        41: 1,  # unified addressing
+        40: 3,  # number of asynchronous copy engines
+        41: 1,  # unified addressing is supported
         75: machine.arch[0], 76: machine.arch[1],
-        78: 1,  # stream priorities
-        81: SHARED_LIMITS[machine.arch] + 1024,  # shared memory per multiprocessor
+        78: 1,  # stream priorities are supported
+        81: SHARED_LIMITS[machine.arch] + 1024,  # bytes of shared memory per multiprocessor
         82: 65536,  # registers per multiprocessor
-        95: 1,  # cooperative launches
-        97: SHARED_LIMITS[machine.arch],  # shared memory per block, on request
+        95: 1,  # cooperative launches are supported
+        97: SHARED_LIMITS[machine.arch],  # bytes of shared memory per block that a kernel may request
         106: 32,  # blocks per multiprocessor
-        111: 1024,  # shared memory per block that the system keeps
+        111: 1024,  # bytes of shared memory per block that the system reserves
     }  # fmt: skip
 
 
@@ -256,4 +256,4 @@ def priority_range(least: int, greatest: int) -> None:
 @function("cuProfilerStart", "")
 @function("cuProfilerStop", "")
 def profiler() -> None:
-    """Nothing is measured here."""
+    """Do nothing: the software card has no profiler."""

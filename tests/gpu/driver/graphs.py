@@ -1,4 +1,4 @@
-"""Graphs: work that a stream captured, and that each launch does anew."""
+"""Driver functions for graphs: work that a stream captured and that each launch of the graph repeats."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.gpu.driver.calls import DriverError, Result, function, put
 from tests.gpu.driver.card import current, machine
 from tests.gpu.driver.streams import Capture, Stream, Work, default_stream, stream_of, submit
 
-NODE_BYTES = 8 << 10  # of the card, for a node of a graph that can run
+NODE_BYTES = 8 << 10  # bytes of the card's memory that each node of an executable graph takes
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +58,7 @@ def end_capture(handle: int | None, out: int) -> Result:
 
 
 def _reached(tail: list[Work]) -> set[Work]:
-    """Work, and all that comes before it."""
+    """Return the given pieces of work and all work that must be done before them."""
     found: set[Work] = set()
     left = list(tail)
     while left:

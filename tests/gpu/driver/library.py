@@ -1,7 +1,7 @@
-"""`libcuda.so.1` in software. Every function of the library calls a Python function in the process that loaded it.
+"""Build `libcuda.so.1` in software. Every function of this library calls a Python function in the process that loaded it.
 
-The first call imports `tests.gpu.driver.attach` into the interpreter of the process, which fills the table of functions. So a process
-needs nothing but the library on its search path: `LD_LIBRARY_PATH`, or the path itself.
+The first call imports `tests.gpu.driver.attach` into the interpreter of the process, which fills the library's table of functions. A
+process therefore needs only the library: on `LD_LIBRARY_PATH`, or loaded by its path.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ static int attach(void) {
 
 
 def source(library: Path) -> str:
-    """The C text of the library that is to lie at a path."""
+    """Return the C source of the library, which will be installed at the path `library`."""
     text = ATTACH.replace("COUNT", str(len(FUNCTIONS))).replace("ROOT", f"'{ROOT}'").replace("LIBRARY", f"'{library}'")
     lines = [text]
     for number, (name, (signature, _)) in enumerate(FUNCTIONS.items()):
@@ -56,7 +56,7 @@ def compiler() -> str | None:
 
 
 def build(folder: Path) -> Path:
-    """The library in a folder, compiled if what is there was made of another text."""
+    """Return the path of the library in a folder. Compile the library if its source has changed."""
     import tests.gpu.driver.attach  # noqa: F401  fills the table of functions
 
     library = folder.resolve() / "libcuda.so.1"

@@ -1,4 +1,4 @@
-"""The driver's assembler: PTX becomes code for this card. In software that is the text again, behind a line that says for which card."""
+"""Driver functions that link PTX into code for one card. The "code" here is the PTX itself after a line that names the card."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from tests.gpu.driver.calls import Result, function, put
 from tests.gpu.driver.card import current, machine
 
 MAGIC = b"\x7fELF software GPU "
-PTX = 1  # kind of input
+PTX = 1  # number of the kind of input that is PTX text
 
 
 @dataclass(slots=True, eq=False)
 class Link:
     text: bytes = b""
-    code: list[ctypes.Array[ctypes.c_char]] = field(default_factory=list)  # C reads it until the link is destroyed
+    # kept alive because C reads this memory until the link is destroyed
+    code: list[ctypes.Array[ctypes.c_char]] = field(default_factory=list)
 
 
 @function("cuLinkCreate_v2", "uppp")

@@ -1,4 +1,4 @@
-"""Memory of the device, pinned memory of the host, and copies."""
+"""Driver functions for device memory, pinned host memory, and copies."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def _host(address: int, num_bytes: int) -> np.ndarray:
 
 
 def _to_device(target: int, source: int, num_bytes: int, *, late: bool) -> Callable[[], None]:
-    """Pageable memory is read at once, as by a staging buffer; pinned memory when the copy is done."""
+    """Return a function that copies to the device. With `late` (pinned memory) it reads the source when it runs; otherwise (pageable
+    memory) the source is read now, as by a staging buffer."""
     data = _host(source, num_bytes) if late else _host(source, num_bytes).copy()
 
     def copy() -> None:
@@ -132,7 +133,7 @@ def _on_device(target: int, source: int, num_bytes: int) -> Callable[[], None]:
 
 
 def _now(run: Callable[[], None]) -> None:
-    """A copy that the host awaits, in the default stream."""
+    """Run a copy in the default stream and wait for it."""
     context = current()
     finish(submit(default_stream(context), run))
     if context.fault:
@@ -166,7 +167,7 @@ def copy_to_host_async(target: int, source: int, num_bytes: int, stream: int | N
     into = stream_of(stream)
     work = submit(into, _to_host(target, source, num_bytes))
     if into.capture is None and not is_pinned(target, num_bytes):
-        finish(work)  # a copy to pageable memory returns when it is done
+        finish(work)  # a copy to pageable memory returns only when it is done
 
 
 @function("cuMemcpyDtoDAsync_v2", "qqzp")

@@ -1,4 +1,4 @@
-"""Modules of PTX text, kernels and launches."""
+"""Driver functions for modules of PTX text, kernels and launches."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.gpu.driver.streams import stream_of, submit
 from tests.gpu.ptx.faults import Fault, UnknownPtx
 from tests.gpu.ptx.launch import LoadedModule, arch_of, launch, load
 
-DEFAULT_SHARED = 48 << 10  # bytes that a block may have unless its kernel asks for more
-INFO_LOG, INFO_ROOM, ERROR_LOG, ERROR_ROOM = 3, 4, 5, 6  # options of a load
-WILD = 1 << 50  # an address at which there is nothing
-MAX_DYNAMIC_SHARED = 8  # the attribute of a function
+DEFAULT_SHARED = 48 << 10  # bytes of shared memory that a block may use without a request
+INFO_LOG, INFO_ROOM, ERROR_LOG, ERROR_ROOM = 3, 4, 5, 6  # numbers of the options of a module load
+WILD = 1 << 50  # an address at which no memory is ever mapped
+MAX_DYNAMIC_SHARED = 8  # number of the function attribute that requests more shared memory
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +41,7 @@ def _load(image: int) -> LoadedModule:
     if wanted > machine.arch or (module.module.target.endswith("a") and wanted != machine.arch):
         raise DriverError(Result.NO_BINARY_FOR_GPU)
     for name in module.module.kernels:
-        module.program(name)  # an instruction that is not known fails the load, as it does in the driver
+        module.program(name)  # compile the kernel now: an unknown instruction fails the load, as with the real driver
     return module
 
 
@@ -156,7 +156,8 @@ class LaunchConfig:
 
 
 def parameters_of(chosen: Function, pointers: int | None, extra: int | None) -> bytes:
-    """The bytes of a launch's parameters: one pointer for each, or a buffer that holds all."""
+    """Return the bytes of a launch's parameters. The caller passes one pointer per parameter, or in `extra` a buffer with all
+    parameters."""
     kernel = chosen.module.module.kernels[chosen.name]
     if extra:
         words, given = (ctypes.c_void_p * 5).from_address(extra), {}
@@ -247,7 +248,7 @@ def launch_kernel(
 
 
 class _Config(ctypes.Structure):
-    """CUlaunchConfig."""
+    """The layout of CUlaunchConfig."""
 
     _fields_ = (
         *((name, ctypes.c_uint) for name in ("gx", "gy", "gz", "bx", "by", "bz", "shared")),

@@ -1,6 +1,8 @@
-"""Streams and events. Work that is not awaited is not done: a host that reads too early finds what was there before.
+"""Driver functions for streams and events. Work runs only when something waits for it, so a host that reads a result too early finds the
+old contents.
 
-Each piece of work knows the work that must be done before it. Waiting for a piece does it and all that it needs, and nothing else.
+Each piece of work knows the work that must be done before it. Waiting for a piece of work runs this piece and its predecessors, nothing
+else.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ class Work:
 
 @dataclass(slots=True, eq=False)
 class Capture:
-    """Work that a stream records in place of doing it, in order."""
+    """The work of a stream that is being captured. It is recorded, in order, and does not run."""
 
     origin: Stream
-    before: list[Work]  # the tail of the stream, which it has again when the capture ends
+    before: list[Work]  # the tail that the stream had before the capture and gets back after it
     recorded: list[Work] = field(default_factory=list)
     invalid: bool = False
 
@@ -39,9 +41,9 @@ class Capture:
 @dataclass(slots=True, eq=False)
 class Stream:
     context: Context
-    blocking: bool = True  # waits for the default stream, and that for it
+    blocking: bool = True  # whether the stream and the default stream wait for each other
     priority: int = 0
-    tail: list[Work] = field(default_factory=list)  # what the next work comes after
+    tail: list[Work] = field(default_factory=list)  # the work that the next submission must wait for
     capture: Capture | None = None
 
 
@@ -55,7 +57,7 @@ class Event:
 
 @dataclass(slots=True, eq=False)
 class _Default:
-    """The default stream of each context."""
+    """The default stream of each context. Keys are ids of contexts."""
 
     streams: dict[int, Stream] = field(default_factory=dict)
 
@@ -79,7 +81,7 @@ def stream_of(handle: int | None) -> Stream:
 
 
 def submit(stream: Stream, run: Callable[[], None] | None) -> Work:
-    """Work behind all that is in a stream, or behind what a capture of it has recorded."""
+    """Add work to a stream, after all work that is already there. If the stream is being captured, record the work instead."""
     default = default_stream(stream.context)
     if stream.capture is not None:
         if stream.capture.invalid:
@@ -98,13 +100,13 @@ def submit(stream: Stream, run: Callable[[], None] | None) -> Work:
         after += default.tail
     work = Work(stream.context, run, [w for w in after if not w.done])
     stream.tail = [work]
-    if machine.random is not None and machine.random.random() < 0.5:  # the card may have been as fast as that
+    if machine.random is not None and machine.random.random() < 0.5:  # on a real card the work may already be done when the call returns
         finish(work)
     return work
 
 
 def finish(work: Work) -> None:
-    """Do a piece of work, after all that must be done before it."""
+    """Run all work that must be done before this piece of work, and then the piece."""
     pending = [work]
     while pending:
         last = pending[-1]
@@ -152,7 +154,7 @@ def finish_stream(stream: Stream) -> None:
 
 
 def finish_all(context: Context) -> None:
-    """What synchronises the whole device does so for all streams of a context."""
+    """Run all work in all streams of a context, as a call does that synchronises the device."""
     streams = [s for s in _all if s.context is context]
     if any(s.capture is not None for s in streams):
         for stream in streams:
@@ -207,7 +209,7 @@ def stream_synchronize(handle: int | None) -> None:
 
 @function("cuStreamQuery", "p")
 def stream_query(handle: int | None) -> Result:
-    """Each question brings the stream on by a piece of work."""
+    """Return whether the stream has no work left. If it has some, run one piece, so that a host that polls makes progress."""
     stream = stream_of(handle)
     if stream.capture is not None:
         raise DriverError(Result.STREAM_CAPTURE_UNSUPPORTED)
@@ -289,7 +291,7 @@ def event_destroy(handle: int) -> None:
 @function("cuEventElapsedTime_v2", "ppp")
 @function("cuEventElapsedTime", "ppp")
 def event_elapsed(out: int, start: int, end: int) -> Result:
-    """Software has no time of its own: a millisecond passes between any two events."""
+    """Store one millisecond as the time between any two events: the software card has no clock."""
     first, last = machine.find(start, Event), machine.find(end, Event)
     if not (first.timed and last.timed) or first.recorded is None or last.recorded is None:
         return Result.INVALID_HANDLE

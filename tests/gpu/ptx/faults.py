@@ -1,11 +1,11 @@
-"""What a kernel may do wrong, and PTX that the software GPU does not know."""
+"""Exceptions for errors of a kernel and for PTX that the software GPU does not support."""
 
 from __future__ import annotations
 
 
 class Fault(Exception):
-    """A kernel broke a rule of the hardware: an address, an alignment, a barrier, a hang."""
+    """A kernel broke a rule of the hardware, such as a bad address, a misaligned access, a misused barrier or a hang."""
 
 
 class UnknownPtx(Exception):
-    """Text or an instruction that no table here describes."""
+    """A PTX text or an instruction that the software GPU does not support."""

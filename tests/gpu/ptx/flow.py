@@ -1,4 +1,4 @@
-"""Straight pieces of a kernel, and where threads that a branch parts meet again."""
+"""Basic blocks of a kernel (here "pieces"), and the pieces at which threads that a branch separated come together again."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from tests.gpu.ptx.text import Instruction, Kernel, Symbol
 
 @dataclass(slots=True)
 class Piece:
-    """Instructions that run one after the other. `successors` has the taken branch first; the number of pieces means the end."""
+    """A basic block. `successors` lists the target of a taken branch first; a successor equal to the number of pieces is the end of the
+    kernel."""
 
     start: int
-    end: int  # the number of the instruction behind the last one
+    end: int  # index of the instruction after the last one
     successors: tuple[int, ...] = ()
-    join: int = -1  # the nearest piece through which all that leave here must go
+    join: int = -1  # nearest piece that every path from here to the end passes
 
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ def branches(instruction: Instruction) -> bool:
 
 
 def flow_of(kernel: Kernel, suspends: frozenset[int]) -> Flow:
-    """The pieces of a kernel. An instruction of `suspends`, at which threads may wait, is a piece of its own."""
+    """Split a kernel into pieces. An instruction at which threads may wait, that is one in `suspends`, is a piece of its own."""
     code = kernel.instructions
     starts = {0, *kernel.labels.values()} & set(range(len(code)))
     for number, instruction in enumerate(code):
@@ -71,7 +72,7 @@ def flow_of(kernel: Kernel, suspends: frozenset[int]) -> Flow:
 
 
 def _find_joins(flow: Flow) -> None:
-    """The nearest post-dominator of each piece, by sets as bits of an integer."""
+    """Find each piece's nearest post-dominator, its join. A set of pieces is an integer with a bit per piece."""
     exit_ = flow.exit
     everything = (1 << (exit_ + 1)) - 1
     after = [everything] * exit_ + [1 << exit_]
@@ -87,5 +88,5 @@ def _find_joins(flow: Flow) -> None:
                 after[number], changed = common, True
     for number, piece in enumerate(flow.pieces):
         rest = after[number] & ~(1 << number)
-        # A piece from which no path leads to the end has all pieces behind it: its threads never meet.
+        # If no path leads from a piece to the kernel's end, all pieces count as its post-dominators: its threads never come together again.
         piece.join = next((n for n in range(exit_) if rest >> n & 1 and after[n] == rest), exit_)

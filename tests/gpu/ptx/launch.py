@@ -1,4 +1,4 @@
-"""Runs a kernel: parse, assemble, and the blocks of its grid, wave after wave."""
+"""Launch a kernel: parse it, compile it for the software GPU and run the blocks of its grid, wave by wave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.gpu.ptx.program import Assembler, Program
 from tests.gpu.ptx.text import Module, parse
 from tests.gpu.ptx.wave import PATIENCE, Launch, Wave
 
-TABLES = (arithmetic, barriers, copies, matrices, mbarriers, memory, moves, warpgroups, warps)  # importing them fills the tables
+# importing these modules registers all instructions
+TABLES = (arithmetic, barriers, copies, matrices, mbarriers, memory, moves, warpgroups, warps)
 
 THREADS_PER_WAVE = 1 << 15
 SHARED_PER_WAVE = 1 << 26
@@ -23,11 +24,11 @@ Size = tuple[int, int, int]
 
 @dataclass(slots=True)
 class LoadedModule:
-    """A module in device memory. Kernels are assembled when they are first launched."""
+    """A module of PTX that is loaded into device memory. A kernel is compiled at its first launch."""
 
     module: Module
     memory: Memory
-    globals: dict[str, int] = field(default_factory=dict)  # addresses of variables
+    globals: dict[str, int] = field(default_factory=dict)  # name of a global variable -> its address
     programs: dict[str, Program] = field(default_factory=dict)
 
     def program(self, name: str) -> Program:
@@ -47,7 +48,7 @@ def load(ptx: str, memory: Memory) -> LoadedModule:
         if variable.space in ("global", "const"):
             address = memory.allocate(variable.num_bytes)
             if address is None:
-                raise Fault(f"no memory for the variable {variable.name} of {variable.num_bytes} bytes")
+                raise Fault(f"no memory is left for the {variable.num_bytes} bytes of the variable {variable.name}")
             loaded.globals[variable.name] = address
             memory.span(address, variable.num_bytes)[:] = np.frombuffer(variable.initial or bytes(variable.num_bytes), np.uint8)
     return loaded
@@ -65,7 +66,8 @@ def launch(
     arch: tuple[int, int] | None = None,
     patience: int = PATIENCE,
 ) -> None:
-    """Run a grid to its end. Seed 0 keeps the order of blocks and does asynchronous work late; others draw orders at random."""
+    """Run all blocks of a grid to their end. With seed 0, blocks run in order and asynchronous work runs late; other seeds draw random
+    orders."""
     program = loaded.program(name)
     what = Launch(program, grid, block, parameters, dynamic_bytes, loaded.memory, arch or arch_of(loaded.module.target), patience)
     random = np.random.default_rng(seed) if seed else None

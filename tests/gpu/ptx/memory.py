@@ -1,7 +1,7 @@
-"""Memory that kernels and copies reach: device memory and pinned memory of the host, with every allocation known.
+"""Memory that kernels and copies access: device memory and pinned host memory, with a record of every allocation.
 
-One block of host memory holds all. A device pointer lies in a range of its own that nothing maps: a host that follows one crashes, as
-it would with a card. A pointer to pinned memory is the host's own.
+One block of host memory backs both kinds. Device pointers come from a separate range that is not mapped, so a host that dereferences one
+crashes, as with a real card. A pointer to pinned memory is a host pointer.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from tests.gpu.ptx.faults import Fault
 
 UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
-DEVICE_BASE = 0x3000_0000_0000  # no system maps user memory there by itself
-UNWRITTEN = 0xFF  # what fresh memory holds: NaN of every float type
+DEVICE_BASE = 0x3000_0000_0000  # systems map no user memory here by themselves
+UNWRITTEN = 0xFF  # value of every byte of fresh memory: a NaN in every float type
 ALIGNMENT = 256
 
 
@@ -28,16 +28,17 @@ class Memory:
         self.bytes: NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         self.words = {bits: self.bytes.view(dtype) for bits, dtype in UNSIGNED.items()}
         self.host_base = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._live: dict[int, int] = {}  # offset -> size
-        self._sorted: list[int] = []  # begin, end, begin, end, ... of the live allocations in order
-        self._edges = np.zeros(0, np.int64)  # the same
+        self._live: dict[int, int] = {}  # offset -> size of each live allocation
+        self._sorted: list[int] = []  # begin, end, begin, end, ... of the live allocations, ascending
+        self._edges = np.zeros(0, np.int64)  # `_sorted` as a NumPy array
         self._free: list[tuple[int, int]] = [(ALIGNMENT, num_bytes)]
 
     # --- allocations ---------------------------------------------------------------------------------------------------
 
     def allocate(self, num_bytes: int, *, pinned: bool = False) -> int | None:
-        """An address, or None where no room is left."""
-        room = -(-max(num_bytes, 1) // ALIGNMENT) * ALIGNMENT + ALIGNMENT  # a gap behind each: what runs over belongs to nobody
+        """Return the address of a new allocation, or None if there is no room."""
+        # leaves a gap after the allocation, so that an overrun hits no other one
+        room = -(-max(num_bytes, 1) // ALIGNMENT) * ALIGNMENT + ALIGNMENT
         for index, (begin, end) in enumerate(self._free):
             if end - begin >= room:
                 self._free[index] = (begin + room, end)
@@ -58,7 +59,7 @@ class Memory:
         return True
 
     def allocation(self, address: int) -> tuple[int, int] | None:
-        """Address and size of the allocation in which an address lies."""
+        """Return address and size of the allocation that contains an address, or None."""
         offset = self.offset(address)
         for begin, size in self._live.items():
             if begin <= offset < begin + max(size, 1):
@@ -83,7 +84,8 @@ class Memory:
         return address - (DEVICE_BASE if DEVICE_BASE <= address < DEVICE_BASE + self.num_bytes else self.host_base)
 
     def offsets(self, addresses: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-        """Where the bytes at some addresses lie; a fault names the first that no allocation holds, or that is misaligned."""
+        """Return the offsets of addresses in the backing memory. Raise a fault for the first address that is misaligned or outside all
+        allocations."""
         if addresses.size == 0:
             return addresses
         if size > 1 and np.bitwise_or.reduce(addresses) & (size - 1):
@@ -108,7 +110,7 @@ class Memory:
         return offsets
 
     def span(self, address: int, num_bytes: int) -> NDArray[np.uint8]:
-        """The bytes of a copy, which must lie in one allocation."""
+        """Return the backing memory of the bytes that a copy accesses. They must lie within one allocation."""
         offset = self.offset(address)
         place = bisect.bisect_right(self._sorted, offset)
         if num_bytes and not (place % 2 and offset + num_bytes <= self._sorted[place]):
@@ -117,7 +119,7 @@ class Memory:
 
 
 class AddressFault(Fault):
-    """A wrong address; `position` says which of the addresses asked for."""
+    """A fault for a bad address. `position` is the address's index among the addresses of the access."""
 
     def __init__(self, position: int, message: str) -> None:
         super().__init__(message)

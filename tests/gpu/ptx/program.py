@@ -1,8 +1,8 @@
-"""A kernel as closures: what each instruction does to the threads of a wave.
+"""Compile a kernel to Python closures, which apply each instruction to the threads of a wave.
 
-A step is called with the wave and the index of the threads that run it: a slice when all do, else an array of their numbers. `RULES`
-makes steps of instructions; `WAITS` has the instructions at which threads may have to wait for others. The files of
-`tests/gpu/ptx/instructions` fill both.
+A closure, or step, takes the wave and the index of the threads that run it: a slice if they are all threads, otherwise an array of thread
+numbers. `RULES` maps instructions to functions that make steps; `WAITS` does so for instructions at which threads may wait for others. The
+files of `tests/gpu/ptx/instructions` fill both tables.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tests.gpu.ptx.flow import Flow, branches, flow_of, leaves
 from tests.gpu.ptx.text import Address, Immediate, Instruction, Kernel, Module, Negated, Operand, Register, Sink, Special, Symbol, Vector
 
 Array = NDArray[Any]
-Index = Any  # slice(None) or an array of thread numbers
+Index = Any  # the threads that run a step: slice(None) or an array of thread numbers
 Step = Callable[[Any, Index], None]
 Reader = Callable[[Any, Index], Array]
 Writer = Callable[[Any, Index, Array], None]
-Arrive = Callable[[Any, Any], None]  # a wave, a context that waits from now on
+Arrive = Callable[[Any, Any], None]  # takes a wave and the context that waits from now on
 
 DTYPES: dict[str, Any] = {
     "pred": np.bool_, "b8": np.uint8, "u8": np.uint8, "s8": np.int8, "b16": np.uint16, "u16": np.uint16, "s16": np.int16,
@@ -34,8 +34,9 @@ DTYPES: dict[str, Any] = {
 }  # fmt: skip
 PACKED = {"f16x2": np.float16, "bf16x2": ml_dtypes.bfloat16, "u16x2": np.uint16, "s16x2": np.int16}
 
-SHARED_BASE = 0x400  # where the shared memory of a block begins; the system keeps what is below
-SHARED_WINDOW, LOCAL_WINDOW = 0x2000_0000_0000, 0x2100_0000_0000  # where generic addresses show both
+SHARED_BASE = 0x400  # address of the first byte of a block's shared memory; the system uses the addresses below
+# addresses of shared memory and of local memory in the generic address space
+SHARED_WINDOW, LOCAL_WINDOW = 0x2000_0000_0000, 0x2100_0000_0000
 
 RULES: dict[str, Callable[[Assembler, Instruction], Step]] = {}
 WAITS: dict[str, Callable[[Assembler, Instruction], Arrive]] = {}
@@ -50,7 +51,7 @@ def rule(*opcodes: str) -> Callable[[Callable[[Assembler, Instruction], Step]], 
 
 
 def waits(*names: str) -> Callable[[Callable[[Assembler, Instruction], Arrive]], Callable[[Assembler, Instruction], Arrive]]:
-    """A name is an opcode, or an opcode and its first modifiers."""
+    """Register a function for instructions at which threads may wait. A name is an opcode, or an opcode and its first modifiers."""
 
     def note(make: Callable[[Assembler, Instruction], Arrive]) -> Callable[[Assembler, Instruction], Arrive]:
         WAITS.update(dict.fromkeys(names, make))
@@ -74,7 +75,7 @@ def bits_of(dtype: Any) -> int:
 
 @dataclass(slots=True)
 class Ending:
-    """What follows the steps of a piece: a jump, a branch by a predicate or a table, or a wait."""
+    """The instruction that ends a piece: a jump, a branch on a predicate, a jump table or a wait."""
 
     target: int = -1
     predicate: Reader | None = None
@@ -88,7 +89,7 @@ class Ending:
 class Code:
     steps: list[Step]
     texts: list[str]
-    reads: list[frozenset[int]]  # slots of registers that each step reads or writes, and those of the ending
+    reads: list[frozenset[int]]  # slots of the registers that each step reads or writes; the last entry is that of the ending
     writes: list[frozenset[int]]
     ending: Ending
     join: int
@@ -99,11 +100,11 @@ class Program:
     kernel: Kernel
     target: str
     codes: list[Code]
-    views: list[tuple[int, Any]]  # (slot, dtype) of the registers as steps read them
-    static_bytes: int  # of shared memory
+    views: list[tuple[int, Any]]  # (register slot, element type) of each array that steps read
+    static_bytes: int  # bytes of shared memory that the kernel declares, without dynamic memory
     local_bytes: int
-    shared_grain: int  # bytes of the narrowest access to shared memory
-    unit_registers: frozenset[int]  # those that products of warpgroups use
+    shared_grain: int  # bytes of the narrowest access to shared memory in the kernel
+    unit_registers: frozenset[int]  # slots of the registers that warpgroup products use
 
     @property
     def exit(self) -> int:
@@ -111,7 +112,7 @@ class Program:
 
 
 class Assembler:
-    """Makes a program of a kernel. `globals_` has the addresses of the module's variables in device memory."""
+    """Compiles a kernel. `globals_` maps the module's variables to their addresses in device memory."""
 
     def __init__(self, module: Module, kernel: Kernel, globals_: dict[str, int]) -> None:
         self.module, self.kernel = module, kernel
@@ -126,7 +127,7 @@ class Assembler:
     def _lay_out(self, space: str, base: int) -> int:
         variables = [v for v in (*self.module.variables, *self.kernel.variables) if v.space == space]
         at = 0
-        for variable in sorted(variables, key=lambda v: v.num_bytes == 0):  # dynamic memory lies behind the rest
+        for variable in sorted(variables, key=lambda v: v.num_bytes == 0):  # dynamic memory, which has no size, comes last
             at = -(-at // variable.alignment) * variable.alignment
             self.symbols[variable.name] = base + at
             at += variable.num_bytes
@@ -151,14 +152,14 @@ class Assembler:
                 value = constant(operand, dtype) if isinstance(operand, Immediate) else np.array([self._address_of(operand)]).astype(dtype)
                 return lambda wave, index: value
             case _:
-                raise UnknownPtx(f"cannot read {operand}")
+                raise UnknownPtx(f"cannot read the operand {operand}")
 
     def write(self, operand: Operand, dtype: Any) -> Writer:
         match operand:
             case Sink():
                 return lambda wave, index, values: None
             case Register(bits=bits) if bits > bits_of(dtype) and bits > 1:
-                # The value is extended to the width of the register, by its sign where it has one.
+                # Extend the value to the width of the register: with its sign if it is signed, otherwise with zeros.
                 kind = "i" if np.dtype(dtype).kind == "i" else "u"
                 number, narrow = self.view(operand, np.dtype(f"{kind}{bits // 8}").type), np.dtype(f"{kind}{bits_of(dtype) // 8}")
 
@@ -174,11 +175,11 @@ class Assembler:
 
                 return write
             case _:
-                raise UnknownPtx(f"cannot write {operand}")
+                raise UnknownPtx(f"cannot write to the operand {operand}")
 
     def address(self, operand: Operand) -> Reader:
         if not isinstance(operand, Address):
-            raise UnknownPtx(f"{operand} is no address")
+            raise UnknownPtx(f"the operand {operand} is no address")
         if isinstance(operand.base, Register):
             offset = np.int64(operand.offset)
             if operand.base.bits == 64:
@@ -195,7 +196,7 @@ class Assembler:
             return self.symbols[symbol.name]
         if symbol.name in self.parameters:
             return self.parameters[symbol.name]
-        raise UnknownPtx(f"nothing is called {symbol.name}")
+        raise UnknownPtx(f"the name {symbol.name} is not declared")
 
     def parts(self, operand: Operand) -> tuple[Operand, ...]:
         return operand.parts if isinstance(operand, Vector) else (operand,)
@@ -285,7 +286,7 @@ def _registers(operand: Operand) -> frozenset[int]:
 
 
 def touched(instruction: Instruction) -> frozenset[int]:
-    """Slots of all registers that an instruction names."""
+    """Return the slots of all registers that an instruction names."""
     guard = () if instruction.guard is None else (instruction.guard.register.slot,)
     return frozenset(guard).union(*(_registers(operand) for operand in instruction.operands))
 
@@ -296,7 +297,7 @@ def written(instruction: Instruction) -> frozenset[int]:
 
 
 def constant(immediate: Immediate, dtype: Any) -> Array:
-    """One element, which broadcasts."""
+    """Return an immediate operand as an array of one element, which NumPy broadcasts."""
     if dtype is np.bool_:
         return np.array([immediate.value != 0])
     bits = bits_of(dtype)

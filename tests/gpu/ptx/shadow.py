@@ -1,8 +1,9 @@
-"""What is known of each piece of shared memory: who wrote and read it last, which copies are on their way, what the units read.
+"""The access history of shared memory, kept per piece of a few bytes: last writer and reader, copies in flight, and reads by the matrix
+units.
 
-Threads are ordered by barriers alone. A barrier that threads pass gives them a new epoch; an access is in order with one of another
-thread if that came before the epoch. Lanes of a warp are in order by barriers of the warp, too. Where threads signal by atomics or by
-volatile, acquiring loads, these count as barriers.
+Only barriers order the accesses of different threads. A thread that passes a barrier starts a new epoch; accesses of other threads before
+that epoch come before the thread's later accesses. A barrier of a warp orders only its lanes. Atomics and volatile or acquiring loads, by
+which threads signal, count as barriers.
 """
 
 from __future__ import annotations
@@ -20,13 +21,15 @@ Array = NDArray[Any]
 
 class Shadow:
     def __init__(self, num_bytes: int, grain: int, wave: Any) -> None:
-        """`grain`: the bytes of a piece, no more than the narrowest access has."""
+        """`grain` is the size of a piece in bytes, at most that of the kernel's narrowest access."""
         self.grain, self.wave = grain, wave
         count = num_bytes // grain
         self.writer, self.reader = (np.full(count, NOBODY, np.int32) for _ in range(2))
         self.write_time, self.read_time = (np.zeros(count, np.int32) for _ in range(2))
-        self.arriving, self.leaving = (np.zeros(count, np.int16) for _ in range(2))  # copies and products in flight that write and read it
-        self.generic = np.zeros(count, bool)  # written through the generic proxy, without a fence for the async one
+        # For each piece: number of copies in flight that will write it, and of copies and products in flight that read it.
+        self.arriving, self.leaving = (np.zeros(count, np.int16) for _ in range(2))
+        # per piece: written by a thread, and not yet visible to asynchronous copies and products by a fence.proxy.async
+        self.generic = np.zeros(count, bool)
         self.time = 1
         self.epoch, self.warp_epoch = (np.zeros(len(wave.threads), np.int32) for _ in range(2))
 
@@ -41,7 +44,8 @@ class Shadow:
         self.warp_epoch[threads] = self.time
 
     def fence(self, threads: Array) -> None:
-        """fence.proxy.async orders what its threads wrote, and what barriers had ordered before them."""
+        """Apply a fence.proxy.async by these threads: it makes visible their own writes and the writes that barriers ordered before the
+        fence."""
         dirty = np.flatnonzero(self.generic)
         if dirty.size == 0:
             return
@@ -56,13 +60,13 @@ class Shadow:
     # --- accesses ----------------------------------------------------------------------------------------------------------
 
     def _pieces(self, offsets: Array, num_bytes: int) -> Array:
-        """[threads, pieces]"""
+        """Return the indices of the pieces that each access touches: [threads, pieces]."""
         return offsets[:, None] // self.grain + np.arange(max(num_bytes // self.grain, 1))
 
     def _apart(self, threads: Array, others: Array, times: Array) -> Array:
-        """Where an access of another thread is not in order with one of a thread now."""
+        """Return, for each piece, whether a recorded access by another thread has no order with an access by a thread of `threads` now."""
         if times.max(initial=0) < self.epoch[threads].min(initial=self.time):
-            return np.zeros((), bool)  # a barrier of all these threads came after all accesses
+            return np.zeros((), bool)  # all these threads have passed a barrier since the last recorded access
         own = threads[:, None]
         warp = self.wave.warp
         same_warp = (others >= 0) & (warp[np.maximum(others, 0)] == warp[own])
@@ -116,7 +120,7 @@ class Shadow:
     # --- asynchronous accesses ---------------------------------------------------------------------------------------------
 
     def announce(self, threads: Array, offsets: Array, num_bytes: int) -> None:
-        """A copy that is going to write."""
+        """Record that a copy in flight will write these bytes."""
         pieces = self._pieces(offsets, num_bytes)
         self._overwrites(threads, pieces)
         self.arriving[pieces] += 1
@@ -130,7 +134,8 @@ class Shadow:
         self.generic[pieces] = not asynchronous
 
     def begin_reading(self, threads: Array, offsets: Array, num_bytes: int) -> Array:
-        """The async proxy is going to read; what it will have read is handed to `end_reading`."""
+        """Record that a copy or product in flight reads these bytes. Return their pieces, which the caller later passes to
+        `end_reading`."""
         pieces = np.unique(self._pieces(offsets.reshape(-1), num_bytes)) if num_bytes else np.unique(offsets // self.grain)
         owner = np.zeros(len(self.wave.blocks), np.int64)
         owner[self.wave.slot[threads]] = threads

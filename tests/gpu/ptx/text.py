@@ -1,6 +1,6 @@
-"""PTX text as typed instructions: what LLVM writes for a module, and what inline assembly adds to it.
+"""Parse PTX text into typed instructions: the PTX that LLVM writes for a module, including inline assembly.
 
-Names of registers are resolved to slots here, scopes of inline assembly included; addresses of variables are resolved at launch.
+Parsing replaces names of registers by slot numbers, also in the scopes of inline assembly. Addresses of variables are resolved at launch.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ WIDTHS = {"8": 8, "16": 16, "32": 32, "64": 64, "128": 128}
 class Register:
     name: str
     slot: int
-    bits: int  # 1 for a predicate
+    bits: int  # width of the register in bits; 1 for a predicate
 
 
 @dataclass(frozen=True, slots=True)
 class Special:
-    """A register that the hardware sets, such as %tid.x."""
+    """An operand that is a register set by the hardware, such as %tid.x."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
-    value: int  # of a float, its bits
+    value: int  # the bits of the value, if it is a float
     is_float: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """A variable, a parameter, a label or a function."""
+    """An operand that is the name of a variable, parameter, label or function."""
 
     name: str
 
@@ -53,14 +53,14 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Negated:
-    """`!%p`: the opposite of a predicate."""
+    """An operand that is a negated predicate: `!%p`."""
 
     register: Register
 
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """`_`: a result that is dropped."""
+    """A destination `_`, which discards the result."""
 
 
 Operand = Register | Special | Immediate | Symbol | Address | Vector | Negated | Sink
@@ -88,9 +88,9 @@ class Instruction:
 @dataclass(frozen=True, slots=True)
 class Variable:
     name: str
-    space: str  # global, const, shared or local
+    space: str  # state space: global, const, shared or local
     alignment: int
-    num_bytes: int  # 0: the dynamic shared memory
+    num_bytes: int  # 0 for dynamic shared memory
     initial: bytes | None = None
 
 
@@ -105,14 +105,14 @@ class Parameter:
 class Kernel:
     name: str
     parameters: tuple[Parameter, ...]
-    max_threads: tuple[int, ...] | None  # .maxntid
-    required_threads: tuple[int, ...] | None  # .reqntid
+    max_threads: tuple[int, ...] | None  # block size given by .maxntid, the largest allowed
+    required_threads: tuple[int, ...] | None  # block size given by .reqntid, the only one allowed
     cluster: tuple[int, ...] | None
     instructions: list[Instruction] = field(default_factory=list)
-    labels: dict[str, int] = field(default_factory=dict)  # the number of the instruction that follows
-    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # labels of a .branchtargets
+    labels: dict[str, int] = field(default_factory=dict)  # label -> index of the next instruction
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # name of a table of .branchtargets -> its labels
     registers: list[Register] = field(default_factory=list)
-    variables: list[Variable] = field(default_factory=list)  # shared and local ones
+    variables: list[Variable] = field(default_factory=list)  # variables in shared and local memory
 
     @property
     def parameter_bytes(self) -> int:
@@ -164,7 +164,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def _without_functions(text: str) -> str:
-    """Functions that were not inlined: a kernel that calls one is refused for its `call`."""
+    """Remove the functions of the module. A kernel that calls one, because it was not inlined, is refused when its `call` is compiled."""
     while function := FUNCTION.search(text):
         text = text[: function.start()] + ";" + text[_closing(text, function.end()) + 1 :]
     return text
@@ -175,7 +175,7 @@ def _kernel(entry: re.Match[str]) -> Kernel:
     for declared in filter(str.strip, entry[2].split(",")):
         found = re.search(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.[a-z]+(\d+)(.*?)([\w$]+)(?:\[(\d+)\])?\s*$", declared.strip(), re.DOTALL)
         if found is None:
-            raise UnknownPtx(f"parameter {declared.strip()!r}")
+            raise UnknownPtx(f"the parameter declaration {declared.strip()!r} is not supported")
         size = int(found[2]) // 8 * int(found[5] or 1)
         alignment = int(found[1] or int(found[2]) // 8)
         at = -(-at // alignment) * alignment
@@ -212,7 +212,7 @@ def _element(word: str, size: int) -> bytes:
     try:
         return (_number(word).value & ((1 << (8 * size)) - 1)).to_bytes(size, "little")
     except ValueError as error:
-        raise UnknownPtx(f"the initial value {word!r}") from error
+        raise UnknownPtx(f"the initial value {word!r} is not supported") from error
 
 
 def _number(word: str) -> Immediate:
@@ -223,7 +223,7 @@ def _number(word: str) -> Immediate:
 
 
 class _Body:
-    """The statements of one kernel."""
+    """Parser for the statements of one kernel."""
 
     def __init__(self, kernel: Kernel, text: str) -> None:
         self.kernel = kernel
@@ -297,7 +297,7 @@ class _Body:
         if word[0] == "[":
             found = re.fullmatch(r"\[\s*([%$\w.]+)\s*(?:\+\s*(-?\d+)|(-\d+))?\s*\]", word)
             if found is None:
-                raise UnknownPtx(f"address {word}")
+                raise UnknownPtx(f"the address {word} is not supported")
             base = self._operand(found[1])
             assert isinstance(base, Register | Symbol | Immediate)
             return Address(base, int(found[2] or found[3] or 0))
@@ -316,7 +316,7 @@ class _Body:
             return _number(word)
         if re.fullmatch(r"[$\w.]+", word):
             return Symbol(word)
-        raise UnknownPtx(f"operand {word!r}")
+        raise UnknownPtx(f"the operand {word!r} is not supported")
 
 
 def _skip(text: str, position: int) -> int:

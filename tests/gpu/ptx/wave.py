@@ -1,7 +1,8 @@
-"""Blocks of a grid that run together: their threads are the elements of NumPy arrays.
+"""A wave: blocks of a grid that run together. Their threads are the elements of NumPy arrays.
 
-Threads that are at the same place form a context. A branch that parts a context makes two, which meet again at the branch's join, as the
-hardware reconverges warps. Warps need not wait for each other there, so a join lets whole warps go when nothing else can.
+Threads at the same instruction form a context. A branch that only some threads take splits a context in two; these come together again
+where the branch's paths meet, as the hardware reconverges warps. Warps need not wait for each other there, so when nothing else can run, a
+join releases warps that are complete.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from tests.gpu.ptx.program import LOCAL_WINDOW, SHARED_BASE, SHARED_WINDOW, Arra
 from tests.gpu.ptx.shadow import Shadow
 
 WARP = 32
-POISON = 0xA5  # every byte of a register before it is written
-PATIENCE = 1 << 18  # pieces of code that one context runs at most before it counts as a hang
-TURN = 4096  # pieces that a context runs before another one has its turn
+POISON = 0xA5  # value of every byte of a register before it is written
+PATIENCE = 1 << 18  # number of pieces after which a context counts as an endless loop
+TURN = 4096  # number of pieces that a context runs before another context gets its turn
 
 
 @dataclass(slots=True, eq=False)
 class Join:
-    """Where the threads of a branch meet. `awaited` counts those that have not come."""
+    """A point where threads that a branch separated come together. `awaited` counts the threads that have not arrived yet."""
 
     at: int
     outer: Join | None
@@ -38,7 +39,7 @@ class Join:
 
 @dataclass(slots=True, eq=False)
 class Context:
-    """Threads that run the same piece next."""
+    """Threads that all continue at the same piece."""
 
     piece: int
     threads: NDArray[np.int64]
@@ -55,7 +56,7 @@ class Launch:
     parameters: bytes
     dynamic_bytes: int
     memory: Memory
-    arch: tuple[int, int] = (9, 0)  # of the card, whose matrix units sum in their own way
+    arch: tuple[int, int] = (9, 0)  # compute capability of the card, which decides how matrix units round
     patience: int = PATIENCE
 
     @property
@@ -65,13 +66,13 @@ class Launch:
 
 class Wave:
     def __init__(self, launch: Launch, blocks: NDArray[np.int64], random: np.random.Generator | None) -> None:
-        """`random` draws the order of what has none; without it, asynchronous work is done as late as it may be."""
+        """With `random`, work whose order is free runs in random order; without it, asynchronous work runs as late as the rules allow."""
         self.launch, self.program, self.memory, self.random = launch, launch.program, launch.memory, random
         self.blocks = blocks
         self.per_block = launch.threads_per_block
         count = self.per_block * len(blocks)
         self.threads: NDArray[np.int64] = np.arange(count)
-        self.slot = self.threads // self.per_block  # of the block in this wave
+        self.slot = self.threads // self.per_block  # number within this wave of each thread's block
         self.thread = self.threads % self.per_block
         self.lane = self.thread % WARP
         self.warps_per_block = -(-self.per_block // WARP)
@@ -88,14 +89,16 @@ class Wave:
         self.shadow = Shadow(len(self.shared), self.program.shared_grain, self)
         self.local_stride = -(-self.program.local_bytes // 16) * 16
         self.local, self.local_words = _block_of(self.local_stride * count)
-        self.held: dict[int, frozenset[int]] = {}  # registers of products in flight, by the first thread of a warpgroup
-        self.written = {slot: np.ones(count, bool) for slot in self.program.unit_registers}  # since the last fence of the thread
-        self.contexts: list[Context] = []  # those that can run
-        self.joins: list[Join] = []  # those at which threads wait
-        self.stalls: list[Callable[[Wave], bool]] = []  # asked in order where nothing can run: True if something can now
-        self.last_stalls: list[Callable[[Wave], bool]] = []  # asked when all asynchronous work is done
-        self._later: list[Callable[[], None]] = []  # asynchronous work
-        self.state: dict[str, Any] = {}  # of barriers and asynchronous work, by the file that keeps it
+        self.held: dict[int, frozenset[int]] = {}  # first thread of a warpgroup -> slots of the registers that its products in flight use
+        # Register slot -> per thread, whether it has written the register since its last fence.
+        self.written = {slot: np.ones(count, bool) for slot in self.program.unit_registers}
+        self.contexts: list[Context] = []  # contexts that can run
+        self.joins: list[Join] = []  # points at which separated threads wait to come together
+        # called in order when no context can run; each returns True if a context can run now
+        self.stalls: list[Callable[[Wave], bool]] = []
+        self.last_stalls: list[Callable[[Wave], bool]] = []  # called like `stalls`, but only after all asynchronous work is done
+        self._later: list[Callable[[], None]] = []  # asynchronous work that has not run yet
+        self.state: dict[str, Any] = {}  # state of barriers and asynchronous work: each file of instructions has keys of its own
 
     # --- running -----------------------------------------------------------------------------------------------------------
 
@@ -105,7 +108,7 @@ class Wave:
             self._advance(self._next())
 
     def _next(self) -> Context:
-        """The context that runs next, together with those that are at the same place."""
+        """Choose the context that runs next, and merge it with the contexts at the same piece and join."""
         if self._later and self.random is not None and self.random.random() < 0.3:
             self._do_one()
         number = 0 if self.random is None else int(self.random.integers(len(self.contexts)))
@@ -122,7 +125,7 @@ class Wave:
             self.contexts.append(Context(piece, threads, self.index(threads), join, age))
 
     def index(self, threads: NDArray[np.int64]) -> Index:
-        """A slice where threads lie side by side: NumPy then copies nothing."""
+        """Return a slice if the threads are adjacent, because NumPy then copies nothing; otherwise return their numbers."""
         if len(threads) == len(self.threads):
             return slice(None)
         first, last = int(threads[0]), int(threads[-1])
@@ -177,12 +180,15 @@ class Wave:
             context.age += 1
             if context.age > until:
                 if context.age > self.launch.patience:
-                    raise Fault(f"hang: {len(context.threads)} threads go round near {code.texts[0] if code.texts else 'a jump'}")
+                    raise Fault(
+                        f"hang: {len(context.threads)} threads run an endless loop near {code.texts[0] if code.texts else 'a jump'}"
+                    )
                 self.contexts.append(context)
                 return
 
     def _branch(self, context: Context, taken: NDArray[np.bool_], target: int, otherwise: int, code: Any) -> bool:
-        """Whether the context goes on as a whole. Else two contexts stand for it."""
+        """Take a branch. Return whether all threads take the same way, so that the context continues; otherwise new contexts have replaced
+        it."""
         if taken.shape != context.threads.shape:
             taken = np.broadcast_to(taken, context.threads.shape)
         count = int(np.count_nonzero(taken))
@@ -206,13 +212,14 @@ class Wave:
     def _choose(self, context: Context, numbers: Array, targets: tuple[int, ...], at: int) -> None:
         numbers = np.broadcast_to(numbers, context.threads.shape)
         if numbers.max() >= len(targets):
-            raise Fault(f"a jump to entry {numbers.max()} of a table of {len(targets)}")
+            raise Fault(f"a jump to entry {numbers.max()} of a table of {len(targets)} entries")
         join = self._join(context, at)
         for number in np.unique(numbers):
             self.resume(targets[number], context.threads[numbers == number], join, context.age)
 
     def _join(self, context: Context, at: int) -> Join | None:
-        """The join of a branch. Loops part again and again on the way to the same one. Threads that end meet nowhere."""
+        """Return the join for a branch whose paths meet at the piece `at`. Threads that leave a loop at different times share one join;
+        threads that end need none."""
         if at == self.program.exit:
             return None
         if context.join is not None and context.join.at == at:
@@ -222,7 +229,8 @@ class Wave:
         return join
 
     def _meet(self, context: Context) -> bool:
-        """Whether the context goes on, now with all threads of its join."""
+        """Let a context arrive at its join. Return whether all threads of the join have arrived; the context then continues with all of
+        them."""
         join = context.join
         assert join is not None
         join.arrived.append(context.threads)
@@ -241,14 +249,14 @@ class Wave:
         for first, registers in self.held.items():
             if touched & registers and ((context.threads >= first) & (context.threads < first + 128)).any():
                 slot = min(touched & registers)
-                raise Fault(f"{self.program.kernel.registers[slot].name} belongs to a wgmma that was not awaited")
+                raise Fault(f"{self.program.kernel.registers[slot].name} belongs to a wgmma product that was not awaited")
         for slot in written & self.program.unit_registers:
             self.written[slot][context.threads] = True
 
     # --- asynchronous work ---------------------------------------------------------------------------------------------------
 
     def later(self, work: Callable[[], None]) -> None:
-        """Work that the hardware does at some time: when nothing else can go on, or at random."""
+        """Queue asynchronous work. It runs when no context can run, or at a random time."""
         self._later.append(work)
 
     def _do_one(self) -> None:
@@ -267,11 +275,11 @@ class Wave:
         if any(stall(self) for stall in self.last_stalls) or any(self._release(join) for join in self.joins):
             return True
         if self.alive.any():
-            raise Fault(f"hang: {int(self.alive.sum())} threads wait for what never comes; {self._waiting()}")
+            raise Fault(f"hang: {int(self.alive.sum())} threads wait for ever: {self._waiting()}")
         return False
 
     def _release(self, join: Join) -> bool:
-        """Let the warps go whose threads are all at the join."""
+        """Release the warps whose threads have all arrived at the join. Return whether there were any."""
         if not join.arrived:
             return False
         here = self.union(join.arrived)
@@ -350,7 +358,7 @@ class Wave:
     # --- memory ------------------------------------------------------------------------------------------------------------
 
     def locate(self, space: str, index: Index, addresses: Array, size: int) -> tuple[dict[int, Array], Array]:
-        """The words of a space, by their bits, and the offset in bytes of each address."""
+        """Return the memory of a state space, as arrays of words by their number of bits, and the byte offset of each address."""
         match space:
             case "global" | "const":
                 return self.memory.words, self.memory.offsets(addresses, size)
@@ -365,7 +373,7 @@ class Wave:
                 raise Fault(f"the state space {space} is not known")
 
     def space_of(self, addresses: Array) -> Array:
-        """Of generic addresses: 0 for global, 1 for shared, 2 for local memory."""
+        """Return the state space of each generic address: 0 for global, 1 for shared, 2 for local memory."""
         shared = (addresses >= SHARED_WINDOW) & (addresses < LOCAL_WINDOW)
         local = (addresses >= LOCAL_WINDOW) & (addresses < LOCAL_WINDOW + (1 << 32))
         return shared + 2 * local
@@ -384,7 +392,8 @@ def _inside(offsets: Array, size: int, limit: int, space: str) -> Array:
 
 
 def _registers(widths: list[int], count: int) -> list[Array]:
-    """One per width, of `count` threads. Those of a width are rows of one array: to make an array takes longer than to fill it."""
+    """Return the registers of a kernel as arrays of `count` values each. Registers of equal width share one array, because allocating
+    arrays is slow."""
     rows = {bits: iter(_poisoned((number, count), bits)) for bits, number in Counter(widths).items()}
     return [next(rows[bits]) for bits in widths]
 

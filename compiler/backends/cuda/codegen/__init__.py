@@ -1,1 +1,1 @@
-"""Scheduled loop nests as LLVM IR for NVIDIA GPUs, and that as PTX."""
+"""Emit scheduled loop nests as LLVM IR for NVIDIA GPUs, and compile it to PTX."""

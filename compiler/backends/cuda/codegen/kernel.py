@@ -1,17 +1,17 @@
-"""A loop nest of blocks and threads becomes LLVM IR for a GPU.
+"""Emit a loop nest of blocks and threads as LLVM IR for a GPU.
 
 A kernel is one function per phase: the statements of the body's top-level `Seq`, each of them a launch. A phase is emitted as
 
     name$pK         void (ptr record)                        on the GPU: unpacks the record and calls
     name$pK$run     void (ptr noalias b0, ..., i64 n, ..., ptr counters)
-    name.pK.grid    i64 (ptr dims)                           on the host: how many blocks a launch has
+    name.pK.grid    i64 (ptr dims)                           on the host: returns the number of blocks
 
-A record is an array of 64-bit words: where the first thread writes the record's own address when it begins, the addresses of the buffers,
-then the integers, then the address of counters if there are any. `dims` are its integers.
+A record is an array of 64-bit words: the address of a word to which the first thread writes the record's own address when it begins, the
+addresses of the buffers, the integers (`dims`), and the address of counters if there are any.
 
-A block takes the iterations of a block loop that have its number, and those that lie a grid behind: any grid computes the same. The
-iterations of a thread loop run side by side, and a tile may be run by all threads of a block together; a barrier stands behind each of
-them that something in its block follows.
+Block i runs iteration i of a block loop, and then every further iteration at the distance of the grid size, so any grid size gives the same
+result. The iterations of a thread loop run in parallel, and all threads of a block may run a tile together. A barrier follows each thread
+loop and each such tile before the next statement of the block.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from compiler.machine.target import Target
 
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 COUNTERS = "%counters"
-WARP = 32  # threads; fewer have as many registers
-ENOUGH_THREADS = 512  # of a multiprocessor, whose 65,536 registers give each of them 128
+WARP = 32  # number of threads of a warp; a block with fewer threads gets no more registers per thread
+ENOUGH_THREADS = 512  # number of threads that suffice for a multiprocessor; each can then have 128 of its 65,536 registers
 _BEGUN = f"""entry:
   %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %block = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
@@ -58,7 +58,7 @@ def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
 
 
 def ptx_name(symbol: str) -> str:
-    """PTX has no dots in names."""
+    """Return a symbol as a name in PTX, which cannot contain dots."""
     return re.sub(r"\W", "$", symbol)
 
 
@@ -68,16 +68,16 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
     statements.run(stmt)
     counters, blocks = _counters(stmt)
     if not isinstance(blocks, For) or blocks.kind is not LoopKind.BLOCK:
-        raise CompileError("a phase is no loop over blocks; schedule it first (pass schedule_kernels)")
+        raise CompileError("a phase is not a loop over blocks; schedule it first (pass schedule_kernels)")
     text = ", ".join(filter(None, (parameters.text, f"ptr noalias {COUNTERS}" if counters else "")))
     run = f"define internal void @{name}$run({text}) #1 {{\nentry:\n{code.text()}\n  ret void\n}}"
     symbols = PhaseSymbols(name, f"{symbol}.grid", threads, counters)
     grid = parameters.grid(symbols.grid, lambda indices: indices.value(blocks.extent))
-    return Phase(symbols, code, "\n".join((*statements.shared, run, _entry(symbols, parameters, has_tiles=_has_tiles(stmt)))), grid)
+    return Phase(symbols, code, "\n".join((*statements.shared, run, _entry(symbols, parameters, _enough_blocks(stmt, threads)))), grid)
 
 
 def _counters(stmt: Stmt) -> tuple[int, Stmt]:
-    """How many counters blocks share, and the statement that has them."""
+    """Return the number of counters that blocks share, and the statement that uses them."""
     match stmt:
         case Allocate(buffer=buffer, body=body) if buffer.scope is Scope.COUNTERS:
             return prod(extent.const for extent in buffer.shape), body
@@ -85,9 +85,9 @@ def _counters(stmt: Stmt) -> tuple[int, Stmt]:
             return 0, stmt
 
 
-def _entry(symbols: PhaseSymbols, parameters: Parameters, *, has_tiles: bool) -> str:
-    """The function that is launched. The assembler would rather spill than give a thread more registers than many blocks leave; it is told
-    how many blocks are enough, except where accumulators of a tile fill the registers."""
+def _entry(symbols: PhaseSymbols, parameters: Parameters, enough: int) -> str:
+    """Emit the function that is launched. To reach a high occupancy, the assembler would rather spill than give a thread more registers. So
+    the function declares how many blocks of a multiprocessor are `enough`; with 0, the assembler chooses."""
     lines: list[str] = []
     arguments: list[str] = []
     name, threads = symbols.body, symbols.threads
@@ -99,8 +99,8 @@ def _entry(symbols: PhaseSymbols, parameters: Parameters, *, has_tiles: bool) ->
             lines.append(f"  %g{i} = addrspacecast {GLOBAL} %w{i} to ptr")
         arguments.append(f"ptr %g{i}" if kind == GLOBAL else f"i64 %w{i}")
     lines.append(f"  call void @{name}$run({', '.join(arguments)})")
-    enough = "" if has_tiles else f' "nvvm.minctasm"="{ENOUGH_THREADS // max(threads, WARP)}"'
-    head = f'define ptx_kernel void @{name}({GLOBAL} noundef %record) nounwind "nvvm.reqntid"="{threads}"{enough}'
+    declared = f' "nvvm.minctasm"="{enough}"' if enough else ""
+    head = f'define ptx_kernel void @{name}({GLOBAL} noundef %record) nounwind "nvvm.reqntid"="{threads}"{declared}'
     return "\n".join((f"{head} {{", *_BEGUN, *lines, "  ret void", "}"))
 
 
@@ -109,26 +109,30 @@ def _thread_loops(stmt: Stmt) -> list[For]:
 
 
 def _together(tile: Tile) -> int:
-    """How many threads of a block run the tile together."""
+    """Return how many threads of a block run the tile together."""
     return tile.op.threads if isinstance(tile.op, Intrinsic) else 1
 
 
 def _parts(stmt: Stmt) -> list[For | Tile]:
-    """Emit thread loops, and tiles that the threads of a block run together."""
+    """Return thread loops, and tiles that the threads of a block run together."""
     return [*_thread_loops(stmt), *(s for s in walk_stmts(stmt) if isinstance(s, Tile) and _together(s) > 1)]
 
 
-def _has_tiles(stmt: Stmt) -> bool:
-    return any(isinstance(part, Tile) for part in _parts(stmt))
+def _enough_blocks(stmt: Stmt, threads: int) -> int:
+    tiles = [part.op for part in _parts(stmt) if isinstance(part, Tile)]
+    if not tiles:
+        return ENOUGH_THREADS // max(threads, WARP)
+    return max(op.enough_blocks if isinstance(op, Intrinsic) else 0 for op in tiles)
 
 
 def _num_threads(stmt: Stmt) -> int:
-    """The threads of a block: one for each iteration of the longest thread loop, and as many as a tile needs."""
+    """Return the number of threads of a block: enough for the iterations of the longest thread loop, and for each tile."""
     return max((constant_extent(part) if isinstance(part, For) else _together(part) for part in _parts(stmt)), default=1)
 
 
 class _Statements(Statements):
-    """All threads of a block run its block loops together; each thread runs its own iteration of a thread loop."""
+    """Emits the statements of a block. All threads of a block run its block loops together; each thread runs its own iteration of a thread
+    loop."""
 
     def __init__(self, code: Code, expressions: Expressions, target: Target, name: str, num_threads: int) -> None:
         super().__init__(code, expressions, target)
@@ -153,19 +157,19 @@ class _Statements(Statements):
 
     def iteration(self, loop: For) -> None:
         super().iteration(loop)
-        if not self.in_thread and len(_parts(loop.body)) > 1:  # the next iteration writes what this one may still read
+        if not self.in_thread and len(_parts(loop.body)) > 1:  # the next iteration overwrites what this one may still read
             self._barrier()
 
     def store(self, store: Store) -> None:
         if not self.in_thread:
-            raise CompileError(f"buffer {store.buffer.name} is written outside of a thread loop; give the block one")
+            raise CompileError(f"buffer {store.buffer.name} is written outside of a thread loop; write it inside one")
         super().store(store)
 
     def tile(self, tile: Tile) -> None:
         together = _together(tile)
         if self.in_thread != (together == 1) or together not in (1, self._num_threads):
             place = f"in a block of {together} threads" if together > 1 else "inside of a thread loop"
-            raise CompileError(f"tile {tile.op.name} stands elsewhere than it runs; expected it {place}")
+            raise CompileError(f"tile {tile.op.name} is in the wrong place; expected it {place}")
         super().tile(tile)
 
     def allocator(self, buffer: Buffer) -> Callable[[str], str]:
@@ -188,7 +192,7 @@ class _Statements(Statements):
 
     def _threads(self, loop: For) -> None:
         if self.in_thread:
-            raise CompileError(f"thread loop {loop.var.name} stands inside another one")
+            raise CompileError(f"thread loop {loop.var.name} is inside another thread loop")
         thread = self._special("tid")
         self.indices.env[loop.var] = Index(thread)
         self.in_thread = True

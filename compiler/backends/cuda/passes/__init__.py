@@ -1,1 +1,1 @@
-"""Passes over graphs for NVIDIA GPUs alone."""
+"""Graph passes that only the CUDA back end runs."""

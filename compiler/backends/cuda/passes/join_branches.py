@@ -1,7 +1,7 @@
-"""Let a product's tile do what reads its elements alone.
+"""Join a product with the calls that read its elements one by one.
 
-Before: a product of matrices is written to memory, and calls that go through its elements one by one read it there, as the rotation of
-queries and the cache's append do. After: one call does all of it, and the product stays on the chip.
+Before: a product of matrices is written to memory, and calls that process its elements one by one read it there, such as the rotation of
+queries and the append to the cache. After: one call does all of this, and the product stays on the chip.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 
 from compiler.idioms.product import product_in
 from compiler.idioms.spatial import match_spatial, stages
-from compiler.ir.dims import Dim
+from compiler.ir.dims import Dim, row_major
 from compiler.ir.graph.atoms import Atom, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If
@@ -35,7 +35,7 @@ from compiler.passes.rewrite import count_uses
 
 @dataclass(frozen=True, slots=True)
 class JoinBranches:
-    takes: Callable[[PrimFunc], bool]  # whether a schedule has a place for all stages of a function
+    takes: Callable[[PrimFunc], bool]  # returns whether a schedule handles all stages of a function
 
     def __call__(self, module: IRModule) -> IRModule:
         builder = Builder(module)
@@ -76,7 +76,8 @@ class _Joiner:
         return block if len(bindings) == len(block.bindings) else Block(tuple(bindings), block.kind)
 
     def _family(self, product: Binding, bindings: Sequence[Binding], uses: Mapping[Var, int]) -> _Family | None:
-        """The product that a binding is, if all that reads it are calls that go through elements."""
+        """Return the product and its readers if the binding is a product and all its readers are calls that process elements one by one,
+        else None."""
         call = product.value
         if not isinstance(call, CallTir) or len(call.out) != 1 or product_in(self.prim(call)) is None:
             return None
@@ -114,14 +115,14 @@ class _Joiner:
         return call if self.takes(self.prim(call)) else None
 
     def prim(self, call: CallTir) -> PrimFunc:
-        """Find the called function: in the module, or among those that this pass made."""
+        """Find the called function in the module, or among the functions that this pass made."""
         found = self.outliner.builder.find(call.func)
         assert isinstance(found, PrimFunc), call.func
         return found
 
 
 def _goes_through_elements(prim: PrimFunc) -> bool:
-    """Whether the function computes its elements one by one, none of them as a sum."""
+    """Return whether the function computes its elements one by one and without reductions."""
     return all(match_spatial(stage) for stage in stages(prim.body)) and not any(isinstance(s, Fold) for s in walk_scalars(prim.body))
 
 
@@ -154,15 +155,12 @@ class _Together:
 
 def _element(source: Buffer, shape: Sequence[Dim], indices: Sequence[Dim]) -> Scalar:
     """Load the element at these indices of a reshaped view of `source[rows, columns]`."""
-    column = Dim.of(0)
-    for index, extent in zip(indices[1:], shape[1:], strict=True):
-        column = column * extent + index
-    return Load(source, (indices[0], column))
+    return Load(source, (indices[0], row_major(indices[1:], shape[1:])))
 
 
 def _may_join(family: _Family, bindings: Sequence[Binding], owners: Owners) -> bool:
-    """Whether all calls may wait for the last one: nothing before it needs a result or overwrites an operand, and none of them overwrites
-    what another one reads."""
+    """Return whether all calls may move to the place of the last one. No binding in between may need a result or overwrite an operand, and
+    no call may overwrite memory that another of the calls reads."""
     results = {reader.var for reader in family.readers}
     for binding in bindings[bindings.index(family.product) + 1 : bindings.index(family.readers[-1])]:
         if binding in family.readers or binding.var in family.views:
@@ -181,7 +179,7 @@ def _may_join(family: _Family, bindings: Sequence[Binding], owners: Owners) -> b
 
 
 def _with_results(call: CallTir, readers: Sequence[Binding]) -> list[Binding]:
-    """The call, and the variables of those that it replaces."""
+    """Bind the joined call, and bind its results to the variables of the calls that it replaces."""
     made = Var(readers[-1].var.name, TupleType(call.out))
     if len(call.out) == 1:
         return [Binding(readers[0].var, call)]

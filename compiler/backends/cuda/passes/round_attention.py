@@ -1,7 +1,7 @@
-"""Let attention write what the product behind it reads.
+"""Let attention write the type that the following product reads.
 
-Before: attention writes f32, whose reshape nothing but a cast to bf16 reads. After: attention rounds its result itself, and the reshape
-takes the place of the cast. Each result is rounded as before; a launch and a round trip through memory are gone.
+Before: attention writes f32, and the only reader of its reshape is a cast to bf16. After: attention rounds its result itself, and the
+reshape replaces the cast. Each result is rounded as before, but a launch and a round trip through memory are saved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from compiler.passes.rewrite import count_uses, rewrite_module
 
 
 def round_attention(module: IRModule) -> IRModule:
-    rounded: dict[Var, DType] = {}  # results of attention, and their reshapes
+    rounded: dict[Var, DType] = {}  # results of attention and their reshapes -> type to which they are rounded
     casts: set[Var] = set()
     for func in module.graph_functions.values():
         uses, values = count_uses(func.body), {b.var: b.value for b in func.body.bindings}
@@ -59,7 +59,7 @@ def round_attention(module: IRModule) -> IRModule:
 
 
 def _cast_to(module: IRModule, value: Value) -> DType | None:
-    """The type to which a call casts its operand, where it does nothing else."""
+    """Return the type to which a call casts its operand, or None if it does anything else."""
     nest = perfect_nest(module.prim(value.func).body) if isinstance(value, CallTir) and len(value.args) == 1 else None
     if nest is None or nest.store.indices != tuple(map(Dim.of, nest.vars)):
         return None
@@ -71,7 +71,8 @@ def _cast_to(module: IRModule, value: Value) -> DType | None:
 
 
 def _chain(module: IRModule, value: Value, values: Mapping[Var, Value]) -> list[Var]:
-    """The result of attention that a cast takes, and its reshapes; empty where it takes something else."""
+    """Return the result of attention that a cast reads, and the reshapes in between. The list is empty if the cast reads any other
+    value."""
     found: list[Var] = []
     while isinstance(value, CallTir) or (isinstance(value, Call) and value.op is RESHAPE):
         source: Atom = value.args[0]

@@ -1,1 +1,1 @@
-"""How kernels run on a GPU: the blocks and threads of a loop nest."""
+"""Schedules for GPUs: assign blocks and threads to a loop nest."""

@@ -1,38 +1,27 @@
-"""Attention on a GPU: a block attends with one token and some heads of one kv head to SPLIT keys at a time.
+"""Attention on a GPU in f32. A block computes one token and some heads of one kv head, a split of keys at a time.
 
-    score   a thread has a key, and multiplies it by the queries of all heads of the block
-    weigh   the largest score, exp(score - top) in place of each, and their sum
-    mix     a thread has an element of the values, for all heads
+    score   each thread multiplies one key by the queries of all heads of the block
+    weigh   find the largest score, replace each score by exp(score - top), and sum these
+    mix     each thread computes one element of the weighted values, for all heads
 
-A split begins at a multiple of SPLIT of the sequence, and splits are joined in order. Beside FEW tokens each split has a block of its own,
-and the last one that is done joins them all; beside more, a block goes through all splits. Both compute the same, so a token has the same
-bits in every batch.
+splits.py says how splits are merged. Pages of bf16 are read by tensor cores instead (tensor_attention.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from compiler.backends.cuda.schedule.splits import F32, FEW, I64, LANES, LOWEST, SPLIT, ZERO, Partial, SplitAttention, join
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.attention import Attention, Ragged
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import Stmt
-from compiler.ir.loops.write import Array, Kernel, cast, const, equal, exp, fma, halvings, less, less_equal, maximum
+from compiler.ir.loops.write import Array, cast, equal, exp, fma, less, less_equal, maximum
 from compiler.ir.prove import prove_le
 from compiler.machine.intrinsics.arrive import Arrive
 from compiler.ops.attention.kv_cache import PAGE, bound_layer
 from compiler.ops.attention.plain import CachedKey, RaggedKey, capped, relative, text_bounds
-
-F32, I64 = DType.F32, DType.I64
-LOWEST = float("-inf")
-SPLIT = Arrive.threads  # keys; as many threads has a block
-FEW = 8  # tokens whose splits are attended to side by side
-MOST_HEADS = 8  # of a block
-LANES = 16  # threads that fold the scores of a head
 
 
 def schedule_attention(prim: PrimFunc) -> PrimFunc | None:
@@ -43,7 +32,8 @@ def schedule_attention(prim: PrimFunc) -> PrimFunc | None:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The keys that a token sees: first .. end - 1 of its sequence. Among the keys of all sequences, `first` is `start`."""
+    """The keys that a token sees: `first` to `end` - 1 of its sequence. In the array of the keys of all sequences, the keys of this
+    sequence begin at `start`. `own` is the token's position in its sequence."""
 
     sequence: Dim
     start: Dim
@@ -60,35 +50,10 @@ class _Seen:
         return ceil_div(self.end, SPLIT) - self.first_split
 
 
-@dataclass(frozen=True, slots=True)
-class _Partial:
-    """The running softmax of each head of a block, after some of the keys."""
-
-    top: Array
-    weights: Array  # the sum of exp(score - top)
-    means: Array  # the sum of weighted values, by head and element
-
-
-class _Attention:
-    def __init__(self, node: Attention) -> None:
-        self.node, self.k = node, Kernel()
-        self.out, self.queries = self.k.arrays(node.out, node.queries)
-        self.tokens, heads, size = self.out.shape
-        self.heads, self.size = heads.const, size.const
-        kv_heads = (node.keys.keys.shape[1] if isinstance(node.keys, Ragged) else node.keys.cache.shape[3]).const
-        shared = self.heads // kv_heads  # heads with the same keys
-        self.block_heads = next(n for n in range(min(MOST_HEADS, shared), 0, -1) if shared % n == 0)
-        self.groups = self.heads // self.block_heads
-
+class _Attention(SplitAttention):
     def body(self) -> Stmt:
-        k, source = self.k, self.node.keys
-        most = self.tokens if isinstance(source, Ragged) else source.tables.shape[1] * PAGE  # keys of a sequence
-        few, splits, groups = dim_min(self.tokens, FEW), ceil_div(most, SPLIT), self.groups
-        kept = _Partial(
-            k.workspace("tops", few, self.heads, splits),
-            k.workspace("sums", few, self.heads, splits),
-            k.workspace("means", few, self.heads, splits, self.size),
-        )
+        k, few, splits, groups = self.k, dim_min(self.tokens, FEW), self.most_splits, self.groups
+        kept = self.kept(few, splits)
         arrived = k.counters("arrived", FEW, groups)
         many = Dim.of(0) if prove_le(self.tokens, FEW) else self.tokens * groups
         with k.grid("b", dim_max(few * groups * splits, many)) as b:
@@ -101,7 +66,7 @@ class _Attention:
                     self._attend_to_all(t, group)
         return k.body()
 
-    def _attend_to_one(self, t: Dim, group: Dim, split: Dim, kept: _Partial, arrived: Array) -> None:
+    def _attend_to_one(self, t: Dim, group: Dim, split: Dim, kept: Partial, arrived: Array) -> None:
         k, seen = self.k, self._seen(t)
         with k.when(less_equal(seen.first_split, split) & less(split, seen.first_split + seen.num_splits)):
             found, queries = self._partial("found"), self._load_queries(t, group)
@@ -111,79 +76,52 @@ class _Attention:
                 with k.when(less(i, 1)):
                     kept.top[t, h, split] = found.top[g]
                     kept.weights[t, h, split] = found.weights[g]
-                with self._own_elements(i) as j:
+                with self.own_elements(i) as j:
                     kept.means[t, h, split, j] = found.means[g, j]
             is_last = k.shared("is_last", 1, dtype=DType.I32)
             k.tile(Arrive(), is_last[0], arrived[t, group], dims=(seen.num_splits,))
             last = equal(is_last[0], 1)
-            with k.when(last), k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self._own_elements(i) as j:
-                self._join_kept(seen, t, group * self.block_heads + g, j, kept)
+            with k.when(last), k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self.own_elements(i) as j:
+                self.join_kept(t, group * self.block_heads + g, j, (seen.first_split, seen.num_splits), kept)
 
     def _attend_to_all(self, t: Dim, group: Dim) -> None:
         k, seen = self.k, self._seen(t)
         found, joined, queries = self._partial("found"), self._partial("joined"), self._load_queries(t, group)
         with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g:
-            top, weights = self._begin(group * self.block_heads + g)
+            top, weights = self.begin(group * self.block_heads + g)
             with k.when(less(i, 1)):
                 joined.top[g] = top
                 joined.weights[g] = weights
-            with self._own_elements(i) as j:
+            with self.own_elements(i) as j:
                 joined.means[g, j] = 0.0
         with k.serial("n", seen.num_splits) as n:
             self._split(seen, t, group, seen.first_split + n, queries, found)
-            with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self._own_elements(i) as j:
+            with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self.own_elements(i) as j:
                 before, behind = (joined.top[g], joined.weights[g], joined.means[g, j]), (found.top[g], found.weights[g], found.means[g, j])
-                joined.means[g, j] = _join(before, behind)[2]
+                joined.means[g, j] = join(before, behind)[2]
             with k.threads("g", self.block_heads) as g:
                 after = k.local("after", 2)
-                after[0], after[1], _ = _join((joined.top[g], joined.weights[g], _ZERO), (found.top[g], found.weights[g], _ZERO))
+                after[0], after[1], _ = join((joined.top[g], joined.weights[g], ZERO), (found.top[g], found.weights[g], ZERO))
                 joined.top[g] = after[0]
                 joined.weights[g] = after[1]
-        with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self._own_elements(i) as j:
+        with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self.own_elements(i) as j:
             self.out[t, group * self.block_heads + g, j] = cast(joined.means[g, j] / joined.weights[g], self.out.dtype)
-
-    def _join_kept(self, seen: _Seen, t: Dim, h: Dim, j: Dim, kept: _Partial) -> None:
-        k = self.k
-        own, after = k.local("own", 3), k.local("after", 3)
-        own[0], own[1] = self._begin(h)
-        own[2] = 0.0
-        with k.serial("n", seen.num_splits) as n:
-            split = seen.first_split + n
-            found = kept.top[t, h, split], kept.weights[t, h, split], kept.means[t, h, split, j]
-            after[0], after[1], after[2] = _join((own[0], own[1], own[2]), found)
-            for i in range(3):
-                own[i] = after[i]
-        self.out[t, h, j] = cast(own[2] / own[1], self.out.dtype)
-
-    def _begin(self, h: Dim) -> tuple[Scalar, Scalar]:
-        """The top and the sum of weights before any key: those of the sink."""
-        if self.node.sinks is None:
-            return const(LOWEST, F32), const(0.0, F32)
-        return cast(self.k.array(self.node.sinks)[h], F32), const(1.0, F32)
 
     # --- a split -------------------------------------------------------------------------------------------------------
 
-    def _partial(self, name: str) -> _Partial:
-        """Allocate the running softmax of the heads of a block in shared memory."""
+    def _partial(self, name: str) -> Partial:
+        """Allocate the online softmax of the heads of a block in shared memory."""
         k, heads = self.k, self.block_heads
-        return _Partial(k.shared(f"{name}_top", heads), k.shared(f"{name}_weights", heads), k.shared(f"{name}_means", heads, self.size))
-
-    @contextmanager
-    def _own_elements(self, i: Dim) -> Generator[Dim]:
-        """Those of a value that are a thread's."""
-        with self.k.serial("u", -(-self.size // SPLIT)) as u:
-            j = i + u * SPLIT
-            with self.k.when(less(j, self.size)):
-                yield j
+        return Partial(k.shared(f"{name}_top", heads), k.shared(f"{name}_weights", heads), k.shared(f"{name}_means", heads, self.size))
 
     def _load_queries(self, t: Dim, group: Dim) -> Array:
         k = self.k
         queries = k.shared("queries", self.block_heads, self.size)
-        with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self._own_elements(i) as j:
+        with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self.own_elements(i) as j:
             queries[g, j] = cast(self.queries[t, group * self.block_heads + g, j], F32)
         return queries
 
-    def _split(self, seen: _Seen, t: Dim, group: Dim, split: Dim, queries: Array, found: _Partial) -> None:
+    def _split(self, seen: _Seen, t: Dim, group: Dim, split: Dim, queries: Array, found: Partial) -> None:
         k, heads = self.k, self.block_heads
         low = k.let("low", dim_max(seen.first - split * SPLIT, 0), SPLIT - 1)
         high = k.let("high", dim_min(seen.end - split * SPLIT, SPLIT), SPLIT)
@@ -193,11 +131,11 @@ class _Attention:
                 self._score(seen, group, split * SPLIT + i, queries, scores, i)
             with k.orelse(), k.unroll("g", heads) as g:
                 scores[g, i] = LOWEST
-        self._fold(scores, lanes, found.top, maximum)
+        self.fold(scores, lanes, found.top, heads, maximum)
         with k.threads("i", SPLIT) as i, k.unroll("g", heads) as g:
             scores[g, i] = exp(scores[g, i] - found.top[g])
-        self._fold(scores, lanes, found.weights, lambda a, b: a + b)
-        with k.threads("i", SPLIT) as i, self._own_elements(i) as j:
+        self.fold(scores, lanes, found.weights, heads, lambda a, b: a + b)
+        with k.threads("i", SPLIT) as i, self.own_elements(i) as j:
             means = k.local("means", heads)
             with k.unroll("g", heads) as g:
                 means[g] = 0.0
@@ -229,21 +167,6 @@ class _Attention:
                 score = score + cast(k.array(node.bias)[group * heads + g, relative(node.bias, position - seen.own)], F32)
             scores[g, i] = score
 
-    def _fold(self, scores: Array, lanes: Array, result: Array, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-        """Reduce the scores of each head: a lane folds the scores that lie LANES apart, then lanes are folded by halves."""
-        k, heads = self.k, self.block_heads
-        with k.threads("i", heads * LANES) as i:
-            g, lane = i // LANES, i % LANES
-            total: Scalar = scores[g, lane]
-            for first in range(LANES, SPLIT, LANES):
-                total = combine(total, scores[g, lane + first])
-            lanes[g, lane] = total
-        for half in halvings(LANES):
-            with k.threads("i", heads * half) as i:
-                lanes[i // half, i % half] = combine(lanes[i // half, i % half], lanes[i // half, i % half + half])
-        with k.threads("g", heads) as g:
-            result[g] = lanes[g, 0]
-
     # --- keys ----------------------------------------------------------------------------------------------------------
 
     def _seen(self, t: Dim) -> _Seen:
@@ -269,14 +192,3 @@ class _Attention:
         assert page is not None
         layer = bound_layer(k, source.layer, source.cache)
         return CachedKey(k, source, Dim.of(self.heads), Dim.of(self.size), layer, page, position % PAGE)
-
-
-_ZERO = const(0.0, F32)
-_State = tuple[Scalar, Scalar, Scalar]  # top, sum of weights, sum of weighted values
-
-
-def _join(before: _State, behind: _State) -> _State:
-    """Merge two running softmaxes into that of the keys of both."""
-    top = maximum(before[0], behind[0])
-    a, b = exp(before[0] - top), exp(behind[0] - top)
-    return top, fma(behind[1], b, before[1] * a), fma(behind[2], b, before[2] * a)

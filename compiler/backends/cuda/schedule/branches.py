@@ -1,7 +1,8 @@
-"""The nests that read a product's elements where its tile left them: queries and keys that rotate, values that go to the cache.
+"""Nests that read a product's elements directly from its tile: queries and keys that are rotated, values that go to the cache.
 
-A branch takes some columns of the product, one for each of its elements, and may read the column that lies `apart` before or behind: the
-other element of a pair. A tile that is too narrow for both halves of such pairs has its columns in two halves that lie as far apart.
+A branch has one element for each of some columns of the product. An element may also read a second column, `apart` columns before or after
+its own: the other column of a pair. A tile that is too narrow for both columns of such pairs consists of two ranges of columns at the same
+distance.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 from compiler.idioms.product import Product
 from compiler.idioms.spatial import SpatialNest, match_spatial, read_integers, write_element
-from compiler.ir.dims import Dim, product_of
+from compiler.ir.dims import Dim, product_of, row_major
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Contraction, Guard, Load, Scalar
 from compiler.ir.loops.statements import Stmt, Store
@@ -22,13 +23,13 @@ from compiler.ir.loops.write import Kernel, less, less_equal
 @dataclass(frozen=True, slots=True)
 class Branch:
     nest: SpatialNest
-    source: Buffer  # the product
-    begin: int  # the first column that it takes
-    apart: int  # 0: it reads no other column
+    source: Buffer  # the buffer of the product
+    begin: int  # the first column of the product that belongs to the branch
+    apart: int  # distance in columns to the other column of a pair; 0 if an element reads only its own column
 
     @property
     def axes(self) -> list[tuple[str, Dim]]:
-        """Those of the elements in a row."""
+        """The axes of the elements in a row."""
         return [(var.name, extent) for var, extent in self.nest.axes[1:]]
 
     @property
@@ -36,13 +37,14 @@ class Branch:
         return product_of([extent for _, extent in self.axes]).const
 
     def offset(self, scalar: Scalar) -> int | None:
-        """How far a load of the product lies from the element's own column; None for any other scalar."""
+        """Return the distance of a load of the product from the element's own column, or None for any other scalar."""
         if not isinstance(scalar, Load) or scalar.buffer is not self.source:
             return None
         return (scalar.indices[-1] - _number(self.nest)).const - self.begin
 
     def write(self, k: Kernel, row: Dim, column: Dim, element: Callable[[int], Scalar]) -> None:
-        """Write what the branch makes of a column, if it takes that. `element` of the product lies so far from the column."""
+        """Write the branch's element for a column, if the column belongs to the branch. `element(offset)` returns the product's element at
+        that distance from the column."""
 
         def read(scalar: Scalar) -> Scalar:
             offset = self.offset(scalar)
@@ -57,7 +59,7 @@ class Branch:
 
 
 def read_branches(product: Product[Contraction], stmts: Sequence[Stmt]) -> tuple[Branch, ...] | None:
-    """The statements as branches of a product, or None where one of them is something else."""
+    """Read the statements as branches of a product. Return None if one of them is not a branch."""
     source, indices = product.nest.store.buffer, product.nest.store.indices
     if indices != tuple(map(Dim.of, product.nest.vars)) or len(indices) != 2 or not product.num_columns.is_const:
         return None
@@ -83,16 +85,13 @@ def _branch(stmt: Stmt, source: Buffer, num_rows: Dim) -> Branch | None:
 
 
 def _number(nest: SpatialNest) -> Dim:
-    """Return the number of an element within its row."""
-    number = Dim.of(0)
-    for var, extent in nest.axes[1:]:
-        number = number * extent + var.dim
-    return number
+    """Return the index of an element within its row."""
+    return row_major([var.dim for var, _ in nest.axes[1:]], [extent for _, extent in nest.axes[1:]])
 
 
 def _reads_pairs(branch: Branch) -> bool:
-    """Whether an element reads the other one of its pair alone: that behind it in the first half of 2 `apart` columns, that before it in
-    the second."""
+    """Return whether each element reads only its own column and the other column of its pair: in the first half of 2 * `apart` columns the
+    one after it, in the second half the one before it."""
     var, size = branch.nest.axes[-1]
     period, apart = 2 * branch.apart, branch.apart
     if size.const % period or branch.begin % period:

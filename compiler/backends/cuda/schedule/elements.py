@@ -1,11 +1,11 @@
-"""The reference schedule: a thread computes an element of the result, folds in their order.
+"""The reference schedule: a thread computes an element of the result, with reductions in their order.
 
     for block b in ceil(elements / THREADS), thread t in THREADS {
       when b * THREADS + t < elements { the element with that number }
     }
 
-It takes any nest. An element is computed by the same operations wherever it stands, so its bits depend on nothing beside it. Stages that
-do not touch what others write are one launch: their blocks stand one behind the other.
+It applies to any nest. An element is computed by the same operations wherever it is, so its bits depend on no other element. Stages that do
+not read what other stages write form one launch: their blocks follow each other in the grid.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from compiler.ir.loops.statements import For, LoopKind, Stmt
 from compiler.ir.loops.visit import loads, rewrite_dims, sequence
 from compiler.ir.loops.write import Kernel, less, less_equal
 
-THREADS = 128  # of a block
+THREADS = 128  # number of threads of a block
 WARP = 32
 
 
@@ -39,9 +39,9 @@ def schedule_elements(prim: PrimFunc) -> PrimFunc:
 
 
 def _independent(prim: PrimFunc, stmts: Sequence[Stmt]) -> list[list[Stmt]]:
-    """Neighbours that write different elements, and read nothing that others of their group write."""
+    """Group neighbouring stages that write different elements, and read nothing that others of their group write."""
     buffers = prim.buffers
-    shared = {buffers[a]: buffers[b] for a, b in prim.attrs.get("inplace", ())}  # an input that has the memory of an output
+    shared = {buffers[a]: buffers[b] for a, b in prim.attrs.get("inplace", ())}  # input -> output with which it shares memory
     groups: list[list[Stmt]] = []
     for stmt in stmts:
         if groups and all(_apart(stmt, other, shared) for other in groups[-1]):
@@ -66,7 +66,7 @@ def _apart(a: Stmt, b: Stmt, shared: Mapping[Buffer, Buffer]) -> bool:
 
 @contextmanager
 def elements(k: Kernel, axes: Sequence[tuple[str, Dim]], threads: int = THREADS) -> Generator[tuple[Dim, ...]]:
-    """Run a thread for each point of a box of these axes. Yields the point."""
+    """Run a thread for each point of a box of these axes. Yield the point."""
     with k.grid("b", _num_blocks(axes, threads)) as b, k.threads("t", threads) as t, _point(k, b * threads + t, axes) as point:
         yield point
 
@@ -105,8 +105,8 @@ def _write(k: Kernel, nest: SpatialNest, values: Sequence[Dim]) -> None:
 
 
 def _in_order(stmt: Stmt) -> Stmt:
-    """Iterations that a schedule says are independent get a block each where they have lanes, else a thread. One thread does all else as it
-    is written."""
+    """Schedule a statement that is not an elementwise nest. Iterations of a parallel loop get a block each if they have lanes, else a
+    thread each. Any other statement runs on one thread as it is written."""
     if (lanes := schedule_lanes(stmt)) is not None:
         return lanes
     k = Kernel()

@@ -1,7 +1,8 @@
-"""Loops that are written for the vectors of a CPU: a block takes an iteration of the parallel loop, and its threads are the lanes.
+"""Schedule loops that are written for the vectors of a CPU: a block runs an iteration of the parallel loop, and its threads are the lanes.
 
-What no lane does, one thread does; what iterations keep lies in shared memory. Conditions and integers on the way to a loop of lanes are
-the same for all threads: one writes them down, and all read them behind a barrier, before anything can change what they came from.
+One thread runs the statements outside loops of lanes, and buffers of an iteration are in shared memory. Conditions and integers around a
+loop of lanes are the same for all threads: one thread stores them, and all threads read them after a barrier, before their operands can
+change.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from compiler.ir.loops.scalars import Load, Scalar, dtype_of
 from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, When
 from compiler.ir.loops.visit import loads, map_stmt, rename_buffers, rewrite_dims, sequence, statements, walk_stmts
 
-MOST_BYTES = 40 << 10  # of shared memory
+MOST_BYTES = 40 << 10  # largest number of bytes of shared memory that a block uses
 MOST_LANES = 1024
 ZERO = Dim.of(0)
 
 
 def schedule_lanes(stmt: Stmt) -> Stmt | None:
-    """A parallel loop around loops of lanes, in blocks and threads."""
+    """Schedule a parallel loop around loops of lanes in blocks and threads. Return None for anything else."""
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL or not _has_lanes(stmt.body):
         return None
     inner = [s for s in walk_stmts(stmt.body) if isinstance(s, For)]
@@ -44,7 +45,7 @@ class _Lanes:
     num_bytes: int = field(default=0)
 
     def block(self, stmt: Stmt) -> Stmt:
-        """A statement that all threads run together."""
+        """Convert a statement that all threads of a block run together."""
         if not _has_lanes(stmt):
             return _by_one(stmt)
         match stmt:
@@ -67,7 +68,7 @@ class _Lanes:
 
     def _sequence(self, stmts: Sequence[Stmt]) -> Stmt:
         done: list[Stmt] = []
-        alone: list[Stmt] = []  # what one thread does in a row
+        alone: list[Stmt] = []  # consecutive statements that one thread runs
         for stmt in stmts:
             if not _has_lanes(stmt):
                 alone.append(stmt)
@@ -98,6 +99,6 @@ def _by_one(stmt: Stmt) -> Stmt:
 
 
 def serial(stmt: Stmt) -> Stmt:
-    """With the loops of a CPU, whose iterations are independent, one after another."""
+    """Make the parallel and vector loops of a CPU serial. Their iterations are independent."""
     kinds = (LoopKind.PARALLEL, LoopKind.VECTOR)
     return map_stmt(stmt, lambda s: replace(s, kind=LoopKind.SERIAL) if isinstance(s, For) and s.kind in kinds else s)

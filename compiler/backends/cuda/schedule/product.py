@@ -6,11 +6,15 @@
       for thread t { the epilogue of its elements of c }
     }
 
-Up to FEW rows, a block has all rows beside few columns: what counts then is that many blocks read the weights. The tile is as low as the
-rows need. Beside more rows a block has 64 of them and, where an element needs one accumulator, twice as many columns. Every tile sums in
-the same order, so the bits of a row do not depend on the rows beside it.
+For up to FEW rows, a block has all rows and few columns, so that many blocks read the weights in parallel. The tile is as low as the number
+of rows allows. For more rows a block has 64 of them and, if an element needs one accumulator, twice as many columns. Every tile sums in the
+same order, so the bits of a row do not depend on other rows.
 
-Stages behind the product that read its elements alone (branches.py) take the place of the epilogue.
+If rows choose one of several matrices, a block computes a run: neighbouring rows with the same choice, at most HEIGHTS[-1] of them, none
+beyond the next multiple of HEIGHTS[-1]. There is a block for each row; blocks of rows that begin no run do nothing. There are fewest runs
+if rows with equal choices are adjacent.
+
+Stages that only read the product's elements (branches.py) replace the epilogue.
 """
 
 from __future__ import annotations
@@ -19,8 +23,9 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 
 from compiler.backends.cuda.schedule.branches import Branch, read_branches
+from compiler.backends.cuda.schedule.rows import fold_threads
 from compiler.idioms.nest import without_allocations
-from compiler.idioms.product import Product, product_in
+from compiler.idioms.product import Choice, Product, product_in
 from compiler.idioms.scaled import scaled_integers
 from compiler.idioms.spatial import stages, write_element
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max, dim_min, product_of
@@ -29,7 +34,7 @@ from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Cast, Contraction, Element, Load, Scalar
 from compiler.ir.loops.statements import Store
 from compiler.ir.loops.visit import map_scalar, rewrite_dims
-from compiler.ir.loops.write import Array, Kernel, less
+from compiler.ir.loops.write import Array, Kernel, cast, const, equal, index, less, minimum, not_equal, select
 from compiler.ir.prove import prove_divisible, prove_le
 from compiler.machine.formats import FRAGMENT_COLUMNS
 from compiler.machine.intrinsics.mma import Mma
@@ -37,9 +42,9 @@ from compiler.machine.products import ProductTile, ProductTiles
 
 FEW = 64
 HEIGHTS = (8, 16, 32, 64)
-NARROW = 64  # columns of a block beside few rows: 16 of each warp
+NARROW = 64  # number of columns of a block with few rows: 16 for each of its warps
 MOST_SUMS = 2
-ALIGNED = 8  # elements of a row that a lane copies at once
+ALIGNED = 8  # number of elements of a row that a lane copies at once
 ZERO = Dim.of(0)
 
 Point = Mapping[DimVar, Dim]
@@ -48,7 +53,7 @@ Point = Mapping[DimVar, Dim]
 def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
     first, *others = stages(without_allocations(prim.body)[1])
     product = product_in(replace(prim, body=first))
-    if product is None or product.choice is not None or product.row_axis is None or len(product.sums) > MOST_SUMS:
+    if product is None or product.row_axis is None or len(product.sums) > MOST_SUMS:
         return None
     branches = read_branches(product, others) if others else ()
     if branches is None:
@@ -60,7 +65,10 @@ def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
             k, blocks = Kernel(), _Blocks(product, tile, tuple(found), branches)
             if not blocks.hold_pairs:
                 return None
-            blocks.write(k)
+            if product.choice is None:
+                blocks.write(k)
+            else:
+                blocks.write_chosen(k, product.choice)
             return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": "product"})
     return None
 
@@ -72,17 +80,17 @@ class _Operands:
     rows: Load
     weights: Load  # packed
     scale: Load | None
-    group: int  # of k, with one scale
+    group: int  # extent of k that shares a scale
 
     @property
     def alike(self) -> Hashable:
-        """Parameters that all sums of a product share."""
+        """The parameters that must be equal for all sums of a product."""
         scale = None if self.scale is None else self.scale.buffer.dtype
         return self.rows.buffer, self.rows.indices[:-1], self.group, scale
 
 
 def _operands(s: Contraction, row_axis: DimVar, tile: ProductTile) -> _Operands | None:
-    """Where columns lie as the tile reads them, and rows where it can copy them."""
+    """Return the operands of a sum, or None unless the columns are packed for the tile and it can copy the rows."""
     if not s.extent.is_const or not tile.takes_rows(s, row_axis):
         return None
     rows = s.rows.value if isinstance(s.rows, Cast) else s.rows
@@ -107,24 +115,24 @@ class _Blocks:
 
     @property
     def apart(self) -> int:
-        """Between the columns of a pair that branches read together."""
+        """The distance between the two columns of a pair that a branch reads, or 0 without pairs."""
         return max((b.apart for b in self.branches), default=0)
 
     @property
     def wide(self) -> int:
-        """Columns of a block beside many rows."""
-        in_groups = self.operands[0].group != self.product.extent.const  # then there are two accumulators for each element
+        """The number of columns of a block with many rows."""
+        in_groups = self.operands[0].group != self.product.extent.const  # if true, each element has two accumulators
         return NARROW if in_groups else 2 * NARROW // self.num_sums
 
     @property
     def hold_pairs(self) -> bool:
-        """Whether a tile of either width has both columns of each pair."""
+        """True if a tile of either width contains both columns of each pair."""
         pair = 2 * self.apart
         whole = self.product.num_columns.is_const and not self.product.num_columns.const % max(1, pair)
         return not pair or (whole and all(not max(w, pair) % min(w, pair) for w in (NARROW, self.wide)))
 
     def column(self, number: Dim, width: int) -> Dim:
-        """The first column of the tile with this number."""
+        """Return the first column of the tile with this index."""
         if 2 * self.apart <= width:
             return number * width
         tiles = 2 * self.apart // width
@@ -156,11 +164,8 @@ class _Blocks:
             c = k.shared("c", shared_words)
             with k.when(less(num_rows, FEW + 1) & less(b, narrow_blocks)):
                 *point, number = k.unravel(b, [*((v.name, e) for v, e in others), ("columns", ceil_div(p.num_columns, NARROW))])
-                place = _Place(self, c, dict(zip((v for v, _ in others), point, strict=True)), self.column(number, NARROW), ZERO, num_rows)
-                for lower, height in zip((0, *HEIGHTS), HEIGHTS, strict=False):
-                    if not prove_le(num_rows, lower):
-                        with k.when(less(lower, num_rows) & less(num_rows, height + 1)):
-                            place.write(k, self.op(height, NARROW))
+                at = dict(zip((v for v, _ in others), point, strict=True))
+                _Place(self, c, at, self.column(number, NARROW), ZERO, num_rows).write_lowest(k)
             if not few_only:
                 with k.when(less(FEW, num_rows) & less(b, wide_blocks)):
                     axes = [("columns", ceil_div(p.num_columns, wide)), ("rows", ceil_div(num_rows, most))]
@@ -170,10 +175,34 @@ class _Blocks:
                     place = _Place(self, c, at, first, row * most, left)
                     place.write(k, self.op(most, wide))
 
+    def write_chosen(self, k: Kernel, choice: Choice) -> None:
+        p, most = self.product, HEIGHTS[-1]
+        assert p.row_axis is not None
+        (row, num_rows), _ = p.nest.axes
+        tiles = ceil_div(p.num_columns, NARROW)
+
+        def chosen(at: Dim) -> Scalar:
+            return cast(rewrite_dims(choice.index, {row: at}), DType.I64)
+
+        with k.grid("b", num_rows * tiles) as b:
+            first, number = k.unravel(b, [("first", num_rows), ("columns", tiles)])
+            with k.when(equal(index(first % most), 0) | not_equal(chosen(first), chosen(dim_max(first - 1, 0)))):
+                c = k.shared("c", max(self.op(height, NARROW).shared_bytes for height in HEIGHTS) // 4)
+                ends = k.shared("ends", most, dtype=DType.I32)
+                with k.threads("u", most) as u:
+                    near = dim_min(first + u, num_rows - 1)
+                    goes_on = less(first % most + u, most) & less(first + u, num_rows) & equal(chosen(near), chosen(first))
+                    ends[u] = select(goes_on, const(most, DType.I32), cast(index(u), DType.I32))
+                fold_threads(k, ends, most, minimum)
+                count = k.let("count", cast(ends[0], DType.I64), most)
+                matrix = k.let("matrix", chosen(first), choice.names[0].upper)
+                place = _Place(self, c, dict.fromkeys(choice.names, matrix), self.column(number, NARROW), first, count)
+                place.write_lowest(k)
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The elements of a block: columns from `column` on, `num_rows` rows from `first` on."""
+    """The elements of a block: columns that start at `column`, and `num_rows` rows that start at `first`."""
 
     blocks: _Blocks
     c: Array
@@ -181,6 +210,13 @@ class _Place:
     column: Dim
     first: Dim
     num_rows: Dim
+
+    def write_lowest(self, k: Kernel) -> None:
+        """Write the lowest tile that has enough rows."""
+        for lower, height in zip((0, *HEIGHTS), HEIGHTS, strict=False):
+            if not prove_le(self.num_rows, lower):
+                with k.when(less(lower, self.num_rows) & less(self.num_rows, height + 1)):
+                    self.write(k, self.blocks.op(height, NARROW))
 
     def write(self, k: Kernel, op: Mma) -> None:
         p, operands = self.blocks.product, self.blocks.operands
@@ -191,7 +227,7 @@ class _Place:
         stride = self.stride(rows)
         panel = self.column // FRAGMENT_COLUMNS
         packed = [*(o.weights for o in operands), *(o.scale for o in operands if o.scale is not None)]
-        panels = [Load(w.buffer, (*w.indices[:-3], panel, ZERO, ZERO)) for w in packed]
+        panels = [Load(w.buffer, (*(d.substitute(at) for d in w.indices[:-3]), panel, ZERO, ZERO)) for w in packed]
         num_panels = ceil_div(p.num_columns, FRAGMENT_COLUMNS) - panel
         groups = [group] if op.has_scales else []
         k.tile(op, self.c[0], row, *panels, dims=(p.extent, stride, self.num_rows, num_panels, *groups))
@@ -204,7 +240,7 @@ class _Place:
                     self.store(k, op, i, column)
 
     def store(self, k: Kernel, op: Mma, i: Dim, column: Dim) -> None:
-        """Do the nest's store, or that of the branch that has the column, with what the tile wrote in place of the sums."""
+        """Write the nest's store, or the store of the branch that has the column, with the tile's results in place of the sums."""
         p, half = self.blocks.product, op.columns // 2
         assert p.row_axis is not None
         at = {**self.point, p.row_axis: self.first + i}
@@ -233,7 +269,7 @@ class _Place:
         return map_scalar(p.nest.store.value, total)
 
     def stride(self, rows: Load) -> Dim:
-        """Elements from one row to the next."""
+        """Return the number of elements from one row to the next."""
         assert self.blocks.product.row_axis is not None
         axis = next(i for i, d in enumerate(rows.indices) if d.var is self.blocks.product.row_axis)
         return product_of(rows.buffer.shape[axis + 1 :])

@@ -1,12 +1,13 @@
-"""Reductions along rows, and what follows from them: sums, maxima, softmax, norms. A block has a row, and one launch does all stages.
+"""Reductions along rows, and the stages that follow them: sums, maxima, softmax, norms. A block computes a row, and one launch runs all
+stages.
 
     for block b in rows {
-      for thread t { fold elements t, t + THREADS, ... }
-      fold what threads found: by warps, then by halves
+      for thread t { reduce elements t, t + THREADS, ... }
+      reduce the results of the threads: by warps, then by halves
       for thread t { write elements t, t + THREADS, ... }
     }
 
-The order of a fold depends on the length of the row alone.
+The order of a reduction depends only on the length of the row.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from compiler.ir.loops.write import Array, Kernel, halvings, less
 from compiler.ir.prove import prove_divisible
 
 WARP = 32
-# Threads of a block, by the length up to which they take a row.
+# The longest row for each number of threads in a block.
 _THREADS = ((8 * WARP, WARP), (2048, 128))
 _MOST_THREADS = 512
 
@@ -46,7 +47,8 @@ def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
 
 
 def _are_read_along(program: RowProgram) -> bool:
-    """Whether neighbours of a row are neighbours in memory. Across memory, threads of the reference schedule read side by side."""
+    """Return whether neighbours in a row are neighbours in memory. If they are not, the reference schedule is better: its threads read
+    adjacent memory."""
     folds = [fold for stage in program.stages for fold in stage.folds]
     return all(any(fold.axes[0][0] in load.indices[-1].vars() for load in loads(fold.value) if load.indices) for fold in folds)
 
@@ -80,7 +82,7 @@ class _Row:
 
     @contextmanager
     def elements(self, length: Dim) -> Generator[Dim]:
-        """A thread has those that lie as many apart as there are threads."""
+        """Distribute the elements of a row over threads. The elements of a thread are `num_threads` apart."""
         with self.k.threads("t", self.num_threads) as t, self.of_thread(t, length) as i:
             yield i
 
@@ -124,7 +126,7 @@ class _Row:
 
 
 def fold_threads(k: Kernel, partial: Array, count: int, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-    """Leave in partial[0] what all threads found: first each lane of a warp folds what lies a warp apart."""
+    """Reduce the results of all threads to partial[0]. First each lane of a warp reduces the elements that are a warp apart."""
     if count > WARP:
         with k.threads("t", WARP) as t:
             total: Scalar = partial[t]

@@ -1,4 +1,4 @@
-"""Choose the schedule of a loop nest: the first rule that takes it."""
+"""Choose the schedule of a loop nest: the first rule that applies."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from compiler.backends.cuda.schedule.attention import schedule_attention
 from compiler.backends.cuda.schedule.elements import schedule_elements
 from compiler.backends.cuda.schedule.product import schedule_product
 from compiler.backends.cuda.schedule.rows import schedule_rows
+from compiler.backends.cuda.schedule.tensor_attention import schedule_tensor_attention
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.machine.products import ProductTiles
 
 
 def schedule(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc:
-    return schedule_attention(prim) or schedule_product(prim, tiles) or schedule_rows(prim) or schedule_elements(prim)
+    return (
+        schedule_tensor_attention(prim)
+        or schedule_attention(prim)
+        or schedule_product(prim, tiles)
+        or schedule_rows(prim)
+        or schedule_elements(prim)
+    )

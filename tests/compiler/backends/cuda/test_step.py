@@ -1,4 +1,4 @@
-"""A decode step of an 8B model: how many kernels it launches, and how many bytes of weights it reads."""
+"""A decode step of an 8B model: the number of kernels that it launches, and the bytes that it reads."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def test_a_layer_launches_few_kernels_and_a_step_is_one_graph(format: str) -> No
 
 @pytest.mark.parametrize(("format", "bits"), [("bf16", 16), ("int8", 8 + 32 / 4096), ("int4-128", 4 + 16 / 128)])
 def test_a_step_reads_each_weight_once_and_little_beside_them(format: str, bits: float) -> None:
-    """Within 2 % of what the matrices of a layer must take. Scales of a channel are shorter where channels are longer."""
+    """The prepared weights of a layer take at most 2 % more bytes than its matrices have at `bits` per weight. They take slightly less if
+    channels are longer than 4096, because each channel has one scale."""
     with_one, with_two = (planned(format, layers).graph(ENTRY) for layers in (1, 2))
 
     def num_bytes(function: Function) -> float:
@@ -70,17 +71,18 @@ def test_a_step_reads_each_weight_once_and_little_beside_them(format: str, bits:
 @pytest.mark.parametrize("tokens", [1, 64])
 @pytest.mark.parametrize(("format", "bits"), [("bf16", 16), ("int8", 8 + 32 / 4096), ("int4-128", 4 + 16 / 128)])
 def test_a_step_reads_weights_keys_values_and_activations_and_nothing_else(format: str, bits: float, tokens: int) -> None:
-    """Within 2 %. Of an activation, what each part of a layer must read: f32 of the residual stream and of queries, bf16 of rows."""
+    """A step reads the bytes of its weights, keys, values and activations, within 2 %. Activations are what each part of a layer reads: the
+    residual stream and queries in f32, other rows in bf16."""
     c = synthetic_config("8b-shape", layers=2)
     sizes = Sizes({"t": tokens, "s": tokens, "r": tokens, "p": CONTEXT // PAGE_SIZE, "pages": 1 << 20}, tokens, CONTEXT)
     found = sum(planned_bytes(built(format, 2), ENTRY, get("sm_80"), sizes).values())
-    head_bits = max(bits, 8 + 32 / 4096)  # 4 bits are too few for logits
+    head_bits = max(bits, 8 + 32 / 4096)  # the output head has at least 8 bits: with 4 bits, logits would be too inexact
     matrices = {name: prod(shape) for name, shape in shapes_of(c).items() if len(shape) == 2 and "embed" not in name}
     weights = sum(count * (head_bits if "head" in name else bits) / 8 for name, count in matrices.items())
     kv = c.num_layers * tokens * CONTEXT * 2 * c.num_kv_heads * c.head_dim * 2
     h, f = c.hidden_size, c.intermediate_size
-    stream = 4 * (4 * h)  # two norms, two sums
-    rows = 2 * (2 * h) + 2 * f  # of q k v, gate and up, down
-    queries = 4 * h + 2 * h  # attention, output
+    stream = 4 * (4 * h)  # bytes of the residual stream per token: two norms and two additions read it in f32
+    rows = 2 * (2 * h) + 2 * f  # bytes of bf16 rows per token: inputs of q k v, of gate and up, and of down
+    queries = 4 * h + 2 * h  # bytes of queries per token: the input of attention, and the input of its output projection
     activations = tokens * (c.num_layers * (stream + rows + queries) + 14 * h)
     assert abs(found / (weights + kv + activations) - 1) < 0.02

@@ -1,4 +1,4 @@
-"""AMX tiles by disassembly: the instructions of one whole step, and what is refused."""
+"""AMX tiles: the instructions of one step in the disassembly, and the sizes and targets that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AMX tiles as machine code, on the unit or on amx_unit.c: their sizes against their meaning, bit for bit."""
+"""AMX tiles as machine code, on a real unit or on the emulation in amx_unit.c, equal their NumPy meaning bit for bit at all sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ SIZES = [(1, 32), (2, 16), (8, 32), (15, 16), (16, 16), (16, 32), (17, 16), (17,
 
 
 def tiled(op: MatrixUnitOp) -> PrimFunc:
-    """c += a @ b, once per work item: whoever runs one finds the unit as it left it, or as it never was."""
+    """Return a kernel in which each of two work items computes c += a @ b with one tile. Each work item must configure the unit, whatever
+    state the unit is in."""
     k, stride, packed = DimVar("k", lower=64, multiple_of=64), DimVar("stride", lower=1), 4 // op.row_dtype.num_bytes
     a = Buffer("a", (Dim.of(op.rows), stride.dim), op.row_dtype)
     b = Buffer("b", (k // packed, Dim.of(op.columns * packed)), op.panel_dtype)
@@ -39,7 +40,7 @@ def tiled(op: MatrixUnitOp) -> PrimFunc:
 
 
 def check(run_native: Any, target: Target, op: MatrixUnitOp, arrays: tuple[Array, Array, Array], dims: tuple[int, int]) -> Array:
-    """The sum, equal to what is meant in each work item."""
+    """Run the tile in two work items, and return the sum. In each work item, the sum must equal that of the tile's NumPy meaning."""
     c, a, b = arrays
     prim = tiled(op)
     found, wanted = np.stack([c, c]), c.copy()
@@ -97,7 +98,7 @@ def test_bf16_over_a_cached_panel(run_native: Callable[..., None], amx: Target, 
 
 
 def test_denormals_count_as_zero(run_native: Callable[..., None], amx: Target) -> None:
-    """Of factors, of products and of sums."""
+    """Denormal factors, products and sums count as zero."""
     numbers = np.array([1e-39, -1e-39, 2e-20, -1e-19, 1.5, 0.0, -0.0], np.float32)
     rng = np.random.default_rng(0)
     a, b = (rng.choice(numbers, s).astype(ml_dtypes.bfloat16) for s in ((16, 64), (32, 32)))
@@ -118,9 +119,10 @@ def test_every_sign_of_bytes(run_native: Callable[..., None], amx: Target) -> No
     ids=["another instruction", "tilezero", "tdpbf16ps"],
 )
 def test_what_the_unit_would_refuse_ends_the_process(matrix_unit: Any, code: str, said: str) -> None:
-    """So that a kernel which forgets to configure it cannot pass here."""
+    """The emulation ends the process for the errors that a real unit would report, so a kernel that forgets to configure the unit fails in
+    these tests."""
     if matrix_unit.library is None:
-        pytest.skip("this machine has the unit")
+        pytest.skip("this machine has AMX, so nothing is emulated")
     program = f"""
 import ctypes, mmap
 ctypes.CDLL({str(matrix_unit.library)!r}).amx_install()

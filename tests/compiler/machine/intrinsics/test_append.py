@@ -1,4 +1,5 @@
-"""Lists of lanes: what is found, in order, on every target that runs here and in NumPy; one instruction where there is one."""
+"""The append tile lists the lanes whose mask is set, in order, on every target that can run here and in the interpreter. AVX-512 needs one
+instruction for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dot tiles against their NumPy meaning on every target that runs here, and by disassembly on the others."""
+"""Dot tiles of bf16 equal their NumPy meaning on every target that can run here. For other targets, the tests check the instructions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ TARGETS = {t.name: t for t in (host(), *NAMED.values()) if t.can_run_here}
 
 
 def tiled(rows: int, lanes: int) -> PrimFunc:
-    """c[i, j] = 1 + sum(a[i, k] * b[k, j]) with a's rows at a stride of their own, and c shifted by one panel of b."""
+    """Return a kernel for c[i, j] = 1 + sum(a[i, k] * b[k, j]). The rows of a have a stride, and the tile reads the second of two panels of
+    b."""
     k, stride = DimVar("k", lower=PAIR, multiple_of=PAIR), DimVar("stride", lower=1)
     a, b = Buffer("a", (Dim.of(rows), stride.dim), BF16), Buffer("b", (Dim.of(2), k // PAIR, Dim.of(COLUMNS * PAIR)), BF16)
     c, acc = Buffer("c", (Dim.of(rows), Dim.of(COLUMNS)), F32), Buffer("acc", (Dim.of(rows), Dim.of(COLUMNS)), F32, Scope.LOCAL)
@@ -97,7 +98,7 @@ prim k(a: bf16[4, 10], b: bf16[2, 80], c: f32[4, 48], out total: f32[4, 48]) {
 @pytest.mark.parametrize("places", ["b[0, 0], b[1, 8]", "b[0, 5]"], ids=["apart", "touching"])
 @pytest.mark.parametrize("target", list(TARGETS))
 def test_a_pair_of_rows_as_they_lie(run_native: Any, target: str, places: str) -> None:
-    """As a packed panel of one pair, whose meaning is the tile's."""
+    """A tile that reads two rows of b in place gives the same result as one that reads a packed panel of the pair."""
     touching = ", touching=true" if "1" not in places else ""
     prim = parse(ROWS.replace("PLACES", places).replace("TOUCHING", touching)).prim("k")
     rng, bf16 = np.random.default_rng(0), ml_dtypes.bfloat16
@@ -131,5 +132,5 @@ def test_inner_loop_is_made_of_the_targets_instruction(target: str) -> None:
 def test_tile_in_a_vector_loop_is_refused() -> None:
     x = Buffer("x", (Dim.of(4),), DType.F32)
     v = DimVar("v", upper=3)
-    with pytest.raises(CompileError, match="tile dot_bf16 stands inside vector loop v"):
+    with pytest.raises(CompileError, match="tile dot_bf16 is inside vector loop v"):
         emit_kernel("k", PrimFunc((x,), 1, For(v, Dim.of(4), Tile(DotBf16(4, 32)), LoopKind.VECTOR)), host())

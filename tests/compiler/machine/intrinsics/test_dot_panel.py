@@ -1,4 +1,4 @@
-"""The tile of bytes: which instruction its inner loop is made of, and what it means."""
+"""The dot tile of bytes: its NumPy meaning, and the instruction in its inner loop on each target."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ AVX_VNNI = Target("avx-vnni", "x86_64", NAMED["x86-64-v3"].features | {"avxvnni"
 TARGETS = (NAMED["avx512-vnni-bf16"], AVX_VNNI, NAMED["aarch64-i8mm-bf16"], NAMED["aarch64-dotprod"])
 
 
-def tiled(bits: int, lanes: int, rows: DType = DType.I8) -> PrimFunc:
-    """c = a * b, as a kernel of one tile."""
-    a, b = Buffer("a", (Dim.of(ROWS), Dim.of(K)), rows), Buffer("b", (Dim.of(K * bits // 32), Dim.of(4 * COLUMNS)), DType.U8)
-    c, acc = (Buffer(n, (Dim.of(ROWS), Dim.of(COLUMNS)), DType.I32, s) for n, s in (("c", Scope.GLOBAL), ("acc", Scope.LOCAL)))
+def tiled(bits: int, lanes: int, rows: DType = DType.I8, height: int = ROWS) -> PrimFunc:
+    """Return a kernel that computes c = a * b with one tile."""
+    a, b = Buffer("a", (Dim.of(height), Dim.of(K)), rows), Buffer("b", (Dim.of(K * bits // 32), Dim.of(4 * COLUMNS)), DType.U8)
+    c, acc = (Buffer(n, (Dim.of(height), Dim.of(COLUMNS)), DType.I32, s) for n, s in (("c", Scope.GLOBAL), ("acc", Scope.LOCAL)))
     zero = Dim.of(0)
 
     def each(to: Buffer, *, clear: bool) -> Stmt:
-        i, j, v = DimVar("i", upper=ROWS - 1), DimVar("j", upper=COLUMNS // lanes - 1), DimVar("v", upper=lanes - 1)
+        i, j, v = DimVar("i", upper=height - 1), DimVar("j", upper=COLUMNS // lanes - 1), DimVar("v", upper=lanes - 1)
         at = (i.dim, j * lanes + v)
         inner: Stmt = For(v, Dim.of(lanes), Store(to, at, Const(0, DType.I32) if clear else Load(acc, at)), LoopKind.VECTOR)
         inner = For(j, Dim.of(COLUMNS // lanes), inner, LoopKind.UNROLL)
-        return For(i, Dim.of(ROWS), inner, LoopKind.UNROLL)
+        return For(i, Dim.of(height), inner, LoopKind.UNROLL)
 
     places = (Load(acc, (zero, zero)), Load(a, (zero, zero)), Load(b, (zero, zero)))
-    tile = Tile(op_of(bits, rows), places, (Dim.of(K), Dim.of(K)))
+    tile = Tile(op_of(bits, rows, height), places, (Dim.of(K), Dim.of(K)))
     body = Seq((each(acc, clear=True), tile, each(c, clear=False)))
     return PrimFunc((a, b, c), 1, For(DimVar("once", upper=0), Dim.of(1), Allocate(acc, body), LoopKind.PARALLEL))
 
 
-def op_of(bits: int, rows: DType = DType.I8) -> ProductOp:
-    return DotWords(ROWS, COLUMNS) if rows is DType.I16 else DotPanel(ROWS, COLUMNS, bits)
+def op_of(bits: int, rows: DType = DType.I8, height: int = ROWS) -> ProductOp:
+    return DotWords(height, COLUMNS) if rows is DType.I16 else DotPanel(height, COLUMNS, bits)
 
 
 def panel_bits(target: Target) -> list[int]:
@@ -82,7 +82,7 @@ def test_where_bytes_saturate_four_bits_and_words_are_multiplied(name: str, regi
     small, words = (tiled(bits, target.lanes(4), rows) for bits, rows in ((4, DType.I8), (8, DType.I16)))
     code = link([emit_kernel("k", small, target)], target).assembly()
     found = [len(re.findall(rf"{instruction}\s.*%{register}", code)) for instruction in ("vpmaddubsw", "vpmaddwd")]
-    assert found[0] >= 8 * registers and found[1] == registers, "eight products are added in 16 bits"
+    assert found[0] >= 8 * registers and found[1] == registers, "expected eight products per sum in 16 bits"
     code = link([emit_kernel("k", words, target)], target).assembly()
     assert len(re.findall(rf"vpmaddwd\s.*%{register}", code)) >= 2 * registers
 

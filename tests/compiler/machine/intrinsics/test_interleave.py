@@ -1,4 +1,4 @@
-"""Operands of matrix units: as machine code what they mean, bit for bit, and what they mean."""
+"""For matrix units, pairs of rows are interleaved. The machine code equals the NumPy meaning bit for bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 def run(
     run_native: Callable[..., None], target: Target, op: Intrinsic, arrays: list[Array], num_outputs: int, dims: tuple[int, ...]
 ) -> None:
-    """The intrinsic at the first elements; outputs come first among its operands and last among a kernel's."""
+    """Run a kernel of one intrinsic on whole arrays. The intrinsic takes its outputs first, a kernel takes them last."""
     buffers = [Buffer(f"x{i}", (Dim.of(a.size),), DType.from_numpy(a.dtype)) for i, a in enumerate(arrays)]
     tile = Tile(op, tuple(Load(b, (Dim.of(0),)) for b in buffers), tuple(map(Dim.of, dims)))
     order = [*range(num_outputs, len(arrays)), *range(num_outputs)]
@@ -42,7 +42,7 @@ def run(
 def test_rows_are_interleaved_in_pairs(
     run_native: Callable[..., None], amx: Target, columns: int, stride: int, seen: tuple[int, ...]
 ) -> None:
-    """Whatever the rows hold that are not seen."""
+    """Rows are interleaved in pairs. Rows outside of the range `seen` become zeros, even if they hold NaN."""
     low, high = seen or (0, 16)
     source = np.random.default_rng(0).normal(size=16 * stride).astype(BF16)
     rows = source.reshape(16, stride)

@@ -1,4 +1,4 @@
-"""What the tile of tensor cores says of itself. That its code does it: tests/runtime/device/cuda/test_products.py."""
+"""The tensor-core tile: its sizes, its limits and its NumPy meaning. tests/runtime/device/cuda/test_products.py runs its code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from compiler.machine.formats import FRAGMENTS
-from compiler.machine.intrinsics.mma import SHARED_BYTES, Mma
+from compiler.machine.intrinsics.block_code import SHARED_BYTES
+from compiler.machine.intrinsics.mma import Mma
 
 
 @pytest.mark.parametrize("op", [Mma(8, 64), Mma(16, 64), Mma(64, 64, 2), Mma(64, 128), Mma(8, 64, bits=4)], ids=str)

@@ -1,4 +1,4 @@
-"""An intrinsic is one class in one file: text, verifier, interpreter and code generation know it from there."""
+"""An intrinsic is one class in one file. Parser, verifier, interpreter and code generation learn all they need from the class."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from compiler.machine.target import NAMED, Target, host
 
 @tile_op
 class Negate(Intrinsic):
-    """test_negate(out, x): the first `lanes` numbers with the other sign."""
+    """test_negate(out, x): store in `out` the negatives of the first `lanes` numbers of x."""
 
     name: ClassVar[str] = "test_negate"
     lanes: int
@@ -110,7 +110,7 @@ SAMPLES = {"int": 32, "bool": True}
 
 @pytest.mark.parametrize("name", list(TILE_OPS))
 def test_every_descriptor_reads_back_from_its_text(name: str) -> None:
-    """And says of its operands and dimensions what they are called, each once."""
+    """Every intrinsic equals what is parsed from its text, and its operands and dimensions have different names."""
     kind: Any = TILE_OPS[name]
     op: TileOp = kind(**{f.name: SAMPLES[f.type] for f in fields(kind)})
     assert from_fields(name, stated_fields(op)) == op

@@ -1,4 +1,4 @@
-"""f32 rounded to bf16 by the machine's instruction: what NumPy makes of them, but for denormals."""
+"""Rounding f32 to bf16 by the machine's instruction gives what NumPy gives, except for denormals."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Integers made of the low bits of f32 numbers: the same on every target that runs here and in NumPy; by permutations of bytes where there
-is one."""
+"""The shift tile turns mantissas of f32 numbers into integers and shifts each lane right by a count of its own. Every target that can run
+here gives the interpreter's result. Targets with byte permutations use a single one."""
 
 from __future__ import annotations
 

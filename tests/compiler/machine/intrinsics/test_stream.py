@@ -1,4 +1,5 @@
-"""Vectors past the caches: to any address, on every target that runs here and in NumPy; by one instruction where a line begins."""
+"""Non-temporal stores of vectors: the right elements at any address on every target that can run here, and a single instruction if the
+vector begins at a cache line."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def doubled() -> PrimFunc:
 @pytest.mark.parametrize("begin", [0, 4, 11, 16])
 @pytest.mark.parametrize("name", [None, *(t.name for t in NAMED.values() if t.can_run_here)])
 def test_every_lane_arrives_and_nothing_else(run_native: Any, name: str | None, begin: int) -> None:
-    """With `begin` 11 the vectors begin lines."""
+    """The store changes exactly the vector's elements. With `begin` of 11, the vectors start at cache lines."""
     room = np.zeros(256, np.float32)
     first = -room.ctypes.data % 64 // 4 + begin
     x, y = np.arange(64, dtype=np.float32), room[first : first + 64]

@@ -1,4 +1,5 @@
-"""Widening a panel: machine code against its meaning, for every number and multiplier, and what it costs."""
+"""Widening a panel of 4-bit weights to 8 bits: the machine code equals its NumPy meaning for all numbers and multipliers, and has the
+expected number of instructions."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ TARGET = NAMED["avx512"]
 
 
 def widened(columns: int, group: int) -> PrimFunc:
-    """Into a local buffer, and out of it."""
+    """Return a kernel that widens a panel into a local buffer and copies the buffer to its output."""
     k, zero = DimVar("k", lower=64, upper=512, multiple_of=64), Dim.of(0)
     panel, multipliers = Buffer("panel", (k // 8, Dim.of(columns * 4)), DType.U8), Buffer("m", (k // group, Dim.of(columns)), DType.I8)
     out, wide = Buffer("out", (k // 4 * 4, Dim.of(columns)), DType.I8), Buffer("wide", (Dim.of(512 * columns),), DType.I8, Scope.LOCAL)
@@ -35,7 +36,7 @@ def widened(columns: int, group: int) -> PrimFunc:
     return PrimFunc((k, panel, multipliers, out), 1, For(DimVar("once", upper=0), Dim.of(1), body, LoopKind.PARALLEL))
 
 
-@pytest.mark.skipif(not TARGET.can_run_here, reason="no AVX-512 here")
+@pytest.mark.skipif(not TARGET.can_run_here, reason="this machine has no AVX-512")
 @pytest.mark.parametrize(("columns", "group"), [(32, 32), (32, 128), (16, 64), (32, 512)])
 def test_machine_code_is_what_is_meant(run_native: Callable[..., None], columns: int, group: int) -> None:
     rng, k = np.random.default_rng(group), 512
@@ -52,8 +53,8 @@ def test_machine_code_is_what_is_meant(run_native: Callable[..., None], columns:
 
 
 def test_meaning_is_that_of_the_operator() -> None:
-    """Four neighbours of a column side by side; q * m eighths, rounded, a half upwards."""
-    panel = np.full((8, 64), 0x08, np.uint8)  # 0 in the first half of each eight, -8 in the second
+    """The widened elements are q * m / 8, rounded to nearest, with halves upwards. Four consecutive elements of a column are adjacent."""
+    panel = np.full((8, 64), 0x08, np.uint8)  # weights of 0 in the first half of each group of eight, -8 in the second half
     panel[0, :4] = 0x9F  # 7 and 1
     out, multipliers = np.zeros((64, 16), np.int8), np.full((2, 16), 127, np.int8)
     multipliers[0, 0] = -100
@@ -64,7 +65,7 @@ def test_meaning_is_that_of_the_operator() -> None:
 
 
 def test_two_lines_cost_fifteen_operations() -> None:
-    """And the multipliers of 32 of k two more."""
+    """Widening two cache lines takes 15 instructions, and loading the multipliers for 32 elements of k two more."""
     assembly = link([emit_kernel("k", widened(32, 32), TARGET)], TARGET).assembly()
     (body,) = (part for part in re.split(r"\n\.\w+:", assembly) if "vpmulhrsw" in part)
     vector = [op for op in re.findall(r"\n\t(v\w+)[^\n]*%zmm", body) if not op.startswith(("vmovdq", "vbroadcast"))]

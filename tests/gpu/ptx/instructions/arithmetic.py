@@ -1,4 +1,4 @@
-"""Arithmetic of one element: what each instruction computes, in NumPy. Results of integers wrap; division rounds toward zero."""
+"""Elementwise arithmetic instructions in NumPy. Integer results wrap; division rounds toward zero."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def maximum(a: Array, b: Array) -> Array:
 
 
 def _of_signed_zeros(choose: Any, a: Array, b: Array, *, negative: bool) -> Array:
-    """-0 is less than +0; one NaN is dropped, two give the canonical one."""
+    """Apply minimum or maximum by the rules of PTX: -0 is less than +0, a single NaN is ignored, and two NaNs give the canonical NaN."""
     kind = np.dtype(f"u{a.dtype.itemsize}")
     a, b = np.broadcast_arrays(a, b)
     result = choose(a, b).astype(a.dtype)
@@ -86,7 +86,7 @@ def high_product(a: Array, b: Array) -> Array:
     return (a.astype(wider) * b.astype(wider) >> wider.type(bits)).astype(a.dtype)
 
 
-ONE_TYPE: dict[str, Meaning] = {  # operands and result have the type that the instruction names
+ONE_TYPE: dict[str, Meaning] = {  # instructions whose operands and result have the type that the instruction names
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "div": divide,
@@ -104,7 +104,9 @@ ONE_TYPE: dict[str, Meaning] = {  # operands and result have the type that the i
     "sad": lambda a, b, c: np.where(a > b, a - b, b - a) + c,
 }
 
-APPROXIMATIONS: dict[str, Meaning] = {  # of float32, here rounded from double precision; hardware errs by a unit or two in the last place
+# f32 functions that the hardware approximates with an error of one or two units in the last place. Here they are computed in f64 and
+# rounded.
+APPROXIMATIONS: dict[str, Meaning] = {
     "ex2": np.exp2,
     "lg2": np.log2,
     "rcp": lambda a: 1.0 / a,
@@ -117,7 +119,7 @@ APPROXIMATIONS: dict[str, Meaning] = {  # of float32, here rounded from double p
 
 
 def _apply(code: Assembler, instruction: Instruction, meaning: Meaning, dtypes: list[Any], result: Any) -> Step:
-    """A step that writes to the first operand what a meaning makes of the others."""
+    """Return a step that applies the NumPy function `meaning` to the source operands and writes the result to the first operand."""
     readers = [code.read(operand, dtype) for operand, dtype in zip(instruction.operands[1:], dtypes, strict=True)]
     write = code.write(instruction.operands[0], result)
     if len(readers) == 1:
@@ -130,7 +132,8 @@ def _apply(code: Assembler, instruction: Instruction, meaning: Meaning, dtypes: 
 
 
 def _modified(instruction: Instruction, meaning: Meaning, dtype: Any) -> Meaning:
-    """Subnormal floats are zero with .ftz; .sat bounds a result by 0 and 1; .rn is the only rounding of arithmetic here."""
+    """Return `meaning` as changed by the instruction's modifiers: .ftz flushes subnormals, .sat clamps to [0, 1]. No rounding but .rn is
+    supported."""
     modifiers = instruction.modifiers[:-1]
     for mode in ("rz", "rm", "rp", "cc"):
         if mode in modifiers:
@@ -156,7 +159,7 @@ def _modified(instruction: Instruction, meaning: Meaning, dtype: Any) -> Meaning
 
 
 def _pairs(meaning: Meaning, element: Any) -> Meaning:
-    """Both halves of packed operands."""
+    """Return a function that applies `meaning` to both 16-bit halves of each 32-bit operand."""
     return lambda *words: (
         meaning(*(np.ascontiguousarray(w).view(element).reshape(-1, 2) for w in words)).astype(element).view(np.uint32)[:, 0]
     )

@@ -1,4 +1,4 @@
-"""Barriers of a block and of a warp."""
+"""Instructions by which the threads of a block or of a warp wait for each other."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.gpu.ptx.wave import WARP, Context
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """Threads that have come to a barrier. `stays`: they wait there, and do not only arrive."""
+    """Threads that have arrived at a barrier. `stays` says whether they wait there until it is complete."""
 
     threads: Array
     barrier: int
-    expected: int  # threads; 0 for all of the block
+    expected: int  # number of threads that the barrier waits for; 0 means the whole block
     stays: bool
     context: Context
 
@@ -59,11 +59,11 @@ def _barrier(code: Assembler, instruction: Instruction) -> Arrive:
         stays = modifiers[0] == "sync"
         for barrier in np.unique(barriers):
             if barrier > 15:
-                raise Fault(f"barrier {barrier}: a block has 16")
+                raise Fault(f"barrier {barrier} does not exist: a block has barriers 0 to 15")
             here = barriers == barrier
             expected = int(counts[here].max())
             if expected % WARP or (counts[here] != expected).any():
-                raise Fault(f"barrier {barrier} is told to expect {expected} threads: one multiple of {WARP} is needed")
+                raise Fault(f"barrier {barrier} waits for {expected} threads: expected one multiple of {WARP}")
             waiting.append(Waiting(context.threads[here], int(barrier), expected, stays, context))
         if not stays:
             wave.resume(context.piece + 1, context.threads, context.join, context.age)
@@ -77,7 +77,8 @@ def _release(wave: Any) -> bool:
 
 
 def _complete(wave: Any, *, whole: bool) -> bool:
-    """Let the threads of complete barriers go. With `whole`, only once it is complete in all blocks of which threads have come."""
+    """Release the threads at complete barriers. With `whole`, release only if the barrier is complete in every block that has threads at
+    it."""
     waiting: list[Waiting] = wave.state.get("a barrier", [])
     released = False
     for barrier in sorted({w.barrier for w in waiting}):

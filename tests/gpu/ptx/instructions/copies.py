@@ -1,4 +1,5 @@
-"""Asynchronous copies. They are done as late as the rules allow, or at random times: nobody may count on the bytes before waiting."""
+"""Instructions for asynchronous copies. The copies run as late as the rules allow, or at random times, so a kernel that does not wait for
+them is noticed."""
 
 from __future__ import annotations
 
@@ -15,29 +16,30 @@ from tests.gpu.ptx.text import Immediate
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """Copies that some threads have begun: from one place each to another, in bytes."""
+    """Copies that threads have started with one instruction: each thread copies `num_bytes` bytes from its source to its target."""
 
     threads: Array
-    group: Array  # of each thread
-    sources: Array  # offsets
+    group: Array  # number of the group to which each thread's copy belongs
+    sources: Array  # byte offsets
     targets: Array
     num_bytes: int
-    kept: Array  # bytes that are copied; zeros fill the rest
-    pieces: Array | None = None  # of the shadow, that a copy from shared memory reads
+    kept: Array  # per thread: number of bytes that are copied; the rest of the target is filled with zeros
+    pieces: Array | None = None  # the pieces in the access history of shared memory that the copy reads, if its source is shared memory
 
 
 @dataclass(slots=True, eq=False)
 class Groups:
-    """Copies in groups that each thread counts for itself."""
+    """The groups of asynchronous copies that threads have started. Each thread numbers its own groups."""
 
-    open: Array  # the number of each thread's group that takes copies now
+    open: Array  # per thread: number of the group that its next copies join
     copies: list[Copy] = field(default_factory=list)
 
     def commit(self, index: Index) -> None:
         self.open[index] += 1
 
     def wait(self, wave: Any, threads: Array, allowed: int | None) -> None:
-        """Do the copies of all groups but the last `allowed`; with None, also of the one that is not committed."""
+        """Do the copies of `threads`, except those in the last `allowed` committed groups and in the open group. If `allowed` is None, do
+        all copies."""
         mine = np.zeros(len(self.open), bool)
         mine[threads] = True
         left = []
@@ -108,12 +110,12 @@ def _cp(code: Assembler, instruction: Instruction) -> Step:
 
 
 def _async(code: Assembler, instruction: Instruction) -> Step:
-    """`cp.async.cg.shared.global [to], [from], size{, bytes to read}{, policy}`."""
+    """Copy asynchronously to shared memory: `cp.async.cg.shared.global [to], [from], size{, bytes to read}{, policy}`."""
     to, source, size = instruction.operands[:3]
     assert isinstance(size, Immediate)
     num_bytes = size.value
     if num_bytes not in (4, 8, 16) or ("cg" in instruction.modifiers and num_bytes != 16):
-        raise UnknownPtx(f"a copy of {num_bytes} bytes")
+        raise UnknownPtx(f"a copy of {num_bytes} bytes is not supported")
     if "ignore-src" in instruction.text:
         raise UnknownPtx("ignore-src is not supported")
     hinted = any(m.startswith("L2::cache_hint") for m in instruction.modifiers)
@@ -126,7 +128,7 @@ def _async(code: Assembler, instruction: Instruction) -> Step:
         targets, sources = (np.broadcast_to(read(wave, index), threads.shape) for read in (read_to, read_from))
         kept = np.broadcast_to(read_kept(wave, index) if read_kept is not None else np.array([num_bytes]), threads.shape).astype(np.int64)
         if (kept > num_bytes).any():
-            raise Fault(f"a copy of {num_bytes} bytes is to read {kept.max()}")
+            raise Fault(f"a copy of {num_bytes} bytes reads {kept.max()} bytes")
         _, at = wave.locate("shared", index, mbarriers.shared_offset(targets), num_bytes)
         reading = kept > 0
         offsets = np.zeros(len(threads), np.int64)
@@ -139,7 +141,8 @@ def _async(code: Assembler, instruction: Instruction) -> Step:
 
 
 def _arrive_after_copies(code: Assembler, instruction: Instruction) -> Step:
-    """`cp.async.mbarrier.arrive{.noinc}` arrives when the copies of the thread are done. Without .noinc it counts as one more arrival."""
+    """Arrive at an mbarrier when the thread's copies are done (`cp.async.mbarrier.arrive{.noinc}`). Without .noinc the mbarrier also
+    expects one more arrival."""
     read = code.address(instruction.operands[0])
     counted = "noinc" in instruction.modifiers
 
@@ -171,7 +174,7 @@ def _bulk(code: Assembler, instruction: Instruction) -> Step:
     if spaces == ["global", "shared"]:
         return _bulk_out(read_to, read_from, read_size)
     if spaces != ["shared", "global"]:
-        raise UnknownPtx(f"a bulk copy to {spaces}")
+        raise UnknownPtx(f"a bulk copy between {spaces} is not supported")
     read_barrier = code.address(instruction.operands[3])
 
     def step(wave: Any, index: Index) -> None:
@@ -180,7 +183,7 @@ def _bulk(code: Assembler, instruction: Instruction) -> Step:
             np.broadcast_to(read(wave, index), threads.shape).astype(np.int64) for read in (read_to, read_from, read_size, read_barrier)
         )
         targets, barriers = mbarriers.shared_offset(targets), mbarriers.shared_offset(barriers)
-        for position, size in enumerate(sizes):  # seldom more than one thread of a block
+        for position, size in enumerate(sizes):  # usually one thread per block starts a bulk copy, so this loop is short
             _check_bulk(size, targets[position], sources[position])
             here = threads[position : position + 1]
             _, at = wave.locate("shared", here, targets[position : position + 1], 16)

@@ -1,4 +1,4 @@
-"""Floats of the GPU in NumPy: a product and a sum rounded once, and conversions to narrow types."""
+"""Floating-point operations of the GPU in NumPy: fused multiply-add and conversions to narrow types."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _fma64 = np.frompyfunc(_libm.fma, 3, 1)
 
 
 def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
-    """a * b + c, rounded once."""
+    """Return a * b + c, rounded once."""
     dtype = a.dtype
     if dtype == np.float64:
         return np.asarray(_fma64(a, b, c), np.float64)
-    product = a.astype(np.float64) * b.astype(np.float64)  # exact: twice the bits of the operands
+    product = a.astype(np.float64) * b.astype(np.float64)  # exact: float64 has more than twice the significand bits
     return to_odd_sum(product, c.astype(np.float64)).astype(dtype)
 
 
 def to_odd_sum(a: Array, b: Array) -> Array:
-    """a + b rounded to odd: rounding it again to a narrower type gives what rounding the exact sum would."""
+    """Return a + b rounded to odd: rounding the result again to a narrower type gives the same as rounding the exact sum once."""
     if a.shape != b.shape:
         a, b = np.broadcast_arrays(a, b)
     total = a + b

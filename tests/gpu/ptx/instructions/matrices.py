@@ -1,4 +1,4 @@
-"""Matrices of a warp: ldmatrix, stmatrix, and mma.sync."""
+"""Instructions in which a warp loads, stores or multiplies matrices: ldmatrix, stmatrix and mma.sync."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from tests.gpu.ptx.program import Array, Assembler, Index, Instruction, Reader, 
 from tests.gpu.ptx.wave import WARP
 
 LANE = np.arange(WARP)
-GROUP, IN_GROUP = LANE // 4, LANE % 4  # four lanes hold a row of a fragment
+# the row of a fragment in which each lane has elements, and the lane's place there: four lanes share a row
+GROUP, IN_GROUP = LANE // 4, LANE % 4
 
 
 def whole_warps(wave: Any, index: Index) -> int:
-    """How many warps run an instruction; it is a fault if one lacks a lane."""
+    """Return the number of warps that run an instruction. Raise a fault if a warp lacks a lane."""
     check_whole(wave, index)
     count = len(wave.threads[index])
     if count % WARP:
@@ -73,7 +74,7 @@ def _shape(instruction: Instruction) -> bool:
 
 
 def _rows(wave: Any, index: Index, addresses: Array, count: int) -> Array:
-    """Offsets of the rows of each warp's matrices: lane 8 i + j names row j of matrix i."""
+    """Return the offsets of the rows of each warp's matrices in shared memory. Lane 8 i + j gives the address of row j of matrix i."""
     warps = whole_warps(wave, index)
     threads = wave.threads[index].reshape(warps, WARP)[:, : 8 * count]
     named = np.broadcast_to(addresses, wave.threads[index].shape).reshape(warps, WARP)[:, : 8 * count]
@@ -82,7 +83,7 @@ def _rows(wave: Any, index: Index, addresses: Array, count: int) -> Array:
 
 
 def _readers(wave: Any, index: Index, count: int) -> Array:
-    """The threads that name rows."""
+    """Return the threads whose addresses an instruction reads: those that name rows of matrices."""
     return wave.threads[index].reshape(-1, WARP)[:, : 8 * count].reshape(-1)
 
 
@@ -90,13 +91,13 @@ def _readers(wave: Any, index: Index, count: int) -> Array:
 
 
 def fragment(registers: list[Array], element: Any, warps: int) -> Array:
-    """[registers, threads] of packed words as [warps, registers, lanes, elements of a register]."""
+    """Reshape packed registers [registers, threads] to elements [warps, registers, lanes, elements per register]."""
     words = np.stack([np.broadcast_to(r, (warps * WARP,)).reshape(warps, WARP) for r in registers], 1)
     return np.ascontiguousarray(words).view(element).reshape(warps, len(registers), WARP, -1)
 
 
 def matrix_a(parts: Array) -> Array:
-    """[warps, 16, k] of the fragment of A: registers alternate between the rows 0 to 7 and 8 to 15."""
+    """Return matrix A, [warps, 16, k], from its fragments. The registers of a lane alternate between rows 0 to 7 and rows 8 to 15."""
     warps, count, _, per = parts.shape
     result = np.empty((warps, 16, count // 2 * 4 * per), parts.dtype)
     for number in range(count):
@@ -106,7 +107,7 @@ def matrix_a(parts: Array) -> Array:
 
 
 def matrix_b(parts: Array) -> Array:
-    """[warps, 8, k]: B by columns."""
+    """Return matrix B, [warps, 8, k], from its fragments. The second axis is the column of B."""
     warps, count, _, per = parts.shape
     result = np.empty((warps, 8, count * 4 * per), parts.dtype)
     for number in range(count):

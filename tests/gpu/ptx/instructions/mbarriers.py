@@ -1,4 +1,5 @@
-"""Barriers in shared memory that count arrivals of threads and bytes of copies. A phase ends when neither is missing."""
+"""Instructions for mbarriers: barriers in shared memory that count arriving threads and bytes that copies deliver. A phase ends when no
+arrival and no byte is missing."""
 
 from __future__ import annotations
 
@@ -17,12 +18,13 @@ LARGEST_COUNT = (1 << 20) - 1
 
 @dataclass(slots=True, eq=False)
 class Mbarrier:
-    """An address in all blocks of a wave; arrays have an element per block. `count` is 0 where none was initialised."""
+    """The mbarriers that all blocks of a wave have at one address. Arrays have one element per block. `count` is 0 in a block where the
+    mbarrier is not initialised."""
 
     count: Array
-    missing: Array  # arrivals
-    bytes: Array  # that copies still have to bring
-    phase: Array  # how many have ended
+    missing: Array  # arrivals that are missing until the phase ends
+    bytes: Array  # bytes that copies must still deliver until the phase ends
+    phase: Array  # number of phases that have ended
 
 
 @dataclass(slots=True, eq=False)
@@ -35,12 +37,13 @@ class Waiting:
 
 
 def shared_offset(addresses: Array) -> Array:
-    """Addresses of shared memory may be generic ones where an instruction names no space."""
+    """Return offsets in shared memory. An address in the window of shared memory is generic, from an instruction that names no state
+    space."""
     return np.where(addresses >= SHARED_WINDOW, addresses - SHARED_WINDOW, addresses)
 
 
 def groups(wave: Any, index: Index, addresses: Array) -> list[tuple[int, Array]]:
-    """The mbarriers that threads name, with the positions of these threads."""
+    """Return (address, positions of the threads that use it) for each mbarrier address among `addresses`."""
     addresses = np.broadcast_to(shared_offset(addresses), wave.threads[index].shape)
     wave.locate("shared", index, addresses, 8)
     return [(int(a), np.flatnonzero(addresses == a)) for a in np.unique(addresses)]
@@ -54,18 +57,19 @@ def barrier_at(wave: Any, address: int, slots: Array) -> Mbarrier:
 
 
 def arrive(wave: Any, address: int, slots: Array, arrivals: Array, expected: Array) -> None:
-    """Arrivals of threads, which may announce bytes first. A slot may occur several times."""
+    """Count arrivals of threads, which may at the same time announce bytes to expect. `slots` are the threads' blocks; a block may occur
+    several times."""
     barrier = barrier_at(wave, address, slots)
     blocks = len(wave.blocks)
     barrier.bytes += np.bincount(slots, expected, blocks).astype(np.int64)
     barrier.missing -= np.bincount(slots, arrivals, blocks).astype(np.int64)
     if (barrier.missing < 0).any():
-        raise Fault(f"the mbarrier at shared offset {address - SHARED_BASE} gets more arrivals than it counts")
+        raise Fault(f"the mbarrier at shared offset {address - SHARED_BASE} gets more arrivals than it counts in a phase")
     end_phases(wave, barrier)
 
 
 def bring(wave: Any, address: int, slots: Array, num_bytes: Array) -> None:
-    """Bytes that copies have brought."""
+    """Count bytes that copies have delivered."""
     barrier = barrier_at(wave, address, slots)
     barrier.bytes -= np.bincount(slots, num_bytes, len(wave.blocks)).astype(np.int64)
     end_phases(wave, barrier)
@@ -80,7 +84,8 @@ def end_phases(wave: Any, barrier: Mbarrier) -> None:
 
 
 def release(wave: Any, *, whole: bool) -> bool:
-    """Let the threads go whose phase has ended. With `whole`, those of a context go together, so that blocks keep their step."""
+    """Release the threads whose phase has ended. With `whole`, release the threads of a context only together, so that blocks stay at the
+    same instruction."""
     waiting: list[Waiting] = wave.state.get("an mbarrier", [])
     released = False
     for w in list(waiting):
@@ -113,9 +118,10 @@ def _release_some(wave: Any) -> bool:
 
 @waits("mbarrier.try_wait", "mbarrier.test_wait")
 def _wait(code: Assembler, instruction: Instruction) -> Arrive:
-    """`try_wait` may give up: here it does so once, and waits until the phase ends when it is tried again. `test_wait` never waits."""
+    """Wait until a phase ends. A thread's first `try_wait` returns false at once, and its second waits until the phase ends. `test_wait`
+    never waits."""
     if "parity" not in instruction.modifiers:
-        raise UnknownPtx("waits by state are not supported; use .parity")
+        raise UnknownPtx("waiting for a state is not supported; use .parity")
     to, address, parity = instruction.operands[:3]
     write, read_address, read_parity = code.write(to, np.bool_), code.address(address), code.read(parity, np.uint32)
     tests = instruction.modifiers[0] == "test_wait"
@@ -131,7 +137,8 @@ def _wait(code: Assembler, instruction: Instruction) -> Arrive:
         again = bool((tried[context.threads] == context.piece).all())
         tried[context.threads] = -1 if ready.all() else context.piece
         if tests or ready.all() or not again:
-            ready = ready if tests or ready.all() else np.zeros(1, bool)  # all try again, so that blocks keep their step
+            # return false to all threads even if some are ready, so that blocks stay at the same instruction
+            ready = ready if tests or ready.all() else np.zeros(1, bool)
             write(wave, index, ready)
             ready = np.broadcast_to(ready, context.threads.shape)
             if ready.any():
@@ -181,7 +188,7 @@ def _init(code: Assembler, instruction: Instruction) -> Step:
     def init(wave: Any, index: Index) -> None:
         counts = np.broadcast_to(read_count(wave, index), wave.threads[index].shape).astype(np.int64)
         if (counts < 1).any() or (counts > LARGEST_COUNT).any():
-            raise Fault(f"an mbarrier counts from 1 to {LARGEST_COUNT} arrivals, and is told {counts.min()}")
+            raise Fault(f"an mbarrier counts from 1 to {LARGEST_COUNT} arrivals, not {counts.min()}")
         barriers = wave.state.setdefault("mbarriers", {})
         for address, positions in groups(wave, index, read(wave, index)):
             slots = wave.slot[index][positions]
@@ -195,7 +202,7 @@ def _init(code: Assembler, instruction: Instruction) -> Step:
 
 
 def _arrive(code: Assembler, instruction: Instruction) -> Step:
-    """`mbarrier.arrive{.expect_tx} _, [address]{, number}`."""
+    """Arrive at an mbarrier: `mbarrier.arrive{.expect_tx} _, [address]{, number of arrivals or bytes}`."""
     announces = "expect_tx" in instruction.modifiers
     if {"noComplete", "drop"} & set(instruction.modifiers) or any(m.startswith("shared::cluster") for m in instruction.modifiers):
         raise UnknownPtx("only plain arrivals at an mbarrier of the same block are supported")
@@ -212,7 +219,7 @@ def _arrive(code: Assembler, instruction: Instruction) -> Step:
         shape = wave.threads[index].shape
         numbers = np.broadcast_to(read_number(wave, index), shape) if read_number is not None else np.ones(shape)
         if write_state is not None:
-            write_state(wave, index, np.zeros(1, np.uint64))  # nothing here waits by state
+            write_state(wave, index, np.zeros(1, np.uint64))  # the state is a dummy, because waiting for a state is not supported
         for address, positions in groups(wave, index, read(wave, index)):
             ones = np.ones(len(positions))
             given = numbers[positions]

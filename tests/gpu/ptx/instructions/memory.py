@@ -1,4 +1,4 @@
-"""Loads, stores and atomics."""
+"""Instructions that load, store, or change memory atomically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPACES = ("global", "shared", "local", "param", "const")
 
 
 def space_of(instruction: Instruction) -> str:
-    """The state space that an instruction names, or `generic`."""
+    """Return the state space that an instruction names, or `generic`."""
     names = {m.partition("::")[0] for m in instruction.modifiers}
     return next((space for space in SPACES if space in names), "generic")
 
@@ -26,7 +26,8 @@ Access = Callable[[Any, Index, dict[int, Array], Array, str], None]
 
 
 def reaching(space: str, address: Any, size: int, access: Access) -> Step:
-    """A step that finds the words of addresses and hands them to an access. Generic addresses may lie in several spaces."""
+    """Return a step that finds the memory of the addresses and passes it to `access`. With generic addresses, the threads of an instruction
+    may use several spaces."""
     if space != "generic":
 
         def step(wave: Any, index: Index) -> None:
@@ -56,7 +57,7 @@ def reaching(space: str, address: Any, size: int, access: Access) -> Step:
 
 
 def orders(instruction: Instruction) -> bool:
-    """Whether threads may signal to others by an access."""
+    """Return whether an access orders other accesses, because it can signal to other threads."""
     return bool({"volatile", "acquire", "release", "relaxed", "mmio"} & set(instruction.modifiers))
 
 
@@ -82,7 +83,7 @@ def _ld(code: Assembler, instruction: Instruction) -> Step:
                 write(wave, index, wave.parameters[start : start + bits // 8].view(dtype))
 
         return parameter
-    shift = bits.bit_length() - 4  # log2 of the bytes
+    shift = bits.bit_length() - 4  # log2 of the element's size in bytes
 
     strong = orders(instruction)
     note_grain(code, space_of(instruction), bits // 8)
@@ -129,7 +130,8 @@ def _hint(code: Assembler, instruction: Instruction) -> Step:
 
 # --- atomics -------------------------------------------------------------------------------------------------------------
 
-UPDATES: dict[str, Callable[..., Array]] = {  # what is stored, of the old value and the operands
+# name of an atomic -> function that computes the new value from the old value and the operands
+UPDATES: dict[str, Callable[..., Array]] = {
     "add": lambda old, value: old + value,
     "min": minimum,
     "max": maximum,
@@ -145,7 +147,7 @@ UPDATES: dict[str, Callable[..., Array]] = {  # what is stored, of the old value
 
 @rule("atom", "red")
 def _atomic(code: Assembler, instruction: Instruction) -> Step:
-    """One thread after the other where several meet at an address: in the order of their numbers, or in a random one."""
+    """Apply an atomic operation. Threads that use the same address do so one after another, by their numbers or in random order."""
     if instruction.opcode == "red" and "async" in instruction.modifiers:
         raise UnknownPtx("red.async is not supported")
     name = next(m for m in instruction.modifiers if m in UPDATES)

@@ -1,4 +1,4 @@
-"""Moves, comparisons, selections and conversions."""
+"""Instructions that move, compare, select and convert values."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _split_parts(code: Assembler, to: Vector, source: Any, dtype: Any) -> Step:
     writers = [code.write(p, part) for p in to.parts]
 
     def step(wave: Any, index: Index) -> None:
-        value = read(wave, index).copy()  # the source may be one of the parts
+        value = read(wave, index).copy()  # copied because the source may be one of the destinations
         for number, write in enumerate(writers):
             write(wave, index, (value >> dtype(bits_of(part) * number)).astype(part))
 
@@ -61,7 +61,7 @@ JOINED: dict[str, Callable[[Array, Array], Array]] = {"and": np.logical_and, "or
 
 
 def _comparison(name: str, dtype: Any) -> Callable[[Array, Array], Array]:
-    """Of floats, `ltu` holds for NaN, too, and `ne` does not, as it does in NumPy."""
+    """Return a comparison. For floats, `ltu` and the like are true if an operand is NaN; `ne` is false then, unlike NumPy's."""
     if np.dtype(dtype).kind in "iub":
         return COMPARISONS[name]
     if name in UNORDERED:
@@ -141,7 +141,8 @@ def _testp(code: Assembler, instruction: Instruction) -> Step:
 
 @rule("cvta")
 def _cvta(code: Assembler, instruction: Instruction) -> Step:
-    """Generic addresses show shared and local memory in windows of their own."""
+    """Convert an address in a state space to a generic address, or back: shared and local memory each have a window in the generic
+    space."""
     space = next(m.partition("::")[0] for m in instruction.modifiers if m != "to" and not m.startswith("u"))
     window = {"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}.get(space, 0)
     shift = np.uint64(window if "to" not in instruction.modifiers else (1 << 64) - window if window else 0)
@@ -165,7 +166,7 @@ LARGEST = {"e4m3x2": 448.0, "e5m2x2": 57344.0}
 
 
 def to_integer(values: Array, dtype: Any) -> Array:
-    """Rounded floats as integers: what is too large becomes the largest, and NaN becomes 0."""
+    """Convert floats that are already rounded to integers. Values out of range saturate, and NaN becomes 0."""
     limits = np.iinfo(dtype)
     wide = values.astype(np.float64)
     result = np.clip(np.nan_to_num(wide, nan=0.0, posinf=np.inf, neginf=-np.inf), float(limits.min), float(limits.max))
@@ -174,7 +175,8 @@ def to_integer(values: Array, dtype: Any) -> Array:
 
 
 def to_float(values: Array, dtype: Any, modifiers: tuple[str, ...]) -> Array:
-    """To nearest even, or toward zero or an infinity; overflow to infinity, but to the largest number with .satfinite."""
+    """Convert to a float type. Round to nearest even, or as .rz, .rm or .rp says. Overflow gives infinity, or with .satfinite the largest
+    finite number."""
     result = values.astype(dtype)
     directed = next((m for m in ("rz", "rm", "rp") if m in modifiers), None)
     if directed is not None:
@@ -220,7 +222,7 @@ def _cvt(code: Assembler, instruction: Instruction) -> Step:
 
 
 def _cvt_pair(code: Assembler, instruction: Instruction, to: str, source: str, modifiers: tuple[str, ...]) -> Step:
-    """Two floats to a packed pair, whose upper half is the first source; or a packed pair to one of another type."""
+    """Convert two floats to a packed pair, in which the first is the upper half; or convert a packed pair to another type."""
     if to in NARROW:
         element, limit = NARROW[to], LARGEST[to]
 

@@ -1,6 +1,8 @@
-"""How matrix units sum: products and the accumulator are aligned to the largest exponent, cut to a number of bits, and summed at once.
+"""Matrix products with the rounding of matrix units. The products of a sum and its accumulator are aligned to the largest exponent among
+them, truncated to some bits, and added.
 
-The numbers are those of MMA-Sim (arXiv 2511.10909), which its authors compared with cards in bits; NVIDIA documents none of them.
+The numbers of terms and bits are those of MMA-Sim (arXiv 2511.10909), whose authors compared them bit by bit with real cards; NVIDIA
+documents none of them.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from tests.gpu.ptx.program import Array
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    terms: int  # products of one fused sum
-    fraction: int  # bits behind the binary point of the largest exponent that a term keeps
+    terms: int  # number of products in one fused sum
+    fraction: int  # bits of each term that are kept after the binary point, when terms are aligned to the largest exponent
 
 
 def unit_of(arch: tuple[int, int], *, eight_bits: bool) -> Unit:
@@ -35,11 +37,11 @@ ELEMENTS: dict[str, Any] = {
     "u8": np.uint8,
 }
 LEAST_EXPONENT = {"bf16": -126, "f16": -14, "e4m3": -6, "e5m2": -14}
-NOTHING = -300  # the exponent of a zero, below all others
+NOTHING = -300  # exponent that represents a zero: below all others
 
 
 def product(a: Array, b: Array, c: Array, a_type: str, b_type: str, arch: tuple[int, int]) -> Array:
-    """c[..., m, n] + the sum over k of a[..., m, k] b[..., n, k], as a unit computes it. Integers are exact and wrap."""
+    """Return c[..., m, n] + the sum over k of a[..., m, k] b[..., n, k], as a matrix unit computes it. Integer sums are exact and wrap."""
     if a_type in ("s8", "u8"):
         exact = np.matmul(a.astype(np.int64), b.astype(np.int64).swapaxes(-1, -2))
         return (exact + c).astype(np.int32)
@@ -51,7 +53,7 @@ def product(a: Array, b: Array, c: Array, a_type: str, b_type: str, arch: tuple[
 
 
 def _exponent(x: Array, least: int) -> Array:
-    """Of float64 values that came from a narrower type whose least exponent is given."""
+    """Return the exponents of float64 values that were converted from a narrower type, whose lowest exponent is `least`."""
     exponent = ((x.view(np.int64) >> 52 & 0x7FF) - 1023).astype(np.int16)
     return np.where(x == 0, np.int16(NOTHING), np.maximum(exponent, np.int16(least)))
 
@@ -61,7 +63,7 @@ def _power(exponent: Array) -> Array:
 
 
 def _fused(a: Array, b: Array, c: Array, least_a: int, least_b: int, fraction: int) -> Array:
-    """The terms lie along the first axis, which NumPy folds fastest. Their sum is exact in any order."""
+    """Compute one fused sum. Terms are on axis 0, along which NumPy sums fastest. Truncated terms have an exact sum, whatever the order."""
     a, b = (np.ascontiguousarray(np.moveaxis(x.astype(np.float64), -1, 0)) for x in (a, b))  # [k, ..., m], [k, ..., n]
     wide = np.ascontiguousarray(c.astype(np.float64))
     products = a[..., :, None] * b[..., None, :]  # exact
@@ -70,10 +72,10 @@ def _fused(a: Array, b: Array, c: Array, least_a: int, least_b: int, fraction: i
     scale = _power(fraction - largest)
     total = np.trunc(products * scale).sum(0) + np.trunc(wide * scale)
     value = total * _power(largest - fraction)
-    rounded = value.astype(np.float32)  # to nearest: a step back where that went away from zero
+    rounded = value.astype(np.float32)  # rounds to nearest; the next lines correct values that this moved away from zero
     away = np.abs(rounded.astype(np.float64)) > np.abs(value)
     result = np.where(away, np.nextafter(rounded, np.float32(0)), rounded)
-    if fraction < 23:  # the result keeps as many bits as the terms
+    if fraction < 23:  # the result, too, has only `fraction` bits after the binary point
         bits = result.view(np.uint32)
         result = (bits & ~np.uint32((1 << (23 - fraction)) - 1)).view(np.float32)
     if all(np.isfinite(x).all() for x in (a, b, wide)):

@@ -1,7 +1,7 @@
-"""wgmma: products that a warpgroup of 128 threads starts, on operands in shared memory, and that end when it waits for them.
+"""Instructions wgmma: asynchronous matrix products that a warpgroup of 128 threads starts on operands in shared memory and later waits for.
 
-Until then their accumulators belong to the unit. A thread that touches one, or that starts a product on registers it has just written
-without a fence, is refused.
+Until that wait, the matrix unit owns the product's accumulators. It is a fault if a thread reads or writes one of them, or starts a product
+on registers that it has written since its last fence.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from tests.gpu.ptx.wave import WARP, Context
 
 WARPGROUP = 128
 ROWS = 64
-SWIZZLES = {0: 16, 1: 128, 2: 64, 3: 32}  # by the layout type of a descriptor: bytes of a row of the swizzled tile
+SWIZZLES = {0: 16, 1: 128, 2: 64, 3: 32}  # layout type in a matrix descriptor -> bytes per row of the swizzled tile
 
 
 @dataclass(slots=True, eq=False)
 class Product:
-    """A product of some warpgroups, with all it needs to be done later."""
+    """A product that one instruction started in some warpgroups. `do` computes it."""
 
     threads: Array
     do: Any
-    registers: frozenset[int]  # accumulators, and A where it is in registers
+    registers: frozenset[int]  # registers of the accumulators, and of A if A is in registers
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """What warpgroups have started: the groups of each thread's products, the oldest first."""
+    """The products that a warpgroup has started and not awaited, in groups, oldest first. The last group is open."""
 
     groups: list[list[Product]] = field(default_factory=lambda: [[]])
 
 
 def flights(wave: Any) -> dict[int, Flight]:
-    """By the first thread of each warpgroup."""
+    """Return the products in flight. Keys are the first threads of warpgroups."""
     return wave.state.setdefault("wgmma", {})
 
 
 def warpgroups(wave: Any, threads: Array) -> Array:
-    """The first thread of each warpgroup that runs an instruction. A part of one is refused."""
+    """Return the first thread of each warpgroup that runs an instruction. A warpgroup that does not run it as a whole is a fault."""
     if wave.per_block % WARPGROUP:
         whole = len(threads) == 0
     else:
@@ -54,12 +54,12 @@ def warpgroups(wave: Any, threads: Array) -> Array:
         whole = len(threads) % WARPGROUP == 0 and bool((threads.reshape(-1, WARPGROUP) == starts[:, None] + np.arange(WARPGROUP)).all())
         whole = whole and not (wave.thread[starts] % WARPGROUP).any()
     if not whole:
-        raise Fault(f"a split warpgroup: {len(threads)} threads run an instruction of 128")
+        raise Fault(f"a split warpgroup: {len(threads)} threads run an instruction that needs all 128")
     return threads[::WARPGROUP]
 
 
 def meet(action: Any) -> Arrive:
-    """Warps of a warpgroup come one by one; what they do together happens when all are there."""
+    """Return a wait at which the warps of a warpgroup gather. When all have arrived, `action` runs."""
 
     def arrive(wave: Any, context: Context) -> None:
         waiting: list[Context] = wave.state.setdefault("an instruction of a warpgroup", [])
@@ -115,7 +115,8 @@ def _commit(wave: Any, threads: Array) -> None:
 
 
 def _wait(wave: Any, threads: Array, allowed: int) -> None:
-    """Do the products of all committed groups but the last `allowed`. Warpgroups that do the same go together."""
+    """Compute the products of all committed groups except the last `allowed`. Warpgroups that started a product by the same instruction
+    compute it together."""
     due: dict[int, tuple[Product, list[Array]]] = {}
     order: list[int] = []
     for first in warpgroups(wave, threads):
@@ -133,7 +134,7 @@ def _wait(wave: Any, threads: Array, allowed: int) -> None:
 
 
 def _note_flights(wave: Any, threads: Array) -> None:
-    """Which registers and bytes belong to products now."""
+    """Update `wave.held`, the registers that products in flight use."""
     held = wave.state.setdefault("held", {})
     for first in threads[::WARPGROUP]:
         flight = flights(wave).get(int(first))
@@ -188,7 +189,7 @@ def _start(code: Assembler, instruction: Instruction) -> Any:
                 if p.registers & registers and not own <= p.registers
             ]
             if held and other:
-                raise Fault("the accumulators belong to a product of another shape that was not awaited")
+                raise Fault("the accumulators belong to a product of another shape, which was not awaited")
         if slots := [slot for slot in registers if wave.written[slot][threads].any()]:
             names = ", ".join(wave.program.kernel.registers[slot].name for slot in sorted(slots)[:3])
             raise Fault(f"{names}: written after the last wgmma.fence, which must order it before the product")
@@ -237,7 +238,7 @@ def _start(code: Assembler, instruction: Instruction) -> Any:
 
 
 def _picks(threads: Array, values: Array) -> Array:
-    """The positions at which values of the first threads of warpgroups stand. A descriptor is the same in all threads of one."""
+    """Return the position in `values` of each warpgroup's first thread. All threads of a warpgroup must give the same descriptor."""
     if len(values) == 1:
         return np.zeros(len(threads) // WARPGROUP, np.int64)
     if (values.reshape(-1, WARPGROUP) != values.reshape(-1, WARPGROUP)[:, :1]).any():
@@ -251,8 +252,8 @@ def _places() -> tuple[Array, Array]:
 
 
 def _registers_of_a(parts: list[Array], element: Any) -> Array:
-    """[warpgroups, 64, k] of four registers a thread."""
-    words = np.ascontiguousarray(np.stack(parts, -1)).view(element)  # [warpgroups, 128, 4 * elements of a register]
+    """Return matrix A, [warpgroups, 64, k], from the four registers that each thread has of it."""
+    words = np.ascontiguousarray(np.stack(parts, -1)).view(element)  # [warpgroups, 128, 4 * elements per register]
     per = words.shape[-1] // 4
     result = np.empty((words.shape[0], ROWS, 8 * per), words.dtype)
     row, _ = _places()
@@ -264,16 +265,17 @@ def _registers_of_a(parts: list[Array], element: Any) -> Array:
 
 
 def operand(wave: Any, threads: Array, descriptors: Array, rows: int) -> Array:
-    """[warpgroups, rows * 32]: the offset of each byte of 32 bytes of K in all rows of a matrix that a descriptor names."""
+    """Return offsets in shared memory, [warpgroups, rows * 32]: for every row of the matrix that a descriptor names, 32 adjacent bytes
+    along K."""
     d = descriptors.astype(np.int64)
     start, leading, stride = ((d >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
     layouts = np.unique(d >> 62 & 3)
     if len(layouts) > 1 or (d >> 49 & 7).any():
-        raise Fault("descriptors of one product with several layouts, or with a base offset, are not supported")
+        raise Fault("a product whose descriptors have different layouts or a base offset is not supported")
     width = SWIZZLES[int(layouts[0])]
     row, byte = np.arange(rows)[None, :, None], np.arange(32)[None, None, :]
     start, leading, stride = (x[:, None, None] for x in (start, leading, stride))
-    if width == 16:  # core matrices of 8 rows by 16 bytes, one after the other
+    if width == 16:  # the matrix consists of core matrices of 8 rows by 16 bytes
         address = start + row // 8 * stride + row % 8 * 16 + byte // 16 * leading + byte % 16
     else:
         address = start + row // 8 * stride + row % 8 * width + byte

@@ -1,4 +1,5 @@
-"""Threads of a warp that exchange values. All lanes that a mask names must be there: a warp that a branch has split is refused."""
+"""Instructions by which the threads of a warp exchange values. All lanes that the mask names must run the instruction together; otherwise
+it is a fault."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ FULL = np.uint32(0xFFFFFFFF)
 
 
 def lanes_here(wave: Any, index: Index) -> Array:
-    """Of each warp of the wave, a bit for every lane that runs the instruction."""
+    """Return a mask per warp of the wave: the lanes that run the instruction."""
     count = wave.warps_per_block * len(wave.blocks)
     weights = np.exp2(wave.lane[index].astype(np.float64))
     return np.bincount(wave.warp[index], weights, minlength=count).astype(np.uint64).astype(np.uint32)
@@ -27,7 +28,7 @@ def existing_lanes(wave: Any) -> Array:
 
 
 def check_members(wave: Any, index: Index, masks: Array) -> None:
-    """The lanes of each thread's mask are those that are here."""
+    """Raise a fault unless each thread's mask names exactly the lanes that run the instruction."""
     if isinstance(index, slice) and index.start is None and (masks == FULL).all():
         return
     warps = wave.warp[index]
@@ -46,7 +47,8 @@ def check_whole(wave: Any, index: Index) -> None:
 
 @rule("griddepcontrol", "nanosleep", "pmevent")
 def _timing(code: Assembler, instruction: Instruction) -> Step:
-    """A kernel begins when the one before it has ended, which is one of the orders that these instructions allow."""
+    """These instructions, by which a kernel starts before the previous one ends, do nothing here: starting each kernel after the previous
+    one has ended is an order that they allow."""
     return lambda wave, index: None
 
 
@@ -95,7 +97,7 @@ def _shfl(code: Assembler, instruction: Instruction) -> Step:
         values[index] = read(wave, index)
         present[index] = True
         sender = np.minimum(wave.threads[index] - lane + other, len(wave.threads) - 1)
-        # A lane that is not there sends an unknown value.
+        # A lane that does not take part has no defined value to read.
         there = present[sender] & (wave.warp[sender] == wave.warp[index])
         write(wave, index, np.where(there, values[sender], np.uint32(0xA5A5A5A5)))
         if write_valid is not None:
@@ -156,7 +158,7 @@ def _redux(code: Assembler, instruction: Instruction) -> Step:
 
     def step(wave: Any, index: Index) -> None:
         check_members(wave, index, read_mask(wave, index))
-        warps = wave.warp[index]  # in order, as threads are
+        warps = wave.warp[index]  # in ascending order, because the threads are
         starts = np.flatnonzero(np.diff(warps, prepend=-1))
         values = np.broadcast_to(read(wave, index), warps.shape)
         folded = function.reduceat(values, starts, dtype=dtype)

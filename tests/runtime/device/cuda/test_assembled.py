@@ -1,4 +1,5 @@
-"""The driver assembles a program once; what it made is kept, and made anew if anything is wrong with it."""
+"""The driver assembles each program only once. The assembled code is cached; if the cached file is damaged, the program is assembled
+again."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def test_a_second_start_assembles_nothing(executable: Executable, software_gpu: 
 
 @pytest.mark.parametrize("content", [b"", b"short", bytes(2000), None])
 def test_a_damaged_file_is_made_anew(content: bytes | None, executable: Executable, software_gpu: SoftwareGpu, tmp_path: Path) -> None:
-    """The last case: one bit is another."""
+    """A damaged file of assembled code is replaced. In the case None, a single bit of the file is flipped."""
     assert doubled(executable, tmp_path / "key")
     (path,) = kept(tmp_path)
     whole = path.read_bytes()

@@ -1,4 +1,5 @@
-"""Attention on a GPU: the last block that is done joins what all blocks of a token found, with the same bits as one block alone."""
+"""Attention on a GPU with several blocks per token: the block that finishes last combines the results of all. The bits are those of a
+single block."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ func main(q: f32[t, {HEADS}, {SIZE}], cache: f32[1, 2, {PAGES}, 2, {16 * SIZE}],
 
 
 def arguments() -> list[Any]:
-    """Nine tokens, whose keys are in one to five splits."""
+    """Return the inputs for nine tokens whose keys fill one to five splits."""
     rng = np.random.default_rng(3)
     cache = rng.standard_normal((1, 2, PAGES, 2, 16 * SIZE), np.float32)
     at = np.array([599, 3, 127, 128, 300, 598, 255, 256, 411], np.int32)
@@ -38,7 +39,8 @@ def arguments() -> list[Any]:
 
 
 def test_splits_side_by_side_have_the_bits_of_splits_in_a_row(software_gpu: SoftwareGpu) -> None:
-    """Beside eight tokens each split has a block; a ninth puts all splits of a token in one. Runs leave their counters at zero."""
+    """The result has the same bits whether each split of a token has a block of its own (up to eight tokens) or one block computes all
+    splits (nine tokens). Each run resets the counters of finished blocks to zero."""
     module = parse(PROGRAM)
     executable = compile_module(module, Options(get("sm_80")))
     assert [len(k.phases) for k in executable.meta.kernels] == [1], "one launch"

@@ -1,4 +1,5 @@
-"""A product whose tile rotates queries and keys, and appends keys and values: near its meaning, with the same bits in every batch."""
+"""A product whose tiles also rotate queries and keys and append keys and values to the cache is accurate and has the same bits in every
+batch."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.runtime.device.cuda.test_products import random
 pytestmark = [needs_pycuda, pytest.mark.gpu]
 
 DEPTH, PAGES = 96, 9
-COUNTS = (130, 64, 9, 1)  # of rows: a wide tile, and narrow ones of several heights
+COUNTS = (130, 64, 9, 1)  # numbers of rows: 130 needs wide tiles, the others narrow tiles of several heights
 
 
 def program(size: int, weight: str, interleaved: str) -> str:
@@ -53,7 +54,7 @@ func main(x: bf16[t, {DEPTH}], cos: f32[t, {size // 2}], sin: f32[t, {size // 2}
 def test_near_the_meaning_and_the_same_bits_in_every_batch(size: int, weight: str, interleaved: str, software_gpu: SoftwareGpu) -> None:
     module = parse(program(size, weight, interleaved))
     executable = compile_module(module, Options(get("sm_80")))
-    assert [len(k.phases) for k in executable.meta.kernels] == [1, 1], "a copy of the cache that the caller keeps, and all else"
+    assert [len(k.phases) for k in executable.meta.kernels] == [1, 1], "one kernel copies the caller's cache, the other does the rest"
     count = COUNTS[0]
     x, cos, sin, b = (
         random(i, *s, dtype=d)

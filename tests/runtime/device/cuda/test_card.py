@@ -1,4 +1,4 @@
-"""Which GPU is opened, and what is said where none can be."""
+"""Which GPU a device opens, and the error if it can open none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ except NoDevice as error:
 
 
 def opened(environment: dict[str, str], number: int = 0) -> str:
-    """What a process says that opens this GPU."""
+    """Return what a process prints that opens the GPU with this number."""
     command = [sys.executable, "-c", OPEN.format(number)]
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=True, timeout=120)
     return result.stdout.strip()
@@ -34,8 +34,8 @@ def opened(environment: dict[str, str], number: int = 0) -> str:
 
 @needs_pycuda
 def test_without_a_driver_it_is_said_what_to_install(tmp_path: Path) -> None:
-    """Whether this machine has one or not."""
-    (tmp_path / "libcuda.so.1").touch()  # the loader ends its search at a file that is no library
+    """If there is no driver, the error names what to install. The test hides the driver of a machine that has one."""
+    (tmp_path / "libcuda.so.1").touch()  # the loader stops its search at this file, although it is no library
     said = opened({"LD_LIBRARY_PATH": str(tmp_path)})
     assert "libcuda.so.1" in said and "pip install 'relaxserve[cuda]'" in said and "driver" in said
 

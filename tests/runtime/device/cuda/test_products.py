@@ -1,4 +1,4 @@
-"""Products on tensor cores: near their meaning, and the same bits for a row whatever rows are beside it."""
+"""Products on tensor cores are accurate, and a row has the same bits whatever other rows the batch has."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 
 pytestmark = [needs_pycuda, pytest.mark.gpu]
 
-COUNTS = (130, 65, 64, 40, 9, 8, 1)  # of rows: more than a block has, and each height of a tile
+COUNTS = (130, 65, 64, 40, 9, 8, 1)  # numbers of rows: one is more than a block computes, and there is one for each tile height
 
 
 @dataclass(frozen=True)
 class Case:
     body: str
     weights: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...] = ("bf16", "bf16")  # of weights
-    rtol: float = 1e-4  # a result of bf16 may be rounded to its other neighbour
+    dtypes: tuple[str, ...] = ("bf16", "bf16")  # element types of the weights
+    rtol: float = 1e-4  # a result rounded to bf16 may be the neighbour of the expected one
 
     @property
     def program(self) -> str:
         size, length = self.weights[0]
-        length *= 2 if self.dtypes[0] == "u8" else 1  # two of 4 bits in a byte
+        length *= 2 if self.dtypes[0] == "u8" else 1  # a byte holds two 4-bit weights
         given = ", ".join(f"weight w{i}: {self.dtypes[i]}[{', '.join(map(str, s))}]" for i, s in enumerate(self.weights))
         return f"""
 func main(x: bf16[n, {length}], y: f32[n, {size}], {given}) -> object where n in 0..256 {{

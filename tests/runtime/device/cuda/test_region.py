@@ -1,4 +1,4 @@
-"""Regions of a GPU: the numbers of the host, one graph for each magnitude of the sizes, and faults that name their kernel."""
+"""Captured regions on a GPU: integers that the host passes, one graph per magnitude of the sizes, and faults that name their kernel."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ def test_a_run_is_one_launch_of_a_graph_which_sizes_of_one_magnitude_share(sessi
 
 
 def test_a_region_that_is_prepared_captures_nothing_when_it_runs(session: Session, executable: Executable) -> None:
-    """It takes the smallest graph that was prepared for sizes as large, and the largest for sizes beyond."""
+    """After `prepare`, a call captures no graph: it uses the smallest prepared graph that is large enough, or the largest graph if the
+    sizes exceed all."""
     prepared = Session(executable)
     bind_values(prepared, executable, "main", {"w": W, "v": V})
     for n in (7, 31):
@@ -93,14 +94,14 @@ def test_a_region_that_is_prepared_captures_nothing_when_it_runs(session: Sessio
 
 
 def test_the_time_of_the_card_is_counted(session: Session) -> None:
-    """Between two events of the software GPU lies a millisecond."""
+    """The session counts the time that the card is busy. The software GPU reports one millisecond between any two events."""
     for _ in range(3):
         session.call("main", X)
     assert session.busy_s == pytest.approx(0.003)
 
 
 def test_arguments_of_a_call_are_one_copy(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside that of the records."""
+    """All arguments of a call are uploaded in one copy; another copy uploads the launch records."""
     copied: list[int] = []
     original = Card.copy_pinned
 

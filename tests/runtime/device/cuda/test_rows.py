@@ -1,4 +1,4 @@
-"""Reductions along rows and attention on a GPU: near their meaning, and the same bits for a row whatever rows are beside it."""
+"""Reductions along rows and attention on a GPU are accurate, and a row has the same bits whatever other rows the batch has."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t], si
 
 
 def arguments(kind: str) -> list[NDArray[Any]]:
-    """Of two sequences; pages that neither has are damaged."""
+    """Return the inputs of attention for two sequences. Pages that belong to neither sequence hold NaN."""
     rng = np.random.default_rng(1)
     at = [300, 299, 130, 128, 127, 16, 0, 200, 5, 64, 40]
     cache = rng.standard_normal((1, 2, PAGES, KV_HEADS, 16 * SIZE))
@@ -69,7 +69,7 @@ def arguments(kind: str) -> list[NDArray[Any]]:
 
 @pytest.mark.parametrize(("kind", "options"), [("f32", {}), ("i8", {"window": 140, "softcap": 3.0})], ids=["plain", "variants"])
 def test_a_token_has_the_same_bits_alone_and_beside_many(kind: str, options: dict[str, Any], software_gpu: SoftwareGpu) -> None:
-    """Many are more than have splits side by side."""
+    """A token has the same bits in a small batch, where each split has a block, and in a batch with too many tokens for that."""
     module = parse(paged(kind, **options).replace("p in 0..16", "p in 0..20"))
     args = arguments(kind)
     session = Session(compile_module(module, Options(get("sm_80"))))

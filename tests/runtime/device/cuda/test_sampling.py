@@ -1,4 +1,4 @@
-"""The sampler on a GPU draws what its meaning says, to the last bit."""
+"""The GPU's sampler gives the same tokens as the reference in NumPy, and log-probabilities with the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an executable for a GPU is made of: PTX of the kernels, an object of the host for what the host computes, and for its weights."""
+"""The parts of an executable for a GPU: PTX of the kernels, and an object file with the code that runs on the host."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def executable() -> Executable:
 def test_ptx_is_for_the_target(name: str) -> None:
     ptx = compile_module(parse(PROGRAM), Options(get(name))).object_code.decode()
     assert re.search(rf"^\.target {name}$", ptx, re.MULTILINE)
-    assert "call" not in ptx, "all functions are inlined, and no unknown intrinsic became a call"
-    assert not re.search(r"\bfma\.rn\.ftz|\.ftz|\.approx", ptx), "denormals are kept, and nothing is approximate"
+    assert "call" not in ptx, "a function was not inlined, or an unknown intrinsic became a call"
+    assert not re.search(r"\bfma\.rn\.ftz|\.ftz|\.approx", ptx), "an instruction flushes denormals or approximates"
 
 
 def test_kernels_name_entries_of_the_ptx_and_grids_of_the_host(executable: Executable) -> None:
@@ -61,7 +61,7 @@ def test_kernels_name_entries_of_the_ptx_and_grids_of_the_host(executable: Execu
     assert (
         phases and {p.body for p in phases} == entries and {p.grid for p in phases} <= host_code.defined.keys() and not host_code.undefined
     )
-    assert {p.threads for p in phases} == {32}, "a row is so short that a warp takes it"
+    assert {p.threads for p in phases} == {32}, "a short row should take one warp"
     derived = {f.derive for f in executable.meta.functions.values() if f.derive}
     assert derived <= host_code.defined.keys()
 
@@ -69,7 +69,7 @@ def test_kernels_name_entries_of_the_ptx_and_grids_of_the_host(executable: Execu
 def test_global_memory_is_read_as_such(executable: Executable) -> None:
     ptx = executable.object_code.decode()
     assert "ld.global" in ptx and "st.global" in ptx
-    assert not re.search(r"\b(ld|st)\.(b|f|s|u)\d+", ptx), "no access asks in which memory its address lies"
+    assert not re.search(r"\b(ld|st)\.(b|f|s|u)\d+", ptx), "an access uses a generic address"
 
 
 def test_the_host_prepares_the_weights(executable: Executable) -> None:
@@ -113,18 +113,34 @@ func main(q: f32[t, 32, 128], cache: bf16[2, 2, pages, 8, 2048], tables: i32[s, 
 }
 """
 
+EXPERTS = """
+func main(x: bf16[n, 256], q: u8[8, 200, 128], s: bf16[8, 200, 2], e: i32[n]) -> object where n in 0..256 {
+  dataflow { w = dequantize(q, s, bits=4, group=128) a = expert_linear(x, w, e, out_dtype="f32") } return a
+}
+"""
+PROGRAMS = {
+    "elements": PROGRAM,
+    "product": PRODUCT,
+    "integers": INTEGERS,
+    "experts": EXPERTS,
+    "attention and rows": ATTENTION,
+    "attention of wide heads": ATTENTION.replace("128]", "256]").replace("2048]", "4096]"),
+    "attention in f32": ATTENTION.replace("bf16[", "f32["),
+}
 
-@pytest.mark.parametrize("program", [PROGRAM, PRODUCT, INTEGERS, ATTENTION], ids=["elements", "product", "integers", "attention and rows"])
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=list(PROGRAMS))
 @pytest.mark.parametrize("name", GPUS)
 def test_kernels_assemble_without_spills(name: str, program: str, tmp_path: Path) -> None:
     cubin, said = assembled(program, name, tmp_path)
     assert set(re.findall(r"(\d+) bytes spill", said)) == {"0"}
-    assert "warning" not in said.lower(), "nothing that should run side by side is put in a row"
+    assert "warning" not in said.lower(), "the assembler serialised operations that should overlap"
     assert cubin.stat().st_size
 
 
 def test_products_copy_and_multiply_beside_each_other(tmp_path: Path) -> None:
-    """Blocks so big that three fit a multiprocessor: 65,536 registers, 164 KB of shared memory."""
+    """The kernel of a product needs so few registers and so little shared memory that three blocks fit a multiprocessor with 65,536
+    registers and 164 KB."""
     cubin, said = assembled(PRODUCT, "sm_80", tmp_path)
     assert 3 * 128 * int(re.findall(r"Used (\d+) registers", said)[0]) <= 65536
     assert 3 * (int(re.findall(r"(\d+) bytes smem", said)[0]) + 1024) <= 164 << 10
@@ -132,11 +148,11 @@ def test_products_copy_and_multiply_beside_each_other(tmp_path: Path) -> None:
         pytest.skip("cuobjdump is not installed")
     sass = subprocess.run([cuobjdump, "-sass", cubin], capture_output=True, text=True, check=True).stdout
     assert "HMMA.16816.F32.BF16" in sass and "LDGSTS" in sass and "LDS.128" in sass
-    assert not re.search(r"\b(LDL|STL)\b", sass), "nothing lies on the stack"
+    assert not re.search(r"\b(LDL|STL)\b", sass), "registers spill to the stack"
 
 
 def assembled(program: str, name: str, folder: Path) -> tuple[Path, str]:
-    """A cubin, and what the assembler said about it."""
+    """Assemble a program and return its cubin and the assembler's messages."""
     if (ptxas := shutil.which("ptxas")) is None:
         pytest.skip("ptxas is not installed")
     (folder / "k.ptx").write_bytes(compile_module(parse(program), Options(get(name))).object_code)
@@ -146,7 +162,7 @@ def assembled(program: str, name: str, folder: Path) -> tuple[Path, str]:
     return folder / "k.cubin", result.stderr
 
 
-# --- the language of kernels -------------------------------------------------------------------------------------------
+# --- barriers and loop kinds -------------------------------------------------------------------------------------------
 
 N = DimVar("n", upper=64)
 X, Y = Buffer("x", (N.dim,), DType.F32), Buffer("y", (N.dim,), DType.F32)
@@ -163,7 +179,7 @@ def test_a_barrier_stands_between_thread_loops_of_a_block() -> None:
     code = emit_kernel("k", PrimFunc((X, Y), 1, k.body()), get("sm_80"))
     between, behind = (m.start() for m in re.finditer("barrier.cta.sync", code.text))
     store, load = code.text.index("store float"), code.text.rindex("load float")
-    assert store < between < load < behind, "and behind the last, for the next iteration of the block writes what this one reads"
+    assert store < between < load < behind, "a barrier is missing after the load, before the next iteration of the block stores"
     assert code.phases[0].threads == 32 and "addrspace(3) global [32 x float]" in code.text
 
 
@@ -179,7 +195,7 @@ def test_a_barrier_stands_between_iterations_of_a_serial_loop_of_a_block() -> No
     barriers = [m.start() for m in re.finditer("call void @llvm.nvvm.barrier.cta.sync", text)]
     last_of_serial_loop, last_of_block_loop = barriers[1:]
     assert text.index("store float") < barriers[0] < text.rindex("load float") < last_of_serial_loop < last_of_block_loop
-    assert "br i1" in text[last_of_serial_loop:last_of_block_loop], "the serial loop ends between them"
+    assert "br i1" in text[last_of_serial_loop:last_of_block_loop], "both barriers are inside the serial loop"
 
 
 def test_a_loop_of_a_cpu_is_refused_by_name() -> None:
@@ -200,7 +216,8 @@ def test_a_store_that_no_thread_does_is_refused() -> None:
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_tile_of_a_block_stands_where_all_threads_run_it(inside: bool) -> None:
-    """Inside of a thread loop, or in a block of more threads, it would wait for threads that never come."""
+    """A tile that all threads of a block compute is refused inside a loop over threads, and in a block of more threads: it would wait for
+    threads that never arrive."""
     k, op = Kernel(), Mma(8, 64)
     a, b, out = Buffer("a", (Dim.of(32),), DType.BF16), Buffer("b", (Dim.of(2048),), DType.BF16), Buffer("out", (Dim.of(1),), DType.F32)
     with k.grid("b", 1):
@@ -209,7 +226,7 @@ def test_a_tile_of_a_block_stands_where_all_threads_run_it(inside: bool) -> None
             k.tile(op, c[0], k.array(a)[0], k.array(b)[0], dims=(32, 32, 1, 4))
         with k.threads("t", 256) as t, k.when(less(t, 1)):
             k.array(out)[0] = c[t]
-    with pytest.raises(CompileError, match="stands elsewhere than it runs; expected it in a block of 128 threads"):
+    with pytest.raises(CompileError, match="is in the wrong place; expected it in a block of 128 threads"):
         emit_kernel("k", PrimFunc((a, b, out), 1, k.body()), get("sm_80"))
 
 

@@ -1,4 +1,4 @@
-"""What reads the elements of a product alone becomes a part of its call."""
+"""Nests that read only elements of a product's result become part of the product's kernel call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROPE = "rope(q, cos, sin)"
 
 
 def program(rotated: str = ROPE, more: str = "", result: str = "(turned, after)", size: int = 64) -> str:
-    """Two heads of queries, one of keys and one of values."""
+    """Return a program that projects to two heads of queries, one of keys and one of values, and rotates and appends them."""
     return f"""
 func main(x: bf16[t, 32], cos: f32[t, {size // 2}], sin: f32[t, {size // 2}], slots: i32[t], cache: f32[1, 2, 3, 1, {16 * size}],
           weight w: bf16[{4 * size}, 32]) -> object where t in 0..64 {{
@@ -45,7 +45,7 @@ func main(x: bf16[t, 32], cos: f32[t, {size // 2}], sin: f32[t, {size // 2}], sl
 
 
 def stages_of(text: str) -> tuple[IRModule, IRModule]:
-    """Before and after the pass."""
+    """Return the program before and after the pass `join_branches`."""
     passes = pipeline(get("sm_80"))
     return passes.until("pack_operands")(parse(text)), passes.until("join_branches")(parse(text))
 
@@ -64,10 +64,11 @@ def arguments(size: int = 64) -> list[Any]:
 
 @pytest.mark.parametrize("size", [64, 128, 32])
 def test_a_product_its_rotation_and_its_append_are_one_call(size: int) -> None:
-    """With the bits that they have apart. Pairs lie in one tile, in two halves of one, or are as near as can be."""
+    """A product, the rotation of its result and the append to the cache become one call, which gives the same bits as separate calls.
+    Depending on the head size, the two elements of a rotated pair lie in one tile, in two halves of a tile, or as near as possible."""
     before, after = stages_of(program(size=size))
     verify(after)
-    assert (num_calls(before), num_calls(after)) == (5, 3), "packing, a copy of the cache that the caller keeps, and all else"
+    assert (num_calls(before), num_calls(after)) == (5, 3), "expected packing, a copy of the caller's cache, and the joined call"
     expected, found = (Interpreter(m).call("main", *(a.copy() for a in arguments(size))) for m in (before, after))
     for a, b in zip(expected, found, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -89,7 +90,8 @@ def test_what_cannot_wait_or_has_no_place_in_a_tile_stays(text: str) -> None:
 
 
 def test_a_product_that_adds_another_one_is_no_branch_of_it() -> None:
-    """As in layers whose attention and feed-forward stand side by side."""
+    """If two products are added, neither product joins the other's call. Layers that compute attention and feed-forward in parallel add
+    products this way."""
     before, after = stages_of("""
 func main(x: bf16[t, 64], y: bf16[t, 96], z: f32[t, 64], weight w: bf16[64, 64], weight v: bf16[64, 96]) -> object where t in 0..64 {
   dataflow {
@@ -100,7 +102,7 @@ func main(x: bf16[t, 64], y: bf16[t, 96], z: f32[t, 64], weight w: bf16[64, 64],
   }
   return c
 }""")
-    assert num_calls(before) == num_calls(after) == 4, "two packings, two products"
+    assert num_calls(before) == num_calls(after) == 4, "expected two packings and two products"
 
 
 def test_a_module_without_products_is_the_same_object() -> None:

@@ -1,4 +1,4 @@
-"""Attention writes bf16 where nothing but a cast reads its result."""
+"""Attention writes bf16 if only a cast reads its result."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_cast_is_done_by_attention_itself() -> None:
     module = fused(program("", "c"))
     found = round_attention(module)
     verify(found)
-    assert num_calls(found) == num_calls(module) - 1 == 2, "attention and a reshape"
+    assert num_calls(found) == num_calls(module) - 1 == 2, "expected attention and a reshape"
     rng = np.random.default_rng(0)
     args = rng.standard_normal((3, 4, 8), np.float32), rng.standard_normal((1, 2, 3, 2, 128), np.float32), np.array([[2, 0]], np.int32)
     args = *args, np.zeros(3, np.int32), np.array([0, 17, 20], np.int32)
@@ -67,4 +67,4 @@ def test_a_cast_of_something_else_stays() -> None:
 def test_calls_without_operands_are_left_alone() -> None:
     module = fused(program('e = full(shape[t, 2], 1.0, dtype="f32")\n    d = (c, e)', "d"))
     assert any(not v.args for b in module.graph("main").body.bindings if isinstance(v := b.value, CallTir))
-    assert num_calls(round_attention(module)) == num_calls(module) - 1, "the cast beside them goes"
+    assert num_calls(round_attention(module)) == num_calls(module) - 1, "expected one cast less"

@@ -1,4 +1,4 @@
-"""The reference schedule of GPUs: a thread per element, a launch per stage."""
+"""The reference schedule of GPUs: one thread per element, one launch per stage."""
 
 from __future__ import annotations
 
@@ -108,7 +108,8 @@ def test_stages_that_do_not_touch_each_other_are_one_launch(program: str, phases
 
 
 def test_every_phase_is_a_loop_over_blocks_with_threads_inside() -> None:
-    """And nothing is left of a CPU's loops, whoever wrote them. Lanes have a loop of threads wherever there was one of vectors."""
+    """Each phase of a scheduled nest is a loop over blocks that contains a loop over threads. No kind of loop for CPUs remains, even if the
+    nest was written with one; vector loops become thread loops."""
     program = """
 func main(logits: f32[n, 100], rows: i32[s], tokens: i32[s], tops: i32[s]) -> object where n in 0..8, s in 0..8 {
   dataflow { r = token_logprobs(logits, rows, tokens, tops) } return r

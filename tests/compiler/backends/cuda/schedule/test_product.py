@@ -1,4 +1,4 @@
-"""Which products go to tensor cores, and that they keep their meaning."""
+"""Which products tensor cores compute, and that these give the same results."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def scheduled(text: str) -> IRModule:
 
 
 def tiles(text: str) -> list[tuple[int, int]]:
-    """Rows and columns of each."""
+    """Return the rows and columns of each tensor-core tile."""
     found = [s.op for prim in scheduled(text).prim_functions.values() for s in walk_stmts(prim.body) if isinstance(s, Tile)]
     return [(op.rows, op.columns) for op in found if isinstance(op, Mma)]
 
 
 def test_a_range_of_rows_has_a_tile_of_its_own() -> None:
     assert tiles(program()) == [(8, 64), (16, 64), (32, 64), (64, 64), (64, 128)]
-    assert tiles(program(most=16)) == [(8, 64), (16, 64)], "no more than the rows that there can be"
+    assert tiles(program(most=16)) == [(8, 64), (16, 64)], "tiles should have no more rows than the product"
 
 
 @pytest.mark.parametrize("text", [program(k=48), program(w="f32"), program(x="f32", w="f16")], ids=["length", "weights", "formats"])
@@ -73,7 +73,7 @@ def test_integers_that_the_tile_does_not_take_run_on_the_reference_schedule(text
 
 
 def test_sums_of_groups_need_narrow_tiles() -> None:
-    """An element has two accumulators."""
+    """Sums per group of weights need two accumulators per element of the result, so their tiles are narrower."""
     assert tiles(quantised()) == [(8, 64), (16, 64), (32, 64), (64, 64), (64, 128)]
     assert tiles(quantised(bits=4, group=32)) == [(8, 64), (16, 64), (32, 64), (64, 64), (64, 64)]
 
@@ -93,3 +93,34 @@ def test_the_meaning_of_integers_stays(bits: int, group: int) -> None:
     args = rng.standard_normal((9, 64)).astype(BF16), q, rng.random((72, 64 // (group or 64))).astype(BF16)
     found, meaning = (Interpreter(m).call("main", *args) for m in (scheduled(text), parse(text)))
     np.testing.assert_allclose(found, meaning, rtol=1e-5, atol=1e-3)
+
+
+# --- rows that choose one of several matrices --------------------------------------------------------------------------
+
+EXPERTS = {
+    "bf16": ("w: bf16[5, 72, 64]", ""),
+    "int8": ("q: i8[5, 72, 64], s: bf16[5, 72, 1]", "w = dequantize(q, s)"),
+    "int4": ("q: u8[5, 72, 32], s: bf16[5, 72, 2]", "w = dequantize(q, s, bits=4, group=32)"),
+}
+
+
+@pytest.mark.parametrize("format", EXPERTS)
+def test_rows_that_choose_a_matrix_run_on_tensor_cores(format: str) -> None:
+    """Products in which rows choose a matrix run on tensor cores. Rows with one choice come in runs longer and shorter than a block, in any
+    order."""
+    given, decoded = EXPERTS[format]
+    text = (
+        f"func main(x: bf16[t, 64], {given}, e: i32[t]) -> object where t in 0..256 "
+        f'{{ dataflow {{ {decoded} y = expert_linear(x, w, e, out_dtype="f32") }} return y }}'
+    )
+    assert tiles(text) == [(8, 64), (16, 64), (32, 64), (64, 64)]
+    rng = np.random.default_rng(0)
+    experts = np.repeat([4, 0, 3, 0], [90, 3, 20, 1]).astype(np.int32)
+    x = rng.standard_normal((len(experts), 64)).astype(BF16)
+    weights = {
+        "bf16": [rng.standard_normal((5, 72, 64)).astype(BF16)],
+        "int8": [rng.integers(-128, 128, (5, 72, 64)).astype(np.int8), rng.random((5, 72, 1)).astype(BF16)],
+        "int4": [rng.integers(0, 256, (5, 72, 32)).astype(np.uint8), rng.random((5, 72, 2)).astype(BF16)],
+    }[format]
+    found, meaning = (Interpreter(m).call("main", x, *weights, experts) for m in (scheduled(text), parse(text)))
+    np.testing.assert_allclose(found, meaning, rtol=1e-5, atol=1e-6 * abs(meaning).max())

@@ -1,0 +1,126 @@
+"""Parts that schedules of attention on a GPU share: splits of keys, and the online softmax that merges them.
+
+A split is SPLIT keys that begin at a multiple of SPLIT in their sequence. Splits are merged in order. For up to FEW tokens, each split has
+a block of its own, and the last block that finishes merges all splits. For more tokens, a block walks all splits. Both ways compute the
+same, so a token has the same bits in every batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+from compiler.ir.dims import Dim, ceil_div
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.attention import Attention, Ragged
+from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.write import Array, Kernel, cast, const, exp, fma, halvings, less, maximum
+from compiler.machine.intrinsics.arrive import Arrive
+from compiler.ops.attention.kv_cache import PAGE
+
+F32, I64 = DType.F32, DType.I64
+LOWEST = float("-inf")
+ZERO = const(0.0, F32)
+SPLIT = Arrive.threads  # number of keys in a split, and of threads in a block
+FEW = 8  # largest number of tokens whose splits run in parallel
+MOST_HEADS = 8  # largest number of heads of a block
+LANES = 16  # number of threads that reduce the scores of a row
+
+State = tuple[Scalar, Scalar, Scalar]  # largest score, sum of weights, sum of weighted values
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """The online softmax of each row over the keys so far."""
+
+    top: Array
+    weights: Array  # the sum of exp(score - top)
+    means: Array  # the sum of weighted values, by row and element
+
+
+def join(before: State, behind: State) -> State:
+    """Merge two online softmaxes over different keys into the softmax over all these keys."""
+    top = maximum(before[0], behind[0])
+    a, b = exp(before[0] - top), exp(behind[0] - top)
+    return top, fma(behind[1], b, before[1] * a), fma(behind[2], b, before[2] * a)
+
+
+class SplitAttention:
+    """Writes the kernel of an attention node. A block computes some heads of one kv head."""
+
+    def __init__(self, node: Attention) -> None:
+        self.node, self.k = node, Kernel()
+        self.out, self.queries = self.k.arrays(node.out, node.queries)
+        self.tokens, heads, size = self.out.shape
+        self.heads, self.size = heads.const, size.const
+        kv_heads = (node.keys.keys.shape[1] if isinstance(node.keys, Ragged) else node.keys.cache.shape[3]).const
+        self.shared_heads = self.heads // kv_heads  # number of query heads that share a kv head
+        self.block_heads = next(n for n in range(min(MOST_HEADS, self.shared_heads), 0, -1) if self.shared_heads % n == 0)
+        self.groups = self.heads // self.block_heads
+
+    @property
+    def most_splits(self) -> Dim:
+        source = self.node.keys
+        return ceil_div(self.tokens if isinstance(source, Ragged) else source.tables.shape[1] * PAGE, SPLIT)
+
+    def kept(self, few: Dim, splits: Dim) -> Partial:
+        """Allocate the online softmax of each split, for few tokens, in memory that all blocks see."""
+        k = self.k
+        return Partial(
+            k.workspace("tops", few, self.heads, splits),
+            k.workspace("sums", few, self.heads, splits),
+            k.workspace("means", few, self.heads, splits, self.size),
+        )
+
+    def begin(self, h: Dim) -> tuple[Scalar, Scalar]:
+        """Return the largest score and the sum of weights before any key: the values of the sink, if there is one, else those of no
+        keys."""
+        if self.node.sinks is None:
+            return const(LOWEST, F32), ZERO
+        return cast(self.k.array(self.node.sinks)[h], F32), const(1.0, F32)
+
+    def join_kept(self, t: Dim, h: Dim, j: Dim, splits: tuple[Dim, Dim], kept: Partial) -> None:
+        """Write element `j` of the mean over all splits. `splits` holds the index of the first split and the number of splits."""
+        k = self.k
+        own, after = k.local("own", 3), k.local("after", 3)
+        own[0], own[1] = self.begin(h)
+        own[2] = 0.0
+        with k.serial("n", splits[1]) as n:
+            split = splits[0] + n
+            found = kept.top[t, h, split], kept.weights[t, h, split], kept.means[t, h, split, j]
+            after[0], after[1], after[2] = join((own[0], own[1], own[2]), found)
+            for i in range(3):
+                own[i] = after[i]
+        self.out[t, h, j] = cast(own[2] / own[1], self.out.dtype)
+
+    @contextmanager
+    def own_elements(self, i: Dim) -> Generator[Dim]:
+        """Loop over the elements of a value that belong to a thread."""
+        with self.k.serial("u", -(-self.size // SPLIT)) as u:
+            j = i + u * SPLIT
+            with self.k.when(less(j, self.size)):
+                yield j
+
+    def fold(self, scores: Array, lanes: Array, result: Array, rows: int, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
+        """Reduce the scores of each row: first a lane reduces the scores at distance LANES, then lanes are folded by halves."""
+        k = self.k
+        with self._lanes_of(rows, LANES) as (g, lane):
+            total: Scalar = scores[g, lane]
+            for distance in range(LANES, SPLIT, LANES):
+                total = combine(total, scores[g, lane + distance])
+            lanes[g, lane] = total
+        for half in halvings(LANES):
+            with self._lanes_of(rows, half) as (g, lane):
+                lanes[g, lane] = combine(lanes[g, lane], lanes[g, lane + half])
+        with k.threads("g", rows) as g:
+            result[g] = lanes[g, 0]
+
+    @contextmanager
+    def _lanes_of(self, rows: int, count: int) -> Generator[tuple[Dim, Dim]]:
+        """Distribute `count` lanes of each row over threads."""
+        k, at_once = self.k, SPLIT // count
+        with k.threads("i", min(rows, at_once) * count) as i, k.serial("m", -(-rows // at_once)) as m:
+            g = m * at_once + i // count
+            with k.when(less(g, rows)) if rows > at_once and rows % at_once else nullcontext():
+                yield g, i % count

@@ -1,0 +1,92 @@
+"""LLVM IR of the tiles that a block of four warps runs together: the place of a thread, addresses, and tensor core instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.llvm.ssa import Code
+
+WARPS, LANES = 4, 32
+EIGHT = 8  # number of columns of the right operand of `mma.sync`
+SHARED_BYTES = 48 << 10  # shared memory that a block may use without opting in through the driver
+GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
+_FOUR_FLOATS = "{float, float, float, float}"
+_LOW, _HIGH = 0x5410, 0x7632  # selectors of `prmt`: the lower halves, or the upper halves, of two words
+
+
+class BlockCode:
+    """Emits the code that each thread of a block runs. `group` and `quad` are the thread's row and column in a fragment of `mma.sync`."""
+
+    def __init__(self, code: Code) -> None:
+        self.code = code
+        thread = code.op("call i32 @llvm.nvvm.read.ptx.sreg.tid.x()")
+        self.thread = code.op(f"zext i32 {thread} to i64")
+        self.lane, self.warp = code.op(f"and i64 {self.thread}, {LANES - 1}"), code.op(f"lshr i64 {self.thread}, 5")
+        self.group, self.quad = code.op(f"lshr i64 {self.lane}, 2"), code.op(f"and i64 {self.lane}, 3")
+
+    def barrier(self) -> None:
+        self.code.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
+
+    # --- tensor cores --------------------------------------------------------------------------------------------------
+
+    def mma(self, left: Sequence[str], right: Sequence[str], sums: Sequence[str]) -> list[str]:
+        """Return `sums` plus the product of 16 x 16 and 16 x 8 bf16."""
+        given = ", ".join([*(f"i32 {x}" for x in (*left, *right)), *(f"float {x}" for x in sums)])
+        made = self.code.op(f"call {_FOUR_FLOATS} @llvm.nvvm.mma.m16n8k16.row.col.bf16({given})")
+        return [self.code.op(f"extractvalue {_FOUR_FLOATS} {made}, {i}") for i in range(4)]
+
+    def low_halves(self, a: str, b: str) -> str:
+        return self._permuted(a, b, _LOW)
+
+    def high_halves(self, a: str, b: str) -> str:
+        return self._permuted(a, b, _HIGH)
+
+    def _permuted(self, a: str, b: str, selector: int) -> str:
+        return self.code.op(f"call i32 @llvm.nvvm.prmt(i32 {a}, i32 {b}, i32 {selector})")
+
+    # --- memory --------------------------------------------------------------------------------------------------------
+
+    def words(self, kind: str, base: str, at: str, count: int) -> list[str]:
+        """Load adjacent 32-bit words `at` bytes after `base`."""
+        place = self.gep(kind, base, at)
+        if count == 1:
+            return [self.code.op(f"load i32, {kind} {place}, align 4")]
+        read = self.code.op(f"load <{count} x i32>, {kind} {place}, align {4 * count}")
+        return [self.code.op(f"extractelement <{count} x i32> {read}, i32 {i}") for i in range(count)]
+
+    def load_floats(self, places: Sequence[str]) -> list[str]:
+        """Load accumulators from the stack, where LLVM keeps them in registers."""
+        return [self.code.op(f"load float, ptr {place}, align 4") for place in places]
+
+    def store_floats(self, values: Sequence[str], places: Sequence[str]) -> None:
+        for value, place in zip(values, places, strict=True):
+            self.code.do(f"store float {value}, ptr {place}, align 4")
+
+    def store_vector(self, values: Sequence[str], base: str, at: str) -> None:
+        """Store adjacent floats in shared memory, `at` bytes after `base`."""
+        kind, vector = f"<{len(values)} x float>", "poison"
+        for i, value in enumerate(values):
+            vector = self.code.op(f"insertelement {kind} {vector}, float {value}, i32 {i}")
+        self.code.do(f"store {kind} {vector}, {SHARED} {self.gep(SHARED, base, at)}, align {4 * len(values)}")
+
+    def in_shared(self, pointer: str) -> str:
+        return self.code.op(f"addrspacecast ptr {pointer} to {SHARED}")
+
+    def in_global(self, pointer: str) -> str:
+        return self.code.op(f"addrspacecast ptr {pointer} to {GLOBAL}")
+
+    def gep(self, kind: str, base: str, at: str, element: str = "i8") -> str:
+        return base if at == "0" else self.code.op(f"getelementptr {element}, {kind} {base}, i64 {at}")
+
+    # --- arithmetic of addresses ---------------------------------------------------------------------------------------
+
+    def plus(self, a: str, b: str) -> str:
+        if a.isdigit() and b.isdigit():
+            return str(int(a) + int(b))
+        return a if b == "0" else b if a == "0" else self.code.op(f"add i64 {a}, {b}")
+
+    def times(self, a: str, b: int) -> str:
+        return str(int(a) * b) if a.isdigit() else self.code.op(f"mul i64 {a}, {b}")
+
+    def divided(self, a: str, b: int) -> str:
+        return str(int(a) // b) if a.isdigit() else self.code.op(f"sdiv i64 {a}, {b}")

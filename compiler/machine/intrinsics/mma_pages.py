@@ -1,0 +1,263 @@
+"""Attention on the tensor cores of a GPU: products of a block's rows with the keys, and with the values, of a split of a sequence.
+
+Rows are pairs of a token and a head. `mma.sync` multiplies 16 keys, or 16 elements of values, by 8 rows. Pages have the same layout on all
+machines: the innermost axis of keys numbers the keys, and the innermost axis of values numbers the elements. The instruction takes pairs
+along the axis that is summed, so a lane loads the same two neighbours of two lines, and exchanges halves of the words. A lane takes four
+adjacent numbers along the summed axis: the order within an instruction is free as long as both operands have the same order.
+
+An accumulator adds 16 products at a time, in the order of elements, or of pages. So an element's bits do not depend on `rows`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import ClassVar
+
+import numpy as np
+
+from compiler.ir.dtypes import DType
+from compiler.ir.tiles import Array, Operand, tile_op
+from compiler.llvm.ssa import Code
+from compiler.machine.intrinsics.base import Intrinsic
+from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, SHARED_BYTES, WARPS, BlockCode
+from compiler.machine.target import GPU, Target
+from runtime.cache_groups import PAGE_SIZE as PAGE
+
+SPLIT = WARPS * LANES  # number of keys in a split
+MOST_STEPS = 8  # largest number of steps of 16 elements whose keys a lane holds at once
+MOST_ROWS = 32
+ENOUGH_BLOCKS = 2  # number of blocks that the shared memory of sm_89 holds; with so few, a thread may take 255 registers
+SPARE_BYTES = 2 << 10  # bytes of shared memory for numbers of rows, tokens and pages
+FOUR = 4  # number of adjacent elements along the summed axis that a lane takes
+
+
+def query_pitch(size: int) -> int:
+    """Return the distance in elements between rows of queries."""
+    return size + 16
+
+
+def scratch_pitch(size: int) -> int:
+    """Return the distance in floats between rows of scores, or of means. Lanes that read weights at the same time then read different
+    banks."""
+    return max(SPLIT, -(-size // 32) * 32) + 16
+
+
+def rows_for(size: int) -> int:
+    """Return the largest number of rows of a block whose queries, scores and two sets of means fit in shared memory, or 0 if no number
+    fits."""
+    for rows in (MOST_ROWS, 16, EIGHT) if size % PAGE == 0 else ():
+        if rows * (2 * query_pitch(size) + 4 * size + 4 * scratch_pitch(size)) <= SHARED_BYTES - SPARE_BYTES:
+            return rows
+    return 0
+
+
+@tile_op
+class PageScores(Intrinsic):
+    """page_scores(c, queries, keys, pages) dims(page_stride, first, end): c[i, n * 16 + j] = sum over r of queries[i, r] * key j of page n,
+    for the pages `first` to before `end` of a split. `keys` is page 0, `pages` numbers the pages of the split."""
+
+    name: ClassVar[str] = "page_scores"
+    threads: ClassVar[int] = SPLIT
+    enough_blocks: ClassVar[int] = ENOUGH_BLOCKS
+    rows: int
+    size: int
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        c, queries = Operand("c", DType.F32, written=True), Operand("queries", DType.BF16)
+        return c, queries, Operand("keys", DType.BF16), Operand("pages", DType.I32)
+
+    @property
+    def pitch(self) -> int:
+        return scratch_pitch(self.size)
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return ("page_stride", "first", "end")
+
+    def problems(self) -> Iterator[str]:
+        yield from _problems(self.rows, self.size)
+
+    def runs_on(self, target: Target) -> bool:
+        return target.system == GPU
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        (c, queries, keys, pages), (stride, first, end) = arrays, dims
+        rows = queries[: self.rows * query_pitch(self.size)].reshape(self.rows, -1)[:, : self.size].astype(np.float64)
+        out = c[: self.rows * self.pitch].reshape(self.rows, self.pitch)
+        for n in range(first, end):
+            page = keys[int(pages[n]) * stride :][: self.size * PAGE].reshape(self.size, PAGE).astype(np.float64)
+            total = np.zeros((self.rows, PAGE), np.float32)
+            for r in range(0, self.size, PAGE):
+                total = (total + rows[:, r : r + PAGE] @ page[r : r + PAGE]).astype(np.float32)
+            out[:, n * PAGE : (n + 1) * PAGE] = total
+
+    def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        """Emit the code of the tile. Each warp takes every fourth page."""
+        b, (stride, first, end) = BlockCode(code), (str(d) for d in dims)
+        c, queries, pages = (b.in_shared(pointers[i]) for i in (0, 1, 3))
+        own_keys = b.gep(GLOBAL, b.in_global(pointers[2]), b.plus(b.times(b.quad, FOUR * PAGE * 2), b.times(b.group, 4)))
+        own_queries = b.gep(SHARED, queries, b.plus(b.times(b.group, query_pitch(self.size) * 2), b.times(b.quad, FOUR * 2)))
+        own_scores = b.gep(SHARED, c, b.plus(b.times(b.quad, 2 * self.pitch * 4), b.times(b.group, 8)))
+        with code.loop(b.plus(first, b.warp), end, step=str(WARPS)) as n:
+            page = b.gep(GLOBAL, own_keys, _page_bytes(b, pages, n, stride))
+            sums = [["0.0"] * 4 for _ in range(self.rows // EIGHT)]
+            steps = range(self.size // PAGE)
+            for some in (steps[at : at + MOST_STEPS] for at in range(0, len(steps), MOST_STEPS)):
+                left = [_fragments(b, [b.words(GLOBAL, page, str((s * PAGE + i) * PAGE * 2), 1) for i in range(FOUR)])[0] for s in some]
+                for j in range(len(sums)):
+                    for s, keys in zip(some, left, strict=True):
+                        right = b.words(SHARED, own_queries, str((j * EIGHT * query_pitch(self.size) + s * PAGE) * 2), 2)
+                        sums[j] = b.mma(keys, right, sums[j])
+            at = b.times(n, PAGE * 4)
+            for j, found in enumerate(sums):
+                for e in range(2):
+                    b.store_vector((found[e], found[e + 2]), own_scores, b.plus(at, str((j * EIGHT + e) * self.pitch * 4)))
+
+
+@tile_op
+class PageValues(Intrinsic):
+    """page_values(c, weights, values, pages) dims(page_stride, low, high): c[i, j] = sum over n of weights[i, n] * value n, element j, for
+    the keys `low` to before `high` of a split. Values of other keys are not multiplied. Weights are f32 that bf16 holds exactly, at the
+    pitch of scores. c may be the memory of the weights."""
+
+    name: ClassVar[str] = "page_values"
+    threads: ClassVar[int] = SPLIT
+    enough_blocks: ClassVar[int] = ENOUGH_BLOCKS
+    rows: int
+    size: int
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        c, weights = Operand("c", DType.F32, written=True), Operand("weights", DType.F32)
+        return c, weights, Operand("values", DType.BF16), Operand("pages", DType.I32)
+
+    @property
+    def pitch(self) -> int:
+        return scratch_pitch(self.size)
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return ("page_stride", "low", "high")
+
+    def problems(self) -> Iterator[str]:
+        yield from _problems(self.rows, self.size)
+
+    def runs_on(self, target: Target) -> bool:
+        return target.system == GPU
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        (c, weights, values, pages), (stride, low, high) = arrays, dims
+        rows = weights[: self.rows * self.pitch].reshape(self.rows, self.pitch).astype(np.float64)
+        total = np.zeros((self.rows, self.size), np.float32)
+        for n in range(low // PAGE, -(-high // PAGE)):
+            page = values[int(pages[n]) * stride :][: self.size * PAGE].reshape(PAGE, self.size).astype(np.float64)
+            keys = np.arange(n * PAGE, (n + 1) * PAGE)
+            seen = np.where(((low <= keys) & (keys < high))[:, None], page, 0.0)
+            total = (total + rows[:, keys] @ seen).astype(np.float32)
+        c[: self.rows * self.pitch].reshape(self.rows, -1)[:, : self.size] = total
+
+    @property
+    def width(self) -> int:
+        """The number of elements of values that a warp multiplies at once."""
+        return 32 if self.size % (32 * WARPS) == 0 else 16
+
+    def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        _Values(self, code, pointers, dims).run()
+
+
+class _Values(BlockCode):
+    """Emits the code of PageValues. Each warp takes every fourth range of `width` elements, for all keys."""
+
+    def __init__(self, op: PageValues, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        super().__init__(code)
+        self.op = op
+        self.stride, self.low, self.high = (str(d) for d in dims)
+        self.c, weights, self.pages = (self.in_shared(pointers[i]) for i in (0, 1, 3))
+        self.own_weights = self.gep(SHARED, weights, self.plus(self.times(self.group, self.op.pitch * 4), self.times(self.quad, FOUR * 4)))
+        per_lane = op.width // EIGHT  # number of adjacent elements of a value that a lane multiplies
+        at = self.plus(self.times(self.quad, FOUR * op.size * 2), self.times(self.group, per_lane * 2))
+        self.own_values = self.gep(GLOBAL, self.in_global(pointers[2]), self.plus(at, self.times(self.warp, op.width * 2)))
+        row = self.times(self.quad, 2 * op.pitch * 4)
+        column = self.plus(self.times(self.group, per_lane * 4), self.times(self.warp, op.width * 4))
+        self.own_means = self.gep(SHARED, self.c, self.plus(row, column))
+        self.num_ranges = op.size // op.width
+        shape = (-(-self.num_ranges // WARPS), op.width // PAGE, op.rows // EIGHT)  # ranges of elements, pairs of columns, rows
+        self.sums = [[[self._accumulator() for _ in range(shape[2])] for _ in range(shape[1])] for _ in range(shape[0])]
+
+    def _accumulator(self) -> list[str]:
+        places = [self.code.alloca("float") for _ in range(4)]
+        self.store_floats(["0.0"] * 4, places)
+        return places
+
+    def run(self) -> None:
+        code, op = self.code, self.op
+        end = self.divided(self.plus(self.high, str(PAGE - 1)), PAGE)
+        with code.loop(self.divided(self.low, PAGE), end) as n:
+            page = self.gep(GLOBAL, self.own_values, _page_bytes(self, self.pages, n, self.stride))
+            first = self.plus(self.times(n, PAGE), self.times(self.quad, FOUR))
+            seen = [self._is_seen(self.plus(first, str(i))) for i in range(FOUR)]
+            weights = self.gep(SHARED, self.own_weights, self.times(n, PAGE * 4))
+            right = [self._weights(weights, j) for j in range(op.rows // EIGHT)]
+            for number, sums in enumerate(self.sums):
+                with self._of_warp(number):
+                    self._multiply(page, number, seen, right, sums)
+        self.barrier()  # wait until all warps have read the weights, because c may be in their memory
+        for number, sums in enumerate(self.sums):
+            with self._of_warp(number):
+                self._store(number, sums)
+
+    def _of_warp(self, number: int) -> AbstractContextManager[None]:
+        """Open a block that only the warps with this range run."""
+        if (number + 1) * WARPS <= self.num_ranges:
+            return nullcontext()
+        return self.code.when(self.code.op(f"icmp ult i64 {self.warp}, {self.num_ranges - number * WARPS}"))
+
+    def _is_seen(self, key: str) -> str:
+        lower, upper = self.code.op(f"icmp sge i64 {key}, {self.low}"), self.code.op(f"icmp slt i64 {key}, {self.high}")
+        return self.code.op(f"and i1 {lower}, {upper}")
+
+    def _weights(self, base: str, j: int) -> list[str]:
+        """Return the weights of four keys for 8 rows, as two pairs of bf16."""
+        held = self.words(SHARED, base, str(j * EIGHT * self.op.pitch * 4), 4)
+        return [self.high_halves(held[i], held[i + 1]) for i in (0, 2)]
+
+    def _multiply(self, page: str, number: int, seen: Sequence[str], right: Sequence[Sequence[str]], sums: list[list[list[str]]]) -> None:
+        op, found = self.op, list[list[str]]()
+        for i in range(FOUR):
+            at = (i * op.size + number * WARPS * op.width) * 2
+            words = self.words(GLOBAL, page, str(at), op.width // PAGE)
+            found.append([self.code.op(f"select i1 {seen[i]}, i32 {word}, i32 0") for word in words])
+        for left, of_pair in zip(_fragments(self, found), sums, strict=True):
+            for places, weights in zip(of_pair, right, strict=True):
+                self.store_floats(self.mma(left, weights, self.load_floats(places)), places)
+
+    def _store(self, number: int, sums: list[list[list[str]]]) -> None:
+        for j in range(self.op.rows // EIGHT):
+            found = [self.load_floats(of_pair[j]) for of_pair in sums]
+            for e in range(2):
+                at = ((j * EIGHT + e) * self.op.pitch + number * WARPS * self.op.width) * 4
+                self.store_vector([x for sums_of in found for x in (sums_of[e], sums_of[e + 2])], self.own_means, str(at))
+
+
+def _problems(rows: int, size: int) -> Iterator[str]:
+    if rows % EIGHT or rows < EIGHT:
+        yield f"rows are {rows}, expected a multiple of {EIGHT}"
+    if size % PAGE or size < PAGE:
+        yield f"size is {size}, expected a multiple of {PAGE}"
+
+
+def _page_bytes(b: BlockCode, pages: str, n: str, stride: str) -> str:
+    """Return the distance in bytes from page 0 to the page with this number in the split."""
+    page = b.code.op(f"load i32, {SHARED} {b.gep(SHARED, pages, n, 'i32')}, align 4")
+    return b.times(b.code.op(f"mul i64 {b.code.op(f'sext i32 {page} to i64')}, {stride}"), 2)
+
+
+def _fragments(b: BlockCode, lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the left operand of `mma.sync` for each word of four lines. A word is a pair of neighbours in a line; the lines follow each
+    other along the summed axis."""
+    return [
+        [half(pair[0], pair[1]) for pair in (words[:2], words[2:]) for half in (b.low_halves, b.high_halves)]
+        for words in zip(*lines, strict=True)
+    ]
