@@ -1,1 +1,1 @@
-"""The back ends: a folder per kind of machine, with its own pipeline, schedules and code generation."""
+"""Back ends: a folder per kind of machine, with its own pipeline, schedules and code generation."""

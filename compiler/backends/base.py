@@ -1,4 +1,4 @@
-"""What a back end is: how programs become kernels of one kind of machine."""
+"""The interface of a back end, which turns programs into kernels for one kind of machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from compiler.passes.base import Instrument, Pipeline
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """The three steps to machine code."""
+    """A back end: the three steps from a program to machine code."""
 
-    # The passes from operators to scheduled kernels in planned memory.
+    # Return the passes from operators to scheduled kernels in planned memory.
     pipeline: Callable[[Target, tuple[Instrument, ...]], Pipeline]
-    # One scheduled kernel, under its name, as LLVM IR.
+    # Emit one scheduled kernel, under its name, as LLVM IR.
     emit: Callable[[str, PrimFunc, Target], KernelCode]
-    # One object of all kernels, and of the text of the functions that compute shapes on the host.
+    # Link all kernels to one object, together with the LLVM IR of the functions that compute shapes on the host.
     link: Callable[[Iterable[KernelCode], Target, str], LinkedCode]
-    # Whether its kernels prepare weights when these are bound. Otherwise the host does.
+    # True if kernels of this back end prepare weights when they are bound; otherwise the host prepares them.
     prepares_weights: bool

@@ -1,4 +1,4 @@
-"""The back end of a target, by its architecture."""
+"""Find the back end of a target by its architecture."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The code generation that back ends share: from statements and expressions to LLVM IR, and from LLVM IR to machine code."""
+"""Code generation that back ends share: statements and expressions to LLVM IR, and LLVM IR to machine code."""

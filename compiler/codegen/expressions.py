@@ -1,4 +1,4 @@
-"""Scalar expressions at a point of a loop nest: loads, functions, guards, and reductions that no schedule has taken apart."""
+"""Emit scalar expressions at a point of a loop nest: loads, functions, guards, and reductions that no schedule has lowered to loops."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from compiler.codegen.memory import MemoryAccess
 from compiler.codegen.scalars import Scalars, Value, constant, register
-from compiler.ir.dims import ZERO, Dim, DimVar
+from compiler.ir.dims import Dim, DimVar, row_major
 from compiler.ir.dtypes import DType
 from compiler.ir.loops import scalars
 from compiler.ir.loops.functions import Fn, ReduceFn
@@ -27,10 +27,11 @@ class Expressions:
         self.indices = Indices(code)
         self.scalars = Scalars(code)
         self.memory = MemoryAccess(code, self.indices, self.scalars)
-        self._known: dict[Scalar, Value] = {}  # nodes of the expression at hand: fusion shares them
+        # value of each node of the current expression; after fusion, several operands may share a node
+        self._known: dict[Scalar, Value] = {}
 
     def value(self, scalar: Scalar) -> Value:
-        """The value of an expression of a statement."""
+        """Emit an expression of a statement, and return its value."""
         self._known = {}
         return self._eval(scalar)
 
@@ -106,17 +107,17 @@ class Expressions:
 
     @contextmanager
     def _branch(self) -> Generator[None]:
-        """Forget afterwards what is computed inside: it does not dominate the code behind the branch."""
+        """When the block ends, forget the values computed inside, because they do not dominate the code after the branch."""
         outer, self._known = self._known, dict(self._known)
         yield
         self._known = outer
 
     def varies(self, scalar: Scalar) -> bool:
-        """Whether the value may differ between lanes."""
+        """Return whether the value may differ between lanes."""
         return any(self._differs(node) for node in walk_scalar(scalar))
 
     def _differs(self, node: Scalar) -> bool:
-        """Whether the node itself varies, whatever its operands do."""
+        """Return whether the node itself varies, regardless of its operands."""
         memory = self.memory
         match node:
             case scalars.Const() | scalars.ScalarParam() | scalars.Apply() | scalars.Cast():
@@ -151,16 +152,14 @@ class Expressions:
         return Value(self.code.op(f"load {kind}, ptr {total}"), dtype, lanes)
 
     def _extreme_place(self, reduce: scalars.Reduce) -> Value:
-        """The first index at which the extreme stands; NaN is the extreme of both kinds."""
+        """Emit the first index of the largest or smallest element. A NaN counts as the extreme in both cases."""
         dtype, apply = dtype_of(reduce.value), self.scalars.apply
         lanes = self.memory.num_lanes if self.varies(reduce) else 1
         kind, place_kind = vec(register(dtype), lanes), vec("i64", lanes)
         best, place = self.code.alloca(kind), self.code.alloca(place_kind)
         self.code.do(f"store {kind} {splat(constant(identity(reduce.fn, dtype).value, dtype), register(dtype), lanes)}, ptr {best}")
         self.code.do(f"store {place_kind} {splat('0', 'i64', lanes)}, ptr {place}")
-        position = ZERO
-        for var, extent in reduce.axes:
-            position = position * extent + var
+        position = row_major([var.dim for var, _ in reduce.axes], [extent for _, extent in reduce.axes])
 
         def step(active: str | None) -> None:
             old = Value(self.code.op(f"load {kind}, ptr {best}"), dtype, lanes)
@@ -181,7 +180,7 @@ class Expressions:
         return Value(self.code.op(f"load {place_kind}, ptr {place}"), DType.I64, lanes)
 
     def _loops(self, axes: tuple[tuple[DimVar, Dim], ...], step: Callable[[str | None], None], active: str | None = None) -> None:
-        """Run `step` at every point in row-major order. Its argument is the mask of lanes that take part, or None for all."""
+        """Emit loops that run `step` at every point in row-major order. Its argument is the mask of active lanes, or None for all lanes."""
         if not axes:
             with self._branch():
                 step(active)
@@ -193,7 +192,7 @@ class Expressions:
                 self.indices.env[var] = Index(counter, self.code.level)
                 self._loops(tuple(rest), step, active)
             return
-        # Lanes of different length run together to the longest.
+        # If lanes have different extents, all run together up to the largest extent.
         lanes, kind = end.lanes, vec("i64", end.lanes)
         longest = self.code.op(f"call i64 @llvm.vector.reduce.smax.{suffix('i64', lanes)}({kind} {end.value})")
         with self.code.loop("0", longest) as counter:
@@ -206,7 +205,7 @@ class Expressions:
 
 
 def runs(extent: Dim) -> bool:
-    """Whether the extent is proved to be at least 1."""
+    """Return whether the extent is provably at least 1."""
     low, _ = bounds(extent)
     return low is not None and low >= 1
 

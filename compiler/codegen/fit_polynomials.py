@@ -1,7 +1,7 @@
-"""Prints the coefficients in vector_math.py: run it to check them, or to fit other degrees.
+"""Print the coefficients in vector_math.py. Run it to check them, or to fit other degrees.
 
-Each function is reduced to a range on which a polynomial q in t stands for what the formula beside it leaves open. The fit is Remez's
-exchange in extended precision, on the error that the final result sees: `weight * (q(t) - wanted(t))`.
+Each function is reduced to a range, where a polynomial q in t stands for the unknown part of the formula in the comment. The fit is Remez's
+exchange algorithm in extended precision, on the error of the final result: `weight * (q(t) - wanted(t))`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Real = np.longdouble
 
 
 def remez(wanted: Array, weight: Array, t: Array, degree: int) -> tuple[Array, float]:
-    """Coefficients, lowest first, whose largest weighted error over the grid `t` is least; and that error."""
+    """Return the coefficients, lowest first, that minimise the largest weighted error over the grid `t`, and that error."""
     powers = np.stack([t**i for i in range(degree + 1)], axis=1)
     nodes = np.cos(np.pi * np.arange(degree + 2) / (degree + 1))
     at = np.searchsorted(t, t[0] + (nodes[::-1] + 1) / 2 * (t[-1] - t[0]))
@@ -41,13 +41,13 @@ def _alternating_peaks(error: Array, count: int) -> Array | None:
     borders = np.flatnonzero(np.diff(np.sign(error))) + 1
     pieces = np.split(np.arange(len(error)), borders)
     peaks = [piece[np.argmax(np.abs(error[piece]))] for piece in pieces]
-    while len(peaks) > count:  # the smaller end goes
+    while len(peaks) > count:  # drop the smaller of the two outer peaks
         peaks.pop(0 if abs(error[peaks[0]]) < abs(error[peaks[-1]]) else -1)
     return np.array(peaks) if len(peaks) == count else None
 
 
 def _solve(matrix: Array, right: Array) -> Array:
-    """Gaussian elimination: LAPACK has no extended precision."""
+    """Solve a linear system by Gaussian elimination, because LAPACK has no extended precision."""
     a, b = matrix.astype(Real).copy(), right.astype(Real).copy()
     for i in range(len(b)):
         pivot = i + int(np.argmax(np.abs(a[i:, i])))
@@ -63,7 +63,7 @@ def _solve(matrix: Array, right: Array) -> Array:
 
 
 def _tail(x: Array, start: int, ratio: Callable[[int], float], power: int) -> Array:
-    """sum over n >= 0 of c_n x^(power n), where c_0 = 1 / start! and c_(n+1) = ratio(n) c_n."""
+    """Return the sum over n >= 0 of c_n x^(power n), where c_0 = 1 / start! and c_(n+1) = ratio(n) c_n."""
     term = np.full_like(x, 1 / Real(math.factorial(start)))
     total = np.zeros_like(x)
     for n in range(60):
@@ -81,7 +81,7 @@ def _erf(x: Array) -> Array:
 
 
 def _erfc(x: Array) -> Array:
-    """The continued fraction, for x >= 1."""
+    """Evaluate erfc by its continued fraction, for x >= 1."""
     tail = np.zeros_like(x)
     for n in range(300, 0, -1):
         tail = (Real(n) / 2) / (x + tail)
@@ -90,12 +90,12 @@ def _erfc(x: Array) -> Array:
 
 def fits() -> Iterator[tuple[str, Array, float]]:
     half_ln2 = Real(math.log(2) / 2 * 1.001)
-    t = np.linspace(-half_ln2, half_ln2, 4000, dtype=Real)  # an even number: not through 0, where weights vanish
+    t = np.linspace(-half_ln2, half_ln2, 4000, dtype=Real)  # an even number of points, so that 0, where weights vanish, is not among them
     # exp(t) = 1 + t + t^2 q(t)
     yield "EXP", *remez(_tail(t, 2, lambda n: 1 / (n + 3), 1), t**2 / np.exp(t), t, 4)
 
     f = np.linspace(Real(math.sqrt(0.5) - 1), Real(math.sqrt(2) - 1), 6000, dtype=Real)
-    f = f[np.abs(f) > 1e-3]  # log1p cancels near 0, where the cube leaves nothing of q
+    f = f[np.abs(f) > 1e-3]  # near 0 log1p cancels, and f^3 makes q irrelevant
     # log(1 + f) = f - f^2 / 2 + f^3 q(f)
     yield "LOG", *remez((np.log1p(f) - f + f * f / 2) / f**3, np.abs(f**3 / np.log1p(f)), f, 8)
 
@@ -126,7 +126,7 @@ def fits() -> Iterator[tuple[str, Array, float]]:
 
 def main() -> None:
     for name, coefficients, error in fits():
-        print(f"{name}: Final = (  # fitted to {error:.1e}")
+        print(f"{name}: Final = (  # largest error of the fitted function: {error:.1e}")
         for c in coefficients:
             print(f"    {float(c)!r},")
         print(")")

@@ -1,4 +1,4 @@
-"""A kernel is one function per phase: a phase is a statement of the body's top-level `Seq`."""
+"""Emit a kernel as one function per phase. A phase is a statement of the body's top-level `Seq`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from compiler.llvm.ssa import Code
 @dataclass(frozen=True, slots=True)
 class Phase:
     symbols: PhaseSymbols
-    code: Code  # of the function that runs the statement
+    code: Code  # the function that runs the statement
     text: str
-    host: str = ""  # text of functions that the host runs, where it cannot run the others
+    host: str = ""  # LLVM IR of the functions that the host runs, if it cannot run `text` itself
 
 
 def kernel_of(name: str, prim: PrimFunc, phase: Callable[[str, Parameters, Stmt], Phase]) -> KernelCode:
-    """The code of a kernel. `phase` emits one statement under a symbol."""
+    """Emit a kernel. `phase` emits one statement under a symbol."""
     parameters = Parameters(prim)
     try:
         phases = [phase(f"{name}.p{i}", parameters, stmt) for i, stmt in enumerate(statements(prim.body))]

@@ -1,4 +1,4 @@
-"""Where the elements of buffers lie, and how they are read and written by one lane or by all lanes of a vector loop."""
+"""Compute the addresses of buffer elements, and emit loads and stores for one lane or for all lanes of a vector loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from compiler.codegen.scalars import Scalars, Value, memory
-from compiler.ir.dims import ZERO, Atom, Dim, DimVar
+from compiler.ir.dims import Atom, Dim, DimVar, row_major
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
 from compiler.ir.loops.buffers import Buffer
@@ -19,17 +19,17 @@ from compiler.llvm.ssa import Code, broadcast, splat, suffix, vec, vector_litera
 @dataclass(frozen=True, slots=True)
 class Storage:
     pointer: str
-    size: int | None = None  # elements of a local buffer
-    lane: DimVar | None = None  # a private copy for each lane of this vector loop: one more, innermost dimension
+    size: int | None = None  # number of elements of a local buffer
+    lane: DimVar | None = None  # variable of the vector loop, if each of its lanes has a private copy, in one more, innermost dimension
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Elements of a buffer: at `pointer`, or for each lane at a constant or computed offset from there."""
+    """The address of an element, or of one element per lane: `pointer`, plus for each lane a constant or computed offset."""
 
     pointer: str
     lanes: tuple[int, ...] | str | None = None
-    safe: bool = False  # all lanes lie in a local buffer, whatever the mask
+    safe: bool = False  # the elements of all lanes, even of masked lanes, are in a local buffer
 
     @property
     def contiguous(self) -> bool:
@@ -37,14 +37,14 @@ class Place:
 
 
 class MemoryAccess:
-    """Buffers in memory, seen from the current point: loops around it, lanes, mask."""
+    """Reads and writes buffers at the current point, which is given by the surrounding loops, the lanes and the mask."""
 
     def __init__(self, code: Code, indices: Indices, scalars: Scalars) -> None:
         self.code, self.indices, self.scalars = code, indices, scalars
         self.storage: dict[Buffer, Storage] = {}
-        self.lane: DimVar | None = None  # variable of the vector loop around
+        self.lane: DimVar | None = None  # variable of the surrounding vector loop
         self.num_lanes = 1
-        self.mask: str | None = None  # lanes that are active; None: all
+        self.mask: str | None = None  # active lanes; None: all
         self._flat: dict[tuple[Buffer, tuple[Dim, ...]], Dim] = {}
 
     # --- reading and writing -------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ class MemoryAccess:
             masked = f"ptr align {align} {place.pointer}, <{lanes} x i1> {self.mask}, {kind} zeroinitializer"
             raw = self.code.op(f"call {kind} @llvm.masked.load.{name}.p0({masked})")
         elif isinstance(place.lanes, tuple) and self.mask is None and 0 < max(place.lanes) < 2 * lanes and min(place.lanes) == 0:
-            # All lanes lie close together: one load, then a permutation.
+            # All lanes are close together: one load, then a permutation.
             span = max(place.lanes) + 1
             window = self.code.op(f"load {vec(element, span)}, ptr {place.pointer}, align {align}")
             order = vector_literal("i32", place.lanes)
@@ -88,7 +88,7 @@ class MemoryAccess:
         if place.lanes is None or (place.contiguous and self.mask is None):
             self.code.do(f"store {kind} {raw}, ptr {place.pointer}, align {align}")
         elif place.contiguous and place.safe:
-            # LLVM keeps a local buffer in registers as long as whole vectors are stored.
+            # LLVM keeps a local buffer in registers only while whole vectors are stored.
             old = self.code.op(f"load {kind}, ptr {place.pointer}, align {align}")
             new = self.code.op(f"select <{lanes} x i1> {self.mask}, {kind} {raw}, {kind} {old}")
             self.code.do(f"store {kind} {new}, ptr {place.pointer}, align {align}")
@@ -125,16 +125,15 @@ class MemoryAccess:
         key = (buffer, indices)
         flat = self._flat.get(key)
         if flat is None:
-            flat = ZERO
-            for extent, index in zip(buffer.shape, indices, strict=True):
-                flat = flat * extent + index
+            flat = row_major(indices, buffer.shape)
             if storage.lane is not None:
                 flat = flat * self.num_lanes + storage.lane
             self._flat[key] = flat
         return flat
 
     def _pointer(self, base: str, element: str, parts: list[Index], constant: int) -> str:
-        """Add offsets from the outermost scope inwards, and the constant last, where it becomes part of the instruction."""
+        """Add offsets to the pointer, those of the outermost scope first. The constant comes last, so that it becomes part of the
+        instruction."""
         pointer, at = base, 0
         constant += sum(p.value for p in parts if isinstance(p.value, int))
         for level in sorted({p.level for p in parts if isinstance(p.value, str)}):
@@ -148,7 +147,7 @@ class MemoryAccess:
     # --- lanes ---------------------------------------------------------------------------------------------------------
 
     def split_lanes(self, dim: Dim) -> tuple[list[Index], tuple[int, ...], Index | None]:
-        """`dim` as a sum of three: parts that all lanes share, a number per lane, and an operand per lane."""
+        """Split `dim` into a sum of three: parts that all lanes share, a constant per lane, and an operand per lane."""
         shared: list[Index] = []
         varying: list[Index] = []
         fixed = [0] * self.num_lanes
@@ -163,14 +162,14 @@ class MemoryAccess:
         return shared, tuple(fixed) if some else (), self.indices.total(varying) if varying else None
 
     def varies(self, atoms: Iterable[Atom]) -> bool:
-        """Whether the value differs between lanes."""
-        env = self.indices.env  # the variables of a reduction are not in it yet
+        """Return whether the value differs between lanes."""
+        env = self.indices.env  # variables of a reduction are not in it yet
         return self.lane is not None and any(v in env and env[v].lanes > 1 for v in _variables(atoms))
 
     def _numbers(self, coefficient: int, monomial: tuple[Atom, ...]) -> list[int] | None:
-        """The value in each lane, if it is a constant."""
+        """Return the value in each lane, or None if it is not constant."""
         assert self.lane is not None
-        if monomial == (self.lane,):  # nearly always
+        if monomial == (self.lane,):  # the usual case
             return [coefficient * lane for lane in range(self.num_lanes)]
         known: dict[DimVar, int] = {}
         for v in _variables(monomial):
@@ -183,7 +182,7 @@ class MemoryAccess:
         return [term.evaluate({**known, self.lane: lane}) for lane in range(self.num_lanes)]
 
     def below(self, low: Dim, high: Dim) -> Value | bool:
-        """low < high. A bool if it is a constant."""
+        """Emit low < high. Return a bool if the result is constant."""
         shared, fixed, varying = self.split_lanes(high - low)
         room = self.indices.total(shared)
         if varying is not None or fixed:
@@ -195,7 +194,7 @@ class MemoryAccess:
     def _lanes_below(self, room: Index, fixed: tuple[int, ...], varying: Index | None) -> str:
         lanes, hoist = self.num_lanes, self.code.hoist
         if varying is None:
-            # -fixed < room, compared in 32 bits after bringing room near the range of the numbers.
+            # Compare -fixed < room in 32 bits, after clamping room to the range of the constants.
             low, high = -max(fixed), -min(fixed) + 1
             room = self.indices.extreme("smin", self.indices.extreme("smax", room, Index(low)), Index(high))
             numbers = vector_literal("i32", (-f for f in fixed))
@@ -210,7 +209,8 @@ class MemoryAccess:
 
     @contextmanager
     def narrowed(self, cond: str) -> Generator[str]:
-        """Mask all lanes but those of `cond`. Yields whether any lane is left: test it before reads that lanes share."""
+        """Mask all lanes except those of `cond`. Yield a flag that tells whether any lane is active. The caller tests it before it reads
+        memory once for all lanes."""
         outer, lanes = self.mask, self.num_lanes
         self.mask = cond if outer is None else self.code.op(f"and <{lanes} x i1> {outer}, {cond}")
         bits = self.code.op(f"bitcast <{lanes} x i1> {self.mask} to i{lanes}")
@@ -219,7 +219,7 @@ class MemoryAccess:
 
     @contextmanager
     def masked(self, cond: str) -> Generator[None]:
-        """Mask all lanes but those of `cond`, and skip the code inside if none is left."""
+        """Mask all lanes except those of `cond`, and skip the code inside if no lane is active."""
         with self.narrowed(cond) as some, self.code.when(some):
             yield
 

@@ -1,6 +1,6 @@
 """The parameters of a kernel as its code reads them: `%bI` is the address of buffer I, `%dI` is integer I, a dimension or a scalar.
 
-A scalar is passed in a word of 64 bits: an integer as it is, a float as a double.
+A scalar is passed in a 64-bit word: an integer as it is, a float as a double.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Parameters:
         self.text = ", ".join([*pointers, *(f"i64 {_range(d)}%d{i}" for i, d in enumerate(self.dims))])
 
     def expressions(self, code: Code) -> Expressions:
-        """Expressions over the parameters, in the function that has them."""
+        """Return an emitter of expressions over the parameters, for the code of a function that has these parameters."""
         scalars = {p: Value(_from_word(code, f"%d{i}", p.dtype), p.dtype) for i, p in enumerate(self.dims) if isinstance(p, ScalarParam)}
         expressions = Expressions(code, scalars)
         expressions.memory.storage = {b: Storage(f"%b{i}") for i, b in enumerate(self.buffers)}
@@ -39,7 +39,7 @@ class Parameters:
         return expressions
 
     def grid(self, symbol: str, size: Callable[[Indices], Index]) -> str:
-        """The function `i64 (ptr dims)` that returns the size of a grid."""
+        """Emit the function `i64 (ptr dims)` that returns the size of a grid."""
         code = Code()
         indices = Indices(code)
         for i, dim in enumerate(self.dims):

@@ -1,8 +1,8 @@
-"""The functions of scalars, in any number of lanes.
+"""Emit functions of scalars in any number of lanes.
 
-A value of type bf16 or f16 is held in f32, always exactly representable in its type: arithmetic is done in f32 and rounded to the
-type after each operation. bf16 is rounded with integers, so that every machine gives the same bits and keeps denormals.
-Nothing here lets LLVM contract, reorder or assume: a lane gets the bits that a scalar gets, wherever it stands.
+A value of type bf16 or f16 is held in f32 and is always representable in its own type: arithmetic is done in f32 and rounded to the type
+after each operation. bf16 is rounded with integer instructions, so that every machine gives the same bits and keeps denormals. No flag lets
+LLVM contract, reorder or assume anything, so every lane of a vector gets the same bits as a scalar.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Scalars:
         return Value(broadcast(self.code, value.operand, register(value.dtype), lanes), value.dtype, lanes)
 
     def rounded(self, operand: str, dtype: DType, lanes: int) -> Value:
-        """An f32 as a value of the float type `dtype`: to nearest, ties to even; NaN stays NaN."""
+        """Round an f32 to the float type `dtype`: to nearest, ties to even; NaN stays NaN."""
         op, v = self.code.op, partial(_lanes, lanes)
         match dtype:
             case DType.F16:
@@ -181,7 +181,8 @@ class Scalars:
                 raise _unsupported(fn, dtype)
 
     def _extreme(self, beats: str, lanes: int, a: str, b: str) -> str:
-        """`a` unless `b` beats it; NaN if either is NaN. A fold passes the extreme so far as `a`, which then waits for one comparison."""
+        """Return `a` unless `b` beats it, and NaN if either is NaN. A reduction passes its accumulator as `a`, which then waits for only
+        one comparison."""
         op, kind, flag = self.code.op, vec("float", lanes), vec("i1", lanes)
         better = op(f"select {flag} {op(f'fcmp {beats} {kind} {b}, {a}')}, {kind} {b}, {kind} {a}")
         return op(f"select {flag} {op(f'fcmp uno {kind} {b}, {b}')}, {kind} {b}, {kind} {better}")
@@ -222,7 +223,7 @@ class Scalars:
                 raise _unsupported(fn, dtype)
 
     def _divide(self, fn: Fn, dtype: DType, lanes: int, x: str, d: str) -> str:
-        """Rounded down; a divisor of 0 gives 0, and the one quotient that overflows wraps: neither may stop the process."""
+        """Divide and round down. A divisor of 0 gives 0, and the only quotient that overflows wraps around, so neither ends the process."""
         op, element = self.code.op, register(dtype)
         kind, flag = vec(element, lanes), vec("i1", lanes)
         const = partial(_integers, element, lanes)
@@ -237,7 +238,7 @@ class Scalars:
         rest = op(f"srem {kind} {x}, {safe}")
         differ = op(f"icmp slt {kind} {op(f'xor {kind} {rest}, {safe}')}, {const(0)}")
         wrong = op(f"and {flag} {differ}, {op(f'icmp ne {kind} {rest}, {const(0)}')}")
-        if fn is Fn.MOD:  # by -1 and by 0 as by 1: nothing is left
+        if fn is Fn.MOD:  # division by -1 or 0 was replaced by division by 1, so the remainder is 0
             return op(f"add {kind} {rest}, {op(f'select {flag} {wrong}, {kind} {safe}, {kind} {const(0)}')}")
         quotient = op(f"sdiv {kind} {x}, {safe}")
         quotient = op(f"add {kind} {quotient}, {op(f'sext {flag} {wrong} to {kind}')}")
@@ -245,7 +246,7 @@ class Scalars:
         return op(f"select {flag} {none}, {kind} {const(0)}, {kind} {quotient}")
 
     def _shift(self, fn: Fn, dtype: DType, lanes: int, x: str, by: str) -> str:
-        """Shifting by the width or more shifts everything out."""
+        """Shift. A shift by the width or more shifts all bits out."""
         op, element = self.code.op, register(dtype)
         kind, width = vec(element, lanes), dtype.num_bytes * 8
         const = partial(_integers, element, lanes)
@@ -273,7 +274,7 @@ class Scalars:
             return Value(self.code.op(f"{compare} {old} {value.operand}, {zero}"), dtype, lanes)
         if dtype.is_float:
             if source.is_float:
-                # Widening is exact; between the two small types, f32 is exact in the middle.
+                # Widening is exact. A cast between bf16 and f16 goes through f32, which holds both exactly.
                 return self.rounded(value.operand, dtype, lanes)
             convert = "uitofp" if source.is_unsigned else "sitofp"
             return self.rounded(self.code.op(f"{convert} {old} {value.operand} to {new}"), dtype, lanes)
@@ -282,7 +283,8 @@ class Scalars:
         return Value(self._int_to_int(value, dtype), dtype, lanes)
 
     def _float_to_int(self, value: Value, dtype: DType) -> str:
-        """Toward zero, saturating, NaN to 0. LLVM has this as one intrinsic, but takes vectors apart for it."""
+        """Convert toward zero and saturate; NaN gives 0. LLVM's intrinsic for this serves scalars only, because LLVM would split vectors
+        for it."""
         op, lanes, how = self.code.op, value.lanes, f"fpto{'u' if dtype.is_unsigned else 's'}i"
         old, new = vec("float", lanes), vec(register(dtype), lanes)
         if lanes == 1:
@@ -299,7 +301,7 @@ class Scalars:
         return result
 
     def _int_to_int(self, value: Value, dtype: DType) -> str:
-        """Integers wrap."""
+        """Convert between integer types. A value that does not fit wraps around."""
         have, want = register(value.dtype), register(dtype)
         if have == want:
             return value.operand

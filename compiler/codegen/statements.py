@@ -1,6 +1,6 @@
-"""Statements become LLVM IR, in order.
+"""Emit statements as LLVM IR, in order.
 
-A back end adds its own kinds of loops and says where buffers are allocated.
+A back end adds its own kinds of loops, and decides where buffers are allocated.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Statements(ABC):
 
     @abstractmethod
     def loop(self, loop: For) -> None:
-        """A loop of another kind than `serial` and `unroll`."""
+        """Emit a loop of another kind than `serial` and `unroll`."""
 
     @abstractmethod
     def allocator(self, buffer: Buffer) -> Callable[[str], str]:
-        """Makes room for a value of a type, where the buffer belongs; gives its address."""
+        """Return a function that allocates a value of a given type in the memory for this buffer, and returns its address."""
 
     def sequence(self, stmts: Sequence[Stmt]) -> None:
         for stmt in stmts:
@@ -80,7 +80,7 @@ class Statements(ABC):
             self.iteration(loop)
 
     def iteration(self, loop: For) -> None:
-        """One of several, in order."""
+        """Emit one iteration of a serial loop."""
         self.run(loop.body)
 
     def store(self, store: Store) -> None:
@@ -90,7 +90,7 @@ class Statements(ABC):
     def tile(self, tile: Tile) -> None:
         op = tile.op
         if self.memory.lane is not None:
-            raise CompileError(f"tile {op.name} stands inside vector loop {self.memory.lane.name}; a tile has lanes of its own")
+            raise CompileError(f"tile {op.name} is inside vector loop {self.memory.lane.name}; a tile has lanes of its own")
         if not isinstance(op, Intrinsic) or not op.runs_on(self.target):
             raise CompileError(f"tile {op.name} has no instructions on target {self.target.name}; schedule another one")
         for problem in op.problems():

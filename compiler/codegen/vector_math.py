@@ -5,8 +5,8 @@ Largest error against correctly rounded f64 results, over dense samples of all f
 
     exp 0.9   log 0.8   sin 1.6   cos 1.6   tanh 1.3   erf 1.2   pow 0.51
 
-The same operations in every lane count and on every machine, without branches: equal bits everywhere. Denormals are kept as
-arguments and results. Fused multiply-adds are written where the error analysis wants them, and nowhere else do they appear.
+Every lane count and every machine uses the same operations without branches, so the bits are equal everywhere. Denormals are kept as
+arguments and results. Fused multiply-adds are used only where the error analysis requires them.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from compiler.machine.target import Target
 
 # --- coefficients, lowest first; fit_polynomials.py derives them --------------------------------------------------------
 
-EXP: Final = (  # fitted to 3.1e-09
+EXP: Final = (  # largest error of the fitted function: 3.1e-09
     0.4999999341249612,
     0.16666520107832172,
     0.04166839421192406,
     0.008368780410149143,
     0.001381446701148781,
 )
-LOG: Final = (  # fitted to 7.5e-10
+LOG: Final = (  # largest error of the fitted function: 7.5e-10
     0.3333331260413482,
     -0.25000009599272205,
     0.2000211865439452,
@@ -44,14 +44,14 @@ LOG: Final = (  # fitted to 7.5e-10
     -0.11675651710264266,
     0.06746641560301057,
 )
-TANH: Final = (  # fitted to 4.8e-09
+TANH: Final = (  # largest error of the fitted function: 4.8e-09
     -0.33333278058525867,
     0.13331331001398905,
     -0.053730007107980246,
     0.020606176589425595,
     -0.005666977090252562,
 )
-ERF: Final = (  # fitted to 1.3e-09
+ERF: Final = (  # largest error of the fitted function: 1.3e-09
     0.12837916563194038,
     -0.3761262506145612,
     0.11283575298004776,
@@ -60,7 +60,7 @@ ERF: Final = (  # fitted to 1.3e-09
     -0.0008000906759211013,
     7.820619171587491e-05,
 )
-ERFC: Final = (  # fitted to 1.1e-09
+ERFC: Final = (  # largest error of the fitted function: 1.1e-09
     -0.00034310502564619677,
     -1.1270815929536033,
     -0.6381591977010691,
@@ -69,17 +69,17 @@ ERFC: Final = (  # fitted to 1.1e-09
     -0.002945756961421171,
     0.00018617625958754645,
 )
-SIN: Final = (  # fitted to 3.8e-09
+SIN: Final = (  # largest error of the fitted function: 3.8e-09
     -0.1666665453663022,
     0.008332156053880739,
     -0.00019514631905802264,
 )
-COS: Final = (  # fitted to 1.2e-10
+COS: Final = (  # largest error of the fitted function: 1.2e-10
     0.04166664555448405,
     -0.0013887309867277146,
     2.4432413050423223e-05,
 )
-LOG2: Final = (  # fitted to 3.8e-14
+LOG2: Final = (  # largest error of the fitted function: 3.8e-14
     2.8853900817778495,
     0.9617966941137245,
     0.5770779422591664,
@@ -87,7 +87,7 @@ LOG2: Final = (  # fitted to 3.8e-14
     0.31990524375523227,
     0.28290683929931987,
 )
-EXP2: Final = (  # fitted to 4.0e-11
+EXP2: Final = (  # largest error of the fitted function: 4.0e-11
     0.999999999961682,
     0.6931471807284456,
     0.24022651198157208,
@@ -99,17 +99,18 @@ EXP2: Final = (  # fitted to 4.0e-11
 )
 
 LOG2_E: Final = 1.4426950408889634
-LN2_HIGH: Final = 0.693145751953125  # 15 bits: a multiple by an exponent is exact
+LN2_HIGH: Final = 0.693145751953125  # 15 bits, so that its product with an exponent is exact
 LN2_LOW: Final = 1.4286068203094173e-06
-HALF_PI: Final = (1.5707963267948966, 6.123233995736766e-17)  # the sum of two f64
-TWO_OVER_PI_BITS: Final = (0, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB)  # 0 before the point
+HALF_PI: Final = (1.5707963267948966, 6.123233995736766e-17)  # pi / 2 as the sum of two f64
+# words of 32 bits; the first is the integer part, 0
+TWO_OVER_PI_BITS: Final = (0, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB)
 HUGE_ANGLE: Final = 2.0**22
 SIGN: Final = -(2**31)
 INFINITY: Final = math.inf
 NAN: Final = math.nan
 ROUND_F32: Final = 1.5 * 2.0**23  # adding it leaves the nearest integer in the low bits
 ROUND_F64: Final = 1.5 * 2.0**52
-SCALED: Final = "scaled"  # names a helper, beside the functions
+SCALED: Final = "scaled"  # name of the helper function that computes value * 2^n
 
 
 def symbol(fn: str, lanes: int) -> str:
@@ -117,7 +118,7 @@ def symbol(fn: str, lanes: int) -> str:
 
 
 def definitions(used: Iterable[tuple[Fn, int]], target: Target) -> list[str]:
-    """The functions as LLVM IR, to be inlined, and what they call."""
+    """Emit the functions as LLVM IR that will be inlined, together with their helpers."""
     used = sorted(used)
     scaled = [_definition(SCALED, lanes, _scaled(target, lanes), num_args=2) for lanes in sorted({lanes for _, lanes in used})]
     return [*scaled, *(_definition(fn, lanes, FUNCTIONS[fn], num_args=2 if fn is Fn.POW else 1) for fn, lanes in used)]
@@ -135,7 +136,7 @@ def _definition(fn: str, lanes: int, function: Callable[..., Lanes], *, num_args
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Numbers in lanes, with the operators of their element type (float, double, i32, i64; i1 for conditions)."""
+    """A vector of numbers, with the operators of their element type (float, double, i32, i64; i1 for conditions)."""
 
     code: Code
     name: str
@@ -167,7 +168,7 @@ class Lanes:
         return self._binary("shl", other)
 
     def __rshift__(self, other: Operand) -> Lanes:
-        return self._binary("lshr", other)  # logical
+        return self._binary("lshr", other)  # logical shift
 
     def arithmetic_shift(self, by: int) -> Lanes:
         return self._binary("ashr", by)
@@ -197,7 +198,7 @@ class Lanes:
         return self._new(f"{how} {predicate} {self.kind} {self.name}, {self.const(other).name}", "i1")
 
     def where(self, cond: Lanes, otherwise: Operand) -> Lanes:
-        """self where `cond`, else `otherwise`."""
+        """Select self where `cond` holds, else `otherwise`."""
         return self._new(f"select {cond.kind} {cond.name}, {self.kind} {self.name}, {self.kind} {self.const(otherwise).name}")
 
     def fma(self, factor: Operand, addend: Operand) -> Lanes:
@@ -209,18 +210,18 @@ class Lanes:
         return self._new(f"call {self.kind} @llvm.{name}.{suffix(self.element, self.lanes)}({args})")
 
     def scaled(self, shifted: Lanes) -> Lanes:
-        """self 2^n, rounded once, for shifted = n + ROUND_F32. How it is done best depends on the machine, the result does not."""
+        """Compute self * 2^n, rounded once, for shifted = n + ROUND_F32. The fastest way depends on the machine, the result does not."""
         return self._new(f"call {self.kind} {symbol(SCALED, self.lanes)}({self.kind} {self.name}, {self.kind} {shifted.name})")
 
     def scalef(self, whole: Lanes) -> Lanes:
-        """The same for n = whole, in one instruction of AVX-512."""
+        """Compute self * 2^n for n = whole with one instruction of AVX-512."""
         operands = f"{self.kind} {self.name}, {self.kind} {whole.name}, {self.kind} zeroinitializer, i{max(8, self.lanes)} -1"
         return self._new(
             f"call {self.kind} @llvm.x86.avx512.mask.scalef.ps.{32 * self.lanes}({operands}{', i32 4' if self.lanes == 16 else ''})"
         )
 
     def to(self, how: str, element: str) -> Lanes:
-        """A conversion: bitcast, zext, trunc, fpext, fptrunc, sitofp."""
+        """Convert by bitcast, zext, trunc, fpext, fptrunc or sitofp."""
         return self._new(f"{how} {self.kind} {self.name} to {vec(element, self.lanes)}", element)
 
     @property
@@ -250,7 +251,7 @@ def _polynomial(t: Lanes, coefficients: tuple[float, ...]) -> Lanes:
 
 
 def _exp(x: Lanes) -> Lanes:
-    # Beyond these ends the result is 0 or infinite; the comparisons let NaN pass.
+    # Outside of this range the result is 0 or infinite. The comparisons let NaN pass.
     x = x.const(-104.0).where(x.compare("olt", -104.0), x)
     x = x.const(89.0).where(x.compare("ogt", 89.0), x)
     shifted = x.fma(LOG2_E, ROUND_F32)
@@ -261,7 +262,7 @@ def _exp(x: Lanes) -> Lanes:
 
 
 def _scaled(target: Target, lanes: int) -> Callable[[Lanes, Lanes], Lanes]:
-    """value 2^n rounded once, for n + ROUND_F32."""
+    """Return the function that computes value * 2^n, rounded once, from value and n + ROUND_F32."""
     return _scaled_at_once if target.features >= SCALE_EXPONENT and lanes in (4, 8, 16) else _scaled_by_parts
 
 
@@ -270,21 +271,21 @@ def _scaled_at_once(value: Lanes, shifted: Lanes) -> Lanes:
 
 
 def _scaled_by_parts(value: Lanes, shifted: Lanes) -> Lanes:
-    """In two factors, since 2^n alone may be denormal or too large; the second rounds a denormal result once."""
+    """Multiply by two factors, because 2^n alone may be denormal or too large. The second multiplication rounds a denormal result once."""
     n = shifted.bits - value.const(ROUND_F32).bits
     half = n.arithmetic_shift(1)
     return value * _power_of_two(half) * _power_of_two(n - half)
 
 
 def _power_of_two(n: Lanes) -> Lanes:
-    """2^n for n (i32) in the range of normal numbers."""
+    """Return 2^n for n (i32) in the range of normal numbers."""
     return ((n + 127) << 23).to("bitcast", "float")
 
 
 def _log(x: Lanes) -> Lanes:
     tiny = x.compare("olt", 2.0**-126)
     scaled = (x * 2.0**23).where(tiny, x)
-    # Exponent and fraction of x = 2^k (1 + f), the latter in sqrt(1/2) .. sqrt(2).
+    # Split x = 2^k (1 + f) into exponent and fraction, where 1 + f is in sqrt(1/2) .. sqrt(2).
     offset = scaled.bits - 0x3F3504F3
     k = offset.arithmetic_shift(23)
     f = (scaled.bits - (k << 23)).to("bitcast", "float") - 1.0
@@ -336,7 +337,7 @@ def _sine(quadrant: Lanes, r: Lanes, sign: Lanes, x: Lanes) -> Lanes:
 
 
 def _reduce_angle(x: Lanes) -> tuple[Lanes, Lanes]:
-    """|x| = quadrant * pi/2 + r with r in -pi/4 .. pi/4 (quadrant i32 modulo 4)."""
+    """Return quadrant and r with |x| = quadrant * pi/2 + r and r in -pi/4 .. pi/4 (quadrant is i32 modulo 4)."""
     size = abs(x).to("fpext", "double")
     shifted = size.fma(2 / math.pi, ROUND_F64)
     n = shifted - ROUND_F64
@@ -348,9 +349,10 @@ def _reduce_angle(x: Lanes) -> tuple[Lanes, Lanes]:
 
 
 def _reduce_huge(x: Lanes) -> tuple[Lanes, Lanes]:
-    """|x| = m 2^e times those 96 bits of 2/pi that decide the angle modulo 2 pi; the bits above contribute whole turns."""
+    """Reduce |x| = m 2^e for large x. Multiply m by the 96 bits of 2/pi that determine the angle modulo 2 pi; higher bits contribute whole
+    turns."""
     exponent = (x.bits >> 23) & 0xFF
-    start = exponent - 120  # the first bit that counts
+    start = exponent - 120  # the first bit of 2/pi that matters
     word, shift = start >> 5, start & 31
     chosen: list[Lanes] = []
     for i in range(4):
@@ -367,7 +369,7 @@ def _reduce_huge(x: Lanes) -> tuple[Lanes, Lanes]:
 
 
 def _pow(x: Lanes, y: Lanes) -> Lanes:
-    """2^(y log2 |x|) in f64, rounded once; then the sign and the special values of IEEE 754's pow."""
+    """Compute 2^(y log2 |x|) in f64 and round once; then apply the sign and the special values of IEEE 754's pow."""
     size, wide = abs(x), y.to("fpext", "double")
     exponent = _log2(size.to("fpext", "double")) * wide
     exponent = exponent.const(-200.0).where(exponent.compare("olt", -200.0), exponent)
@@ -387,7 +389,7 @@ def _pow(x: Lanes, y: Lanes) -> Lanes:
 
 
 def _log2(x: Lanes) -> Lanes:
-    """For x >= 0 in f64 that was f32."""
+    """Compute log2 of an f64 x >= 0 that was converted from f32."""
     offset = x.bits - 0x3FE6A09E667F3BCD
     k = offset.arithmetic_shift(52)
     m = (x.bits - (k << 52)).to("bitcast", "double")

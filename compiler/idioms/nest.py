@@ -1,4 +1,4 @@
-"""Take a statement apart into loops, temporaries and one store."""
+"""Perfect nests: statements that consist of loops around a single store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compiler.ir.prove import prove_le, prove_lt
 
 @dataclass(frozen=True, slots=True)
 class PerfectNest:
-    """`for axes { buffer[indices] = value }` and nothing else, except that a product may read integers before its innermost loop."""
+    """The nest `for axes { buffer[indices] = value }`. A product may also read integers before its innermost loop (`lets`)."""
 
     axes: tuple[tuple[DimVar, Dim], ...]
     store: Store
@@ -35,7 +35,7 @@ def perfect_nest(stmt: Stmt) -> PerfectNest | None:
 
 
 def product_nest(stmt: Stmt) -> PerfectNest | None:
-    """A perfect nest, or a product that reads the number of its matrix between its loops."""
+    """Match a perfect nest, or a product that reads the index of its matrix between its loops."""
     axes: list[tuple[DimVar, Dim]] = []
     lets: list[tuple[DimVar, Scalar]] = []
     while True:
@@ -55,7 +55,7 @@ def product_nest(stmt: Stmt) -> PerfectNest | None:
 
 
 def _reads_matrices(nest: PerfectNest) -> bool:
-    """Whether the nest multiplies, and its integers neither differ between columns nor bound a loop."""
+    """Whether the nest is a product, and the integers that it reads neither depend on the column nor bound a loop."""
     if not nest.axes or not any(isinstance(s, Contraction | GroupedContraction) for s in walk_scalar(nest.store.value)):
         return False
     known, column = {var for var, _ in nest.lets}, nest.vars[-1]
@@ -63,7 +63,7 @@ def _reads_matrices(nest: PerfectNest) -> bool:
 
 
 def without_allocations(stmt: Stmt) -> tuple[tuple[Buffer, ...], Stmt]:
-    """The temporaries around a statement, and the statement."""
+    """Return the temporaries allocated around a statement, and the statement."""
     temporaries: list[Buffer] = []
     while isinstance(stmt, Allocate):
         temporaries.append(stmt.buffer)
@@ -72,7 +72,7 @@ def without_allocations(stmt: Stmt) -> tuple[tuple[Buffer, ...], Stmt]:
 
 
 def allocated(buffers: Sequence[Buffer], body: Stmt) -> Stmt:
-    """The body with temporaries around it, the first outermost."""
+    """Wrap the body in allocations, the first buffer outermost."""
     for buffer in reversed(buffers):
         body = Allocate(buffer, body)
     return body

@@ -1,6 +1,6 @@
-"""A product of matrices, as fusion and schedules see it: a nest whose value contains contractions over one extent, along whose columns the
-innermost axis runs. There may be one (linear, matmul) or several over the same rows (gate and up), any epilogue around and any decode
-inside their columns."""
+"""Products of matrices as fusion and schedules see them: nests whose value contains contractions over one extent, with columns along the
+innermost axis. A product has one sum (linear, matmul) or several over the same rows (gate and up), any epilogue, and any decoding inside
+its columns."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ AnyFold = Reduce | Contraction | GroupedContraction
 
 @dataclass(frozen=True, slots=True)
 class GroupedSum:
-    """A sum of a product of integers: rows [..., planes, k] beside weights that are stored in a format."""
+    """A sum of a product of integers: rows [..., planes, k] times weights stored in a format."""
 
     node: GroupedContraction
-    q: Load  # an element of the first plane
+    q: Load  # the load of an element of the first plane
     element: Element
 
     @property
@@ -47,7 +47,7 @@ class GroupedSum:
 
     @property
     def first(self) -> Dim:
-        """k where the group begins."""
+        """The k at which the group begins."""
         return self.q.indices[-1].substitute({self.node.dots[0].axes[0][0]: 0})
 
     @property
@@ -60,13 +60,13 @@ class GroupedSum:
 
     @property
     def matrix(self) -> tuple[Dim, ...]:
-        """The indices of the matrix, where there are several."""
+        """The indices that select the matrix, if the weight holds several matrices."""
         return _matrix(self.element)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which of several matrices a row multiplies: the integer `index`, which the columns know by these names."""
+    """The choice that each row makes among several matrices. `index` is the integer; the columns refer to it by any of `names`."""
 
     names: tuple[DimVar, ...]
     index: Scalar
@@ -77,7 +77,8 @@ S = TypeVar("S", Contraction, GroupedSum)
 
 @dataclass(frozen=True, slots=True)
 class Product(Generic[S]):
-    """`row_axis` is None when the columns depend on every other axis too. Where rows make a choice, there is no other axis."""
+    """A product of matrices. `row_axis` is None if the columns depend on all other axes. With a `choice`, the row axis is the only axis
+    besides the columns'."""
 
     nest: PerfectNest
     sums: tuple[S, ...]
@@ -94,11 +95,11 @@ class Product(Generic[S]):
 
     @property
     def extent(self) -> Dim:
-        """The extent of the contracted axes, or of the groups."""
+        """The extent of the contracted axes, or the number of groups."""
         return _node(self.sums[0]).axes[0][1]
 
     def number_of(self, scalar: Scalar) -> int | None:
-        """The number of the sum that the scalar is, if it is one."""
+        """Return the index of the sum whose node this scalar is, or None."""
         return next((i for i, s in enumerate(self.sums) if _node(s) is scalar), None)
 
 
@@ -122,7 +123,7 @@ def product_in(prim: PrimFunc) -> Product[Contraction] | None:
 
 
 def _choosing(nest: PerfectNest, sums: tuple[S, ...], row_axis: DimVar | None) -> Product[S] | None:
-    """The product, if it reads one integer at most, and that for each row of a single axis."""
+    """Return the product, or None if it reads more than one integer or not exactly one per row of a single axis."""
     if not nest.lets:
         return Product(nest, sums, row_axis)
     names, (index, *others) = tuple(var for var, _ in nest.lets), [value for _, value in nest.lets]
@@ -147,7 +148,7 @@ def grouped_product_in(prim: PrimFunc) -> Product[GroupedSum] | None:
 
 
 def _sums_in(prim: PrimFunc) -> tuple[PerfectNest, list[AnyFold]] | None:
-    """A nest along whose innermost axis elements are written, and its folds."""
+    """Match a nest that writes elements along its innermost axis, and return it with its folds."""
     nest = product_nest(prim.body)
     if nest is None or not nest.axes or nest.store.indices[-1].var is not nest.vars[-1]:
         return None
@@ -155,8 +156,8 @@ def _sums_in(prim: PrimFunc) -> tuple[PerfectNest, list[AnyFold]] | None:
 
 
 def _grouped(node: GroupedContraction, column: DimVar) -> GroupedSum | None:
-    """The sum, if it reads what operators write: planes of one row, and elements where their format places them. Tiles read nothing else,
-    but a nest that was written by hand may."""
+    """Match a sum that operators write: it reads the planes of one row, and elements at the places that their format defines. Tiles read
+    nothing else. A hand-written nest may read anything, and then does not match."""
     found = [_dot(dot) for dot in node.dots]
     dots = [dot for dot in found if dot is not None]
     if len(dots) != len(found) or len({dot.alike for dot in dots}) > 1:
@@ -183,7 +184,7 @@ class _Dot:
 
     @property
     def alike(self) -> tuple[Any, ...]:
-        """The parts that all planes share."""
+        """The parts that all planes of a sum must share."""
         begin = self.q.indices[-1].substitute({self.axis: 0})
         return self.extent, self.q.buffer, self.q.indices[:-2], begin, self.element.format, self.element.buffers
 
@@ -199,28 +200,28 @@ def _dot(dot: Contraction) -> _Dot | None:
 
 
 def _is_tiled(s: Contraction, column: DimVar) -> bool:
-    """Whether tiles can take it: a row is read once per panel, so its elements must be no more than loads."""
+    """Whether a tile can compute the sum. A tile reads each row once per panel, so the elements of rows must be plain loads."""
     if dtype_of(s) is not DType.F32 or outermost_folds(s.columns):
         return False
     return column not in free_dims(s.rows) and column in free_dims(s.columns) and is_loaded(s.rows)
 
 
 def is_loaded(scalar: Scalar) -> bool:
-    """Whether the scalar is an element in memory, at most cast."""
+    """Whether the scalar is an element in memory, possibly cast."""
     while isinstance(scalar, Cast):
         scalar = scalar.value
     return isinstance(scalar, Load)
 
 
 def outermost_folds(scalar: Scalar) -> list[AnyFold]:
-    """The folds of an expression that stand in no other one, each once."""
+    """Return the folds of an expression that are not inside another fold, each once."""
     found = dict.fromkeys(s for s in walk_scalar(scalar) if isinstance(s, Fold))
     inside = {s for fold in found for s in walk_scalar(fold) if s is not fold}
     return [fold for fold in found if fold not in inside]
 
 
 def with_products(stmt: Stmt) -> Stmt:
-    """The nest with contractions for those sums of products that tiles can take: hand-written nests sum them plainly, and fusion may move a
+    """Replace sums of products by contractions where tiles can compute them: hand-written nests contain plain sums, and fusion may move a
     product of elements into a sum."""
     nest = perfect_nest(stmt)
     if nest is None or not nest.axes or all(_contraction(s, nest.vars[-1]) is None for s in walk_scalar(nest.store.value)):
@@ -238,7 +239,7 @@ def _contraction(scalar: Scalar, column: DimVar) -> Contraction | None:
 
 
 def without_products(stmt: Stmt) -> Stmt:
-    """The statement with plain folds for contractions and decoded elements: no tile takes them."""
+    """Replace contractions by plain folds and elements by their decoded values, for nests that no tile computes."""
 
     def plain(scalar: Scalar) -> Scalar:
         match scalar:

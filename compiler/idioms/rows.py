@@ -1,4 +1,4 @@
-"""Recognise kernels whose stages can be computed row by row."""
+"""Kernels whose stages can be computed row by row."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from compiler.ir.loops.scalars import Apply, Load, Reduce, Scalar
 from compiler.ir.loops.statements import Stmt, Store
 from compiler.ir.loops.visit import loads, map_scalar, replace_loads, rewrite_dims, statements, walk_scalar
 
-PARTS = 4  # independent chains, so that a fold waits for memory and not for its own additions
-LONGEST_LINE = 1 << 14  # elements in a thread's own memory
+PARTS = 4  # number of independent accumulators of a fold, so that it waits for memory and not for its own additions
+LONGEST_LINE = 1 << 14  # largest number of elements of a row that a thread keeps in its own memory
 
 _COSTLY = (Fn.EXP, Fn.LOG, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.POW)
 COMBINE = {ReduceFn.SUM: Fn.ADD, ReduceFn.PROD: Fn.MUL, ReduceFn.MAX: Fn.MAX, ReduceFn.MIN: Fn.MIN}
@@ -27,22 +27,23 @@ COMBINE = {ReduceFn.SUM: Fn.ADD, ReduceFn.PROD: Fn.MUL, ReduceFn.MAX: Fn.MAX, Re
 @dataclass(frozen=True, slots=True)
 class RowStage:
     nest: PerfectNest
-    folds: tuple[Reduce, ...]  # along the row
-    inner: tuple[DimVar, Dim] | None  # the axis along which elements are written; None: one number per row
-    keeps: Buffer | None = None  # where the folded values are left for the last stage, which needs them again
+    folds: tuple[Reduce, ...]  # folds along the row
+    inner: tuple[DimVar, Dim] | None  # axis along which elements are written; None: one number per row
+    keeps: Buffer | None = None  # buffer in which the stage stores folded values for the last stage
 
 
 @dataclass(frozen=True, slots=True)
 class RowProgram:
-    row: tuple[tuple[DimVar, Dim], ...]  # of the first stage; the others' are renamed to it
+    row: tuple[tuple[DimVar, Dim], ...]  # row axes of the first stage; the row axes of later stages are renamed to these
     stages: tuple[RowStage, ...]
-    temporaries: tuple[Buffer, ...]  # one number per row each
-    line: Buffer | None = None  # what the stages leave of the row for its parts, in the thread's own memory
+    temporaries: tuple[Buffer, ...]  # each holds one number per row
+    line: Buffer | None = None  # row in the thread's own memory, from which `parts` read
     parts: RowProgram | None = None
 
 
 def match_rows(body: Stmt) -> RowProgram | None:
-    """The longest common row such that every fold runs along the rest; None when there is no fold or no such row."""
+    """Match stages, with the longest common row axes such that every fold runs along the remaining axis. Return None if there is no fold or
+    no such row."""
     temporaries, body = without_allocations(without_products(body))
     nests = [n for s in statements(body) if (n := perfect_nest(s)) is not None]
     if len(nests) != len(statements(body)):
@@ -83,13 +84,14 @@ def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -
 
 
 def _reads_own_numbers(nest: PerfectNest, rank: int, temporaries: tuple[Buffer, ...]) -> bool:
-    """Whether the stage reads the numbers of its own row alone."""
+    """Whether the stage reads only numbers of its own row from the temporaries."""
     places = (zip(load.indices, nest.axes[:rank], strict=True) for load in loads(nest.store.value) if load.buffer in temporaries)
     return all(index.var is var or extent == Dim.of(1) for place in places for index, (var, extent) in place)
 
 
 def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
-    """Stages of a whole row, the last of which writes a line of values, then stages of its parts: a norm, and the rounding of groups."""
+    """Match stages of whole rows, the last of which writes a line of values, followed by stages that read parts of the line. For example, a
+    norm is followed by the rounding of groups."""
     for i, nest in enumerate(nests):
         if nest.store.buffer in temporaries and len(nest.axes) > 1 and not folds_in(nest.store.value):
             program = _parted(nests[: i + 1], nests[i + 1 :], temporaries)
@@ -99,7 +101,7 @@ def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]
 
 
 def _parted(before: Sequence[PerfectNest], behind: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
-    """Give each thread a line of its own, in place of the line that the last stage of `before` writes."""
+    """Replace the line that the last stage of `before` writes by a line in each thread's own memory."""
     line = before[-1].store.buffer
     length = line.shape[-1]
     if not length.is_const or length.const > LONGEST_LINE:
@@ -119,7 +121,7 @@ def _parted(before: Sequence[PerfectNest], behind: Sequence[PerfectNest], tempor
 
 
 def _with_own_line(nest: PerfectNest, line: Buffer, own: Buffer) -> PerfectNest | None:
-    """The nest with a thread's own line, if the nest accesses only the elements of its own row."""
+    """Return the nest reading and writing the thread's own line, or None if it accesses elements of other rows."""
     rank = len(line.shape) - 1
     places = [s.indices for s in (nest.store, *loads(nest.store)) if s.buffer is line]
     if any(at[:rank] != tuple(map(Dim.of, nest.vars[:rank])) for at in places):
@@ -130,7 +132,8 @@ def _with_own_line(nest: PerfectNest, line: Buffer, own: Buffer) -> PerfectNest 
 
 
 def with_own_numbers(program: RowProgram, scope: Scope, outer: Mapping[Buffer, Buffer] = MappingProxyType({})) -> RowProgram:
-    """The program with a number of its own, per thread or per block, in place of one per row in memory. `outer`: those of the whole row."""
+    """Replace the temporaries, which hold one number per row, by a number per thread or block. `outer` maps temporaries that are replaced
+    already."""
     own = {t: Buffer(t.name, (Dim.of(1),), t.dtype, scope) for t in program.temporaries}
     numbers = {**outer, **own}
 
@@ -149,8 +152,8 @@ def with_own_numbers(program: RowProgram, scope: Scope, outer: Mapping[Buffer, B
 
 
 def keeping(program: RowProgram) -> RowProgram:
-    """Softmax sums the exponentials that it then divides: a fold leaves such values in the output, and the last stage takes them from
-    there instead of computing them again."""
+    """Let a fold store its costly values in the output, from which the last stage reads them instead of computing them again. Softmax, for
+    example, sums the exponentials that it then divides."""
     *before, last = program.stages
     out = last.nest.store.buffer
     at = tuple(Dim.of(v) for v in last.nest.vars)

@@ -1,4 +1,4 @@
-"""Whether two expressions of one function are the same computation: equal up to the names of reduction axes."""
+"""Equality of expressions of one function, up to the names of reduction axes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ def same_scalar(a: Scalar, b: Scalar) -> bool:
 
 
 def _same(a: Scalar, b: Scalar, renamed: dict[DimVar, Dim], known: set[tuple[Scalar, Scalar]]) -> bool:
-    """`renamed` gives the axes of `b` the names that they have in `a`. Pairs in `known` were compared before under these names; a pair that
-    differs ends the comparison."""
+    """Compare two scalars. `renamed` maps axes of `b` to axes of `a`. Pairs in `known` were already compared under this mapping; since the
+    first difference ends the whole comparison, they are equal."""
     if (a, b) in known:
         return True
     known.add((a, b))
     if type(a) is not type(b) or isinstance(a, ScalarParam):
         return a is b
     if isinstance(a, Const) and isinstance(b, Const):
-        return repr(a.value) == repr(b.value) and a.dtype is b.dtype  # -0.0 is not 0.0, a NaN is itself
+        return repr(a.value) == repr(b.value) and a.dtype is b.dtype  # -0.0 differs from 0.0, and a NaN equals itself
 
     def dims(x: tuple[Dim, ...], y: tuple[Dim, ...]) -> bool:
         return len(x) == len(y) and all(d == (e.substitute(renamed) if renamed else e) for d, e in zip(x, y, strict=True))
@@ -40,6 +40,6 @@ def _same(a: Scalar, b: Scalar, renamed: dict[DimVar, Dim], known: set[tuple[Sca
 
 
 def _data(scalar: Scalar) -> list[Any]:
-    """The fields that are plain data: functions and element types."""
+    """Return the fields that are plain data: functions and element types."""
     named = {p.name for p in parts(type(scalar))}
     return [getattr(scalar, name) for name in all_names(type(scalar)) if name not in named]

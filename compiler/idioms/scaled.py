@@ -1,4 +1,4 @@
-"""Weights of few bits as a product reads them: integers times the scale of their group."""
+"""Quantised weights in a product: integers times the scale of their group."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ F32 = DType.F32
 @dataclass(frozen=True, slots=True)
 class Scaled:
     bits: int
-    number: Load | Element  # as it is stored: a byte, with its neighbour where it has 4 bits; or packed
+    number: Load | Element  # the integer as stored: a byte of one 8-bit or two 4-bit weights, or a packed element
     scale: Load
-    group: int  # neighbours along k that share a scale
+    group: int  # number of neighbours along k that share a scale
 
 
 def scaled_integers(s: Contraction) -> Scaled | None:
-    """The columns of a sum, where they are symmetric integers with a scale for each group of a column."""
+    """Match columns of a sum that are symmetric integers with a scale for each group of a column."""
     match s.columns:
         case Apply(fn=Fn.MUL, args=(number, scale)):
             pass
@@ -32,7 +32,7 @@ def scaled_integers(s: Contraction) -> Scaled | None:
         return None
     bits, stored = found
     shape = factor.buffer.shape
-    at = len(shape) - (2 if isinstance(stored, Element) else 1)  # the axis of groups; a packed scale has columns behind it
+    at = len(shape) - (2 if isinstance(stored, Element) else 1)  # the axis of groups; in packed scales the columns follow it
     num_groups, length, axis = shape[at].const, s.extent.const, s.axes[0][0]
     if length % num_groups or factor.indices[at] != (axis.dim // (length // num_groups) if num_groups > 1 else Dim.of(0)):
         return None
@@ -40,7 +40,7 @@ def scaled_integers(s: Contraction) -> Scaled | None:
 
 
 def stored_integer(number: Scalar) -> tuple[int, Load | Element] | None:
-    """The bits of a number of f32 that is an integer in memory, and what it is read from."""
+    """Match an f32 that was converted from an integer in memory. Return the bits of the integer and the load or element that holds it."""
     match number:
         case Cast(value=Element(format=format) as element, dtype=DType.F32):
             return format.bits, element
@@ -54,7 +54,7 @@ def stored_integer(number: Scalar) -> tuple[int, Load | Element] | None:
 
 
 def _half_byte(scalar: Scalar) -> Load | None:
-    """The byte at k // 2 of which k % 2 says the half."""
+    """Match a nibble of the byte at k // 2, selected by k % 2, and return the load of the byte."""
     match scalar:
         case Apply(fn=Fn.AND, args=(Apply(fn=Fn.SHR, args=(Cast(value=Load() as load), Cast(value=DimScalar(dim=by)))), Const() as mask)):
             pass

@@ -1,4 +1,5 @@
-"""A nest whose iterations are independent: loops with integers read between them, down to one store that no iteration reads."""
+"""Spatial nests: loops with independent iterations around one store. No iteration reads the buffer that is stored to. Integers may be read
+between the loops."""
 
 from __future__ import annotations
 
@@ -42,14 +43,14 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
 
 
 def stages(stmt: Stmt) -> list[Stmt]:
-    """The statements of a body one by one; an integer that is read around several of them is read in each."""
+    """Split a body into its statements. If an integer is read around several statements, each of them reads it."""
     if isinstance(stmt, Let):
         return [Let(stmt.var, stmt.value, s) for s in stages(stmt.body)]
     return [s for inner in statements(stmt) for s in (stages(inner) if isinstance(inner, Let) else [inner])]
 
 
 def read_integers(k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim]) -> dict[DimVar, Dim]:
-    """The point, and the integers that the nest reads there."""
+    """Return the point extended by the integers that the nest reads there."""
     known = dict(point)
     for var, value in nest.lets:
         known[var] = k.let(var.name, rewrite_dims(value, known), var.upper, lower=var.lower, multiple_of=var.multiple_of)
@@ -57,5 +58,5 @@ def read_integers(k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim]) -> 
 
 
 def write_element(k: Kernel, store: Store, point: Mapping[DimVar, Dim]) -> None:
-    """Do the store at a point of its axes."""
+    """Write the store's element at a point of its axes."""
     k.array(store.buffer)[tuple(d.substitute(point) for d in store.indices)] = rewrite_dims(store.value, point)

@@ -1,1 +1,1 @@
-"""Writing LLVM IR as text."""
+"""Write LLVM IR as text."""

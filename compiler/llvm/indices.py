@@ -1,7 +1,7 @@
-"""Index arithmetic: the value of a `Dim` at a point of a loop nest.
+"""Emit index arithmetic: the value of a `Dim` at a point of a loop nest.
 
-Every part is computed in the outermost scope in which its variables are known, so the innermost loop adds only what changes there.
-A variable is a number (of an unrolled loop), an operand, or one operand per lane (of a vector loop).
+Every part is computed in the outermost scope that knows its variables, so the innermost loop adds only what changes there. A variable is a
+number (in an unrolled loop), an operand, or one operand per lane (in a vector loop).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from compiler.llvm.ssa import Code, broadcast, suffix, vec
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An i64: a number, or an operand known from scope `level` on; one per lane when `lanes` is above 1."""
+    """An i64: a Python integer, or an operand that is known in scope `level` and in all scopes inside it. If `lanes` is above 1, the
+    operand has one number per lane."""
 
     value: int | str
     level: int = 0
@@ -32,7 +33,7 @@ class Indices:
         return self.total(self.term(c, m) for c, m in dim.terms)
 
     def operand(self, dim: Dim) -> str:
-        """The value of a dimension that is the same in every lane."""
+        """Return the value of a dimension that is the same in every lane."""
         value = self.value(dim)
         assert value.lanes == 1, f"{dim} differs between lanes"
         return str(value.value)
@@ -44,7 +45,7 @@ class Indices:
         return product
 
     def total(self, parts: Iterable[Index]) -> Index:
-        """Add the outermost parts first, so that each partial sum stays as far out as it can."""
+        """Add the parts. The outermost parts come first, so that each partial sum can stay as far out as possible."""
         total = Index(0)
         for part in sorted(parts, key=_outermost_first):
             total = self.binary("add nsw", total, part)
@@ -64,7 +65,7 @@ class Indices:
                 return first
 
     def binary(self, op: str, a: Index, b: Index) -> Index:
-        """`op` is add, mul (commutative, with flags) or one of the divisions."""
+        """Combine two indices. `op` is add or mul (with flags), a division, a shift or a bitwise operation."""
         if op == "add nsw":
             if isinstance(a.value, int) and isinstance(b.value, int):
                 return Index(a.value + b.value)
@@ -99,15 +100,16 @@ class Indices:
         return self.division(numerator, divisor, quotient=quotient, unsigned=unsigned)
 
     def division(self, numerator: Index, divisor: Index, *, quotient: bool, unsigned: bool) -> Index:
-        """The quotient or the remainder; `unsigned`: neither operand can be negative."""
+        """Return the quotient or the remainder. `unsigned` states that neither operand can be negative."""
         if unsigned:
             return self.binary("udiv" if quotient else "urem", numerator, divisor)
         return self._floor_division(numerator, divisor, quotient=quotient)
 
     def _floor_division(self, x: Index, d: Index, *, quotient: bool) -> Index:
-        """Hardware divides toward zero. Where the remainder's sign differs from the divisor's, subtract 1 or add the divisor."""
+        """Divide and round down. Hardware rounds toward zero, so if the signs of remainder and divisor differ, subtract 1 from the quotient
+        or add the divisor to the remainder."""
         rest = self.binary("srem", x, d)
-        # All ones where rest and divisor differ in sign and the rest is not zero.
+        # All ones if remainder and divisor differ in sign and the remainder is not zero.
         differ = self.binary("ashr", self.binary("xor", rest, d), Index(63))
         some = self.binary("ashr", self.binary("or", rest, self.binary("sub", Index(0), rest)), Index(63))
         wrong = self.binary("and", differ, some)
@@ -121,7 +123,7 @@ class Indices:
         return Index(self.code.hoist(level, text), level, lanes)
 
     def spread(self, x: Index, lanes: int) -> str:
-        """The operand, repeated for every lane if it is not per lane already."""
+        """Return the operand, repeated for every lane unless it is a vector already."""
         return str(x.value) if x.lanes == lanes else broadcast(self.code, str(x.value), "i64", lanes, x.level)
 
 

@@ -1,15 +1,15 @@
-"""LLVM IR as text, written in one pass.
+"""Write LLVM IR as text in one pass.
 
-A function is a list of lines with holes. A hole is a list of its own that stays open after later lines have been written: that is
-how a value is computed as far out as its operands allow (`hoist`), which keeps index arithmetic out of inner loops without asking
-LLVM to find it there. Text, because LLVM parses it faster than any object model can be built in Python.
+A function is a list of lines with holes. A hole is a list of lines that stays open after later lines have been written. So a value can be
+computed as far out as its operands allow (`hoist`), which keeps index arithmetic out of inner loops without relying on LLVM to hoist it.
+The output is text because LLVM parses text faster than Python can build an object model.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
@@ -18,14 +18,14 @@ from compiler.ir.loops.functions import Fn
 
 Lines = list["str | Lines"]
 
-ALIGNMENT = 64  # of what lies on the stack
+ALIGNMENT = 64  # alignment in bytes of values on the stack
 MULTIPLY_ADD = "llvm.fma"  # the function that `multiply_add` calls
-_WIDTHS = {"half": 2, "float": 4, "double": 8, "ptr": 8}  # in bytes; integers bear theirs in their names
+_WIDTHS = {"half": 2, "float": 4, "double": 8, "ptr": 8}  # bytes of the types of LLVM; names of integer types contain their width
 
 
 @dataclass(slots=True)
 class Scope:
-    """A hole that dominates everything written while the scope is open, and what has been computed in it."""
+    """A hole that dominates everything written while the scope is open, and the values computed in it."""
 
     lines: Lines
     known: dict[str, str] = field(default_factory=dict[str, str])
@@ -39,15 +39,15 @@ class Code:
         self.label = "entry"
         self.allocas: Lines = []
         self.scopes = [Scope([])]
-        self.math: set[tuple[Fn, int]] = set()  # functions of vector_math that the text calls, with their lanes
-        self.stack_bytes = 0  # of the allocas, each with the room that its alignment may take
-        self.endings: dict[str, None] = {}  # what is done before the function returns, each once
+        self.math: set[tuple[Fn, int]] = set()  # functions of vector_math that the text calls, each with its number of lanes
+        self.stack_bytes = 0  # bytes of the allocas, each rounded up to its alignment
+        self.endings: dict[str, None] = {}  # instructions before the function returns, each written once
         self._count = 0
         self.lines += [self.allocas, self.scopes[0].lines]
 
     @property
     def level(self) -> int:
-        """The number of the innermost scope, in which a value may depend on all others."""
+        """The number of the innermost scope, where the variables of all scopes are known."""
         return len(self.scopes) - 1
 
     def fresh(self, hint: str = "") -> str:
@@ -55,7 +55,7 @@ class Code:
         return f"%{hint}{self._count}" if hint else f"%t{self._count}"
 
     def op(self, text: str) -> str:
-        """Write one instruction here, and return its result."""
+        """Write an instruction at the current place, and return its result."""
         name = self.fresh()
         self.lines.append(f"{name} = {text}")
         return name
@@ -82,7 +82,7 @@ class Code:
 
     @contextmanager
     def scope(self) -> Generator[int]:
-        """Open a new innermost scope here."""
+        """Open a new innermost scope at the current place."""
         hole: Lines = []
         self.lines.append(hole)
         self.scopes.append(Scope(hole))
@@ -101,7 +101,7 @@ class Code:
 
     @contextmanager
     def loop(self, begin: str, end: str, *, step: str = "1", runs: bool = False) -> Generator[str]:
-        """Loop with an i64 counter from `begin` to `end` - 1. `runs` promises at least one iteration."""
+        """Write a loop whose i64 counter runs from `begin` to `end`, exclusive. `runs` promises at least one iteration."""
         body, done = self.fresh("loop"), self.fresh("done")
         if runs:
             self.jump(body)
@@ -129,7 +129,7 @@ class Code:
         self.block(done)
 
     def choose(self, cond: str, kind: str, then: Callable[[], str], orelse: Callable[[], str]) -> str:
-        """Run one of two sides, and return its operand."""
+        """Emit a branch with two sides, and return the operand that holds the result of the side taken."""
         yes, no, done = self.fresh("yes"), self.fresh("no"), self.fresh("done")
         self.branch(cond, yes, no)
         arms: list[str] = []
@@ -153,6 +153,21 @@ def _flatten(lines: Lines) -> Iterator[str]:
             yield from _flatten(line)
 
 
+def in_register(code: Code, value: str, kind: str) -> str:
+    """Return a register that holds a constant, computed once per function. LLVM would write a constant that it knows again in each loop."""
+    return code.hoist(0, f'call {kind} asm "", "=r,0"({kind} {value})')
+
+
+def fence(code: Code, values: Sequence[str], kind: str) -> list[str]:
+    """Return copies of the values that pass through an empty instruction. LLVM computes the values before this instruction, and runs code
+    that is written later after it."""
+    kinds = f"{{ {', '.join([kind] * len(values))} }}"
+    constraints = ",".join([*(["=r"] * len(values)), *map(str, range(len(values))), "~{memory}"])
+    operands = ", ".join(f"{kind} {value}" for value in values)
+    both = code.op(f'call {kinds} asm sideeffect "", "{constraints}"({operands})')
+    return [code.op(f"extractvalue {kinds} {both}, {i}") for i in range(len(values))]
+
+
 # --- types and constants -----------------------------------------------------------------------------------------------
 
 
@@ -161,19 +176,19 @@ def vec(element: str, lanes: int) -> str:
 
 
 def num_bytes(type_: str) -> int:
-    """An upper bound of the bytes that a type takes in memory, such as `[200 x <16 x float>]`."""
+    """Return an upper bound for the bytes that a type takes in memory, such as `[200 x <16 x float>]`."""
     *counts, element = re.sub(r"[\[\]<>]", "", type_).split(" x ")
     return prod(map(int, counts)) * (_WIDTHS.get(element) or -(-int(element[1:]) // 8))
 
 
 def suffix(element: str, lanes: int) -> str:
-    """The spelling of a type in an intrinsic's name: `v16f32`."""
+    """Return the spelling of a type in an intrinsic's name: `v16f32`."""
     short = {"float": "f32", "half": "f16", "double": "f64", "ptr": "p0"}.get(element, element)
     return short if lanes == 1 else f"v{lanes}{short}"
 
 
 def float_literal(value: float) -> str:
-    """A float constant, exactly: LLVM writes f32 with the bits of the equal f64."""
+    """Write a float constant exactly: LLVM writes f32 with the bits of the equal f64."""
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
 
 
@@ -186,7 +201,7 @@ def vector_literal(element: str, values: Iterable[object]) -> str:
 
 
 def broadcast(code: Code, operand: str, element: str, lanes: int, level: int | None = None) -> str:
-    """The vector with `operand` in every lane."""
+    """Return the vector with `operand` in every lane."""
     if lanes == 1:
         return operand
     if not operand.startswith("%"):
@@ -200,6 +215,6 @@ def broadcast(code: Code, operand: str, element: str, lanes: int, level: int | N
 
 
 def multiply_add(code: Code, a: str, b: str, c: str, element: str, lanes: int) -> str:
-    """a * b + c, rounded once. Nothing else writes it, so that a back end without such an instruction can put its own in the place."""
+    """Emit a * b + c, rounded once. No other code emits it, so a back end without such an instruction can substitute its own."""
     kind = vec(element, lanes)
     return code.op(f"call {kind} @{MULTIPLY_ADD}.{suffix(element, lanes)}({kind} {a}, {kind} {b}, {kind} {c})")

@@ -1,7 +1,7 @@
-"""How weights are stored for the instructions that multiply them: one row per format.
+"""Formats: how weights are stored for the instructions that multiply them.
 
-Machines multiply signed bytes by unsigned bytes, so an integer of a panel is stored with an `offset`. A panel holds four neighbours along k
-together, for each of its columns. A byte of fewer bits holds the weights at k, k + 4, ..., from the lowest bits on.
+Instructions multiply signed bytes by unsigned bytes, so a panel stores integers plus an `offset`. For each column, a panel keeps four
+neighbours along k adjacent. If a byte holds several weights, they are those at k, k + 4, and so on; the first is in the lowest bits.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from compiler.ir.loops.scalars import FORMATS, Format, Load, Scalar
 from compiler.ir.loops.write import cast, index
 
 I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16
-FOUR = 4  # products of bytes that an instruction adds into one sum
-FRAGMENT_COLUMNS = 16  # of a weight, that one instruction of a tensor core multiplies
-EIGHTHS = 3  # bits that are rounded off the product of a weight of 4 bits and the multiplier that widens it
+FOUR = 4  # number of byte products that one instruction adds to a sum
+FRAGMENT_COLUMNS = 16  # number of weight columns that one tensor core instruction multiplies
+EIGHTHS = 3  # bits that are rounded off the product of a 4-bit weight and its multiplier
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Panels(Format):
-    """Integers in panels [panels, k / depth, 4 * columns]; an element is what is stored, with its offset."""
+    """Integers in panels [panels, k / depth, 4 * columns]. An element is the stored integer, including its offset."""
 
-    order: tuple[int, ...] = (0, 1, 2, 3)  # of four neighbours in a line; it is its own inverse
+    order: tuple[int, ...] = (0, 1, 2, 3)  # order in which a line stores four neighbours along k; this permutation is its own inverse
 
     @property
     def offset(self) -> int:
@@ -40,7 +40,7 @@ class Panels(Format):
 
     @property
     def padding(self) -> int:
-        """The byte that fills columns beyond the last: weights of 0."""
+        """The byte that fills the columns after the last one. It decodes to weights of 0."""
         return sum(self.offset << self.bits * i for i in range(self.per_byte))
 
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
@@ -53,11 +53,12 @@ class Panels(Format):
         return byte if self.bits == 8 else byte >> cast(index(k // FOUR % self.per_byte * self.bits), I32) & (1 << self.bits) - 1
 
     def neighbour(self, k: Dim) -> Dim:
-        """The position of a weight among its four."""
+        """Return the position of the weight at k among the four neighbours that are stored together."""
         return k % FOUR if self.order == (0, 1, 2, 3) else k % 2 * 2 + k // 2 % 2
 
     def byte(self, line: Dim, j: Dim, number: Callable[[Dim], Scalar]) -> Scalar:
-        """Byte `j` of a line, for a column whose weight at k is `number(k)`: without the offset where it has 8 bits, else with it."""
+        """Return byte `j` of a line for one column. `number(k)` is the weight at k; it includes the offset if weights have fewer than 8
+        bits."""
         if self.bits == 8:
             return number(line * FOUR + self.neighbour(j)) + self.offset
         first, *others = (number(line * self.depth + self.neighbour(j) + FOUR * i) for i in range(self.per_byte))
@@ -66,7 +67,7 @@ class Panels(Format):
         return first
 
     def packed(self, numbers: Any, columns: int) -> Any:
-        """The panels of numbers [..., n, k], in NumPy."""
+        """Pack numbers [..., n, k] into panels, in NumPy."""
         if numbers.ndim > 2:
             panels = [self.packed(matrix, columns) for matrix in numbers.reshape(-1, *numbers.shape[-2:])]
             return np.stack(panels).reshape(*numbers.shape[:-2], *panels[0].shape)
@@ -81,7 +82,7 @@ class Panels(Format):
         return fours[..., self.order].reshape(-1, stored.shape[1] // FOUR, columns * FOUR)
 
     def stored(self, panels: Any) -> Any:
-        """The weights [columns, k] of panels with their offset, in NumPy."""
+        """Unpack panels to weights [columns, k] that include the offset, in NumPy."""
         count, lines, wide = panels.shape
         parts = [panels >> self.bits * i & (1 << self.bits) - 1 for i in range(self.per_byte)]
         fours = np.stack([part.reshape(count, lines, wide // FOUR, FOUR) for part in parts], 2)  # [panels, line, part, columns, four]
@@ -90,7 +91,7 @@ class Panels(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Widened(Format):
-    """Integers in panels beside multipliers [panels, groups, columns], by which they are widened to 8 bits."""
+    """Integers in panels, with multipliers [panels, groups, columns] that widen them to 8 bits."""
 
     panels: Panels
 
@@ -101,7 +102,7 @@ class Widened(Format):
         return (*self.panels.places(buffers, n, k, matrix), found)
 
     def group(self, buffers: tuple[Buffer, ...]) -> int:
-        """Neighbours along k that share a multiplier."""
+        """Return the number of neighbours along k that share a multiplier."""
         return (buffers[0].shape[-2] * self.depth // buffers[1].shape[-2]).const
 
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
@@ -111,10 +112,10 @@ class Widened(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Elements(Format):
-    """Floats in panels [panels, k / depth, depth * columns], without change."""
+    """Unchanged floats in panels [panels, k / depth, depth * columns]."""
 
     def held(self, line: Dim) -> tuple[Dim, Dim]:
-        """The column in its panel, and k in its line, of the element with this number in a line."""
+        """Return where the element at position `line` of a line belongs: its column in the panel, and its k within the line."""
         raise NotImplementedError
 
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
@@ -123,7 +124,7 @@ class Elements(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Neighbours(Elements):
-    """Panels in which the neighbours of a column stand side by side."""
+    """Panels that store neighbours along k of a column next to each other."""
 
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
         columns = buffers[0].shape[-1].const // self.depth
@@ -135,11 +136,13 @@ class Neighbours(Elements):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fragments(Elements):
-    """In panels of 16 columns, as the registers of `mma.sync` hold them.
+    """Panels of 16 columns, in the order in which the registers of `mma.sync` hold them.
 
-    A line is two instructions, of 16 along k each. The number of an element in a line has the bits, from the highest on: instruction;
-    column % 8 and quad, the lane; half of its k; column // 8; neighbour. Lane `quad` of a column takes k % 32 // 8 == quad in both
-    instructions, so of a row, too, a lane reads 8 neighbours at once."""
+    A line serves two instructions, each of which multiplies 16 numbers along k. The index of an element in a line consists of these bits,
+    highest first: the instruction; column % 8 and the quad, which together are the lane; the half of its k; column // 8; the neighbour. A
+    lane multiplies the elements with k % 32 // 8 == quad in both instructions. These are 8 adjacent elements of a row, so the lane reads
+    them at once.
+    """
 
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
         column = n % FRAGMENT_COLUMNS
@@ -152,31 +155,33 @@ class Fragments(Elements):
         return lane // 4 + line % 4 // 2 * 8, lane % 4 * 8 + line // 256 * 4 + line % 8 // 4 * 2 + line % 2
 
     def packed(self, numbers: Any) -> Any:
-        """The panels of numbers [n, k], in NumPy."""
+        """Pack numbers [n, k] into panels, in NumPy."""
         n, k = numbers.shape
         padded = np.pad(numbers, ((0, -n % FRAGMENT_COLUMNS), (0, 0)))
-        # column // 8, column % 8, quad, instruction, half, neighbour
+        # [panel, column // 8, column % 8, line, quad, instruction, half, neighbour]
         parts = padded.reshape(-1, 2, 8, k // self.depth, 4, 2, 2, 2)
         return parts.transpose(0, 3, 5, 2, 4, 6, 1, 7).reshape(-1, k // self.depth, self.depth * FRAGMENT_COLUMNS)
 
     def unpacked(self, panels: Any) -> Any:
-        """The numbers [n, k] of panels, in NumPy."""
+        """Unpack panels to numbers [n, k], in NumPy."""
         count, lines, _ = panels.shape
-        parts = panels.reshape(count, lines, 2, 8, 4, 2, 2, 2)  # instruction, column % 8, quad, half, column // 8, neighbour
+        parts = panels.reshape(count, lines, 2, 8, 4, 2, 2, 2)  # [panel, line, instruction, column % 8, quad, half, column // 8, neighbour]
         return parts.transpose(0, 6, 3, 1, 4, 2, 5, 7).reshape(count * FRAGMENT_COLUMNS, lines * self.depth)
 
     def chunks(self, k: int) -> list[Any]:
-        """Which k each instruction sums, in the order of instructions."""
+        """Return the indices k that each instruction sums, in the order of instructions."""
         numbers = np.arange(k).reshape(-1, 4, 2, 4).transpose(0, 2, 1, 3)
         return list(numbers.reshape(-1, 16))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntegerFragments(Format):
-    """Integers with an offset, in the panels of `Fragments`: [panels, k / 32, 64 * bits].
+    """Integers with an offset in the panels of `Fragments`: [panels, k / 32, 64 * bits].
 
-    A byte of 8 bits stands for an element. Of the eight numbers of 4 bits in a word, those with k % 4 < 2 lie in the lower half of their
-    byte; bytes are numbered by neighbour and column // 8. So shifted words have the pairs of registers at their bits 0 and 16."""
+    With 8 bits, a byte holds one element. With 4 bits, a word holds eight numbers: those with k % 4 < 2 are in the lower halves of the
+    bytes, and bytes are ordered by neighbour and column // 8. So one shift of the word moves the two numbers of a register to bits 0 and
+    16.
+    """
 
     @property
     def offset(self) -> int:
@@ -200,7 +205,7 @@ class IntegerFragments(Format):
         return byte - self.offset if self.bits == 8 else (byte >> cast(index(k % 4 // 2 * 4), I32) & 15) - self.offset
 
     def byte(self, line: Dim, number: Callable[[Dim, Dim], Scalar]) -> Scalar:
-        """Byte `line` of a line, where the weight of a column at k, plus its offset, is `number(column, k)`."""
+        """Return the byte at position `line` of a line. `number(column, k)` is the weight plus its offset."""
         if self.bits == 8:
             lane, first = line // 16, line % 16 // 8 * 4 + line % 2
             return number(lane // 4 + line % 4 // 2 * 8, lane % 4 * 8 + first + line % 8 // 4 * 2)
@@ -209,14 +214,16 @@ class IntegerFragments(Format):
         return number(column, k) | number(column, k + 2) << 4
 
     def unpacked(self, panels: Any) -> Any:
-        """The weights [n, k] of panels, without their offset, in NumPy."""
+        """Unpack panels to weights [n, k] without their offset, in NumPy."""
         count, lines, _ = panels.shape
         if self.bits == 8:
-            parts = panels.reshape(count, lines, 8, 4, 2, 2, 2, 2)  # column % 8, quad, instruction, half, column // 8, neighbour
+            # [panel, line, column % 8, quad, instruction, half, column // 8, neighbour]
+            parts = panels.reshape(count, lines, 8, 4, 2, 2, 2, 2)
             order = (0, 6, 2, 1, 3, 4, 5, 7)
         else:
             halves = np.stack([panels & 15, panels >> 4], -1)
-            parts = halves.reshape(count, lines, 8, 4, 2, 2, 2, 2)  # column % 8, quad, instruction, neighbour, column // 8, half
+            # [panel, line, column % 8, quad, instruction, neighbour, column // 8, half]
+            parts = halves.reshape(count, lines, 8, 4, 2, 2, 2, 2)
             order = (0, 6, 2, 1, 3, 4, 7, 5)
         return parts.transpose(order).reshape(count * FRAGMENT_COLUMNS, lines * self.depth).astype(np.int32) - self.offset
 
@@ -230,7 +237,7 @@ def _row(format: F) -> F:
 
 
 PANEL8 = _row(Panels("panel8", bits=8, depth=4, rows=I8, dtype=I32))
-# The lower bytes of two words of a row are neighbours, and so are the upper ones.
+# For rows of 16 bits. Of four neighbours, the first two are the lower bytes of two 16-bit words, and the last two are the upper bytes.
 PANEL8_WORDS = _row(Panels("panel8_words", bits=8, depth=4, rows=I16, dtype=I32, order=(0, 2, 1, 3)))
 PANEL4 = _row(Panels("panel4", bits=4, depth=8, rows=I8, dtype=I32))
 WIDENED4 = _row(Widened("widened4", bits=4, depth=8, rows=I8, dtype=I32, panels=PANEL4))

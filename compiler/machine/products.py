@@ -1,8 +1,8 @@
-"""Which tiles multiply matrices on a target: one table, the best first.
+"""The tiles that multiply matrices on each target: one table, the best first.
 
-A tile takes rows of one element type and weights of one format, and sums in one order whatever its height. Shapes are such that
-accumulators, columns and one factor fit the registers. Vectors have LANES lanes whatever registers hold; code generation splits or joins
-them. So the order of every fold is the same on all instruction sets.
+A tile takes rows of one element type and weights of one format. Its order of summation does not depend on its height. Tile shapes are
+chosen so that accumulators, columns and one factor fit the registers. Vectors have LANES lanes whatever the width of registers; code
+generation splits or joins them. So every sum has the same order on all instruction sets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LANES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """`rows` x (`vectors` * `lanes`) accumulators; `rows` is a power of two."""
+    """The shape of a tile: `rows` x (`vectors` * `lanes`) accumulators. `rows` is a power of two."""
 
     rows: int
     vectors: int
@@ -44,22 +44,22 @@ class TileShape:
 
 @dataclass(frozen=True, slots=True)
 class FloatTile:
-    """Multiply-adds of vectors of f32."""
+    """A tile that multiplies and adds vectors of f32."""
 
     shape: TileShape
-    steps: int = 4  # of k that are written out at most: they share what they decode, and each needs registers for its columns
+    steps: int = 4  # upper limit of unrolled steps along k, which share decoded values but each need registers for their columns
 
 
 @dataclass(frozen=True, slots=True)
 class ProductTile:
-    """How rows of `op.row_dtype` are multiplied by weights of one format."""
+    """A tile that multiplies rows of type `op.row_dtype` by weights of one format."""
 
-    op: ProductOp  # with as many rows as a tile has at most
-    format: Format  # of the weights
-    depth: int  # of k, that is multiplied at once: k, or each group of it, is a multiple
-    block: int | None = None  # of k, a multiple of `depth`: a matrix unit goes through k in such parts
-    widen: WidenPanel | None = None  # makes the panel of `op` of one that holds fewer bits
-    needs: Features = NONE  # features beside those of the tiles, where these alone are too slow
+    op: ProductOp  # the operation, with the largest number of rows that a tile may have
+    format: Format  # format of the weights
+    depth: int  # extent of k that one instruction multiplies; k, or each quantisation group along k, is a multiple of it
+    block: int | None = None  # extent of k that a matrix unit processes at a time, a multiple of `depth`
+    widen: WidenPanel | None = None  # unpacks a panel with fewer bits into the panel that `op` reads
+    needs: Features = NONE  # features required besides those of `op`, for targets on which `op` alone would be too slow
 
     @property
     def shape(self) -> TileShape:
@@ -67,7 +67,7 @@ class ProductTile:
 
     @property
     def rows(self) -> DType:
-        """The type of the rows' elements."""
+        """The element type of the rows."""
         return self.op.row_dtype
 
     @property
@@ -75,15 +75,16 @@ class ProductTile:
         return isinstance(self.op, MatrixUnitOp)
 
     def product(self, rows: int, *, fresh: bool = False) -> ProductOp:
-        """The operation with this number of rows. `fresh`: a matrix unit overwrites the sum. Accumulators in registers are never fresh."""
+        """Return the operation for this number of rows. With `fresh`, an operation on a matrix unit overwrites its result. Operations in
+        registers ignore `fresh`."""
         return replace(self.op, rows=rows, fresh=fresh) if isinstance(self.op, MatrixUnitOp) else replace(self.op, rows=rows)
 
     def takes(self, s: Contraction, row_axis: DimVar | None) -> bool:
-        """Whether rows are read as the tile reads them, and columns can be packed for it."""
+        """Return whether the tile can read the rows of a contraction, and whether the columns can be packed for the tile."""
         return self.factors(s) is not None and self.takes_rows(s, row_axis)
 
     def takes_rows(self, s: Contraction, row_axis: DimVar | None) -> bool:
-        """Whether rows are read as the tile reads them, whatever columns are."""
+        """Return whether the tile can read the rows of a contraction, whatever its columns are."""
         rows = self._in_memory(s.rows)
         if rows is None or not prove_divisible(s.extent, self.depth):
             return False
@@ -93,7 +94,7 @@ class ProductTile:
         return row_axis is None or [d.var for d in before if row_axis in d.vars()] == [row_axis]
 
     def factors(self, s: Contraction) -> tuple[Load, Load] | None:
-        """The elements of rows and columns that the sum multiplies, where both lie in memory as the tile takes them."""
+        """Return the loads of rows and columns that the sum multiplies, or None if they are not in memory in the tile's element type."""
         rows, columns = (self._in_memory(x) for x in (s.rows, s.columns))
         return None if rows is None or columns is None else (rows, columns)
 
@@ -103,7 +104,7 @@ class ProductTile:
         return load if isinstance(load, Load) and load.buffer.dtype is self.rows else None
 
     def reads(self, factor: Scalar) -> bool:
-        """Whether columns lie in panels as the tile reads them: 32 bits of each column together."""
+        """Return whether the columns are in panels of the tile's format, with 32 bits of each column adjacent."""
         element = factor.value if isinstance(factor, Cast) else factor
         if not isinstance(element, Element) or element.format is not self.format:
             return False
@@ -111,7 +112,9 @@ class ProductTile:
         return panels.shape[-1] * panels.dtype.num_bytes == Dim.of(self.shape.columns * 4)
 
     def widens(self, length: int, group: int) -> bool:
-        """Whether channels so long are widened, in groups so long: these lie whole in a part. A channel of one group is taken as it is."""
+        """Return whether the tile widens channels of this length with groups of this size. Each block must hold whole groups. A channel
+        with a single
+        group is not widened."""
         if self.widen is None or self.block is None:
             return False
         return length % self.depth == 0 and group < length and group % STRETCH == 0 and self.block % group == 0
@@ -123,30 +126,30 @@ class ProductTile:
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """The product tiles of a target."""
+    """The tiles of a target."""
 
     floats: FloatTile
-    attention: TileShape  # multiply-adds of queries and keys, of weights and values
+    attention: TileShape  # tile of products of queries and keys, and of attention weights and values
     tiles: tuple[ProductTile, ...]
 
     @property
     def pairs(self) -> ProductTile | None:
-        """The tile of bf16, where it is faster than f32 (docs/decisions/0008-where-bf16-is-multiplied.md)."""
+        """The tile that multiplies bf16, or None if f32 is faster (docs/decisions/0008-where-bf16-is-multiplied.md)."""
         return next((t for t in self.tiles if t.rows is DType.BF16), None)
 
     @property
     def scaled(self) -> tuple[ProductTile, ...]:
-        """For quantised weights beside rows of bf16."""
+        """The tiles that multiply rows of bf16 by quantised weights."""
         return tuple(t for t in self.tiles if t.rows is DType.BF16 and t.format.bits < 16)
 
     @property
     def integers(self) -> tuple[ProductTile, ...]:
-        """The tiles of integer weights as they are stored. A row has an accumulator per plane, and one of f32 across groups."""
+        """The tiles that multiply integer weights as stored. A row has one accumulator per plane, and one of f32 that adds up groups."""
         return tuple(t for t in self.tiles if t.rows.is_int and t.widen is None)
 
     @property
     def widened(self) -> ProductTile | None:
-        """The tile of weights of 4 bits on a matrix unit, which multiplies them widened to 8 bits."""
+        """The tile for 4-bit weights on a matrix unit, which multiplies them widened to 8 bits."""
         return next((t for t in self.tiles if t.widen is not None), None)
 
     @property
@@ -154,12 +157,12 @@ class ProductTiles:
         return any(t.on_matrix_unit for t in self.tiles)
 
 
-# By the bits of registers from which on they are taken.
+# (least vector bits of the target, tile shape)
 _SHAPES: Final = (
-    (512, TileShape(rows=8, vectors=2)),  # 16 accumulators of 32 registers
-    (128, TileShape(rows=4, vectors=1)),  # 8 of 16 with 256 bits, 16 of 32 with 128
+    (512, TileShape(rows=8, vectors=2)),  # 16 accumulators in 32 registers
+    (128, TileShape(rows=4, vectors=1)),  # 8 accumulators in 16 registers of 256 bits, or 16 in 32 registers of 128 bits
 )
-# Engines of WebAssembly have the 16 registers of x86, with 128 bits: 8 accumulators, the columns of two steps, and two factors.
+# Engines of WebAssembly on x86 have 16 registers of 128 bits. They hold 8 accumulators, the columns of two steps, and two factors.
 _NARROW: Final = FloatTile(TileShape(rows=4, vectors=1, lanes=8), steps=2)
 _TILES: Final = (
     (512, ProductTile(AmxBf16(rows=32, columns=32), format=PAIRS, depth=32, block=256)),
@@ -176,8 +179,8 @@ _TILES: Final = (
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=4), format=PANEL4, depth=4)),
     (128, ProductTile(DotWords(rows=4, columns=16), format=PANEL8_WORDS, depth=4)),
 )
-# What the blocks of a GPU multiply, at most.
-_OF_GPUS: Final = tuple(
+# The largest products that a block of a GPU computes.
+_GPU_TILES: Final = tuple(
     ProductTile(Mma(rows=64, columns=128, bits=format.bits), format, depth=32) for format in (FRAGMENTS, FRAGMENTS8, FRAGMENTS4)
 )
 
@@ -185,12 +188,13 @@ _OF_GPUS: Final = tuple(
 @lru_cache
 def product_tiles(target: Target) -> ProductTiles:
     shape = next(shape for least, shape in _SHAPES if target.vector_bits >= least)
-    floats = _NARROW if "simd128" in target.features else FloatTile(shape)
-    return ProductTiles(floats, shape, _OF_GPUS if target.system == GPU else tuple(_best(target)))
+    narrow = "simd128" in target.features
+    tiles = _GPU_TILES if target.system == GPU else tuple(_best(target))
+    return ProductTiles(_NARROW if narrow else FloatTile(shape), shape, tiles)
 
 
 def _best(target: Target) -> Iterator[ProductTile]:
-    """For each number of bits of weights, the first tile on the matrix unit and the first in registers."""
+    """For each number of weight bits, yield the first tile on the matrix unit and the first in registers."""
     found: set[tuple[int, bool]] = set()
     for least, tile in _TILES:
         kind = tile.format.bits, tile.on_matrix_unit

@@ -1,7 +1,7 @@
-"""Machines that code is generated for.
+"""Targets: the machines for which code is generated.
 
-A target is what its instructions can do, never what it is called: LLVM misnames CPUs inside virtual machines, but its list of
-features is right. The named targets are steps of capability; the host is whatever the CPU reports.
+A target is defined by its features, not by a CPU name: LLVM misnames CPUs inside virtual machines, but reports their features correctly.
+Named targets are levels of capability; the host is whatever the CPU reports.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from runtime import flags
 from runtime.device.cpu.host import ARCH, features
 from runtime.device.cuda.capability import Capability, runs
 
-LINE_BYTES: Final = 64  # of a cache
+LINE_BYTES: Final = 64  # size of a cache line in bytes
 LINUX: Final = "unknown-linux-gnu"
 GPU: Final = "nvidia-cuda"
 
 
 class TargetError(Exception):
-    """A target that is not known, or a machine that nothing can be generated for."""
+    """The target is unknown, or the machine is not supported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     name: str
-    arch: str  # as LLVM names it: x86_64, aarch64, riscv64, wasm32
-    features: frozenset[str]  # in LLVM's spelling
-    vector_bits: int  # of the widest registers that arithmetic works on
-    system: str = LINUX  # vendor, system and ABI: what follows the architecture in LLVM's triple
-    fused: bool = True  # whether an instruction multiplies and adds with one rounding
-    halves: bool = True  # whether instructions convert f16
-    relocation: str = "pic"  # the model of relocation, as LLVM names it
+    arch: str  # LLVM's name: x86_64, aarch64, riscv64, wasm32
+    features: frozenset[str]  # LLVM's names
+    vector_bits: int  # width of the widest registers that do arithmetic
+    system: str = LINUX  # vendor, system and ABI: the part of LLVM's triple after the architecture
+    fused: bool = True  # has an instruction that multiplies and adds with one rounding
+    halves: bool = True  # has instructions that convert f16
+    relocation: str = "pic"  # LLVM's relocation model
     code_model: str = "default"
-    abi: str = ""  # how calls pass floats, where the triple leaves a choice
-    cpu: str = ""  # LLVM's name of the processor, where features do not say it all
+    abi: str = ""  # how calls pass floats, where the triple does not determine it
+    cpu: str = ""  # LLVM's name of the processor, where features alone do not determine the code
 
     @property
     def triple(self) -> str:
@@ -56,15 +56,15 @@ class Target:
         return self.within(host())
 
     def within(self, other: Target) -> bool:
-        """Whether the other machine runs code for this one."""
+        """Return whether the machine `other` runs code for this target."""
         return self.arch == other.arch and self.system == other.system and self.features <= other.features
 
     def lanes(self, num_bytes: int) -> int:
-        """Elements of this size in a register."""
+        """Return the number of elements of this size in a register."""
         return self.vector_bits // (8 * num_bytes)
 
 
-# What those of a row imply (avx and sse of avx2, for example) LLVM adds itself.
+# LLVM adds the features that these features imply (avx2 implies avx and sse).
 _X86_V3: Final = frozenset(["avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt"])
 _AVX512: Final = _X86_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _AVX512_BF16: Final = _AVX512 | {"avx512vnni", "avx512bf16"}
@@ -82,12 +82,12 @@ def _wasm(name: str, features: frozenset[str], *, fused: bool) -> Target:
 
 
 def _gpu(name: str, ptx: str) -> Target:
-    """Registers are as wide as the widest access of a thread. PTX of a name that ends in "a" runs on that very generation alone, other PTX
-    on those that follow, too."""
+    """Return the target of a GPU. Its registers are as wide as the widest memory access of a thread. PTX for a name that ends in "a" runs
+    only on that generation, other PTX also on later ones."""
     return Target(name, "nvptx64", frozenset([name, ptx]), 128, system=GPU, cpu=name)
 
 
-# A row is a target. The first one of an architecture is the least that code is generated for.
+# One target per row. The first of an architecture is its baseline.
 NAMED: Final = {
     t.name: t
     for t in (
@@ -121,7 +121,7 @@ def get(name: str) -> Target:
 
 
 def of_gpu(name: str, capability: Capability) -> Target:
-    """The named target, if a GPU of this compute capability runs it. "host" names the latest target that it runs."""
+    """Return the named target, if a GPU of this compute capability runs it. "host" names the latest target that it runs."""
     able = [t for t in NAMED.values() if t.system == GPU and runs(t.key, capability)]
     chosen = able[-1:] if name == "host" else [t for t in able if t.name == name]
     if not chosen:
@@ -132,7 +132,7 @@ def of_gpu(name: str, capability: Capability) -> Target:
 
 
 def runnable(name: str) -> Target:
-    """The named target, if this machine can run it."""
+    """Return the named target, if this machine can run it."""
     return _within(get(name), host())
 
 
@@ -146,7 +146,7 @@ def _within(target: Target, here: Target) -> Target:
 
 
 def host() -> Target:
-    """This machine, restricted to the target that RELAXSERVE_TARGET names, if it names one."""
+    """Return this machine, restricted to the target that RELAXSERVE_TARGET names, if any."""
     lesser = flags.current().target
     return machine() if lesser in (None, "host") else _reduced(lesser)
 
@@ -161,12 +161,12 @@ def _reduced(name: str) -> Target:
 
 @lru_cache(maxsize=1)
 def machine() -> Target:
-    """This machine with all features of its CPU."""
+    """Return this machine with all features of its CPU."""
     known = [t for t in NAMED.values() if t.arch == ARCH]
     if not known:
         raise TargetError(f"this machine is a {ARCH}; code is generated for {' and '.join({t.arch: None for t in NAMED.values()})}")
     least = known[0]
-    # An operating system may report only what goes beyond its base, which on aarch64 is NEON.
+    # The operating system may leave out features of the architecture's baseline, which on aarch64 includes NEON.
     found = features() | (_NEON if ARCH == "aarch64" else frozenset[str]())
     if missing := least.features - found:
         raise TargetError(

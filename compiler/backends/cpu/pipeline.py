@@ -1,4 +1,4 @@
-"""The passes of the CPU back end. What a CPU multiplies by its instructions decides which of them run."""
+"""The passes of the CPU back end. Which of them run depends on the tiles that multiply matrices on the target."""
 
 from __future__ import annotations
 

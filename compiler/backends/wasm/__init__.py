@@ -1,1 +1,1 @@
-"""The back end for WebAssembly: schedules and LLVM IR of the CPU back end, one module of what LLVM makes of them."""
+"""The back end for WebAssembly: the schedules and the LLVM IR of the CPU back end, compiled and linked to one module."""

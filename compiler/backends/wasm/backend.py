@@ -1,4 +1,4 @@
-"""The WebAssembly back end: a module that engines compile for a CPU. So it shares the CPU's passes, schedules and LLVM IR."""
+"""The WebAssembly back end. Engines compile its module for a CPU, so it shares the CPU's passes, schedules and LLVM IR."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The instructions that targets bring for the dot tiles, a file per instruction set."""
+"""Instructions of the dot tiles, one file per instruction set."""

@@ -1,15 +1,15 @@
-"""AVX2: `vpdpbusd` (AVX-VNNI), or `vpmaddubsw` for right operands that are small, or `vpmaddwd` for left operands of 16 bits."""
+"""AVX2 steps: `vpdpbusd` (AVX-VNNI), `vpmaddubsw` for small right operands, `vpmaddwd` for left operands of 16 bits."""
 
 from __future__ import annotations
 
-from compiler.llvm.ssa import Code, broadcast, splat, vec
+from compiler.llvm.ssa import Code, broadcast, in_register, splat, vec
 from compiler.machine.instructions.step import Halves, Parts, Step
 
 _AVX2 = frozenset(["avx2"])
 
 
 def signed_by_unsigned(lanes: int, feature: str, instruction: str) -> Step:
-    """`vpdpbusd` itself: the panel's bytes are its unsigned operand."""
+    """Multiply by `vpdpbusd`, whose unsigned operand is the panel."""
     words, bytes_ = vec("i32", lanes), vec("i8", 4 * lanes)
 
     def left(code: Code, x: str) -> Parts:
@@ -25,10 +25,17 @@ def signed_by_unsigned(lanes: int, feature: str, instruction: str) -> Step:
 
 
 def signed_by_small(
-    lanes: int, pairs: str, sums: str, needs: frozenset[str] = _AVX2, *, unsigned_first: bool = True, unrolled: int = 4
+    lanes: int,
+    pairs: str,
+    sums: str,
+    needs: frozenset[str] = _AVX2,
+    *,
+    unsigned_first: bool = True,
+    unrolled: int = 4,
+    in_order: bool = False,
 ) -> Step:
-    """`vpmaddubsw` adds two products in 16 bits, which saturates for weights of 8 bits. For weights up to 15, 8 such sums fit together.
-    `unsigned_first`: the order of its operands."""
+    """Multiply by `vpmaddubsw`, which adds two products in 16 bits and would saturate for weights of 8 bits. For weights up to 15, 8 such
+    sums fit in 16 bits. `unsigned_first` says whether the unsigned operand is the instruction's first one."""
     words, halves, bytes_ = vec("i32", lanes), vec("i16", 2 * lanes), vec("i8", 4 * lanes)
 
     def left(code: Code, x: str) -> Parts:
@@ -45,17 +52,20 @@ def signed_by_small(
         return code.op(f"add {halves} {x}, {y}")
 
     def widen(code: Code, total: str, x: str) -> str:
-        two = code.op(f"call {words} @{sums}({halves} {x}, {halves} {splat('1', 'i16', 2 * lanes)})")
+        ones = splat("1", "i16", 2 * lanes)
+        ones = in_register(code, ones, halves) if in_order else ones
+        two = code.op(f"call {words} @{sums}({halves} {x}, {halves} {ones})")
         return code.op(f"add {words} {total}, {two}")
 
     def add(code: Code, total: str, a: Parts, b: Parts) -> str:
         return widen(code, total, product(code, a, b))
 
-    return Step(lanes, left, right, add, bits=4, halves=Halves(8, product, join, widen), unrolled=unrolled, needs=needs)
+    return Step(lanes, left, right, add, bits=4, halves=Halves(8, product, join, widen), unrolled=unrolled, in_order=in_order, needs=needs)
 
 
 def words_by_unsigned(lanes: int, sums: str, needs: frozenset[str] = _AVX2) -> Step:
-    """Multiply words by the lower and the upper byte of each 16-bit half, by `vpmaddwd`. The sums stay within 32 bits."""
+    """Multiply 16-bit words by bytes, with `vpmaddwd`: by the lower byte of each 16-bit half of the panel, and by the upper one. The sums
+    stay within 32 bits."""
     words, halves = vec("i32", lanes), vec("i16", 2 * lanes)
 
     def left(code: Code, x: str) -> Parts:

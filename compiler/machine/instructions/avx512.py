@@ -1,4 +1,5 @@
-"""AVX-512: `vdpbf16ps` (BF16), `vpdpbusd` (VNNI), `vpmaddubsw`, `vpmaddwd`, and the features of other instructions."""
+"""AVX-512 steps: `vdpbf16ps` (BF16), `vpdpbusd` (VNNI), `vpmaddubsw`, `vpmaddwd`. Also the CPU features that other AVX-512 instructions
+require."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ from compiler.llvm.ssa import Code, broadcast
 from compiler.machine.instructions.avx2 import signed_by_small, signed_by_unsigned, words_by_unsigned
 from compiler.machine.instructions.step import Parts, Step
 
-SCALE_EXPONENT = frozenset(["avx512f", "avx512vl"])  # vscalefps
-PACK_LANES = frozenset(["avx512f"])  # vpcompressd
+SCALE_EXPONENT = frozenset(["avx512f", "avx512vl"])  # required by vscalefps
+PACK_LANES = frozenset(["avx512f"])  # required by vpcompressd
 
 
 def _left(code: Code, x: str) -> Parts:
@@ -19,7 +20,7 @@ def _right(code: Code, x: str) -> Parts:
 
 
 def _add_pairs(code: Code, total: str, left: Parts, right: Parts) -> str:
-    """Add the products of pairs. The left operand comes last, because the instruction can broadcast it from memory there."""
+    """Add the products of pairs. The left operand comes last, because the instruction can broadcast its last operand from memory."""
     args = f"<16 x float> {total}, <32 x bfloat> {right[0]}, <32 x bfloat> {left[0]}"
     return code.op(f"call <16 x float> @llvm.x86.avx512bf16.dpbf16ps.512({args})")
 

@@ -1,4 +1,4 @@
-"""AArch64: four products of bytes at a time: `usdot` of unsigned by signed ones (i8mm), `sdot` of signed ones (dot product)."""
+"""AArch64 steps, four products of bytes at a time: `usdot`, unsigned by signed (i8mm), and `sdot`, signed by signed (dot product)."""
 
 from __future__ import annotations
 

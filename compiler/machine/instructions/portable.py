@@ -1,4 +1,4 @@
-"""Dot steps in plain arithmetic, for machines without an instruction for them."""
+"""Steps in plain arithmetic, for machines without suitable instructions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from compiler.machine.instructions.step import Parts, Step
 
 
 def bf16_pairs(lanes: int) -> Step:
-    """Multiply and add each half of a pair as f32, in the order of `vdpbf16ps`: the second half first."""
+    """Multiply and add the two elements of a pair as f32. The second element comes first, as in `vdpbf16ps`."""
     words, floats = vec("i32", lanes), vec("float", lanes)
 
     def left(code: Code, x: str) -> Parts:

@@ -1,4 +1,5 @@
-"""Stored formats: what packs a matrix, what decodes an element, and their NumPy meanings agree."""
+"""Weight formats: a matrix that is packed and decoded element by element equals the matrix, and equals the NumPy meaning of both
+operations."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def buffer(name: str, array: np.ndarray) -> Buffer:
 
 
 def numbers(format: Panels) -> np.ndarray:
-    """Weights as they are given: signed where they have 8 bits, with their offset where they have fewer."""
+    """Return random weights as the packing function expects them: signed with 8 bits; with fewer bits, unsigned with the format's offset
+    added."""
     low = -format.offset if format.bits == 8 else 0
     return RNG.integers(low, low + 2**format.bits, (N, K))
 
@@ -47,7 +49,7 @@ def test_columns_that_fill_the_last_panel_hold_weights_of_zero(name: str) -> Non
 
 
 def elements(name: str, *arrays: np.ndarray) -> np.ndarray:
-    """Each element of a matrix, as it is decoded; through a text and back."""
+    """Decode each element of a packed matrix with a kernel that was printed and parsed."""
     format, k = FORMATS[name], Kernel()
     stored, out = [buffer(f"b{i}", a) for i, a in enumerate(arrays)], np.zeros((N, K), np.int32)
     y = k.array(buffer("y", out))
@@ -72,7 +74,7 @@ def test_elements_that_are_widened() -> None:
 
 
 def test_elements_of_fragments() -> None:
-    """Columns that fill the last panel are zeros."""
+    """Fragments of i32 decode to the packed matrix; the columns that pad the last panel are zeros."""
     given = RNG.integers(-99, 99, (N, K)).astype(np.int32)
     panels = FRAGMENTS.packed(given)
     np.testing.assert_array_equal(FRAGMENTS.unpacked(panels), np.pad(given, ((0, 16 - N), (0, 0))))
@@ -95,7 +97,7 @@ def test_a_lane_reads_neighbours_of_a_row_for_both_instructions() -> None:
 
 @pytest.mark.parametrize("format", [FRAGMENTS8, FRAGMENTS4], ids=lambda f: f.name)
 def test_integers_in_fragments(format: IntegerFragments) -> None:
-    """What the bytes of a line hold is what elements read, and what NumPy unpacks."""
+    """Integers that a kernel packs into fragments decode to the same integers by `element` and by `unpacked`."""
     given, k = RNG.integers(-format.offset, format.offset, (16, 2 * K)).astype(np.int32), Kernel()
     panels = np.zeros((1, 2, format.line_bytes), np.uint8)
     w, p = k.array(buffer("w", given)), k.array(buffer("p", panels))

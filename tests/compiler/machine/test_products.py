@@ -1,4 +1,4 @@
-"""Which tiles a target gets: the best that it has, for each format and where it is multiplied."""
+"""The product tiles of each target: for each weight format the best tile, on vectors and on matrix units."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compiler.machine.target import GPU, NAMED, Target
 AVX_VNNI = Target("avx-vnni", "x86_64", NAMED["x86-64-v3"].features | {"avxvnni"}, 256)
 TARGETS = {name: t for name, t in NAMED.items() if t.system != GPU} | {"avx-vnni": AVX_VNNI}
 
-# name of the tile, bits of weights, rows, columns
+# target -> (name of the tile, bits of the weights, rows, columns) of each tile.
 TILES = {
     "x86-64-v3": [("dot_panel", 4, 2, 16), ("dot_words", 8, 4, 16)],
     "avx-vnni": [("dot_panel", 8, 2, 16), ("dot_panel", 4, 2, 16)],
@@ -42,7 +42,8 @@ def test_a_target_gets_the_best_that_it_has(name: str) -> None:
 
 @pytest.mark.parametrize("tile", [t for target in TARGETS.values() for t in product_tiles(target).tiles], ids=lambda t: t.op.name)
 def test_a_tile_is_whole(tile) -> None:
-    """Blocks are whole steps, a panel is of whole vectors, and what it says of its operands holds."""
+    """The shape, depth and operands of each tile are consistent: its blocks consist of whole steps, and its accumulators have the right
+    type."""
     shape = tile.shape
     assert (shape.rows, shape.columns) == (tile.op.rows, tile.op.columns) and shape.rows & shape.rows - 1 == 0
     assert list(tile.op.problems()) == [] and tile.op.dims[:2] == ("k", "stride")

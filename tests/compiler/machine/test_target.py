@@ -1,3 +1,5 @@
+"""Targets: which target a machine gets, which targets it can run, and the errors for targets that it cannot run."""
+
 from __future__ import annotations
 
 from dataclasses import replace

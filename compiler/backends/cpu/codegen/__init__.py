@@ -1,1 +1,1 @@
-"""From scheduled loop nests to LLVM IR, and from that to one linked object."""
+"""Turn scheduled loop nests into LLVM IR."""

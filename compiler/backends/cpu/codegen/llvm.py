@@ -1,16 +1,17 @@
-"""A scheduled loop nest becomes LLVM IR.
+"""Emit a scheduled loop nest as LLVM IR.
 
-A kernel is one function per phase: the statements of the body's top-level `Seq`, between which the runtime puts barriers. A phase
-whose outermost loops are parallel hands their iterations out; any other is a single iteration. Each phase is emitted as
+A kernel is one function per phase. Phases are the statements of the body's top-level `Seq`; the runtime puts barriers between them. If the
+outermost loops of a phase are parallel, the runtime distributes their iterations; any other phase is a single iteration. Each phase is
+emitted as
 
     name.pK        void (ptr buffers, ptr dims, i64 begin, i64 end)     unpacks the arguments and calls
     name.pK.run    void (ptr noalias b0, ..., i64 n, ..., i64 begin, i64 end)
     name.pK.grid   i64 (ptr dims)
 
-so that LLVM learns from the parameters which buffers cannot overlap. `attrs["inplace"]`, pairs of buffer numbers, takes the promise back.
+so that the parameters tell LLVM which buffers cannot overlap. `attrs["inplace"]`, pairs of buffer numbers, names buffers that may overlap.
 
-A vector loop is written as whole vectors. What differs between its lanes has one operand per lane, all else stays scalar. A condition
-that differs between lanes becomes a mask: loads and stores under it are masked, and the tail of a row computes with exactly the
+A vector loop is written as whole vectors. A value that differs between lanes is a vector with one element per lane; all others stay scalar.
+A condition that differs between lanes becomes a mask: loads and stores under it are masked, and the tail of a row computes with exactly the
 operations of a full vector.
 """
 
@@ -33,7 +34,7 @@ from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code, vector_literal
 from compiler.machine.target import Target
 
-_F16: Final = re.compile(r"(?<![%@.\w])half(?![.\w])")  # the type, in LLVM's spelling
+_F16: Final = re.compile(r"(?<![%@.\w])half(?![.\w])")  # the type f16, in LLVM's spelling
 
 
 def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
@@ -63,12 +64,12 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
 
 
 def _independent(loop: For, outer: list[For]) -> bool:
-    """Whether the extent of `loop` depends on no loop of `outer`: then they form one grid."""
+    """Return whether the extent of `loop` depends on no loop of `outer`, so that they form one grid."""
     return not any(o.var in loop.extent.vars() for o in outer)
 
 
 def _body(symbol: str, parameters: Parameters) -> str:
-    """The function that the runtime calls."""
+    """Emit the function that the runtime calls."""
     lines: list[str] = []
     arguments: list[str] = []
     for kind, array, short, count in (("ptr", "buffers", "b", len(parameters.buffers)), ("i64", "dims", "d", len(parameters.dims))):
@@ -90,7 +91,7 @@ def _num_iterations(indices: Indices, loops: list[For]) -> Index:
 
 
 def _unravel(indices: Indices, counter: Index, loops: list[For]) -> None:
-    """Compute the variables of a box of loops from the number of the iteration."""
+    """Compute the variables of nested loops from the index of an iteration of their grid."""
     for loop in reversed(loops[1:]):
         extent = indices.value(loop.extent)
         indices.env[loop.var] = indices.binary("urem", counter, extent)
@@ -102,12 +103,12 @@ def _unravel(indices: Indices, counter: Index, loops: list[For]) -> None:
 class _Statements(Statements):
     def loop(self, loop: For) -> None:
         match loop.kind:
-            case LoopKind.PARALLEL:  # inside an iteration that was handed out, parallel means serial
+            case LoopKind.PARALLEL:  # a parallel loop inside a distributed iteration runs serially
                 self.serial(loop)
             case LoopKind.VECTOR:
                 self._vector(loop)
             case kind:
-                raise CompileError(f"loop {loop.var.name} is bound to a GPU's {kind}, and the target is a CPU; schedule it for the CPU")
+                raise CompileError(f"loop {loop.var.name} is bound to a GPU's {kind}, but the target is a CPU; schedule it for the CPU")
 
     def allocator(self, buffer: Buffer) -> Callable[[str], str]:
         if buffer.scope is not Scope.LOCAL:
@@ -119,7 +120,7 @@ class _Statements(Statements):
     def _vector(self, loop: For) -> None:
         lanes = constant_extent(loop)
         if self.memory.lane is not None:
-            raise CompileError(f"vector loop {loop.var.name} stands inside vector loop {self.memory.lane.name}; unroll one of them")
+            raise CompileError(f"vector loop {loop.var.name} is inside vector loop {self.memory.lane.name}; unroll one of them")
         if lanes == 1:
             self.indices.env[loop.var] = Index(0)
             self.run(loop.body)

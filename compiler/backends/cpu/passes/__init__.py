@@ -1,1 +1,1 @@
-"""The passes that only this back end runs."""
+"""Passes that only the CPU back end runs."""

@@ -1,18 +1,22 @@
 """Compute products of quantised weights on the integer units.
 
-Before: `linear(x, dequantize(q, scale))`, or `expert_linear`. After, where the machine multiplies bytes fast: the rows of x are quantised,
-to 16 bits beside weights of 8 and to 8 bits beside weights of 4, and `integer_linear` multiplies integers; q and its scales are laid out
-in panels, which for weights is work of load time. This is the one pass that changes what a program computes, within the errors that
-docs/decisions states; products over the same rows share what it quantises.
+Before: `linear(x, dequantize(q, scale))`, or `expert_linear`. After, if the machine multiplies bytes fast: the rows of x are quantised, to
+16 bits for weights of 8 bits and to 8 bits for weights of 4 bits, and `integer_linear` multiplies integers. q and its scales are packed
+into panels; for weights this happens at load time. This is the only pass that changes what a program computes, within the errors that
+docs/decisions states. Products over the same rows share the quantised rows.
 
-Rows of 16 bits are two planes of bytes, or words where two bytes cannot be multiplied without loss. Sums of 512 words stay within 32 bits;
-a weight with one scale for more of them is taken in parts that share it.
+Rows of 16 bits are two planes of bytes, or words on machines that cannot multiply pairs of bytes without loss. Sums of 512 words stay
+within 32 bits; a weight with one scale for more elements is cut into parts that share the scale.
 
-A weight with an offset per group, (q - zero) * scale or q * scale - shift, is multiplied without it; of what comes out is subtracted the
-product of the groups' sums of rows with the offsets, which has a group's length less to sum.
+A weight with an offset per group, (q - zero) * scale or q * scale - shift, is multiplied without the offset. Then the product of the rows'
+group sums with the offsets is subtracted; this product is shorter by a factor of the group length. A scale that is itself
+dequantised from an integer stays an integer, and the product decodes it.
 
-Where a matrix unit multiplies bytes, weights of 4 bits in groups become `widened_linear`: widened to 8 bits with one scale per channel,
-beside rows with one scale each, which have 8 bits or, where those are too few, 16.
+If the weights have 8 bits and one scale per channel, and the product tolerates rows of i8 (the scheme int8-fast), the rows are coarse: they
+have 8 bits and a scale per group, in one plane instead of two.
+
+If a matrix unit multiplies bytes, 4-bit weights in groups become `widened_linear`: they are widened to 8 bits with one scale per channel.
+The rows have one scale each, and 8 bits or, if those are too few, 16.
 """
 
 from __future__ import annotations
@@ -40,13 +44,15 @@ from compiler.ops.products.experts import EXPERT_INTEGER_LINEAR, EXPERT_LINEAR
 from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.products.integer_rows import QUANTIZE_ROWS, ROW_PLANES
 from compiler.ops.products.matmul import LINEAR
-from compiler.ops.products.quantize import MIDDLE
+from compiler.ops.products.quantize import DEQUANTIZE
 from compiler.ops.products.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 from compiler.passes.rewrite import rewrite_module
 
-ACTIVATION_BITS: Final = {8: 16, 4: 8}  # by bits of the weight
-LONGEST: Final = {DType.I8: 1 << 16, DType.I16: 1 << 9}  # groups whose sums i32 holds for certain, by what rows hold
-SHORTEST_PART: Final = 64  # of a group: each costs a conversion and a multiply-add
+ACTIVATION_BITS: Final = {8: 16, 4: 8}  # bits of a weight -> bits of the rows
+# type of the rows -> largest number of products in a group whose sum certainly fits in i32
+LONGEST: Final = {DType.I8: 1 << 16, DType.I16: 1 << 9}
+COARSE_BITS, COARSE_GROUP = 8, 64  # bits and group length of rows for weights of 8 bits, if the product tolerates i8
+SHORTEST_PART: Final = 64  # fewest elements of a part of a group, because each part costs a conversion and a multiply-add
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ class IntegerProducts:
 
     @property
     def columns(self) -> int:
-        """The columns of a panel. All tiles of a target have panels of one width."""
+        """The number of columns of a panel. Panels of all tiles of a target have the same width."""
         (columns,) = {tile.op.columns for tile in self.tiles.integers}
         return columns
 
@@ -81,7 +87,7 @@ class IntegerProducts:
         return rewrite_module(module, replace)
 
     def _is_widened(self, weight: _Weight) -> bool:
-        """Whether the weight is widened to 8 bits, so that its sum runs over the whole channel."""
+        """Return whether the weight is widened to 8 bits, so that a sum runs over the whole channel."""
         tile = self.tiles.widened
         if tile is None or weight.offset is not None or weight.bits != tile.format.bits or weight.length > LONGEST[tile.rows]:
             return False
@@ -90,19 +96,32 @@ class IntegerProducts:
     def _integer(self, builder: Builder, linear: Call, weight: _Weight, group: int, format: Format) -> Value:
         x, _, *rest = linear.args
         bits, each = ACTIVATION_BITS[weight.bits], 0 if group == weight.length else group
+        is_coarse = self._has_coarse_rows(linear, weight, format)
+        if is_coarse:
+            bits, each = COARSE_BITS, COARSE_GROUP
         rows = builder.call(QUANTIZE_ROWS, x, bits=bits, group=each, dtype=str(format.rows))
         panels = builder.call(PANEL_INTEGERS, weight.q, format=format.name, columns=self.columns)
-        scales = builder.call(PANEL_SCALES, _for_parts(builder, weight, weight.scale, group), columns=self.columns)
+        given = weight.levels or (weight.scale if is_coarse else _for_parts(builder, weight, weight.scale, group),)
+        scale, *units = (builder.call(PANEL_SCALES, level, columns=self.columns) for level in given)
         parts = [builder.emit(TupleGet(rows, i)) for i in range(3)]
         attrs = {"format": format.name, "size": weight.size, "dtype": weight.out_dtype if weight.offset is None else "f32"}
+        attrs |= ({} if weight.is_centred else {"centred": False}) | ({"in_units": True} if units else {})
         op = INTEGER_LINEAR if linear.op is LINEAR else EXPERT_INTEGER_LINEAR
-        product = Call(op, (*parts, panels, scales, *rest), attrs)
+        experts, bias = ((), rest) if op is INTEGER_LINEAR else (rest[:1], rest[1:])
+        product = Call(op, (*parts, panels, scale, *experts, *units, *bias), attrs)
         if weight.offset is None:
             return product
         offsets = _for_parts(builder, weight, _offsets(builder, weight, weight.offset), group)
         beyond = builder.call(LINEAR, _sums(builder, parts[1], parts[2]), offsets)
         found = Call(SUBTRACT, (builder.emit(product), beyond), {})
         return found if weight.out_dtype == "f32" else Call(CAST, (builder.emit(found),), {"dtype": weight.out_dtype})
+
+    def _has_coarse_rows(self, linear: Call, weight: _Weight, format: Format) -> bool:
+        """Return whether rows that are multiplied by 8-bit weights are rounded to 8 bits in groups. A matrix unit multiplies long groups
+        only."""
+        if linear.attrs.get("tolerates") != str(DType.I8) or weight.bits != 8 or weight.group != weight.length:
+            return False
+        return format.rows is DType.I8 and weight.length % COARSE_GROUP == 0 and weight.offset is None and not self.tiles.on_matrix_unit
 
     def _widened(self, builder: Builder, linear: Call, weight: _Weight) -> Value:
         x, *rest = linear.args
@@ -119,16 +138,23 @@ class _Weight:
     scale: Atom
     bits: int
     group: int
-    length: int  # of the rows
-    size: int  # columns of the product
+    length: int  # number of elements of a row
+    size: int  # number of columns of the product
     out_dtype: str
-    offset: Atom | None  # per group: a zero, or a shift
+    offset: Atom | None  # the zero or the shift of each group, if the weight has one
     is_shifted: bool
-    matrices: tuple[int, ...]  # how many, where rows choose
+    levels: tuple[Atom, ...]  # integers and units of the scale; empty if it is a float
+    matrices: tuple[int, ...]  # extents of the leading axes that number the matrices, if rows choose among several
+
+    @property
+    def is_centred(self) -> bool:
+        """Whether 0 is in the middle of the numbers. Numbers of 4 bits with an offset are multiplied as they are stored."""
+        return self.bits == 8 or self.offset is None
 
 
 def _part(weight: _Weight, longest: int) -> int | None:
-    """The length that is summed in i32: a group, or the longest part of a single group that i32 holds. None where that is too short."""
+    """Return the number of elements that are summed in i32: a group, or the longest part of a single group whose sum i32 holds. Return None
+    if that is too short."""
     if weight.group <= longest:
         return weight.group
     step = FOUR * 8 // weight.bits
@@ -137,10 +163,10 @@ def _part(weight: _Weight, longest: int) -> int | None:
 
 
 def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
-    """The quantised weight of a product, if the length of a group is a multiple of 4."""
+    """Return the quantised weight of a product, or None if the weight is not quantised or its groups are not a multiple of 4 bytes long."""
     weight, x = linear.args[1], type_of(linear.args[0])
     made = values.get(weight) if isinstance(weight, Var) else None
-    if not isinstance(made, Call) or made.op.name != "dequantize":
+    if not isinstance(made, Call) or made.op is not DEQUANTIZE:
         return None
     given = type_of(weight)
     if not isinstance(given, TensorType) or given.shape is None or not all(d.is_const for d in given.shape):
@@ -154,11 +180,21 @@ def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
         return None
     dtype = str(linear.attrs.get("out_dtype") or x.dtype)
     q, scale, *offset = made.args
-    return _Weight(q, scale, bits, group or length, length, size, dtype, offset[0] if offset else None, attrs["shifted"], tuple(matrices))
+    zero = offset[0] if offset else None
+    levels = _levels(scale, values, bool(group))
+    return _Weight(q, scale, bits, group or length, length, size, dtype, zero, attrs["shifted"], levels, tuple(matrices))
+
+
+def _levels(scale: Atom, values: Mapping[Var, Value], has_groups: bool) -> tuple[Atom, ...]:
+    """Return the integers and units of a scale that is dequantised from 8 bits, or nothing for other scales."""
+    made = values.get(scale) if isinstance(scale, Var) else None
+    if not has_groups or not isinstance(made, Call) or made.op is not DEQUANTIZE or len(made.args) != 2:
+        return ()
+    return made.args if {**made.op.attributes, **made.attrs}["bits"] == 8 else ()
 
 
 def _for_parts(builder: Builder, weight: _Weight, of_groups: Atom, length: int) -> Atom:
-    """Broadcast the value of a single group to the parts into which it is cut."""
+    """Repeat the value of a single group for each part that the group is cut into."""
     if length == weight.group:
         return of_groups
     shape = (*map(Dim.of, weight.matrices), Dim.of(weight.size), Dim.of(weight.length // length))
@@ -166,16 +202,13 @@ def _for_parts(builder: Builder, weight: _Weight, of_groups: Atom, length: int) 
 
 
 def _offsets(builder: Builder, weight: _Weight, offset: Atom) -> Atom:
-    """[size, groups] in f32, which x = q * scale - offset has where q lies around 0, as in panels."""
-    wide, scale = _as_f32(builder, offset), _as_f32(builder, weight.scale)
-    middle = ScalarValue(float(MIDDLE if weight.bits == 4 else 0), "f32")
-    if weight.is_shifted:
-        return builder.call(SUBTRACT, wide, builder.call(MULTIPLY, scale, middle))
-    return builder.call(MULTIPLY, scale, builder.call(SUBTRACT, wide, middle))
+    """Return the offsets [size, groups] in f32 for x = q * scale - offset."""
+    wide = _as_f32(builder, offset)
+    return wide if weight.is_shifted else builder.call(MULTIPLY, _as_f32(builder, weight.scale), wide)
 
 
 def _sums(builder: Builder, scale: Atom, total: Atom) -> Atom:
-    """[..., groups]: the sum of each group of a row, of all planes."""
+    """Return the sum of each group of a row over all planes: [..., groups]."""
     found, groups = type_of(total), type_of(scale)
     assert isinstance(found, TensorType) and found.shape is not None and isinstance(groups, TensorType) and groups.shape is not None
     wide, axis = builder.call(CAST, total, dtype="f32"), len(found.shape) - 2

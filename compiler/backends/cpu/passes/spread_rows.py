@@ -1,8 +1,8 @@
-"""Keep rows that matrix units read from falling upon each other in the caches.
+"""Pad rows that matrix units read, so that they do not compete for the same cache sets.
 
-Before: rows of a product lie as many bytes apart as they are long, mostly a multiple of a large power of two, so that the rows of a tile
-share a few sets of the first cache, and those of a block a few of the second. After: where rows come from a kernel and go to products
-alone, they lie a line further apart than they are long. Nobody reads that line; what is computed stays the same.
+Before: the stride of a product's rows is their length, usually a multiple of a large power of two. The rows of a tile then share a few sets
+of the first-level cache, and the rows of a block share a few sets of the second-level cache. After: if rows come from a kernel and are read
+only by products, their stride is one cache line more than their length. No kernel reads that line, and results stay the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses, rewrite_module
 
 CLASHING_BYTES = 1024
-Output = tuple[Var, int]  # of a call
+Output = tuple[Var, int]  # the variable of a call, and the index of one of its outputs
 
 
 def spread_rows(module: IRModule) -> IRModule:
@@ -71,14 +71,14 @@ def _wider(given: Type) -> TensorType:
 
 @dataclass(frozen=True, slots=True)
 class _Uses:
-    """How often a function uses a variable: in all, and as the rows of a product."""
+    """Count how often a function uses a variable: in all, and as the rows of a product."""
 
     all: Callable[[Var], int]
     as_rows: Callable[[Var], int]
 
 
 def _rows(module: IRModule, function: Function) -> Iterator[tuple[Var, Output]]:
-    """Variables whose rows are to be spread, and which output of which call each is."""
+    """Yield each variable whose rows get padding, and the call output that it holds."""
     bindings = function.body.bindings
     calls = {b.var: b.value for b in bindings if isinstance(b.value, CallTir) and not any(i is not None for i in b.value.inplace)}
     uses = _uses(module, function.body)
@@ -98,7 +98,7 @@ def _clashes(given: Type) -> bool:
     if not isinstance(given, TensorType) or not given.shape or not given.shape[-1].is_const:
         return False
     size = {DType.BF16: 2, DType.I8: 1}.get(given.dtype) if given.dtype else None
-    planes = given.shape[-2].const if given.dtype is DType.I8 else 1  # of which a row of bytes consists
+    planes = given.shape[-2].const if given.dtype is DType.I8 else 1  # a row of bytes consists of several planes
     return size is not None and planes * given.shape[-1].const * size % CLASHING_BYTES == 0
 
 
@@ -116,7 +116,7 @@ def _uses(module: IRModule, body: Body) -> _Uses:
 
 
 def _read_as_rows(prim: PrimFunc) -> set[Buffer]:
-    """The buffers that a kernel reads as left operands of a product."""
+    """Return the buffers that a kernel reads as left operands of a product."""
     if prim.attrs.get("schedule"):
         return set()
     if (product := product_in(prim)) is not None:

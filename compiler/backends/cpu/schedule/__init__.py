@@ -1,1 +1,1 @@
-"""How kernels run on the CPU: which loops, threads, vectors and tiles a loop nest gets."""
+"""Schedules for the CPU: assign loops, threads, vectors and tiles to a loop nest."""

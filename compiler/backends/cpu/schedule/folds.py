@@ -1,4 +1,4 @@
-"""Folds of what vector lanes hold. Extents are powers of two, and nothing else decides the order of a fold."""
+"""Reductions across vector lanes. Extents are powers of two, and the extent alone determines the order of a reduction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from compiler.ir.loops.write import Array, Kernel, halvings, select
 
 
 def fold_halves(k: Kernel, array: Array, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-    """Fold a local array into its first element, upper halves onto lower ones: its rows, if it has any, then lanes of the first row."""
+    """Reduce a local array to its first element by folding upper halves onto lower ones: first its rows, if it has any, then the lanes of
+    the first row."""
     *rows, width = (extent.const for extent in array.shape)
     for half in halvings(rows[0] if rows else 1):
         for row in range(half):
@@ -22,7 +23,7 @@ def fold_halves(k: Kernel, array: Array, combine: Callable[[Scalar, Scalar], Sca
 
 
 def spread_largest(k: Kernel, array: Array) -> None:
-    """Put the largest element into every lane: each step compares an element with the one `distance` lanes on, around the end."""
+    """Put the largest element into every lane. Each step compares an element with the one `distance` lanes further, cyclically."""
     width = array.shape[0].const
     for distance in halvings(width):
         with k.vector(width) as lane:
@@ -30,5 +31,5 @@ def spread_largest(k: Kernel, array: Array) -> None:
 
 
 def larger(a: Scalar, b: Scalar) -> Scalar:
-    """The maximum in one instruction, unlike `maximum`. It may lose a NaN; exp(NaN - maximum) brings the NaN back."""
+    """Return the larger number with one instruction; `maximum` needs more. A NaN may get lost, but then exp(NaN - maximum) is NaN again."""
     return select(a < b, b, a)

@@ -1,4 +1,4 @@
-"""Prefetch rows that are read soon, so that memory works while the core computes."""
+"""Prefetch rows that are read soon, so that memory transfers overlap with computation."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from compiler.machine.intrinsics import prefetch as tiles
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Prefetch one row of each buffer into the second-level cache. The first-level cache holds the row at hand."""
+    """Prefetch one row of each buffer into the second-level cache. The first-level cache holds the current row."""
 
     buffers: tuple[Buffer, ...]
     row: tuple[Dim, ...]
 
     def vector(self, k: Kernel, start: Dim) -> None:
-        """Prefetch a vector's elements, from element `start` on."""
+        """Prefetch a vector's elements, starting at element `start`."""
         for buffer in self.buffers:
             k.tile(tiles.Prefetch(far=True), Load(buffer, (*self.row, start)))
 

@@ -1,12 +1,12 @@
-"""Reductions along rows, and what follows from them: sums, maxima, softmax, norms.
+"""Reductions along rows, and the stages that follow them: sums, maxima, softmax, norms.
 
-Takes stages that share their leading axes, the *row*: each stage either folds along the row into a number per row, or writes elements of
-the row. A thread does all stages of a row while the row is in cache; numbers per row live in registers. The stages may leave a row that is
-itself divided into parts, each a row of its own: a norm, and then the rounding of its result in groups.
+The stages share their leading axes, the *row*. Each stage either reduces along the row to a number per row, or writes elements of the row.
+A thread runs all stages of a row while the row is in cache; numbers per row are in registers. After the stages, a row may be divided into
+parts that are rows themselves, for example to round the result of a norm in groups.
 
-A fold keeps PARTS vectors of partial results, or fewer if these hold a whole short row, element `r` in lane `r mod (parts * width)`. At the
-end the parts are folded into one another and the lanes by halves. The order depends on the length of the row alone. The two folds of a
-softmax go along the row together (compiler/backends/cpu/schedule/softmax.py).
+A reduction keeps PARTS vectors of partial results, or fewer if these hold a whole short row. Element `r` is in lane `r mod (parts *
+width)`. At the end the parts are folded into one another and the lanes by halves. The order depends only on the length of the row. The two
+reductions of a softmax walk along the row together (compiler/backends/cpu/schedule/softmax.py).
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class _Rows:
 
     @property
     def worth_prefetching(self) -> bool:
-        """Whether a stage that writes elements reads rows in order: it computes between its reads. Folds do little beside reading."""
+        """True if a stage that writes elements reads rows in order. Such a stage computes between its reads, so prefetching pays;
+        reductions do little besides reading."""
         return any(self.read_in_order(s.nest.store.value, s.nest.vars) for s in self.program.stages if s.inner is not None)
 
     def declare(self, k: Kernel) -> None:
@@ -69,8 +70,8 @@ class _Rows:
             k.allocate(number)
 
     def write(self, k: Kernel, point: list[Dim], next_row: list[Dim] | None = None) -> None:
-        """All stages of one row, then its parts. Every stage that reads rows in order prefetches all of the next: a core drops requests
-        while it has many."""
+        """Write all stages of one row, then its parts. Every stage that reads rows in order prefetches the whole next row, because a core
+        drops prefetches while many are pending."""
         self.declare(k)
         for stage in self.program.stages:
             if stage.inner is None:
@@ -83,7 +84,7 @@ class _Rows:
                 parts.write(k, [*point, part])
 
     def write_number(self, k: Kernel, stage: RowStage, point: list[Dim], next_row: list[Dim] | None) -> None:
-        """Write the number of a row, which is computed from folds along it."""
+        """Write the number of a row, which is computed from reductions along it."""
         store, mapping = stage.nest.store, dict(zip(stage.nest.vars, point, strict=False))
         with k.scope():
             results = {fold: k.local("fold", 1, dtype=dtype_of(fold)) for fold in reversed(stage.folds)}
@@ -120,7 +121,7 @@ class _Rows:
             result[0] = partial[0, 0]
 
     def write_elements(self, k: Kernel, stage: RowStage, store: Store, point: list[Dim], next_row: list[Dim] | None) -> None:
-        """Write the elements of a row. A choice that is the same for all of them is made once."""
+        """Write the elements of a row. A SELECT whose condition is the same for all elements becomes a branch around the loop."""
         nest, value, mapping = stage.nest, store.value, dict(zip(stage.nest.vars, point, strict=False))
         assert stage.inner is not None
         inner, length = stage.inner
@@ -139,10 +140,10 @@ class _Rows:
     # --- prefetching ---------------------------------------------------------------------------------------------------
 
     def prefetch(self, value: Scalar, axes: Sequence[DimVar], next_row: list[Dim] | None) -> Prefetch:
-        """The next row of what the value is computed from."""
+        """Return a prefetch of the next row, for the buffers that the value reads in order."""
         return NO_PREFETCH if next_row is None else Prefetch(self.read_in_order(value, axes), tuple(next_row))
 
     def read_in_order(self, value: Scalar, axes: Sequence[DimVar]) -> tuple[Buffer, ...]:
-        """The buffers that are read in the order of the axes, except those that the kernel itself writes."""
+        """Return the buffers that are read in the order of the axes, except those that the kernel itself writes."""
         place, written = tuple(map(Dim.of, axes)), {stage.nest.store.buffer for stage in self.program.stages}
         return tuple(dict.fromkeys(s.buffer for s in loads(value) if s.indices == place and s.buffer not in written))

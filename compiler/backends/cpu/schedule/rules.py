@@ -1,4 +1,4 @@
-"""Choose the schedule of a loop nest: the first rule that takes it."""
+"""Choose the schedule of a loop nest: the first rule that applies."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
 
 
 def _scheduled(body: Stmt) -> bool:
-    """Whether the nest was written with loops of other kinds than serial ones."""
+    """Return whether the nest contains tiles, or loops of other kinds than serial ones."""
     return any(isinstance(s, Tile) or (isinstance(s, For) and s.kind is not LoopKind.SERIAL) for s in walk_stmts(body))
 
 
 def _by_stage(prim: PrimFunc) -> PrimFunc:
-    """Schedule each stage as a phase of its own. A stage that no rule takes runs on one thread, as it is written."""
+    """Schedule each stage as a phase of its own. A stage to which no rule applies runs on one thread, as it is written."""
     temporaries, body = without_allocations(without_products(prim.body))
     done = [schedule_spatial(s, LANES) or s for s in stages(body)]
     return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, sequence(done)), {**prim.attrs, "schedule": "spatial"})

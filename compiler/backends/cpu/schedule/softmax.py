@@ -1,12 +1,12 @@
-"""Softmax, and whatever else sums exp(x - max x): both folds in one walk along the row, block by block.
+"""Softmax, and other reductions of exp(x - max x): both reductions in one walk along the row, block by block.
 
-If the sum came after the maximum, a row would first wait for memory alone and then for arithmetic alone. Instead, the exponentials of a
-block are computed while the next block comes from memory for its maximum. So the next row is not prefetched. The exponentials are relative
-to the largest element so far. When that rises, the sum so far is scaled down. Kept exponentials are corrected by the last stage, with one
-factor per block. At most MOST factors are stored, so the blocks of a longer row are larger.
+If the sum followed the maximum, a row would first be bound by memory and then by arithmetic. Instead, the exponentials of a block are
+computed while the next block is loaded for its maximum. So the next row is not prefetched. The exponentials are relative to the largest
+element so far. When that rises, the sum so far is scaled down. The last stage corrects exponentials that were kept, with one factor per
+block. At most MOST factors are stored, so the blocks of a longer row are larger.
 
-A row of one block has the bits of the separate folds. Elements are compared with the lowest finite number too, which is then subtracted:
-a block of -inf alone adds 0, a row of nothing else ends as 0 / 0. A NaN that the maximum loses comes back with the sum.
+A row of one block has the bits of separate reductions. The maximum is at least the lowest finite number, so that it can be subtracted: a
+block of only -inf adds 0, and a row of only -inf gives 0 / 0. If the maximum loses a NaN, the sum is NaN.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from compiler.ir.loops.visit import loads, map_scalar, rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, exp, less
 from compiler.ir.prove import prove_divisible, prove_le
 
-BLOCK = 512  # elements: from its maximum to its exponentials a block waits in the first cache
-MOST = 64  # blocks of a row
+BLOCK = 512  # number of elements of a block, which stays in the first-level cache from its maximum to its exponentials
+MOST = 64  # largest number of blocks of a row
 LOWEST = Const(float(np.finfo(np.float32).min), DType.F32)
 ZERO = Dim.of(0)
 
 
 def is_softmax(program: RowProgram) -> bool:
-    """Whether the stages are max x, the sum of exp(x - max x), and elements made of both, in rows longer than a block."""
+    """Return whether the stages are max x, the sum of exp(x - max x), and elements computed from both, in rows longer than a block."""
     if len(program.stages) != 3 or program.stages[-1].inner is None or program.parts is not None:
         return False
     first, second, last = program.stages
@@ -60,7 +60,7 @@ def is_softmax(program: RowProgram) -> bool:
 
 
 def write_softmax(k: Kernel, program: RowProgram, point: list[Dim], width: int) -> None:
-    """Write one row. The program's numbers per row are in registers already."""
+    """Write one row. The program's numbers per row are already in registers."""
     maximum, total, last = program.stages
     fold = maximum.nest.store.value
     assert isinstance(fold, Reduce)
@@ -87,7 +87,7 @@ def write_softmax(k: Kernel, program: RowProgram, point: list[Dim], width: int) 
 
 
 def block_size(k: Kernel, length: Dim) -> tuple[Dim, Dim]:
-    """The elements of a block, and the number of full blocks."""
+    """Return the number of elements of a block, and the number of full blocks."""
     times = dim_max(1, ceil_div(length, BLOCK * MOST))
     if not (length.is_const or prove_le(length, BLOCK * MOST)):
         times = k.let("stretch", times, lower=1)
@@ -102,17 +102,17 @@ class _Row:
     point: list[Dim]
     width: int
     length: Dim
-    size: Dim  # of a block
-    num_full: Dim  # blocks
-    most: Array  # [width]: the largest elements seen
-    top: Array  # [width]: the largest element of all blocks up to this one, in every lane
-    change: Array  # [width]: of the sums, as the maximum rises; the factor of a block at the end
+    size: Dim  # number of elements of a block
+    num_full: Dim  # number of full blocks
+    most: Array  # [width]: the largest element so far in each lane
+    top: Array  # [width]: the largest element of all blocks up to the current one, in every lane
+    change: Array  # [width]: the factor by which sums are multiplied when the maximum rises; at the end, the factor of a block
     sums: Array  # [PARTS, width]
-    tops: Array  # [MOST]: `top` as it was in each block
+    tops: Array  # [MOST]: the value that `top` had in each block
 
     @property
     def edge(self) -> Dim:
-        """The first element behind the full blocks."""
+        """The first element after the full blocks."""
         return self.num_full * self.size
 
     @property
@@ -122,7 +122,7 @@ class _Row:
     # --- folding -------------------------------------------------------------------------------------------------------
 
     def write_sums(self, k: Kernel) -> None:
-        """Write `top` and `sums` of the row. The maximum is one block ahead of the sums."""
+        """Compute `top` and `sums` of the row. The maximum is one block ahead of the sums."""
         with k.vector(self.width) as lane:
             self.most[lane] = LOWEST
             self.top[lane] = LOWEST
@@ -148,7 +148,8 @@ class _Row:
                         self.add(k, vector.part, lane, index)
 
     def use_maximum(self, k: Kernel, first: Dim) -> None:
-        """Raise the maximum to the largest element so far, and rescale the sums. Exponentials from `first` on are relative to it."""
+        """Raise `top` to the largest element so far, and rescale the sums. The exponentials of the elements that start at `first` are
+        relative to it."""
         spread_largest(k, self.most)
         with k.when(less(0, first)):
             with k.vector(self.width) as lane:
@@ -188,8 +189,8 @@ class _Row:
         write_element(k, Store(store.buffer, store.indices, value), self.at(self.total))
 
     def write_elements(self, k: Kernel) -> None:
-        """Write the elements from the end on, which is still in the first cache. The elements behind the blocks are relative to the maximum
-        of the row already."""
+        """Write the elements in reverse order, because the end is still in the first-level cache. Elements after the full blocks are
+        already relative to the maximum of the row."""
         nest, kept = self.last.nest, self.total.keeps
 
         def write(store: Store, first: Dim, end: Dim) -> None:

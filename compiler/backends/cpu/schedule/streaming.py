@@ -1,4 +1,4 @@
-"""Write results that are larger than the caches past them: the caches would not hold the results until they are read."""
+"""Write large results with non-temporal stores, because the caches would evict them before they are read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from compiler.ir.loops.write import Kernel, less_equal
 from compiler.ir.prove import prove_le, prove_lt
 from compiler.machine.intrinsics.stream import LANES, Stream
 
-LARGE = 64 << 20  # bytes of a result: more than the caches that one process may count on
+LARGE = 64 << 20  # bytes of a large result: more than the share of the caches that one process can expect
 
 
 def goes_past_caches(axes: Axes, store: Store, width: int) -> Scalar | bool:
-    """Whether vectors along the last axis are streamed, by the size of what all axes write. A scalar where only the run knows it."""
+    """Return whether vectors along the last axis are streamed, which depends on the number of bytes that all axes write. Return a scalar if
+    the number is only known at run time."""
     size = product_of([extent for _, extent in axes]) * store.buffer.dtype.num_bytes
     if not _whole_vectors(store, axes[-1][0], width) or prove_lt(size, LARGE):
         return False
@@ -27,7 +28,7 @@ def goes_past_caches(axes: Axes, store: Store, width: int) -> Scalar | bool:
 
 
 def _whole_vectors(store: Store, inner: DimVar, width: int) -> bool:
-    """Whether lanes lie side by side and the kernel has not just read what it replaces."""
+    """Return whether lanes are adjacent in memory and the kernel has not just read what it overwrites."""
     *outer, last = store.indices
     beside = not any(inner in dim.vars() for dim in (*outer, last - inner))
     fresh = not any(load.buffer is store.buffer for load in loads(store.value))
@@ -35,7 +36,7 @@ def _whole_vectors(store: Store, inner: DimVar, width: int) -> bool:
 
 
 def stream(k: Kernel, store: Store, point: Mapping[DimVar, Dim], inner: DimVar, start: Dim) -> None:
-    """Do the store for a vector of its innermost axis, past the caches."""
+    """Emit a store of one vector along its innermost axis, past the caches."""
     with k.scope():
         row = k.local("row", LANES)
         with k.vector(LANES) as lane:

@@ -1,1 +1,1 @@
-"""From LLVM IR to a module of WebAssembly that imports nothing but memory and a stack."""
+"""Compile LLVM IR to a WebAssembly module that imports only a memory and a stack pointer."""

@@ -1,7 +1,7 @@
-"""Link one relocatable object to a module that runs, without tools of the user's machine.
+"""Link one relocatable object to a module that can be instantiated, without tools on the user's machine.
 
-The module imports the memory, which has a maximum, and the stack pointer from `env`, exports every function that is not local, and a
-constant global `__heap_base`, the first address behind its data. Kernels are complete in themselves, so a module has one object and imports
+The module imports from `env` the memory, which has a maximum, and the stack pointer. It exports every function that is not local, and a
+constant global `__heap_base`, the first address after its data. Kernels call no outside functions, so a module has one object and imports
 no function.
 """
 
@@ -28,12 +28,12 @@ from compiler.backends.wasm.codegen.object import (
 from compiler.ir.errors import CompileError
 
 HEAP_BASE: Final = "__heap_base"
-PAGES: Final = 1 << 16  # that a memory may have: what pointers of 32 bits address
+PAGES: Final = 1 << 16  # largest number of pages of a memory: 32-bit pointers cannot address more
 HAS_MAXIMUM: Final = 1
-DATA_BEGIN: Final = 1024  # address 0 stays unused
+DATA_BEGIN: Final = 1024  # first address of data; address 0 stays unused
 ALIGNMENT: Final = 64
 _I32, _CONSTANT, _I32_CONST, _END = 0x7F, 0, 0x41, 0x0B
-_PADDED: Final = 5  # bytes of a number that is filled in
+_PADDED: Final = 5  # number of bytes of an integer that the linker fills in
 
 
 def linked(source: WasmObject) -> bytes:
@@ -43,7 +43,7 @@ def linked(source: WasmObject) -> bytes:
     bodies = [bytearray(body) for _, body in source.sections]
     for patch in source.patches:
         place = _filled_in(source, patch)
-        if source.sections[patch.section][0] is not Section.CUSTOM:  # debug information is dropped
+        if source.sections[patch.section][0] is not Section.CUSTOM:  # custom sections, such as debug information, are dropped
             bodies[patch.section][patch.offset : patch.offset + len(place)] = place
     filled = {kind: bytes(body) for (kind, _), body in zip(source.sections, bodies, strict=True)}
     segments = read_segments(filled.get(Section.DATA, NONE))
@@ -107,8 +107,8 @@ def _name(text: str) -> bytes:
 
 
 def memory_flags(module: bytes) -> int:
-    """The place of the byte that says what kind of memory a module imports. Set to 3, it says that threads share the memory: their code is
-    the same."""
+    """Return the offset of the byte that says what kind of memory a module imports. Set to 3, it declares a memory that threads share; the
+    code is the same."""
     return module.index(_memory()) + len(_memory())
 
 

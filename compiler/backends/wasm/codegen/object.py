@@ -1,7 +1,7 @@
-"""Read a relocatable object of WebAssembly that LLVM wrote, as far as linking needs it.
+"""Read a relocatable WebAssembly object that LLVM wrote, as far as linking needs it.
 
-The format is that of the tool conventions of WebAssembly (Linking.md): sections of a module, a custom section `linking` with the symbols,
-and for each section with places to fill in a custom section `reloc.NAME`.
+The format is described in the tool conventions of WebAssembly (Linking.md): the sections of a module, a custom section `linking` with the
+symbols, and a custom section `reloc.NAME` for each section that has places to fill in.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SymbolKind(IntEnum):
 
 
 class Relocation(IntEnum):
-    """The relocations that kernels have. Kernels call nothing by address, so none is the address of a function."""
+    """The relocations of kernels. Kernels make no indirect calls, so there is none for the address of a function."""
 
     FUNCTION_INDEX_LEB = 0
     MEMORY_ADDR_LEB = 3
@@ -50,15 +50,15 @@ _SYMBOL_TABLE = 8
 class Import:
     field: str
     kind: Kind
-    description: bytes  # what follows the kind
+    description: bytes  # the bytes after the kind
 
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
     kind: SymbolKind
     name: str
-    index: int  # of a function or global; of data, the segment
-    offset: int  # of data, within its segment
+    index: int  # index of the function or global; for data, of the segment
+    offset: int  # offset of data within its segment
     is_local: bool
     is_undefined: bool
 
@@ -68,7 +68,7 @@ class Patch:
     section: int
     kind: Relocation
     offset: int
-    index: int  # of a symbol, or of a type
+    index: int  # index of a symbol or of a type
     addend: int
 
 
@@ -203,7 +203,7 @@ def read_segments(section: bytes) -> tuple[Segment, ...]:
 def _segments(reader: Reader) -> Iterator[Segment]:
     for _ in range(reader.unsigned()):
         if (reader.unsigned(), reader.byte()) != (0, 0x41):  # active in memory 0, at an i32.const
-            raise CompileError("a data segment of an object has no constant place")
+            raise CompileError("a data segment of an object has no constant address")
         begin = reader.signed()
         reader.byte()  # end of the expression
         yield Segment(begin, reader.take(reader.unsigned()))

@@ -1,6 +1,6 @@
-"""Widen 16 bits to the upper half of 32, as bf16 becomes f32: lanes are interleaved with zeros, in one instruction for each register.
+"""Widen 16 bits to the upper half of 32 bits, as bf16 becomes f32, by interleaving lanes with zeros: one instruction per register.
 
-LLVM makes of `shl (zext x), 16` two instructions for the lower lanes of a register and, in V8, three for the upper ones.
+LLVM compiles `shl (zext x), 16` to two instructions for the lower lanes of a register and, in V8, to three for the upper lanes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHIFTED: Final = re.compile(
 
 
 def with_interleaving(text: str) -> str:
-    """The text of a module whose vectors of 16 bits are widened so."""
+    """Replace each widening of a vector in the text of a module by a shuffle with zeros."""
     return _SHIFTED.sub(_interleaved, text)
 
 

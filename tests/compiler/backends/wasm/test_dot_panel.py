@@ -1,7 +1,8 @@
-"""Products of bytes in WebAssembly are exact, with relaxed SIMD and without."""
+"""WebAssembly code for products of bytes is exact, with and without relaxed SIMD."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.backends.wasm.codegen.link import link
 from compiler.ir.dtypes import DType
-from compiler.machine.target import Target
+from compiler.machine.instructions.wasm import LANES
+from compiler.machine.target import Target, get
 from tests.compiler.backends.wasm.test_multiply_add import WASM
 from tests.compiler.machine.intrinsics.test_dot_panel import COLUMNS, ROWS, K, op_of, tiled
 from tests.node import run_node
@@ -30,16 +32,33 @@ process.stdout.write(new Uint8Array(memory.buffer, 49152, 4096));
 
 
 @pytest.mark.parametrize(("bits", "rows"), [(4, DType.I8), (8, DType.I16)], ids=["bytes by 4 bits", "words by bytes"])
+@pytest.mark.parametrize("height", [1, ROWS])
 @pytest.mark.parametrize("target", WASM, ids=lambda t: t.name)
-def test_it_means_what_the_tile_means(target: Target, bits: int, rows: DType, tmp_path: Path) -> None:
-    """With the largest numbers of both signs among them."""
-    (tmp_path / "m.wasm").write_bytes(link([emit_kernel("tile", tiled(bits, 4, rows), target)], target).object)
+def test_it_means_what_the_tile_means(target: Target, height: int, bits: int, rows: DType, tmp_path: Path) -> None:
+    """The compiled tile equals the tile's NumPy meaning, also for the largest numbers of both signs."""
+    (tmp_path / "m.wasm").write_bytes(link([emit_kernel("tile", tiled(bits, 4, rows, height), target)], target).object)
     chance, kind = np.random.default_rng(4), np.int8 if rows is DType.I8 else np.int16
-    a = chance.integers(np.iinfo(kind).min, np.iinfo(kind).max, (ROWS, K), kind, endpoint=True)
-    a[0], a[1] = np.iinfo(kind).min, np.iinfo(kind).max
+    a = chance.integers(np.iinfo(kind).min, np.iinfo(kind).max, (height, K), kind, endpoint=True)
+    a[0, : K // 2], a[-1, K // 2 :] = np.iinfo(kind).min, np.iinfo(kind).max
     b = chance.integers(0, 256, K * COLUMNS * bits // 8, np.uint8)
     b[: b.size // 2] = 255
     (tmp_path / "given").write_bytes(a.tobytes().ljust(4096, b"\0") + b.tobytes())
-    c = np.zeros(ROWS * COLUMNS, np.int32)
-    op_of(bits, rows).meaning([c, a.reshape(-1), b], [K, K])
+    c = np.zeros(height * COLUMNS, np.int32)
+    op_of(bits, rows, height).meaning([c, a.reshape(-1), b], [K, K])
     assert run_node(RUN, tmp_path / "m.wasm", tmp_path / "given")[: c.nbytes] == c.tobytes()
+
+
+def test_a_single_row_multiplies_each_load_before_the_next() -> None:
+    """The code for a single row multiplies the weights of one load before it loads the next. LLVM would order the products by column, and
+    engines would have to keep the whole row in registers."""
+    target = get("wasm-relaxed")
+    text = link([emit_kernel("tile", tiled(4, 4, height=1), target)], target).assembly()
+    steps = re.findall(r"v128\.load32_splat|i16x8\.relaxed_dot", text)
+    per_load = 2 * COLUMNS // LANES  # dot products of both halves of the columns that are loaded together
+    dots = [i for i, step in enumerate(steps) if "dot" in step]
+    assert len(dots) == 4 * per_load
+    for load in range(1, 4):
+        before, after = steps[: dots[load * per_load - 1]], steps[dots[load * per_load - 1] :]
+        assert before.count("v128.load32_splat") == 2 * load, "the loop reads two words of the row per load of its columns"
+        assert after.count("v128.load32_splat") == 2 * (4 - load)
+    assert text.count(f"v128.const\t{0x0F0F0F0F0F0F0F0F}") == 1, "the mask of four bits stays in a register"

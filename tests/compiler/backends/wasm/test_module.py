@@ -1,4 +1,4 @@
-"""Objects of LLVM become modules that run, without a tool beside the compiler."""
+"""LLVM object files become WebAssembly modules that run, without an external linker."""
 
 from __future__ import annotations
 
@@ -67,12 +67,13 @@ console.log(JSON.stringify([from_table(0), from_table(1), count(), count(), from
 
 
 def test_data_calls_and_the_stack_are_linked(tmp_path: Path) -> None:
-    """Addresses in code and in data, functions that nobody else sees, and a local array."""
+    """The linker resolves data, calls and the stack. The linked object has addresses in code and in data, functions with internal linkage,
+    and a local array."""
     (tmp_path / "m.wasm").write_bytes(linked(read_object(object_of(TABLES))))
     found = json.loads(run_node(RUN, tmp_path / "m.wasm"))
     assert found[:6] == [40, 14, 8, 9, 18, 9]
     heap_base, others, imports = found[6:]
-    assert heap_base > DATA_BEGIN and heap_base % 64 == 0 and others == [], "only global functions are exported"
+    assert heap_base > DATA_BEGIN and heap_base % 64 == 0 and others == [], "a local function is exported"
     assert imports == ["env.memory", "env.__stack_pointer"]
 
 

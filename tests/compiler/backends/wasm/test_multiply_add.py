@@ -1,4 +1,4 @@
-"""Products and sums in WebAssembly: rounded once where the engine can, for any number of lanes."""
+"""Multiply-add in WebAssembly, with any number of lanes, is rounded only once if the engine has a fused operation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_it_rounds_as_the_target_says(target: Target, tmp_path: Path) -> None:
 
 
 def nearest(value: Fraction, dtype: type[np.floating]) -> float:
-    """Of three candidates around the rounded f64 the one that is nearest: a fraction is exact."""
+    """Return the number of type `dtype` that is nearest to an exact fraction: of the rounded f64 value and its two neighbours."""
     middle = dtype(float(value))
     around = [np.nextafter(middle, dtype(-np.inf)), middle, np.nextafter(middle, dtype(np.inf))]
     return float(min(around, key=lambda x: abs(Fraction(float(x)) - value)))

@@ -1,4 +1,4 @@
-"""16 bits become the upper half of 32 by interleaving them with zeros."""
+"""Widening in WebAssembly moves a 16-bit element to the upper half of a 32-bit lane, by interleaving the elements with zeros."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def function(number: int, lanes: int) -> str:
 
 def test_it_means_a_shift(tmp_path: Path) -> None:
     target, text = get("wasm-simd128"), "\n\n".join(function(i, lanes) for i, lanes in enumerate(LANES))
-    assert with_interleaving(text).count("shufflevector") == len(LANES) - 1, "all but the scalar"
+    assert with_interleaving(text).count("shufflevector") == len(LANES) - 1, "expected one shuffle per vector, and none for the scalar"
     linked = link([], target, text)
     (tmp_path / "m.wasm").write_bytes(linked.object)
     assert "i16x8.extend" not in linked.assembly() and "i32x4.extend" not in linked.assembly()

@@ -1,11 +1,11 @@
-"""A block of keys and values for some rows of paged attention, on a matrix unit.
+"""Process a block of keys and values for some rows of paged attention on a matrix unit.
 
-The unit multiplies bf16, which pages hold: queries and weights are rounded to it. Keys and values are interleaved in pairs as they are
-loaded from their page, for all rows that share them; values that no row sees become zero on the way, as 0 * NaN is no 0.
+The unit multiplies bf16, the type of the pages; queries and weights are rounded to it. Keys and values are interleaved in pairs as they are
+loaded from their page, once for all rows that share them. Values that no row sees are loaded as zeros, because 0 * NaN is not 0.
 
-A row has the same bits whatever stands beside it: the products of a block are stored apart, and each row adds its own to its sums. A key
-that is not visible to the row has weight 0 and adds a zero. That changes at most the sign of a zero, which is lost where the unit adds to
-its +0.
+A row has the same bits whatever other rows are in the tile: the products of a block are stored separately, and each row adds its own
+products to its sums. A key that is not visible to the row has weight 0 and adds a zero. That changes at most the sign of a zero, which is
+lost when the unit adds the zero to an accumulator that begins with +0.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from compiler.machine.intrinsics.round_bf16 import RoundBf16
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 from compiler.ops.attention.plain import capped
 
-HEIGHT = 32  # rows of a product, at most
-CHUNK = 2 * 8  # rows that are interleaved at a time
+HEIGHT = 32  # largest number of rows of a product
+CHUNK = 2 * 8  # number of rows that are interleaved at a time
 BF16 = DType.BF16
 
 
 def allocate_rows(k: Kernel, count: int, blocks: int, size: int) -> Rows:
-    """Queries are [rows, depth]; scores of the blocks at hand are [blocks, rows, BLOCK], weights those of one block."""
+    """Allocate the state of `count` rows. Queries are [rows, depth], scores of the current blocks are [blocks, rows, BLOCK], and weights of
+    one block are [rows, BLOCK]."""
     return Rows(
         k.local("queries", count, depth_of(size), dtype=BF16),
         k.local("scores", blocks, count, BLOCK),
@@ -59,11 +60,11 @@ class MatrixUnit:
     layer: Dim
     size: int
     softcap: float
-    count: int  # rows that share a kv head
-    keys: Array  # [depth / 2, BLOCK, 2]
+    count: int  # number of rows that share a kv head
+    keys: Array  # [depth / 2, BLOCK, 2]: the keys of a block
     loaded: Array  # [panels, BLOCK / 2, BLOCK, 2]: the values of a block
-    products: Array  # [panels, rows, BLOCK]: of weights and values
-    rescale: Array  # [rows]: exp(old maximum - new maximum), the factor of what was summed before
+    products: Array  # [panels, rows, BLOCK]: products of weights and values
+    rescale: Array  # [rows]: exp(old maximum - new maximum), the factor of the earlier sums
 
     @staticmethod
     @contextmanager
@@ -81,7 +82,7 @@ class MatrixUnit:
             yield unit
 
     def pad(self, k: Kernel) -> None:
-        """Write zeros where neither keys nor values are loaded."""
+        """Write zeros to the parts of the buffers that no keys or values fill."""
         pairs, left, last_panel = self.size // 2, self.size % BLOCK, self.loaded.shape[0] - 1
         with k.serial("r", depth_of(self.size) // 2 - pairs) as r, k.serial("c", 2 * PAGES) as c, k.vector(PAGE) as lane:
             self.keys[pairs + r, c * PAGE + lane] = 0.0
@@ -90,7 +91,7 @@ class MatrixUnit:
 
     @property
     def height(self) -> int:
-        """The rows of a tile. All tiles have the same number."""
+        """The number of rows of a tile. All tiles have the same number of rows."""
         return next(h for h in range(HEIGHT, 0, -1) if self.count % h == 0)
 
     @property
@@ -100,7 +101,7 @@ class MatrixUnit:
     # --- scores --------------------------------------------------------------------------------------------------------
 
     def scores(self, k: Kernel, block: Sequence[HeadPage], row: Dim, slot: Dim) -> None:
-        """Compute the scores of the rows from `row` on."""
+        """Compute the scores of all rows that share a kv head. The first of these rows is `row`."""
         for v, page in enumerate(block):
             self.load_keys(k, v, page)
         with self.row_tiles(k) as m:
@@ -144,7 +145,7 @@ class MatrixUnit:
     # --- values --------------------------------------------------------------------------------------------------------
 
     def load_values(self, k: Kernel, block: Sequence[HeadPage], low: Dim, high: Dim) -> None:
-        """Load the values of the keys from `low` to `high`, and zeros for other keys."""
+        """Load the values of the keys `low` to `high`, and zeros for all other keys."""
         for v, page in enumerate(block):
             for p, columns in self.panels(k):
                 self.prefetch(k, page, VALUES, p * (BLOCK * PAGE), columns * PAGE)
@@ -153,7 +154,7 @@ class MatrixUnit:
                 k.tile(InterleavePairs(columns, masked=True), target, source, dims=dims)
 
     def panels(self, k: Kernel) -> Iterator[tuple[Dim, int]]:
-        """Yield each panel of values and its columns. The caller writes the body."""
+        """Yield the index and the number of columns of each panel of values. The body of the caller's `for` becomes the loop body."""
         whole, left = divmod(self.size, BLOCK)
         if whole:
             with k.serial("p", whole) as p:
@@ -162,20 +163,20 @@ class MatrixUnit:
             yield Dim.of(whole), left
 
     def multiply_values(self, k: Kernel) -> None:
-        """Multiply the weights of all rows by the values that are loaded."""
+        """Multiply the weights of all rows by the loaded values."""
         with k.serial("p", self.products.shape[0]) as p, self.row_tiles(k) as m:
             self.multiply(k, self.products[p, m, 0], self.rows.weights[m, 0], self.loaded[p, 0, 0], BLOCK)
 
     def add(self, k: Kernel, m: Dim, row: Dim) -> None:
-        """Add the products of a row to its values."""
+        """Rescale the weighted values of a row, and add the products of the current block to them."""
         values = self.rows.values
         with k.serial("c", self.size // PAGE) as c, k.vector(PAGE) as lane:
             product = self.products[c // PAGES, m, c % PAGES * PAGE + lane]
             values[row, c, lane] = fma(values[row, c, lane], self.rescale[m], product)
 
     def not_finite(self, k: Kernel, suspect: Scalar) -> Scalar:
-        """Whether a loaded value is infinite or NaN, so that it would reach rows to which it is not visible. Values are examined only where
-        `suspect` holds: x - x is 0 for finite numbers alone."""
+        """Return whether a loaded value is infinite or NaN, so that it would affect rows to which its key is not visible. Values are only
+        examined if `suspect` holds. x - x is 0 only for finite numbers."""
         panels, pairs, length = self.loaded.shape
         found = k.local("found", PAGE)
         with k.vector(PAGE) as lane:
@@ -204,5 +205,5 @@ class MatrixUnit:
 
 
 def depth_of(size: int) -> int:
-    """The depth of products with keys, in whole steps of the unit."""
+    """Return the depth of products with keys, rounded up to whole steps of the unit."""
     return -(-size // BLOCK) * BLOCK

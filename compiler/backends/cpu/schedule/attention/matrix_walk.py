@@ -1,8 +1,8 @@
 """The two walks of vector_walk.py over the blocks of a split, on a matrix unit.
 
-A token alone takes the keys of STRETCH blocks, all heads of them, and then their values. The rows of a tile take every block at once that
-is visible to one of them. A key that is not visible to a row has weight 0, so of its value only an infinity or a NaN could reach the row:
-where the block has one, its values are multiplied for each token separately.
+A single token reads the keys of STRETCH blocks for all its heads, and then their values. The rows of a tile process each block together if
+it is visible to one of them. A key that is not visible to a row has weight 0, so only an infinity or a NaN in its value could affect the
+row. If the block has one, its values are multiplied for each token separately.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Block = list[HeadPage]
 
 @dataclass(frozen=True, slots=True)
 class MatrixTokenWalk:
-    """Some of a token's heads. Row `h` belongs to query head `h`."""
+    """Writes the walk of some heads of a token over the blocks of a split. Row `h` belongs to query head `h`."""
 
     operands: PagedOperands
     unit: MatrixUnit
@@ -31,8 +31,8 @@ class MatrixTokenWalk:
     heads: Heads
 
     def write(self, k: Kernel) -> None:
-        """Each page prefetches its counterpart in the block that is read next: behind the last keys come values, and behind those the
-        keys of the next stretch."""
+        """Write the walk. Each page prefetches its counterpart in the block that is read next: the last keys of a stretch prefetch values,
+        and the last values prefetch the keys of the next stretch."""
         with stretches(k, self.token) as (first, count):
             with k.serial("b", count) as b:
                 last = dim_max(0, b + 2 - count)
@@ -46,7 +46,7 @@ class MatrixTokenWalk:
                     self.values(k, block, kv, b)
 
     def block(self, k: Kernel, number: Dim, next_half: Dim, next_number: Dim) -> Block:
-        """The pages of a block, each with its page of the block that is read next."""
+        """Return the pages of a block. Each page names its counterpart in the block that is read next."""
         token = self.token
         block, after = (pages_of(k, self.operands, token.sequence, b, token.low, token.high) for b in (number, next_number))
         return [replace(page, next_page=NextPage(next_half, other.page)) for page, other in zip(block, after, strict=True)]
@@ -80,12 +80,12 @@ class MatrixTileWalk:
     def block(self, k: Kernel, b: Dim, low: Dim, block: Block) -> None:
         unit, tile = self.unit, self.tile
         unit.scores(k, block, Dim.of(0), Dim.of(0))
-        unit.load_values(k, block, low, tile.last_position)  # while the unit multiplies
+        unit.load_values(k, block, low, tile.last_position)  # runs while the matrix unit still multiplies
         with tile.tokens(k) as (token, first), k.when(attends(token, b)), tile.rows(k, first) as row:
             update_softmax(k, unit, row, row, Dim.of(0), block[0].start, self.operands.visible(token))
 
         visible_in_part = less(tile.first_position, b * BLOCK + (BLOCK - 1)) | less(b * BLOCK, self.operands.low(tile.last_position))
-        per_token = unit.not_finite(k, visible_in_part)  # whether values are multiplied for each token, or once for all
+        per_token = unit.not_finite(k, visible_in_part)  # whether values are multiplied once per token, or once for all tokens
         every = self.operands.tile_tokens
         num_turns = k.let("turns", select(per_token, index(every), index(1)))
         num_tokens = k.let("tokens", select(per_token, index(1), index(every)))
@@ -104,7 +104,7 @@ class MatrixTileWalk:
 
 
 def update_softmax(k: Kernel, unit: MatrixUnit, m: Dim, row: Dim, slot: Dim, start: Dim, visible: VisibleRange) -> None:
-    """Update the softmax of a row. A block that is visible as a whole needs no comparison of positions."""
+    """Update the softmax of a row. If the whole block is visible, positions are not compared."""
     whole = less_equal(start + (BLOCK - 1), visible.high)
     if visible.clipped_low:
         whole = whole & less_equal(visible.low, start)

@@ -21,13 +21,14 @@ from compiler.machine.products import TileShape
 from compiler.ops.attention.kv_cache import PAGE
 
 SPLIT = 8  # blocks
-ROWS = 32  # of a tile, about
+ROWS = 32  # approximate number of rows in a tile
 BF16, I64 = DType.BF16, DType.I64
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """The positions that a token attends to, `low` to `high`, and the blocks of a split that hold some of them, `begin` to `end`."""
+    """A token within a split. It attends to positions `low` to `high`. Blocks `begin` to `end` - 1 hold those positions that are in the
+    split."""
 
     number: Dim
     sequence: Dim
@@ -39,11 +40,11 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Neighbours among the kv heads, and the query heads that belong to them."""
+    """Neighbouring kv heads, and the query heads that share them."""
 
     first: Dim
     count: Dim
-    group: int  # query heads per kv head
+    group: int  # number of query heads per kv head
 
     @contextmanager
     def each_kv(self, k: Kernel, step: int = 1) -> Generator[Dim]:
@@ -59,7 +60,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class PagedOperands:
-    """The operands of the attention node as arrays of the kernel, and the parameters that follow from node and machine."""
+    """The operands of the attention node as arrays of the kernel, and the parameters that follow from the node and the machine."""
 
     kernel: Kernel
     node: Attention
@@ -103,7 +104,7 @@ class PagedOperands:
 
     @property
     def in_pairs(self) -> bool:
-        """Whether pairs of bf16 are multiplied."""
+        """True if products multiply pairs of bf16."""
         return self.has_pairs and self._fits_bf16
 
     @property
@@ -124,7 +125,7 @@ class PagedOperands:
 
     @property
     def group(self) -> int:
-        """Query heads per kv head."""
+        """The number of query heads per kv head."""
         return self.heads // self.kv_heads
 
     @property
@@ -145,8 +146,8 @@ class PagedOperands:
 
     @property
     def tile_tokens(self) -> int:
-        """The tokens of a tile, which share keys and values: their rows fill tiles of registers or of a matrix unit, and their sums stay
-        in the first-level cache. At least two: a tile of one token would walk all splits alone."""
+        """The number of tokens in a tile, which share keys and values. Their rows fill tiles of registers or of a matrix unit, and their
+        sums stay in the first-level cache. A tile has at least two tokens, because one token alone would walk all splits on one thread."""
         if self.on_matrix_unit:
             return max(2, HEIGHT // self.group)
         rows = lcm(self.group, self.tile.rows)
@@ -154,7 +155,7 @@ class PagedOperands:
 
     @property
     def kv_heads_at_once(self) -> int:
-        """The number of kv heads whose scores a token sums at a time, to hide the latency of an addition."""
+        """The number of kv heads whose scores a token computes at a time, to hide the latency of additions."""
         count, most = 1, self.tile.rows * self.tile.vectors
         while self.kv_heads % (2 * count) == 0 and 2 * count * self.group <= most // 2:
             count *= 2
@@ -205,14 +206,14 @@ class PagedOperands:
         return k.let("position", cast(self.positions[token], I64))
 
     def low(self, position: Dim) -> Dim:
-        """The first position to which a token at `position` attends."""
+        """Return the first position to which a token at `position` attends."""
         return dim_max(0, position - (self.node.window - 1)) if self.node.window else Dim.of(0)
 
     def visible(self, token: Token) -> VisibleRange:
         return VisibleRange(token.low, token.high, bool(self.node.window))
 
     def visible_page(self, index: Dim, low: Dim, high: Dim) -> Dim:
-        """The page at `index` of the table, clamped to the pages with visible keys: a block may reach beyond either end."""
+        """Clamp an index in the page table to the pages with visible keys, because a block may reach beyond either end of them."""
         last = dim_min(index, high // PAGE)
         return dim_max(last, low // PAGE) if self.node.window else last
 
@@ -233,7 +234,7 @@ class PagedOperands:
     # --- tiles of tokens -----------------------------------------------------------------------------------------------
 
     def shares_sequence(self, tile: Dim) -> Scalar:
-        """Whether the tile is full and its tokens belong to one sequence."""
+        """Return whether the tile is full and its tokens belong to one sequence."""
         first = self.sequences[tile * self.tile_tokens]
         alike = self.fold_tokens(tile, ReduceFn.ALL, lambda token: equal(self.sequences[token], first))
         return alike & less_equal(self.tile_tokens, self.tokens_in(tile))
@@ -251,18 +252,18 @@ class PagedOperands:
 @dataclass(frozen=True, slots=True)
 class TokenTile:
     """Neighbouring tokens of one sequence within a split, and the query heads that share a kv head. Row `i * group + g` belongs to token
-    `i` of the tile and query head `g`."""
+    `i` of the tile and to query head `g`."""
 
     operands: PagedOperands
     kv_head: Dim
-    first: Dim  # token
-    first_position: Dim  # the smallest of its tokens
-    last_position: Dim  # the largest
+    first: Dim  # index of the first token in the batch
+    first_position: Dim  # the smallest position of the tile's tokens
+    last_position: Dim  # the largest position of the tile's tokens
     split: Dim
 
     @contextmanager
     def tokens(self, k: Kernel) -> Generator[tuple[Token, Dim]]:
-        """Loop over the tokens. Yields each token and its first row."""
+        """Loop over the tokens. Yield each token and its first row."""
         with k.serial("i", self.operands.tile_tokens) as i:
             yield self.token(k, i), i * self.operands.group
 
@@ -271,6 +272,6 @@ class TokenTile:
 
     @contextmanager
     def rows(self, k: Kernel, first: Dim) -> Generator[Dim]:
-        """Loop over the rows of the token that begins at row `first`."""
+        """Loop over the rows of the token whose first row is `first`."""
         with k.serial("g", self.operands.group) as g:
             yield first + g

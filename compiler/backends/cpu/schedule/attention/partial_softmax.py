@@ -1,7 +1,7 @@
 """The softmax of a row over some of its keys: the largest score, the sum of the weights, the weighted values.
 
-Two of them over different keys make the one over both: each is rescaled from its own maximum to the larger one. So keys can be summed in
-any grouping (online softmax), and splits of a sequence by different threads (flash decoding).
+Two partial softmaxes over different keys combine to the softmax over all these keys: each is rescaled from its own maximum to the larger
+one. So keys can be summed in any grouping (online softmax), and different threads can process the splits of a sequence (flash decoding).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from compiler.ir.loops.write import Array, Kernel, exp, fma
 @dataclass(frozen=True, slots=True)
 class PartialSoftmax:
     maximum: Scalar
-    total: Scalar  # of the weights, relative to the maximum
-    values: Callable[[Dim, Dim], Scalar]  # weighted, by part and lane
+    total: Scalar  # sum of the weights, relative to the maximum
+    values: Callable[[Dim, Dim], Scalar]  # weighted values, by part and lane
 
 
 @dataclass(frozen=True, slots=True)
 class PartialSoftmaxes:
-    """An array of partial softmaxes: those of splits lie in workspace, those of rows in the thread's own memory."""
+    """An array of partial softmaxes. Softmaxes of splits are in workspace, softmaxes of rows in the thread's own memory."""
 
     maximum: Array
     total: Array
-    values: Array  # two more dimensions: parts and lanes
+    values: Array  # weighted values, with two axes more than `maximum`: parts and lanes
 
     @staticmethod
     def allocate(allocate: Callable[..., Array], name: str, *shape: Dim | int, parts: int, width: int) -> PartialSoftmaxes:
-        """Allocate the arrays by `allocate`, which is the kernel's `local` or `workspace`."""
+        """Allocate the arrays with `allocate`, which is the kernel's `local` or `workspace`."""
         return PartialSoftmaxes(
             allocate(f"{name}_maximum", *shape), allocate(f"{name}_total", *shape), allocate(f"{name}_values", *shape, parts, width)
         )
@@ -48,7 +48,7 @@ class PartialSoftmaxes:
             self.values[*index, c, lane] = softmax.values(c, lane)
 
     def merge(self, k: Kernel, index: tuple[Dim, ...], softmax: PartialSoftmax) -> None:
-        """Add the keys of one more split."""
+        """Merge `softmax`, which is over other keys, into the softmax at `index`."""
         maximum, total, values = self.maximum, self.total, self.values
         with k.scope():
             old, new = k.local("old", 1), k.local("new", 1)

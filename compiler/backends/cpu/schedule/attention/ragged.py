@@ -1,11 +1,11 @@
-"""Attention within texts that stand one behind the other: every token attends to its whole text.
+"""Attention within concatenated texts: every token attends to its whole text.
 
 A work item is LANES neighbouring tokens of one head. Each token has a lane: maximum, sum and weights of the online softmax are vectors
-across tokens, and no lane reads another. The keys of a text are walked once, KEYS at a time. Where the tokens belong to several texts, each
+across tokens, and no lane reads another. The keys of a text are walked once, KEYS at a time. If the tokens belong to several texts, each
 text is walked in turn, and the results of its own tokens are stored. Blocks are counted from the beginning of the text, so a row has the
-same bits wherever its text stands.
+same bits wherever its text is in the batch.
 
-Paged attention has its vectors across the keys of a page instead, as its rows attend to different numbers of keys.
+Paged attention has its vectors across the keys of a page instead, because its rows attend to different numbers of keys.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from compiler.ir.loops.write import Array, Kernel, cast, exp, fma, less_equal, m
 from compiler.ops.attention.plain import capped, relative
 
 LANES = 16
-KEYS = 8  # scores computed at once: enough to hide the latency of an addition, few enough for the registers
+KEYS = 8  # number of scores computed at once: enough to hide the latency of an addition, few enough for the registers
 F32, I64 = DType.F32, DType.I64
 
 
 def schedule_ragged(prim: PrimFunc) -> PrimFunc | None:
-    """Attention without a causal mask and without sinks."""
+    """Schedule attention without a causal mask and without sinks. Return None for any other kernel."""
     match prim.body:
         case Attention(keys=Ragged() as texts, positions=None, sinks=None) as node:
             pass
@@ -45,11 +45,11 @@ def schedule_ragged(prim: PrimFunc) -> PrimFunc | None:
 
 @dataclass(frozen=True, slots=True)
 class _Softmax:
-    """The online softmax of a tile over the keys so far, a lane per token."""
+    """The online softmax of a tile over the keys so far, with a lane per token."""
 
     maximum: Array  # [LANES]
-    total: Array  # [LANES]: of the weights
-    values: Array  # [size, LANES]: weighted
+    total: Array  # [LANES]: sum of the weights
+    values: Array  # [size, LANES]: weighted values
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class _RaggedAttention:
     queries: Array  # [tokens, heads, size]
     keys: Array  # [tokens, kv_heads, size]
     values: Array
-    sequences: Array  # [tokens]: the text of each
+    sequences: Array  # [tokens]: the text of each token
     starts: Array  # [texts + 1]
     out: Array
     bias: Array | None  # [heads, 2 * m + 1]
@@ -75,7 +75,7 @@ class _RaggedAttention:
             self.tile(k, p // heads * LANES, head)
 
     def tile(self, k: Kernel, first: Dim, head: Dim) -> None:
-        """Write LANES tokens from `first` on. Lanes behind the last token repeat it."""
+        """Compute attention for LANES tokens, starting at token `first`. Lanes after the last token repeat it."""
         last = self.queries.shape[0] - 1
         queries = k.local("queries", self.size, LANES)
         with k.serial("r", self.size) as r, k.vector(LANES) as lane:
@@ -88,7 +88,7 @@ class _RaggedAttention:
             self.text(k, first, head, queries, start, end)
 
     def text(self, k: Kernel, first: Dim, head: Dim, queries: Array, start: Dim, end: Dim) -> None:
-        """Walk the text `start` to `end` with the tokens of the tile."""
+        """Walk the text at positions `start` to `end` - 1 with the tokens of the tile."""
         values, maximum, total = k.local("values", self.size, LANES), k.local("maximum", LANES), k.local("total", LANES)
         softmax = _Softmax(maximum, total, values)
         with k.serial("e", self.size) as e, k.vector(LANES) as lane:
@@ -105,7 +105,7 @@ class _RaggedAttention:
                 self.out[token, head, e] = cast(values[e, lane] / total[lane], self.out.dtype)
 
     def block(self, k: Kernel, first: Dim, head: Dim, queries: Array, start: Dim, end: Dim, softmax: _Softmax) -> None:
-        """Add KEYS keys to the softmax. Behind the end, the last key is read again, with weight 0."""
+        """Add KEYS keys to the softmax. After the end of the text, the last key is read again with weight 0."""
         weights, old, rescale = k.local("weights", KEYS, LANES), k.local("old", LANES), k.local("rescale", LANES)
         highest, total, values = softmax.maximum, softmax.total, softmax.values
         kv_head = head // (self.queries.shape[1] // self.keys.shape[1])

@@ -1,4 +1,4 @@
-"""What the walks of paged attention work on: rows and their state, the page that is read for them, and the keys that are visible.
+"""The data of the paged attention walks: rows with their state, the page that is read for them, and the visible keys.
 
 A row is a query head of a token.
 """
@@ -16,8 +16,8 @@ from compiler.machine.intrinsics.prefetch import Prefetch
 from compiler.machine.target import LINE_BYTES
 from compiler.ops.attention.kv_cache import PAGE
 
-PAGES = 2  # per block
-BLOCK = PAGES * PAGE  # keys
+PAGES = 2  # pages per block
+BLOCK = PAGES * PAGE  # keys per block
 
 F32 = DType.F32
 
@@ -27,15 +27,15 @@ class Rows:
     """The state of the online softmax of some rows, in the thread's own memory."""
 
     queries: Array  # [rows, size], scaled
-    scores: Array  # [rows, pages, PAGE]: of the pages at hand; exponentials overwrite them
-    rounded: Array | None  # the exponentials, where they are rounded before they are multiplied
+    scores: Array  # [rows, pages, PAGE]: scores of the current pages; exponentials overwrite them
+    rounded: Array | None  # the exponentials, if they are rounded before they are multiplied
     maximum: Array  # [rows, PAGE]: the largest score so far, in every lane
     sums: Array  # [rows, PAGE]: the sums of the weights so far, a lane per offset in a page
     values: Array  # [rows, parts, width]: the weighted values so far
 
     @staticmethod
     def allocate(k: Kernel, count: int, pages: int, size: int, width: int, factors: DType) -> Rows:
-        """Allocate the state. `factors` is the type of queries and weights, by which pages are multiplied."""
+        """Allocate the state. `factors` is the type of queries and weights in products with pages."""
         return Rows(
             k.local("queries", count, size, dtype=factors),
             k.local("scores", count, pages, PAGE),
@@ -47,7 +47,7 @@ class Rows:
 
     @property
     def weights(self) -> Array:
-        """The weights by which values are multiplied."""
+        """The weights that values are multiplied by."""
         return self.scores if self.rounded is None else self.rounded
 
     def clear(self, k: Kernel, row: Dim) -> None:
@@ -62,7 +62,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class NextPage:
-    """The page to prefetch while another is read: `half` is KEYS or VALUES."""
+    """The page to prefetch while another page is read. `half` is KEYS or VALUES."""
 
     half: Dim
     page: Dim
@@ -70,7 +70,7 @@ class NextPage:
 
 @dataclass(frozen=True, slots=True)
 class NextHead:
-    """A kv head that is read soon: of the next page where `wraps` is 1, of the page at hand where it is 0."""
+    """A kv head that is read soon: of the next page if `wraps` is 1, of the current page if it is 0."""
 
     kv_head: Dim
     wraps: Dim
@@ -78,31 +78,32 @@ class NextHead:
 
 @dataclass(frozen=True, slots=True)
 class HeadPage:
-    """A page of one kv head, for rows from `row` on; its scores are at `slot` of those of the rows."""
+    """A page of one kv head, for the rows that begin at `row`. Its scores are at `slot` in the scores of the rows."""
 
     row: Dim
     kv_head: Dim
     page: Dim
     slot: Dim
-    start: Dim  # the position of its first key
+    start: Dim  # the position of the page's first key
     next_page: NextPage | None = None
     next_head: NextHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class VisibleRange:
-    """The positions that a token attends to: low to high."""
+    """The positions that a token attends to: `low` to `high`."""
 
     low: Dim
     high: Dim
-    clipped_low: bool  # whether a page may begin before `low`: with a window
+    clipped_low: bool  # whether a page may begin before `low`, which happens with a window
 
 
 # --- pieces ------------------------------------------------------------------------------------------------------------
 
 
 def prefetch(k: Kernel, cache: Array, layer: Dim, page: HeadPage, half: int, first: Dim, length: int) -> None:
-    """Prefetch elements `first` to `first + length` of the page that is read next, while the same elements of this one are read."""
+    """Prefetch `length` elements, starting at element `first`, of the page that is read next, while the same elements of this page are
+    read."""
     after, head = page.next_page, page.next_head
     if after is None:
         return
@@ -115,7 +116,8 @@ def prefetch(k: Kernel, cache: Array, layer: Dim, page: HeadPage, half: int, fir
 
 
 def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
-    """Register tiles of `count` rows (first row, rows): of `most` rows, then of powers of two. The caller writes the body of each."""
+    """Yield register tiles (first row, number of rows) that cover `count` rows: tiles of `most` rows, then of powers of two. The body of
+    the caller's `for` is written once per tile height."""
     whole = count // most
     if whole:
         with k.serial("io", whole) as io:
@@ -129,7 +131,7 @@ def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
 
 
 def masked(visible: VisibleRange, key: Dim, score: Scalar) -> Scalar:
-    """The score of a visible key, and -inf for any other."""
+    """Return the score of a visible key, and -inf for any other key."""
     inside = less_equal(key, visible.high)
     if visible.clipped_low:
         inside = inside & less_equal(visible.low, key)

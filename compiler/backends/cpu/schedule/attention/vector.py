@@ -1,8 +1,7 @@
-"""A few pages of keys and values for some rows of paged attention, on vectors: scores, weights, weighted values.
+"""Process a few pages of keys and values for some rows of paged attention on vectors: scores, weights, weighted values.
 
-Scores and sums are made in register tiles of several rows, which share what they load of keys and values. Every score adds its products in
-the order of elements, and every sum in the order of keys (vector_products.py): so a row has the same bits whatever stands beside it in
-the tile.
+Scores and sums are computed in register tiles of several rows, which share loaded keys and values. Every score adds its products in the
+order of elements, and every sum in the order of keys (vector_products.py), so a row has the same bits whatever other rows are in the tile.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from compiler.machine.products import TileShape
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 from compiler.ops.attention.plain import capped
 
-UNROLLED = 4  # steps of a product written out
+UNROLLED = 4  # number of steps of a product that are unrolled
 
 
 @dataclass(frozen=True, slots=True)
 class VectorUnit:
     rows: Rows
     cache: Array
-    scales: Array | None  # of an 8-bit cache
+    scales: Array | None  # scales of an 8-bit cache
     layer: Dim
     size: int
-    width: int  # lanes of a part of a value
+    width: int  # number of lanes that hold a part of a value
     softcap: float
     tile: TileShape
     products: F32Products | PairProducts
@@ -77,7 +76,7 @@ class VectorUnit:
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def update_softmax(self, k: Kernel, row: Dim, block: Sequence[HeadPage]) -> None:
-        """Turn scores into weights and add them to `sums`. The scale of an 8-bit value goes into its weight."""
+        """Turn scores into weights and add them to `sums`. With an 8-bit cache, multiply each weight by the scale of its value."""
         rows, slots = self.rows, [page.slot for page in block]
         with k.scope():
             highest = k.local("highest", PAGE)
@@ -99,7 +98,7 @@ class VectorUnit:
                         rows.scores[row, page.slot, lane] = rows.scores[row, page.slot, lane] * self.scale(page, VALUES, lane)
 
     def raise_maximum(self, k: Kernel, row: Dim, highest: Array) -> None:
-        """Rescale what was summed before, from the old maximum to the new one."""
+        """Rescale the sums so far from the old maximum to the new one."""
         rows, rescale = self.rows, k.local("rescale", PAGE)
         with k.vector(PAGE) as lane:
             rescale[lane] = exp(rows.maximum[row, lane] - highest[lane])
@@ -113,8 +112,8 @@ class VectorUnit:
     # --- values --------------------------------------------------------------------------------------------------------
 
     def values(self, k: Kernel, pages: Sequence[HeadPage], n: int, visible: VisibleRange | None) -> None:
-        """Add the weighted values of pages that belong to the same `n` rows. Keys that are not visible are left out: their weight is 0, but
-        0 * NaN is NaN, and memory may hold one."""
+        """Add the weighted values of pages that belong to the same `n` rows. Keys that are not visible are skipped: their weight is 0, but
+        0 * NaN is NaN, and memory may hold a NaN."""
         at_once = min(self.parts, max(1, self.accumulators // n))
         whole, left = divmod(self.parts, at_once)
         with k.serial("c", whole) as c:
@@ -141,7 +140,7 @@ class VectorUnit:
                         values[row + m, first + c, lane] = total[m, c, lane]
 
     def key_steps(self, k: Kernel, page: HeadPage, visible: VisibleRange | None) -> Iterator[KeyStep]:
-        """Loop over the visible keys of a page in steps. The caller writes the body."""
+        """Loop over the visible keys of a page in steps. The body of the caller's `for` becomes the loop body."""
         step = self.products.step
         if visible is None:
             unrolled = step * UNROLLED

@@ -1,9 +1,9 @@
-"""How pages are multiplied: queries by keys, and weights by values, into a register tile of `n` rows.
+"""Multiply pages: queries by keys, and weights by values, into a register tile of `n` rows.
 
-  F32Products     one element of the contracted axis at a time: all factors are f32, and a product and its addition are rounded once
-  PairProducts    two at a time (`dot_bf16_rows`), where that is faster: all factors are bf16, to which queries and weights are rounded
+  F32Products     one element of the contracted axis at a time: all factors are f32, and each multiply-add is rounded once
+  PairProducts    two elements at a time (`dot_bf16_rows`), if that is faster: all factors are bf16; queries and weights are rounded
 
-The rows of a page that make a pair are interleaved as they are loaded, for all rows of the tile.
+The rows of a page that make a pair are interleaved as they are loaded, once for all rows of the tile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 
 @dataclass(frozen=True, slots=True)
 class KeyStep:
-    """The keys of a step, which begins at key `at`. Keys `begin` to `end` are visible."""
+    """The keys of a step that begins at key `at`. Keys `begin` to `end` - 1 are visible."""
 
     at: Dim
     begin: Dim
@@ -57,7 +57,7 @@ class F32Products(_Products):
                     score[v, m, lane] += self.rows.queries[page.row + m, r] * keys[v, lane]
 
     def values(self, k: Kernel, page: HeadPage, n: int, keys: KeyStep, first: Dim, total: Array) -> None:
-        """Add a key's weighted value to `total`, which has the elements of a value from `first` on."""
+        """Add a key's weighted value to `total`, which holds the elements of a value starting at element `first`."""
         _, parts, width = (d.const for d in total.shape)
         with k.scope():
             value = k.local("value", parts, width)
@@ -70,7 +70,7 @@ class F32Products(_Products):
                         total[m, c, lane] += self.rows.weights[page.row + m, page.slot, keys.at] * value[c, lane]
 
     def round_weights(self, k: Kernel, row: Dim, page: HeadPage) -> None:
-        """Leave the weights as they are: f32 is multiplied without rounding."""
+        """Do nothing: weights in f32 need no rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ class PairProducts(_Products):
             _dot_rows(k, n, score[v, 0, 0], self.rows.queries[page.row, r], self.element(page, KEYS, r * PAGE), columns=PAGE)
 
     def values(self, k: Kernel, page: HeadPage, n: int, keys: KeyStep, first: Dim, total: Array) -> None:
-        """Add the weighted values of a pair of keys. For a key that is not visible, read its neighbour's values: 0 * NaN is no 0."""
+        """Add the weighted values of a pair of keys. If a key is not visible, read its neighbour's values instead, because 0 * NaN is not
+        0."""
         _, parts, width = (d.const for d in total.shape)
         weights = self.rows.weights[page.row, page.slot, keys.at]
         pair = dim_max(keys.at, keys.begin), dim_min(keys.at + 1, keys.end - 1)

@@ -1,8 +1,9 @@
-"""How matrix units go through a product: a block of rows, panels beside each other, and the contracted axis in parts.
+"""The walk of a matrix unit through a product: blocks of rows, neighbouring panels, and the contracted axis in parts.
 
-A unit takes in operands faster than the second cache gives them. So the tiles of a block of rows go through one part of the contracted axis
-together, for which a panel's part stays in the first cache; beside many rows several panels do so in turn, for which the part of the rows
-stays in the second. Accumulators wait in memory meanwhile. Each part prefetches the one that is read next.
+A unit consumes operands faster than the second-level cache delivers them. So all tiles of a block of rows process one part of the
+contracted axis before the next part, while that part of a panel stays in the first-level cache. With many rows, each part is processed for
+several panels in turn, while the part of the rows stays in the second-level cache. Accumulators are in memory between parts. Each part
+prefetches the part that is read next.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from compiler.machine.intrinsics.product import MatrixUnitOp, ProductOp
 from compiler.machine.products import ProductTile
 from compiler.machine.target import LINE_BYTES
 
-MOST_TOGETHER = 8  # panels of a claim: their accumulators are 256 KB beside 256 rows
-FEWEST_CLAIMS = 8  # of a block of rows, for threads to share
+MOST_TOGETHER = 8  # largest number of panels of a claim; with 256 rows, their accumulators take 256 KB
+FEWEST_CLAIMS = 8  # smallest number of claims into which a block of rows is divided, so that threads share the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """The beginning of the part that is read next."""
+    """The panel of the part that is read next, and the element where that part begins."""
 
     panel: Dim
     begin: Dim
@@ -46,39 +47,40 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Prefetch `lines` cache lines in each step of a tile, from line `first` of the part that is read next."""
+    """Cache lines to prefetch in each step of a tile: `lines` lines, from line `first` of the part that is read next."""
 
     panel: Dim
-    index: Dim  # in the panel, where the part that is read next begins
+    index: Dim  # index in the panel at which the part that is read next begins
     first: Dim
     lines: Dim
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    extent: Dim  # of the contracted axis
+    extent: Dim  # extent of the contracted axis
     tile: ProductTile
     num_columns: Dim
-    num_accumulators: int  # words of 32 bits that each element of the result needs
+    num_accumulators: int  # number of 32-bit accumulators that each element of the result needs
 
     @property
     def size(self) -> int:
-        """The extent of a part."""
+        """The extent of a part of the contracted axis."""
         assert self.tile.block is not None, self.tile
         return self.tile.block
 
     @property
     def together(self) -> int:
-        """The number of panels that share one read of a block of rows from beyond the second cache. It is bounded: claims must suffice for
-        all threads, and the accumulators must fit into the second cache."""
+        """The number of panels that share one read of a block of rows from beyond the second-level cache. It is bounded, because there must
+        be enough claims for all threads, and the accumulators must fit into the second-level cache."""
         claims = self.num_columns.const // (FEWEST_CLAIMS * self.tile.shape.columns) if self.num_columns.is_const else 1
         return max(1, min(MOST_TOGETHER // self.num_accumulators, claims))
 
     def tiles(self, k: Kernel, tiles: Tiles) -> Iterator[tuple[TileOrigin, Part, Ahead]]:
-        """Walk over the tiles, once for each part of each panel. Each step of a tile prefetches its share of the part that is read next."""
+        """Yield each tile, once for each part of each panel. Each step of a tile prefetches its share of the part that is read next."""
         packed = self.tile.format.depth
         lines_of_step = self.tile.depth // packed * 4 * self.tile.shape.columns // LINE_BYTES
-        lines = ceil_div(lines_of_step, dim_max(tiles.count, 1))  # the quotient is computed even where there is no tile to divide among
+        # This is computed even if there are no tiles, so the divisor must not become 0.
+        lines = ceil_div(lines_of_step, dim_max(tiles.count, 1))
         for panel, part, later in self.parts(k, tiles.claim):
             share = k.let("share", lines, lines_of_step)
             with k.serial("io", tiles.count) as io:
@@ -87,8 +89,8 @@ class Blocks:
                 yield tiles.claim.tile(panel, tiles.first + io * tiles.rows, tiles.rows), part, ahead
 
     def parts(self, k: Kernel, claim: Claim) -> Iterator[tuple[Dim, Part, Later]]:
-        """Yield all parts of all panels in order: the panel, the part, and the part that is read next. The body of a `for` is written three
-        times: for the first part, for the following parts, and for a shorter last part."""
+        """Yield all parts of all panels in order: the panel, the part, and the part that is read next. The body of the caller's `for` is
+        written three times: for the first part, for the following parts, and for a shorter last part."""
         size, left, last = Dim.of(self.size), self.extent % self.size, ceil_div(self.extent, self.size) - 1
         yield from self._panels(k, claim, Part(ZERO, dim_min(self.extent, size)), 1 - dim_min(last, 1))
         if not prove_le(self.extent, 2 * size - 1):
@@ -100,8 +102,8 @@ class Blocks:
                 yield from self._panels(k, claim, Part(self.extent - left, left), Dim.of(1))
 
     def _panels(self, k: Kernel, claim: Claim, part: Part, is_last: Dim) -> Iterator[tuple[Dim, Part, Later]]:
-        """Yield one part of each panel. The part that is read next is the same part of the next panel;
-        behind the last panel, the next part of the first panel; behind the last part, the first part of the panel behind the claim."""
+        """Yield one part of each panel, with the part that is read next: the same part of the next panel; after the last panel, the next
+        part of the first panel; after the last part, the first part of the first panel after the claim."""
         last_panel = ceil_div(self.num_columns, self.tile.shape.columns) - 1
         with k.scope(), claim.panels(k) as panel:
             at_end = k.let("at_end", 1 - dim_min(claim.panel + claim.num_panels - 1 - panel, 1), 1)
@@ -112,14 +114,14 @@ class Blocks:
 
 
 def configure(k: Kernel, tile: ProductTile, rows: int) -> None:
-    """Configure a matrix unit for tiles of this many rows."""
+    """Configure the matrix unit for tiles of this many rows. Do nothing without a unit."""
     op = tile.product(rows)
     if isinstance(op, MatrixUnitOp):
         k.tile(op.configuration)
 
 
 def multiply(k: Kernel, op: ProductOp, sums: Load, rows: Load, columns: Load, part: Part, stride: Dim, ahead: Ahead | None = None) -> None:
-    """Add the products of a part of the contracted axis. `stride`: elements from one row to the next."""
+    """Add the products of a part of the contracted axis. `stride` is the number of elements from one row to the next."""
     if ahead is None:
         k.tile(op, sums, rows, columns, dims=(part.depth, stride))
     else:

@@ -1,7 +1,7 @@
 """Blocks of neighbouring rows that choose the same matrix.
 
-One thread cuts the rows into blocks before the product begins. Wherever the cuts fall, a row has the same bits, so rows may come in any
-order; rows of one choice together make the fewest blocks.
+One thread cuts the rows into blocks before the product begins. A row has the same bits wherever the cuts are, so rows may come in any
+order; there are fewest blocks if rows with equal choices are adjacent.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ I64, I32, BOOL = DType.I64, DType.I32, DType.BOOL
 
 @contextmanager
 def chosen_blocks(k: Kernel, product: AnyProduct, most_rows: int, groups: Dim) -> Generator[tuple[Point, Dim, Dim, Dim]]:
-    """Blocks of at most so many rows, each beside all groups of panels. Yields the choice of a block, its rows first .. end - 1, and the
-    number of a group."""
+    """Walk blocks of at most `most_rows` rows, each with all groups of panels. Yield the choice of a block, its first row, the end of its
+    rows, and the index of a group."""
     assert product.choice is not None and product.row_axis is not None
     row, names = product.row_axis, product.choice.names
     num_rows = dict(product.nest.axes)[row]
     begins = k.workspace("begins", num_rows + 1, dtype=I32)
     count = k.workspace("count", 1, dtype=I32)
     _cut(k, product.choice, row, num_rows, most_rows, begins, count)
-    # No more than this where equal choices stand together. Where they do not, each iteration takes several blocks.
+    # There are at most this many blocks if equal choices are adjacent. Otherwise each iteration processes several blocks.
     usual = dim_min(num_rows, num_rows // most_rows + _num_matrices(names[0], num_rows))
     with k.parallel("p", usual * groups) as p:
         start, group = k.unravel(p, [("start", usual), ("group", groups)])
@@ -49,7 +49,7 @@ def _num_matrices(name: DimVar, num_rows: Dim) -> Dim:
 
 
 def _cut(k: Kernel, choice: Choice, row: DimVar, num_rows: Dim, most_rows: int, begins: Array, count: Array) -> None:
-    """Write where each block begins, behind them the number of rows, and how many blocks there are."""
+    """Write the first row of each block to `begins`, followed by the number of rows, and write the number of blocks to `count`."""
 
     def chosen(j: Dim) -> Scalar:
         return cast(rewrite_dims(choice.index, {row: j}), I64)

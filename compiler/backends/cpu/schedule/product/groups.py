@@ -1,11 +1,13 @@
-"""Sums of groups of integers: each group exactly in i32, and the groups in their order in f32.
+"""Sums of groups of integers: each group is summed exactly in i32, and groups are added in their order in f32.
 
-The exact sum of a group has the same bits in any tile. The rows of all planes are rows of the tile: they share what it reads of the panel.
+The exact sum of a group has the same bits in any tile. The rows of all planes are rows of the tile, so they share the weights that it reads
+from the panel.
 
-A single row waits for memory, and cores read one dense stream best. So the scales of several groups are read at once, before their panels:
-their factors wait in the first cache. And of several sums some panels of one are gone through before those of the next.
+A single row is bound by memory, so it reads the scales of several groups together, before their panels, and keeps their factors in the
+first-level cache, because a core reads a single dense stream fastest. If there are several sums, the row processes some panels of one sum
+before panels of the next sum.
 
-Where one group is all of k, a matrix unit goes through it in parts, and the exact sums of a block of rows wait in memory.
+If one group is all of k, a matrix unit processes k in parts, and the exact sums of a block of rows wait in memory.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from compiler.ir.prove import prove_divisible
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
-ABREAST = 4  # panels that a single row takes of one sum before it goes on to the next sum
-AT_ONCE = 8  # groups of a run: 0.5 KB of scales beside 4 KB of 4-bit weights
+ABREAST = 4  # number of panels of one sum that a single row processes before the next sum
+AT_ONCE = 8  # number of groups in a run, which reads 0.5 KB of scales and 4 KB of 4-bit weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Groups:
                         self.write_tile(k, tile)
 
     def write_tile(self, k: Kernel, tile: TileOrigin) -> None:
-        """Sum a tile: one sum over all of k, then the next."""
+        """Compute each sum of a tile over all of k."""
         accs = local_per_sum(k, self.product, "acc", tile.shape.rows, tile.shape.vectors, tile.shape.lanes)
         configure(k, self.tile, tile.shape.rows * self.num_planes)
         for s, acc in zip(self.product.sums, accs, strict=True):
@@ -70,7 +72,7 @@ class Groups:
             tile.store(k, at, [acc[at] for acc in accs])
 
     def write_abreast(self, k: Kernel, row: Tiles) -> None:
-        """Go through all panels of one sum, then through those of the next."""
+        """Process all panels of one sum, then all panels of the next sum."""
         claim, shape = row.claim, self.tile.shape
         held = local_per_sum(k, self.product, "held", ABREAST, shape.vectors, shape.lanes)
         configure(k, self.tile, self.num_planes)
@@ -93,7 +95,7 @@ class Groups:
                 acc[at] += total * factor(s, tile, g, at)
 
     def write_runs(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
-        """Sum a single row: read the factors of several groups, then sum these groups."""
+        """Sum a single row. For each run of groups, read the factors first, then sum the groups."""
         with self.runs(k, s.num_groups) as (first, count):
             factors = k.local("factors", AT_ONCE, tile.shape.vectors, tile.shape.lanes)
             with k.serial("i", count) as i, tile.elements(k) as at:
@@ -103,7 +105,7 @@ class Groups:
 
     @contextmanager
     def runs(self, k: Kernel, num_groups: Dim) -> Generator[tuple[Dim, Dim]]:
-        """Walk over the groups in runs. Yields the first group of a run and their number."""
+        """Walk over the groups in runs. Yield the first group of a run and the number of its groups."""
         if prove_divisible(num_groups, AT_ONCE):
             with k.serial("run", num_groups // AT_ONCE) as run:
                 yield run * AT_ONCE, Dim.of(AT_ONCE)
@@ -113,7 +115,7 @@ class Groups:
 
     @contextmanager
     def exact_sums(self, k: Kernel, s: GroupedSum, tile: TileOrigin, g: Dim) -> Generator[tuple[Element, Scalar]]:
-        """Sum a group. Yields each element of the tile, with its exact sum."""
+        """Sum a group. Yield each element of the tile with its exact sum."""
         exact = k.local("exact", tile.shape.rows * s.num_planes, tile.shape.vectors, tile.shape.lanes, dtype=I32)
         with tile.elements(k) as (m, v, lane):
             for plane, begin in enumerate(begins(s, {**tile.at(m, v, lane), s.axis: g})):
@@ -136,7 +138,7 @@ class Groups:
                     self.write_tile(k, tile)
 
     def write_block(self, k: Kernel, blocks: Blocks, tiles: Tiles) -> None:
-        """Sum tiles of full height, one part of k after the other."""
+        """Compute the sums of tiles of full height, one part of k after another."""
         claim, shape, sums, num_planes = tiles.claim, self.tile.shape, self.product.sums, self.num_planes
         exact = local_per_sum(k, self.product, "exact", blocks.together, BLOCK_ROWS * num_planes, shape.vectors, shape.lanes, dtype=I32)
         with claim.lines(k, tiles.num_rows) as (m, beside, line), line.vectors(k) as (v, lane):
@@ -160,7 +162,7 @@ class Groups:
     # --- both ------------------------------------------------------------------------------------------------------------
 
     def add(self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part, ahead: Ahead | None = None) -> None:
-        """Add a part of k to exact sums."""
+        """Add the products over a part of k to the exact sums."""
         row = tuple(d.substitute(tile.corner) for d in s.q.indices[:-2])
         rows = Load(s.q.buffer, (*row, ZERO, part.begin))
         matrix = tuple(d.substitute(tile.corner) for d in s.matrix)
@@ -169,10 +171,10 @@ class Groups:
 
 
 def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
-    """The initial value of each plane's exact sum."""
+    """Return the initial value of each plane's exact sum."""
     return [rewrite_dims(begin, place) for begin in s.node.begins] or [const(0, I32)] * s.num_planes
 
 
 def factor(s: GroupedSum, tile: TileOrigin, g: Dim, at: Element) -> Scalar:
-    """The number by which the exact sum of a group is multiplied."""
+    """Return the factor of the exact sum of a group."""
     return rewrite_dims(s.node.factor, {**tile.at(*at), s.axis: g})

@@ -1,12 +1,12 @@
 """The walk over the result of a product: panels of columns, blocks of rows, tiles of rows.
 
-    with panels.claims(k) as claim:        # panels side by side, beside a block of rows
+    with panels.claims(k) as claim:        # neighbouring panels and a block of rows
         for tiles in claim.tiles(k):       # tiles of one height
             with tiles.each(k) as tile:    # one tile
 
-Threads claim one block of rows at a time, and one panel or as many as a way wants together: beside many rows, or beside a single one. The
-rows of a block are taken in tiles as high as a tile may be, and the rest in tiles of the powers of two that make it up: so every row is in
-some tile, and which one may not matter to its bits. The body of a `for` is written once per height.
+A thread claims a block of rows with one panel. If there are many rows, or a single row, a claim has as many panels as the caller asks for.
+The rows of a block form tiles of the largest height, and the remaining rows form tiles whose heights are powers of two. The bits of a row
+may not depend on the tile that it is in. The body of a `for` is written once per height.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Kernel, less
 from compiler.machine.products import TileShape
 
-BLOCK_ROWS = 256  # rows that share one visit to a panel: their slab of the left operand stays in the second-level cache
-MANY_ROWS = 64  # from here on panels are taken together: with fewer rows there are few claims, and nothing is read twice
+BLOCK_ROWS = 256  # rows that share one pass over a panel: their slab of the left operand stays in the second-level cache
+MANY_ROWS = 64  # smallest number of rows with which a claim has several panels; fewer rows form few claims, and read nothing twice
 
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """The columns of a product in panels as wide as `shape`, its rows in tiles as high as `shape` at most."""
+    """The columns of a product in panels as wide as `shape`, and its rows in tiles at most as high as `shape`."""
 
     product: AnyProduct
     shape: TileShape
-    together: int = 1  # panels of a claim, beside many rows
-    abreast: int = 1  # panels of a claim beside a single row, whose additions would otherwise wait for each other
+    together: int = 1  # number of panels of a claim with many rows
+    abreast: int = 1  # number of panels of a claim with a single row, whose additions would otherwise wait for each other
     block_rows: int = BLOCK_ROWS
 
     @contextmanager
     def claims(self, k: Kernel) -> Generator[Claim]:
-        """Claims with neighbouring numbers share their panels. Where rows choose matrices, they share the rows."""
+        """Distribute the claims over threads. Claims with neighbouring numbers share their panels; if rows choose matrices, they share the
+        rows."""
         if self.product.choice is not None:
             with self.chosen_claims(k) as claim:
                 yield claim
@@ -74,11 +75,11 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Panels side by side, beside the rows first .. end - 1. The other axes are at `point`."""
+    """Neighbouring panels, with the rows `first` to `end` - 1. All other axes are at `point`."""
 
     walk: Panels
     point: Point
-    panel: Dim  # the first
+    panel: Dim  # index of the first panel
     num_panels: Dim
     first: Dim
     end: Dim
@@ -93,8 +94,8 @@ class Claim:
 
     @contextmanager
     def lines(self, k: Kernel, num_rows: Dim) -> Generator[tuple[Dim, Dim, TileOrigin]]:
-        """Walk over the first rows one by one, each beside all panels. Yields the row, the panel (both counted
-        from the first of the claim) and their tile."""
+        """Walk over the first `num_rows` rows one by one, each with all panels. Yield the row and the panel, both counted from the first of
+        the claim, and their tile."""
         with k.serial("m", num_rows) as m, self.panels(k) as panel:
             yield m, panel - self.panel, self.tile(panel, self.first + m, 1)
 
@@ -108,8 +109,8 @@ class Claim:
         yield from self.rests(k)
 
     def rests(self, k: Kernel) -> Iterator[Tiles]:
-        """Yield the tiles of the rows that fill no full tile. A single row that takes panels abreast is yielded twice: for
-        enough panels, and for fewer."""
+        """Yield the tiles of the rows that do not fill a full tile. A single row may process `abreast` panels together. It is yielded
+        twice: for claims of that many panels, and for claims of fewer."""
         for rest in self.rest_tiles:
             with k.when(rest.exist):
                 if rest.rows > 1 or self.walk.abreast == 1:
@@ -132,20 +133,21 @@ class Claim:
 
     @property
     def rows(self) -> int:
-        """The most rows that a tile has. A product without a row axis has one row."""
+        """The largest number of rows of a tile. A product without a row axis has one row."""
         return 1 if self.walk.product.row_axis is None else self.walk.shape.rows
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles of one height beside the panels of a claim: full tiles one below the other from row `first` on, or at most one lower tile."""
+    """Tiles of one height, with all panels of a claim: either all full tiles, one below the other, starting at row `first`, or at most one
+    lower tile."""
 
     claim: Claim
-    rows: int  # of a tile; a power of two
+    rows: int  # rows of a tile; a power of two
     first: Dim
     count: Dim
     is_rest: bool = False
-    are_abreast: bool = False  # one row, beside as many panels as it takes together
+    are_abreast: bool = False  # whether this is a single row that processes `abreast` panels together
 
     @property
     def exist(self) -> Scalar:
@@ -162,7 +164,7 @@ class Tiles:
 
     @contextmanager
     def first_rows(self, k: Kernel) -> Generator[Dim]:
-        """The row with which each tile begins."""
+        """Yield the first row of each tile."""
         if self.is_rest:
             yield self.first
         else:

@@ -1,4 +1,4 @@
-"""Where a tile lies in the result of a product: what its rows and columns are in the axes of the nest, and how its results are stored."""
+"""The place of a tile in the result of a product: its rows and columns in the axes of the nest, and how its results are stored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Element = tuple[Dim, Dim, Dim]  # a row, vector and lane of a tile
 
 @dataclass(frozen=True, slots=True)
 class TileOrigin:
-    """`shape.rows` rows from `first` on and the columns of `panel`; the other axes are at `point`."""
+    """A tile: `shape.rows` rows that start at row `first`, and the columns of `panel`. All other axes are at `point`."""
 
     product: AnyProduct
     shape: TileShape
@@ -40,18 +40,18 @@ class TileOrigin:
 
     @contextmanager
     def vectors(self, k: Kernel) -> Generator[tuple[Dim, Dim]]:
-        """Loop over the elements of one row."""
+        """Loop over the vectors and lanes of one row."""
         with k.unroll("v", self.shape.vectors) as v, k.vector(self.shape.lanes) as lane:
             yield v, lane
 
     @contextmanager
     def lines(self, k: Kernel) -> Generator[tuple[Dim, TileOrigin]]:
-        """The rows one by one, in a loop. Yields the number of each, and its tile."""
+        """Loop over the rows. Yield the index of each row in the tile, and the tile of that row alone."""
         with k.serial("m", self.shape.rows) as m:
             yield m, replace(self, shape=replace(self.shape, rows=1), first=self.first + m)
 
     def at(self, m: Dim, v: Dim, lane: Dim) -> Point:
-        """The value of each axis of the nest at an element."""
+        """Return the value of each axis of the nest at an element."""
         place = {**self.point, self.product.column_axis: self.column(v, lane)}
         row_axis = self.product.row_axis
         return place if row_axis is None else {**place, row_axis: self.first + m}
@@ -65,14 +65,14 @@ class TileOrigin:
 
     @property
     def is_whole(self) -> bool:
-        """No panel reaches beyond the last column."""
+        """True if no panel reaches beyond the last column."""
         return prove_divisible(self.product.num_columns, self.shape.columns)
 
     def is_inside(self, v: Dim, lane: Dim) -> Scalar:
         return less(self.column(v, lane), self.product.num_columns)
 
     def store(self, k: Kernel, element: Element, totals: Sequence[Scalar]) -> None:
-        """Do the nest's store, with the totals in place of its sums."""
+        """Write the nest's store, with `totals` in place of its sums."""
 
         def total(scalar: Scalar) -> Scalar:
             number = self.product.number_of(scalar)

@@ -1,4 +1,4 @@
-"""Choose the way in which a product is summed: the first that takes it."""
+"""Choose the way to sum a product: the first one that applies."""
 
 from __future__ import annotations
 

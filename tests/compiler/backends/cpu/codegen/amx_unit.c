@@ -1,6 +1,6 @@
-/* AMX in software, for machines without the unit: the machine code of a kernel runs as it is, and each tile instruction that the processor
-   refuses is carried out here, as Intel's manual (volume 2, and chapter 18 of volume 1) has it. Anything else that is refused, and a tile
-   instruction that the unit itself would refuse, goes to the handler that was there before. Tiles belong to threads, as on the unit.
+/* Emulates AMX on machines without the unit. The machine code of a kernel runs unchanged, and this handler of SIGILL executes each tile
+   instruction as Intel's manual defines it (volume 2, and chapter 18 of volume 1). Any other illegal instruction, and a tile instruction
+   that the real unit would refuse, goes to the handler that was installed before. Each thread has its own tiles, as on the unit.
 
    cc -O2 -shared -fPIC -mavx512f amx_unit.c */
 
@@ -16,17 +16,17 @@ enum { TILES = 8, ROWS = 16, BYTES = 64 };
 enum { CONFIGURED, LOADED, STORED, MULTIPLIED, KINDS };
 
 typedef struct {
-    uint8_t palette, rows[TILES], bytes[TILES]; /* of the configuration; bytes of a row */
+    uint8_t palette, rows[TILES], bytes[TILES]; /* the configuration; `bytes` is the length of a row */
     uint8_t data[TILES][ROWS][BYTES];
 } Unit;
 
 static __thread Unit unit;
 static struct sigaction before;
-uint64_t amx_counts[KINDS]; /* of all threads, since the library was loaded */
+uint64_t amx_counts[KINDS]; /* summed over all threads since the library was loaded */
 
 static void count(int kind) { __atomic_fetch_add(&amx_counts[kind], 1, __ATOMIC_RELAXED); }
 
-/* --- instructions; each returns what the unit would refuse, or null --- */
+/* --- instructions; each returns what the real unit would refuse about it, or null if it was executed --- */
 
 static const char *configure(const uint8_t *memory) {
     Unit next = {0};
@@ -44,7 +44,7 @@ static const char *configure(const uint8_t *memory) {
         if (bytes > BYTES || next.rows[t] > ROWS || !bytes != !next.rows[t]) return "size of a tile";
         next.bytes[t] = bytes;
     }
-    unit = next; /* which clears the tiles */
+    unit = next; /* this also clears the tiles */
     return 0;
 }
 
@@ -83,7 +83,7 @@ static int32_t word(int tile, int row, int k) {
     return value;
 }
 
-/* Denormals count as zero, sums are rounded to nearest even, the firsts and the seconds of the pairs are summed apart. */
+/* Denormals count as zero, sums round to nearest even, and first and second elements of pairs have separate sums. */
 __attribute__((noinline)) static void multiply_bf16(int c, int a, int b) {
     const __m512i upper = _mm512_set1_epi32(0xffff0000);
     for (int m = 0; m < unit.rows[c]; m++) {
@@ -118,11 +118,11 @@ static const char *multiply(int opcode, int prefix, int c, int a, int b) {
     const char *fault = multipliable(c, a, b);
     if (fault) return fault;
     if (opcode == 0x5e) {
-        multiply_bytes(c, a, b, prefix & 2, prefix & 1); /* none: uu, 66: us, F3: su, F2: ss */
+        multiply_bytes(c, a, b, prefix & 2, prefix & 1); /* signs of a and b by prefix: none uu, 66 us, F3 su, F2 ss */
         return 0;
     }
     uint32_t mode = _mm_getcsr();
-    _mm_setcsr(0x9fc0); /* flush to zero, denormals are zero, nearest, no exceptions */
+    _mm_setcsr(0x9fc0); /* flush to zero, denormals are zero, round to nearest, exceptions masked */
     multiply_bf16(c, a, b);
     _mm_setcsr(mode);
     return 0;
@@ -168,7 +168,7 @@ static int decode(const uint8_t *code, const greg_t *registers, Instruction *out
     return 1;
 }
 
-/* What the unit would refuse, null when it is done; `known` says whether this is a tile instruction at all. */
+/* Execute an instruction. Return what the real unit would refuse about it, or null. `known` is set if it is a tile instruction. */
 static const char *carry_out(const Instruction *i, int *known) {
     int memory = i->mod != 3, tiled = memory && i->rm == 4;
     *known = 1;
@@ -202,7 +202,7 @@ static void refused(int signal, siginfo_t *info, void *context) {
         static const char told[] = "AMX: the unit would refuse this: ";
         if (write(2, told, sizeof told - 1) < 0 || write(2, fault, strlen(fault)) < 0 || write(2, "\n", 1) < 0) _exit(1);
     }
-    sigaction(signal, &before, 0); /* the instruction runs again, and meets who was here before */
+    sigaction(signal, &before, 0); /* the instruction faults again, and the previous handler gets it */
 }
 
 int amx_install(void) {

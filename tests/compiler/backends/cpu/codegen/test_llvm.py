@@ -1,4 +1,4 @@
-"""Loop nests, scheduled and not, against the interpreter."""
+"""LLVM code of CPU kernels: compiled loop nests, scheduled or not, compute what the interpreter computes."""
 
 from __future__ import annotations
 
@@ -56,18 +56,19 @@ def mul(a: Scalar, b: Scalar) -> Scalar:
     return Apply(Fn.MUL, (a, b))
 
 
-ROOM = 64  # elements behind an output, which stay as they are
+ROOM = 64  # elements allocated after each output, which the kernel must leave unchanged
 
 
 def lanes_of(n: DimLike, width: int, body: Any, inner: LoopKind = LoopKind.VECTOR) -> For:
-    """A loop over 0 .. n - 1 in vectors of `width`, the last one masked."""
+    """Return a loop over j in 0 .. n - 1 that runs `body` in vectors of `width` lanes. The last vector is masked."""
     j, v = DimVar("j"), DimVar("v", upper=width - 1)
     at = j * width + v
     return loop(j, ceil_div(n, width), loop(v, width, When(less(at, n), body(at)), inner))
 
 
 def check(run_native: Any, prim: PrimFunc, inputs: list[Array], shapes: list[tuple[int, ...]], *, ulps: int = 0, **given: Any) -> None:
-    """Both give the same; the compiled one writes nothing else."""
+    """Require that the compiled kernel computes what the interpreter computes, and that it leaves the memory after its outputs
+    unchanged."""
     rooms = [np.full(prod(s) + ROOM, 77, b.dtype.numpy) for b, s in zip(prim.outputs, shapes, strict=True)]
     outputs = [room[: prod(s)].reshape(s) for room, s in zip(rooms, shapes, strict=True)]
     wanted = [o.copy() for o in outputs]
@@ -91,7 +92,7 @@ def randn(*shape: int) -> Array:
 
 
 def integers(*shape: int, high: int = 9) -> Array:
-    """Small numbers whose sums are exact in any order."""
+    """Return small integers as floats, so that sums are exact in any order."""
     return np.random.default_rng(1).integers(-high, high, shape).astype(np.float32)
 
 
@@ -175,7 +176,7 @@ def test_masked_memory_of_every_type(run_native: Any, dtype: DType) -> None:
 @pytest.mark.parametrize("width", [4, 16])
 @pytest.mark.parametrize("n", [1, 17])
 def test_a_single_lane_is_stored_as_wide_as_its_element(run_native: Any, n: int, width: int, target: Target) -> None:
-    """Numbers become smaller just before they are stored; the last store of a row must leave what lies behind it."""
+    """A masked store of narrow elements does not write past the end of the row, although its lanes are computed in a wider type."""
     i = DimVar("i", upper=1)
     for wide, narrow in [(F32, DType.BF16), (F32, DType.F16), (F32, DType.I8), (DType.I32, DType.U8), (DType.I64, DType.I16)]:
         x, y = buffer("x", [2, n], wide), buffer("y", [2, n], narrow)
@@ -305,7 +306,7 @@ def test_reductions_meet_nan_and_infinities(run_native: Any, fn: ReduceFn) -> No
 
 @pytest.mark.parametrize("kind", [LoopKind.VECTOR, LoopKind.SERIAL])
 def test_ragged_reduction(run_native: Any, kind: LoopKind) -> None:
-    """Lanes whose folds have different lengths, as in causal attention."""
+    """Each lane reduces over a length of its own, as in causal attention."""
     x, y = buffer("x", [N, N]), buffer("y", [N])
     r = DimVar("r")
     prim = PrimFunc((x, y), 1, lanes_of(N, 8, lambda i: store(y, [i], Reduce(((r, i + 1),), ReduceFn.SUM, load(x, i, r))), kind))
@@ -324,7 +325,7 @@ def test_empty_reduction_is_the_identity(run_native: Any) -> None:
 
 
 def row_sum(width: int) -> PrimFunc:
-    """Lane-wise partial sums of a row, then a tree over the lanes: a fixed order."""
+    """Return a kernel that sums each row into `width` lanes and then adds the lanes as a tree, in a fixed order."""
     x, y = buffer("x", [N, K]), buffer("y", [N])
     acc = buffer("acc", [width], scope=Scope.LOCAL)
     i, r, v = DimVar("i", upper=N - 1), DimVar("r"), DimVar("v", upper=width - 1)
@@ -348,7 +349,7 @@ def test_tree_reduction_stays_in_registers(run_native: Any) -> None:
 
 
 def test_local_buffers_are_counted_as_stack() -> None:
-    """Each begins at a cache line; of the phases, that with most counts."""
+    """A kernel's stack size is that of the phase with the most local buffers. Local buffers are aligned to cache lines."""
     y, one = buffer("y", [N]), Const(1.0, F32)
     i = DimVar("i", upper=N - 1)
 
@@ -376,7 +377,7 @@ def test_types_of_llvm_have_sizes(text: str, size: int) -> None:
 
 
 def test_what_a_short_loop_goes_over_lies_in_registers(run_native: Any) -> None:
-    """Though the schedule did not unroll it."""
+    """A local buffer whose indices are variables of short loops stays in registers, even if the schedule did not unroll the loops."""
     x, y, acc = buffer("x", [N, K]), buffer("y", [N]), buffer("acc", [4], scope=Scope.LOCAL)
     i, r, p = DimVar("i", upper=N - 1), DimVar("r", upper=K - 1), [DimVar(name, upper=3) for name in "abc"]
     clear = loop(p[0], 4, store(acc, [p[0]], Const(0.0, F32)))
@@ -388,7 +389,7 @@ def test_what_a_short_loop_goes_over_lies_in_registers(run_native: Any) -> None:
 
 
 def test_register_tile(run_native: Any) -> None:
-    """An outer-product matmul whose accumulators never leave the registers."""
+    """A matrix product that adds outer products keeps its accumulators in registers."""
     rows, columns, width = 4, 32, 16
     a, b, c = buffer("a", [N, K]), buffer("b", [M // columns, K, columns]), buffer("c", [N, M])
     acc = buffer("acc", [rows, columns], scope=Scope.LOCAL)
@@ -465,7 +466,7 @@ def test_refusals_name_what_is_wrong() -> None:
         "in kernel 'k': store to y[0] inside vector loop v: lanes write the same element; expected one element per lane"
     )
     nested = loop(v, 8, loop(i, 4, store(y, [i], one), vector), vector)
-    assert "vector loop i stands inside vector loop v" in refused(nested, (y,))
+    assert "vector loop i is inside vector loop v" in refused(nested, (y,))
     assert "unroll loop i runs for n; expected a constant" in refused(loop(i, N, store(y, [i], one), LoopKind.UNROLL), (y,))
     assert "bound to a GPU's thread" in refused(loop(i, N, store(y, [i], one), LoopKind.THREAD), (y,))
     assert "buffer t is allocated in global memory" in refused(Allocate(buffer("t", [4]), store(y, [0], one)), (y,))

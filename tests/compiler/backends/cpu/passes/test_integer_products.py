@@ -1,4 +1,4 @@
-"""Products of quantised weights become products of integers."""
+"""Products with quantised weights become products of integers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import numpy as np
 import pytest
 
 from compiler.backends.cpu.passes.integer_products import IntegerProducts
+from compiler.backends.cpu.pipeline import pipeline
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.values import Call
 from compiler.ir.text.parser import parse
+from compiler.ir.types import TensorType
 from compiler.machine.formats import PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
 from compiler.machine.intrinsics.amx import AmxI8ByI8
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
 from compiler.machine.intrinsics.widen_panel import WidenPanel
 from compiler.machine.products import FloatTile, ProductTile, ProductTiles, TileShape
+from compiler.machine.target import get
 from compiler.passes.base import Pass
 
 _BYTES = tuple(ProductTile(DotPanel(rows=1, columns=4, bits=f.bits), f, depth=4) for f in (PANEL8, PANEL4))
@@ -28,7 +31,7 @@ WORDS = ProductTiles(FloatTile(ONE), ONE, (ProductTile(DotWords(rows=1, columns=
 
 
 def test_rows_are_quantised_once_for_all_products(becomes: Callable[[Pass, str, str], None]) -> None:
-    """What is written twice here is shared by a later pass."""
+    """After this pass each product quantises its rows separately. A later pass shares equal quantisations."""
     before = """
         func main(x: f32[n, 64], q: i8[6, 64], s: f32[6, 1], b: f32[6]) -> f32[n, 6] {
           w = dequantize(q, s, bits=8, group=0, dtype="f32")
@@ -50,6 +53,46 @@ def test_rows_are_quantised_once_for_all_products(becomes: Callable[[Pass, str, 
         }
     """
     becomes(IntegerProducts(BYTES), before, expected)
+
+
+def test_rows_that_the_product_lets_round_take_one_plane_in_groups(becomes: Callable[[Pass, str, str], None]) -> None:
+    """If the product tolerates 8-bit rows, rows become one plane of 8 bits with a scale per group of 64, and the weight keeps its scale per
+    channel."""
+    before = """
+        func main(x: f32[n, 128], q: i8[6, 128], s: f32[6, 1]) -> f32[n, 6] {
+          w = dequantize(q, s, bits=8, group=0, dtype="f32")
+          y = linear(x, w, tolerates="i8")
+          return y
+        }
+    """
+    expected = """
+        func main(x: f32[n, 128], q: i8[6, 128], s: f32[6, 1]) -> f32[n, 6] {
+          w = dequantize(q, s, bits=8, group=0, dtype="f32")
+          rows = quantize_rows(x, bits=8, group=64)
+          panels = panel_integers(q, format="panel8", columns=4)
+          scales = panel_scales(s, columns=4)
+          v = rows.0
+          r = rows.1
+          t = rows.2
+          y = integer_linear(v, r, t, panels, scales, format="panel8", size=6, dtype="f32")
+          return y
+        }
+    """
+    becomes(IntegerProducts(BYTES), before, expected)
+
+
+@pytest.mark.parametrize(("tiles", "k", "group"), [(WORDS, 128, 0), (BYTES, 96, 0), (BYTES, 128, 64)])
+def test_other_rows_beside_eight_bits_keep_sixteen(tiles: ProductTiles, k: int, group: int) -> None:
+    """Rows keep 16 bits, although the product tolerates 8, if the tile multiplies words, if the length is no multiple of 64, or if weights
+    have a scale per group."""
+    program = f"""
+        func main(x: f32[n, {k}], q: i8[6, {k}], s: f32[6, {k // (group or k)}]) -> object {{
+          w = dequantize(q, s, group={group}) y = linear(x, w, tolerates="i8") return y
+        }}
+    """
+    bindings = IntegerProducts(tiles)(parse(program)).graph("main").body.bindings
+    (rows,) = [b.value for b in bindings if isinstance(b.value, Call) and b.value.op.name == "quantize_rows"]
+    assert rows.attrs["bits"] == 16
 
 
 def test_weights_of_four_bits_take_rows_of_eight_in_their_groups() -> None:
@@ -93,7 +136,7 @@ def test_weights_that_are_widened_take_a_scale_per_row_and_channel(becomes: Call
     becomes(IntegerProducts(WIDENED), before, expected)
     longer = (
         before.replace("64]", "65600]").replace("32]", "32800]").replace("6, 2]", "6, 2050]")
-    )  # i32 might not hold the sum of a channel
+    )  # i32 might overflow in the sum of a channel
     for program, tiles in ((before, BYTES), (longer, WIDENED)):
         module = IntegerProducts(tiles)(parse(program))
         assert any(isinstance(b.value, Call) and b.value.op.name == "integer_linear" for b in module.graph("main").body.bindings)
@@ -138,9 +181,10 @@ def test_words_keep_groups_that_are_short_and_lengths_without_parts_stay(stays: 
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_offsets_of_groups_are_subtracted_behind_the_product(tiles: ProductTiles, bits: int, shifted: bool, dtype: str) -> None:
-    """With a bias; rows with a sum far from 0, so that a missing offset would show."""
+    """Offsets of weight groups are subtracted after the product. The product has a bias, and the sums of its rows are far from 0, so that a
+    missing offset would show."""
     if tiles is WORDS and bits == 4:
-        return  # has no tile of 4 bits
+        return  # no tile multiplies 4-bit weights by words
     rng, holds = np.random.default_rng(0), "i8" if bits == 8 else "u8"
     third = "f32" if shifted else holds
     module = parse(f"""
@@ -163,6 +207,35 @@ def test_offsets_of_groups_are_subtracted_behind_the_product(tiles: ProductTiles
     assert np.abs(actual - expected).max() < limit * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+def test_scales_and_shifts_in_units_are_decoded_by_the_products(bits: int) -> None:
+    """No function of weights decodes them, so memory holds 6 bits of a scale as 8 and not as 32."""
+    rng, holds = np.random.default_rng(0), "i8" if bits == 8 else "u8"
+    module = parse(f"""
+        func main(x: f32[n, 512], weight q: {holds}[64, {64 * bits}], weight s: i8[64, 16], weight su: f16[64, 2],
+            weight o: i8[64, 16], weight ou: f16[64, 2]) -> f32[n, 64] {{
+          dataflow {{
+            scale = dequantize(s, su, group=8)
+            shift = dequantize(o, ou, group=8)
+            w = dequantize(q, scale, shift, bits={bits}, group=32, shifted=true)
+            y = linear(x, w)
+          }}
+          return y
+        }}
+    """)
+    found = IntegerProducts(BYTES)(module)
+    calls = {b.value.op.name: b.value.attrs for b in found.graph("main").body.bindings if isinstance(b.value, Call)}
+    assert calls["integer_linear"]["in_units"] and calls["integer_linear"].get("centred", True) == (bits == 8)
+    numbers = rng.integers(0, 1 << bits, (64, 64 * bits)).astype(np.uint8)
+    levels = [(rng.integers(0, 64, (64, 16)).astype(np.int8), rng.random((64, 2)).astype(np.float16)) for _ in range(2)]
+    operands = ((rng.standard_normal((5, 512)) + 2).astype(np.float32), numbers.view(np.int8) if bits == 8 else numbers)
+    expected, actual = (Interpreter(m).call("main", *operands, *levels[0], *levels[1]) for m in (module, found))
+    assert np.abs(actual - expected).max() < (5e-3 if bits == 4 else 5e-5) * np.abs(expected).max()
+    lifted = pipeline(get("avx512-vnni-bf16")).until("lift_weights")(module)
+    prepared = [v.type for v in lifted.graph("main").weights if isinstance(v.type, TensorType)]
+    assert [t.dtype for t in prepared if t.dtype is DType.F32] == []
+
+
 def test_rows_that_choose_a_matrix_with_offsets_stay(stays: Callable[[Pass, str], None]) -> None:
     program = "func main(x: f32[n, 8], q: i8[3, 5, 8], s: f32[3, 5, 1], z: i8[3, 5, 1], e: i32[n]) -> object "
     stays(IntegerProducts(BYTES), program + "{ w = dequantize(q, s, z) y = expert_linear(x, w, e) return y }")
@@ -177,5 +250,5 @@ def test_rows_that_choose_a_matrix_with_offsets_stay(stays: Callable[[Pass, str]
     ],
 )
 def test_what_does_not_fit_stays(stays: Callable[[Pass, str], None], program: str) -> None:
-    """Floats, a length that is no multiple of four, extents that are not known."""
+    """The pass leaves a product unchanged if its weights are floats, or its length is unknown or no multiple of four."""
     stays(IntegerProducts(BYTES), program)

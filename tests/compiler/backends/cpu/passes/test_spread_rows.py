@@ -1,4 +1,5 @@
-"""Rows that products alone read lie a line further apart; others stay, and so does what is computed."""
+"""The pass adds one cache line to the stride of rows that only products read. Other tensors keep their strides, and results stay the
+same."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ UNLIKE = ROUNDED.replace("512", "448")
 
 
 def widths(module: IRModule) -> list[int]:
-    """Of the rows that kernels write, where they are longer than any operator makes them."""
+    """Return the row lengths of those kernel outputs whose rows are longer than the operator's result needs."""
     bindings = module.graph("main").body.bindings
     types = [t for b in bindings if isinstance(b.value, CallTir) for t in b.value.out]
     return [

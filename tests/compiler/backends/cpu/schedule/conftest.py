@@ -1,8 +1,10 @@
-"""Loop nests under the schedules of all machines that this one can stand in for."""
+"""Fixtures that schedule loop nests for any target, and run them on every target that this machine supports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,12 +23,13 @@ from runtime.session import Session
 assert compiler.ops
 
 ABLE = [t for t in NAMED.values() if t.can_run_here]
-HERE = [host(), *(t for t in ABLE if t != max(ABLE, key=lambda t: len(t.features)))]  # of those, the host is the most able itself
+# The host's own target replaces the named target with the most features.
+HERE = [host(), *(t for t in ABLE if t != max(ABLE, key=lambda t: len(t.features)))]
 
 
 @pytest.fixture
 def kernels() -> Callable[..., dict[str, PrimFunc]]:
-    """`kernels(program, "avx512")`: the scheduled nests by name."""
+    """`kernels(program, "avx512")` returns the program's scheduled loop nests by name."""
 
     def call(program: str, target: str = "avx512") -> dict[str, PrimFunc]:
         module = pipeline(get(target)).until("schedule_kernels")(parse(program))
@@ -38,21 +41,34 @@ def kernels() -> Callable[..., dict[str, PrimFunc]]:
 
 @pytest.fixture(scope="session")
 def compiled(compiled_once: Callable[..., Executable]) -> Callable[[str, Target], Executable]:
-    """Each program once per machine, whatever sizes it is called with."""
-    return lambda program, target: compiled_once(parse(program), target)
+    """Return a function that compiles a program for a target, once for all sizes and tests."""
+    return cache(lambda program, target: compiled_once(parse(program), target))
+
+
+@pytest.fixture(scope="module")
+def session_of(compiled: Callable[[str, Target], Executable]) -> Iterator[Callable[[str, Target, int], Session]]:
+    """`session_of(program, target, num_threads)` returns a session; all tests of a module get the same one for the same arguments."""
+    with ExitStack() as opened:
+
+        @cache
+        def call(program: str, target: Target, num_threads: int) -> Session:
+            session = Session(compiled(program, target), device_threads=num_threads)
+            opened.callback(session.close)
+            return session
+
+        yield call
 
 
 @pytest.fixture
-def agree(compiled: Callable[[str, Target], Executable]) -> Callable[..., Any]:
-    """`agree(program, *args)`: what `main` returns: near the interpreter, and the same bits on every machine with 1 and 3 threads."""
+def agree(session_of: Callable[[str, Target, int], Session]) -> Callable[..., Any]:
+    """`agree(program, *args)` returns the result of `main`, which must be near the interpreter's result and have the same bits on every
+    target, with 1 and with 3 threads."""
 
     def call(program: str, *args: Any, rtol: float = 2e-5) -> Any:
         results: list[Any] = []
         for target in HERE:
             for num_threads in (1, 3):
-                session = Session(compiled(program, target), device_threads=num_threads)
-                results.append(session.call("main", *(np.array(a) for a in args)))
-                session.close()
+                results.append(session_of(program, target, num_threads).call("main", *(np.array(a) for a in args)))
         expected = Interpreter(parse(program)).call("main", *(np.array(a) for a in args))
         scale = np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))
         np.testing.assert_allclose(results[0], expected, rtol=rtol, atol=rtol * scale)

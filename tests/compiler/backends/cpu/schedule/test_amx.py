@@ -1,4 +1,4 @@
-"""Products on matrix units (or on amx_unit.c): near the interpreter, and each row's bits whatever is around it."""
+"""Products on AMX (or on its emulation in amx_unit.c) are near the interpreter's, and a row has the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from runtime.executable import Executable
 from runtime.session import Session
 
 ROWS = [1, 2, 8, 15, 16, 17, 32, 33, 64, 65]
-K, N, SOME, FEW = 576, 530, 140, 70  # parts of depth and a rest, panels by twos and a rest, some at once for a single row, and one by one
+# K has several parts and a remainder. N has several pairs of panels and a remainder. With a single row, a product of SOME columns computes
+# several panels at once, a product of FEW columns one panel at a time.
+K, N, SOME, FEW = 576, 530, 140, 70
 
 PLAIN = f'func main(x: bf16[m, {K}], w: bf16[{N}, {K}]) -> object {{ y = linear(x, w, out_dtype="f32") return y }}'
 TOLERANT = f"""
@@ -54,8 +56,8 @@ PROGRAMS = {
     "int4": (quantised(4, 32, FEW), FEW),
     "int4-64": (quantised(4, 64, 33), 33),
 }
-OF_ROWS = {"bf16": (0,), "gated": (0, 4)}  # arguments that have one per row, where they are not as in the others
-MOST_ROWS = {"bf16": 257, "int4": 545}  # a block and a tile
+OF_ROWS = {"bf16": (0,), "gated": (0, 4)}  # program -> indices of its arguments with one entry per row; (0, 3) if missing
+MOST_ROWS = {"bf16": 257, "int4": 545}  # program -> its largest number of rows: a full block of rows and a remainder
 
 
 def arguments(program: str, rows: int) -> list[Any]:
@@ -65,7 +67,7 @@ def arguments(program: str, rows: int) -> list[Any]:
     weights = [(n, K), (33, K), (n, K)] if program == "gated" else [(n, K), (n, K)]
     x, *made, residual = (rng.normal(size=s).astype(np.float32) for s in ((rows, K), *weights, (rows, n)))
     if program.startswith("int4"):
-        x[1::41, 5] = 400  # tiles with and without a row that needs two planes
+        x[1::41, 5] = 400  # these outliers need a second plane; some tiles have such a row, others have none
     return [x, *(w.astype(DType.BF16.numpy) if program == "gated" else w for w in made), residual]
 
 
@@ -127,21 +129,22 @@ func main(x: f32[m, 1024], g: f32[64, 1024]) -> object {
 
 
 def test_rests_of_rows_share_what_was_widened(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
-    """Tiles of 32 rows and of each power of two below. Where there are several heights, each is told once per part of a panel."""
+    """Rows that remain after full tiles are computed in tiles of a smaller power of two, which use the same widened weights. The unit is
+    configured once per height of tiles and part of a panel."""
     if matrix_unit.library is None:
-        pytest.skip("the unit does not count")
+        pytest.skip("a real unit counts no operations")
     x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((64 + 31, 1024), (64, 1024)))
     executable, before = compiled(WIDENED, amx), matrix_unit.counts
     in_threads(executable, 1, [x, w])
     configured, loads, _, products = (int(n) for n in matrix_unit.counts - before)
-    steps, parts, claims = 2 * 16, 2 * 2, 2  # of 64 of depth in each of two panels; of 512
+    steps, parts, claims = 2 * 16, 2 * 2, 2  # two panels; steps of 64 and parts of 512 along k
     assert products == steps * 2 * (2 * 2 + 5)
     assert configured == 6 * (parts + claims)
-    assert loads == steps * (2 * 4 + 5 * 3) + 2 * (2 * 4 + 5 * 2)  # and of sums, where the second part begins
+    assert loads == steps * (2 * 4 + 5 * 3) + 2 * (2 * 4 + 5 * 2)  # the second part of a panel loads the sums of the first, too
     x[[40, 95 - 1], 7] = 400
     before = matrix_unit.counts
     in_threads(executable, 1, [x, w])
-    assert (matrix_unit.counts - before)[-1] == steps * 2 * (2 * 2 + 5) + steps * (2 * 2 + 2), "the second planes of two tiles"
+    assert (matrix_unit.counts - before)[-1] == steps * 2 * (2 * 2 + 5) + steps * (2 * 2 + 2), "two tiles multiply their second planes, too"
     before = matrix_unit.counts
     in_threads(executable, 1, [x[:1].copy(), w])
     assert (matrix_unit.counts - before)[0] == claims
@@ -160,7 +163,8 @@ func main(x: f32[m, 256], g: f32[4096, 256], u: f32[4096, 256]) -> object {
 
 
 def test_kernels_say_what_they_keep_on_the_stack(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
-    """No thread of the system must have as much, and what they touch is hardly more than they say."""
+    """A kernel states how much stack it uses and touches little more. Kernels may need more stack than a thread of the system has, so the
+    runtime provides it."""
     executable = compiled(GATED_WIDENED, amx)
     said = executable.meta.stack_bytes
     assert said > 1 << 20
@@ -177,14 +181,15 @@ DEEP = 'func main(x: f32[m, 1024], w: bf16[512, 1024]) -> object { y = linear(x,
 
 
 def test_operands_are_loaded_once_per_product(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
-    """Tiles of 2 x 2: two loads of rows and two of columns for four products, and the accumulators once per 256 of depth."""
+    """A block of 2 x 2 tiles loads two tiles of rows and two of columns for four products. Accumulators are loaded once per 256 elements of
+    k."""
     if matrix_unit.library is None:
-        pytest.skip("the unit does not count")
+        pytest.skip("a real unit counts no operations")
     x, w = (np.random.default_rng(0).normal(size=s).astype(DType.BF16.numpy) for s in ((64, 1024), (512, 1024)))
     before = matrix_unit.counts
     found = in_threads(compiled(DEEP, amx), 1, [x.astype(np.float32), w])
     np.testing.assert_allclose(found, x.astype(np.float64) @ w.astype(np.float64).T, atol=1e-3)
     _, loads, stores, products = (int(n) for n in matrix_unit.counts - before)
-    assert products == 4 * 32 * 32  # tiles of 16 rows, 16 columns and 32 of depth
+    assert products == 4 * 32 * 32  # a product multiplies 16 rows by 16 columns over 32 elements of k
     assert loads <= 1.1 * products
     assert stores == products // 8

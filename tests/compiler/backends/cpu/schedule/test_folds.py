@@ -1,4 +1,4 @@
-"""Folds of vector lanes: what they leave, and in which order they add."""
+"""Reductions over vector lanes: their results, and the order of additions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ F32 = DType.F32
 
 @pytest.mark.parametrize("shape", [(16,), (4, 8)])
 def test_halves_are_added_in_one_order(shape: tuple[int, ...]) -> None:
-    """Rows first, then lanes, the upper half onto the lower: the order decides how a sum is rounded."""
+    """A reduction adds rows first, then lanes, each time the upper half onto the lower. This order determines how the sum is rounded."""
     values = np.random.default_rng(0).standard_normal(shape, np.float32)
     rows = values.reshape(-1, shape[-1])
     while len(rows) > 1:

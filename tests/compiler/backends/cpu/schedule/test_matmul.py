@@ -1,4 +1,4 @@
-"""Products: every rest of a tile, every form, and a row's bits whatever is around it."""
+"""Matrix products with every remainder of a tile and every kind of operand. A row has the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_row_has_the_same_bits_in_any_batch(agree: Callable[..., Any]) -> None
 
 
 def test_bf16_rows_have_the_same_bits_in_any_batch(compute: Callable[..., Any]) -> None:
-    """Matrix units take part where the machine has them."""
+    """A row of bf16 has the same bits in any batch, also on a matrix unit if the machine has one."""
     import ml_dtypes
 
     x, w = (a.astype(ml_dtypes.bfloat16) for a in (f32(23, 64), f32(48, 64)))
@@ -96,7 +96,8 @@ def test_a_product_of_elements_that_moves_into_a_sum_is_a_product_of_matrices(ke
 
 
 def test_a_single_row_takes_two_panels_at_once(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
-    """One panel's sums are too few to hide the time of an addition; two sums over one panel are enough."""
+    """With a single row, a product computes two panels at once: the accumulators of one panel are too few to hide the latency of additions.
+    Two products over the same rows have enough accumulators with one panel."""
     for program, widths in ((PLAIN, {1, 2}), (GATED, {1})):
         (kernel,) = [p for p in kernels(program).values() if p.attrs.get("schedule") == "matmul"]
         rows_of_one = [s.buffer.shape for s in walk_stmts(kernel.body) if isinstance(s, Allocate) and s.buffer.shape[:-2] == (Dim.of(1),)]
@@ -116,8 +117,8 @@ def test_panels_are_shared_among_threads_and_columns_are_lanes(kernels: Callable
         ("contract(r in k) A[i, r] by B[j, r]", True),
         ("contract(r in k) A[i, r] by B[j, r] * 2.0", True),
         ("max(contract(r in k) A[i, r] by B[j, r], 0.0)", True),
-        ("contract(r in k) B[j, r] by A[i, r]", False),  # the innermost axis is not that of the columns
-        ("contract(r in k) A[i, r] * 2.0 by B[j, r]", False),  # each panel would compute the rows again
+        ("contract(r in k) B[j, r] by A[i, r]", False),  # the second factor, here A, must have the innermost axis j
+        ("contract(r in k) A[i, r] * 2.0 by B[j, r]", False),  # the factor 2 would be multiplied again for each panel
         ("(contract(r in k) A[i, r] by B[j, r]) + (contract(r in 3) A[i, r] by B[j, r])", False),
         ("(contract(r in k) A[i, r] by B[j, r]) + (max(r in k) A[i, r])", False),
         ("sum(r in k) A[i, r] * B[j, r]", False),

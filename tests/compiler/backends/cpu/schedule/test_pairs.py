@@ -1,4 +1,5 @@
-"""Products of bf16 by tiles of pairs: every rest of a tile, every form, and a row's bits whatever is around it."""
+"""bf16 products by tiles that multiply pairs, with every remainder of a tile and every kind of operand. A row has the same bits in any
+batch."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def test_a_row_has_the_same_bits_in_any_batch(compute: Callable[..., Any], n: in
 
 
 def test_rows_are_rounded_where_the_program_tolerates_it(compute: Callable[..., Any]) -> None:
-    """Not so much as the weights' own rounding changes, and not at all where nothing is gained."""
+    """Rows are rounded to bf16 if the program tolerates it and if that makes the product faster. This changes results less than the
+    rounding of the weights did."""
     x, w = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32), bf16(40, 64)
     compute(TOLERANT, x, w, rtol=4e-3)
 
@@ -93,7 +95,7 @@ def test_an_odd_depth_stays_with_single_products(kernels: Callable[..., dict[str
 
 @pytest.fixture(scope="module")
 def meaning() -> Callable[..., Any]:
-    """What a scheduled program computes, by the meaning of its tiles. Machines that share a schedule share its evaluation."""
+    """Return a function that interprets a scheduled program. If two targets have the same scheduled program, it is interpreted once."""
     known: dict[tuple[str, int], Any] = {}
 
     def call(module: IRModule, args: tuple[Any, ...]) -> Any:
@@ -112,7 +114,8 @@ def meaning() -> Callable[..., Any]:
     ids=["one sum", "two sums"],
 )
 def test_what_is_scheduled_computes_the_same(meaning: Callable[..., Any], target: str, program: str, args: tuple[Any, ...]) -> None:
-    """For machines too that this one cannot stand in for."""
+    """Scheduled kernels compute what the program means. The interpreter runs them, so the test includes targets that this machine cannot
+    run."""
     module = parse(program)
     scheduled = pipeline(get(target)).until("schedule_kernels")(module)
     np.testing.assert_allclose(meaning(scheduled, args), meaning(module, args), rtol=1e-4, atol=1e-4)
@@ -131,7 +134,8 @@ func main(x: bf16[m, 288], gate: bf16[n, 288], up: bf16[n, 288], residual: f32[m
 
 
 def test_blocks_of_rows_and_of_depth_compute_the_same() -> None:
-    """Two whole tiles, a rest of rows, a block and a rest of depth, a rest of columns; and each row has the bits that it has alone."""
+    """Products are computed in blocks of rows and of k. The sizes leave a remainder of rows, of k and of columns. Each row has the same
+    bits as alone."""
     args = bf16(67, 288), bf16(5, 288), bf16(5, 288), np.ones((67, 5), np.float32)
     module = parse(DEEP)
     scheduled = Interpreter(pipeline(get("amx")).until("schedule_kernels")(module))
@@ -142,7 +146,7 @@ def test_blocks_of_rows_and_of_depth_compute_the_same() -> None:
 
 def test_the_unit_is_told_the_height_once_for_all_tiles_of_it() -> None:
     assembly = compile_module(parse(DEEP), Options(get("amx"), texts=True)).texts["program.s"]
-    heights = 6  # 32, 16, 8, 4, 2, 1
+    heights = 6  # heights of tiles: 32, 16, 8, 4, 2, 1
     assert assembly.count("ldtilecfg") == heights
     assert assembly.count("tdpbf16ps") > heights
 
@@ -151,8 +155,9 @@ WIDE = 'func main(x: bf16[m, 576], w: bf16[560, 576]) -> object { y = linear(x, 
 
 
 def test_each_part_of_a_panel_prefetches_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For as many lines as it has, which the tiles of a block of rows share: else each part would be waited for."""
-    parts: list[tuple[int, int]] = []  # where one lies, how many lines of 64 bytes it has
+    """While tiles multiply one part of a panel, they prefetch all cache lines of the next part, which would otherwise begin with cache
+    misses."""
+    parts: list[tuple[int, int]] = []  # (address, number of 64-byte lines) of each part
     asked: list[tuple[int, set[int]]] = []
 
     def record(op: AmxBf16, arrays: Sequence[Any], dims: Sequence[int]) -> None:
@@ -166,6 +171,6 @@ def test_each_part_of_a_panel_prefetches_the_next(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(AmxBf16, "meaning", record)
     scheduled = pipeline(get("amx")).until("schedule_kernels")(parse(WIDE))
     Interpreter(scheduled).call("main", bf16(96, 576), bf16(560, 576))
-    assert len(parts) == 18 * 3  # panels of 32 columns, parts of 256, 256 and 64; two panels together
+    assert len(parts) == 18 * 3  # 18 panels of 32 columns, each in three parts along k: 256, 256 and 64 elements
     assert [later for later, _ in asked[:-1]] == [part for part, _ in parts[1:]]
     assert all(lines >= set(range(depth)) for (_, depth), (_, lines) in zip(parts, asked, strict=True))

@@ -1,4 +1,4 @@
-"""Folds along rows, at lengths around vectors and groups of them."""
+"""Reductions along rows, with lengths near one vector and near several vectors."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_ranks(agree: Callable[..., Any], shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", ["softmax", "layer_norm"])
 def test_numbers_of_a_row_stay_in_registers(kernels: Callable[..., dict[str, PrimFunc]], name: str) -> None:
-    """No workspace in memory: one visit to a row does all of its stages."""
+    """One pass over a row computes all stages and keeps their results in registers, without a workspace in memory."""
     kernel = kernels(program(name))[name]
     assert kernel.attrs["schedule"] == "rows"
     buffers = [s.buffer for s in walk_stmts(kernel.body) if isinstance(s, Allocate)]
@@ -71,7 +71,8 @@ def test_numbers_of_a_row_stay_in_registers(kernels: Callable[..., dict[str, Pri
 
 
 def test_every_stage_that_reads_the_rows_fetches_the_next(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
-    """A fold alone does not: its row is all that it reads, in order."""
+    """In a norm, each stage that reads the rows prefetches the next row. A kernel that only sums does not prefetch: it reads nothing but
+    its rows, in order."""
 
     def fetched(name: str) -> int:
         kernel = kernels(program(name).replace("[n, k]", "[n, 64]").replace("[k]", "[64]").replace(" where k in 1..", ""))[name]
@@ -98,7 +99,7 @@ def test_a_norm_and_its_rounding_are_one_visit_to_a_row(
 
 
 def test_a_choice_for_a_whole_row_is_made_once(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
-    """The second plane is computed or cleared."""
+    """The kernel decides once per row whether it computes the row's second plane or clears it."""
     (kernel,) = kernels("func main(x: f32[n, 96]) -> object { rows = row_planes(x) z = rows.0 return z }").values()
     (choice,) = (s for s in walk_stmts(kernel.body) if isinstance(s, When) and isinstance(s.cond, Load))
     assert choice.orelse is not None and any(isinstance(s, Store) for s in walk_stmts(choice.orelse))
@@ -106,6 +107,6 @@ def test_a_choice_for_a_whole_row_is_made_once(kernels: Callable[..., dict[str, 
 
 
 def test_a_stage_that_reads_what_other_rows_wrote_waits_for_them(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
-    """Every stage of it gives a number per element, and reads such numbers of other elements."""
+    """Stages of `top_experts` read what earlier stages computed for other elements of the row, so they do not share a pass over the row."""
     found = kernels("func main(x: f32[t, 3]) -> object { y = top_experts(x, k=3) return y }")
     assert [prim.attrs["schedule"] for prim in found.values()] == ["spatial"]

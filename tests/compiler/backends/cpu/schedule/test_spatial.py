@@ -1,4 +1,4 @@
-"""Independent iterations: where a claim ends, where a vector ends, and indices that are read from memory."""
+"""Loop nests with independent iterations: lengths near a thread's claim and near a vector, and indices that are read from memory."""
 
 from __future__ import annotations
 
@@ -72,8 +72,9 @@ def test_outer_axes_are_parallel_and_the_innermost_is_vectors(kernels: Callable[
     ("body", "taken"),
     [
         ("for i in n { B[i] = A[i] }", True),
-        ("for i in n { B[i] = B[i] + A[i] }", False),  # an iteration reads what another wrote
-        ("for i in n { let p within 0..4 = 3 { for j in p { B[i] = A[j] } } }", False),  # extents differ between iterations
+        ("for i in n { B[i] = B[i] + A[i] }", False),  # not independent: iterations read the output
+        # no fixed number of iterations: the inner extent differs between them
+        ("for i in n { let p within 0..4 = 3 { for j in p { B[i] = A[j] } } }", False),
     ],
 )
 def test_what_is_independent(body: str, taken: bool) -> None:
@@ -82,7 +83,7 @@ def test_what_is_independent(body: str, taken: bool) -> None:
 
 
 def test_a_nest_that_no_rule_takes_still_runs(agree: Callable[..., Any]) -> None:
-    """A recurrence, as written, on one thread."""
+    """A recurrence, for which there is no schedule, runs as written, on one thread."""
     program = """
     func main(x: f32[n]) -> object { y = call_tir @running(x) -> f32[n] return y }
     prim running(A: f32[n], out B: f32[n]) { for i in n { B[i] = guard(1 <= i < n ? B[i - 1] : 0.0) * 0.5 + A[i] } }

@@ -1,4 +1,5 @@
-"""Results that are larger than caches: the size is asked for where it is not known, and no bit depends on the way they are written."""
+"""Kernels write results that are larger than the caches by non-temporal stores. If a size is unknown, they test it at run time. The kind of
+store changes no bit."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from compiler.ir.loops.statements import Tile, When
 from compiler.ir.loops.visit import walk_stmts
 from compiler.machine.intrinsics.stream import Stream
 
-LARGEST = streaming.LARGE // 4  # elements of f32
+LARGEST = streaming.LARGE // 4  # the number of f32 elements of the largest result that is written by normal stores
 
 
 def program(call: str, rows: str, length: str = "80", dtype: str = "f32") -> str:
@@ -22,7 +23,7 @@ def program(call: str, rows: str, length: str = "80", dtype: str = "f32") -> str
 
 
 def ways(kernels: dict[str, PrimFunc]) -> tuple[int, int]:
-    """How many places write past the caches, and how many ask for the size."""
+    """Return (number of non-temporal stores in the code, number of those that run only if a test of the size at run time succeeds)."""
     stmts = [s for kernel in kernels.values() for s in walk_stmts(kernel.body)]
     streams = [s for s in stmts if isinstance(s, Tile) and isinstance(s.op, Stream)]
     return len(streams), len([s for s in stmts if isinstance(s, When) and any(t in walk_stmts(s) for t in streams)])
@@ -61,13 +62,14 @@ def test_a_little_in_a_large_tensor(kernels: Callable[..., dict[str, PrimFunc]])
 
 
 def test_vectors_that_are_not_lines(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
-    assert ways(kernels(program("permute_dims(x, axes=[1, 0])", "s"))) == (1, 1)  # read across, written along
+    assert ways(kernels(program("permute_dims(x, axes=[1, 0])", "s"))) == (1, 1)  # reads columns, writes whole rows
     assert ways(kernels(program("add(x, w)", "s", dtype="bf16"))) == (0, 0)
 
 
 @pytest.mark.parametrize(("call", "length"), [("add(x, w)", 72), ("layer_norm(x, w, w, eps=1.0e-5)", 72), ("softmax(x)", 1100)])
 def test_the_same_bits_either_way(agree: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, call: str, length: int) -> None:
-    """The number of rows decides. Every other row of 72 begins a line."""
+    """Results have the same bits with non-temporal stores (8 rows) and with normal ones (6 rows). With rows of 72 elements, only every
+    second row begins at a cache line."""
     monkeypatch.setattr(streaming, "LARGE", 4 * 7 * length)
     text = program(call, "s", str(length))
     x, w = (np.random.default_rng(length).normal(size=shape).astype(np.float32) for shape in ((8, length), (length,)))
