@@ -1,1 +1,1 @@
-"""Model files to programs: configuration, weights, and the step of the model's family."""
+"""From model files to programs: the configuration, the weights, and the step function of the model's family."""

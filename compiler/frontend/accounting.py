@@ -12,8 +12,8 @@ from compiler.ir.types import TensorType
 
 
 def require_weights(module: IRModule, source: WeightSource, unused: Iterable[str]) -> None:
-    """Raises WeightMismatch unless the source has the weights of the program and nothing else. `unused` are patterns of tensors that
-    checkpoints carry and the program does not need."""
+    """Raise WeightMismatch unless the source has exactly the weights of the program. `unused` are shell patterns of the names of tensors
+    that checkpoints contain and the program does not read."""
     accounting = Accounting(source)
     for func in module.graph_functions.values():
         for weight in func.weights:
@@ -24,7 +24,7 @@ def require_weights(module: IRModule, source: WeightSource, unused: Iterable[str
 
 
 class Accounting:
-    """Checks a model's needs against a source's tensors, and reports all that is wrong at once."""
+    """Compares the tensors that a model needs with the tensors of a source, and reports all differences at once."""
 
     def __init__(self, source: WeightSource) -> None:
         self._tensors = source.tensors
@@ -33,7 +33,7 @@ class Accounting:
         self._misshaped: list[str] = []
 
     def take(self, name: str, shape: tuple[int, ...]) -> None:
-        """The model needs this tensor in this shape."""
+        """Record that the model needs this tensor in this shape."""
         self._taken.add(name)
         if (info := self._tensors.get(name)) is None:
             self._missing.append(f"{name} {list(shape)}")
@@ -41,7 +41,7 @@ class Accounting:
             self._misshaped.append(f"{name} is {list(info.shape)}, expected {list(shape)}")
 
     def ignore(self, *patterns: str) -> None:
-        """Tensors that files carry without need, by shell pattern: recomputed tables, heads for other tasks."""
+        """Ignore tensors whose names match these shell patterns, such as tables that are recomputed and heads for other tasks."""
         self._taken.update(name for name in self._tensors if any(fnmatchcase(name, pattern) for pattern in patterns))
 
     def check(self) -> None:

@@ -1,4 +1,4 @@
-"""Group the layers of a decoder by what they keep of a sequence: each group shares its pages."""
+"""Group the layers of a decoder by what they cache per token: the layers of a group share its pages."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from compiler.frontend.config import Heads, ModelConfig
 from compiler.ir.dtypes import DType
 from runtime.cache_groups import PAGE_SIZE, CacheGroup, KVGroup, StateGroup
 
-MOST_TOKENS = 256  # from one kept state to the next: a hit in the prefix cache loses fewer than these
+MOST_TOKENS = 256  # most tokens between two saved states: a prefix cache hit loses fewer tokens than this
 
 
 def groups_of(config: ModelConfig, dtype: DType, max_context: int) -> tuple[CacheGroup, ...]:
-    """Layers that keep all tokens come first. A window that no sequence outgrows keeps all of them."""
+    """Return the cache groups. Layers that keep all tokens come first. A layer with a window of at least `max_context` tokens counts as one
+    that keeps all tokens."""
     attention = _of_attention(config, dtype, max_context)
     return *attention, *_of_states(config, sum(group.bytes_per_page for group in attention))
 
@@ -26,7 +27,8 @@ def _of_attention(config: ModelConfig, dtype: DType, max_context: int) -> tuple[
 
 
 def _of_states(config: ModelConfig, kv_bytes: int) -> tuple[StateGroup, ...]:
-    """States are kept so often that they take no more memory than `kv_bytes`, what a page of keys and values has in all layers."""
+    """Return the group of layers with states. States are saved at the shortest interval at which they take no more memory per token than
+    keys and values do (`kv_bytes` per page of all layers), but at least every MOST_TOKENS tokens."""
     if not config.stateful:
         return ()
     layers, sizes = tuple(sorted(config.stateful)), _sizes(config)
@@ -37,7 +39,7 @@ def _of_states(config: ModelConfig, kv_bytes: int) -> tuple[StateGroup, ...]:
 
 
 def _sizes(config: ModelConfig) -> tuple[int, ...]:
-    """The inputs that a convolution reads again, and the matrices of a scan."""
+    """Return the number of elements per sequence of each part of a state: the convolution's past inputs, and the matrices of a scan."""
     if config.convolution is not None:
         return ((config.convolution.taps - 1) * config.hidden_size,)
     r = config.recurrence

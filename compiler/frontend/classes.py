@@ -1,4 +1,4 @@
-"""Heads that classify texts: the names of their classes, and how the numbers of a head become scores."""
+"""Classification heads: the names of their classes, and how their outputs become scores."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from enum import StrEnum
 
 from compiler.frontend.fields import Fields
 
-TASK = "ForSequenceClassification"  # how `architectures` names a model with such a head
-ACTIVATION_FIELD = "activation_fn"  # of sentence-transformers
+TASK = "ForSequenceClassification"  # suffix of `architectures` for a model with a classification head
+ACTIVATION_FIELD = "activation_fn"  # a field of sentence-transformers' configuration
 MAX_CLASSES = 1 << 16
 
 
 class Scores(StrEnum):
-    SOFTMAX = "softmax"  # a text has one class
-    SIGMOID = "sigmoid"  # a text has any of the classes
-    RAW = "raw"  # the numbers are the scores
+    SOFTMAX = "softmax"  # each text has exactly one class
+    SIGMOID = "sigmoid"  # each text may have several of the classes, or none
+    RAW = "raw"  # the outputs are the scores
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Classes:
 
 
 def read_classes(fields: Fields) -> Classes | None:
-    """The classes of a model's head. None if the model has no head that classifies."""
+    """Return the classes of a model's head, or None if the model has no classification head."""
     architectures = fields.raw("architectures", [])
     if not isinstance(architectures, list) or not any(isinstance(name, str) and name.endswith(TASK) for name in architectures):
         return None
@@ -47,7 +47,7 @@ def _read_names(fields: Fields) -> tuple[str, ...]:
 
 
 def read_scores(fields: Fields, num_classes: int) -> Scores:
-    """A model with a single class is a reranker, unless it says otherwise."""
+    """Return how outputs become scores. By default, a model with a single class is a reranker, and its output passes through a sigmoid."""
     sentence = fields.raw("sentence_transformers", {})
     activation = sentence.get(ACTIVATION_FIELD) if isinstance(sentence, Mapping) else None
     activation = fields.raw("sbert_ce_default_activation_function", activation)

@@ -1,6 +1,6 @@
-"""A model's configuration in one vocabulary that all families share, and how to read what many of them have in common.
+"""A model's configuration in one vocabulary that all families share, and functions that read the fields common to many of them.
 
-Defaults are those of transformers, since files leave out what equals them.
+Defaults are those of transformers, since files omit values that equal the default.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Activation(StrEnum):
     GELU = "gelu"
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
-    RELU2 = "relu2"  # the square of it
+    RELU2 = "relu2"  # activation relu(x) squared
 
 
 ACTIVATIONS = {
@@ -48,20 +48,20 @@ class Norm(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EncoderConfig:
-    """The settings of encoders alone: learned positions, segments, attention in both directions."""
+    """The settings that only encoders have: learned positions, segments, bidirectional attention."""
 
-    num_positions: int  # rows of the position table; 0: none
-    position_offset: int  # row of a text's first token
-    num_segments: int  # 0: none; texts are all of segment 0
-    relative_buckets: int = 0  # 0: none; MPNet's table of relative positions
-    embedding_size: int | None = None  # of tokens, where a projection to the hidden size follows
-    reaches: tuple[int | None, ...] = ()  # per layer: how far a token sees in either direction; None, or no entry: all of its text
-    class_pooling: Pooling = Pooling.CLS  # of the vectors that a classification head reads
+    num_positions: int  # rows of the position table; 0: no position table
+    position_offset: int  # row of the position table for a text's first token
+    num_segments: int  # segments that embeddings distinguish; 0: no segment embeddings
+    relative_buckets: int = 0  # buckets in MPNet's table of relative positions; 0: no relative positions
+    embedding_size: int | None = None  # size of token embeddings, which are projected to the hidden size; None: the hidden size
+    reaches: tuple[int | None, ...] = ()  # per layer: how far a token attends in either direction; None or no entry: to its whole text
+    class_pooling: Pooling = Pooling.CLS  # how the vectors of a text become the vector that a classification head reads
 
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Queries grow by `1 + beta * log(1 + position // original_context)`."""
+    """Queries are multiplied by `1 + beta * log(1 + position // original_context)`."""
 
     beta: float
     original_context: int
@@ -69,21 +69,22 @@ class QueryGrowth:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The keys and values of a layer."""
+    """The key and value heads of a layer."""
 
-    num_kv: int  # divides the number of query heads
+    num_kv: int  # number of key and value heads; divides the number of query heads
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Keys and values of all heads are projections of one vector per token, beside which keys have a part that is rotated."""
+    """Multi-head latent attention: the keys and values of all heads are projections of one latent vector per token. Keys also have a part
+    that is rotated by position."""
 
     rank: int
-    query_rank: int | None  # None: queries are projected at once
-    plain_size: int  # of a head's query and key: what is not rotated
+    query_rank: int | None  # size of the latent vector of queries; None: queries are projected without a latent
+    plain_size: int  # elements of a head's query and key that are not rotated
     rotated_size: int
-    value_size: int  # of a head
+    value_size: int  # elements of a head's value
 
     @property
     def kept_size(self) -> int:
@@ -92,22 +93,22 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class BranchFactors:
-    """Factors of the inputs and outputs of a layer's branches."""
+    """Factors that multiply the inputs and outputs of a layer's branches."""
 
     attention_in: float
     attention_out: float
     state_in: float
     state_out: float
-    mlp_gate: float  # before it is activated
+    mlp_gate: float  # factor of the gate's input to its activation
     mlp_out: float
 
 
 @dataclass(frozen=True, slots=True)
 class LayerInputs:
-    """A vector per token and layer, beside the residual stream."""
+    """Per-layer embeddings: an additional input vector per token and layer."""
 
     size: int
-    vocab_size: int  # of the table that has a part of it
+    vocab_size: int  # rows of the per-layer embedding table
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,47 +119,48 @@ class ModelConfig:
     intermediate_size: int
     num_layers: int
     num_heads: int
-    num_kv_heads: int  # divides num_heads
+    num_kv_heads: int  # number of key and value heads; divides num_heads
     head_dim: int
     activation: Activation
     norm_eps: float
-    max_context: int  # tokens, with the scaling of positions applied
-    attention_scale: float  # of the products of queries and keys
-    windows: tuple[int | None, ...]  # per layer: how many tokens one attends to, itself included; None: all
+    max_context: int  # most tokens of a sequence, with rope scaling
+    attention_scale: float  # factor that multiplies the products of queries and keys
+    windows: tuple[int | None, ...]  # per layer: number of most recent tokens, including itself, to which a token attends; None: all
     rope: Rope | None = None
-    local_rope: Rope | None = None  # of the layers with a window, where these differ
-    global_heads: Heads | None = None  # of the layers without a window, where these differ
-    values_from_keys: frozenset[int] = frozenset()  # layers whose values are projected by the matrix of their keys
-    kv_sources: tuple[int, ...] = ()  # per layer: the one whose keys and values it reads; no entries: itself
-    intermediate_sizes: tuple[int, ...] = ()  # per layer, where they differ
-    attending: frozenset[int] | None = None  # layers that have attention, where these are not all that have no state
+    local_rope: Rope | None = None  # rope of the layers with a window; None: the same as in other layers
+    global_heads: Heads | None = None  # key and value heads of the layers without a window; None: the same as in other layers
+    values_from_keys: frozenset[int] = frozenset()  # layers that project values with the key matrix
+    # per layer: the layer whose keys and values it reads; empty: each layer reads the keys and values that it computes
+    kv_sources: tuple[int, ...] = ()
+    intermediate_sizes: tuple[int, ...] = ()  # intermediate size per layer; empty: the same in all layers
+    attending: frozenset[int] | None = None  # layers that have attention; None: all layers without a state
     latent: Latent | None = None
     layer_inputs: LayerInputs | None = None
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
-    output_bias: bool = False  # of the projection behind attention
+    output_bias: bool = False  # bias of the output projection of attention
     mlp_bias: bool = False
-    qkv_limit: float | None = None  # of the magnitude of queries, keys and values
+    qkv_limit: float | None = None  # clamp on the magnitude of queries, keys and values
     attention_softcap: float | None = None
     logit_softcap: float | None = None
-    sinks: bool = False  # a score per head that takes a share of each softmax, and no value
-    head_norms: bool = False  # norms of single query and key heads, in families where only some models have them
-    norm: Norm = Norm.RMS  # of the residual stream; norms of heads are RMS norms
+    sinks: bool = False  # a learned score per head takes part in each softmax, without a value
+    head_norms: bool = False  # norms of each query head and each key head, in families in which only some models have these norms
+    norm: Norm = Norm.RMS  # norm of the residual stream; norms of heads are RMS norms
     norm_offset: float = 0.0  # added to the weights of norms
-    unrotated: frozenset[int] = frozenset()  # layers whose queries and keys are not rotated
+    unrotated: frozenset[int] = frozenset()  # layers without rotation of queries and keys
     query_growth: QueryGrowth | None = None
     convolution: ShortConvolution | None = None
     recurrence: Recurrence | None = None
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of each branch that is added to the residual stream
+    residual_scale: float = 1.0  # factor of each branch that is added to the residual stream
     logit_scale: float = 1.0
     factors: BranchFactors | None = None
     head_bias: bool = False
     mixture: Mixture | None = None
-    unused: tuple[str, ...] = ()  # shell patterns of tensors that the checkpoint may have and the model does not read
+    unused: tuple[str, ...] = ()  # shell patterns of tensors that checkpoints contain and the model does not read
     encoder: EncoderConfig | None = None
-    classes: Classes | None = None  # of a head that classifies texts; None: the model embeds them
-    verdict: Verdict | None = None  # how a decoder comes to its one class
+    classes: Classes | None = None  # classes of a classification head; None: the model generates or embeds
+    verdict: Verdict | None = None  # how a decoder that serves as a reranker computes its score
     embedding: EmbeddingConfig = field(default=EmbeddingConfig(Pooling.MEAN, True))
 
     @property
@@ -167,18 +169,18 @@ class ModelConfig:
 
     @property
     def stateful(self) -> frozenset[int]:
-        """Layers that keep a state in the place of keys and values."""
+        """The layers that keep a recurrent state instead of keys and values."""
         found = self.convolution or self.recurrence
         return frozenset() if found is None else found.layers
 
     @property
     def tells_pairs_apart(self) -> bool:
-        """Whether tokens of a second text have a segment of their own."""
+        """Whether the two texts of a pair have different segments."""
         return self.classes is not None and self.encoder is not None and self.encoder.num_segments > 1
 
     @property
     def keeping(self) -> tuple[int, ...]:
-        """Layers that keep keys and values of their own."""
+        """The layers that append keys and values to the cache."""
         attending = frozenset(range(self.num_layers)) - self.stateful if self.attending is None else self.attending
         return tuple(layer for layer in sorted(attending) if self.kv_source(layer) == layer)
 
@@ -205,9 +207,10 @@ class ModelConfig:
 def read_decoder(
     fields: Fields, *, eps: float = 1e-6, eps_field: str = "rms_norm_eps", default_head_dim: int = 0, act: str = "hidden_act"
 ) -> ModelConfig:
-    """What all decoders have in common: rotary positions, grouped heads, RMS norms unless the family says otherwise."""
+    """Read the fields that all decoders have: rotary positions, grouped heads, and a norm. Unless the family overrides it, the norm is an
+    RMS norm."""
     if not fields.flag("is_causal", True):
-        raise fields.error("is_causal", "true: decoders attend to the past alone")
+        raise fields.error("is_causal", "true: attention in decoders is causal")
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     head_dim: int = fields.integer("head_dim", default_head_dim or hidden_size // num_heads)
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
@@ -236,8 +239,8 @@ def read_decoder(
 
 
 def text_fields(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
-    """The fields of the decoder within a model that also reads images. Other fields of the whole do not concern the text, except that the
-    head, which is part of the whole, may be tied."""
+    """Return the fields of the decoder within a multimodal model. Fields outside `text_config` do not affect the decoder, except
+    `tie_word_embeddings`, since the head belongs to the outer model."""
     fields.skip(*fields.values)
     return fields.fields("text_config", defaults, {name: fields.values[name] for name in ("tie_word_embeddings",) if name in fields})
 
@@ -250,7 +253,7 @@ def read_activation(fields: Fields, name: str, default: str) -> Activation:
 
 
 def read_windows(fields: Fields, window: int | None, has_window: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """The window of each layer. `layer_types`, where it is present, overrides the family's rule `has_window(layer)`."""
+    """Return the window of each layer. If `layer_types` is present, it overrides the family's rule `has_window(layer)`."""
     num_layers = fields.integer("num_hidden_layers", maximum=10_000)
     rule = ["sliding_attention" if window is not None and has_window(layer) else "full_attention" for layer in range(num_layers)]
     types = read_kinds(fields, rule, ("sliding_attention", "full_attention"))
@@ -260,7 +263,7 @@ def read_windows(fields: Fields, window: int | None, has_window: Callable[[int],
 
 
 def read_kinds(fields: Fields, rule: Sequence[str], known: Sequence[str]) -> Sequence[str]:
-    """The kind of each layer, one of those that are known. `layer_types`, where it is present, overrides the family's rule."""
+    """Return the kind of each layer, one of `known`. If the field `layer_types` is present, it overrides the family's rule."""
     kinds = fields.raw("layer_types", list(rule))
     if not isinstance(kinds, list) or len(kinds) != len(rule) or not set(known).issuperset(kinds):
         raise fields.error("layer_types", f"a list of {len(rule)} times {' or '.join(known)}")
@@ -268,20 +271,20 @@ def read_kinds(fields: Fields, rule: Sequence[str], known: Sequence[str]) -> Seq
 
 
 def rotating_neighbours(config: ModelConfig) -> ModelConfig:
-    """Pairs of dimensions that rotate together are neighbours."""
+    """Return the configuration with a rotation of adjacent pairs of dimensions."""
     assert config.rope is not None
     return replace(config, rope=replace(config.rope, interleaved=True))
 
 
 def rotating_whole_heads(config: ModelConfig) -> ModelConfig:
-    """Refuse a partial rotation, which the family does not have."""
+    """Return the configuration. Raise ConfigError if only part of each head rotates, which the family does not support."""
     if config.rope is not None and config.rope.size != config.head_dim:
         raise ConfigError(f"{config.rope.size} of {config.head_dim} dimensions rotate; {config.family} rotates all of them")
     return config
 
 
 def read_softcap(fields: Fields, name: str, default: float | None) -> float | None:
-    """Null means none; only an absent field takes the default."""
+    """Read a soft cap. Null means no cap; only an absent field takes the default."""
     return fields.number(name, None if name in fields.values else default)
 
 

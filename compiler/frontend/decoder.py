@@ -1,12 +1,12 @@
 """The step of a causal decoder, composed of the layers of its family.
 
     step(tokens[t], positions[t], slots[t]*, seq_ids[t], page_tables[s, p]*, logit_rows[r], (cache, scales?)*) -> logits[r, vocabulary]
-    hidden(...the same...) -> hidden[r, size]    of models that only embed: the output of the last norm, without the head;
-                                                 of models that judge: numbers[r, 1]
+    hidden(...same arguments...) -> hidden[r, size]    for models that only embed: the output of the last norm, without the head;
+                                                       for rerankers: numbers[r, 1]
     both(..., logit_rows[r], hidden_rows[h], ...) -> (logits[r, vocabulary], hidden[h, size])
 
-`t` tokens of `s` sequences, prefill and decode mixed. What has a star is there for each group of keys and
-values; what groups of states have is in `runtime/step_arguments.py`.
+A step has `t` tokens of `s` sequences, prefill and decode mixed. Arguments with a star repeat for each KV cache group. Models with states
+have further arguments, listed in `runtime/step_arguments.py`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from runtime.cache_groups import KVGroup, StateGroup
 ENTRY, HIDDEN, BOTH = "step", "hidden", "both"
 PREFIX = "model."
 UNUSED = (
-    *("*rotary_emb.inv_freq", "lm_head.weight", "language_model.lm_head.weight"),  # computed, and beside tied embeddings
-    "mtp.*",  # predicts further tokens
+    # Tables that the program recomputes, and heads of models with tied embeddings.
+    *("*rotary_emb.inv_freq", "lm_head.weight", "language_model.lm_head.weight"),
+    "mtp.*",  # multi-token prediction
     *("vision_tower.*", "multi_modal_projector.*", "model.vision_tower.*", "model.multi_modal_projector.*", "visual.*", "model.visual.*"),
     *("model.audio_tower.*", "model.embed_vision.*", "model.embed_audio.*"),
 )
@@ -43,7 +44,7 @@ UNUSED = (
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """Declared ranges of the step's variables: what memory is planned for."""
+    """Upper bounds of the step's symbolic variables, for which memory is planned."""
 
     max_tokens: int
     max_seqs: int
@@ -112,7 +113,7 @@ def _state_cache(group: StateGroup, s: DimVar, m: DimVar, suffix: str) -> StateC
 
 
 def _prefix(dtypes: Mapping[str, DType]) -> str:
-    """The prefix of the decoder's weights. Multimodal checkpoints nest the decoder under an extra `language_model.`."""
+    """Return the prefix of the names of the decoder's weights. Multimodal checkpoints nest the decoder under an extra `language_model.`."""
     known = (f"language_model.{PREFIX}", f"{PREFIX}language_model.", PREFIX, "backbone.")
     return next(filter(None, (prefix_of(dtypes, prefix) for prefix in known)), "")
 
@@ -132,5 +133,5 @@ def _result(step: Step, family: DecoderFamily, entry: str) -> Var:
 
 
 def _hidden(step: Step, family: DecoderFamily, x: Var, rows: Var) -> Var:
-    """The hidden states of the requested rows, behind the last norm."""
+    """Return the hidden states of the requested rows after the last norm."""
     return stream_norm(step, step.net.call(EMBEDDING, x, rows), f"{step.prefix}{family.last_norm}")

@@ -1,10 +1,10 @@
-"""The encoder of embedding models, composed of the layers of its family.
+"""The program of an encoder, composed of the layers of its family.
 
     encode(tokens[t], positions[t], text_ids[t], starts[n], segments[t]?) -> [n - 1, size]
 
-`t` tokens of `n - 1` texts, one behind the other without padding (`ops.ragged`). An embedding model gives one vector per text, pooled as it
-was trained and not normalised; a model with a classification head gives the number of each class. `segments` are there where such a model
-tells the two texts of a pair apart.
+The `t` tokens of `n - 1` texts are concatenated without padding (`compiler/ops/attention/ragged.py`). An embedding model returns one vector
+per text, pooled as the model was trained and not normalised; a model with a classification head returns the output of each class.
+`segments` is a parameter of models that classify pairs and distinguish the two texts.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from compiler.ops.manipulate import PERMUTE_DIMS, SLICE
 ENTRY = "encode"
 IN_F32 = WeightFormat(32)
 DENSE_ACTIVATIONS = {"Identity": None, "Tanh": TANH, "ReLU": RELU, "GELU": GELU, "SiLU": SILU, "Sigmoid": SIGMOID}
-UNSEEN = -1e30  # finite: where a block of keys has nothing else, the sum is 0 times it, not NaN
-FURTHEST = 128  # beyond this distance, all positions of MPNet share a bucket
+UNSEEN = -1e30  # bias on the score of a key outside the window; finite, so that a block with only such keys gives 0 times a sum, not NaN
+FURTHEST = 128  # distance beyond which MPNet assigns all positions to one bucket per direction
 UNUSED = (
     "*pooler.dense.*",
     "*.position_ids",
@@ -46,7 +46,7 @@ UNUSED = (
     *("vocab_transform.*", "vocab_layer_norm.*", "vocab_projector.*"),
     *("discriminator_predictions.*", "generator_predictions.*", "generator_lm_head.*"),
     *("head.*", "decoder.*"),
-)  # heads for other tasks, and a table of what is counted
+)  # heads for other tasks, and tables of position numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def build_encode(
     *,
     forms: Mapping[str, Form] = NO_FORMS,
 ) -> IRModule:
-    # Whole texts are bound by arithmetic, not by reading weights: fewer bits would only cost precision.
+    # Arithmetic, not reading weights, limits the speed of encoding whole texts, so weights of fewer bits would only cost precision.
     net = Net(dtypes, IN_F32 if format.bits == 16 else format, forms=forms)
     t, n = DimVar("t", 0, bounds.max_tokens), DimVar("n", 1, bounds.max_texts + 1)
     i32 = DType.I32
@@ -106,7 +106,7 @@ class _Encode:
         return self.family.head(Head(net, c, self.prefix), self.pooled(x, c.encoder.class_pooling))
 
     def projected(self, x: Var) -> Var:
-        """Through the projections behind the pooling, all of them in f32: they are small."""
+        """Apply the projections that follow the pooling. They are computed in f32, since they are small."""
         for dense in self.config.embedding.dense:
             x = self.net.linear(x, f"{dense.folder}.linear", dense.in_size, dense.size, bias=dense.bias, format=IN_F32)
             if (activation := DENSE_ACTIVATIONS[dense.activation]) is not None:
@@ -114,7 +114,8 @@ class _Encode:
         return x
 
     def relative_bias(self) -> tuple[Var, ...]:
-        """MPNet's: a number per head and bucket of distances, the same in all layers."""
+        """Return MPNet's bias on attention scores, one number per head and bucket of distances, shared by all layers; empty for other
+        models."""
         net, c = self.net, self.config
         assert c.encoder is not None
         if not (num_buckets := c.encoder.relative_buckets):
@@ -124,7 +125,7 @@ class _Encode:
         return (net.as_f32(net.call(PERMUTE_DIMS, by_distance, axes=(1, 0))),)
 
     def window_bias(self, number: int) -> tuple[Constant, ...]:
-        """The bias that limits layer `number` to its window; empty where tokens see their whole text."""
+        """Return the bias on attention scores that limits layer `number` to its window; empty if tokens attend to their whole text."""
         c = self.config
         assert c.encoder is not None
         reach = c.encoder.reaches[number] if c.encoder.reaches else None
@@ -135,7 +136,7 @@ class _Encode:
         return (Constant(seen),)
 
     def pooled(self, x: Var, pooling: Pooling) -> Var:
-        """One vector for each text."""
+        """Return one vector per text."""
         net, starts, n = self.net, self.texts.starts, Dim.of(self.n)
         begins = net.call(SLICE, starts, axis=0, begin=0, end=n - 1)
         ends = net.call(SLICE, starts, axis=0, begin=1, end=n)
@@ -151,7 +152,7 @@ class _Encode:
                 return net.call(RAGGED_MAX, x, starts)
             case Pooling.ROOT_MEAN:
                 return net.call(MULTIPLY, net.call(RAGGED_MEAN, x, starts), net.call(SQRT, counts))
-            case Pooling.WEIGHTED_MEAN:  # the mean of the weights is (count + 1) / 2
+            case Pooling.WEIGHTED_MEAN:  # divided by the mean of the weights, (count + 1) / 2
                 places = net.reshape(net.call(CAST, self.texts.positions, dtype="f32"), self.t, 1)
                 weighted = net.call(MULTIPLY, x, net.add(places, ScalarValue(1.0, "f32")))
                 half = net.scale(net.add(counts, ScalarValue(1.0, "f32")), 0.5)
@@ -159,8 +160,8 @@ class _Encode:
 
 
 def distance_buckets(num_buckets: int, furthest: int) -> NDArray[np.int32]:
-    """The bucket of each distance `key - query` from -furthest to furthest: half of the buckets for each direction, and of these half
-    for the small distances one by one, the others ever wider."""
+    """Return the bucket of each distance `key - query` from -furthest to furthest. Each direction has half of the buckets. Half of a
+    direction's buckets hold one small distance each; its other buckets hold ranges of growing width."""
     distance = np.arange(-furthest, furthest + 1)
     per_side = num_buckets // 2
     exact = per_side // 2

@@ -1,11 +1,11 @@
-"""The errors of a model's files.
+"""Errors in a model's files.
 
 ModelError                a ValueError: the files are at fault, not the program
-    UnknownModel          no family of that name
-    ConfigError           a field of a configuration is missing or has a value that nobody implements
-    DamagedFile           a file is not what its format says
-    UnsafeFile            a format that runs code when it is opened
-    WeightMismatch        the tensors of the files are not those of the model
+    UnknownModel          no family has this name
+    ConfigError           a field of a configuration is missing or has an unsupported value
+    DamagedFile           a file violates its format
+    UnsafeFile            a file has a format that runs code when it is opened
+    WeightMismatch        the files lack tensors of the model, or have other tensors
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 
 class ModelError(ValueError):
-    """The files of a model cannot be used."""
+    """Raised if the files of a model cannot be used."""
 
 
 class UnknownModel(ModelError):
@@ -37,11 +37,11 @@ class WeightMismatch(ModelError):
     pass
 
 
-MAX_LISTED = 20  # names that a message has room for
+MAX_LISTED = 20  # most names that a message lists
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first names, as many as a message has room for."""
+    """Join the names for a message. If there are more than MAX_LISTED, list the first ones and count the remaining names."""
     return ", ".join(_shortened(list(names)))
 
 

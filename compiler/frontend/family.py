@@ -1,4 +1,4 @@
-"""What makes up a family of models. Each family is one file in compiler/frontend/families, with a `FAMILY` of this kind."""
+"""The definition of a family of models. Each family is one file in compiler/frontend/families that assigns its `FAMILY`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compiler.frontend.layers.encoder import EncoderLayer, Head, Stem, embedded
 from compiler.frontend.mixture import ExpertNames
 from compiler.ir.graph.atoms import Var
 
-Read = Callable[[Fields], ModelConfig]  # a config.json
+Read = Callable[[Fields], ModelConfig]  # reads a config.json
 Complete = Callable[[dict[str, Any], Mapping[str, Any], Container[str]], None]
 
 
@@ -23,29 +23,31 @@ def _complete_nothing(config: dict[str, Any], metadata: Mapping[str, Any], tenso
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
-    """How GGUF files spell the family, beyond what all decoders share (gguf/model.py)."""
+    """How GGUF files of the family differ from what all decoders have in common (gguf/model.py)."""
 
-    architecture: str  # as `general.architecture` names it
-    fields: Mapping[str, str] = field(default_factory=dict[str, str])  # key of the metadata -> field of config.json
-    # GGUF's name -> the hub's, both within a layer. Names without `weight` or `bias` stand for both.
+    architecture: str  # value of `general.architecture`
+    fields: Mapping[str, str] = field(default_factory=dict[str, str])  # key of the metadata -> name of the field in config.json
+    # name in GGUF files -> name in safetensors files, both within a layer. A name without `weight` or `bias` stands for both tensors.
     layer_names: Mapping[str, str] = field(default_factory=dict[str, str])
-    biases: Mapping[str, str] = field(default_factory=dict[str, str])  # flag of config.json -> GGUF's name of the projection that has it
-    mark: str | None = None  # of families that share an architecture: the key of the metadata that only files of this one have
-    pairs_interleaved: bool = False  # converters reordered the rows of query and key projections
-    halves_mark: str | None = None  # key of the metadata: where it is, converters reordered the rows so that pairs are no neighbours
-    norm_offset: float = 0.0  # converters added it to the weights of norms
-    # complete(config, metadata, tensor names): adds to the config what no single entry of the metadata says.
+    # flag of config.json -> name in GGUF files of a projection that has a bias if the flag is true
+    biases: Mapping[str, str] = field(default_factory=dict[str, str])
+    mark: str | None = None  # a metadata key that only files of this family have, if several families name the same architecture
+    pairs_interleaved: bool = False  # true if converters interleaved the rows of query and key projections
+    halves_mark: str | None = None  # a metadata key: if present, converters moved the rows of each pair into separate halves
+    norm_offset: float = 0.0  # converters added this to the weights of norms
+    # complete(config, metadata, tensor names) adds the fields that no single metadata entry states.
     complete: Complete = _complete_nothing
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderFamily:
-    model_types: tuple[str, ...]  # as config.json names them
+    model_types: tuple[str, ...]  # values of `model_type` in config.json
     read: Read
-    layer: Callable[[Layer, Var], Var]  # one layer of the residual stream
-    embedding: str = "embed_tokens"  # the name of the table of tokens
-    last_norm: str = "norm"  # the name of the norm before the head
-    layer_inputs: Callable[[Step, Var], Var | None] | None = None  # made of the embeddings: see LayerInputs
+    layer: Callable[[Layer, Var], Var]  # applies one layer to the residual stream
+    embedding: str = "embed_tokens"  # name of the token embedding
+    last_norm: str = "norm"  # name of the norm before the head
+    # computes the per-layer embeddings from the token embeddings (see LayerInputs)
+    layer_inputs: Callable[[Step, Var], Var | None] | None = None
     experts: ExpertNames | None = None
     gguf: Gguf | None = None
 
@@ -55,11 +57,12 @@ class EncoderFamily:
     model_types: tuple[str, ...]
     read: Read
     layer: Callable[[EncoderLayer, Var], Var]
-    head: Callable[[Head, Var], Var] | None  # the numbers of each class, from the vectors of first tokens; None: no model has classes
-    prefix: str  # of all names, in models that were saved with a head for some task
+    # computes class scores from the vectors of first tokens; None: no model of the family classifies
+    head: Callable[[Head, Var], Var] | None
+    prefix: str  # prefix of all weight names in models that were saved with a head for some task
     embed: Callable[[Stem], Var] = embedded
-    layers: str = "encoder.layer"  # the name that the numbers of layers stand behind
-    last_norm: str | None = None  # the name of a norm behind the layers
+    layers: str = "encoder.layer"  # name that precedes the layer numbers
+    last_norm: str | None = None  # name of a norm that follows the layers; None: no norm
 
 
 Family = DecoderFamily | EncoderFamily

@@ -1,4 +1,4 @@
-"""Typed reading of a JSON object: each field has a kind and limits, and an error names field, value and expectation."""
+"""Typed reading of a JSON object: each field has a kind and limits, and an error names the field, its value and the expectation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_json(path: Path, *, most_bytes: int = MAX_CONFIG_BYTES) -> Any:
 
 
 class Fields:
-    """A JSON object, and which of its fields were asked for. A field that is null counts as absent."""
+    """A JSON object that records which of its fields were read. A field that is null counts as absent."""
 
     def __init__(self, values: object, where: str) -> None:
         if not isinstance(values, Mapping):
@@ -45,19 +45,20 @@ class Fields:
         return self.values[name] if name in self else default
 
     def integer(self, name: str, default: Any = REQUIRED, *, minimum: int = 1, maximum: int = (1 << 31) - 1) -> Any:
-        """An int, or the default, which may have any type."""
+        """Return an integer within the limits. If the field is absent, return the default, which may have any type."""
         return self._get(name, default, f"an integer from {minimum} to {maximum}", lambda v: type(v) is int and minimum <= v <= maximum)
 
     def fill(self, **defaults: Any) -> None:
-        """Set the values of absent fields, as a family defines them."""
+        """Set absent fields to these defaults of a family."""
         self.values = {**self.values, **{name: value for name, value in defaults.items() if self.values.get(name) is None}}
 
     def skip(self, *names: str) -> None:
-        """Count fields as read: the family knows that they change nothing."""
+        """Mark fields as read, because they change nothing in this family."""
         self.asked.update(names)
 
     def unread(self) -> Iterator[tuple[str, Any]]:
-        """The fields, also nested ones, that nobody asked for, by dotted path. Null, false, zero and empty ask for nothing."""
+        """Yield the fields that were never read. The name of a nested field is a dotted path. Null, false, zero and empty values are
+        omitted, since they request nothing."""
         for name, value in self.values.items():
             if name in self._nested:
                 yield from ((f"{name}.{inner}", found) for inner, found in self._nested[name].unread())
@@ -65,7 +66,8 @@ class Fields:
                 yield name, value
 
     def number(self, name: str, default: Any = REQUIRED, *, zero: bool = False) -> Any:
-        """A positive, finite number, or `zero`; floats are written as integers at times."""
+        """Return a positive, finite number, or possibly zero if `zero` is true. An integer is converted to a float, since some files write
+        floats as integers."""
         expected = "a positive number or zero" if zero else "a positive number"
         value = self._get(name, default, expected, lambda v: type(v) in (int, float) and (0 < v < 1e30 or (zero and v == 0)))
         return float(value) if type(value) is int else value
@@ -83,7 +85,8 @@ class Fields:
         return tuple(float(v) for v in self._get(name, REQUIRED, f"a list of {length} positive numbers", fits))
 
     def fields(self, name: str, defaults: Mapping[str, Any] = EMPTY, overrides: Mapping[str, Any] = EMPTY) -> Fields:
-        """The object in a field. `defaults` and `overrides` are fields of it."""
+        """Return the object in a field. Entries of `defaults` are used for fields that it lacks, and entries of `overrides` replace its
+        fields."""
         if name not in self._nested:
             nested = Fields(self.raw(name, {}), f"{name} of {self.where}")
             nested.values = {**defaults, **nested.values, **overrides}

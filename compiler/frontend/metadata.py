@@ -1,4 +1,4 @@
-"""Which fields of a config.json may stay unread: those that do not change what a model computes."""
+"""The fields of a config.json that a family may leave unread, since they do not change what the model computes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from fnmatch import fnmatchcase
 from compiler.frontend.errors import ConfigError, listed
 from compiler.frontend.fields import Fields
 
-# Shell patterns.
+# Shell patterns of field names.
 METADATA = (
-    # names, versions, classes
+    # names, versions, and classes of transformers
     *("_*", "name_or_path", "architectures", "auto_map", "transformers*", "sentence_transformers", "tokenizer_class", "*unsloth*"),
     *("dtype", "torch_dtype", "torchscript", "use_bfloat16", "tf_legacy_loss", "is_llama_config", "neuron", "model_name"),
     # special tokens, labels and limits of the tokenizer
@@ -28,11 +28,12 @@ METADATA = (
     *("num_return_sequences", "*_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids"),
     *("remove_invalid_values", "prefix"),
 )
-NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "is_decoder": True, "is_causal": True}  # values that ask for the usual
+# fields -> values that select the default behaviour
+NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "is_decoder": True, "is_causal": True}
 
 
 def require_read(fields: Fields, model_type: str) -> None:
-    """Refuse fields that the family did not read: the model may compute something else with them."""
+    """Raise ConfigError if there are fields that the family did not read: they might change what the model computes."""
     found = {path: value for path, value in fields.unread() if not _may_stay_unread(path.rpartition(".")[2], value)}
     if found:
         raise ConfigError(

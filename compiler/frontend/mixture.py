@@ -1,4 +1,4 @@
-"""Mixtures of experts: how a configuration describes them, and what checkpoints call their tensors."""
+"""Mixtures of experts: their configuration, and the names of their tensors in checkpoints."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 
 
 class Scoring(StrEnum):
-    """How the router's numbers become scores."""
+    """How the router's logits become scores."""
 
-    SOFTMAX = "softmax"  # over all experts
+    SOFTMAX = "softmax"  # softmax over all experts
     SIGMOID = "sigmoid"
 
 
 @dataclass(frozen=True, slots=True)
 class ClippedGate:
-    """Experts compute `g * sigmoid(alpha * g) * (u + 1)`, of a gate g up to the limit and a u between its negative and itself."""
+    """Experts compute `g * sigmoid(alpha * g) * (u + 1)`, with the gate g clamped to at most `limit` and u to -limit .. limit."""
 
     alpha: float
     limit: float
@@ -32,22 +32,22 @@ class ClippedGate:
 @dataclass(frozen=True, slots=True)
 class Mixture:
     num_experts: int
-    num_chosen: int  # experts of a token
-    size: int  # the inner size of an expert
-    outer_size: int | None = None  # of what experts read and give; None: that of the residual stream
+    num_chosen: int  # experts per token
+    size: int  # intermediate size of an expert
+    outer_size: int | None = None  # input and output size of an expert; None: the size of the residual stream
     scoring: Scoring = Scoring.SOFTMAX
-    normalized: bool = True  # the shares of the chosen experts are divided by their sum
-    scale: float = 1.0  # of the shares, after that
-    num_groups: int = 1  # of experts; a token chooses among those of its best groups
+    normalized: bool = True  # divide the shares of the chosen experts by their sum
+    scale: float = 1.0  # factor that multiplies the shares after normalisation
+    num_groups: int = 1  # groups of experts; a token chooses among the experts of its best groups
     num_chosen_groups: int = 1
-    shared_size: int = 0  # the inner size of the expert that every token takes
-    dense_layers: frozenset[int] = frozenset()  # layers with a plain MLP
-    bias: bool = False  # of the router and of the experts
-    clipped: ClippedGate | None = None  # in the place of the activation
+    shared_size: int = 0  # intermediate size of the shared expert, which processes every token; 0: no shared expert
+    dense_layers: frozenset[int] = frozenset()  # numbers of the layers with a plain MLP instead of experts
+    bias: bool = False  # true if the router and the experts have biases
+    clipped: ClippedGate | None = None  # computes gate and up projection in place of the activation; None: the activation does
 
 
 def read_mixture(fields: Fields, num_experts: str, size: str, *, normalized: bool | None = None) -> Mixture:
-    """What many families spell alike. `normalized`: what is not asked of the configuration. Groups must divide the experts."""
+    """Read the fields whose names most families share. If `normalized` is given, `norm_topk_prob` is not read."""
     count = fields.integer(num_experts)
     return Mixture(
         num_experts=count,
@@ -62,19 +62,20 @@ def read_mixture(fields: Fields, num_experts: str, size: str, *, normalized: boo
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """Names within a layer. `*` stands for the number of an expert, where each has tensors of its own; programs know these as one tensor of
-    all experts, whose name leaves the number out."""
+    """Names of weights within a layer. `*` stands for the number of an expert, if the checkpoint has separate tensors for each expert.
+    Programs have one tensor for all experts, whose name omits the number."""
 
     router: str = "mlp.gate"
-    gate: str | None = "mlp.experts.*.gate_proj"  # None: experts are activated without one
+    gate: str | None = "mlp.experts.*.gate_proj"  # None: experts have an activation but no gate
     up: str = "mlp.experts.*.up_proj"
     down: str = "mlp.experts.*.down_proj"
-    correction: str | None = None  # added to scores when experts are chosen, not to their shares
-    scales: str | None = None  # of the shares of each expert
-    shared: str | None = None  # the expert of all tokens
-    shared_gate: str | None = None  # how much of it a token takes
-    stacked: tuple[str, str] | None = None  # of gates and ups together, and of the way back, where files have such: see StackedExperts
-    halves: bool = False  # the rows of that tensor: all gates, then all ups, where they do not alternate
+    correction: str | None = None  # bias that is added to the scores for choosing experts, but not for their shares
+    scales: str | None = None  # factors that multiply each expert's share
+    shared: str | None = None  # the shared expert, which processes every token
+    shared_gate: str | None = None  # the projection that computes the shared expert's share for each token
+    # If files stack the experts: the names of the stacked gate and up projection, and of the down projection. See StackedExperts.
+    stacked: tuple[str, str] | None = None
+    halves: bool = False  # true if the stacked rows are all gates, then all ups; false if gates and ups alternate
 
     @property
     def of_experts(self) -> tuple[str, ...]:
@@ -82,13 +83,13 @@ class ExpertNames:
 
 
 def joint_name(name: str) -> str:
-    """The name of the tensor of all experts."""
+    """Return the name of the tensor that joins all experts."""
     return name.replace(".*", "")
 
 
 @dataclass(frozen=True, slots=True)
 class JointExperts:
-    """A source in which the tensors of single experts stand as one tensor [experts, ...], made when it is read."""
+    """A source that joins the tensors of single experts into one tensor [experts, ...] when it is read."""
 
     source: WeightSource
     members: Mapping[str, tuple[str, ...]]
@@ -110,7 +111,7 @@ class JointExperts:
         joint = np.empty(info.shape, info.dtype)
         for number, member in enumerate(self.members[name]):
             joint[number] = self.source.read(member)
-            self.source.release(member)  # or memory would hold what was copied, too
+            self.source.release(member)  # otherwise memory would hold both the copy and the pages of the file
         return joint
 
     def release(self, name: str) -> None:
@@ -122,8 +123,8 @@ class JointExperts:
 
 
 def joint_experts(source: WeightSource, names: ExpertNames | None) -> WeightSource:
-    """The source with one tensor for all experts of a layer. Experts that are not complete or not alike stay what they are, for the
-    accounting to find."""
+    """Return the source with one tensor for all experts of a layer. Experts of which some lack a tensor, or differ in shape, are not
+    joined; `Accounting` reports them."""
     if names is None:
         return source
     if names.stacked is not None:
@@ -141,7 +142,7 @@ def joint_experts(source: WeightSource, names: ExpertNames | None) -> WeightSour
 
 @dataclass(frozen=True, slots=True)
 class StackedPart:
-    """A tensor of all experts, as it lies in a file."""
+    """The rows of a stored tensor of all experts from which one tensor of the program is made."""
 
     stored: str
     rows: slice
@@ -150,16 +151,19 @@ class StackedPart:
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """A source whose file has gates and ups of all experts in one tensor, in rows that alternate or in halves. Halves are stored as
-    [experts, out, in]; rows that alternate as [experts, in, out], or as halves where the name ends with `.weight`, as quantised ones do.
+    """A source whose file has the gate and up projections of all experts in one tensor, with alternating rows or in halves. Halves are
+    stored as [experts, out, in]. Alternating rows are stored as [experts, in, out], or, if the name ends with `.weight` as in quantised
+    checkpoints, as [experts, out, in].
 
-    A tensor that was read stays until all its parts are: to read it may be to decode it."""
+    A stored tensor stays in memory until all its parts were read, since reading it may require decoding it.
+    """
 
     source: WeightSource
     names: ExpertNames
     tensors: Mapping[str, TensorInfo] = field(init=False)
     parts: Mapping[str, StackedPart] = field(init=False)
-    _begun: dict[str, tuple[Tensor, set[str]]] = field(init=False, default_factory=dict[str, tuple[Tensor, set[str]]])  # parts to read
+    # Stored tensors of which some parts were read, with the parts not yet read.
+    _begun: dict[str, tuple[Tensor, set[str]]] = field(init=False, default_factory=dict[str, tuple[Tensor, set[str]]])
 
     def __post_init__(self) -> None:
         parts = {name: part for stored in self.source.tensors for name, part in self._parts_of(stored)}
@@ -193,8 +197,8 @@ class StackedExperts:
         return tensor
 
     def _parts_of(self, stored: str) -> Iterator[tuple[str, StackedPart]]:
-        """The tensors that programs know, with their places in a stored one. A tensor of another shape stays what it is, for the
-        accounting to find."""
+        """Yield the tensors of the program that a stored tensor contains. Yield nothing for a tensor of unexpected shape, which
+        `Accounting` then reports."""
         assert self.names.stacked is not None
         both, down = map(re.escape, self.names.stacked)
         pattern = rf"(.*\.)(?:({both})|{down})(_bias|\.weight|)"
@@ -222,14 +226,14 @@ class StackedExperts:
 
 
 def without(source: WeightSource, patterns: Iterable[str]) -> WeightSource:
-    """The source without tensors whose names fit a shell pattern."""
+    """Return the source without the tensors whose names match one of the shell patterns."""
     taken = re.compile("|".join(map(translate, patterns)))
     return Chosen(source, {name: info for name, info in source.tensors.items() if taken.match(name) is None})
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Some tensors of a source."""
+    """A selection of the tensors of a source."""
 
     source: WeightSource
     tensors: Mapping[str, TensorInfo]

@@ -1,4 +1,5 @@
-"""The families: every module of compiler/frontend/families, by the model types it reads. A new file there is a new family."""
+"""The registry of families: every module of compiler/frontend/families, by the model types that it reads. A module is found without
+registration."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ FAMILIES: dict[str, Family] = {name: module.FAMILY for module in _MODULES for na
 
 
 def _gguf_families() -> dict[str, list[tuple[Gguf, str]]]:
-    """Model types with their GGUF names, by `general.architecture`. Where families share one, those with a mark come first."""
+    """Map each `general.architecture` to the GGUF names and model types of its families. If families share an architecture, those with a
+    mark come first."""
     found: dict[str, list[tuple[Gguf, str]]] = {}
     for family in (module.FAMILY for module in _MODULES):
         if isinstance(family, DecoderFamily) and family.gguf is not None:
@@ -39,7 +41,7 @@ GGUF_FAMILIES = _gguf_families()
 
 
 def gguf_family(metadata: Mapping[str, Any]) -> tuple[Gguf, str] | None:
-    """The GGUF names and the model type that belong to a file's metadata."""
+    """Return the GGUF names and the model type for a file's metadata, or None."""
     name = metadata.get("general.architecture")
     for gguf, model_type in GGUF_FAMILIES.get(name, []) if isinstance(name, str) else []:
         value = metadata.get(f"{name}.{gguf.mark}")
@@ -61,7 +63,7 @@ def encoder_family(model_type: str) -> EncoderFamily:
 
 
 def weights_of(config: ModelConfig, files: WeightSource) -> WeightSource:
-    """The tensors of the files as programs of the family name them."""
+    """Return a source with the tensors that programs of the family read: tensors of the files, some of them renamed or joined."""
     if not config.is_causal:
         return files
     used = without(files, config.unused) if config.unused else files
@@ -69,7 +71,7 @@ def weights_of(config: ModelConfig, files: WeightSource) -> WeightSource:
 
 
 def load_config(path: str | Path) -> ModelConfig:
-    """The configuration of a model directory."""
+    """Read the configuration of a model directory."""
     directory = Path(path)
     if not (file := directory / "config.json").is_file():
         raise ModelError(f"{directory} has no config.json; expected a directory as a model hub has it, or a .gguf file")
@@ -80,10 +82,10 @@ def load_config(path: str | Path) -> ModelConfig:
 
 
 def parse_config(values: object) -> ModelConfig:
-    """The content of a config.json."""
+    """Parse the content of a config.json."""
     fields = Fields(values, "config.json")
-    fields.skip(*QUANTISATION)  # `compiler/frontend/quantized` reads it, for the weights
-    fields.skip(*JUDGING)  # `load_config` reads them
+    fields.skip(*QUANTISATION)  # `compiler/frontend/quantized` reads the field
+    fields.skip(*JUDGING)  # `load_config` reads the fields
     model_type = fields.text("model_type")
     family = FAMILIES.get(model_type)
     if family is None:

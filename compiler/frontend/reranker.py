@@ -1,4 +1,4 @@
-"""Decoders that judge pairs of texts: behind a prompt that holds a query and a document, one token is likelier than another."""
+"""Rerankers that are decoders: the prompt has a query and a document, and the logits of two tokens after it are compared."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields, read_json
 from compiler.frontend.sentence import read_kinds, settings_of
 
-FIELDS = ("classifier_from_token", "is_original_qwen3_reranker")  # of a config.json, as vLLM has them
+FIELDS = ("classifier_from_token", "is_original_qwen3_reranker")  # fields of config.json, named as in vLLM
 FAMILY = "qwen3"
 MAX_TOKENIZER_BYTES = 256 << 20
 TASK = (
@@ -23,12 +23,12 @@ TASK = (
 
 @dataclass(frozen=True, slots=True)
 class PairPrompt:
-    """The text around an instruction, a query and a document."""
+    """The text of a prompt around an instruction, a query and a document."""
 
     before: str
-    marks: tuple[str, str, str]  # before the instruction, the query and the document
+    marks: tuple[str, str, str]  # texts that precede the instruction, the query and the document
     after: str
-    instruction: str  # unless a request has its own
+    instruction: str  # instruction for requests that state none
 
 
 QWEN3 = PairPrompt(
@@ -41,7 +41,7 @@ QWEN3 = PairPrompt(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The tokens whose logits are compared: the score is the first less the second."""
+    """The two tokens whose logits are compared: the score is the logit of `yes` minus the logit of `no`."""
 
     yes: int
     no: int
@@ -49,19 +49,20 @@ class Verdict:
 
 
 def read_verdict(directory: Path, config: Mapping[str, Any], family: str, vocab_size: int) -> tuple[Classes, Verdict] | None:
-    """Of a model whose files say that it judges; else None."""
+    """Return the classes and the verdict of a model whose files describe a reranker; None for any other model."""
     found = _tokens_of_module(directory) or _tokens_of_field(directory, config)
     if found is None:
         return None
     if family != FAMILY:
-        raise ConfigError(f"the model judges pairs by the tokens {found[0]} and {found[1]}; only the prompt of Qwen3-Reranker is known")
+        raise ConfigError(f"the model reranks by the tokens {found[0]} and {found[1]}; only the prompt of Qwen3-Reranker is supported")
     if max(found) >= vocab_size:
-        raise ConfigError(f"the model judges pairs by the tokens {found[0]} and {found[1]}; its vocabulary has {vocab_size}")
+        raise ConfigError(f"the model reranks by the tokens {found[0]} and {found[1]}; its vocabulary has only {vocab_size}")
     return Classes(("relevant",), read_scores(Fields(config, "config.json"), 1)), Verdict(*found, QWEN3)
 
 
 def _tokens_of_module(directory: Path) -> tuple[int, int] | None:
-    """As sentence-transformers writes them; the prompt is then a chat template."""
+    """Return the tokens that the files of sentence-transformers name, or None. These models have a chat template, which must be
+    Qwen3-Reranker's."""
     path = directory / "modules.json"
     module = next((module for kind, module in read_kinds(read_json(path)) if kind == "LogitScore"), None) if path.exists() else None
     if module is None:
@@ -73,7 +74,7 @@ def _tokens_of_module(directory: Path) -> tuple[int, int] | None:
 
 
 def _text_of(path: Path) -> str:
-    """With quotes as they are outside JSON."""
+    """Return the text of a file, with escaped quotes of JSON unescaped, or "" if there is no file."""
     return path.read_text(errors="replace").replace('\\"', '"') if path.is_file() else ""
 
 

@@ -1,4 +1,5 @@
-"""Rotary positions: how fast each pair of a head's dimensions turns, and how that is stretched beyond the length of training."""
+"""Rotary positions: the frequency of each pair of a head's dimensions, and the scaling of frequencies for contexts beyond the training
+length."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class DynamicScaling:
-    """The base grows with the length, beyond the length of training. Keys that lie in a cache keep their rotation, so the length is
-    that of the longest context served: what a token gets may not depend on how long its sequence has become."""
+    """The base grows with the context beyond the training length. The longest context served determines it, not the present length of a
+    sequence, since cached keys keep their rotation."""
 
     factor: float
     original_context: int
@@ -30,7 +31,7 @@ class DynamicScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Slow dimensions are stretched, fast ones kept, those between interpolated."""
+    """Low frequencies are divided by the factor, high frequencies are kept, and the frequencies between them are interpolated."""
 
     factor: float
     low_freq_factor: float
@@ -40,20 +41,21 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """Dimensions interpolate by their turns within the original context, and cos and sin are scaled (Peng et al., arXiv 2309.00071)."""
+    """Dimensions are interpolated according to the number of turns that they make within the original context, and cos and sin are scaled
+    (Peng et al., arXiv 2309.00071)."""
 
     factor: float
     original_context: int
     beta_fast: float
     beta_slow: float
     attention_factor: float
-    truncate: bool  # to whole dimensions
+    truncate: bool  # round the bounds of the interpolation to whole dimensions
 
 
 @dataclass(frozen=True, slots=True)
 class LongScaling:
-    """A divisor per pair, one list for contexts within the original length, one for longer (Ding et al., arXiv 2402.13753). As with
-    `DynamicScaling`, the longest context served decides."""
+    """Each pair has a divisor, from one list for contexts up to the original length and from another list for longer contexts (Ding et al.,
+    arXiv 2402.13753). The longest context served determines the list, as cached keys keep their rotation."""
 
     short_factors: tuple[float, ...]
     long_factors: tuple[float, ...]
@@ -63,7 +65,7 @@ class LongScaling:
 
 @dataclass(frozen=True, slots=True)
 class ProportionalScaling:
-    """The first pairs turn as if all did; the others stand still."""
+    """The first `num_turning` pairs rotate at the frequencies of a full rotation; the remaining pairs do not rotate."""
 
     num_turning: int
     factor: float
@@ -75,12 +77,13 @@ RopeScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | Lon
 @dataclass(frozen=True, slots=True)
 class Rope:
     theta: float
-    size: int  # dimensions of a head that are rotated: the first ones; pairs are (i, i + size / 2)
+    size: int  # number of rotated dimensions, the first ones of a head; dimensions i and i + size / 2 are a pair
     scaling: RopeScaling | None = None
-    interleaved: bool = False  # pairs are neighbours instead: (2i, 2i + 1)
+    interleaved: bool = False  # dimensions 2i and 2i + 1 are a pair instead
 
     def frequencies(self, context: int) -> tuple[NDArray[np.float32], float]:
-        """Radians per position of each pair, [size / 2], and the factor of cos and sin, when `context` tokens are served at most."""
+        """Return the radians per position of each pair, [size / 2], and the factor that multiplies cos and sin, for a context of at most
+        `context` tokens."""
         exponents = np.arange(0, self.size, 2) / self.size
         plain = self.theta**-exponents
         scale = 1.0
@@ -104,7 +107,7 @@ class Rope:
         return turns.astype(np.float32), scale
 
     def max_context(self, declared: int) -> int:
-        """The largest context for this value of `max_position_embeddings`."""
+        """Return the largest context of a model whose `max_position_embeddings` is `declared`."""
         match self.scaling:
             case LinearScaling(factor) | DynamicScaling(factor, _):
                 return int(declared * factor)
@@ -125,7 +128,7 @@ def _yarn(plain: NDArray[np.float64], theta: float, scaling: YarnScaling) -> NDA
     size = 2 * len(plain)
 
     def pair_turning(times: float) -> float:
-        """The number of the pair that turns this many times within the original context."""
+        """Return the index of the pair that turns this many times within the original context."""
         return size * math.log(scaling.original_context / (times * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair_turning(scaling.beta_fast), pair_turning(scaling.beta_slow)
@@ -140,7 +143,8 @@ def _yarn(plain: NDArray[np.float64], theta: float, scaling: YarnScaling) -> NDA
 
 
 def read_rope(config: Fields, head_dim: int, *, theta: float = 10000.0, layer_type: str | None = None) -> Rope:
-    """`rope_parameters` (since transformers 5, per type of layer where these differ) or `rope_theta` and `rope_scaling`."""
+    """Read `rope_parameters`, the field since transformers 5, which may have an entry per layer type, or the older `rope_theta` and
+    `rope_scaling`."""
     fields = rope_fields(config)
     if layer_type is not None and layer_type in fields:
         fields = fields.fields(layer_type)
@@ -162,7 +166,8 @@ def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | No
     declared = config.integer("max_position_embeddings", 2048)
     original = fields.integer("original_max_position_embeddings", config.integer("original_max_position_embeddings", declared))
     kind = fields.text("rope_type", fields.text("type", "default"))
-    # Images have three coordinates, each of which turns a section of the pairs. Those of a text's token are equal.
+    # Image tokens have three coordinates, and each coordinate rotates a section of the pairs. A text token has three equal coordinates, so
+    # sections do not matter.
     fields.skip("mrope_section", "mrope_interleaved")
     match kind:
         case "default" | "mrope":

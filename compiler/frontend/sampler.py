@@ -1,9 +1,9 @@
-"""The programs beside a model's step: from its logits to tokens, and the log-probabilities of given tokens.
+"""Two programs that accompany a model's step: one draws tokens from the step's logits, one computes the log-probabilities of given tokens.
 
     sample(logits[r, vocabulary], rows[n], ...) -> tokens[n], distances[n], totals[n], ranks[n], top_ids[n, .], top_distances[n, .]
-    logprobs(logits[r, vocabulary], rows[n], tokens[n], tops[n]) -> the same without tokens
+    logprobs(logits[r, vocabulary], rows[n], tokens[n], tops[n]) -> the same results except tokens
 
-Their operands are those of `runtime.sampling`. Logits are read where the step left them.
+`runtime.sampling` defines their operands. They read the logits from the buffer that the step wrote.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SAMPLE_ENTRY, LOGPROBS_ENTRY = "sample", "logprobs"
 
 
 def build_sampler(vocab_size: int, max_rows: int, beside: IRModule | None = None) -> IRModule:
-    """The module `beside` with these functions."""
+    """Return a module with the sampling functions. It also has the functions of the module `beside`, if that is given."""
     builder = Builder(beside)
     _add(builder, SAMPLE_ENTRY, SAMPLE, SAMPLE_OPERANDS, _sample_shapes(vocab_size, max_rows))
     _add(builder, LOGPROBS_ENTRY, TOKEN_LOGPROBS, LOGPROB_OPERANDS, _logprob_shapes(vocab_size, max_rows))

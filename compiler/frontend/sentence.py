@@ -1,4 +1,4 @@
-"""How token vectors become one vector per text, as sentence-transformers writes it beside a model."""
+"""Pooling of token vectors into one vector per text, as the files of sentence-transformers in a model directory describe it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from compiler.frontend.fields import Fields, read_json
 
 
 class Pooling(StrEnum):
-    MEAN = "mean"  # of all tokens
-    CLS = "cls"  # the first token
+    MEAN = "mean"  # mean over all tokens
+    CLS = "cls"  # vector of the first token
     LAST = "last"
-    MAX = "max"  # of all tokens, number by number
-    WEIGHTED_MEAN = "weighted mean"  # of all tokens, each weighted by its place in the text, from 1
-    ROOT_MEAN = "mean over the root"  # the sum of all tokens, divided by the root of their number
+    MAX = "max"  # maximum over all tokens, per element
+    WEIGHTED_MEAN = "weighted mean"  # mean over all tokens, each weighted by its position in the text, from 1
+    ROOT_MEAN = "mean over the root"  # sum over all tokens, divided by the square root of their number
 
 
-# As the keys of 1_Pooling/config.json name them, `pooling_mode_` left off.
+# Names in 1_Pooling/config.json, without the prefix `pooling_mode_`.
 POOLING_MODES = {
     "mean_tokens": Pooling.MEAN,
     "cls_token": Pooling.CLS,
@@ -45,7 +45,7 @@ DENSE_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")  # c
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """A projection of the pooled vector. Its weights are named behind its folder: `2_Dense.linear.weight`."""
+    """A projection of the pooled vector. The names of its weights begin with the name of its folder: `2_Dense.linear.weight`."""
 
     folder: str
     in_size: int
@@ -58,21 +58,21 @@ class Dense:
 class EmbeddingConfig:
     pooling: Pooling
     normalize: bool
-    prompts: tuple[tuple[str, str], ...] = ()  # name and text to put before an input
+    prompts: tuple[tuple[str, str], ...] = ()  # (name, text that precedes an input) of each prompt
     default_prompt: str | None = None  # its name
-    max_tokens: int | None = None  # less than the context at times: what the model was trained on
+    max_tokens: int | None = None  # length on which the model was trained, which may be less than its context
     dense: tuple[Dense, ...] = ()
 
     def size_of(self, hidden_size: int) -> int:
-        """Of a vector that is made of vectors of so many numbers."""
+        """Return the size of an embedding, given the hidden size of the model."""
         return self.dense[-1].size if self.dense else hidden_size
 
 
 def load_embedding(directory: Path, default: Pooling) -> EmbeddingConfig:
-    """Read the files of sentence-transformers. Without them, the embedding has the given pooling and is normalised."""
+    """Read the files of sentence-transformers. Without these files, texts have the pooling `default` and are normalised."""
     sentence, prompts = (_load(directory / file) for file in ("sentence_bert_config.json", "config_sentence_transformers.json"))
     if sentence.flag("do_lower_case", False):
-        raise sentence.error("do_lower_case", "false: a tokenizer that wants lower case does it itself")
+        raise sentence.error("do_lower_case", "false: lower-casing belongs to the tokenizer")
     embedding = EmbeddingConfig(default, True)
     if (modules := directory / "modules.json").exists():
         embedding = _read_modules(read_json(modules), directory, default)
@@ -91,7 +91,7 @@ def _load(path: Path) -> Fields:
 
 
 def read_kinds(modules: Any) -> list[tuple[str, Fields]]:
-    """The entries of a modules.json, each with the name of its class."""
+    """Return the entries of a modules.json, each with the name of its class."""
     if not isinstance(modules, list):
         raise ConfigError("modules.json is not a list")
     entries = [Fields(entry, "an entry of modules.json") for entry in modules]
@@ -99,7 +99,7 @@ def read_kinds(modules: Any) -> list[tuple[str, Fields]]:
 
 
 def settings_of(module: Fields, directory: Path) -> Fields:
-    """The config.json in the folder of a module."""
+    """Return the config.json in the folder of a module."""
     path = module.text("path")
     if Path(path).name != path:
         raise module.error("path", "the name of a directory beside it")
@@ -107,11 +107,11 @@ def settings_of(module: Fields, directory: Path) -> Fields:
 
 
 def _read_modules(modules: Any, directory: Path, default: Pooling) -> EmbeddingConfig:
-    """Pooling, then projections, then normalisation, as far as there are any. `LogitScore` is read as a head (`reranker.py`)."""
+    """Read the modules: pooling, then projections, then normalisation, each optional. `reranker.py` reads a module `LogitScore`."""
     found, last = EmbeddingConfig(default, False), "Transformer"
     for kind, module in read_kinds(modules):
         if kind == "Dense" and last not in ("Pooling", "Dense"):
-            raise module.error("type", f"Dense behind Pooling; here it is behind {last}")
+            raise module.error("type", f"Dense after Pooling; here it is after {last}")
         match kind:
             case "Transformer" | "LogitScore":
                 pass

@@ -1,4 +1,4 @@
-"""Advice for a model of an unknown type: it may be of a known family under another name."""
+"""Advice for a model of an unknown type, which may equal a known family under another name."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from compiler.ir.module import IRModule
 
 
 def remedy(directory: Path) -> str:
-    """What to do about a directory whose model type is not known. Only the name of a known architecture earns advice: models with equal
-    fields and tensors may still compute something else (helium interleaves its rotary pairs, llama does not)."""
+    """Return the remedy for a directory whose model type is unknown, or "". A remedy is given only if the architecture has a known name:
+    models with equal fields and tensors may compute different things (helium interleaves its rotary pairs, llama does not)."""
     values = read_json(directory / "config.json")
     architectures = values.get("architectures")
     declared = {_flat(str(item).lower()) for item in architectures} if isinstance(architectures, list) else set[str]()
@@ -38,12 +38,12 @@ def remedy(directory: Path) -> str:
 
 
 def _flat(model_type: str) -> str:
-    """The model type in the spelling of architecture names."""
+    """Return the model type as architecture names spell it."""
     return model_type.removesuffix("_text").replace("-", "").replace("_", "")
 
 
 def _takes(values: Mapping[str, Any], source: WeightSource) -> bool:
-    """Whether a model of this configuration needs just these tensors."""
+    """Return whether a model of this configuration needs exactly these tensors."""
     try:
         config = parse_config(values)
         source = weights_of(config, source)

@@ -1,8 +1,8 @@
-"""The tensors of a model, mapped from its files and never copied whole.
+"""The tensors of a model, memory-mapped from its files and never copied as a whole.
 
-A safetensors file is eight bytes with the length of a header, the header (JSON: name -> dtype, shape, range of bytes), and the
-data. It may come from anywhere, so the header is believed only as far as it was checked: tensors fill the data without
-a gap and without overlap, and each has the bytes its shape needs.
+A safetensors file has eight bytes with the length of a header, the header (JSON: name -> dtype, shape, range of bytes), and the data. The
+file's origin is not trusted, so the header is checked before it is used: tensors must fill the data without gaps or overlap, and each must
+have the number of bytes that its shape needs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from compiler.frontend.errors import DamagedFile, ModelError, UnsafeFile, listed
 
-MAX_HEADER_BYTES = 16 << 20  # names and shapes of about 100 000 tensors
+MAX_HEADER_BYTES = 16 << 20  # a header with names and shapes of about 100 000 tensors has this size
 MAX_RANK = 8
 INDEX_FILE = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
-DIGEST_SAMPLES = 64  # places of a file whose bytes enter its digest
+DIGEST_SAMPLES = 64  # number of samples of a file's bytes that enter the file's digest
 SAMPLE_BYTES = 4096
 
 Tensor = NDArray[Any]
@@ -56,26 +56,27 @@ class TensorInfo:
     """The description of a tensor, without its bytes."""
 
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]  # of the array that `read` gives
-    num_bytes: int  # in the file
+    dtype: np.dtype[Any]  # type of the array that `read` returns
+    num_bytes: int  # size in the file
 
 
 class WeightSource(Protocol):
-    """Named tensors, wherever they lie."""
+    """Named tensors, independent of where they are stored."""
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
     def read(self, name: str) -> Tensor:
-        """The tensor; a read-only view of the file where the file holds it in this form."""
+        """Return the tensor. It is a read-only view of the file if the file stores these values."""
         ...
 
     def release(self, name: str) -> None:
-        """Give the memory that holds the tensor's pages back; they are read again on the next access."""
+        """Release the memory of the tensor's pages; they are read again on the next access."""
         ...
 
     def digest(self) -> str:
-        """Identity of the files, for caches: equal only if the tensors are. Reads a few hundred kilobytes per file."""
+        """Return an identity of the files, for caches. Sources with equal digests have equal tensors. Computing it takes reads of a few
+        hundred kilobytes per file."""
         ...
 
 
@@ -83,12 +84,12 @@ class WeightSource(Protocol):
 
 
 class MappedFile:
-    """A file as read-only memory."""
+    """A file mapped as read-only memory."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.is_file():  # to open a pipe would wait for whoever writes to it
-            raise DamagedFile(f"{path.name} is no regular file")
+        if not path.is_file():  # opening a pipe would block until something writes to it
+            raise DamagedFile(f"{path.name} is not a regular file")
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             self.num_bytes = status.st_size
@@ -98,22 +99,23 @@ class MappedFile:
             self.memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], start: int) -> Tensor:
-        """A view where the bytes are aligned; the caller has checked that they lie within the file."""
+        """Return a view of the file if the bytes are aligned, else a copy. The caller has checked that the bytes are within the file."""
         count = math.prod(shape)
         if count == 0:
             return np.empty(shape, dtype)
         view = np.frombuffer(self.memory, dtype, count, start).reshape(shape)
-        return view if view.flags.aligned else view.copy()  # a header of safetensors may have any length
+        return view if view.flags.aligned else view.copy()  # a safetensors header may have any length
 
     def release(self, start: int, num_bytes: int) -> None:
-        """Only pages that lie wholly inside the range: its neighbours may be in use."""
+        """Release only pages entirely within the range, since neighbouring tensors may be in use."""
         first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (start + num_bytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first and hasattr(mmap, "MADV_DONTNEED"):
             self.memory.madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def add_to(self, digest: hashlib.blake2b, header_bytes: int) -> None:
-        """Name, size, time of change, the header, and samples of the data, which tell two copies with equal times apart."""
+        """Update the digest with the file's name, size, modification time and header, and with samples of its data. The samples distinguish
+        copies with equal modification times."""
         digest.update(f"{self.path.name}\0{self.num_bytes}\0{self._modified_ns}\0".encode())
         digest.update(self.memory[:header_bytes])
         span = self.num_bytes - header_bytes
@@ -126,10 +128,10 @@ class MappedFile:
 
 
 class Safetensors:
-    """One file, or the shards of a model as one."""
+    """The tensors of one file, or of all shards of a model."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._files: list[tuple[MappedFile, int]] = []  # with the position of their data
+        self._files: list[tuple[MappedFile, int]] = []  # each file with the start of its data
         self._places: dict[str, tuple[MappedFile, int]] = {}
         self.tensors: dict[str, TensorInfo] = {}
         for path in paths:
@@ -160,7 +162,8 @@ class Safetensors:
 
 
 class BesideFolders:
-    """A model's weights and those of folders beside it, whose tensors are named behind the folder: `2_Dense.linear.weight`."""
+    """A model's weights together with weights in subfolders. The names of a subfolder's tensors begin with the folder's name:
+    `2_Dense.linear.weight`."""
 
     def __init__(self, whole: WeightSource, parts: Mapping[str, WeightSource]) -> None:
         self._whole, self._parts = whole, parts
@@ -181,7 +184,7 @@ class BesideFolders:
 
 
 def open_safetensors(path: str | Path) -> Safetensors:
-    """The weights of a file or of a model directory."""
+    """Open the weights of a file or of a model directory."""
     path = Path(path)
     if path.suffix in PICKLE_SUFFIXES:
         raise _unsafe([path.name])
@@ -244,7 +247,7 @@ def _read_header(file: MappedFile) -> tuple[dict[str, Any], int]:
 
 
 def _parse_object(text: bytes, file: str) -> dict[str, Any]:
-    """A JSON object without repeated keys: a reader that takes the first and one that takes the last would differ."""
+    """Parse a JSON object. Raise DamagedFile if a key is repeated, since readers differ in which of its values counts."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -266,7 +269,7 @@ def _parse_object(text: bytes, file: str) -> dict[str, Any]:
 
 
 def _check_header(header: dict[str, Any], file: str, data_bytes: int) -> dict[str, tuple[TensorInfo, int]]:
-    """Tensors with the position of their bytes, relative to the data."""
+    """Return the tensors, each with the offset of its bytes in the data. Raise DamagedFile if they do not fill the data exactly."""
     found = {name: _check_tensor(entry, f"{file}, tensor {name!r}") for name, entry in header.items() if name != "__metadata__"}
     expected = 0
     for name, (info, start) in sorted(found.items(), key=lambda item: (item[1][1], item[1][0].num_bytes)):

@@ -1,16 +1,16 @@
-"""From a source to a model that answers. A load runs through these files in this order, and each imports only those before it:
+"""Turn a model source into a model that answers. A load runs these files in this order, and each imports only those before it:
 
-hub         download what is missing here
-locate      source -> path on this machine
-files       open the files, once: configuration, headers of the weights
-tokenizer   the tokenizer of the opened files
-modes       which way they are served, by which program, with which pages
-servable    the steps so far: refuse what cannot be served, before anything is compiled
+hub         download the files that are missing on this machine
+locate      resolve the source to a path on this machine
+files       open the files once: configuration, headers of the weights
+tokenizer   read the tokenizer from the opened files
+modes       choose how the model is served: its program, its bounds, its pages
+servable    run the steps so far, and refuse what cannot be served before anything is compiled
 program     compile the program, or find it in the cache
-graphs      the sizes of steps that a device captures before the first request
+graphs      list the step sizes that a device captures before the first request
 plan        plan the memory, and refuse what does not fit
 weights     prepare the weights, or find them prepared, and bind them
-serving     the bound program as a model that takes steps
-costs       what steps of that model take, measured or found
-load        all of it, for a worker
+serving     wrap the bound program as a model that takes steps
+costs       measure how long steps of the model take, or read an earlier measurement
+load        run all of these for a worker
 """

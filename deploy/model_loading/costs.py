@@ -1,4 +1,5 @@
-"""What a step costs by its number of tokens, measured before the first request, for the pacing of `server/engine/scheduling/pace.py`."""
+"""Measure, before the first request, the time of a step as a function of its number of tokens. `server/engine/scheduling/pace.py` uses it
+to limit prompt tokens per step."""
 
 from __future__ import annotations
 
@@ -16,15 +17,17 @@ from runtime.files import regular
 from server.engine.scheduling.pace import EFFICIENT, Measured
 from server.engine.step_model import NO_ROWS, GroupLimits, Places, StepBatch, StepLimits, StepModel
 
-ENOUGH_S = 1.0  # of measuring, for a first start waits for it: larger steps are taken to cost in proportion
-NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # short chunks, their tokens, and the context behind which they begin
+# seconds after which measuring stops, because a first start waits for it; the time of larger steps is extrapolated in proportion
+ENOUGH_S = 1.0
+NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # number of short chunks, tokens per chunk, and tokens of context before each
 BRIEF_S = 0.1
-MOST_S = 3600.0  # of what can be believed
+MOST_S = 3600.0  # longest step time that a file may state; a longer one is implausible
 MAX_FILE_BYTES = 1 << 16
 
 
 def step_costs(model: StepModel, kept_at: Path | None) -> Measured:
-    """Those that an earlier start has measured, or else measured now and kept: large steps of a large model take seconds."""
+    """Return the step times that an earlier start stored, or measure them now and store them. Measuring large steps of a large model takes
+    seconds."""
     costs = None if kept_at is None else _read(kept_at)
     if costs is None:
         costs = measured(model)
@@ -34,7 +37,7 @@ def step_costs(model: StepModel, kept_at: Path | None) -> Measured:
 
 
 def measured(model: StepModel) -> Measured:
-    """Of sizes that double. Keys and values go to pages that nobody has yet."""
+    """Measure steps of 1, 2, 4, ... tokens of one prompt. Their keys and values go to pages that no sequence owns yet."""
     limits = model.limits
     most = largest_step(limits)
     steps: dict[int, float] = {}
@@ -47,15 +50,15 @@ def measured(model: StepModel) -> Measured:
 
 
 def largest_step(limits: StepLimits) -> int:
-    """Of one prompt."""
+    """Return the number of tokens in the largest step of one prompt."""
     return min(limits.max_tokens, limits.capacity)
 
 
 def _context_s(model: StepModel) -> float:
-    """What a token of context adds to a step of short chunks."""
+    """Return the seconds that each token of context adds to a step that consists of short chunks."""
     limits = model.limits
     num_seqs = min(NUM_CHUNKS, limits.max_seqs, limits.max_tokens // CHUNK)
-    # Two sequences must not write to one page.
+    # Sequences that write to the same page would conflict, so each gets separate pages.
     pages_each = [(group.num_pages - 1) // max(num_seqs, 1) for group in limits.groups if group.window is None]
     behind = min([BEHIND, limits.max_context, *(count * PAGE_SIZE for count in pages_each)]) - CHUNK
     if num_seqs == 0 or behind < CHUNK:
@@ -67,13 +70,13 @@ def _context_s(model: StepModel) -> float:
 
 
 def _is_complete(costs: Measured, limits: StepLimits) -> bool:
-    """Up to the largest step, or to where larger ones cost no less per token."""
+    """Return whether the measurement includes the largest step, or a size from which larger steps do not cost less per token."""
     (size, seconds), (largest, longest_s) = (sorted(costs.steps.items()) * 2)[-2:]
     return largest == largest_step(limits) or seconds / size <= EFFICIENT * longest_s / largest
 
 
 def step_of(limits: StepLimits, *, num_seqs: int, num_each: int, context: int) -> StepBatch:
-    """A step of equal sequences: the last `num_each` tokens of a context each."""
+    """Build a step of equal sequences. It computes the last `num_each` tokens of each sequence's context."""
     positions = np.tile(np.arange(context - num_each, context), num_seqs).astype(np.int32)
     owners = np.repeat(np.arange(num_seqs), num_each)
     starts = (np.arange(num_seqs + 1) * num_each).astype(np.int32)
@@ -95,26 +98,26 @@ def step_of(limits: StepLimits, *, num_seqs: int, num_each: int, context: int) -
 
 
 def tables_of(group: GroupLimits, num_seqs: int, num_pages: int) -> NDArray[np.int32]:
-    """Pages for sequences of so many pages. Where pages are few, as in a group with a window, a sequence has each of its own several times;
-    where they are fewer than sequences, these share them."""
+    """Return page tables with `num_pages` entries per sequence. If a group has too few pages, such as one with a window, tables repeat
+    pages. If there are fewer pages than sequences, sequences share pages."""
     held = group.num_pages - 1
     each = max(1, min(num_pages, held // num_seqs))
     return (1 + (np.arange(num_seqs)[:, None] * each + np.arange(num_pages) % each) % held).astype(np.int32)
 
 
 def _seconds(model: StepModel, batch: StepBatch) -> float:
-    """A brief step is taken twice: the first finds its memory cold."""
+    """Time a step. Run a brief step twice and take the faster run, because the first run misses the caches."""
     took_s: list[float] = []
     while not took_s or (len(took_s) == 1 and took_s[0] < BRIEF_S):
         began_s = time.perf_counter()
-        model.download(model.run(batch))  # launched is not computed: a device works while the host goes on
+        model.download(model.run(batch))  # `run` only launches on an asynchronous device; the downloads wait for the results
         model.hidden()
         took_s.append(time.perf_counter() - began_s)
     return min(took_s)
 
 
 def _read(path: Path) -> Measured | None:
-    """None if there is nothing that can be used."""
+    """Return None if the file is missing, malformed or implausible."""
     try:
         with regular(path).open("rb") as file:
             costs = msgspec.json.decode(file.read(MAX_FILE_BYTES), type=Measured)
@@ -125,7 +128,7 @@ def _read(path: Path) -> Measured | None:
 
 
 def _keep(path: Path, costs: Measured) -> None:
-    with suppress(OSError):  # they are measured again next time
+    with suppress(OSError):  # on failure, the next start measures again
         fresh = path.with_name(f"{path.name}.{os.getpid()}")
         fresh.write_bytes(msgspec.json.encode(costs))
         fresh.replace(path)

@@ -1,5 +1,5 @@
-"""Open a model's files, once, whichever form they have: a folder as the hub has it, or a GGUF file. Every later step of a load takes them
-from here."""
+"""Open the files of a model once, whether it is a folder in the hub's layout or a GGUF file. All later steps of a load read from the
+result."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class ModelFiles:
     path: Path
     config: ModelConfig
     weights: WeightSource
-    is_embedder: bool  # made for embeddings, whatever else it could do
-    architectures: tuple[str, ...] = ()  # as config.json names the model's class
-    gguf: GgufFile | None = None  # None: a folder
-    held: WeightSource | None = None  # of a quantised checkpoint: its integers
+    is_embedder: bool  # whether the model was made for embeddings, even if it could generate
+    architectures: tuple[str, ...] = ()  # class names from config.json
+    gguf: GgufFile | None = None  # the file, if the model is a GGUF file
+    held: WeightSource | None = None  # source that returns the integers of a quantised checkpoint; None: the checkpoint is not quantised
 
     def source(self, format: WeightFormat) -> WeightSource:
-        """The weights of a program that holds them so: integers of the checkpoint only where these are asked for."""
+        """Return the weights for a program with this format: the checkpoint's integers if the format keeps them, otherwise the values."""
         return self.held if self.held is not None and format.as_stored else self.weights
 
 
@@ -44,7 +44,7 @@ def dtypes_of(source: WeightSource) -> dict[str, DType]:
 
 
 def open_files(path: Path) -> ModelFiles:
-    """Reads configuration and headers, no weights."""
+    """Read the configuration and the headers of the weights, but no weights."""
     try:
         if path.is_file():
             model = GgufModel(path)
@@ -61,8 +61,8 @@ def open_files(path: Path) -> ModelFiles:
 
 
 def open_weights(folder: Path, config: ModelConfig, *, held: bool = False) -> WeightSource:
-    """The tensors of a folder, as programs of the family name them, and those of projections behind the pooling. `held`: of a quantised
-    checkpoint the integers."""
+    """Open the tensors of a folder under the names that the family's programs use, including the projections that follow the pooling. With
+    `held`, read a quantised checkpoint as integers."""
     weights = weights_of(config, _tensors_of(folder, held=held))
     parts = {dense.folder: open_safetensors(folder / dense.folder) for dense in config.embedding.dense}
     return BesideFolders(weights, parts) if parts else weights

@@ -1,5 +1,5 @@
-"""The sizes of the steps that are to come, for a device that captures launches for each magnitude: with them it captures before the first
-request, and never while it serves."""
+"""List the step sizes to capture in advance, for a device that captures one graph per size class. With these sizes, the device captures all
+graphs before the first request, and none while it serves."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from runtime.executable import PREPARATION, Executable, Imm, VMFunction
 from runtime.executable import Call as Instruction
 from runtime.session import Session
 
-MANY = 1 << 24  # of what has no declared most: pages of a pool, entries of lists
-ROWS = ("t", "n")  # tokens of a step, or texts; rows to sample
-PAGE_STEP = 2  # powers of two between two lengths of page tables: work on a page that is not there ends at once
+MANY = 1 << 24  # upper bound for variables without a declared maximum: pages of a pool, entries of lists
+ROWS = ("t", "n")  # the variable that counts the rows of a function: tokens of a step, or texts, or rows to sample
+PAGE_STEP = 2  # difference between the exponents of captured page-table lengths; large, because kernels skip absent pages at once
 
 
 def prepare(session: Session, executable: Executable) -> None:
@@ -21,12 +21,12 @@ def prepare(session: Session, executable: Executable) -> None:
 
 
 def functions_of(executable: Executable) -> Sequence[str]:
-    """Those that run while the model serves."""
+    """Return the functions that run while the model serves."""
     return [name for name in executable.meta.functions if PREPARATION not in name]
 
 
 def captured_launches(executable: Executable) -> int:
-    """In all graphs that `prepare` captures, at most: sizes may share a graph."""
+    """Return an upper bound for the launches in all graphs that `prepare` captures. Sizes may share a graph."""
     functions = (executable.meta.functions[name] for name in functions_of(executable))
     return sum(_launches(executable, function) * sum(1 for _ in sizes_of(_variables(function))) for function in functions)
 
@@ -39,14 +39,15 @@ def _launches(executable: Executable, function: VMFunction) -> int:
 
 
 def _variables(function: VMFunction) -> dict[str, int | None]:
-    """The largest value of each; None where any will do, or where that depends on others."""
+    """Return the largest value of each variable, or None if it is unbounded or depends on other variables."""
     upper = {bound.slot: bound.upper for bound in function.bounds}
     found = {function.slots[slot]: upper.get(slot) for slot in function.variables if slot is not None}
     return {name: most if isinstance(most, int) else None for name, most in found.items()}
 
 
 def sizes_of(variables: Mapping[str, int | None]) -> Iterator[dict[str, int]]:
-    """The largest of each magnitude: of rows, and for each of the longest page table. There are never more sequences than rows."""
+    """Yield the largest values of each size class: each class of row counts combined with each class of page-table lengths. All other
+    variables equal at most the number of rows, since there are never more sequences than rows."""
     most = {name: MANY if upper is None else upper for name, upper in variables.items()}
     lead = next((name for name in ROWS if name in most), None)
     tables = [name for name in most if name.startswith("p") and not name.startswith("pages")]
@@ -57,7 +58,7 @@ def sizes_of(variables: Mapping[str, int | None]) -> Iterator[dict[str, int]]:
 
 
 def _tops(most: int, step: int) -> Iterator[int]:
-    """2 ** (k * step) - 1 for each k, as far as these are less than `most`; then `most`."""
+    """Yield 2 ** (1 + k * step) - 1 for k = 0, 1, ... while that is less than `most`; then yield `most`."""
     power = 1
     while (1 << power) - 1 < most:
         yield (1 << power) - 1

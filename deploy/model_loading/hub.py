@@ -1,7 +1,7 @@
-"""Models from the hub: what of one is missing here, how much of that has come, which are here, and how they go. Imported on demand: the
-package is an extra.
+"""Download, list and remove models of the hub. Imported only on demand, because huggingface_hub is an optional extra.
 
-A source is `ORGANISATION/NAME`, or `ORGANISATION/NAME:FILE` for one GGUF file of it; FILE may be as short as `Q4_K_M`.
+A source is `ORGANISATION/NAME`, or `ORGANISATION/NAME:FILE` for one GGUF file of that repository. FILE may be an abbreviation such as
+`Q4_K_M`.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from huggingface_hub import CacheNotFound, DryRunFileInfo, scan_cache_dir, snapshot_download
 from huggingface_hub.utils import tqdm
 
-# What a served model needs; no pickles, no duplicates in other formats or under other names.
+# Files that a served model needs: no pickles, no duplicates in other formats or under other names.
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 DUPLICATES = ["consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*"]
 
-STORED = "huggingface_hub.snapshot_download"  # the one of its bars that counts bytes on disk
+STORED = "huggingface_hub.snapshot_download"  # name of the progress bar of huggingface_hub that counts bytes on disk
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A model that is here, as `pull` and `serve` call it."""
+    """A model on this machine. `source` is the name that `pull` and `serve` accept."""
 
     source: str
     num_bytes: int
@@ -33,7 +33,7 @@ class Held:
 
 
 def download(source: str, report: Callable[[float], None], token: str | None = None) -> Path:
-    """The folder of a hub id, or the file of it, resumed where it broke off."""
+    """Download a hub id, resuming an interrupted download. Return its folder, or its GGUF file."""
     repo, patterns = _parted(source)
     arrived = _Arrived(missing_bytes(source, token), report)
     bar = _bar(arrived.add)
@@ -48,22 +48,24 @@ def download(source: str, report: Callable[[float], None], token: str | None = N
 
 
 def revision(source: str, token: str | None = None) -> str:
-    """The commit that a download would bring now; empty where the hub does not say."""
+    """Return the commit that a download would fetch now, or "" if the hub does not answer."""
     return next((file.commit_hash for file in _offered(source, token)), "")
 
 
 def missing_bytes(source: str, token: str | None = None) -> int:
-    """0 where the hub does not say; without a network, what is here already is served."""
+    """Return the number of bytes to download. Return 0 if the hub does not answer, so that files on this machine can be served without a
+    network."""
     return sum(file.file_size or 0 for file in _offered(source, token) if file.will_download)
 
 
 def held() -> list[Held]:
-    """What is here, sorted by name: of each repository what is not GGUF together, and each GGUF file."""
+    """Return the models on this machine, sorted by name. Each GGUF file counts as one model; all other files of a repository together count
+    as one model."""
     return sorted((one for one, _ in _held()), key=lambda one: one.source)
 
 
 def remove(source: str) -> int:
-    """Delete a model from this machine; how many bytes that gave, 0 if it was not here."""
+    """Delete a model from this machine. Return the number of bytes freed, 0 if it was not here."""
     repo, patterns = _parted(source)
     freed = 0
     for one, paths in _held():
@@ -76,7 +78,7 @@ def remove(source: str) -> int:
 
 
 def _held() -> Iterator[tuple[Held, list[Path]]]:
-    """With the paths of their files: the links by name, and what they point at."""
+    """Yield each model with the paths of its files: the named links, and the blobs to which they point."""
     try:
         repos = scan_cache_dir().repos
     except CacheNotFound:
@@ -95,7 +97,7 @@ def _held() -> Iterator[tuple[Held, list[Path]]]:
 
 
 def _parted(source: str) -> tuple[str, list[str]]:
-    """The repository, and the patterns of the files that are meant."""
+    """Split a source into its repository and the patterns of its files."""
     repo, _, file = source.partition(":")
     if not file:
         return repo, PATTERNS
@@ -109,7 +111,7 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _offered(source: str, token: str | None) -> list[DryRunFileInfo]:
-    """The files of a download; none where the hub does not say: the download itself then tells why."""
+    """List the files of a download. The list is empty if the hub does not answer; the download itself then reports why."""
     repo, patterns = _parted(source)
     try:
         return snapshot_download(
@@ -120,7 +122,7 @@ def _offered(source: str, token: str | None) -> list[DryRunFileInfo]:
 
 
 class _Arrived:
-    """Bytes of several threads; told when another hundredth has come."""
+    """Counts bytes that several threads have downloaded, and reports every percent."""
 
     def __init__(self, num_bytes: int, report: Callable[[float], None]) -> None:
         self._expected = num_bytes
@@ -139,7 +141,7 @@ class _Arrived:
 
 def _bar(add: Callable[[int], None]) -> type[tqdm]:
     class Bar(tqdm):
-        """Draws nothing."""
+        """A bar that draws nothing. If its name is STORED, it forwards the byte counts."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             self._counts = options.get("name") == STORED

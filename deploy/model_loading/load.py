@@ -1,4 +1,4 @@
-"""A source becomes a model that answers: what a worker does first. Every step is a file of this folder."""
+"""Load a model. This is the first task of a worker. Each step of a load is a module of this folder."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from server.messages import CachePages, ClassScores, ErrorCode, Load, PairPrompt
 
 
 def load_model(load: Load, progress: Progress) -> LoadedModel:
-    """What a worker does first. Every failure is a LoadError that says what to do."""
+    """Load a model from its source. Every failure is a LoadError that says what to do."""
     started = time.perf_counter()
     return load_servable(require_servable(load, progress), load, progress, started)
 
 
 def load_servable(model: Servable, load: Load, progress: Progress, started: float) -> LoadedModel:
-    """`started`: when the load began, by `time.perf_counter`."""
+    """Load a model whose files are open. `started` is the value of time.perf_counter() when the load began."""
     mode = model.mode
     with _refusals():
         compiled = compile_model(model.module, executable_cache(), model.target, progress)
@@ -57,7 +57,9 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         prepare(session, compiled.executable)
         is_sound = served.answers()
     if not is_sound:
-        raise LoadError(ErrorCode.LOAD_REFUSED, f"what {load.source} computes is not finite; are its weights damaged? Download them again")
+        raise LoadError(
+            ErrorCode.LOAD_REFUSED, f"the results of {load.source} are not finite; its weights may be damaged: download them again"
+        )
     progress("warm-up", 0.5)
     pace = None if served.step_model is None else _pace(served.step_model, compiled.key, session, load)
     progress("warm-up", 1.0)
@@ -101,12 +103,13 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
 
 @contextmanager
 def _refusals() -> Generator[None]:
-    """What a model or the machine refuses, as an error of the load."""
+    """Turn errors of the model and of the machine into a LoadError."""
     try:
         yield
     except ModelError as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
-    except OutOfMemory as error:  # the plan fitted; somebody else took the memory, or the limit is above what there is
+    # memory is missing although the plan fitted: another process took it, or the load's limit exceeds what the machine has
+    except OutOfMemory as error:
         text = f"{error}. The plan fits below memory_limit_bytes or what was free when it was made: unload other models, or plan with less"
         raise LoadError(ErrorCode.INSUFFICIENT_MEMORY, text, error.required, error.free or 0) from error
 
@@ -126,7 +129,7 @@ def _pace(model: StepModel, key: str, session: Session, load: Load) -> Pace:
 
 
 def _damage(packed: Path | None) -> str:
-    """What is wrong with the packed weights, after reading them beside the running model; they are gone then."""
+    """Verify the packed weights while the model keeps running. Return a description of the damage, and remove a damaged file."""
     fault = "" if packed is None else damage_of([packed])
     if packed is not None and fault:
         remove_damaged(packed, fault)
@@ -135,7 +138,7 @@ def _damage(packed: Path | None) -> str:
 
 def _context_note(mode: Mode, max_context: int, model_context: int, load: Load) -> str:
     if not mode.pages():
-        return ""  # an encoder has the context that it was trained with
+        return ""  # the context of an encoder is the one on which it was trained
     if max_context < mode.max_context:
         return f"context is {max_context} of {mode.max_context} tokens, for the KV cache holds no more; a larger kv_cache_bytes does"
     if load.max_context is None and max_context < model_context:
@@ -144,7 +147,7 @@ def _context_note(mode: Mode, max_context: int, model_context: int, load: Load) 
 
 
 def _max_context(mode: Mode, served: Served) -> int:
-    """Of one sequence, should the KV cache be smaller than that."""
+    """Return the longest context of one sequence. A small KV cache may limit it."""
     if served.step_model is None:
         return mode.max_context
     return served.step_model.limits.capacity

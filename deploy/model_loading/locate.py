@@ -1,5 +1,5 @@
-"""Find a model's source on this machine: `demo` is the built-in model, a path is taken as it is, a hub id is downloaded, and a download
-that broke off is resumed."""
+"""Resolve a model source to a path on this machine: `demo` is the built-in model, a path is used unchanged, and a hub id is downloaded; an
+interrupted download is resumed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.models.state import ModelSpec
 
-READ = (".json", ".safetensors", ".gguf", ".jinja")  # the files of a folder that loading reads
+READ = (".json", ".safetensors", ".gguf", ".jinja")  # suffixes of the files that loading reads
 
 
 def unwatched(fraction: float) -> None:
-    """For those who do not show it."""
+    """Ignore the progress of a download."""
 
 
 def locate(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
-    """The model's folder, or its GGUF file. `report` is told the fraction of a download that has come."""
+    """Return the model's folder or its GGUF file. Call `report` with the completed fraction of a download."""
     path = _here(source)
     return _folder_or_gguf(_downloaded(source, report, hub_token) if path is None else path)
 
@@ -34,16 +34,16 @@ def _downloaded(source: str, report: Callable[[float], None], hub_token: str | N
 
 
 def download_from_hub(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
-    """What a hub id means here: a folder, or a GGUF file. Raises LoadError."""
+    """Download a hub id and return its folder or its GGUF file. Raise LoadError."""
     library = hub(f"{source!r} is no path here, and to download it from the hub")
     try:
         return library.download(source, report, hub_token)
-    except Exception as error:  # the hub's own tree of errors: network, rights, names
+    except Exception as error:  # huggingface_hub raises many kinds of errors: network, permissions, names
         raise LoadError(ErrorCode.FETCH_FAILED, f"{source!r} is no path here and the hub did not deliver it: {error}") from error
 
 
 def hub(purpose: str = "for models of the hub") -> ModuleType:
-    """`deploy.model_loading.hub`, where its extra is installed. Raises LoadError."""
+    """Import `deploy.model_loading.hub`. Raise LoadError if its extra is not installed."""
     try:
         return import_module("deploy.model_loading.hub")
     except ImportError:
@@ -58,12 +58,13 @@ def _here(source: str) -> Path | None:
 
 
 def is_former_demo(path: Path) -> bool:
-    """State files of older versions name the built-in model by the folder it was installed in, which an upgrade may have moved."""
+    """Return whether the path is a former location of the built-in model. State files of older versions name its installation folder, which
+    an upgrade may have moved."""
     return path.is_absolute() and path.parts[-3:] == demo.MODEL.parts[-3:] and not path.exists()
 
 
 def _folder_or_gguf(path: Path) -> Path:
-    """The GGUF file where that is all a folder has."""
+    """Return the only GGUF file of a folder that has no config.json, otherwise the path itself."""
     if path.is_file() or (path / "config.json").exists():
         return path
     found = sorted(path.glob("*.gguf"))
@@ -74,8 +75,8 @@ def _folder_or_gguf(path: Path) -> Path:
 
 
 def identity_of(source: str, hub_token: str | None = None) -> str:
-    """A digest of what tells one state of the files from the next: names, sizes, times and places on disk, or the hub's revision. Reads
-    no file. Empty where the source cannot be looked at."""
+    """Return a digest that changes when the files change. It covers names, sizes, times and inodes, or the hub's revision, but not the
+    contents of files. Return "" if the source is inaccessible."""
     if (path := _here(source)) is None:
         return "" if source[:1] in ("/", ".", "~") else _revision_of(source, hub_token)
     digest = hashlib.sha256()
@@ -84,7 +85,7 @@ def identity_of(source: str, hub_token: str | None = None) -> str:
             status = file.stat()
             state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino)
             digest.update(f"{file.name}\0{state}\0".encode(errors="surrogateescape"))
-    except OSError:  # replaced right now
+    except OSError:  # a file is being replaced right now
         return ""
     return digest.hexdigest()
 
@@ -93,20 +94,21 @@ BITS = {"auto": 16, "f32": 32, "bf16": 16, "int8": 8, "int4": 4}
 
 
 def weigh(spec: ModelSpec) -> int:
-    """About what the weights will take: the sizes of the files, as if they had 16 bits. 0 where there are none yet."""
+    """Estimate the bytes of the weights from the sizes of the files, as if every weight had 16 bits. Return 0 if no files are on this
+    machine."""
     path = _here(spec.source)
     if path is None:
         return 0
     try:
         files = [path] if path.is_file() else list(_files_of(path))
         num_bytes = sum(file.stat().st_size for file in files if file.suffix in (".safetensors", ".gguf"))
-    except OSError:  # replaced right now
+    except OSError:  # a file is being replaced right now
         return 0
     return num_bytes * BITS.get(spec.quantize.partition("-")[0], 16) // 16
 
 
 def _files_of(folder: Path) -> Iterator[Path]:
-    """Of the folder and those in it: modules of an embedding model lie one below."""
+    """Yield the files of a folder and of its direct subfolders, where embedding models keep their modules."""
     for path in folder.iterdir():
         if path.name.startswith("."):
             continue
@@ -119,5 +121,5 @@ def _files_of(folder: Path) -> Iterator[Path]:
 def _revision_of(source: str, hub_token: str | None) -> str:
     try:
         return hub().revision(source, hub_token)
-    except LoadError:  # without the extra
+    except LoadError:  # the extra is not installed
         return ""

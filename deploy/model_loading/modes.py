@@ -1,5 +1,5 @@
-"""The modes in which opened files are served: a decoder that generates, a decoder that embeds, an encoder. Each says which program it runs,
-within which bounds, and what it wants of a KV cache."""
+"""Choose the mode in which opened files are served: a decoder that generates, a decoder that embeds, or an encoder. A mode defines its
+program, the bounds of a step, and how many pages of the KV cache it needs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from server.engine.step_model import GroupLimits
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 
-MAX_STEP_TOKENS = 512  # of one step: what the arena is planned for
+MAX_STEP_TOKENS = 512  # most tokens in one step; the arena is planned for them
 DEFAULT_CONTEXT = 4096
 KV_DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16, "int8": DType.I8}
 
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """The pages of a cache group that a mode can use: at least this many, at most that many."""
+    """The smallest and the largest number of pages of a cache group that are useful in a mode."""
 
     group: CacheGroup
     least: int
@@ -64,7 +64,7 @@ class _Decoder:
         return groups_of(self.files.config, self.kv_dtype, self.max_context)
 
     def _most_pages(self, group: CacheGroup, max_tokens: int) -> int:
-        """Of one sequence at a time, with so many of its tokens in a step."""
+        """Return the most pages that one sequence holds at a time if `max_tokens` tokens of a step belong to it."""
         whole = -(-self.max_context // group.page_size)
         most = GroupLimits(0, group.window, page_size=group.page_size).most_pages(max_tokens)
         return whole if most is None else min(most, whole)
@@ -86,7 +86,7 @@ class _Decoder:
 
 @dataclass(frozen=True, slots=True)
 class Generator(_Decoder):
-    """It embeds, too: one program gives both, over one set of weights."""
+    """A decoder that generates text. The same program also returns hidden states for embeddings, so that both uses share the weights."""
 
     entry: ClassVar[str] = BOTH
     unused: ClassVar[tuple[str, ...]] = DECODER_UNUSED
@@ -96,11 +96,12 @@ class Generator(_Decoder):
         return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH))
 
     def pages(self) -> tuple[Pages, ...]:
-        """At least one sequence of full length, at most all of them; page 0 is padding."""
+        """Return the useful numbers of pages of each group: enough for one sequence of full length, at most enough for a full batch of such
+        sequences. Page 0 is padding."""
         return tuple(Pages(group, 1 + self._most_pages(group, self.bounds.max_tokens), 1 + self._of_batch(group)) for group in self.groups)
 
     def _of_batch(self, group: CacheGroup) -> int:
-        """Each sequence runs one token, and one of them as many as a step has."""
+        """Return the number of pages of a full batch in which one sequence has all tokens of a step but one for each other sequence."""
         each, most = (self._most_pages(group, count) for count in (1, self.bounds.max_tokens))
         return each * (self.load.max_batch - 1) + most
 
@@ -115,7 +116,7 @@ class Embedder(_Decoder):
         pooling = self.files.config.embedding.pooling
         if pooling is not Pooling.LAST:
             raise LoadError(
-                ErrorCode.LOAD_REFUSED, f"{self.files.path} pools by {pooling}; of a decoder, the last token is what has seen the text"
+                ErrorCode.LOAD_REFUSED, f"{self.files.path} pools by {pooling}; in a decoder, only the last token attends to the whole text"
             )
         if dense := self.files.config.embedding.dense:
             text = f"{self.files.path} has the module {dense[0].folder}; projections of vectors are applied behind encoders alone"
@@ -123,7 +124,8 @@ class Embedder(_Decoder):
         return self._module(HIDDEN)
 
     def pages(self) -> tuple[Pages, ...]:
-        """At least one text of full length, at most those of two steps that end in a page of their own each: nothing is kept longer."""
+        """Return the useful numbers of pages of each group: enough for one text of full length, at most enough for the texts of two steps,
+        whose last pages are partial. Pages are released after a text's step."""
         bounds = self.bounds
         of_steps = 2 * (bounds.max_tokens // PAGE_SIZE + bounds.max_seqs)
         each = [(group, 1 + self._most_pages(group, bounds.max_tokens)) for group in self.groups]
@@ -147,7 +149,7 @@ class Encoder:
 
     @property
     def max_context(self) -> int:
-        """What the model was trained on, unless more is asked for; its table of positions ends somewhere."""
+        """Return the requested context, or else the context on which the model was trained, but at most its number of positions."""
         config = self.files.config
         return min(config.max_context, self.load.max_context or config.embedding.max_tokens or DEFAULT_CONTEXT)
 

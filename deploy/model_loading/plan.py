@@ -1,4 +1,4 @@
-"""What a load will take, by the compiler's plan, known before a byte of the weights is touched."""
+"""Plan the memory of a load from the compiled program, before any weights are read."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 from server.models.state import LEAST_CONTEXT
 
-WORKER_BYTES = 300 << 20  # interpreter, libraries, tokenizer, code
+WORKER_BYTES = 300 << 20  # memory of a worker without its model: interpreter, libraries, tokenizer, code
 DEFAULT_KV_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedGroup:
-    """A cache group: see `runtime.cache_groups`."""
+    """A cache group in a memory plan: see `runtime.cache_groups`."""
 
     num_layers: int
     window: int | None
@@ -40,16 +40,16 @@ class PlannedGroup:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Bytes while serving, by part."""
+    """The memory of a served model, divided into parts."""
 
     weights_bytes: int
     arena_bytes: int
     kv_cache_bytes: int
-    num_pages: int  # in all cache groups
-    page_bytes: int  # what PAGE_SIZE tokens take in all groups
+    num_pages: int  # number of pages in all cache groups together
+    page_bytes: int  # bytes of PAGE_SIZE tokens in all groups
     groups: tuple[PlannedGroup, ...] = ()
     cache_hit: bool = False
-    graphs_bytes: int = 0  # of a device that captures launches
+    graphs_bytes: int = 0  # bytes of captured graphs, if the device captures launches
 
     @property
     def total_bytes(self) -> int:
@@ -57,7 +57,8 @@ class Plan:
 
 
 def plan_of(executable: Executable, entry: str, pages: Sequence[Pages], load: Load, device: Limits, *, cache_hit: bool = False) -> Plan:
-    """Raises when it does not fit below the limit of the load, or what is free of the device's memory beside a worker."""
+    """Plan the memory of a load. Raise LoadError if the plan exceeds the load's limit, or the free memory of the device minus the memory of
+    a worker."""
     step = executable.meta.functions[entry]
     arena_bytes = _arena_of(step) + max((_arena_of(f) for f in _above(executable, entry)), default=0)
     weights_bytes = weights_of(step.weights)
@@ -84,7 +85,7 @@ def plan_of(executable: Executable, entry: str, pages: Sequence[Pages], load: Lo
 
 
 def _advice(load: Load, room_bytes: int, page_bytes: int) -> str:
-    """What would fit; a page more than the context has is padding."""
+    """Suggest a setting with which the model fits. One page is padding and holds no context."""
     room = max(0, room_bytes) // page_bytes if page_bytes else 0
     num_tokens = (room - 1) * PAGE_SIZE
     if load.kv_cache_bytes is not None and room >= 2:
@@ -97,7 +98,8 @@ def _advice(load: Load, room_bytes: int, page_bytes: int) -> str:
 
 
 def _num_pages(pages: Sequence[Pages], load: Load, room_bytes: int) -> list[int]:
-    """Of each group. What was asked for, or else as many as are of use, up to DEFAULT_KV_BYTES and this model's share of the room."""
+    """Return the number of pages of each group: what `kv_cache_bytes` requests, or else as many as are useful, up to DEFAULT_KV_BYTES and
+    this model's share of the free memory."""
     each = [of.group.bytes_per_page for of in pages]
     least, most = ([of.least for of in pages], [of.most for of in pages])
     if load.kv_cache_bytes is None or least == most:
@@ -111,8 +113,8 @@ def _num_pages(pages: Sequence[Pages], load: Load, room_bytes: int) -> list[int]
 
 
 def _divided(num_bytes: int, each: Sequence[int], least: Sequence[int], most: Sequence[int]) -> list[int]:
-    """Pages of each group that take at most so many bytes together: first two, from there to `least` and to `most` in proportion, and more
-    of each as far as `most` is larger. A page takes `each` bytes."""
+    """Return the number of pages of each group. Together they take at most `num_bytes`; a page of group i takes `each[i]` bytes. Fill all
+    groups in proportion, in three stages: up to two pages, up to `least`, up to `most`. Distribute what remains in proportion to `most`."""
     counts = [0] * len(each)
     for target in ([2] * len(each), least, most):
         if num_bytes < _sum(target, each):
@@ -128,7 +130,7 @@ def _sum(counts: Sequence[int], each: Sequence[int]) -> int:
 
 
 def _above(executable: Executable, entry: str) -> list[VMFunction]:
-    """What runs while the results of the step still lie in its arena."""
+    """Return the functions that run while the step's results are still in the arena."""
     known = executable.meta.functions
     return [function for name, function in known.items() if name != entry and PREPARATION not in name]
 

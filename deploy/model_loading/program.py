@@ -25,7 +25,7 @@ class Compiled:
 
 def compile_model(module: IRModule, cache: Cache | None, target: Target, progress: Progress = silent) -> Compiled:
     progress("compile", 0.0)
-    entry = next(iter(module.graph_functions))  # the step; what stands beside it works on its results
+    entry = next(iter(module.graph_functions))  # name of the step; the other functions work on its results
     key = key_of(module, target.key)
     found = cache.find(key) if cache is not None else None
     started = time.perf_counter()
@@ -39,7 +39,8 @@ def compile_model(module: IRModule, cache: Cache | None, target: Target, progres
 
 
 def _compiled(module: IRModule, target: Target, progress: Progress) -> Executable:
-    from compiler.driver import Options, compile_module  # a start from the cache needs no compiler, and is quicker for not reading it
+    # imported only here: a start from the cache needs no compiler and is faster without its imports
+    from compiler.driver import Options, compile_module
 
     return compile_module(module, Options(target, progress=lambda fraction: progress("compile", fraction)))
 

@@ -1,5 +1,5 @@
-"""Whether a source can be served, from its configuration, its tokenizer and the headers of its weights: the one check of `serve`,
-`inspect`, `compile` and `generate`. What it refuses is refused before anything is compiled."""
+"""Decide from its configuration, its tokenizer and the headers of its weights whether a source can be served. `serve`, `inspect`, `compile`
+and `generate` share this check, which refuses a model before anything is compiled."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 from server.text.tokenizer import Tokenizer
 
-Progress = Callable[[str, float], None]  # told the stage of a load, and how much of it is done
+Progress = Callable[[str, float], None]  # called with the current stage of a load and the completed fraction of that stage
 
 
 def silent(stage: str, fraction: float) -> None:
-    """For those who do not watch."""
+    """Ignore the progress of a load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Servable:
 
 
 def require_servable(load: Load, progress: Progress) -> Servable:
-    """Raises LoadError."""
+    """Open the source and return what a load needs. Raise LoadError if it cannot be served."""
     progress("fetch", 0.0)
     target = _target_of(load)
     files = open_files(locate(load.source, partial(progress, "fetch"), load.hub_token))
@@ -66,7 +66,7 @@ def _target_of(load: Load) -> Target:
 
 
 def _task(files: ModelFiles) -> str:
-    """Weights that are left over are often the head of a task that nobody serves."""
+    """Explain weights that remain unused because they belong to a classification head, which is not served."""
     classifiers = [name for name in files.architectures if "ForSequenceClassification" in name or "ForTokenClassification" in name]
     if not classifiers:
         return ""

@@ -1,4 +1,4 @@
-"""The bound program of a mode as a model that the engine runs: tokens in, logits or vectors out."""
+"""Wrap the bound program of a mode as a model that the engine runs: tokens in, logits or vectors out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Served:
 
     @property
     def embeds_tokens(self) -> bool:
-        """An encoder's program pools by itself."""
+        """Return whether the model can return one vector per token. An encoder's program pools the vectors of a text, so it cannot."""
         return self.step_model is not None and self.embedding_size > 0
 
     @property
@@ -45,11 +45,12 @@ class Served:
         return self.step_model is not None and self.step_model.limits.generates
 
     def answers(self) -> bool:
-        """Run one token, which reads every weight: what cannot run or gives no numbers should fail a load, not a request."""
+        """Run a step of one token, which reads every weight, and return whether all results are finite. If the weights are damaged, the
+        load fails, not the first request."""
         if self.step_model is not None:
             zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
             rows = (zero, NO_ROWS) if self.step_model.limits.generates else (NO_ROWS, zero)
-            places = tuple(Places(zero, zero[None]) for _ in self.step_model.limits.groups)  # pages that are nobody's
+            places = tuple(Places(zero, zero[None]) for _ in self.step_model.limits.groups)  # page 0, which no sequence owns
             padding = StepBatch(zero, zero, np.arange(2, dtype=np.int32), one, places, *rows)
             logits = self.step_model.run(padding)
             return bool(np.isfinite(self.step_model.download(logits)).all() and np.isfinite(self.step_model.hidden()).all())
@@ -72,7 +73,7 @@ def serve(mode: Mode, session: Session, num_pages: Sequence[int], account: Memor
 
 
 def _limits(mode: Generator | Embedder, num_pages: Sequence[int]) -> StepLimits:
-    """`num_pages`: of each cache group."""
+    """Return the limits of a step. `num_pages` has one entry per cache group."""
     config, bounds = mode.files.config, mode.bounds
     counted = zip(mode.groups, num_pages, strict=True)
     groups = tuple(GroupLimits(count, group.window, group.keeps_states, group.page_size) for group, count in counted)
@@ -85,13 +86,13 @@ def _vector_size(config: ModelConfig) -> int:
 
 
 class _Stepping:
-    """A causal model, ready to step."""
+    """A causal model with its KV pool, which runs one step per call."""
 
     def __init__(self, session: Session, pool: KVPool, limits: StepLimits) -> None:
         self._session = session
         self._pool = pool
         self._limits = limits
-        self._hidden: Any = np.empty((0, limits.embedding_size), np.float32)  # where the device left them
+        self._hidden: Any = np.empty((0, limits.embedding_size), np.float32)  # hidden states of the last step, on the device
         self._no_logits = np.empty((0, limits.vocab_size), np.float32)
 
     @property
@@ -100,7 +101,7 @@ class _Stepping:
 
     @property
     def busy_s(self) -> float:
-        """Seconds in kernels so far."""
+        """Return the seconds spent in kernels so far."""
         return self._session.busy_s
 
     def hidden(self) -> NDArray[np.float32]:
@@ -131,7 +132,7 @@ class CompiledModel(_Stepping):
 
 
 class EmbeddingModel(_Stepping):
-    """Without a head."""
+    """A causal model without a language-model head."""
 
     def run(self, batch: StepBatch) -> Logits:
         self._hidden = self._call(HIDDEN, batch, batch.hidden_rows)
@@ -139,7 +140,7 @@ class EmbeddingModel(_Stepping):
 
 
 class EncoderModel:
-    """All texts in one step."""
+    """A model that encodes all texts in one step."""
 
     def __init__(self, session: Session, limits: EmbedLimits, *, tells_pairs_apart: bool) -> None:
         self._session = session

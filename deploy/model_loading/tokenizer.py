@@ -1,5 +1,5 @@
-"""The tokenizer of a model's files. The front needs nothing else of them, so this imports no part of the compiler but the reader of GGUF
-files."""
+"""Read the tokenizer of a model's files. The front imports this module, so the module imports no part of the compiler except the GGUF
+reader."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def tokenizer_of(files: ModelFiles) -> Tokenizer:
 
 
 def load_tokenizer(source: str, hub_token: str | None = None) -> Tokenizer:
-    """For the front, which has no opened files."""
+    """Load the tokenizer of a source without opening the other files of the model. The front uses this."""
     path = locate(source, hub_token=hub_token)
     with _refusal(path):
         return _of_gguf(_open_gguf(path)) if path.is_file() else Tokenizer.from_dir(path)

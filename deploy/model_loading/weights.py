@@ -1,4 +1,4 @@
-"""Bind the weights of a compiled program: prepare them, or map the file in which an earlier load kept them prepared."""
+"""Bind the weights of a compiled program: prepare them, or map the file in which an earlier load stored the prepared weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.messages import Load
 
 
 def bind(session: Session, model: Servable, compiled: Compiled, load: Load, progress: Progress) -> Path | None:
-    """The file in which the prepared weights are kept; None: nowhere."""
+    """Bind the weights. Return the file in which the prepared weights are stored, or None if they are not stored."""
     progress("pack", 0.0)
     folder = kept()
     packed = None

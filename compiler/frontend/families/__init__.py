@@ -1,1 +1,1 @@
-"""The families of models, a file each: fields of the configuration, the layer, names of weights."""
+"""The families of models. Each file states the fields of a family's configuration, its layer, and the names of its weights."""

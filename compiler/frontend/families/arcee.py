@@ -1,4 +1,4 @@
-"""Arcee (AFM): Llama with an MLP without a gate."""
+"""Arcee (AFM): Llama whose MLP has no gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BERT: a norm behind each branch, two segments."""
+"""BERT: a norm after each branch, and two segments."""
 
 from __future__ import annotations
 

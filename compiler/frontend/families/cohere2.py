@@ -1,4 +1,4 @@
-"""Cohere 2 (Command R7B, Command A): parallel branches, layer norms without bias, and rotation only in layers with a window."""
+"""Cohere 2 (Command R7B, Command A): parallel branches, layer norms without bias, and rotary positions only in layers with a window."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from compiler.ir.graph.atoms import Var
 def read(fields: Fields) -> ModelConfig:
     fields.fill(tie_word_embeddings=True)
     fields.skip("rotary_pct", "position_embedding_type", "order_of_interleaved_layers", "use_embedding_sharing", "use_parallel_block")
-    fields.skip("use_parallel_embedding", "use_gated_activation", "layer_switch")  # of the original; files say what all models do
+    # fields of the original code that have the same value in all models
+    fields.skip("use_parallel_embedding", "use_gated_activation", "layer_switch")
     config = rotating_whole_heads(rotating_neighbours(read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps")))
     period = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 4))
     windows = read_windows(fields, fields.integer("sliding_window", 4096), lambda layer: (layer + 1) % period != 0)

@@ -1,4 +1,4 @@
-"""DeepSeek V2 without groups of experts, as V2-Lite: attention to latents, mixtures beside shared experts."""
+"""DeepSeek V2 without groups of experts, such as V2-Lite: multi-head latent attention, and mixtures with shared experts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def read(fields: Fields) -> ModelConfig:
     for name, value in REQUIRED.items():
         if fields.raw(name, value) != value:
             raise fields.error(name, repr(value))
-    fields.skip("n_group", "topk_group", "ep_size", "seq_aux")  # groups count for other methods alone; the rest is of training
+    # n_group and topk_group matter only to other values of topk_method; the other fields concern training
+    fields.skip("n_group", "topk_group", "ep_size", "seq_aux")
     rotated, plain = fields.integer("qk_rope_head_dim", 64), fields.integer("qk_nope_head_dim", 128)
-    fields.skip("head_dim", "qk_head_dim", "num_key_value_heads")  # follow from the others
+    fields.skip("head_dim", "qk_head_dim", "num_key_value_heads")  # derived from the other fields
     fields.values = {**fields.values, "head_dim": rotated, "num_key_value_heads": fields.integer("num_attention_heads")}
     for name in ("attention_bias", "mlp_bias"):
         if fields.flag(name, False):

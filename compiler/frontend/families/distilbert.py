@@ -1,4 +1,4 @@
-"""DistilBERT: BERT without segments, under names of its own."""
+"""DistilBERT: BERT without segments, with other names of fields and weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OWN_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden
 def read(fields: Fields) -> ModelConfig:
     fields.fill(dim=768, n_heads=12, n_layers=6, hidden_dim=3072, activation="gelu")
     fields.fill(**{name: fields.raw(own) for name, own in OWN_NAMES.items()}, hidden_act=fields.raw("activation"))
-    fields.skip("sinusoidal_pos_embds", "tie_weights_")  # files have the table of positions, whatever filled it
+    fields.skip("sinusoidal_pos_embds", "tie_weights_")  # the file contains the position table, whether computed or learned
     return read_encoder(fields, position_offset=0, num_segments=0)
 
 

@@ -1,4 +1,4 @@
-"""EmbeddingGemma: the layer of Gemma 3 as an encoder, whose local layers see half a window each way."""
+"""EmbeddingGemma: the layer of Gemma 3 as an encoder, whose local layers attend to half a window in each direction."""
 
 from __future__ import annotations
 

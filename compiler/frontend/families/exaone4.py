@@ -1,4 +1,4 @@
-"""EXAONE 4: OLMo 2 with norms of single heads. Where layers have windows, those without one do not rotate."""
+"""EXAONE 4: OLMo 2 with a norm per head. In models with windows, the layers without a window do not rotate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_local(fields: Fields) -> list[bool]:
-    """Whether a layer has a window, for each layer of one period. The field is a pattern such as "LLLG", or the period such as 4."""
+    """Return, for each layer of one period, whether it has a window. The field is a pattern such as "LLLG" (local or global), or a period
+    such as 4."""
     pattern = fields.raw("sliding_window_pattern", 4)
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         return [letter == "L" for letter in pattern]
@@ -37,7 +38,7 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """A config.json without a window means the usual one, a GGUF file none."""
+    """Set the window to null if the metadata states none: without the field, the configuration would have the default window."""
     config.setdefault("sliding_window", None)
 
 

@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba-2 side by side in each layer, and factors of all branches."""
+"""Falcon-H1: attention and Mamba-2 in parallel in each layer, and multipliers for all branches."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def read(fields: Fields) -> ModelConfig:
 
 def _read_recurrence(fields: Fields, config: ModelConfig) -> Recurrence:
     expanded = fields.integer("mamba_expand", 2) * config.hidden_size
-    inner_size = fields.integer("mamba_d_ssm", expanded if "mamba_d_ssm" in fields.values else 1024)  # null asks for the expanded one
+    # null selects the size computed from mamba_expand
+    inner_size = fields.integer("mamba_d_ssm", expanded if "mamba_d_ssm" in fields.values else 1024)
     gate, values, keys, queries, steps = fields.numbers("ssm_multipliers", 5) if "ssm_multipliers" in fields else (1.0,) * 5
     return replace(
         read_mamba(fields, range(config.num_layers), inner_size),

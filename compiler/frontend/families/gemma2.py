@@ -1,4 +1,4 @@
-"""Gemma 2: a norm before and behind each branch; soft caps, alternating windows, scaled embeddings."""
+"""Gemma 2: a norm before and after each branch, soft caps, a window in every other layer, and scaled embeddings."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_gemma(fields: Fields) -> ModelConfig:
-    """Read the fields that Gemma 2 and 3 share."""
+    """Read the fields that Gemma 2 and Gemma 3 have in common."""
     act = "hidden_activation" if "hidden_activation" in fields else "hidden_act"
-    fields.skip("hidden_act")  # where there are both, the other one counts
+    fields.skip("hidden_act")  # hidden_activation overrides it
     config = rotating_whole_heads(read_decoder(fields, default_head_dim=256, act=act))
     bias = fields.flag("attention_bias", False)
     return replace(
@@ -56,8 +56,8 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def completed_by(largest: int) -> Callable[[dict[str, Any], Mapping[str, Any], Container[str]], None]:
-    """The scale of attention, which no entry of the metadata states. The largest model, of so many layers, scales by an even share of the
-    hidden state, the others by the head."""
+    """Return a function that adds the attention scale, which GGUF metadata lacks. The family's largest model, with `largest` layers,
+    divides hidden_size by num_heads for it; all other models use head_dim."""
 
     def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
         config["hidden_activation"] = "gelu_pytorch_tanh"

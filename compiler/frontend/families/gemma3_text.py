@@ -1,5 +1,5 @@
-"""Gemma 3: Gemma 2 without soft caps, with norms of single heads and a rope of its own in local layers. Of a model that reads images, the
-decoder within it is served."""
+"""Gemma 3: Gemma 2 without soft caps, with a norm per head, and with a separate rope in layers with a window. Of multimodal models, only
+the decoder is served."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.ir.graph.atoms import Var
 
 MULTIMODAL = "gemma3"
-BOTH_WAYS = "embeddinggemma"  # the family of models whose tokens see the future, too: their files call it gemma3_text
-MULTIMODAL_SIZES = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}  # defaults of its text_config
+BOTH_WAYS = "embeddinggemma"  # family of bidirectional models, whose files name gemma3_text
+# defaults of the text_config in multimodal models
+MULTIMODAL_SIZES = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -32,7 +33,7 @@ def read(fields: Fields) -> ModelConfig:
         config,
         rope=read_rope(fields, config.head_dim, theta=1e6, layer_type="full_attention"),
         local_rope=local,
-        max_context=fields.integer("max_position_embeddings", 131_072),  # its scaling is counted in already
+        max_context=fields.integer("max_position_embeddings", 131_072),  # already includes the rope scaling
         windows=read_windows(fields, fields.integer("sliding_window", 4096), lambda layer: (layer + 1) % period != 0),
         attention_softcap=read_softcap(fields, "attn_logit_softcapping", None),
         logit_softcap=read_softcap(fields, "final_logit_softcapping", None),
@@ -40,12 +41,12 @@ def read(fields: Fields) -> ModelConfig:
     if config.family != BOTH_WAYS and not fields.flag("use_bidirectional_attention", False):
         return config
     if config.attention_softcap is not None:
-        raise fields.error("attn_logit_softcapping", "null, as tokens see both ways")
+        raise fields.error("attn_logit_softcapping", "null, since attention is bidirectional")
     return read_both_ways(config)
 
 
 def read_both_ways(config: ModelConfig) -> ModelConfig:
-    """An encoder: tokens see as far behind them as before them, half a window each."""
+    """Return the configuration of an encoder with these layers. Tokens attend to half a window in each direction."""
     reaches = tuple(None if window is None else window // 2 for window in config.windows)
     encoder = EncoderConfig(0, 0, 0, reaches=reaches)
     return replace(config, family=BOTH_WAYS, encoder=encoder, embedding=EmbeddingConfig(Pooling.MEAN, True))

@@ -1,5 +1,6 @@
-"""Gemma 4: larger heads in layers without a window, where values may be made of the projected keys; late layers may read the keys and
-values of earlier ones. A vector per token and layer may join each layer, and experts each MLP. Images and sound are not read."""
+"""Gemma 4: layers without a window have larger heads, and may derive values from the projected keys. The last layers may read the keys and
+values of earlier layers. Layers may take per-layer embeddings, and may add the output of experts to that of the MLP. Images and sound are
+not read."""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ NAMES = ExpertNames(
     stacked=("experts.gate_up_proj", "experts.down_proj"),
     halves=True,
 )
-UNIFIED = "gemma4_unified"  # whose images and sound have no towers; experts and inputs per layer neither
+UNIFIED = "gemma4_unified"  # models without separate encoders for images and sound; they have neither experts nor per-layer embeddings
 ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
-PERIOD = 6  # of windows: the last layer of each has none
+PERIOD = 6  # the last layer of each period has no window
 
 
 def read(fields: Fields) -> ModelConfig:
@@ -42,7 +43,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.fill(max_position_embeddings=262_144 if unified else 131_072, tie_word_embeddings=True, rope_parameters=ROPES)
     config = read_decoder(fields, act="hidden_activation")
     if fields.text("use_bidirectional_attention", "vision") != "vision":
-        raise fields.error("use_bidirectional_attention", "vision or null: the tokens of texts see the past alone")
+        raise fields.error("use_bidirectional_attention", "vision or null: attention between text tokens is causal")
     windows = read_windows(fields, fields.integer("sliding_window", 1024 if unified else 512), lambda layer: (layer + 1) % PERIOD != 0)
     windows = (*windows[:-1], None)
     bias = fields.flag("attention_bias", False)
@@ -75,7 +76,8 @@ def _with_global_heads(fields: Fields, config: ModelConfig) -> ModelConfig:
 
 
 def _sharing(fields: Fields, config: ModelConfig) -> ModelConfig:
-    """The last layers read what the last layer of their kind before them keeps. Checkpoints may have projections that these do not use."""
+    """Let the last `num_kv_shared_layers` layers read the keys and values of an earlier layer: the last one before them that has the same
+    window. Projections that checkpoints contain for these layers are not used."""
     num_shared = fields.integer("num_kv_shared_layers", 0, minimum=0, maximum=config.num_layers)
     doubled = fields.flag("use_double_wide_mlp", False)
     if not num_shared:
@@ -128,7 +130,7 @@ def _attend(at: Layer, h: Var) -> Var:
 
 
 def _feed(at: Layer, x: Var) -> Var:
-    """The MLP, and beside it experts, which have norms of their own."""
+    """Apply the MLP and, if the model has them, the experts. The experts have separate norms."""
     net, c, dense = at.step.net, at.step.config, gated_mlp(at, norm(at, x, NORMS[2]))
     if c.mixture is None:
         return dense
@@ -139,7 +141,7 @@ def _feed(at: Layer, x: Var) -> Var:
 
 
 def _join(at: Layer, x: Var, inputs: Var) -> Var:
-    """Gate the layer's own input vector by the stream, and project it to the stream's width."""
+    """Multiply the layer's per-layer embedding by a gate computed from the residual stream, and project it to the width of the stream."""
     net, c = at.step.net, at.step.config
     assert c.layer_inputs is not None, c
     size = c.layer_inputs.size
@@ -149,7 +151,8 @@ def _join(at: Layer, x: Var, inputs: Var) -> Var:
 
 
 def layer_inputs(step: Step, x: Var) -> Var | None:
-    """Half of the vectors comes from a table, half from the embeddings."""
+    """Return the per-layer embeddings: (vectors of a table + a projection of the token embeddings) / sqrt(2). Return None if the model has
+    none."""
     net, c = step.net, step.config
     if c.layer_inputs is None:
         return None

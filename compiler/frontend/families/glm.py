@@ -1,4 +1,4 @@
-"""GLM-4 of 2024: Llama that rotates half of each head, in pairs of neighbours, with a stacked MLP."""
+"""GLM-4 of 2024: Llama that rotates half of each head, in adjacent pairs, with a stacked MLP."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def layer(at: Layer, x: Var) -> Var:
     return pre_norm(at, x, attention, stacked_mlp)
 
 
-# Files of ChatGLM 3, whose layers are the same, name their architecture so, too.
+# The files of ChatGLM 3, which has the same layers, name the same architecture.
 GGUF = Gguf("chatglm", layer_names={"ffn_up": "mlp.gate_up_proj"}, biases={"attention_bias": "attn_q"})
 FAMILY = DecoderFamily(("glm",), read, layer, gguf=GGUF)

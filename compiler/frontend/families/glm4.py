@@ -1,4 +1,4 @@
-"""GLM-4 of 2025: GLM with each branch between two norms."""
+"""GLM-4 of 2025: GLM with a norm before and after each branch."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 GGUF_LAYER_NAMES = {"post_attention_norm": NORMS[1], "ffn_norm": NORMS[2], "post_ffw_norm": NORMS[3], "ffn_up": "mlp.gate_up_proj"}
-# GLM-4V has sections of the rope for the coordinates of images.
+# The key marks files of GLM-4V, which split the rope into sections for the coordinates of images.
 GGUF = replace(glm.GGUF, architecture="glm4", layer_names=GGUF_LAYER_NAMES, halves_mark="rope.dimension_sections")
 FAMILY = DecoderFamily(("glm4",), glm.read, layer, gguf=GGUF)

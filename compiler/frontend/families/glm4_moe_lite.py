@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: attention to latents; a plain MLP in the first layers, then mixtures of experts beside an expert that all tokens share."""
+"""GLM-4.7-Flash: multi-head latent attention; a plain MLP in the first layers, then mixtures of experts with a shared expert."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read(fields: Fields) -> ModelConfig:
 def _read_latent(fields: Fields) -> Latent:
     return Latent(
         rank=fields.integer("kv_lora_rank", 512),
-        query_rank=fields.integer("q_lora_rank", None if "q_lora_rank" in fields.values else 768),  # null means none
+        query_rank=fields.integer("q_lora_rank", None if "q_lora_rank" in fields.values else 768),  # null means no latent
         plain_size=fields.integer("qk_nope_head_dim", 192),
         rotated_size=fields.integer("qk_rope_head_dim", 64),
         value_size=fields.integer("v_head_dim", 256),

@@ -1,4 +1,4 @@
-"""gpt-oss: a mixture of experts in every layer, whose gates are clipped; sinks in attention; a window in every other layer."""
+"""gpt-oss: a mixture of experts with clipped gates in every layer, attention sinks, and a window in every other layer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.fill(num_local_experts=128, num_experts_per_tok=4, intermediate_size=2880, rope_theta=150_000.0)
     if "rope_parameters" not in fields and "rope_scaling" not in fields:
         fields.fill(rope_scaling=YARN)
-    fields.skip("initial_context_length", "experts_per_token")  # of the first release; others say the same
+    fields.skip("initial_context_length", "experts_per_token")  # fields of the first release, which repeat other fields
     bias = fields.flag("attention_bias", True)
     clipped = ClippedGate(fields.number("swiglu_alpha", 1.702), fields.number("swiglu_limit", 7.0))
     window = fields.integer("sliding_window", None if "sliding_window" in fields.values else 128)

@@ -1,4 +1,4 @@
-"""Granite 3: Llama with multipliers of embeddings, branches, attention and logits."""
+"""Granite 3: Llama with constant factors on embeddings, branches, attention scores and logits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Granite 4: Mamba-2 in most layers and attention in the others, which may have no rope; experts beside an MLP that all tokens take, or the
-MLP alone."""
+"""Granite 4: Mamba-2 in most layers, attention in all other layers, with or without a rope. The feed-forward branch is an MLP, and may add
+the output of experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compiler.frontend.mixture import Mixture, read_mixture
 from compiler.frontend.recurrence import Recurrence, read_mamba
 from compiler.ir.graph.atoms import Var
 
-MAMBA = ("mamba", "linear_attention")  # by the older and the newer name
+MAMBA = ("mamba", "linear_attention")  # the older and the newer name of a Mamba-2 layer
 KINDS = (*MAMBA, "attention", "full_attention")
 
 
@@ -33,7 +33,7 @@ def read(fields: Fields) -> ModelConfig:
     return replace(
         config,
         rope=config.rope if position == "rope" else None,
-        intermediate_size=fields.integer("shared_intermediate_size", 1024),  # the other one is that of an expert
+        intermediate_size=fields.integer("shared_intermediate_size", 1024),  # the field intermediate_size is the size of an expert
         mixture=_read_mixture(fields),
         recurrence=_read_recurrence(fields, config.num_layers, config.hidden_size),
     )

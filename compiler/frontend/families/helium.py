@@ -1,4 +1,4 @@
-"""Helium: Llama that rotates pairs of neighbours."""
+"""Helium: Llama that rotates adjacent pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hunyuan (dense): Llama with norms of single query and key heads, behind the rotation."""
+"""Hunyuan (dense): Llama with a norm per query and key head. The norms follow the rotation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_rope(fields: Fields, head_dim: int) -> Rope:
-    """Scaling that says "dynamic" and has an `alpha` stretches the base by it, whatever the length."""
+    """Read the rope. If a "dynamic" scaling has the field `alpha`, the base is multiplied by a fixed factor for sequences of every
+    length."""
     rope, scaling = read_rope(fields, head_dim), rope_fields(fields)
     if not isinstance(rope.scaling, DynamicScaling) or "alpha" not in scaling:
         return rope
@@ -37,7 +38,7 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 GGUF = Gguf(
-    "hunyuan-dense",  # the base of the rope has the scaling in it
+    "hunyuan-dense",  # the rope base in GGUF files includes the scaling
     layer_names={"attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
     biases={"attention_bias": "attn_output"},
 )

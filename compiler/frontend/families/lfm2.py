@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions, and attention with norms of single heads in some layers."""
+"""LFM2: gated short convolutions in most layers, attention with a norm per head in all other layers."""
 
 from __future__ import annotations
 
@@ -24,24 +24,26 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_hybrid(fields: Fields) -> ModelConfig:
-    """All but the width of the feed-forward part."""
+    """Read the whole configuration except the intermediate size."""
     fields.fill(tie_word_embeddings=True, num_key_value_heads=8, max_position_embeddings=128_000, rope_theta=1e6)
     fields.skip(
         "conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_use_swiglu", "block_use_xavier_init", "block_norm_eps"
     )
-    fields.skip("block_mlp_init_scale", "block_out_init_scale", "num_heads", "use_pos_enc")  # of the original; files say what all models do
+    # fields of the original code that have the same value in all models
+    fields.skip("block_mlp_init_scale", "block_out_init_scale", "num_heads", "use_pos_enc")
     if fields.flag("conv_bias", False):
         raise fields.error("conv_bias", "false: no model has them")
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5, eps_field="norm_eps"))
     return replace(
         config,
-        tie_word_embeddings=fields.flag("tie_embedding", config.tie_word_embeddings),  # the original's name goes before
+        tie_word_embeddings=fields.flag("tie_embedding", config.tie_word_embeddings),  # the original name takes precedence
         convolution=ShortConvolution(_read_layers(fields, config.num_layers), fields.integer("conv_L_cache", 3, minimum=2, maximum=64)),
     )
 
 
 def _read_width(fields: Fields, width: int) -> int:
-    """The width of the feed-forward part: two thirds of the stated width, times a factor, rounded up to a multiple."""
+    """Return the intermediate size: two thirds of `width`, times block_ffn_dim_multiplier, rounded up to a multiple of
+    block_multiple_of."""
     multiple, factor = fields.integer("block_multiple_of", 256), fields.number("block_ffn_dim_multiplier", 1.0)
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return width
@@ -49,7 +51,7 @@ def _read_width(fields: Fields, width: int) -> int:
 
 
 def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
-    """The layers that have a convolution."""
+    """Return the layers that have a convolution."""
     attends = fields.raw("full_attn_idxs", list(range(num_layers)))
     if not isinstance(attends, list) or any(type(layer) is not int or not 0 <= layer < num_layers for layer in attends):
         raise fields.error("full_attn_idxs", f"a list of layers from 0 to {num_layers - 1}")

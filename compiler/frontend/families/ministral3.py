@@ -1,4 +1,4 @@
-"""Ministral 3: Mistral whose queries grow beyond the length of training."""
+"""Ministral 3: Mistral whose queries are scaled up at positions beyond the training length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compiler.frontend.rope import rope_fields
 def read(fields: Fields) -> ModelConfig:
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5, default_head_dim=128))
     rope = rope_fields(fields)
-    rope.skip("max_position_embeddings")  # repeats the field beside it
+    rope.skip("max_position_embeddings")  # a copy of the outer field
     beta = rope.number("llama_4_scaling_beta", zero=True)
     return replace(
         config,

@@ -13,16 +13,16 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
-    # Null means none, but where the field is absent the window of the first Mistral applies.
+    # Null means no window. Without the field, layers have the window of the first Mistral model.
     window = fields.integer("sliding_window", None if "sliding_window" in fields.values else 4096)
     return replace(rotating_whole_heads(read_decoder(fields)), windows=read_windows(fields, window, lambda _: True))
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """A config.json without a window means the usual one, a GGUF file none."""
+    """Set the window to null if the metadata states none: without the field, the configuration would have the default window."""
     config.setdefault("sliding_window", None)
 
 
-# Mistral Small 3.1 and later. Files of earlier models name the architecture llama, and leave the window out.
+# For Mistral Small 3.1 and later. Files of earlier models name the architecture llama and omit the window.
 GGUF = Gguf("mistral3", pairs_interleaved=True, complete=complete)
 FAMILY = DecoderFamily(("mistral",), read, llama.layer, gguf=GGUF)

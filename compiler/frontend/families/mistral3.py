@@ -1,4 +1,4 @@
-"""Mistral Small 3.1 and Ministral 3 with their image readers: the decoder is Mistral or Ministral 3. Images are not read."""
+"""Mistral Small 3.1 and Ministral 3 as multimodal models: the decoder is that of Mistral or Ministral 3. Images are not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with a mixture of experts in every layer. Its GGUF files call themselves llama."""
+"""Mixtral: Mistral with a mixture of experts in every layer. GGUF files of Mixtral name the architecture llama."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ModernBERT: rotary positions, norms before each branch, gated feed-forward, and a window in two of three layers."""
+"""ModernBERT: rotary positions, norms before each branch, gated MLPs, and a window in two of three layers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POOLING = {"cls": Pooling.CLS, "mean": Pooling.MEAN}
 
 
 def read(fields: Fields) -> ModelConfig:
-    # How training ran, and fields that no version reads.
+    # Fields about training, and fields that no version reads.
     fields.skip("position_embedding_type", "layer_norm_eps", "repad_logits_with_grad", "reference_compile", "deterministic_flash_attn")
     fields.skip("sparse_prediction", "sparse_pred_ignore_index", "decoder_bias", "tie_word_embeddings")
     fields.fill(hidden_activation="gelu", max_position_embeddings=8192)

@@ -1,4 +1,4 @@
-"""MPNet: no segments, and a bias on attention by distance."""
+"""MPNet: BERT without segments. A bias that depends on distance is added to attention scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nemotron and Minitron: layer norms whose weights count from one, and an MLP without a gate."""
+"""Nemotron and Minitron: layer norms that multiply by 1 + weight, and an MLP without a gate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def layer(at: Layer, x: Var) -> Var:
 
 GGUF = Gguf(
     "nemotron",
-    fields={"attention.layer_norm_epsilon": "norm_eps", "attention.layer_norm_rms_epsilon": "norm_eps"},  # converters write both
+    fields={"attention.layer_norm_epsilon": "norm_eps", "attention.layer_norm_rms_epsilon": "norm_eps"},  # converters write both keys
     biases={"attention_bias": "attn_output", "mlp_bias": "ffn_down"},
     norm_offset=1.0,
 )

@@ -1,7 +1,7 @@
-"""Nemotron-H and Nemotron 3: each layer is one branch: Mamba-2, attention without a rope, an MLP, or experts beside one that all tokens
-take.
+"""Nemotron-H and Nemotron 3: each layer is a single branch: Mamba-2, attention without a rope, an MLP, or experts with a shared expert.
 
-transformers bounds step sizes below (`time_step_min`) where it computes a prompt, and not where it goes on. Models were trained without.
+transformers imposes a lower bound (`time_step_min`) on Mamba-2's step sizes when it computes a prompt, but not when it generates. The
+models were trained without this bound, and it is not applied here.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ NAMES = ExpertNames(
 )
 QKV = ("mixer.q_proj", "mixer.k_proj", "mixer.v_proj")
 UP, DOWN = "mixer.up_proj", "mixer.down_proj"
-KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # by their letters
-RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}  # since transformers 5
+KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}  # kind of layer by its letter in hybrid_override_pattern
+RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}  # names of kinds since transformers 5 -> names here
 
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(intermediate_size=21504, num_key_value_heads=8, head_dim=128, max_position_embeddings=4096)
     kinds = _read_kinds(fields)
     if fields.integer("num_hidden_layers", len(kinds)) != len(kinds):
-        raise fields.error("num_hidden_layers", f"{len(kinds)}, as many as there are kinds of layers")
+        raise fields.error("num_hidden_layers", f"{len(kinds)}, the length of the list of layer kinds")
     fields.fill(num_hidden_layers=len(kinds))
     config = read_decoder(fields, eps=1e-5, eps_field="layer_norm_epsilon")
     for field, expected in (("attention_bias", "false"), ("sliding_window", "null"), ("residual_in_fp32", "false")):
         if fields.raw(field):
             raise fields.error(field, f"{expected}, as in all models")
-    # Fields about training, kernels and layers that predict further tokens, and former names of other fields.
+    # Fields about training, kernels and multi-token prediction, and former names of other fields.
     fields.skip("hidden_act", "rescale_prenorm_residual", "use_mamba_kernels", "moe_shared_expert_overlap", "norm_eps", "expand")
     fields.skip("num_logits_to_keep", "num_nextn_predict_layers", "mtp_hybrid_override_pattern", "mtp_layers_block_type")
     return replace(
@@ -54,7 +54,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_kinds(fields: Fields) -> Sequence[str]:
-    """The kind of each layer, from a list of names or a text of letters."""
+    """Return the kind of each layer, read from a list of names or a string of letters."""
     named = next((name for name in ("layers_block_type", "layer_types") if name in fields), None)
     field = named or "hybrid_override_pattern"
     if named is None and not set(fields.text(field)) <= KINDS.keys():
@@ -62,7 +62,7 @@ def _read_kinds(fields: Fields) -> Sequence[str]:
     found = [KINDS[letter] for letter in fields.text(field)] if named is None else fields.raw(field)
     if not isinstance(found, list) or not {*KINDS.values(), *RENAMED}.issuperset(found):
         raise fields.error(field, f"a list of {', '.join(KINDS.values())}")
-    fields.skip("hybrid_override_pattern")  # where there are both, the list counts
+    fields.skip("hybrid_override_pattern")  # the list takes precedence
     kinds = [RENAMED.get(kind, kind) for kind in found]
     if "attention" not in kinds:
         raise fields.error(field, "attention in at least one layer")
@@ -78,7 +78,8 @@ def _read_recurrence(fields: Fields, layers: frozenset[int]) -> Recurrence | Non
     for field, expected in (("mamba_hidden_act", "silu"), ("mamba_ssm_cache_dtype", "float32")):
         if fields.text(field, expected) != expected:
             raise fields.error(field, expected)
-    fields.skip("chunk_size", "time_step_min", "time_step_max", "time_step_floor")  # tokens go one by one, by steps of any size
+    # Tokens are computed one by one, so there are no chunks, and step sizes are not bounded.
+    fields.skip("chunk_size", "time_step_min", "time_step_max", "time_step_floor")
     heads, groups = fields.integer("mamba_num_heads", 128), fields.integer("n_groups", 8)
     if heads % groups:
         raise fields.error("n_groups", f"a divisor of mamba_num_heads ({heads})")
@@ -123,7 +124,7 @@ def _branch(at: Layer, h: Var) -> Var:
 
 
 def _mix(at: Layer, h: Var) -> Var:
-    """Experts may read and give a smaller vector than that of the stream."""
+    """Apply the experts and the shared expert. The routed experts may work on a projection of the residual stream to a smaller size."""
     net, c, m = at.step.net, at.step.config, at.step.config.mixture
     assert m is not None, c
     shared = mlp(at, h, "mixer.shared_experts.up_proj", "mixer.shared_experts.down_proj", m.shared_size)

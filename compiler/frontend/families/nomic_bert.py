@@ -1,4 +1,4 @@
-"""Nomic BERT: BERT with rotary positions and a gated feed-forward, in the fields of GPT-2."""
+"""Nomic BERT: BERT with rotary positions and a gated MLP, configured by GPT-2's field names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from compiler.frontend.layers.encoder import EncoderLayer, Stem, attend, embedde
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.ir.graph.atoms import Var
 
-OWN_NAMES = {  # of the hub; later files have the usual names
+OWN_NAMES = {  # field names in most files -> usual field names, which newer files have
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
     "num_attention_heads": "n_head",
@@ -22,7 +22,7 @@ OWN_NAMES = {  # of the hub; later files have the usual names
     "rope_theta": "rotary_emb_base",
 }
 USUAL = {"rotary_emb_fraction": 1.0, "activation_function": "swiglu"}
-ABSENT = (  # fields that would ask for another layer
+ABSENT = (  # fields that would select a different layer
     *("prenorm", "parallel_block", "use_rms_norm", "causal", "rotary_emb_interleaved", "rotary_scaling_factor", "rotary_emb_scale_base"),
     *("moe_every_n_layers", "num_experts", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias", "scale_attn_by_inverse_layer_idx"),
 )
@@ -31,11 +31,11 @@ ABSENT = (  # fields that would ask for another layer
 def read(fields: Fields) -> ModelConfig:
     for name in ABSENT:
         if fields.raw(name):
-            raise fields.error(name, "nothing: models with it have another layer")
+            raise fields.error(name, "no value: it selects a layer that is not supported")
     for name, value in USUAL.items():
         if fields.raw(name, value) != value:
             raise fields.error(name, repr(value))
-    # How training ran, and how its code computed the same.
+    # Fields about training, and fields that selected among equivalent implementations in the original code.
     fields.skip("max_trained_positions", "pad_vocab_size_multiple", "parallel_block_tied_norm", "reorder_and_upcast_attn")
     fields.skip("scale_attn_weights", "use_xentropy", "dense_seq_output", "tie_word_embeddings")
     fields.fill(**{name: fields.raw(own) for name, own in OWN_NAMES.items() if own != "activation_function"})

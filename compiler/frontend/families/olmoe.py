@@ -1,5 +1,5 @@
-"""OLMoE: a mixture of experts in every layer, one norm over all query heads and one over all key heads, and projections that may be
-clipped."""
+"""OLMoE: a mixture of experts in every layer, one norm over all query heads together, one over all key heads, and optional clipping of
+queries, keys and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Phi-1, 1.5 and 2: parallel branches, layer norms, biases everywhere, and half of each head rotates."""
+"""Phi-1, 1.5 and 2: parallel branches, layer norms, biases everywhere, and rotation of half of each head."""
 
 from __future__ import annotations
 

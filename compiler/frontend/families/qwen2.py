@@ -15,7 +15,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_qwen_windows(fields: Fields) -> tuple[int | None, ...]:
-    """Windows from layer `max_window_layers` on, if `use_sliding_window` says so."""
+    """Return the window of each layer. If `use_sliding_window` is true, layers with a number of at least `max_window_layers` have a
+    window."""
     first = fields.integer("max_window_layers", 28, minimum=0)
     window = fields.integer("sliding_window", 4096)
     return read_windows(fields, window if fields.flag("use_sliding_window", False) else None, lambda layer: layer >= first)

@@ -11,7 +11,7 @@ from compiler.frontend.fields import Fields
 def read(fields: Fields) -> ModelConfig:
     if "text_config" in fields:
         fields = text_fields(fields, {"model_type": "qwen2_5_vl_text"})
-    fields.skip("vision_config")  # the first files have the fields of the decoder beside it
+    fields.skip("vision_config")  # fields of older files, which have the decoder's fields at the top level
     fields.fill(rms_norm_eps=1e-5, num_key_value_heads=8)
     return qwen2.read(fields)
 

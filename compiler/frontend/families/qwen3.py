@@ -1,4 +1,4 @@
-"""Qwen3: Llama with norms of single query and key heads."""
+"""Qwen3: Llama with a norm per query and key head."""
 
 from __future__ import annotations
 

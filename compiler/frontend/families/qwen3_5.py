@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6: the gated delta rule in three of four layers, gated attention in the others. Images are not read."""
+"""Qwen3.5 and 3.6: the gated delta rule in three of four layers, gated attention in every fourth. Images are not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3 with mixtures of experts: some layers may be dense."""
+"""Qwen3 with mixtures of experts; some layers may be dense."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_dense(fields: Fields) -> frozenset[int]:
-    """Every layer whose number, counted from one, is no multiple of `decoder_sparse_step`, and those of `mlp_only_layers`."""
+    """Return the dense layers: those in `mlp_only_layers`, and those whose number, counted from 1, is not a multiple of
+    `decoder_sparse_step`."""
     step, dense = fields.integer("decoder_sparse_step", 1), fields.raw("mlp_only_layers", [])
     if not isinstance(dense, list) or not all(type(number) is int for number in dense):
         raise fields.error("mlp_only_layers", "a list of the numbers of layers")
@@ -37,7 +38,7 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Converters leave two facts out: shares are normalised, and a layer without a router is dense."""
+    """Add two facts that converters omit: the shares of the chosen experts are normalised, and a layer without a router is dense."""
     config["norm_topk_prob"] = True
     count = config.get("num_hidden_layers")
     layers = range(count if type(count) is int else 0)

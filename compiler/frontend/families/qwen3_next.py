@@ -1,4 +1,4 @@
-"""Qwen3-Next: the gated delta rule in three of four layers, gated attention in the others, and mixtures of experts."""
+"""Qwen3-Next: the gated delta rule in three of four layers, gated attention in every fourth, and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def read_hybrid(fields: Fields) -> ModelConfig:
-    """All but the feed-forward branch."""
+    """Read the whole configuration except the feed-forward branch."""
     fields.fill(head_dim=256, max_position_embeddings=32768, partial_rotary_factor=0.25, num_key_value_heads=2)
     config = read_decoder(fields)
     bias = fields.flag("attention_bias", False)
@@ -35,7 +35,7 @@ def read_hybrid(fields: Fields) -> ModelConfig:
         raise fields.error("attn_output_gate", "true: attention is gated in all models")
     if fields.text("mamba_ssm_dtype", "float32") != "float32":
         raise fields.error("mamba_ssm_dtype", "float32, in which states are kept")
-    fields.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # of layers that predict further tokens
+    fields.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # fields of multi-token prediction
     return replace(config, norm_offset=1.0, qkv_bias=bias, output_bias=bias, recurrence=_read_recurrence(fields, config.num_layers))
 
 
@@ -59,7 +59,7 @@ def _read_recurrence(fields: Fields, num_layers: int) -> Recurrence:
 
 
 def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
-    """The layers that have a state."""
+    """Return the layers that keep a state."""
     every = fields.integer("full_attention_interval", 4)
     kinds = read_kinds(fields, [KINDS[(layer + 1) % every == 0] for layer in range(num_layers)], KINDS)
     found = frozenset(layer for layer, kind in enumerate(kinds) if kind == KINDS[0])
@@ -77,7 +77,7 @@ def mixed_layer(at: Layer, x: Var, delta: Branch, feed: Branch) -> Var:
 
 
 def gated_attention(at: Layer, h: Var) -> Var:
-    """Each head has its query, and behind it the gate of its result."""
+    """Attend, and multiply the result by a gate. The query projection has, for each head, the rows of the query, then those of the gate."""
     net, t, c = at.step.net, at.step.t, at.step.config
     heads, kv_heads, size = c.num_heads, c.num_kv_heads, c.head_dim
     sizes = [2 * heads * size, kv_heads * size, kv_heads * size]
@@ -90,7 +90,8 @@ def gated_attention(at: Layer, h: Var) -> Var:
 
 
 def _stacked_delta(at: Layer, h: Var) -> Var:
-    """Checkpoints hold the rows of each key head together: its query, its key, and the values and gates that it serves."""
+    """Apply the gated delta rule with stacked projections. Checkpoints group the rows by key head. A group has the head's query, its key,
+    and the values and gates of the value heads that share the key."""
     net, c, r = at.step.net, at.step.config, at.step.config.recurrence
     assert r is not None, c
     each = r.num_heads // r.num_keys
@@ -101,7 +102,7 @@ def _stacked_delta(at: Layer, h: Var) -> Var:
 
 
 def _parted(at: Layer, name: str, sizes: tuple[int, ...]) -> list[Var]:
-    """The rows of all key heads, which have so many of each kind, kind by kind."""
+    """Split a weight whose rows are grouped by key head into one weight per kind of row. Each group has `sizes[i]` rows of kind `i`."""
     net, c, r = at.step.net, at.step.config, at.step.config.recurrence
     assert r is not None, c
     by_head = net.reshape(net.weight(at.name(name), r.num_keys * sum(sizes), c.hidden_size), r.num_keys, sum(sizes), c.hidden_size)

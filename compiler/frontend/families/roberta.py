@@ -1,4 +1,5 @@
-"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT with positions counted from the padding token's id, since rows up to there belong to padding."""
+"""RoBERTa, XLM-RoBERTa and CamemBERT: BERT whose first position is one more than the padding token's id. Lower rows of the position table
+belong to padding."""
 
 from __future__ import annotations
 

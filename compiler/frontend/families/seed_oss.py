@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with biases on queries, keys and values, and a switch for the bias behind attention."""
+"""Seed-OSS: Llama with biases on queries, keys and values, and an optional bias on the output projection of attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama with layers that do not rotate."""
+"""SmolLM3: Llama in which some layers have no rotary positions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_unrotated(fields: Fields, num_layers: int) -> frozenset[int]:
-    """`no_rope_layers` has a 1 for each layer that rotates, in spite of its name."""
+    """Return the layers that do not rotate. Despite its name, `no_rope_layers` has a 1 for each layer that rotates."""
     period = fields.integer("no_rope_layer_interval", 4)
     rotates = fields.raw("no_rope_layers", [int((layer + 1) % period != 0) for layer in range(num_layers)])
     if not isinstance(rotates, list) or len(rotates) < num_layers or any(value not in (0, 1) for value in rotates):

@@ -1,1 +1,1 @@
-"""GGUF files: the container, its block formats, and the model and the tokenizer inside."""
+"""GGUF files: the container, the formats of quantised blocks, and the model and the tokenizer in a file."""

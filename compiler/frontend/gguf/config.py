@@ -1,6 +1,7 @@
-"""The metadata of a GGUF file as a config.json has them.
+"""Converts the metadata of a GGUF file to the fields of a config.json.
 
-What converters leave out because all models of an architecture share it, the family's file completes. What they lose stays lost.
+Converters omit facts that all models of an architecture share; the family's module adds these facts. Other facts that converters omit
+cannot be restored.
 """
 
 from __future__ import annotations
@@ -37,10 +38,11 @@ YARN_FIELDS = {
     "rope.scaling.yarn_attn_factor": "attention_factor",
     "rope.scaling.yarn_log_multiplier": "mscale_all_dim",
 }
-# Tensors of the configuration: divisors per pair of a head's dimensions. Llama 3 has one list, Phi-3 one per range of contexts.
+# Tensors that belong to the configuration: divisors of the frequency of each rotated pair. Llama 3 has one list, Phi-3 one per range of
+# contexts.
 ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 MAX_ROPE_FACTOR_BYTES = 1 << 16
-STACKED = {"attn_q": "attn_qkv"}  # projections that some files stack with others
+STACKED = {"attn_q": "attn_qkv"}  # name of a projection -> name of the stacked projection in which some files store it
 
 
 def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
@@ -68,13 +70,14 @@ def _complete_heads(config: dict[str, Any], metadata: Mapping[str, Any]) -> None
     head_dim = config.get("head_dim")
     rotated = metadata.get("rope.dimension_count", head_dim)
     if type(rotated) is int and type(head_dim) is int and head_dim > 0:
-        config["partial_rotary_factor"] = (rotated + 0.5) / head_dim  # config.json has a share, whose product is rounded down
+        # config.json states a fraction; readers multiply it by head_dim and round down
+        config["partial_rotary_factor"] = (rotated + 0.5) / head_dim
 
 
 def _complete_windows(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
-    """The layers with a window: all but every n-th, or a flag for each layer."""
+    """Set which layers have a window: all except every n-th if the metadata has a number, otherwise those whose flag is true."""
     if not config.get("sliding_window", 1):
-        config["sliding_window"] = None  # 0 is written for "none"
+        config["sliding_window"] = None  # 0 stands for no window
     pattern = metadata.get("attention.sliding_window_pattern")
     if type(pattern) is int:
         config["sliding_window_pattern"] = pattern
@@ -105,7 +108,7 @@ def _rope_scaling(file: GgufFile, metadata: Mapping[str, Any]) -> dict[str, Any]
         )
     scaling = {field: metadata[key] for key, field in YARN_FIELDS.items() if key in metadata}
     if "mscale_all_dim" in scaling:
-        scaling["mscale"] = 1.0  # not written, but 1 in all models that have the other one
+        scaling["mscale"] = 1.0  # converters omit the field, but it is 1 in all models that have mscale_all_dim
     return {"rope_type": kind, **scaling}
 
 

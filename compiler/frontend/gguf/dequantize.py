@@ -1,56 +1,70 @@
-"""The block formats of GGUF, back to floats.
+"""The block formats of GGUF, decoded to floats.
 
-A row is a sequence of blocks; a block holds quantized values, their scales, and at times minima. A function here takes the bytes of
-many blocks, [n, bytes of a block], and gives integers, scales and shifts.
+A row is a sequence of blocks. A block holds quantised values, their scales, and in some formats minima. Each format's function takes the
+bytes of many blocks, [n, bytes per block], and returns integers, scales and shifts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.frontend.quantized.held import Form, Offset, halves
+from compiler.frontend.quantized.held import UNIT, Form, Offset, Q, halves
 from compiler.ir.dtypes import DType
 
 Bytes = NDArray[np.uint8]
 Integers = NDArray[np.integer[Any]]
 Floats = NDArray[np.float32]
 
-UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)  # of IQ4_NL and IQ4_XS
-DOUBLED_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)  # twice the numbers of e2m1
+UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)  # code book of IQ4_NL and IQ4_XS
+DOUBLED_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)  # the values of e2m1, doubled
 
-# Numbers [n, values of a block], scales [n, groups] and shifts: a value is its number times the scale, less the shift.
-Split = tuple[Integers, Floats, Floats | None]
 
-CHUNK_VALUES = 1 << 20  # unpacked at a time: intermediate arrays stay in the cache, and far below the size of a tensor
+class Levels(NamedTuple):
+    """Scales or shifts of groups that are integers in units of a float per block. Their products are exact in f32."""
+
+    numbers: Floats  # [n, groups]
+    unit: Floats  # [n, 1]
+
+    @property
+    def values(self) -> Floats:
+        return self.unit * self.numbers
+
+
+# Numbers [n, values per block], scales [n, groups] and shifts [n, groups]: value = number * scale - shift.
+Split = tuple[Integers, Floats | Levels, Floats | Levels | None]
+
+# values that are unpacked at a time, so that intermediate arrays stay in the cache and far below the size of a tensor
+CHUNK_VALUES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How values of a tensor are stored: plain numbers have a dtype, blocks have a function."""
+    """How the values of a tensor are stored: plain numbers have a dtype, blocks have a function that unpacks them."""
 
     name: str
     block_values: int
     block_bytes: int
     dtype: np.dtype[Any] | None = None
     unpack: Callable[[Bytes], Split] | None = None
-    # As a program holds them without rounding: numbers of 4 or 8 bits, of which so many share a scale of that type.
+    # How a program stores the values without rounding: as integers of `bits` bits. Each `group` of integers shares a scale of type `scale`.
     bits: int = 8
     group: int = 32
     scale: DType = DType.F16
     is_shifted: bool = False
+    has_units: bool = False  # scales and shifts are held as integers in units of a float per block
 
 
 def dequantize(blocks: Bytes, format: Format) -> Floats:
-    """All values of [n, block_bytes], in order."""
+    """Decode blocks [n, block_bytes] to all their values, in order."""
     values = np.empty((len(blocks), format.block_values), np.float32)
     for start, part in _parted(blocks, format):
-        numbers, scales, shifts = part
+        numbers, scales, shifts = part[0], _values(part[1]), None if part[2] is None else _values(part[2])
         grouped: Floats = scales[:, :, None] * numbers.reshape(*scales.shape, -1).astype(np.float32)
         if shifts is not None:
             grouped -= shifts[:, :, None]
@@ -58,25 +72,34 @@ def dequantize(blocks: Bytes, format: Format) -> Floats:
     return values.reshape(-1)
 
 
-def split(blocks: Bytes, format: Format) -> tuple[Bytes | NDArray[np.int8], Floats, Floats | None]:
-    """The same as integers, as `form_of` describes them, with their scales and shifts, all in order."""
+def _values(scales: Floats | Levels) -> Floats:
+    return scales.values if isinstance(scales, Levels) else scales
+
+
+def split(blocks: Bytes, format: Format) -> dict[str, NDArray[Any]]:
+    """Decode blocks to the parts that `form_of` describes, all in the order of the blocks."""
     form = form_of(format)
     assert form is not None
-    numbers: list[NDArray[Any]] = []
-    scales: list[Floats] = []
-    shifts: list[Floats] = []
+    found: dict[str, list[NDArray[Any]]] = {part: [] for part in form.parts}
     middle = 0 if format.is_shifted else 8
-    for _, (found, scale, shift) in _parted(blocks, format):
-        numbers.append(halves(found + middle) if form.bits == 4 else found.astype(np.int8))
-        scales.append(scale)
-        shifts.extend([] if shift is None else [shift])
-    return np.concatenate(numbers), np.concatenate(scales), np.concatenate(shifts) if shifts else None
+    for _, (numbers, *others) in _parted(blocks, format):
+        found[Q].append(halves(numbers + middle) if form.bits == 4 else numbers.astype(np.int8))
+        for part, given in zip(form.numbers[1:], others, strict=False):
+            assert given is not None, format
+            if format.has_units:
+                assert isinstance(given, Levels), format
+                found[part].append(given.numbers.astype(np.int8))
+                found[f"{part}{UNIT}"].append(given.unit)
+            else:
+                found[part].append(_values(given))
+    return {part: np.concatenate(several) for part, several in found.items()}
 
 
 def form_of(format: Format) -> Form | None:
     if format.unpack is None:
         return None
-    return Form(format.bits, format.group, format.scale, Offset.SHIFT if format.is_shifted else Offset.NONE)
+    per_unit = format.block_values // format.group if format.has_units else 0
+    return Form(format.bits, format.group, format.scale, Offset.SHIFT if format.is_shifted else Offset.NONE, per_unit=per_unit)
 
 
 def _parted(blocks: Bytes, format: Format) -> Iterator[tuple[int, Split]]:
@@ -88,12 +111,12 @@ def _parted(blocks: Bytes, format: Format) -> Iterator[tuple[int, Split]]:
 
 
 def _halves(blocks: Bytes, start: int) -> Floats:
-    """An f16 of each block, as a column."""
+    """Read an f16 at byte `start` of each block. Return the numbers as a column."""
     return np.ascontiguousarray(blocks[:, start : start + 2]).view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: Bytes) -> Integers:
-    """[..., k] bytes to [..., 2k] values: the low halves of all of them, then the high halves."""
+    """Unpack k bytes to 2k values: first the low four bits of all bytes, then the high four bits."""
     return np.concatenate((packed & 15, packed >> 4), axis=-1)
 
 
@@ -106,7 +129,7 @@ def _q4_1(blocks: Bytes) -> Split:
 
 
 def _fifth_bits(blocks: Bytes, start: int) -> Integers:
-    """The fifth bit of each of 32 values, from four bytes: bit i of the word belongs to value i."""
+    """Return the fifth bit of each of 32 values, shifted left by 4. Bit i of the four-byte word at `start` belongs to value i."""
     return (blocks[:, start : start + 4, None] >> np.arange(8, dtype=np.uint8) & 1).reshape(len(blocks), 32) << 4
 
 
@@ -123,21 +146,20 @@ def _q8_0(blocks: Bytes) -> Split:
 
 
 def _two_bits(packed: Bytes) -> Integers:
-    """[n, 64] bytes to [n, 16, 16] values: the lowest two bits of 32 bytes are 32 values, the next two bits the next 32."""
+    """Unpack [n, 64] bytes to [n, 16, 16] values of two bits. The lowest two bits of the first 32 bytes are the first 32 values; the next
+    two bits of these bytes are the next 32 values."""
     shifts = np.array([0, 2, 4, 6], np.uint8)[:, None]
     return (packed.reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 16, 16)
 
 
 def _q2_k(blocks: Bytes) -> Split:
-    """Sixteen groups of 16, each with a scale and a minimum of four bits in one byte."""
+    """Unpack sixteen groups of 16, each with a scale and a minimum of four bits in one byte."""
     scales, minima = (blocks[:, :16] & 15).astype(np.float32), (blocks[:, :16] >> 4).astype(np.float32)
-    factors: Floats = _halves(blocks, 80) * scales
-    shifts: Floats = _halves(blocks, 82) * minima
-    return _two_bits(blocks[:, 16:80]), factors, shifts
+    return _two_bits(blocks[:, 16:80]), Levels(scales, _halves(blocks, 80)), Levels(minima, _halves(blocks, 82))
 
 
 def _q3_k(blocks: Bytes) -> Split:
-    """Sixteen groups of 16, each with a scale of six bits. A third bit that is not set takes 4 from the value."""
+    """Unpack sixteen groups of 16, each with a scale of six bits. Values have three bits; if the third is 0, 4 is subtracted."""
     packed = blocks[:, 96:108]
     low = np.concatenate((packed[:, :8] & 15, packed[:, :8] >> 4), axis=1)
     high = (packed[:, None, 8:] >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3).reshape(-1, 16)
@@ -153,7 +175,8 @@ def _iq4_nl(blocks: Bytes) -> Split:
 
 
 def _iq4_xs(blocks: Bytes) -> Split:
-    """Eight groups of 32, each with a scale of six bits: the low four from bytes 4-7, the high two from bytes 2-3."""
+    """Unpack eight groups of 32, each with a scale of six bits. Bytes 4-7 have the low four bits of the scales, bytes 2-3 the high two
+    bits."""
     low = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), axis=2).reshape(-1, 8)
     high = (blocks[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(-1, 8)
     scales = (low | high << 4).astype(np.float32) - 32
@@ -162,14 +185,16 @@ def _iq4_xs(blocks: Bytes) -> Split:
 
 
 def _mxfp4(blocks: Bytes) -> Split:
-    """A power of two in a byte, then numbers of four bits. The table holds their doubles, so the power is halved."""
+    """Unpack one byte, which is the exponent of a power of two, then numbers of four bits. The table holds doubled numbers, so the power is
+    halved."""
     powers: Floats = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128).astype(np.float32)
     return DOUBLED_FP4[_nibbles(blocks[:, 1:])], powers, None
 
 
 def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
-    """Eight scales and eight minima of six bits each in twelve bytes. The first four of both are the low six bits of bytes 0-3 and
-    4-7; of the others, bytes 8-11 hold the low four bits, and the top two bits of bytes 0-3 and 4-7 the rest."""
+    """Unpack eight scales and eight minima of six bits each from twelve bytes. The low six bits of bytes 0-3 are the first four scales;
+    those of bytes 4-7 are the first four minima. For the last four scales and minima, bytes 8-11 have the low four bits, and the top two
+    bits of bytes 0-7 are the high bits."""
     first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate((first & 63, (third & 15) | ((first >> 6) << 4)), axis=1)
     minima = np.concatenate((second & 63, (third >> 4) | ((second >> 6) << 4)), axis=1)
@@ -177,11 +202,9 @@ def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
 
 
 def _q45_k(blocks: Bytes, quants: Integers) -> Split:
-    """Eight groups of 32, each with a scale and a minimum; quants are [n, 8, 32]."""
+    """Return the numbers of eight groups of 32 with a scale and a shift per group; quants are [n, 8, 32]."""
     scales, minima = _scales_and_minima(blocks[:, 4:16])
-    factors: Floats = _halves(blocks, 0) * scales
-    shifts: Floats = _halves(blocks, 2) * minima
-    return quants, factors, shifts
+    return quants, Levels(scales, _halves(blocks, 0)), Levels(minima, _halves(blocks, 2))
 
 
 def _q4_k(blocks: Bytes) -> Split:
@@ -190,12 +213,13 @@ def _q4_k(blocks: Bytes) -> Split:
 
 def _q5_k(blocks: Bytes) -> Split:
     low = _nibbles(blocks[:, 48:176].reshape(-1, 4, 32)).reshape(-1, 8, 32)
-    high = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # bit g of byte i is the fifth of value i of group g
+    high = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # bit g of byte i is the fifth bit of value i of group g
     return _q45_k(blocks, low | high << 4)
 
 
 def _q6_k(blocks: Bytes) -> Split:
-    """Two halves of four groups of 32: four low bits from 64 bytes, two high bits from 32. A scale per 16 values."""
+    """Unpack two halves of a block, each with four groups of 32 values. The first 128 bytes have the low four bits of the values, the next
+    64 bytes the high two bits. Each 16 values share a scale."""
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
     quants = (low | high << 4).reshape(-1, 16, 16).astype(np.int8) - 32
@@ -203,7 +227,7 @@ def _q6_k(blocks: Bytes) -> Split:
     return quants, scales, None
 
 
-# By the number that a file has for them.
+# Formats by the type number in the file.
 FORMATS: dict[int, Format] = {
     0: Format("F32", 1, 4, np.dtype("<f4")),
     1: Format("F16", 1, 2, np.dtype("<f2")),
@@ -212,10 +236,10 @@ FORMATS: dict[int, Format] = {
     6: Format("Q5_0", 32, 22, unpack=_q5_0),
     7: Format("Q5_1", 32, 24, unpack=_q5_1, is_shifted=True),
     8: Format("Q8_0", 32, 34, unpack=_q8_0),
-    10: Format("Q2_K", 256, 84, unpack=_q2_k, bits=4, group=16, scale=DType.F32, is_shifted=True),
+    10: Format("Q2_K", 256, 84, unpack=_q2_k, bits=4, group=16, scale=DType.F32, is_shifted=True, has_units=True),
     11: Format("Q3_K", 256, 110, unpack=_q3_k, bits=4, group=16, scale=DType.F32),
-    12: Format("Q4_K", 256, 144, unpack=_q4_k, bits=4, scale=DType.F32, is_shifted=True),
-    13: Format("Q5_K", 256, 176, unpack=_q5_k, scale=DType.F32, is_shifted=True),
+    12: Format("Q4_K", 256, 144, unpack=_q4_k, bits=4, scale=DType.F32, is_shifted=True, has_units=True),
+    13: Format("Q5_K", 256, 176, unpack=_q5_k, scale=DType.F32, is_shifted=True, has_units=True),
     14: Format("Q6_K", 256, 210, unpack=_q6_k, group=16, scale=DType.F32),
     20: Format("IQ4_NL", 32, 18, unpack=_iq4_nl),
     23: Format("IQ4_XS", 256, 136, unpack=_iq4_xs, scale=DType.F32),

@@ -1,6 +1,6 @@
-"""The GGUF container: typed metadata, then descriptions of tensors, then their data. Versions 2 and 3, little-endian.
+"""The GGUF container: typed metadata, then descriptions of tensors, then the data of the tensors. Versions 2 and 3, little-endian.
 
-Lengths and counts in the file are checked against what is left of it before anything is allocated for them.
+Lengths and counts in the file are checked against the remaining bytes before memory is allocated for them.
 """
 
 from __future__ import annotations
@@ -17,32 +17,31 @@ import numpy as np
 
 from compiler.frontend.errors import DamagedFile, ModelError
 from compiler.frontend.gguf.dequantize import FORMATS, Format, dequantize, split
-from compiler.frontend.quantized.held import SCALE, Offset, Q
 from compiler.frontend.weights import MappedFile, Tensor
 
 MAGIC = b"GGUF"
-MAX_METADATA_BYTES = 256 << 20  # vocabularies have a few megabytes
-MAX_ENTRIES = 1 << 16  # of the metadata
-MAX_STRINGS = 1 << 22  # in arrays; a vocabulary and its merges are below one million
+MAX_METADATA_BYTES = 256 << 20  # vocabularies take a few megabytes
+MAX_ENTRIES = 1 << 16  # metadata entries
+MAX_STRINGS = 1 << 22  # texts in arrays; a vocabulary and its merges have less than a million
 MAX_TENSORS = 1 << 17
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 
-# Numbers by the type code of the file; 8 is a string, 9 an array.
+# NumPy types of numbers by the type code of the file; 8 is a string, 9 an array.
 NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 BOOL, STRING, ARRAY = 7, 8, 9
 
 
 @dataclass(frozen=True, slots=True)
 class GgufTensor:
-    shape: tuple[int, ...]  # outermost dimension first, unlike in the file
+    shape: tuple[int, ...]  # outermost dimension first; the file lists the innermost first
     format: Format
-    start: int  # position in the file
+    start: int  # byte offset in the file
     num_bytes: int
 
 
 class GgufFile:
-    """Metadata and tensors under the names that the file gives them."""
+    """The metadata and the tensors of a GGUF file, by their names in the file."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -56,19 +55,17 @@ class GgufFile:
         self._header_bytes = cursor.position
 
     def read(self, name: str) -> Tensor:
-        """A view of the file for plain numbers, f32 for quantized ones."""
+        """Return the tensor: a view of the file if it holds plain numbers, an f32 array if it is quantised."""
         tensor = self.tensors[name]
         if tensor.format.dtype is not None:
             return self._file.array(tensor.format.dtype, tensor.shape, tensor.start)
         return dequantize(self._blocks(tensor), tensor.format).reshape(tensor.shape)
 
     def parts(self, name: str) -> dict[str, Tensor]:
-        """The integers of a quantised tensor, in the form of its format."""
+        """Return the parts of a quantised tensor, in the form of its format."""
         tensor = self.tensors[name]
-        numbers, scales, shifts = split(self._blocks(tensor), tensor.format)
         *rows, _ = tensor.shape
-        found: dict[str, Tensor] = {Q: numbers.reshape(*rows, -1), SCALE: scales.reshape(*rows, -1)}
-        return found if shifts is None else {**found, str(Offset.SHIFT): shifts.reshape(*rows, -1)}
+        return {part: found.reshape(*rows, -1) for part, found in split(self._blocks(tensor), tensor.format).items()}
 
     def _blocks(self, tensor: GgufTensor) -> Tensor:
         num_blocks = tensor.num_bytes // tensor.format.block_bytes
@@ -94,7 +91,7 @@ class GgufFile:
 
 
 class _Cursor:
-    """A position in the file that never passes its end."""
+    """A read position that never passes the end of the file."""
 
     def __init__(self, file: MappedFile) -> None:
         self.name = file.path.name
@@ -104,7 +101,7 @@ class _Cursor:
         self._memory = file.memory
 
     def take(self, num_bytes: int) -> bytes:
-        """The next bytes, for fixed sizes and lengths of the file alike."""
+        """Return the next `num_bytes` bytes. Raise DamagedFile if the file ends before."""
         start = self.position
         if num_bytes > min(self.end, MAX_METADATA_BYTES) - start:
             raise DamagedFile(
@@ -118,14 +115,14 @@ class _Cursor:
         dtype = np.dtype(NUMBERS[code])
         data = self.take(dtype.itemsize)
         if code == BOOL and data not in (b"\0", b"\1"):
-            raise DamagedFile(f"{self.name}: a truth value is {data[0]}, expected 0 or 1")
+            raise DamagedFile(f"{self.name}: a boolean is {data[0]}, expected 0 or 1")
         return np.frombuffer(data, dtype)[0].item()
 
     def count(self) -> int:
         return struct.unpack("<Q", self.take(8))[0]
 
     def text(self) -> str:
-        # Vocabularies of byte-level models hold what is no text on its own; names and templates always are.
+        # Tokens of byte-level vocabularies may be invalid UTF-8, so invalid bytes are replaced; names and templates are always valid.
         return self.take(self.count()).decode(errors="replace")
 
     def value(self, code: int) -> Any:
@@ -153,7 +150,7 @@ def _read_header(cursor: _Cursor) -> tuple[int, int]:
     version = cursor.number(4)
     if version not in (2, 3):
         what = "is big-endian" if version in (2 << 24, 3 << 24) else f"has version {version}"
-        raise ModelError(f"{cursor.name} {what}; versions 2 and 3 in little-endian order are read. Convert the model anew")
+        raise ModelError(f"{cursor.name} {what}; versions 2 and 3 in little-endian order are read. Convert the model again")
     num_tensors, num_entries = cursor.count(), cursor.count()
     if num_tensors > MAX_TENSORS or num_entries > MAX_ENTRIES:
         raise DamagedFile(
@@ -184,7 +181,7 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str
     end = 0
     for name, (shape, format, offset, num_bytes) in sorted(described.items(), key=lambda item: (item[1][2], item[1][3])):
         if offset < end:
-            raise DamagedFile(f"{cursor.name}, tensor {name!r}: starts at {offset}, inside the one before it, which ends at {end}")
+            raise DamagedFile(f"{cursor.name}, tensor {name!r}: starts at {offset}, inside the previous tensor, which ends at {end}")
         end = offset + num_bytes
         if data_start + end > cursor.end:
             raise DamagedFile(f"{cursor.name}, tensor {name!r}: ends at byte {data_start + end} of {cursor.end}. Is the download complete?")
@@ -202,7 +199,7 @@ def _read_tensor(cursor: _Cursor, name: str, alignment: int) -> tuple[tuple[int,
     if (format := FORMATS.get(code)) is None:
         raise ModelError(f"{where}: format {code} is not read; known are {', '.join(f.name for f in FORMATS.values())}")
     if shape and shape[-1] % format.block_values:
-        raise DamagedFile(f"{where}: rows of {shape[-1]} values are no multiple of the {format.block_values} of a {format.name} block")
+        raise DamagedFile(f"{where}: rows of {shape[-1]} values are not a multiple of the {format.block_values} of a {format.name} block")
     if offset % alignment:
-        raise DamagedFile(f"{where}: starts at {offset}, which is no multiple of {alignment}")
+        raise DamagedFile(f"{where}: starts at {offset}, which is not a multiple of {alignment}")
     return shape, format, offset, math.prod(shape) // format.block_values * format.block_bytes

@@ -1,8 +1,8 @@
-"""A GGUF file in the terms of the hub: its configuration as a config.json has it, its tensors under the names and in the layout of
-a safetensors file. Behind this, the rest of the compiler does not know which of the two a model came from.
+"""A GGUF file presented as a safetensors model: its configuration as the fields of a config.json, and its tensors under the names and in
+the layout of safetensors files. The rest of the compiler cannot distinguish the two kinds of files.
 
-What converters did to the tensors is undone: rows of Llama's query and key projections were reordered so that pairs to rotate
-are neighbours, one was added to the norms of Gemma, and some files stack queries, keys and values.
+Changes that converters made to the tensors are undone: rows of Llama's query and key projections were reordered so that rotated pairs are
+adjacent, 1 was added to the norm weights of Gemma, and some files stack queries, keys and values.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ STACKED = "attn_qkv"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A tensor of the hub: where it lies in the file, and the name that it has there, or would have if it were not stacked."""
+    """Where a GGUF file stores a tensor: `name` is the tensor's name in the file (if stacked, the name that it would have alone), and
+    `stored_as` the stored tensor that contains its rows."""
 
     name: str
     stored_as: str
-    rows: slice | None = None  # None: all
+    rows: slice | None = None  # its rows in the stored tensor; None: all rows
 
 
 class GgufModel:
-    """A WeightSource with the configuration that belongs to it."""
+    """A WeightSource that reads a GGUF file, and the configuration of the file's model."""
 
     def __init__(self, path: str | Path) -> None:
         self.file = GgufFile(path)
@@ -89,7 +90,7 @@ class GgufModel:
         return {kind: self._rows_of(tensor, part) for kind, tensor in self.file.parts(part.stored_as).items()}
 
     def _rows_of(self, tensor: Tensor, part: Part) -> Tensor:
-        """The rows that a part has of a stored tensor, in the order of the hub."""
+        """Return the rows of a stored tensor that belong to a part, in the order of safetensors files."""
         if part.rows is not None:
             tensor = tensor[part.rows]
         if self._is_rotated(part):
@@ -109,7 +110,7 @@ class GgufModel:
     def _read_parts(self) -> Iterator[Part]:
         for own, tensor in self.file.tensors.items():
             if own in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
-                continue  # part of the configuration
+                continue  # these tensors are part of the configuration
             layer, _, kind = own.partition(f".{STACKED}.")
             if not kind or STACKED in self._layer_names:
                 yield Part(own, own)
@@ -121,7 +122,8 @@ class GgufModel:
                 yield Part(f"{layer}.{name}.{kind}", own, slice(start, stop))
 
     def _hub_name(self, own: str) -> str:
-        """An unknown name stays what it is, for the accounting to find."""
+        """Return the name in safetensors files of a tensor of the GGUF file. An unknown name is returned unchanged; `Accounting` reports
+        it."""
         stem, _, kind = own.rpartition(".")
         if stem in self._names:
             return f"{self._names[stem]}.{kind}"
@@ -148,7 +150,8 @@ class GgufModel:
 
 
 def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
-    """Rows 0 1 2 3 ... of a head are halves a0 b0 a1 b1 ... of its pairs; the hub has all a, then all b."""
+    """Reorder the rows of each head from the file's order a0 b0 a1 b1 ... of pairs to a0 a1 ... b0 b1 ..., the order of safetensors
+    files."""
     if tensor.shape[0] % (2 * num_heads):
         raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads of pairs")
     pairs = tensor.reshape(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
@@ -156,7 +159,8 @@ def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
 
 
 def _join_pairs(tensor: Tensor, num_heads: int, rotated: int) -> Tensor:
-    """Put the rows of a head that rotate into the hub's order a0 b0 a1 b1 ...; the file has all a, then all b."""
+    """Reorder the rotated rows of each head from the file's order a0 a1 ... b0 b1 ... to a0 b0 a1 b1 ..., the order of safetensors
+    files."""
     if tensor.shape[0] % num_heads or tensor.shape[0] // num_heads < rotated:
         raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads of which {rotated} rows rotate")
     heads = tensor.reshape(num_heads, tensor.shape[0] // num_heads, *tensor.shape[1:]).copy()

@@ -1,8 +1,7 @@
-"""The tokenizer inside a GGUF file, as the files that a model directory has for it.
+"""The tokenizer inside a GGUF file, converted to the tokenizer files of a model directory.
 
-Two kinds are read: `gpt2`, byte-level BPE with its merges, and `llama`, sentencepiece BPE with a score per piece and byte
-fallback. Which expression splits text into words first is not in the file, only a name for it: the expressions are facts of
-the models named.
+Two kinds are read: `gpt2`, byte-level BPE with its merges, and `llama`, sentencepiece BPE with a score per piece and byte fallback. A file
+only names the regular expressions that split text into words; this module has the expressions of the known names.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from compiler.frontend.errors import DamagedFile, ModelError
 
 MAX_SPLIT_CHARS = 1 << 28  # Gemma's 262 144 pieces need 2e7
-UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # types of tokens
+UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # token types
 
 LLAMA3_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2_WORDS = LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
 SEED_WORDS = QWEN2_WORDS.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
-# A word ends where small letters are followed by a capital one.
+# Where upper and lower case are distinguished, a word ends where a lower-case letter precedes an upper-case letter.
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 SHORT_FORM = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 CASED = (rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+", rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*")
@@ -32,7 +31,7 @@ TEKKEN_WORDS = "|".join((*CASED, r"\p{N}", OTHERS))
 GPT4O_WORDS = "|".join((*(words + SHORT_FORM for words in CASED), r"\p{N}{1,3}", OTHERS))
 PUNCTUATED = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
 DEEPSEEK3_WORDS = PUNCTUATED + r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-# The expressions by which a text is split, one after the other.
+# The expressions that split a text, in the order in which they are applied.
 WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), (LLAMA3_WORDS,)),
     **dict.fromkeys(("glm4", "chatglm-bpe"), (LLAMA3_WORDS,)),
@@ -42,7 +41,8 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("gpt-4o", "llama4"), (GPT4O_WORDS,)),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3_WORDS)),
 }
-SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")  # GPT-2's words, digits one by one
+# these split words as GPT-2 does, and digits one by one
+SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
 PLAIN_WORDS = (
     "gpt-2",
     "default",
@@ -58,7 +58,7 @@ PLAIN_WORDS = (
     "gigachat",
 )
 LLAMA3_LIKE = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
-IGNORE_MERGES = LLAMA3_LIKE  # a word that is a piece is that piece
+IGNORE_MERGES = LLAMA3_LIKE  # vocabularies for which a word that is a piece becomes one token without merging
 BEGIN_BY_DEFAULT = LLAMA3_LIKE
 
 ROLES = {
@@ -66,21 +66,21 @@ ROLES = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
-    "sep_token": "seperator_token_id",  # spelled like this in the format
+    "sep_token": "seperator_token_id",  # the format spells it like this
     "mask_token": "mask_token_id",
 }
 
 
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
-    """Contents by name: tokenizer.json, tokenizer_config.json with special tokens and chat template, generation_config.json, and of
-    config.json the length of the context."""
+    """Return the contents of files by file name: tokenizer.json, tokenizer_config.json with special tokens and chat template,
+    generation_config.json, and a config.json with only the context length."""
     vocabulary = _Vocabulary(metadata)
     try:
         tokenizer = _build(vocabulary)
     except ModelError:
         raise
-    except Exception as error:  # the package raises bare Exception for what it does not take
-        raise DamagedFile(f"the vocabulary of tokenizer.ggml makes no tokenizer: {error}") from error
+    except Exception as error:  # the package raises bare Exception for invalid input
+        raise DamagedFile(f"tokenizer.ggml does not describe a valid tokenizer: {error}") from error
     config: dict[str, Any] = {role: vocabulary.tokens[id] for role in ROLES if (id := vocabulary.role_id(role)) is not None}
     template = metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
@@ -110,7 +110,7 @@ def _build(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 
 
 class _Vocabulary:
-    """`tokenizer.ggml.*` of the metadata, checked."""
+    """The checked `tokenizer.ggml.*` entries of the metadata."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
@@ -119,7 +119,7 @@ class _Vocabulary:
         self.tokens: list[str] = self._strings("tokens")
         self.ids: dict[str, int] = {}
         for id, token in enumerate(self.tokens):
-            self.ids.setdefault(token, id)  # padding of a vocabulary is at times the same text over and over
+            self.ids.setdefault(token, id)  # several tokens that pad a vocabulary may have the same text
         types = self._numbers("token_type", len(self.tokens))
         self.types: list[int] = [1] * len(self.tokens) if types is None else [int(kind) for kind in types]
 
@@ -129,12 +129,12 @@ class _Vocabulary:
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise DamagedFile(f"tokenizer.ggml.{name} is {value!r}, expected a truth value")
+            raise DamagedFile(f"tokenizer.ggml.{name} is {value!r}, expected a boolean")
         return value
 
     def token_id(self, name: str) -> int | None:
         value = self.get(name)
-        if value is None or value == 0xFFFFFFFF:  # written for "none"
+        if value is None or value == 0xFFFFFFFF:  # 0xFFFFFFFF stands for no token
             return None
         if type(value) is not int or not 0 <= value < len(self.tokens):
             raise DamagedFile(f"tokenizer.ggml.{name} is {value!r}, expected one of {len(self.tokens)} tokens")
@@ -213,8 +213,8 @@ def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
 
 
 def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """Sentencepiece joins the two neighbours whose joined piece scores best: every way to split a piece into two others is
-    a merge of the rank of that piece."""
+    """Derive merges from scores. Sentencepiece merges the two neighbours whose joined piece has the best score. So each way to split a
+    piece into two other pieces is a merge, ranked by the score of the joined piece."""
     scores = vocabulary.scores()
     if (work := sum(len(token) ** 2 for token in vocabulary.ids)) > MAX_SPLIT_CHARS:
         raise DamagedFile(f"splitting all pieces looks at {work} characters; at most {MAX_SPLIT_CHARS} are allowed. Are pieces this long?")
@@ -229,10 +229,10 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
 
 
 def _add_tokens(tokenizer: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
-    """Tokens found in a text before it is split; those of control are special."""
+    """Add the tokens that are recognised in a text before it is split into words. Control tokens are added as special tokens."""
     kinds = {token: vocabulary.types[id] for token, id in vocabulary.ids.items()}
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token, kind in kinds.items() if kind in (CONTROL, UNKNOWN)])
-    # One with a mark for spaces is meant for the text in which spaces are marked.
+    # Spaces are replaced by the mark before a token that contains the mark is matched.
     tokenizer.add_tokens([AddedToken(token, normalized="▁" in token) for token, kind in kinds.items() if kind == USER_DEFINED])
 
 

@@ -1,1 +1,1 @@
-"""The parts that families compose their layers from."""
+"""The parts from which families compose their layers."""

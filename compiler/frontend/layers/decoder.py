@@ -1,4 +1,4 @@
-"""The parts that families of decoders compose their layers from. Names of weights are those of the checkpoint, relative to the layer."""
+"""The parts from which families of decoders compose their layers. Names of weights are those of the checkpoint, relative to the layer."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Batch:
     hidden_rows: Var | None
     caches: tuple[KVCache, ...]
     states: tuple[StateCache, ...]
-    starts: Var  # of models with states alone, like `saved`: see compiler/ops/states.py
+    starts: Var  # only in models with states, like `saved`: see compiler/ops/states.py
     saved: Var
 
     @property
     def params(self) -> tuple[Var, ...]:
-        """In the order of `runtime.step_arguments`."""
+        """The inputs in the order of `runtime.step_arguments`."""
         rows = (self.logit_rows,) if self.hidden_rows is None else (self.logit_rows, self.hidden_rows)
         slots, tables = (cache.slots for cache in self.caches), (cache.page_tables for cache in self.caches)
         states = (self.starts, self.saved, *(var for state in self.states for var in (state.sources, state.pages))) if self.states else ()
@@ -51,21 +51,21 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVCache:
-    """The inputs of a step that a group of keys and values has."""
+    """The inputs of a step for one cache group of keys and values."""
 
     group: KVGroup
-    slots: Var  # where keys and values of each token go
+    slots: Var  # slot in the cache of each token's keys and values
     page_tables: Var
-    held: tuple[Var, ...]  # the pages, and the scales of 8-bit pages
+    held: tuple[Var, ...]  # the pages, and for 8-bit pages the scales
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateCache:
-    """The inputs of a step that a group of states has."""
+    """The inputs of a step for one group of states."""
 
     group: StateGroup
-    sources: Var  # pages of the states that sequences begin with
-    pages: Var  # where the states behind the saved tokens go
+    sources: Var  # page of the state from which each sequence continues
+    pages: Var  # page to which the state after each saved token is written
     held: tuple[Var, ...]
 
 
@@ -79,16 +79,17 @@ class Step:
     net: Net
     config: ModelConfig
     batch: Batch
-    prefix: str  # of the decoder's weights
-    embedding: str  # the name of the table of tokens
+    prefix: str  # prefix of the names of the decoder's weights
+    embedding: str  # name of the token embedding
     t: DimVar
     max_context: int
-    appended: dict[Cache, tuple[Atom, ...]] = field(default_factory=dict["Cache", tuple[Atom, ...]])  # what the last append left of each
+    # the variables that hold each cache after the latest write to it in this step
+    appended: dict[Cache, tuple[Atom, ...]] = field(default_factory=dict["Cache", tuple[Atom, ...]])
     layer_inputs: Var | None = None  # [tokens, layers, size]: see LayerInputs
     angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])
 
     def angles_of(self, rope: Rope) -> tuple[Var, Var]:
-        """Cosines and sines of this step's positions, computed once for all layers with the same rope."""
+        """Return the cosines and sines of this step's positions, computed once for all layers with the same rope."""
         if rope not in self.angles:
             frequencies, scale = rope.frequencies(self.max_context)
             both = self.net.call(ROPE_ANGLES, self.batch.positions, Constant(frequencies), scale=scale)
@@ -106,7 +107,7 @@ class Layer:
 
     @property
     def cache(self) -> tuple[KVCache, ScalarValue]:
-        """The cache whose keys and values the layer reads, and the index in it of the layer that keeps them."""
+        """The cache from which the layer reads keys and values, and the index in that cache of the layer that wrote them."""
         source = self.step.config.kv_source(self.number)
         cache = next(cache for cache in self.step.batch.caches if source in cache.group.layers)
         return cache, ScalarValue(Dim.of(cache.group.layers.index(source)))
@@ -117,7 +118,7 @@ class Layer:
 
     @property
     def state(self) -> tuple[StateCache, ScalarValue]:
-        """The states of the layer's group, and the index of the layer in it."""
+        """The states of the layer's group, and the index of the layer in the group."""
         states = next(states for states in self.step.batch.states if self.number in states.group.layers)
         return states, ScalarValue(Dim.of(states.group.layers.index(self.number)))
 
@@ -131,7 +132,7 @@ def embed(step: Step) -> Var:
 
 
 def logits(step: Step, x: Var) -> Var:
-    """Logits, scaled and bounded where the configuration says so."""
+    """Compute the logits, with the scale and the soft cap of the configuration."""
     c, net = step.config, step.net
     found = scaled(step, net.head(x, _head(step), c.hidden_size, c.vocab_size, bias=c.head_bias), c.logit_scale)
     if c.logit_softcap is None:
@@ -141,7 +142,8 @@ def logits(step: Step, x: Var) -> Var:
 
 
 def judged(step: Step, x: Var, verdict: Verdict) -> Var:
-    """The logit of one token less that of another, [rows, 1]: the product with the difference of their weights."""
+    """Compute the logit of the token `yes` minus the logit of the token `no`, [rows, 1], as the product with the difference of their
+    weights."""
     c, net = step.config, step.net
     table = net.weight(f"{_head(step)}.weight", c.vocab_size, c.hidden_size)
     yes, no = (net.as_f32(net.slice(table, 0, token, token + 1)) for token in (verdict.yes, verdict.no))
@@ -164,25 +166,25 @@ Branch = Callable[["Layer", Var], Var]
 
 
 def pre_norm(layer: Layer, x: Var, attention: Branch, feed: Branch) -> Var:
-    """A norm before each branch."""
+    """Apply a layer that has a norm before each branch."""
     x = residual(layer, x, attention(layer, norm(layer, x, "input_layernorm")))
     return residual(layer, x, feed(layer, norm(layer, x, "post_attention_layernorm")))
 
 
 def post_norm(layer: Layer, x: Var, attention: Branch) -> Var:
-    """A norm behind each branch."""
+    """Apply a layer that has a norm after each branch."""
     x = residual(layer, x, norm(layer, attention(layer, x), "post_attention_layernorm"))
     return residual(layer, x, norm(layer, gated_mlp(layer, x), "post_feedforward_layernorm"))
 
 
 def sandwiched(layer: Layer, x: Var, attention: Branch, feed: Branch, norms: tuple[str, str, str, str]) -> Var:
-    """Each branch between two norms, whose names come in the order in which they are applied."""
+    """Apply a layer that has a norm before and after each branch. `norms` has their names in the order of application."""
     x = residual(layer, x, norm(layer, attention(layer, norm(layer, x, norms[0])), norms[1]))
     return residual(layer, x, norm(layer, feed(layer, norm(layer, x, norms[2])), norms[3]))
 
 
 def parallel(layer: Layer, x: Var, attention: Branch, feed: Branch) -> Var:
-    """Both branches read the same norm of the residual stream."""
+    """Apply a layer whose branches both read the same norm of the residual stream."""
     h = norm(layer, x, "input_layernorm")
     return residual(layer, residual(layer, x, attention(layer, h)), feed(layer, h))
 
@@ -199,7 +201,7 @@ def norm(layer: Layer, x: Var, name: str) -> Var:
 
 
 def stream_norm(step: Step, x: Var, name: str) -> Var:
-    """The norm of the residual stream that has this full name."""
+    """Apply the residual stream's norm that has this full name."""
     c = step.config
     if c.norm is Norm.RMS:
         return step.net.rms_norm(x, name, c.hidden_size, c.norm_eps, offset=c.norm_offset)
@@ -207,13 +209,13 @@ def stream_norm(step: Step, x: Var, name: str) -> Var:
 
 
 def head_norm(layer: Layer, x: Var, name: str) -> Var:
-    """A norm of each single head of `x[tokens, heads, head_dim]`."""
+    """Apply a norm to each head of `x[tokens, heads, head_dim]` separately."""
     c = layer.step.config
     return layer.step.net.rms_norm(x, layer.name(name), layer.heads.size, c.norm_eps, offset=c.norm_offset)
 
 
 def projection_norm(layer: Layer, x: Var, name: str, num_heads: int) -> Var:
-    """One norm over all heads of `x[tokens, heads, head_dim]` together."""
+    """Apply one norm to all heads of `x[tokens, heads, head_dim]` together."""
     step, c = layer.step, layer.step.config
     size = num_heads * layer.heads.size
     flat = step.net.rms_norm(step.net.reshape(x, step.t, size), layer.name(name), size, c.norm_eps, offset=c.norm_offset)
@@ -224,7 +226,8 @@ def projection_norm(layer: Layer, x: Var, name: str, num_heads: int) -> Var:
 
 
 def project_qkv(layer: Layer, h: Var, names: tuple[str, ...] = QKV) -> tuple[Var, Var, Var]:
-    """Queries, keys and values, each [tokens, heads, head_dim]. One name stands for a stacked projection."""
+    """Return queries, keys and values, each [tokens, heads, head_dim]. If `names` is a single name, it is the name of a stacked
+    projection."""
     net, c = layer.step.net, layer.step.config
     heads, kv_heads, size = c.num_heads, layer.heads.num_kv, layer.heads.size
     ends = heads, heads + kv_heads, heads + 2 * kv_heads
@@ -240,7 +243,8 @@ def rotate(layer: Layer, x: Var) -> Var:
 
 
 def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = OUT, *, gate: Var | None = None) -> Var:
-    """Append keys and values to the cache, attend to it, and project. `gate[tokens, heads * head_dim]`: how much of each element counts."""
+    """Append keys and values to the cache, attend to the cache, and project. The sigmoid of `gate[tokens, heads * head_dim]` scales each
+    element of the attention's result before the projection."""
     append(layer, k, v)
     return attend_kept(layer, q, out, gate=gate)
 
@@ -254,7 +258,7 @@ def append(layer: Layer, k: Var, v: Var) -> None:
 
 
 def attend_kept(layer: Layer, q: Var, out: str = OUT, *, gate: Var | None = None) -> Var:
-    """Attend to the keys and values in the cache, and project."""
+    """Attend to the keys and values that are in the cache already, and project."""
     step, c, net = layer.step, layer.step.config, layer.step.net
     size = c.num_heads * layer.heads.size
     mixed = net.reshape(mix(layer, q), step.t, size)
@@ -264,7 +268,7 @@ def attend_kept(layer: Layer, q: Var, out: str = OUT, *, gate: Var | None = None
 
 
 def mix(layer: Layer, q: Var) -> Var:
-    """Attend to the cache; returns each head's weighted sum of values: [tokens, heads, head_dim]."""
+    """Attend to the cache. Return each head's weighted sum of values: [tokens, heads, head_dim]."""
     step, c, net = layer.step, layer.step.config, layer.step.net
     batch, (cache, index) = step.batch, layer.cache
     pages, *scales = step.appended[cache]
@@ -286,13 +290,13 @@ def mix(layer: Layer, q: Var) -> Var:
 
 
 def attention(layer: Layer, h: Var, names: tuple[str, ...] = QKV, out: str = OUT) -> Var:
-    """Rotary attention without norms of its own."""
+    """Attend with rotary positions, without norms of queries and keys."""
     q, k, v = project_qkv(layer, h, names)
     return attend(layer, grow(layer, rotate(layer, q)), rotate(layer, k), v, out)
 
 
 def grow(layer: Layer, q: Var) -> Var:
-    """Queries of late positions, larger where the configuration says so."""
+    """Scale the queries by their positions if the configuration has a `query_growth`."""
     growth, step, net = layer.step.config.query_growth, layer.step, layer.step.net
     if growth is None:
         return q
@@ -303,7 +307,7 @@ def grow(layer: Layer, q: Var) -> Var:
 
 
 def head_norm_attention(layer: Layer, h: Var) -> Var:
-    """Rotary attention with norms of single query and key heads."""
+    """Attend with rotary positions, after a norm of each query and key head."""
     q, k, v = project_qkv(layer, h)
     q, k = head_norm(layer, q, "self_attn.q_norm"), head_norm(layer, k, "self_attn.k_norm")
     return attend(layer, rotate(layer, q), rotate(layer, k), v)
@@ -313,7 +317,8 @@ def head_norm_attention(layer: Layer, h: Var) -> Var:
 
 
 def gated_mlp(layer: Layer, h: Var, names: tuple[str, ...] = GATE_UP, down: str = DOWN, size: int | None = None) -> Var:
-    """`down(activation(gate(h)) * up(h))`. One name stands for a stacked projection. `size`: in the place of the configuration's."""
+    """Compute `down(activation(gate(h)) * up(h))`. If `names` is a single name, it is the name of a stacked projection. `size` overrides
+    the intermediate size of the configuration."""
     net, c = layer.step.net, layer.step.config
     ffn = size or c.intermediate_size_of(layer.number)
     if len(names) == 2:
@@ -326,7 +331,7 @@ def gated_mlp(layer: Layer, h: Var, names: tuple[str, ...] = GATE_UP, down: str 
 
 
 def mlp(layer: Layer, h: Var, up: str = "mlp.up_proj", down: str = DOWN, size: int | None = None) -> Var:
-    """`down(activation(up(h)))`. `size`: in the place of the configuration's."""
+    """Compute `down(activation(up(h)))`. `size` overrides the intermediate size of the configuration."""
     net, c = layer.step.net, layer.step.config
     ffn = size or c.intermediate_size_of(layer.number)
     wide = net.linear(h, layer.name(up), c.hidden_size, ffn, bias=c.mlp_bias)

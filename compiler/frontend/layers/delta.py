@@ -1,4 +1,4 @@
-"""Gated delta rule: linear attention whose state is corrected by what it predicts of each value."""
+"""The gated delta rule: linear attention whose state predicts each value, and is corrected by the error of the prediction."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from compiler.ir.graph.atoms import Constant, Var
 from compiler.ops.elementwise import MULTIPLY, SIGMOID, SILU
 from compiler.ops.normalize import RMS_NORM
 
-EPS = 1e-6  # of the lengths of queries and keys
+EPS = 1e-6  # epsilon of the normalisation of queries and keys
 
 
 def gated_delta(layer: Layer, mixed: Var, z: Var, b: Var, a: Var) -> Var:
-    """`mixed[tokens, channels]` has queries, keys and values; z[tokens, values] gates the result, b and a [tokens, heads] what states take
-    up and what they forget."""
+    """Apply the gated delta rule. `mixed[tokens, channels]` has queries, keys and values. `z[tokens, values]` gates the result. `b[tokens,
+    heads]` controls how strongly a token corrects the state, and `a[tokens, heads]` how fast the state decays."""
     step, net, r = layer.step, layer.step.net, layer.step.config.recurrence
     assert r is not None, step.config
     mixed = net.call(SILU, convolution(layer, mixed, "linear_attn.conv1d", r.channels, r.taps))
@@ -30,6 +30,6 @@ def gated_delta(layer: Layer, mixed: Var, z: Var, b: Var, a: Var) -> Var:
 
 
 def _of_length(net: Net, x: Var, size: int, length: float) -> Var:
-    """Vectors scaled to this length: an RMS norm, but for the factor that makes a mean of a sum."""
+    """Scale vectors to this length. RMS_NORM computes a mean instead of a sum of squares; its weight and epsilon make up for that."""
     weight = Constant(np.full(size, length * size**-0.5, np.float32))
     return net.call(RMS_NORM, x, weight, eps=EPS / size)

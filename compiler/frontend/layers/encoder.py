@@ -1,4 +1,4 @@
-"""The parts that families of encoders compose their layers from. Names of weights are those of the checkpoint, relative to the layer."""
+"""The parts from which families of encoders compose their layers. Names of weights are those of the checkpoint, relative to the layer."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class Texts:
     positions: Var
     text_ids: Var
     starts: Var
-    segments: Var | None = None  # of tokens, where a model tells the texts of a pair apart
-    angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])  # computed once for all layers
+    segments: Var | None = None  # segment of each token; None: the model does not distinguish the texts of a pair
+    # cosines and sines per rope, computed once for all layers
+    angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])
 
     @property
     def params(self) -> tuple[Var, ...]:
@@ -40,8 +41,8 @@ class EncoderLayer:
     config: ModelConfig
     texts: Texts
     t: DimVar
-    bias: tuple[Atom, ...]  # of attention by distance, or nothing
-    prefix: str  # of the layer's weights
+    bias: tuple[Atom, ...]  # bias on attention scores by distance, or empty
+    prefix: str  # prefix of the names of the layer's weights
     number: int
 
     def name(self, suffix: str) -> str:
@@ -50,21 +51,21 @@ class EncoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Stem:
-    """What stands before the layers."""
+    """The builder, configuration and texts from which an encoder computes the input of its first layer."""
 
     net: Net
     config: ModelConfig
     texts: Texts
-    prefix: str  # of all weights
+    prefix: str  # prefix of the names of all weights
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where the weights of a classification head are."""
+    """The builder and configuration of a classification head."""
 
     net: Net
     config: ModelConfig
-    prefix: str  # of the encoder's own weights
+    prefix: str  # prefix of the names of the encoder's weights, without the head's
 
     @property
     def num_classes(self) -> int:
@@ -73,7 +74,7 @@ class Head:
 
 
 def embedded(stem: Stem, tokens: str = "word_embeddings", norm: str = "embeddings.LayerNorm") -> Var:
-    """Tokens, positions and segments, as many of them as the model has, and a norm of their sum."""
+    """Add those of the token, position and segment embeddings that the model has, and apply a norm."""
     net, c, texts, at = stem.net, stem.config, stem.texts, f"{stem.prefix}embeddings."
     assert c.encoder is not None
     size = c.encoder.embedding_size or c.hidden_size
@@ -89,7 +90,7 @@ def embedded(stem: Stem, tokens: str = "word_embeddings", norm: str = "embedding
 
 
 def _segments(stem: Stem, name: str, size: int) -> Var:
-    """The vector of each token's segment: of the first alone, unless pairs are told apart."""
+    """Return the embedding of each token's segment. Without the input `segments`, all tokens are in the first segment."""
     net, encoder = stem.net, stem.config.encoder
     assert encoder is not None
     if stem.texts.segments is not None:
@@ -102,7 +103,7 @@ def stem_norm(stem: Stem, x: Var, name: str, size: int | None = None) -> Var:
 
 
 def classify(head: Head, x: Var, dense: str, out: str, activation: OpDef = TANH) -> Var:
-    """Two projections with an activation between them. Both names are whole."""
+    """Apply the projections `dense` and `out`, with an activation between them. Both names are full names of weights."""
     net, size = head.net, head.config.hidden_size
     hidden = net.call(activation, net.linear(x, dense, size, size, bias=True))
     return net.linear(hidden, out, size, head.num_classes, bias=True)
@@ -125,14 +126,14 @@ def head_norm(layer: EncoderLayer, x: Var, name: str) -> Var:
 
 
 def project(layer: EncoderLayer, x: Var, name: str, heads: int | None = None) -> Var:
-    """Heads of queries, keys or values: [tokens, heads, head_dim]. `heads`: in the place of all."""
+    """Project to heads of queries, keys or values: [tokens, heads, head_dim]. The number `heads` defaults to the number of query heads."""
     c, heads = layer.config, heads or layer.config.num_heads
     flat = layer.net.linear(x, layer.name(name), c.hidden_size, heads * c.head_dim, bias=c.qkv_bias)
     return layer.net.reshape(flat, layer.t, heads, c.head_dim)
 
 
 def project_stacked(layer: EncoderLayer, x: Var, name: str) -> tuple[Var, Var, Var]:
-    """Queries, keys and values of one projection."""
+    """Return queries, keys and values from one stacked projection."""
     net, c = layer.net, layer.config
     heads = project(layer, x, name, 3 * c.num_heads)
     q, k, v = (net.slice(heads, 1, part * c.num_heads, (part + 1) * c.num_heads) for part in range(3))
@@ -140,7 +141,7 @@ def project_stacked(layer: EncoderLayer, x: Var, name: str) -> tuple[Var, Var, V
 
 
 def rotate(layer: EncoderLayer, x: Var) -> Var:
-    """`x[tokens, heads, head_dim]` by the positions of its tokens."""
+    """Rotate `x[tokens, heads, head_dim]` by the positions of the tokens."""
     rope, net, texts = layer.config.rope_of_layer(layer.number), layer.net, layer.texts
     if rope is None:
         return x
@@ -152,7 +153,7 @@ def rotate(layer: EncoderLayer, x: Var) -> Var:
 
 
 def attend(layer: EncoderLayer, q: Var, k: Var, v: Var, out: str) -> Var:
-    """Attention within each text, projected."""
+    """Attend within each text, and project."""
     net, c, texts, size = layer.net, layer.config, layer.texts, layer.config.num_heads * layer.config.head_dim
     k, v = (_for_each_query(layer, heads) for heads in (k, v))
     mixed = net.call(RAGGED_ATTENTION, q, k, v, texts.text_ids, texts.starts, *layer.bias, scale=c.attention_scale)
@@ -160,7 +161,7 @@ def attend(layer: EncoderLayer, q: Var, k: Var, v: Var, out: str) -> Var:
 
 
 def _for_each_query(layer: EncoderLayer, heads: Var) -> Var:
-    """Heads of keys or values, each as often as heads of queries share it."""
+    """Repeat each key or value head once per query head that shares it."""
     net, c = layer.net, layer.config
     if c.num_kv_heads == c.num_heads:
         return heads
@@ -175,7 +176,7 @@ def mlp(layer: EncoderLayer, x: Var, up: str = "intermediate.dense", down: str =
 
 
 def gated_mlp(layer: EncoderLayer, x: Var, gate: str, up: str, down: str) -> Var:
-    """`down(activation(gate(x)) * up(x))`."""
+    """Compute `down(activation(gate(x)) * up(x))`."""
     net, c = layer.net, layer.config
     wide, scaled = (net.linear(x, layer.name(name), c.hidden_size, c.intermediate_size, bias=c.mlp_bias) for name in (gate, up))
     gated = net.call(MULTIPLY, net.call(ACTIVATIONS[c.activation], wide), scaled)

@@ -1,7 +1,9 @@
-"""Attention to latents: keys and values of all heads are projections of one vector per token, which is all that pages hold.
+"""Multi-head latent attention: keys and values of all heads are projections of one latent vector per token, and pages store only these
+vectors.
 
-No key is ever computed: a head's query goes through the transpose of its key matrix into the space of latents, where it meets them, and
-what it takes of them goes through the head's value matrix. For the cache this is one head of keys, whose values are the same vectors.
+No key is ever computed. Each head's query is multiplied by the transpose of the head's key matrix, and then scored against the latent
+vectors themselves. The weighted sum of the latent vectors is multiplied by the head's value matrix. In the cache, the latent vectors are
+both the keys and the values of a single head.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from compiler.ir.graph.atoms import Constant, ShapeValue, Var
 from compiler.ir.types import TensorType
 from compiler.ops.manipulate import BROADCAST_TO, CONCAT, PERMUTE_DIMS
 
-EPS = 1e-6  # of the norms of latents, whatever the configuration says of the others
+EPS = 1e-6  # epsilon of the norms of latents; the configuration's norm_eps does not affect it
 
 
 def latent_attention(layer: Layer, h: Var) -> Var:
@@ -52,7 +54,8 @@ def _queries(layer: Layer, h: Var, m: Latent) -> Var:
 
 
 def _by_head(layer: Layer, x: Var, w: Var) -> Var:
-    """`x[tokens, heads, inputs]` by the matrix of each head, `w[heads, outputs, inputs]`. The rows of a head stand together."""
+    """Multiply `x[tokens, heads, inputs]` by the matrix of each head, `w[heads, outputs, inputs]`. Return [tokens, heads, outputs]. Within
+    the product, rows are sorted by head."""
     net, t = layer.step.net, layer.step.t
     assert isinstance(w.type, TensorType) and w.type.shape is not None, w
     heads, outputs, inputs = (dim.const for dim in w.type.shape)

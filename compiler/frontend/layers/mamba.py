@@ -1,4 +1,4 @@
-"""Mamba-2: a scan whose step sizes depend on the token, beside a gate."""
+"""Mamba-2: a scan whose step sizes depend on the token, with a gated output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compiler.ops.elementwise import MULTIPLY, SILU
 
 
 def mamba(layer: Layer, h: Var, name: str) -> Var:
-    """The part of the layer that has this name."""
+    """Apply Mamba-2 to `h`. `name` is the name of the Mamba-2 module within the layer."""
     step, net, r = layer.step, layer.step.net, layer.step.config.recurrence
     assert r is not None, step.config
     gate, mixed, raw = _project(layer, h, f"{name}.in_proj", r)
@@ -26,7 +26,7 @@ def mamba(layer: Layer, h: Var, name: str) -> Var:
 
 
 def _project(layer: Layer, h: Var, name: str, r: Recurrence) -> tuple[Var, Var, Var]:
-    """The gate, what the convolution takes, and what step sizes are made of: checkpoints have their rows in one matrix."""
+    """Return the gate, the input of the convolution, and the raw step sizes. Checkpoints store their three projections in one matrix."""
     net, size = layer.step.net, layer.step.config.hidden_size
     wide, rows = r.values + r.channels, r.values + r.channels + r.num_heads
     w = net.weight(layer.name(f"{name}.weight"), rows, size)
@@ -42,7 +42,7 @@ def _project(layer: Layer, h: Var, name: str, r: Recurrence) -> tuple[Var, Var, 
 
 
 def _scanned(layer: Layer, mixed: Var, raw: Var, name: str, r: Recurrence) -> Var:
-    """Behind the convolution: values, keys (B) and queries (C)."""
+    """Apply the convolution and the scan to values, keys (B) and queries (C), and add the skip connection (D)."""
     net = layer.step.net
     mixed = net.call(SILU, convolution(layer, mixed, f"{name}.conv1d", r.channels, r.taps, bias=r.convolution_bias))
     v = heads_of(layer, mixed, 0, r.num_heads, r.size)
@@ -55,7 +55,7 @@ def _scanned(layer: Layer, mixed: Var, raw: Var, name: str, r: Recurrence) -> Va
 
 
 def _grouped_norm(layer: Layer, x: Var, name: str, r: Recurrence) -> Var:
-    """A norm of the heads that share a key."""
+    """Apply a norm to each group of heads that share a key."""
     net, t, size = layer.step.net, layer.step.t, r.values // r.num_keys
     weight = net.vector(layer.name(f"{name}.weight"), r.values)
     normed = net.unit_norm(net.reshape(x, t, r.num_keys, size), size, layer.step.config.norm_eps)

@@ -1,4 +1,5 @@
-"""The feed-forward branch of a mixture of experts: a router chooses, rows go to their experts and back."""
+"""The feed-forward branch of a mixture of experts: a router chooses experts per token, rows are grouped by expert, and the outputs of a
+token's experts are summed."""
 
 from __future__ import annotations
 
@@ -15,13 +16,13 @@ from compiler.ops.normalize import SOFTMAX
 from compiler.ops.reduce import ANY, SUM
 from compiler.ops.routing import GROUP_ROWS, SUM_ROWS, TOP_EXPERTS
 
-ROUTER_FORMAT = WeightFormat(32)  # as the file has it: an error here chooses other experts
+ROUTER_FORMAT = WeightFormat(32)  # f32, since an error in the router's logits changes which experts are chosen
 
 NOTHING = ScalarValue(-np.inf, "f32")
 
 
 def mixture(names: ExpertNames) -> Branch:
-    """The branch of layers with experts, and the plain one of the others."""
+    """Return a branch that applies the experts, or a gated MLP in the dense layers."""
 
     def branch(layer: Layer, h: Var) -> Var:
         found = layer.step.config.mixture
@@ -32,7 +33,7 @@ def mixture(names: ExpertNames) -> Branch:
 
 
 def experts(layer: Layer, h: Var, m: Mixture, names: ExpertNames, *, routed: Var | None = None) -> Var:
-    """`routed`: what the router reads in the place of `h`."""
+    """Apply the router, the experts and the shared expert to `h`. The router reads `routed` instead of `h` if it is given."""
     net, outer = layer.step.net, m.outer_size or layer.step.config.hidden_size
     chosen, shares = _route(layer, h if routed is None else routed, m, names)
     rows = net.call(GROUP_ROWS, chosen, count=m.num_experts)
@@ -66,7 +67,7 @@ def _clipped(net: Net, g: Var, u: Var, gate: ClippedGate) -> Var:
 
 
 def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, Var]:
-    """The experts of each token, and the share of each in the sum: both [tokens, chosen]."""
+    """Return the experts of each token and their shares in the sum, both [tokens, chosen]."""
     net, c = layer.step.net, layer.step.config
     found = net.linear(h, layer.name(names.router), c.hidden_size, m.num_experts, bias=m.bias, format=ROUTER_FORMAT)
     scores = net.call(SOFTMAX, found) if m.scoring is Scoring.SOFTMAX else net.call(SIGMOID, found)
@@ -83,7 +84,8 @@ def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, V
 
 
 def _in_best_groups(layer: Layer, scores: Var, m: Mixture) -> Var:
-    """The scores in the groups whose two best experts have the largest sums; elsewhere less than any."""
+    """Return the scores of the experts in the best groups, and -infinity for all other experts. Groups rank by the sum of their two best
+    scores."""
     net, t, each = layer.step.net, layer.step.t, m.num_experts // m.num_groups
     by_group = net.reshape(scores, t * m.num_groups, each)
     two = net.call(GATHER, by_group, net.call(TOP_EXPERTS, by_group, k=min(2, each)), axis=1)

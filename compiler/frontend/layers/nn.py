@@ -1,7 +1,7 @@
-"""Layers that emit IR: a function under construction, and the weights it asks for by the names they have in the checkpoint.
+"""Layers that emit IR: a function under construction, and its weights under the names they have in the checkpoint.
 
-Weights enter as they lie in the file. What a step needs of them in another form (stacked, transposed, quantised) is ordinary program
-text here; the compiler moves it to load time. So there is no table of conversions beside the model: the model is the table.
+Weights are parameters in the form in which the file stores them. The program itself contains the conversions that a step needs (stacking,
+transposing, quantising); the compiler moves them to load time. So there is no separate table of conversions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from compiler.frontend.errors import ConfigError
-from compiler.frontend.quantized.held import Form, Offset
+from compiler.frontend.quantized.held import ORDER, Form, Offset
 from compiler.ir.dims import Dim, DimLike
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, ShapeValue, Var
@@ -24,40 +24,50 @@ from compiler.ir.op import OpDef
 from compiler.ir.types import TensorType, tensor
 from compiler.ops.elementwise import ADD, CAST, MULTIPLY
 from compiler.ops.embedding import EMBEDDING
-from compiler.ops.manipulate import CONCAT, RESHAPE, SLICE
+from compiler.ops.index import GATHER, SCATTER, TAKE
+from compiler.ops.manipulate import BROADCAST_TO, CONCAT, RESHAPE, SLICE
 from compiler.ops.normalize import LAYER_NORM, RMS_NORM
 from compiler.ops.products.experts import EXPERT_LINEAR
 from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.quantize import DEQUANTIZE, QUANTIZE
 
 F32 = DType.F32
-GROUPS = (32, 64, 128)  # inputs that may share a scale
+GROUPS = (32, 64, 128)  # supported numbers of inputs that share a scale
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How the weights of products are held in memory: 16 or 32 bits as floats, or 8 or 4 as integers with a scale per `group` of inputs (0:
-    one for all of them). Floats of 16 bits stay as they are in the file."""
+    """How the weights of matrix products are held in memory: as floats of 16 or 32 bits, or as integers of 8 or 4 bits with a scale per
+    `group` of inputs (0: one scale per row). Floats of 16 bits keep the type that they have in the file."""
 
     bits: int
     group: int = 0
-    as_stored: bool = False  # integers of a quantised checkpoint stay as they are, too
+    fast: bool = False  # inputs of products may be rounded to 8 bits as well
+    as_stored: bool = False  # integers of a quantised checkpoint are not converted
 
     @property
     def scale_dtype(self) -> str:
-        """Beside 4 bits the scales weigh, and their rounding does not: numbers are rounded to the scale as it is stored."""
+        """The type of scales. With 4 bits, the size of scales matters. Rounding the scales costs no accuracy, since numbers are quantised
+        with the rounded scale."""
         return "bf16" if self.bits == 4 else "f32"
+
+    @property
+    def tolerates(self) -> str | None:
+        """The type to which inputs of a product may be rounded."""
+        return "bf16" if self.bits == 16 else "i8" if self.fast else None
 
     @staticmethod
     def parse(text: str) -> WeightFormat:
-        """`auto`, `f32`, `bf16`, `int8`, `int8-128`, `int4` (groups of 32), `int4-64`, `int4-128`."""
+        """Parse `auto`, `f32`, `bf16`, `int8`, `int8-fast`, `int8-128`, `int4` (groups of 32), `int4-64` or `int4-128`."""
         if text == "auto":
             return AS_STORED
+        if text == "int8-fast":
+            return WeightFormat(8, fast=True)
         kind, _, group = text.partition("-")
         bits = {"f32": 32, "bf16": 16, "int8": 8, "int4": 4}.get(kind)
         if bits is None or (group and (bits > 8 or group not in map(str, GROUPS))):
             raise ConfigError(
-                f"quantize is {text!r}; expected auto, f32, bf16, int8, int4, or int8-GROUP, int4-GROUP with a group of "
+                f"quantize is {text!r}; expected auto, f32, bf16, int8, int8-fast, int4, or int8-GROUP, int4-GROUP with a group of "
                 + ", ".join(map(str, GROUPS))
             )
         return WeightFormat(bits, int(group) if group else (32 if bits == 4 else 0))
@@ -69,16 +79,18 @@ AS_STORED = WeightFormat(16, as_stored=True)
 
 @dataclass(slots=True)
 class Net:
-    """`dtypes` tells the element type of every tensor in the checkpoint; `weights` collects those that were asked for. The head is held
-    in at least 8 bits: its errors go straight to the logits. `forms` tells the matrices that the checkpoint gives as integers."""
+    """A builder of functions and of the weights that they use. `dtypes` has the element type of every tensor in the checkpoint; `weights`
+    collects the tensors that the functions use. The head has at least 8 bits, since its errors directly affect the logits. `forms`
+    describes the matrices that the checkpoint stores as integers."""
 
     dtypes: Mapping[str, DType]
     format: WeightFormat = DEFAULT_FORMAT
     builder: Builder = field(default_factory=Builder)
     weights: dict[str, Var] = field(default_factory=dict[str, Var])
-    prefix: str = ""  # of the names in the checkpoint: "model."
+    prefix: str = ""  # prefix of tensor names in the checkpoint, such as "model."
     forms: Mapping[str, Form] = field(default_factory=dict[str, Form])
-    _decoded: set[Var] = field(default_factory=set[Var])  # what `held` gave
+    _decoded: set[Var] = field(default_factory=set[Var])  # results of `held`
+    _orders: dict[Var, Var] = field(default_factory=dict[Var, Var])  # for results of `held` with sorted columns, the input of each column
 
     @contextmanager
     def function(self, name: str, inputs: Sequence[Var], *, pure: bool = True) -> Generator[None]:
@@ -92,28 +104,44 @@ class Net:
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def weight(self, name: str, *shape: int) -> Var:
-        """A tensor of the checkpoint, by its full name."""
+        """Return the tensor of the checkpoint that has this full name."""
         if name in self.forms:
-            return self.held([name], [shape])
+            return self._unsorted(self.held([name], [shape]), shape)
         if name not in self.weights:
             self.weights[name] = Var(name, tensor(shape, self.dtypes.get(name, F32)))
         return self.weights[name]
 
     def held(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Var:
-        """Matrices of one form that the checkpoint gives as integers, one below the other, decoded."""
+        """Return matrices that the checkpoint stores as integers of the same form, stacked by rows and dequantised. If the form sorts
+        columns by group, they stay sorted, and products reorder their inputs."""
         form = self.forms[names[0]]
         infos = [form.infos(shape) for shape in shapes]
-        parts = [
-            self.stacked([self.weight(f"{name}.{part}", *info[part].shape) for name, info in zip(names, infos, strict=True)])
-            for part in form.parts
-        ]
+
+        def stacked(part: str) -> Var:
+            return self.stacked([self.weight(f"{name}.{part}", *info[part].shape) for name, info in zip(names, infos, strict=True)])
+
+        parts = [stacked(part) for part in form.numbers]
+        if form.per_unit:
+            parts[1:] = [
+                self.call(DEQUANTIZE, *both, bits=8, group=form.per_unit) for both in zip(parts[1:], map(stacked, form.units), strict=True)
+            ]
         group = 0 if form.group == shapes[0][-1] else form.group
         found = self.call(DEQUANTIZE, *parts, bits=form.bits, group=group, shifted=form.offset is Offset.SHIFT)
         self._decoded.add(found)
+        if form.ordered:
+            (name,), (info,) = names, infos
+            self._orders[found] = self.weight(f"{name}.{ORDER}", *info[ORDER].shape)
         return found
 
+    def _unsorted(self, w: Var, shape: tuple[int, ...]) -> Var:
+        """Return a matrix whose columns are in the order of the inputs."""
+        if (order := self._orders.get(w)) is None:
+            return w
+        places = self.call(BROADCAST_TO, order, ShapeValue(tuple(map(Dim.of, shape))))
+        return self.call(SCATTER, w, places, w, axis=1)
+
     def vector(self, name: str, size: int) -> Var:
-        """A weight of one axis, as the arithmetic wants it."""
+        """Return a one-dimensional weight as f32."""
         return self.as_f32(self.weight(name, size))
 
     # --- values --------------------------------------------------------------------------------------------------------
@@ -154,12 +182,14 @@ class Net:
         bias: bool = False,
         format: WeightFormat | None = None,
     ) -> Var:
-        """One product for one or several layers over the same input: their outputs stand side by side."""
+        """Apply one or several linear layers to the same input, and concatenate their outputs. Weights of the same form are multiplied in
+        one product."""
         names = (names,) if isinstance(names, str) else names
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         pairs = list(zip(names, sizes, strict=True))
         forms = {self.forms.get(f"{n}.weight") for n in names}
-        if len(forms) > 1:  # each is multiplied as it is held
+        are_sorted = any(form is not None and form.ordered for form in forms)
+        if len(forms) > 1 or (are_sorted and len(names) > 1):  # matrices of different forms or orders are multiplied separately
             products = [self.linear(x, n, in_size, s, bias=bias, format=format) for n, s in pairs]
             return self.call(CONCAT, *products, axis=1)
         if forms != {None}:
@@ -169,29 +199,34 @@ class Net:
         return self.product(x, w, self.stacked([self.vector(f"{n}.bias", s) for n, s in pairs]) if bias else None, format=format)
 
     def product(self, x: Atom, w: Var, bias: Var | None = None, *, format: WeightFormat | None = None) -> Var:
-        """The product with a matrix [outputs, inputs] that is made of weights. One that is decoded on the way is not rounded again."""
+        """Multiply by a matrix [outputs, inputs] that is computed from weights. A matrix that is dequantised from the checkpoint is not
+        rounded again."""
         format = format or self.format
         if self._is_decoded(w):
+            x = self.call(TAKE, x, self._orders[w], axis=1) if w in self._orders else x
             return self.call(LINEAR, x, w, *([] if bias is None else [bias]))
         operands = (x, self._held(w, format), *([] if bias is None else [bias]))
-        return self.call(LINEAR, *operands, tolerates="bf16" if format.bits == 16 else None)
+        return self.call(LINEAR, *operands, tolerates=format.tolerates)
 
     def expert_linear(self, x: Atom, name: str, experts: Atom, count: int, in_size: int, size: int, *, bias: bool = False) -> Var:
-        """The product of each row with the matrix of its expert; `name` is that of the tensor of all of them."""
-        w = self.weight(f"{name}.weight", count, size, in_size)
+        """Multiply each row by the matrix of its expert. `name` is the name of the tensor that joins the matrices of all experts."""
+        own, shape = f"{name}.weight", (count, size, in_size)
+        w = self.held([own], [shape]) if own in self.forms else self.weight(own, *shape)
+        if w in self._orders:
+            x = self.call(GATHER, x, self.call(TAKE, self._orders[w], experts, axis=0), axis=1)
         return self.chosen_product(x, w, experts, self.as_f32(self.weight(f"{name}.bias", count, size)) if bias else None)
 
     def chosen_product(self, x: Atom, w: Var, choice: Atom, bias: Var | None = None) -> Var:
-        """The product of each row with the matrix of `w[matrices, outputs, inputs]` that it chooses."""
+        """Multiply each row by the matrix of `w[matrices, outputs, inputs]` that it chooses."""
         decoded = self._is_decoded(w)
         operands = (x, w if decoded else self._held(w, self.format), choice, *([] if bias is None else [bias]))
-        return self.call(EXPERT_LINEAR, *operands, tolerates="bf16" if self.format.bits == 16 and not decoded else None)
+        return self.call(EXPERT_LINEAR, *operands, tolerates=None if decoded else self.format.tolerates)
 
     def rms_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0) -> Var:
         return self.call(RMS_NORM, x, self.vector(f"{name}.weight", size), eps=eps, weight_offset=offset)
 
     def unit_norm(self, x: Atom, size: int, eps: float) -> Var:
-        """An RMS norm without weights."""
+        """Apply an RMS norm without weights."""
         return self.call(RMS_NORM, x, Constant(np.ones(size, np.float32)), eps=eps)
 
     def layer_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0, bias: bool = True) -> Var:
@@ -202,13 +237,13 @@ class Net:
         return self.call(LAYER_NORM, x, weight, shift, eps=eps)
 
     def head(self, x: Atom, name: str, in_size: int, vocab: int, *, bias: bool = False) -> Var:
-        return self.linear(x, name, in_size, vocab, bias=bias, format=WeightFormat(8) if self.format.bits < 8 else None)
+        return self.linear(x, name, in_size, vocab, bias=bias, format=WeightFormat(8) if self.format.bits < 8 or self.format.fast else None)
 
     def _is_decoded(self, w: Var) -> bool:
         return w in self._decoded
 
     def _held(self, w: Var, format: WeightFormat) -> Var:
-        """The weight as it lies in memory, and the decoding that the product does on the way."""
+        """Return the weight as held in memory in this format, followed by the decoding, which is fused into the product."""
         assert isinstance(w.type, TensorType) and w.type.dtype is not None and w.type.shape is not None
         if format.bits == 32 or (format.bits == 16 and w.type.dtype is not F32):
             return w
@@ -217,7 +252,9 @@ class Net:
         in_size = w.type.shape[-1].const
         if format.group and in_size % format.group:
             fitting = ["int8", *(f"int{format.bits}-{group}" for group in GROUPS if in_size % group == 0)]
-            raise ConfigError(f"{w.name} has {in_size} inputs, no multiple of the group of {format.group}; choose {' or '.join(fitting)}")
+            raise ConfigError(
+                f"{w.name} has {in_size} inputs, not a multiple of the group size {format.group}; choose {' or '.join(fitting)}"
+            )
         both = self.call(QUANTIZE, self.as_f32(w), bits=format.bits, group=format.group, dtype=format.scale_dtype)
         return self.call(DEQUANTIZE, self.field(both, 0), self.field(both, 1), bits=format.bits, group=format.group)
 
@@ -226,5 +263,5 @@ class Net:
 
 
 def prefix_of(dtypes: Mapping[str, DType], prefix: str) -> str:
-    """The prefix, if the checkpoint has it: a model that was saved without a head lacks it."""
+    """Return the prefix if names in the checkpoint have it, else "". Models saved without a head lack it."""
     return prefix if any(name.startswith(prefix) for name in dtypes) else ""

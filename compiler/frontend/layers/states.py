@@ -1,4 +1,4 @@
-"""Layers that keep a state per sequence in the place of keys and values."""
+"""Layers that keep a state per sequence instead of keys and values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from compiler.ops.elementwise import ABS, ADD, EXP, LOG, MULTIPLY, NEGATIVE, REL
 from compiler.ops.scan import STATE_SCAN
 from compiler.ops.states import CAUSAL_CONV, INPUT_TAILS, STATE_READ, STATE_WRITE
 
-GATE_FORMAT = WeightFormat(32)  # as the file has it: an error of what a state forgets grows with every token
+GATE_FORMAT = WeightFormat(32)  # f32, since an error in the decay of a state grows with every token
 INPUTS, MATRICES = 0, 1  # the parts of a state: see `compiler/frontend/cache_groups.py`
 
 
 def convolution(layer: Layer, x: Var, name: str, size: int, taps: int, *, bias: bool = False) -> Var:
-    """A causal convolution of each of the elements of `x[tokens, size]` with its own taps."""
+    """Apply a causal convolution to `x[tokens, size]`. Each channel has separate taps."""
     net, batch, (states, index) = layer.step.net, layer.step.batch, layer.state
     held = _held(layer)[INPUTS]
     before = net.reshape(net.call(STATE_READ, held, states.sources, index), _length(states.sources), taps - 1, size)
@@ -30,7 +30,7 @@ def convolution(layer: Layer, x: Var, name: str, size: int, taps: int, *, bias: 
 
 
 def scan(layer: Layer, q: Var, k: Var, v: Var, decay: Var, *beta: Var) -> Var:
-    """`v[tokens, heads, size]` through the matrices of the layer's heads; see `compiler/ops/scan.py`."""
+    """Scan `v[tokens, heads, size]` with the layer's state matrices; see `compiler/ops/scan.py`."""
     net, batch, (states, index) = layer.step.net, layer.step.batch, layer.state
     lists = states.sources, batch.starts, batch.saved, states.pages
     both = net.call(STATE_SCAN, _held(layer)[MATRICES], q, k, v, decay, *lists, index, *beta)
@@ -39,13 +39,13 @@ def scan(layer: Layer, q: Var, k: Var, v: Var, decay: Var, *beta: Var) -> Var:
 
 
 def heads_of(layer: Layer, mixed: Var, begin: int, count: int, size: int) -> Var:
-    """The heads [tokens, count, size] that begin at this column."""
+    """Return `count` heads of this size that begin at column `begin`: [tokens, count, size]."""
     net = layer.step.net
     return net.reshape(net.slice(mixed, 1, begin, begin + count * size), layer.step.t, count, size)
 
 
 def step_sizes(layer: Layer, x: Var, bias: str, r: Recurrence) -> Var:
-    """How far the state of each head [tokens, heads] goes: `softplus(x + bias)`."""
+    """Return the step size of each head, [tokens, heads]: `softplus(x + bias)`."""
     net = layer.step.net
     return softplus(net, net.add(x, net.vector(layer.name(bias), r.num_heads)))
 
@@ -58,7 +58,7 @@ def forgetting(layer: Layer, steps: Var, rate: str, r: Recurrence) -> Var:
 
 
 def softplus(net: Net, x: Var) -> Var:
-    """`log(1 + exp(x))` without an overflow."""
+    """Compute `log(1 + exp(x))` without overflow."""
     tail = net.call(LOG, net.call(ADD, net.call(EXP, net.call(NEGATIVE, net.call(ABS, x))), ScalarValue(1.0, "f32")))
     return net.add(net.call(RELU, x), tail)
 
@@ -69,7 +69,7 @@ def _held(layer: Layer) -> tuple[Atom, ...]:
 
 
 def _keep(layer: Layer, part: int, kept: Var) -> None:
-    """What the next layer goes on with."""
+    """Store the new value of one part of the state, from which the next layer continues."""
     held = _held(layer)
     layer.step.appended[layer.state[0]] = *held[:part], kept, *held[part + 1 :]
 

@@ -1,1 +1,1 @@
-"""Checkpoints whose weights are quantised already: how each method stores a matrix, and which values it stands for."""
+"""Quantised checkpoints: how each quantisation method stores a matrix, and how the matrix is computed from what is stored."""

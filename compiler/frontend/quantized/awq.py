@@ -1,7 +1,8 @@
-"""AWQ: integers of 4 bits packed along the outputs, a scale and a zero point for each group of inputs."""
+"""AWQ: integers of 4 bits packed along the outputs, with a scale and a zero point for each group of inputs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +12,8 @@ from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.held import Form, Offset, halves
 from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts, expect, is_even, scale_type, unpack
 
-EIGHT = 8  # numbers of a word
-PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # where a word holds each of eight columns: columns 0, 2, 4, 6 come first
+EIGHT = 8  # numbers per 32-bit word
+PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position in a word of each of eight columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Awq:
         scales = np.repeat(parts["scales"].astype(np.float32), size, 0)
         return np.ascontiguousarray((scales * (numbers - np.repeat(zeros, size, 0)).astype(np.float32)).T)
 
-    def form(self, infos: Infos) -> Form | None:
+    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
         length, groups = infos["qweight"].shape[0], infos["scales"].shape[0]
         return Form(4, length // groups, scale_type(infos, "scales"), Offset.ZERO) if is_even(length, groups) else None
 
@@ -57,7 +58,7 @@ def read_awq(fields: Fields) -> Method:
     if fields.integer("bits", fields.raw("w_bit", 4)) != 4:
         raise fields.error("bits", "4")
     if (version := fields.text("version", "gemm")).lower() != "gemm":
-        raise fields.error("version", f"gemm; weights packed for {version} lie in another order")
+        raise fields.error("version", f"gemm; weights packed for {version} have another order")
     fields.skip(
         "zero_point", "group_size", "q_group_size", "backend", "modules_to_not_convert", "do_fuse", "exllama_config", "fuse_max_seq_len"
     )

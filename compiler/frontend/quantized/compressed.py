@@ -1,9 +1,9 @@
-"""compressed-tensors: integers, packed or as bytes, or 8-bit floats, with scales per group, per row or per matrix."""
+"""compressed-tensors: integers, packed or one per byte, or 8-bit floats, with scales per group, per row or per matrix."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,12 +11,26 @@ from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.fp8 import Scaled, block_of
 from compiler.frontend.quantized.held import Form, Offset, halves
-from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts, expect, is_even, per_group, scale_type, unpack
+from compiler.frontend.quantized.method import (
+    Array,
+    Floats,
+    Infos,
+    Layout,
+    Method,
+    Parts,
+    are_even,
+    expect,
+    is_even,
+    order_of,
+    per_group,
+    scale_type,
+    unpack,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Integers of 4 or 8 bits, packed along the inputs, stored with an offset of half their range."""
+    """Integers of 4 or 8 bits, packed along the inputs. Each is stored plus half the range of its type."""
 
     bits: int
 
@@ -49,19 +63,26 @@ class Packed:
             zeros = unpack(parts["weight_zero_point"], self.bits, 0)[: len(numbers)] - half
         if "weight_g_idx" in parts:
             groups = parts["weight_g_idx"].astype(np.int64)
-            if groups.size and not 0 <= groups.min() <= groups.max() < scales.shape[1]:
-                raise DamagedFile(f"its weight_g_idx names groups {groups.min()} to {groups.max()}, expected 0 to {scales.shape[1] - 1}")
+            order_of(groups, scales.shape[1], "weight_g_idx")
             return scales[:, groups] * (numbers - zeros[:, groups]).astype(np.float32)
         length = numbers.shape[1]
         return per_group(scales, length) * (numbers - per_group(zeros, length)).astype(np.float32)
 
-    def form(self, infos: Infos) -> Form | None:
-        return None if "weight_g_idx" in infos else _form(infos, self.bits, self.shape(infos)[1])
+    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
+        form = _form(infos, self.bits, self.shape(infos)[1])
+        if form is None or "weight_g_idx" not in infos:
+            return form
+        groups, count = read("weight_g_idx").astype(np.int64), infos["weight_scale"].shape[1]
+        ordered = order_of(groups, count, "weight_g_idx") is not None
+        return replace(form, ordered=ordered) if are_even(groups, count) else None
 
     def held(self, parts: Parts) -> Parts:
-        numbers = unpack(parts["weight_packed"], self.bits, 1)
+        numbers, count = unpack(parts["weight_packed"], self.bits, 1), parts["weight_scale"].shape[1]
         half = 0 if self.bits == 4 else 128
-        found = {"q": halves(numbers) if self.bits == 4 else (numbers - half).astype(np.int8), "scale": parts["weight_scale"]}
+        found: dict[str, Array] = {"scale": parts["weight_scale"]}
+        if "weight_g_idx" in parts and (order := order_of(parts["weight_g_idx"].astype(np.int64), count, "weight_g_idx")) is not None:
+            numbers, found["order"] = numbers[:, order], order
+        found["q"] = halves(numbers) if self.bits == 4 else (numbers - half).astype(np.int8)
         if "weight_zero_point" not in parts:
             return found
         return {**found, "zero": unpack(parts["weight_zero_point"], self.bits, 0)[: len(numbers)] - half}
@@ -69,7 +90,7 @@ class Packed:
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Integers of 8 bits as they are."""
+    """Integers of 8 bits, one per byte."""
 
     @property
     def layout(self) -> Layout:
@@ -91,7 +112,7 @@ class Bytes:
             numbers = numbers - per_group(parts["weight_zero_point"].astype(np.int32), length)
         return per_group(scales, length) * numbers.astype(np.float32)
 
-    def form(self, infos: Infos) -> Form | None:
+    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
         return _form(infos, 8, infos["weight"].shape[1])
 
     def held(self, parts: Parts) -> Parts:
@@ -107,7 +128,7 @@ def _form(infos: Infos, bits: int, length: int) -> Form | None:
 
 
 def _check_scale(infos: Infos, shape: tuple[int, int]) -> int:
-    """The number of groups."""
+    """Return the number of groups. Raise DamagedFile if the scales do not fit the matrix."""
     found = infos["weight_scale"].shape
     groups = found[1] if len(found) == 2 else 0
     if groups < 1 or shape[1] % groups:
@@ -117,7 +138,7 @@ def _check_scale(infos: Infos, shape: tuple[int, int]) -> int:
 
 
 def read_compressed(fields: Fields) -> Method:
-    """One scheme for all matrices that are quantised. How rows would be quantised changes nothing: rows stay as they are."""
+    """Read the scheme that all quantised matrices share. A scheme for activations is ignored, since activations are not quantised."""
     fields.skip("ignore", "version", "global_compression_ratio", "quantization_status", "sparsity_config", "transform_config")
     for name in ("kv_cache_scheme",):
         if fields.raw(name):

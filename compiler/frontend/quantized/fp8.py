@@ -1,7 +1,8 @@
-"""Weights of 8-bit floats with a scale for each block of rows and inputs, for each row, or for the whole matrix."""
+"""Weights of 8-bit floats with one scale per block of rows and inputs, per row, or per matrix."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.held import Form
-from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts
+from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts
 from compiler.frontend.weights import DTYPES
 
 FLOATS = (DTYPES["F8_E4M3"], DTYPES["F8_E5M2"])
@@ -17,9 +18,9 @@ FLOATS = (DTYPES["F8_E4M3"], DTYPES["F8_E5M2"])
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """`block`: the extent of a block, where scales have two axes longer than one."""
+    """A matrix of 8-bit floats and its scales. `block` is the extent of a block if each block has a scale."""
 
-    scale: str  # the part that holds the scales
+    scale: str  # name of the tensor that holds the scales
     block: tuple[int, int] | None = None
 
     @property
@@ -46,8 +47,8 @@ class Scaled:
             scale = np.repeat(np.repeat(scale, self.block[0], 0), self.block[1], 1)[: len(weight), : weight.shape[1]]
         return weight * scale
 
-    def form(self, infos: Infos) -> Form | None:
-        """Floats of 8 bits are no multiples of a scale."""
+    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
+        """Return None: the matrix is held as values, since 8-bit floats are not integer multiples of a scale."""
         return None
 
     def held(self, parts: Parts) -> Parts:

@@ -1,7 +1,12 @@
-"""GPTQ: integers packed along the inputs, a scale and a zero point for each group of inputs; `g_idx` tells the group of each input."""
+"""GPTQ: integers packed along the inputs, with a scale and a zero point for each group of inputs. `g_idx` has the group of each input.
+
+The form of a matrix follows from its tensors. The configuration's fields `desc_act` and `sym`, which may contradict the tensors, are
+ignored.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,15 +14,26 @@ import numpy as np
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.held import Form, Offset, halves
-from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts, expect, is_even, scale_type, unpack
+from compiler.frontend.quantized.method import (
+    Array,
+    Floats,
+    Infos,
+    Layout,
+    Method,
+    Parts,
+    are_even,
+    expect,
+    is_even,
+    order_of,
+    scale_type,
+    unpack,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Gptq:
     bits: int
-    zero_offset: int  # what files store less than the zero point
-    is_ordered: bool  # groups are neighbours, whatever g_idx there is
-    is_symmetric: bool  # zero points are all in the middle
+    zero_offset: int  # zero point minus the number stored for it
 
     @property
     def layout(self) -> Layout:
@@ -45,28 +61,37 @@ class Gptq:
         groups = np.arange(len(numbers)) // (len(numbers) // len(scales))
         if "g_idx" in parts:
             groups = parts["g_idx"].astype(np.int64)
-            if groups.size and not 0 <= groups.min() <= groups.max() < len(scales):
-                raise DamagedFile(f"its g_idx names groups {groups.min()} to {groups.max()}, expected 0 to {len(scales) - 1}")
+            order_of(groups, len(scales), "g_idx")
         return np.ascontiguousarray((scales[groups] * (numbers - zeros[groups]).astype(np.float32)).T)
 
-    def form(self, infos: Infos) -> Form | None:
+    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
         length, groups = self.shape(infos)[1], infos["scales"].shape[0]
-        if self.bits == 2 or not self.is_ordered or not is_even(length, groups):
+        if self.bits == 2 or not is_even(length, groups):
             return None
-        return Form(self.bits, length // groups, scale_type(infos, "scales"), Offset.NONE if self.is_symmetric else Offset.ZERO)
+        ordered = False
+        if "g_idx" in infos:
+            index = read("g_idx").astype(np.int64)
+            ordered = order_of(index, groups, "g_idx") is not None
+            if not are_even(index, groups):
+                return None
+        offset = Offset.NONE if self.is_symmetric(read("qzeros")) else Offset.ZERO
+        return Form(self.bits, length // groups, scale_type(infos, "scales"), offset, ordered)
 
     def held(self, parts: Parts) -> Parts:
         numbers = unpack(parts["qweight"], self.bits, 0).T
         zeros = unpack(parts["qzeros"], self.bits, 1).T + self.zero_offset
-        size = numbers.shape[1] // zeros.shape[1]
-        if "g_idx" in parts and not np.array_equal(parts["g_idx"], np.arange(numbers.shape[1]) // size):
-            raise DamagedFile("its g_idx parts neighbours, though desc_act is false; take --quantize bf16")
+        found: dict[str, Array] = {"scale": parts["scales"].T}
+        if "g_idx" in parts and (order := order_of(parts["g_idx"].astype(np.int64), zeros.shape[1], "g_idx")) is not None:
+            numbers, found["order"] = numbers[:, order], order
         half = 1 << self.bits - 1
-        if self.is_symmetric and (zeros != half).any():
-            raise DamagedFile(f"its zero points are not all {half}, though sym is true; take --quantize bf16")
-        offset = 0 if self.bits == 4 else half
-        found = {"q": halves(numbers) if self.bits == 4 else (numbers - half).astype(np.int8), "scale": parts["scales"].T}
-        return found if self.is_symmetric else {**found, "zero": zeros - offset}
+        if not self.is_symmetric(parts["qzeros"]):
+            found["zero"] = zeros - (0 if self.bits == 4 else half)
+        return {**found, "q": halves(numbers) if self.bits == 4 else (numbers - half).astype(np.int8)}
+
+    def is_symmetric(self, zeros: Array) -> bool:
+        """Return whether all stored zero points are in the middle of the range."""
+        word = sum((1 << self.bits - 1) - self.zero_offset << shift for shift in range(0, 32, self.bits))
+        return (zeros.view(np.uint32) == word).all().item()
 
 
 def read_gptq(fields: Fields) -> Method:
@@ -79,4 +104,4 @@ def read_gptq(fields: Fields) -> Method:
     if fields.raw("dynamic"):
         raise fields.error("dynamic", "nothing: all matrices of one form")
     fields.skip(*(name for name in fields.values if name not in ("quant_method", "bits", "checkpoint_format", "dynamic")))
-    return Gptq(bits, 1 if kind == "gptq" else 0, not fields.flag("desc_act", True), fields.flag("sym", False))
+    return Gptq(bits, 1 if kind == "gptq" else 0)

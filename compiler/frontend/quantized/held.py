@@ -1,7 +1,13 @@
-"""Matrices of a quantised checkpoint as a program holds them: integers with a scale per group, in the layout of `dequantize`.
+"""Matrices of a quantised checkpoint in the form that programs hold: integers with a scale per group, in the layout of `dequantize`.
 
-A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, where it has them, `m.weight.zero` or `m.weight.shift`. No value is rounded:
-what `dequantize` makes of them equals, bit for bit, what the method's own library makes of the checkpoint.
+A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. No value is
+rounded: `dequantize` gives, bit for bit, the values that the library of the quantisation method computes from the checkpoint.
+
+Scales and shifts may be integers themselves, in units of a float that several groups share: then `m.weight.scale_unit` and
+`m.weight.shift_unit` hold these floats.
+
+If the inputs of a group are not consecutive in the checkpoint, the columns of `q` are sorted by group, and `m.weight.order` has the input
+of each column. A program then reorders the inputs of the product.
 """
 
 from __future__ import annotations
@@ -18,38 +24,55 @@ from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 from compiler.ir.dtypes import DType
 
 Array = NDArray[Any]
-Q, SCALE = "q", "scale"
+Q, SCALE, ORDER = "q", "scale", "order"
+UNIT = "_unit"  # ending of the part that holds the units of another part
 
 
 class Offset(StrEnum):
-    """What takes the numbers of a group to where they belong."""
+    """The offset of the numbers in a group."""
 
-    NONE = "none"  # numbers of 8 bits lie around 0, of 4 bits around 8
-    ZERO = "zero"  # a number per group is subtracted before the scale
-    SHIFT = "shift"  # a value per group is subtracted behind the scale
+    NONE = "none"  # no offset: numbers of 8 bits are symmetric around 0, those of 4 bits around 8
+    ZERO = "zero"  # a zero point per group is subtracted before scaling
+    SHIFT = "shift"  # a shift per group is subtracted after scaling
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
     bits: int  # 4 or 8
-    group: int  # inputs that share a scale
-    scale: DType
+    group: int  # number of inputs that share a scale
+    scale: DType  # type of scales, or of their units
     offset: Offset = Offset.NONE
+    ordered: bool = False  # whether columns are sorted by group; the part `order` then has the input of each column
+    per_unit: int = 0  # number of groups that share a unit; 0: scales and shifts are floats
 
     @property
-    def parts(self) -> tuple[str, ...]:
+    def numbers(self) -> tuple[str, ...]:
+        """The names of the parts that `dequantize` reads."""
         return (Q, SCALE) if self.offset is Offset.NONE else (Q, SCALE, str(self.offset))
 
     @property
+    def units(self) -> tuple[str, ...]:
+        return tuple(f"{part}{UNIT}" for part in self.numbers[1:]) if self.per_unit else ()
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return (*self.numbers, *self.units, *([ORDER] if self.ordered else []))
+
+    @property
     def offset_dtype(self) -> DType:
-        return self.scale if self.offset is Offset.SHIFT else DType.U8 if self.bits == 4 else DType.I16
+        if self.offset is Offset.SHIFT:
+            return DType.I8 if self.per_unit else self.scale
+        return DType.U8 if self.bits == 4 else DType.I16
 
     def infos(self, shape: tuple[int, ...]) -> dict[str, TensorInfo]:
-        """Of the parts of a matrix of this shape."""
+        """Return the descriptions of the parts of a matrix of this shape."""
         *rows, length = shape
-        groups = (*rows, length // self.group)
-        shapes = {Q: (*rows, length * self.bits // 8), SCALE: groups, str(self.offset): groups}
-        kinds = {Q: DType.U8 if self.bits == 4 else DType.I8, SCALE: self.scale, str(self.offset): self.offset_dtype}
+        groups, units = (*rows, length // self.group), (*rows, length // self.group // (self.per_unit or 1))
+        shapes = {Q: (*rows, length * self.bits // 8), SCALE: groups, str(self.offset): groups, ORDER: (*rows[:-1], length)}
+        scale = DType.I8 if self.per_unit else self.scale
+        kinds = {Q: DType.U8 if self.bits == 4 else DType.I8, SCALE: scale, str(self.offset): self.offset_dtype, ORDER: DType.I32}
+        shapes |= dict.fromkeys(self.units, units)
+        kinds |= dict.fromkeys(self.units, self.scale)
         return {part: _info(shapes[part], kinds[part].numpy) for part in self.parts}
 
 
@@ -61,13 +84,13 @@ def _info(shape: tuple[int, ...], dtype: np.dtype[Any]) -> TensorInfo:
 
 
 def halves(numbers: Array) -> NDArray[np.uint8]:
-    """Numbers from 0 to 15, two in a byte, the even one in the lower half."""
+    """Pack numbers from 0 to 15 into bytes: the number with the even index is in the lower four bits."""
     small: NDArray[np.uint8] = numbers.astype(np.uint8)
     return small[..., 0::2] | small[..., 1::2] << np.uint8(4)
 
 
 class Holding(Protocol):
-    """A source that knows the integers behind some of its values."""
+    """A source that can return the integers that encode some of its matrices."""
 
     @property
     def forms(self) -> Mapping[str, Form]: ...
@@ -79,7 +102,7 @@ class HoldingSource(WeightSource, Holding, Protocol): ...
 
 
 class HeldWeights:
-    """A WeightSource of the integers of another; what has no form keeps its values."""
+    """A WeightSource in which the integers that encode a matrix replace the matrix. Tensors without a form keep their values."""
 
     def __init__(self, source: HoldingSource) -> None:
         self._source = source
@@ -106,7 +129,8 @@ class HeldWeights:
 
 
 def forms_of(tensors: Mapping[str, TensorInfo]) -> dict[str, Form]:
-    """The forms of the matrices that a source holds as integers, whoever renamed or joined its tensors in between."""
+    """Return the forms of the matrices that a source holds as integers. They are recognised by the names and shapes of their parts, so it
+    does not matter whether other sources renamed or joined the tensors."""
     found: dict[str, Form] = {}
     for name, info in tensors.items():
         matrix, _, part = name.rpartition(".")
@@ -114,10 +138,14 @@ def forms_of(tensors: Mapping[str, TensorInfo]) -> dict[str, Form]:
         if part == Q and matrix.endswith(".weight") and scale is not None:
             bits = 4 if info.dtype == np.uint8 else 8
             offset = next((kind for kind in (Offset.ZERO, Offset.SHIFT) if f"{matrix}.{kind}" in tensors), Offset.NONE)
-            found[matrix] = Form(bits, info.shape[-1] * 8 // bits // scale.shape[-1], DType.from_numpy(scale.dtype), offset)
+            group = info.shape[-1] * 8 // bits // scale.shape[-1]
+            unit = tensors.get(f"{matrix}.{SCALE}{UNIT}")
+            per_unit = scale.shape[-1] // unit.shape[-1] if unit is not None else 0
+            floats = DType.from_numpy((unit or scale).dtype)
+            found[matrix] = Form(bits, group, floats, offset, f"{matrix}.{ORDER}" in tensors, per_unit)
     return found
 
 
 def is_held(name: str) -> bool:
-    """Whether a program multiplies by the matrix alone: rows of embeddings are read one by one."""
+    """Return whether programs use the tensor only as a matrix in products. Embeddings are excluded, since their rows are also looked up."""
     return name.endswith(".weight") and "embed" not in name

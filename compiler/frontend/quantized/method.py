@@ -1,8 +1,8 @@
-"""What a method of quantisation is: the tensors that hold a matrix, its shape, and its values."""
+"""The interface of a quantisation method: the tensors that hold a matrix, its shape, and its values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,13 +22,14 @@ Parts = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The names of the tensors that hold one matrix. A name is that of the matrix, without `ending`, and one of the parts behind it."""
+    """The names of the tensors ("parts") that hold one matrix. The name of a part is the matrix's name without `ending`, followed by one of
+    these names."""
 
-    marker: str  # the part by which a quantised matrix is known
-    needed: tuple[str, ...]  # further parts that each matrix has
+    marker: str  # part by which a quantised matrix is recognised
+    needed: tuple[str, ...]  # other required parts
     optional: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()  # parts that say how rows are quantised: rows are not
-    ending: str = ".weight"  # of the name that the model has for the matrix
+    unused: tuple[str, ...] = ()  # parts for quantising activations; they are ignored
+    ending: str = ".weight"  # ending of the matrix's name in the model
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -40,24 +41,26 @@ class Method(Protocol):
     def layout(self) -> Layout: ...
 
     def shape(self, infos: Infos) -> tuple[int, ...]:
-        """The shape of the matrix. Raises DamagedFile where the parts do not fit together."""
+        """Return the shape of the matrix. Raise DamagedFile if the parts do not fit together."""
         ...
 
     def values(self, parts: Parts) -> Floats:
-        """The matrix [out, in]; each value is rounded once at most, to f32."""
+        """Return the matrix [out, in]. Each value is rounded at most once, to f32."""
         ...
 
-    def form(self, infos: Infos) -> Form | None:
-        """How a program holds the matrix without rounding it; None: as values. `shape` has seen the parts."""
+    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
+        """Return the form in which a program holds the matrix without rounding it, or None if it holds the matrix as floats. `shape` has
+        checked the parts; `read` returns a part."""
         ...
 
     def held(self, parts: Parts) -> Parts:
-        """The parts of that form."""
+        """Return the parts of the form that `form` returned."""
         ...
 
 
 def unpack(words: Array, bits: int, axis: int) -> NDArray[np.int32]:
-    """Unsigned numbers of `bits` bits, the lowest first, of words of 32 bits: the axis grows by 32 / bits."""
+    """Unpack unsigned numbers of `bits` bits from words of 32 bits, lowest bits first. The extent of the axis grows by a factor of 32 /
+    bits."""
     axis %= words.ndim
     shifts = np.arange(0, 32, bits, dtype=np.uint32).reshape([-1 if i == axis + 1 else 1 for i in range(words.ndim + 1)])
     numbers = np.expand_dims(words.view(np.uint32), axis + 1) >> shifts & np.uint32((1 << bits) - 1)
@@ -66,17 +69,31 @@ def unpack(words: Array, bits: int, axis: int) -> NDArray[np.int32]:
 
 
 def expect(infos: Infos, part: str, shape: tuple[int, ...], kinds: str) -> None:
-    """`kinds`: what the element type may be, by the letters of NumPy and "w" for words of 32 bits."""
+    """Raise DamagedFile unless the part has this shape and element type. `kinds` has the letters of the allowed NumPy kinds, and "w" for
+    words of 32 bits."""
     info = infos[part]
-    letter = "f" if info.dtype.kind == "V" else info.dtype.kind  # NumPy knows bf16 and fp8 as void
+    letter = "f" if info.dtype.kind == "V" else info.dtype.kind  # bf16 and fp8 have kind V in NumPy
     fits = letter in kinds or ("w" in kinds and info.dtype.kind in "iu" and info.dtype.itemsize == 4)
     if info.shape != shape or not fits:
         raise DamagedFile(f"its {part} is {info.dtype.name} {list(info.shape)}, expected {list(shape)}")
 
 
 def per_group(scales: Array, length: int) -> Array:
-    """Scales [out, groups], once for each of `length` inputs."""
+    """Repeat scales [out, groups] along the second axis, so that each input has a scale."""
     return np.repeat(scales, length // scales.shape[1], axis=1)
+
+
+def order_of(groups: Array, num_groups: int, part: str) -> Array | None:
+    """Return the inputs sorted by group, or None if they are sorted already. `part` is the name of the tensor that holds the group of each
+    input. Raise DamagedFile if a number is not that of a group."""
+    if groups.size and not 0 <= groups.min() <= groups.max() < num_groups:
+        raise DamagedFile(f"its {part} names groups {groups.min()} to {groups.max()}, expected 0 to {num_groups - 1}")
+    return None if (np.diff(groups) >= 0).all() else np.argsort(groups, kind="stable").astype(np.int32)
+
+
+def are_even(groups: Array, num_groups: int) -> bool:
+    """Return whether integer products support these groups, given as the group of each input: see `is_even`."""
+    return is_even(groups.size, num_groups) and (np.bincount(groups, minlength=num_groups) == groups.size // num_groups).all().item()
 
 
 def scale_type(infos: Infos, part: str) -> DType:
@@ -84,5 +101,5 @@ def scale_type(infos: Infos, part: str) -> DType:
 
 
 def is_even(length: int, groups: int) -> bool:
-    """Whether groups are such that integer products take them."""
+    """Return whether integer products support these groups: they must have equal lengths, which are multiples of 8."""
     return length % groups == 0 and length // groups % 8 == 0

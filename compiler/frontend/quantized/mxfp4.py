@@ -1,7 +1,8 @@
-"""MXFP4: floats of 4 bits (e2m1), two in a byte, with a power of two for each 32 inputs."""
+"""MXFP4: floats of 4 bits (e2m1), two per byte, with a power of two as the scale of each 32 inputs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,12 +10,13 @@ import numpy as np
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.held import Form
-from compiler.frontend.quantized.method import Floats, Infos, Layout, Method, Parts
+from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts
 
-NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # e2m1
-PAIRS = np.stack([np.tile(NUMBERS, 16), np.repeat(NUMBERS, 16)], -1).view(np.uint64)  # of each byte: the lower half comes first
-POWERS = np.ldexp(np.float32(1), np.arange(255) - 127)  # of each scale; 255 stands for no number
-BYTES = 16  # of a block
+NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # the values of e2m1
+# both values of each byte: first the value of the lower four bits
+PAIRS = np.stack([np.tile(NUMBERS, 16), np.repeat(NUMBERS, 16)], -1).view(np.uint64)
+POWERS = np.ldexp(np.float32(1), np.arange(255) - 127)  # value of each scale byte; byte 255 stands for NaN
+BYTES = 16  # bytes per block
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +42,13 @@ class Mxfp4:
         if scales.size and scales.max() == len(POWERS):
             raise DamagedFile(f"its scales hold {len(POWERS)}, which stands for no number; expected at most {len(POWERS) - 1}")
         values = np.empty((experts, outputs, count, 2 * BYTES), np.float32)
-        for expert in range(experts):  # one at a time: what is in between stays small
+        for expert in range(experts):  # one at a time, so that intermediate arrays stay small
             numbers = PAIRS.take(blocks[expert]).view(np.float32)
             np.multiply(numbers, POWERS[scales[expert, ..., None]], out=values[expert])
         return values.reshape(experts, outputs, -1)
 
-    def form(self, infos: Infos) -> Form | None:
-        """The values are exact in 16 bits; experts are stacked in ways of their own."""
+    def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
+        """Return None: the matrix is held as values, which are exact in 16 bits. No form describes the layout of the stacked experts."""
         return None
 
     def held(self, parts: Parts) -> Parts:

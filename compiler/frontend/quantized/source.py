@@ -1,4 +1,4 @@
-"""A checkpoint of quantised weights as a source of weights: each matrix under the name that the model has for it, as f32."""
+"""A quantised checkpoint as a source of weights: each matrix under its name in the model, as f32."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ METHODS: Final[Mapping[str, Callable[[Fields], Method]]] = {
     "gptq": read_gptq,
     "mxfp4": read_mxfp4,
 }
-FIELDS: Final = ("quantization_config", "compression_config")  # of a config.json
+FIELDS: Final = ("quantization_config", "compression_config")  # fields of a config.json
 
 
 def method_of(config: Mapping[str, object]) -> Method | None:
-    """How the weights beside this config.json are quantised; None: not at all."""
+    """Return the method by which the weights next to this config.json are quantised, or None if they are not quantised."""
     name = next((name for name in FIELDS if config.get(name) is not None), None)
     if name is None:
         return None
@@ -42,12 +42,12 @@ def method_of(config: Mapping[str, object]) -> Method | None:
         raise ConfigError(f"the weights are quantised by {kind}; known are {', '.join(METHODS)}, and GGUF files")
     method = METHODS[kind](fields)
     if unread := [f"{path} {value!r:.60}" for path, value in fields.unread()]:
-        raise ConfigError(f"{fields.where} has fields that nothing honours: {', '.join(unread)}")
+        raise ConfigError(f"{fields.where} has unsupported fields: {', '.join(unread)}")
     return method
 
 
 class QuantizedWeights:
-    """A WeightSource over the tensors of another."""
+    """A WeightSource that decodes the quantised tensors of another source."""
 
     def __init__(self, stored: WeightSource, method: Method) -> None:
         self._stored, self._method = stored, method
@@ -59,7 +59,7 @@ class QuantizedWeights:
             **{name: self._info(name) for name in self._parts},
         }
 
-        found = {name: self._method.form(self._infos(name)) for name in self._parts if is_held(name)}
+        found = {name: self._form(name) for name in self._parts if is_held(name)}
         self.forms: Mapping[str, Form] = {name: form for name, form in found.items() if form is not None}
 
     def read(self, name: str) -> Tensor:
@@ -68,7 +68,7 @@ class QuantizedWeights:
         return self._checked(name, self._method.values)
 
     def parts(self, name: str) -> Mapping[str, Tensor]:
-        """The integers behind a matrix, in its form."""
+        """Return the integers that encode a matrix, with their scales, in the matrix's form."""
         return self._checked(name, self._method.held)
 
     def release(self, name: str) -> None:
@@ -77,6 +77,12 @@ class QuantizedWeights:
 
     def digest(self) -> str:
         return self._stored.digest()
+
+    def _form(self, name: str) -> Form | None:
+        try:
+            return self._method.form(self._infos(name), lambda part: self._stored.read(self._parts[name][part]))
+        except DamagedFile as error:
+            raise DamagedFile(f"tensor {name!r}: {error}") from None
 
     def _info(self, name: str) -> TensorInfo:
         infos = self._infos(name)
@@ -97,7 +103,7 @@ class QuantizedWeights:
 
 
 def _matrices(tensors: Mapping[str, TensorInfo], method: Method) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """The name of each quantised matrix, with the tensor that holds each part."""
+    """Yield the name of each quantised matrix, and a mapping from its parts to the tensors that hold them."""
     layout = method.layout
     for name in tensors:
         marker = _joined("", layout.marker)

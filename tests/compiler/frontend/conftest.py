@@ -1,9 +1,11 @@
-"""Small models whose numbers are known (tests/golden/make_models.py), compiled once and driven like the engine drives them."""
+"""Small models with known logits (from tests/golden/make_models.py). Each is interpreted, or compiled once, and run in steps as the engine
+runs it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,9 @@ from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.registry import load_config, weights_of
 from compiler.frontend.weights import WeightSource, open_safetensors
+from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
+from compiler.ir.module import IRModule
 from compiler.machine.target import Target, host
 from deploy.bench.synthetic import RandomWeights, llama_config, shapes_of
 from runtime.cache_groups import CacheGroup
@@ -32,7 +36,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 BOUNDS = StepBounds(max_tokens=512, max_seqs=512, max_context=128)
 NUM_PAGES = 200
 
-Rows = NDArray[np.float32]  # of logits, or of hidden states
+Rows = NDArray[np.float32]  # [rows, values]: logits or hidden states
 
 
 def dtypes_of(source: WeightSource) -> dict[str, DType]:
@@ -57,14 +61,35 @@ class CausalModel:
         return self.sessions[num_threads]
 
     def start(self, *, num_threads: int = 1, seed: int = 0) -> Sequences:
-        """No sequences yet, an empty cache. Which pages they get depends on the seed."""
-        pages = np.random.default_rng(seed).permutation(np.arange(1, NUM_PAGES, dtype=np.int32))
-        caches = [GroupCache(group, pages) for group in groups_of(self.config, self.kv_dtype, BOUNDS.max_context)]
-        return Sequences(self.session(num_threads), self.entry, caches)
+        """Return a batch with no sequences yet and an empty cache. The seed determines which pages sequences get."""
+        return Sequences(self.session(num_threads), self.entry, _empty_caches(self.config, self.kv_dtype, seed))
+
+
+@dataclass(frozen=True, slots=True)
+class InterpretedModel:
+    """A model whose steps the NumPy interpreter computes. A step takes a hundredth of the time that compiling it would take."""
+
+    config: ModelConfig
+    source: WeightSource
+    module: IRModule
+    golden: dict[str, NDArray[Any]]
+
+    def start(self) -> Sequences:
+        return Sequences(self, ENTRY, _empty_caches(self.config, DType.F32, seed=0))
+
+    def call(self, entry: str, *args: Any) -> Rows:
+        weights = (self.source.read(param.name) for param in self.module.graph(entry).weights)
+        return Interpreter(self.module).call(entry, *args, *weights)
+
+
+def _empty_caches(config: ModelConfig, kv_dtype: DType, seed: int) -> list[GroupCache]:
+    pages = np.random.default_rng(seed).permutation(np.arange(1, NUM_PAGES, dtype=np.int32))
+    return [GroupCache(group, pages) for group in groups_of(config, kv_dtype, BOUNDS.max_context)]
 
 
 class GroupCache:
-    """The pages of a group, and who has which. What no sequence needs must not matter, so it is not zero."""
+    """The pages of one cache group, and the page table of each sequence. Unused pages hold NaN or 127, so that a test notices if they are
+    read."""
 
     def __init__(self, group: CacheGroup, free: NDArray[np.int32]) -> None:
         self.group = group
@@ -73,7 +98,8 @@ class GroupCache:
         self._tables: dict[str, NDArray[np.int32]] = {}
 
     def table(self, name: str, start: int, stop: int) -> NDArray[np.int32]:
-        """Pages for the tokens up to `stop`; those behind the window of token `start` are damaged."""
+        """Return a sequence's page table for the tokens before `stop`. Pages that are before the window of token `start` are overwritten
+        with garbage."""
         table = self._tables.get(name, np.empty(0, np.int32))
         size = self.group.page_size
         missing = -(-stop // size) - len(table)
@@ -88,15 +114,15 @@ class GroupCache:
 
 @dataclass(slots=True)
 class Sequences:
-    """Sequences in one cache; `feed` runs one step."""
+    """Sequences that share one cache. `feed` runs one step of the model."""
 
-    session: Session
+    session: Session | InterpretedModel
     entry: str
     caches: list[GroupCache]
     lengths: dict[str, int] = field(default_factory=dict[str, int])
 
     def feed(self, pieces: dict[str, Sequence[int]]) -> dict[str, Rows]:
-        """The next tokens of some sequences; the rows of all of them."""
+        """Append tokens to each named sequence in one step of the model, and return each sequence's rows."""
         ends = np.cumsum([len(piece) for piece in pieces.values()])
         starts = [self.lengths.setdefault(name, 0) for name in pieces]
         stops = [start + len(piece) for start, piece in zip(starts, pieces.values(), strict=True)]
@@ -124,14 +150,15 @@ def _golden(folder: Path) -> tuple[ModelConfig, WeightSource, dict[str, NDArray[
 
 
 def _wide() -> tuple[ModelConfig, WeightSource, dict[str, NDArray[Any]]]:
-    """Two layers whose products are wide enough for every way of going through them."""
+    """Return a model of two layers whose products are wide enough to use every kind of block."""
     config = llama_config(hidden=512, layers=2, heads=8, kv_heads=2, size=64, ffn=1408, vocab=1000)
     return config, RandomWeights(shapes_of(config)), {}
 
 
 @pytest.fixture(scope="session")
 def causal(compiled_once: Callable[..., Executable]) -> Callable[..., CausalModel]:
-    """`causal(case, format="f32", entry="step", target=host(), kv_dtype=DType.F32)`, compiled on first demand."""
+    """`causal(case, format="f32", entry="step", target=host(), kv_dtype=DType.F32)` returns the model of a case, which is compiled on first
+    use."""
     known: dict[tuple[str, str, str, str, DType], CausalModel] = {}
 
     def compiled(
@@ -147,3 +174,15 @@ def causal(compiled_once: Callable[..., Executable]) -> Callable[..., CausalMode
         return known[key]
 
     return compiled
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> Callable[[str], InterpretedModel]:
+    """`interpreted(case)` returns the model of a case with f32 weights, which is interpreted and not compiled."""
+
+    @lru_cache
+    def built(case: str) -> InterpretedModel:
+        config, source, golden = _golden(GOLDEN / case)
+        return InterpretedModel(config, source, build_step(config, dtypes_of(source), BOUNDS, DType.F32, WeightFormat.parse("f32")), golden)
+
+    return built

@@ -1,4 +1,4 @@
-"""Matrices packed as GPTQ and AWQ store them, one number at a time."""
+"""Pack matrices as GPTQ and AWQ checkpoints store them, one number at a time."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # the column of each number of a word
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # the columns of the eight 4-bit numbers in a word, from its lowest bits up
 
 
 def gptq(numbers: Array, zeros: Array, scales: Array, bits: int, *, zero_offset: int = 1, groups: Array | None = None) -> dict[str, Array]:
-    """`numbers` [in, out], `zeros` and `scales` [groups, out], all unsigned."""
+    """Pack unsigned `numbers` [in, out] as a GPTQ checkpoint does, with unsigned `zeros` [groups, out] and `scales` [groups, out]."""
     per_word = 32 // bits
     qweight = np.zeros((len(numbers) // per_word, numbers.shape[1]), np.uint32)
     for k in range(len(numbers)):

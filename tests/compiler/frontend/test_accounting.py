@@ -1,4 +1,4 @@
-"""What a model needs against what its files hold: all that is wrong, at once."""
+"""The tensors that a model needs are compared with those in its files. A single error lists everything that is wrong."""
 
 from pathlib import Path
 

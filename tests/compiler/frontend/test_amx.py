@@ -1,4 +1,4 @@
-"""Whole models on matrix units (or on amx_unit.c): as far from f32 as elsewhere, and to the last bit the same in every batch."""
+"""Whole models on AMX (or on its emulation in amx_unit.c) have logits as near to f32 as on other CPUs, and the same bits in every batch."""
 
 from __future__ import annotations
 

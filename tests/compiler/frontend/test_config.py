@@ -1,4 +1,5 @@
-"""config.json of every family in one vocabulary, positions as transformers turns them, and refusals with a remedy."""
+"""The config.json of every family becomes a ModelConfig: the same fields for all families, rotary embeddings as in transformers, and errors
+with a remedy."""
 
 import json
 import math
@@ -130,7 +131,7 @@ def test_pooling_beside_the_model() -> None:
         (
             "modules.json",
             [{"type": "models.Transformer"}, {"type": "models.Dense"}],
-            "expected Dense behind Pooling; here it is behind Transformer",
+            "expected Dense after Pooling; here it is after Transformer",
         ),
         ("modules.json", {}, "not a list"),
         ("modules.json", [{"type": "x.Pooling", "path": "../elsewhere"}], "the name of a directory"),
@@ -180,18 +181,21 @@ def test_a_wrong_field_is_named(changes: dict[str, Any], message: str) -> None:
 
 
 def test_a_gemma_whose_tokens_see_the_future_is_an_encoder() -> None:
-    """EmbeddingGemma calls itself gemma3_text. Half of its window lies before a token."""
+    """A config of model type gemma3_text whose tokens attend to later tokens is an EmbeddingGemma encoder. Its window is centred on a
+    token, so half of the window lies before the token."""
     config = parse_config(small("gemma3_text", use_bidirectional_attention=True, sliding_window=12, num_hidden_layers=6))
     assert config.family == "embeddinggemma" and not config.is_causal
     assert config.encoder is not None and config.encoder.reaches == (6, 6, 6, 6, 6, None)
-    with pytest.raises(ConfigError, match=r"attn_logit_softcapping of config\.json is 50\.0, expected null, as tokens see both ways"):
+    with pytest.raises(
+        ConfigError, match=r"attn_logit_softcapping of config\.json is 50\.0, expected null, since attention is bidirectional"
+    ):
         parse_config(small("gemma3_text", use_bidirectional_attention=True, attn_logit_softcapping=50.0))
 
 
 @pytest.mark.parametrize("field", ["moe_every_n_layers", "prenorm", "rotary_scaling_factor", "qkv_proj_bias"])
 def test_another_layer_of_nomic_is_refused(field: str) -> None:
     values = json.loads((GOLDEN / "nomic_bert" / "config.json").read_text())
-    with pytest.raises(ConfigError, match=f"{field} of config.json is .*, expected nothing: models with it have another layer"):
+    with pytest.raises(ConfigError, match=f"{field} of config.json is .*, expected no value: it selects a layer that is not supported"):
         parse_config({**values, field: 2 if field == "moe_every_n_layers" else True})
 
 
@@ -283,7 +287,8 @@ def test_latents_of_other_kinds_are_refused(changes: dict[str, Any], message: st
 
 
 def test_all_heads_attend_to_one_latent() -> None:
-    """The scale is of what a head would have, times the square of what stretched positions ask for."""
+    """In DeepSeek V2 all query heads attend to one latent head. The attention scale is that of the full head size, times the square of the
+    factor that YaRN prescribes for stretched positions."""
     config = load_config(MODELS / "deepseek_v2")
     assert (config.num_kv_heads, config.head_dim, config.num_heads) == (1, 32 + 8, 4)
     assert config.attention_scale == pytest.approx(24**-0.5 * (0.1 * 0.707 * math.log(4) + 1) ** 2)

@@ -1,4 +1,4 @@
-"""A row depends on its own sequence and on nothing else, to the last bit: not on the batch, the chunks, the pages or the threads."""
+"""The bits of a row depend on its own sequence alone, not on other sequences in the batch, chunks, pages or threads."""
 
 from __future__ import annotations
 
@@ -11,36 +11,43 @@ import pytest
 
 from runtime.executable import Call
 
-# Grouped heads; soft caps with windows; two ropes and scaled embeddings; stacked projections with a rope of many factors; and weights that
-# products decode; mixtures, whose rows stand beside those of other tokens that chose the same expert; and states.
-CASES = [
+# (model, weight format). The quick cases cover grouped heads, soft caps with windows, quantised weights, mixtures (which group rows of
+# different sequences by expert), sinks, states, latents and shared pages.
+QUICK = [
     ("llama", "f32"),
     ("gemma2", "f32"),
-    ("gemma3", "f32"),
-    ("phi3-longrope", "f32"),
     ("llama", "bf16"),
     ("llama", "int8"),
     ("qwen3", "int4"),
     ("qwen3_moe", "f32"),
-    ("mixtral", "int8"),
-    ("olmoe", "int4"),
     ("gpt_oss", "int8"),
-    ("lfm2", "f32"),
     ("qwen3_next", "int8"),
-    ("granitemoehybrid", "bf16"),
     ("falcon_h1", "int8"),
-    ("glm4_moe_lite", "bf16"),
     ("gemma4", "bf16"),
     ("deepseek_v2", "int8"),
+]
+# Other families, whose layers are of the same kinds.
+SLOW = [
+    ("gemma3", "f32"),
+    ("phi3-longrope", "f32"),
+    ("mixtral", "int8"),
+    ("olmoe", "int4"),
+    ("lfm2", "f32"),
+    ("granitemoehybrid", "bf16"),
+    ("glm4_moe_lite", "bf16"),
+]
+CASES = [
+    pytest.param(case, marks=[pytest.mark.xdist_group(case[0]), *([pytest.mark.slow] if case in SLOW else [])], id="-".join(case))
+    for case in (*QUICK, *SLOW)
 ]
 
 
 def text_of(model: Any) -> np.ndarray:
-    """Long enough to cross windows, pages and the original length of ropes."""
+    """Return a text that is longer than the model's window, than a page, and than the original context length of its rope."""
     return np.concatenate([model.golden["prompt"], model.golden["continuation"]])
 
 
-@pytest.fixture(params=[pytest.param(case, marks=pytest.mark.xdist_group(case[0])) for case in CASES], ids="-".join)
+@pytest.fixture(params=CASES)
 def model(request: pytest.FixtureRequest, causal: Callable[..., Any]) -> Any:
     return causal(*request.param)
 
@@ -63,7 +70,7 @@ def test_chunked_prefill_equals_whole(model: Any) -> None:
 
 
 def test_batch_equals_each_alone(model: Any) -> None:
-    """17 sequences of other lengths, prefill and decode mixed, in two steps."""
+    """17 sequences of different lengths run in two steps that mix prefill and decode. Each gets the bits that it gets alone."""
     random = np.random.default_rng(3)
     vocab_size = model.config.vocab_size
     firsts = {f"s{n}": random.integers(3, vocab_size, length) for n, length in enumerate([1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 40, 60])}
@@ -82,13 +89,13 @@ def test_batch_equals_each_alone(model: Any) -> None:
 def test_two_threads_equal_one(model: Any) -> None:
     text = text_of(model)
     one = model.start().feed({"a": text, "b": text[:30]})
-    for _ in range(3):  # who claims which part is different each time
+    for _ in range(3):  # the threads divide the work differently in each run
         two = model.start(num_threads=2).feed({"a": text, "b": text[:30]})
         for name in one:
             np.testing.assert_array_equal(one[name], two[name])
 
 
 def test_a_step_is_one_region(model: Any) -> None:
-    """All of it is replayed by one native call, so that the host is needed once per step."""
+    """One native call runs all kernels of a step, so the host acts only once per step."""
     callees = [i.callee for i in model.executable.meta.functions[model.entry].instructions if isinstance(i, Call)]
     assert callees.count("vm.run_region") == 1

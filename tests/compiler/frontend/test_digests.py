@@ -1,7 +1,8 @@
-"""The bytes of logits, per model, format and target, as recorded in tests/golden/digests.json.
+"""The digests of logits, per model, format and target, equal those recorded in tests/golden/digests.json.
 
-Every kernel has one meaning to the last bit, so a change of schedules, passes or code generation must leave these digests as they are.
-A change that is meant to alter results (a new order of summation, another rounding) refreshes them: pytest --update-golden.
+Every kernel must give the same bits whatever its schedule, so a change of schedules, passes or code generation must not change the digests.
+After a change that is meant to alter results (a new order of summation, another rounding), record the digests anew with pytest
+--update-golden.
 """
 
 from __future__ import annotations
@@ -20,10 +21,15 @@ from compiler.machine.target import Target, get
 
 DIGESTS = Path(__file__).parents[2] / "golden" / "digests.json"
 TARGETS = ("x86-64-v3", "avx512", "avx512-vnni-bf16")
-QUICK = (("wide", "bf16", DType.BF16), ("wide", "int8", DType.BF16), ("wide", "int4", DType.BF16), ("gemma2", "int8", DType.F32))
-# `wide` has products of several panels, of blocks of the contracted axis and of gated pairs; the others have what is special to a family.
+QUICK = (("wide", "bf16", DType.BF16), ("wide", "int8", DType.BF16), ("wide", "int4", DType.BF16))
+# (model, weight format, type of keys and values). The products of `wide` have several panels, several blocks of k, and gated pairs. The
+# other models cover details of a family.
 CASES = [
-    *(("wide", format, dtype) for format in ("f32", "bf16", "int8", "int4", "int8-128", "int4-128") for dtype in (DType.F32, DType.BF16)),
+    *(
+        ("wide", format, dtype)
+        for format in ("f32", "bf16", "int8", "int8-fast", "int4", "int8-128", "int4-128")
+        for dtype in (DType.F32, DType.BF16)
+    ),
     ("wide", "int8", DType.I8),
     ("gemma2", "int8", DType.F32),
     ("gemma3", "bf16", DType.BF16),
@@ -33,7 +39,8 @@ CASES = [
 
 
 def digest(model: Any) -> str:
-    """Of a mixed batch, of steps with one row, with few and with many sequences."""
+    """Return the digest of the logits of five steps: a mixed batch, steps with one and with three sequences, another mixed batch, and a
+    step with ten sequences."""
     random = np.random.default_rng(7)
     vocab = model.config.vocab_size
     sequences, found = model.start(num_threads=2), hashlib.sha256()

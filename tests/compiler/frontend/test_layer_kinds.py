@@ -1,4 +1,4 @@
-"""Families whose layers differ in what they keep: which layers have states, heads of which size, keys and values of whom."""
+"""Families with several kinds of layers: which layers have states, the head sizes of each layer, and layers that share keys and values."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_gemma_4_has_two_kinds_of_heads() -> None:
     groups = groups_of(config, DType.BF16, 4096)
     assert [(group.layers, group.window) for group in groups] == [((5, 11), None), (tuple(sorted({*range(11)} - {5})), 512)]
     assert [group.bytes_per_page for group in groups] == [2 * 2 * 4 * 16 * 512 * 2, 10 * 2 * 4 * 16 * 256 * 2]
-    short = groups_of(config, DType.BF16, 512)  # heads differ where windows do not count
+    short = groups_of(config, DType.BF16, 512)  # the windows cover this short context, but head sizes differ, so there are still two groups
     assert [(group.window, group.head_dim) for group in short] == [(None, 256), (None, 512)]
     joint = parse_config(small("gemma4_text", **GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=2))
     assert joint.heads_of_layer(5) == Heads(2, 512) and joint.values_from_keys == {5, 11}
@@ -78,7 +78,7 @@ def test_a_unified_gemma_4_has_no_inputs_per_layer() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("use_bidirectional_attention", "all", "vision or null: the tokens of texts see the past alone"),
+        ("use_bidirectional_attention", "all", "vision or null: attention between text tokens is causal"),
         ("num_global_key_value_heads", 3, r"a divisor of num_attention_heads \(8\)"),
     ],
 )
@@ -96,7 +96,7 @@ def test_granite_4_has_states_where_its_layers_say_so() -> None:
     config = parse_config(granite4())
     assert config.recurrence is not None and (config.recurrence.layers, config.recurrence.size) == ({0, 2}, 32)
     assert config.rope is None and config.mixture is not None and config.mixture.size == 128
-    assert config.intermediate_size == 1024  # of the MLP that all tokens take
+    assert config.intermediate_size == 1024  # size of the dense MLP that every token passes through
     named_anew = parse_config(granite4(layer_types=["linear_attention", "full_attention", "linear_attention"], mamba_d_head="auto"))
     assert named_anew == config
     dense = parse_config(
@@ -109,7 +109,7 @@ def test_granite_4_has_states_where_its_layers_say_so() -> None:
     ("field", "value", "expected"),
     [
         ("mamba_n_groups", 3, r"a divisor of mamba_n_heads \(4\)"),
-        ("mamba_d_head", 16, r"128 elements by mamba_n_heads \(4\)"),
+        ("mamba_d_head", 16, r"128 elements divided by mamba_n_heads \(4\)"),
         ("time_step_limit", [0.0, 0.1], r"\[0.0, Infinity\]: steps of any size"),
         ("layer_types", ["mamba"] * 3, "attention in at least one layer"),
         ("layer_types", ["conv"] * 3, "a list of 3 times mamba or linear_attention or attention or full_attention"),
@@ -146,7 +146,7 @@ def test_a_layer_of_nemotron_h_is_of_one_kind() -> None:
         ({"hybrid_override_pattern": "MEM-M"}, "hybrid_override_pattern of .* expected attention in at least one layer"),
         ({"layer_types": ["mamba"] * 5}, "layer_types of .* expected attention in at least one layer"),
         ({"layer_types": ["conv"] * 5}, "layer_types of .* expected a list of mamba, attention, mlp, moe"),
-        ({"num_hidden_layers": 4}, "num_hidden_layers of .* is 4, expected 5, as many as there are kinds of layers"),
+        ({"num_hidden_layers": 4}, "num_hidden_layers of .* is 4, expected 5, the length of the list of layer kinds"),
         ({"n_groups": 3}, r"n_groups of .* expected a divisor of mamba_num_heads \(128\)"),
         ({"mamba_hidden_act": "gelu"}, "mamba_hidden_act of .* expected silu"),
         ({"sliding_window": 128}, "sliding_window of .* expected null, as in all models"),
@@ -188,7 +188,7 @@ def test_what_falcon_h1_does_not_have_is_refused_by_name(field: str, value: obje
 def test_lfm2_has_experts_behind_its_first_layers() -> None:
     config = parse_config(small("lfm2_moe", num_key_value_heads=2, layer_types=["conv", "full_attention", "conv"], num_dense_layers=2))
     assert config.mixture is not None and (config.mixture.dense_layers, config.mixture.num_experts) == ({0, 1}, 32)
-    assert (config.stateful, config.intermediate_size) == ({0, 2}, 128)  # the width is the stated one
+    assert (config.stateful, config.intermediate_size) == ({0, 2}, 128)  # lfm2_moe takes intermediate_size as stated, while lfm2 rounds it
     with pytest.raises(ConfigError, match=r"use_expert_bias of .* expected true, as in all models"):
         parse_config(small("lfm2_moe", use_expert_bias=False))
 
@@ -198,7 +198,7 @@ def glm_flash(**changes: Any) -> dict[str, Any]:
 
 
 def test_pages_of_glm_flash_hold_latents() -> None:
-    """One head, whatever the number of those that read it."""
+    """A page holds one latent head per token, whatever the number of heads that read it."""
     config = parse_config(glm_flash())
     assert config.latent == Latent(512, 768, 192, 64, 256)
     (group,) = groups_of(config, DType.BF16, 4096)

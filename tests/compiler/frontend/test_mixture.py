@@ -1,4 +1,4 @@
-"""Tensors of single experts as one tensor of all, and what a configuration says of a mixture."""
+"""Tensors of single experts are joined into one tensor per layer, and the fields of a configuration that describe mixtures are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = ExpertNames()
 
 
 class Held:
-    """A source that notes what is read and released."""
+    """A weight source that records which tensors are read and which are released."""
 
     def __init__(self, arrays: Mapping[str, Tensor]) -> None:
         self.arrays, self.seen = arrays, list[tuple[str, str]]()
@@ -46,7 +46,7 @@ def experts(*numbers: int, part: str = "gate_proj") -> dict[str, Tensor]:
 
 
 def test_experts_stand_as_one_tensor_by_their_numbers() -> None:
-    """By their numbers: 10 comes after 9."""
+    """Joined experts are ordered by number, not by name: 10 comes after 9."""
     source = Held({**experts(*reversed(range(11))), "model.norm.weight": np.ones(3, np.float32)})
     joint = joint_experts(source, NAMES)
     name = "model.layers.3.mlp.experts.gate_proj.weight"
@@ -57,7 +57,7 @@ def test_experts_stand_as_one_tensor_by_their_numbers() -> None:
 
 
 def test_an_expert_is_released_before_the_next_is_read() -> None:
-    """Memory holds the joint tensor and one expert at a time."""
+    """While experts are joined, memory holds the joined tensor and one expert at a time."""
     source = Held(experts(0, 1))
     joint_experts(source, NAMES).read("model.layers.3.mlp.experts.gate_proj.weight")
     first, second = experts(0, 1)
@@ -65,7 +65,7 @@ def test_an_expert_is_released_before_the_next_is_read() -> None:
 
 
 def test_experts_that_are_not_complete_stay_apart() -> None:
-    """The accounting then names the tensors."""
+    """If an expert is missing or has another shape, no tensor is joined, so that the error about missing tensors can name it."""
     gap, odd = Held(experts(0, 1, 3)), Held({**experts(0), "model.layers.3.mlp.experts.1.gate_proj.weight": np.ones((2, 2), np.float32)})
     assert joint_experts(gap, NAMES) is gap
     assert joint_experts(odd, NAMES) is odd
@@ -77,7 +77,7 @@ GPT_OSS = "model.layers.1.mlp.experts"
 
 
 def stacked(transposed: bool) -> dict[str, Tensor]:
-    """Two experts of three gates, three ups and two inputs; as files that are not quantised have them, or as quantised ones do."""
+    """Return the stacked tensors of two experts with three gates, three ups and two inputs. `transposed`: as quantised files store them."""
     both = np.arange(2 * 6 * 2, dtype=np.float32).reshape(2, 6, 2)
     down = -np.arange(2 * 2 * 3, dtype=np.float32).reshape(2, 2, 3)
     ending = "" if transposed else ".weight"
@@ -125,7 +125,7 @@ def test_gates_and_ups_in_halves_of_one_tensor_are_parted() -> None:
 
 
 def test_a_stacked_tensor_is_read_once_for_its_parts() -> None:
-    """To read it may be to decode it. Whoever comes back reads it again."""
+    """A stacked tensor is read once for all its parts, because reading may involve decoding. A later load reads it again."""
     held = Held({f"{GPT_OSS}.gate_up_proj": np.ones((2, 6, 2), np.float32), f"{GPT_OSS}.down_proj": np.ones((2, 2, 3), np.float32)})
     source = joint_experts(held, qwen3_5_moe.NAMES)
     for num_reads in (1, 2):
@@ -137,13 +137,13 @@ def test_a_stacked_tensor_is_read_once_for_its_parts() -> None:
 
 
 def test_stacked_experts_of_another_shape_stay_what_they_are() -> None:
-    """The accounting then names the tensors."""
+    """Stacked experts of an unexpected shape are not split, so that the error about tensors can name them."""
     odd = {f"{GPT_OSS}.gate_up_proj": np.ones((2, 2, 5), np.float32), f"{GPT_OSS}.down_proj": np.ones((4, 5), np.float32)}
     assert joint_experts(Held(odd), gpt_oss.NAMES).tensors.keys() == odd.keys()
 
 
 def test_experts_in_mxfp4_are_those_that_were_written(tmp_path: Path) -> None:
-    """Each 4-bit float, beside scales of each exponent near 1, by the number that the standard gives them."""
+    """MXFP4 tensors decode to the numbers of the standard, for all 16 codes and scales with exponents near 1."""
     numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
     codes = np.random.default_rng(0).integers(0, 16, (2, 6, 2, 32), np.uint8)  # [experts, out, blocks, inputs of a block]
     scales = np.random.default_rng(1).integers(120, 130, (2, 6, 2), np.uint8)

@@ -1,4 +1,4 @@
-"""Checkpoints that are quantised already stand for the values that the libraries of their methods read back."""
+"""Quantised checkpoints decode to the values that the reference library of their method computes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_values_are_those_of_the_reference(path: Path) -> None:
 
 
 def decoded(source: QuantizedWeights, name: str) -> Any:
-    """What a program makes of the integers that it holds."""
+    """Return the values that a program computes from the stored integers of a tensor."""
     held, form = HeldWeights(source), source.forms[name]
     assert forms_of(held.tensors)[name] == form and name not in held.tensors
     parts = [held.read(f"{name}.{part}") for part in form.parts]
@@ -57,7 +57,8 @@ def decoded(source: QuantizedWeights, name: str) -> Any:
         info = held.tensors[f"{name}.{part}"]
         assert (value.shape, value.dtype) == (info.shape, info.dtype)
     attrs = {"bits": form.bits, "group": form.group, "shifted": form.offset is Offset.SHIFT, "dtype": "f32"}
-    return INTERPRET["dequantize"](*parts, **attrs)
+    values = INTERPRET["dequantize"](*parts[: len(form.numbers)], **attrs)
+    return values[:, np.argsort(parts[-1])] if form.ordered else values
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("int*.safetensors")), ids=lambda path: path.stem)
@@ -78,27 +79,52 @@ def test_floats_are_held_as_values(path: Path) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("kind", ["gptq", "gptq_v2"])
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_gptq_is_held_as_integers(bits: int, kind: str, symmetric: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ordered", [False, True])
+@pytest.mark.parametrize("stated", [False, True])
+def test_gptq_is_held_as_integers(bits: int, kind: str, symmetric: bool, ordered: bool, stated: bool, tmp_path: Path) -> None:
+    """GPTQ weights are held as integers. Whether they have zeros and an order of columns follows from their tensors, even if the
+    configuration states otherwise."""
     numbers, zeros, scales = drawn(bits)
     if symmetric:
         zeros = np.full_like(zeros, 1 << bits - 1)
     groups = np.arange(INPUTS) // 32
+    if ordered:
+        groups = RNG.permutation(groups)
     parts = gptq(numbers, zeros, scales, bits, zero_offset=kind == "gptq", groups=groups)
-    config = {**GPTQ, "bits": bits, "checkpoint_format": kind, "sym": symmetric}
-    source = written(tmp_path, config, parts)
-    assert source.forms["a.b.weight"].offset is (Offset.NONE if symmetric else Offset.ZERO)
+    source = written(tmp_path, {**GPTQ, "bits": bits, "checkpoint_format": kind, "sym": stated, "desc_act": stated}, parts)
+    form = source.forms["a.b.weight"]
+    assert (form.offset, form.ordered) == (Offset.NONE if symmetric else Offset.ZERO, ordered)
+    expected = scales.astype(np.float32)[groups] * (numbers - zeros[groups])
+    np.testing.assert_array_equal(decoded(source, "a.b.weight"), expected.T.astype(np.float32))
     np.testing.assert_array_equal(decoded(source, "a.b.weight"), source.read("a.b.weight"))
-    assert not written(tmp_path, {**config, "desc_act": True}, parts).forms
 
 
-def test_what_gptq_says_of_its_parts_must_be_so(tmp_path: Path) -> None:
+def test_groups_of_different_sizes_are_held_as_values(tmp_path: Path) -> None:
+    groups = np.arange(INPUTS) // 33
+    assert not written(tmp_path, GPTQ, gptq(*drawn(4), 4, groups=groups)).forms
+
+
+@pytest.mark.parametrize("zero_points", [False, True])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_packed_integers_are_held_by_group(zero_points: bool, ordered: bool, tmp_path: Path) -> None:
     numbers, zeros, scales = drawn(4)
-    source = written(tmp_path, GPTQ, gptq(numbers, zeros, scales, 4))
-    with pytest.raises(DamagedFile, match=r"'a\.b\.weight': its zero points are not all 8, though sym is true; take --quantize bf16"):
-        source.parts("a.b.weight")
-    source = written(tmp_path, {**GPTQ, "sym": False}, gptq(numbers, zeros, scales, 4, groups=np.arange(INPUTS) % 2))
-    with pytest.raises(DamagedFile, match="its g_idx parts neighbours, though desc_act is false; take --quantize bf16"):
-        source.parts("a.b.weight")
+    groups = np.arange(INPUTS) // 32
+    if ordered:
+        groups = RNG.permutation(groups)
+    words = gptq(numbers, zeros, scales, 4, zero_offset=0)
+    parts = {
+        "weight_packed": np.ascontiguousarray(words["qweight"].T),
+        "weight_scale": np.ascontiguousarray(scales.T),
+        "weight_shape": np.array([OUTPUTS, INPUTS]),
+        "weight_g_idx": groups.astype(np.int32),
+    }
+    if zero_points:
+        parts["weight_zero_point"] = np.ascontiguousarray(words["qzeros"].T)
+    source = written(tmp_path, COMPRESSED, parts)
+    assert source.forms["a.b.weight"].ordered == ordered
+    expected = scales.astype(np.float32)[groups] * (numbers - (zeros[groups] if zero_points else 8))
+    np.testing.assert_array_equal(decoded(source, "a.b.weight"), expected.T.astype(np.float32))
+    np.testing.assert_array_equal(decoded(source, "a.b.weight"), source.read("a.b.weight"))
 
 
 def test_awq_is_held_as_integers(tmp_path: Path) -> None:
@@ -154,8 +180,8 @@ COMPRESSED = {
         ({**GPTQ, "bits": 3}, "bits of quantization_config of config.json is 3, expected 2, 4 or 8"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "expected gptq or gptq_v2"),
         ({**GPTQ, "dynamic": {"-:.*": {}}}, "expected nothing: all matrices of one form"),
-        ({**AWQ, "version": "gemv"}, "weights packed for gemv lie in another order"),
-        ({**AWQ, "rotation": 7}, "has fields that nothing honours: rotation 7"),
+        ({**AWQ, "version": "gemv"}, "weights packed for gemv have another order"),
+        ({**AWQ, "rotation": 7}, "has unsupported fields: rotation 7"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "expected two positive integers"),
         ({**COMPRESSED, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
         ({**COMPRESSED, "config_groups": {}}, "one scheme for all quantised matrices"),
@@ -178,10 +204,8 @@ def test_parts_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
         ("scales", np.ones((7, OUTPUTS), np.float16), "expected groups that divide 64 inputs"),
         ("qzeros", good["qzeros"].astype(np.int64), "its qzeros is int64"),
         ("g_idx", good["g_idx"][1:], "its g_idx is int32"),
+        ("g_idx", good["g_idx"] + 1, r"'a\.b\.weight': its g_idx names groups 1 to 2, expected 0 to 1"),
     ):
         parts = {name: found for name, found in {**good, part: value}.items() if found is not None}
         with pytest.raises(DamagedFile, match=said):
             written(tmp_path, GPTQ, parts)
-    source = written(tmp_path, GPTQ, {**good, "g_idx": good["g_idx"] + 1})
-    with pytest.raises(DamagedFile, match=r"'a\.b\.weight': its g_idx names groups 1 to 2, expected 0 to 1"):
-        source.read("a.b.weight")

@@ -1,4 +1,4 @@
-"""The advice beside the refusal of an unknown model type."""
+"""The error for an unknown model type names the known family that has the same architecture."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ ARCHITECTURES = {
 
 
 def test_every_advice_has_a_case() -> None:
-    """Advice names a family by its architecture; the logits of each are compared in test_models.py and test_encoders.py."""
+    """Every family that the error may name has a case here. test_models.py and test_encoders.py compare the logits of these families."""
     assert {config_of(case)["model_type"] for case in ARCHITECTURES} == FAMILIES.keys() - WITHOUT_ADVICE
 
 
@@ -101,14 +101,14 @@ def test_a_known_architecture_under_another_name(case: str, tmp_path: Path) -> N
 
 
 def test_equal_fields_and_tensors_are_no_proof(tmp_path: Path) -> None:
-    """Helium has the fields and tensors of Llama, and rotates other pairs."""
+    """Helium has the fields and tensors of Llama but rotates other pairs of elements, so the error names no family."""
     shutil.copy(MODELS / "llama" / "model.safetensors", tmp_path)
     fields = config_of("llama")
     assert remedy(write(tmp_path, **{**fields, "architectures": ["HeliumForCausalLM"], "model_type": "unheard_of"})) == ""
 
 
 def test_fields_that_the_twin_does_not_read_are_no_proof(tmp_path: Path) -> None:
-    """Ministral 3 has the tensors of Mistral; a nested field makes the difference."""
+    """Ministral 3 has the tensors of Mistral and differs only by a nested field. While that field is present, the error names no family."""
     shutil.copy(MODELS / "ministral3" / "model.safetensors", tmp_path)
     fields = {**config_of("ministral3"), "architectures": ["MistralForCausalLM"], "model_type": "unheard_of"}
     assert remedy(write(tmp_path, **fields)) == ""

@@ -1,4 +1,4 @@
-"""Safetensors: mapped not copied, sharded or whole, and no header is believed unchecked."""
+"""Safetensors files, single or in shards: tensors are mapped without a copy, and every header is checked."""
 
 import json
 import os
@@ -64,7 +64,8 @@ def test_tensors_are_views_of_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", range(48, 56))
 def test_a_header_of_any_length_gives_aligned_tensors(tmp_path: Path, length: int) -> None:
-    """The format pads headers only by habit; kernels read elements at multiples of their size."""
+    """Tensors are aligned whatever the length of the header. The format does not demand padding, but kernels need elements at multiples of
+    their size."""
     data = np.arange(6, dtype=np.float32)
     header = json.dumps({"x": entry(0, 24, [2, 3])}).ljust(length + 20).encode()
     read = open_safetensors(write(tmp_path / "m.safetensors", header, data.tobytes())).read("x")
@@ -73,9 +74,9 @@ def test_a_header_of_any_length_gives_aligned_tensors(tmp_path: Path, length: in
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
-    """To open a named pipe would wait until somebody writes to it."""
+    """A model file that is no regular file is refused at once: opening a named pipe would block until somebody writes to it."""
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(DamagedFile, match="no regular file"):
+    with pytest.raises(DamagedFile, match="is not a regular file"):
         open_safetensors(tmp_path)
 
 
@@ -199,7 +200,7 @@ def test_a_damaged_file_is_refused_or_reads_within_its_bounds(tmp_path: Path, da
     path = tmp_path / "model.safetensors"
     save_file(TENSORS, path)
     content = damaged(path.read_bytes(), data)
-    path.unlink()  # the earlier example's map keeps its own file
+    path.unlink()  # do not overwrite the file: the previous example may still map it
     path.write_bytes(content)
     try:
         source = open_safetensors(path)

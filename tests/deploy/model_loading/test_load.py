@@ -1,4 +1,4 @@
-"""What a worker has after loading: each kind of source, by the numbers that the model is known to give."""
+"""A worker loads a model from each kind of source, and the model computes its known outputs."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where models lie."""
+    """Return the folder that contains all models of this module."""
     return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture(scope="module")
 def folder_of(place: Path) -> Callable[[str], Path]:
-    """A golden model as a folder of its own, with a tokenizer of one token per word."""
+    """Return a function that copies a golden model to a folder, with a tokenizer of one token per word."""
 
     def made(case: str) -> Path:
         folder = place / case
@@ -81,7 +81,7 @@ def texts_of(golden: Any) -> list[list[int]]:
 
 
 def embedded(loaded: LoadedModel, texts: list[list[int]], beside: Submit | None = None) -> Any:
-    """The vectors as a worker gives them, maybe while it generates something beside."""
+    """Return the embeddings that a worker computes for texts. If `beside` is given, the worker generates an answer at the same time."""
     heard: dict[str, Embedding] = {}
 
     def hear(message: FromWorker) -> None:
@@ -106,7 +106,8 @@ def unit(vectors: Any) -> Any:
 
 
 def piece(tokens: Any, start: int, end: int) -> StepBatch:
-    """A step with these tokens of the one sequence, in the first pages; logits of the last."""
+    """Return a step with the tokens from `start` to `end` of one sequence, which uses the first pages. The step gives the logits of its
+    last token."""
     place = np.arange(start, end, dtype=np.int32)
     pages = np.arange(1, 2 + (end - 1) // PAGE_SIZE, dtype=np.int32)[None]
     count = np.array([end - start], np.int32)
@@ -162,7 +163,8 @@ def test_models_that_classify(case: str, names: tuple[str, ...], scores: ClassSc
 
 @pytest.mark.parametrize("stated", ["module", "field"])
 def test_a_decoder_judges_by_two_tokens(stated: str, folder_of: Callable[[str], Path], tmp_path: Path) -> None:
-    """Qwen3-Reranker: the logit of `yes` less that of `no`, behind the last token. By the files of sentence-transformers or of vLLM."""
+    """A reranker that is a decoder (Qwen3-Reranker) scores a pair by the logit of `yes` minus that of `no` after the last token. A file in
+    the format of sentence-transformers or a field for vLLM states the two tokens."""
     folder, golden = tmp_path / "judge", np.load(GOLDEN / "qwen3" / "golden.npz")
     shutil.copytree(folder_of("qwen3"), folder)
     config, words = json.loads((folder / "config.json").read_text()), json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
@@ -193,7 +195,7 @@ def test_a_decoder_judges_by_two_tokens(stated: str, folder_of: Callable[[str], 
 
 @pytest.mark.parametrize("case", ["qwen3", "qwen3_moe"])
 def test_a_generating_model_embeds_beside(case: str, folder_of: Callable[[str], Path]) -> None:
-    """By the hidden state of the last token."""
+    """A model that generates also embeds: the embedding is the hidden state of the last token."""
     golden = np.load(GOLDEN / case / "golden.npz")
     loaded = load(folder_of(case), quantize="f32", max_batch=8)
     assert loaded.ready.generates and loaded.ready.embedding_size == golden["hidden"].shape[1]
@@ -206,7 +208,8 @@ def test_a_generating_model_embeds_beside(case: str, folder_of: Callable[[str], 
 
 @pytest.fixture
 def with_images(folder_of: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
-    """`with_images(prefix)`: the golden Gemma 3 as the part of a model that sees, its names behind this prefix."""
+    """`with_images(prefix)` returns the folder of a vision model whose decoder is the golden Gemma 3. The decoder's weights have names that
+    begin with the prefix."""
 
     def made(prefix: str) -> Path:
         folder, source = tmp_path / prefix, open_safetensors(GOLDEN / "gemma3")
@@ -228,7 +231,7 @@ def test_the_decoder_in_a_model_with_images(with_images: Callable[[str], Path]) 
 
 
 def test_both_places_of_a_decoder_in_a_model_with_images_are_known(with_images: Callable[[str], Path]) -> None:
-    """To the same weights in the same order, which is all that a name decides."""
+    """The decoder of a vision model is found under both prefixes in use; its weights are the same, in the same order."""
     places = [with_images(prefix) for prefix in ("language_model.model.", "model.language_model.")]
     asked = [Load("m", str(place), "f32", max_batch=8) for place in places]
     first, second = ([w.name for w in mode_of(open_files(locate(one.source)), one).module().graph(BOTH).weights] for one in asked)
@@ -238,7 +241,8 @@ def test_both_places_of_a_decoder_in_a_model_with_images_are_known(with_images: 
 
 @pytest.fixture(scope="module")
 def packed(folder_of: Callable[[str], Path], place: Path) -> Callable[[str], tuple[Path, Path]]:
-    """The golden Llama of matrices that a method of quantisation stores: their values, and what the method makes of them."""
+    """Return a function that writes a golden Llama with quantised matrices to two folders: one with the dequantised values, one in the
+    method's own format."""
 
     def made(method: str) -> tuple[Path, Path]:
         plain, stored = place / f"{method}-values", place / method
@@ -254,17 +258,19 @@ def packed(folder_of: Callable[[str], Path], place: Path) -> Callable[[str], tup
                 floats[name] = parts[name] = tensor
                 continue
             numbers = rng.integers(0, 16, tensor.T.shape)
-            zeros = np.full((2, len(tensor)), 8) if method == "gptq" else rng.integers(4, 12, (2, len(tensor)))
+            zeros = rng.integers(4, 12, (2, len(tensor))) if method == "awq" else np.full((2, len(tensor)), 8)
             scales = rng.random((2, len(tensor))).astype(np.float16) / 16
             groups = np.arange(len(numbers)) // (len(numbers) // 2)
+            if method == "gptq-by-activation":
+                groups = rng.permutation(groups)
             floats[name] = np.ascontiguousarray((scales.astype(np.float32)[groups] * (numbers - zeros[groups])).T.astype(np.float32))
-            found = gptq(numbers, zeros, scales, 4) if method == "gptq" else awq(numbers, zeros, scales)
+            found = awq(numbers, zeros, scales) if method == "awq" else gptq(numbers, zeros, scales, 4, groups=groups)
             parts |= {f"{name.removesuffix('.weight')}.{part}": value for part, value in found.items()}
         save_file(floats, plain / "model.safetensors")
         save_file(parts, stored / "model.safetensors")
         config = json.loads((stored / "config.json").read_text())
-        config["quantization_config"] = {"quant_method": method, "bits": 4, "group_size": 32} | (
-            {"desc_act": False, "sym": True} if method == "gptq" else {"version": "gemm", "zero_point": True}
+        config["quantization_config"] = {"quant_method": method.partition("-")[0], "bits": 4, "group_size": 32} | (
+            {"version": "gemm", "zero_point": True} if method == "awq" else {"desc_act": method != "gptq", "sym": True}
         )
         (stored / "config.json").write_text(json.dumps(config))
         return plain, stored
@@ -273,22 +279,24 @@ def packed(folder_of: Callable[[str], Path], place: Path) -> Callable[[str], tup
 
 
 def logits_of(folder: Path, quantize: str) -> tuple[Any, int]:
-    """With the bytes of the weights."""
+    """Return the logits of a prompt, and the bytes that the model's weights take."""
     loaded, tokens = load(folder, quantize=quantize, max_batch=8, kv_dtype="f32"), np.arange(1, 20, dtype=np.int32)
     assert loaded.step_model is not None
     return loaded.step_model.download(loaded.step_model.run(piece(tokens, 0, len(tokens)))), loaded.ready.weights_bytes
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq"])
+@pytest.mark.parametrize("method", ["gptq", "gptq-by-activation", "awq"])
 def test_a_quantised_checkpoint_is_served_as_it_is(method: str, packed: Callable[[str], tuple[Path, Path]]) -> None:
-    """Asked for values, it gives the bits of its values. Unasked, it keeps its integers: in less memory, with the same products but for
-    what machines that multiply bytes round of rows, and a head of 16 bits."""
+    """Loaded as f32, a quantised checkpoint gives the same bits as its dequantised values. Loaded as `auto`, it keeps its integers: it
+    takes less memory, and its products differ only by the rounding of rows to 8 bits (on machines that multiply bytes) and by the 16-bit
+    output head."""
     plain, stored = packed(method)
     (values, _), (read, decoded_bytes), (held, held_bytes) = logits_of(plain, "f32"), logits_of(stored, "f32"), logits_of(stored, "auto")
     assert values.tobytes() == read.tobytes()
-    assert np.sqrt(np.square(held - values).mean()) < 0.1 * values.std()  # rows of 8 bits; wrong offsets give 1 and more
+    # rounding rows to 8 bits causes an error of this size; with wrong offsets it would be 1 or more
+    assert np.sqrt(np.square(held - values).mean()) < 0.1 * values.std()
     matrices = sum(prod(info.shape) for name, info in open_files(stored).weights.tensors.items() if name.endswith("proj.weight"))
-    assert decoded_bytes - held_bytes > 3 * matrices  # 4 bytes each become half a byte, beside scales
+    assert decoded_bytes - held_bytes > 3 * matrices  # per weight, 4 bytes become half a byte and a part of a scale
 
 
 def test_a_small_cache_bounds_the_context(folder_of: Callable[[str], Path]) -> None:
@@ -301,7 +309,8 @@ def test_a_small_cache_bounds_the_context(folder_of: Callable[[str], Path]) -> N
 
 
 def test_a_program_of_the_cache_binds_the_names_of_its_own_checkpoint(folder_of: Callable[[str], Path], place: Path) -> None:
-    """Saved with a head for some task, the same encoder has a prefix before all names."""
+    """A checkpoint whose names all have a prefix, because it was saved with a task head, uses the cached program of the same encoder
+    without a prefix."""
     plain, prefixed = folder_of("bert"), place / "bert-with-prefix"
     shutil.copytree(plain, prefixed)
     source = open_safetensors(plain)
@@ -337,7 +346,7 @@ def test_packed_weights_are_as_old_as_their_last_use(
     inode = packed.paths[0].stat().st_ino
     load(folder_of("llama"), quantize="int8")
     assert packed.paths[0].stat().st_mtime >= packed.used_s and packed.paths[0].stat().st_ino == inode
-    packed.paths[0].unlink()  # as `cache prune` would
+    packed.paths[0].unlink()  # remove the packed weights, as `cache prune` does
     load(folder_of("llama"), quantize="int8")
     assert packed.paths[0].exists()
 
@@ -346,14 +355,15 @@ def test_packed_weights_are_as_old_as_their_last_use(
 def test_packed_weights_with_a_flipped_bit_are_built_again(
     found: str, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """At the start, if the last process that used them was killed; else while the model runs, whose worker is then replaced."""
+    """Packed weights with a flipped bit are packed again. The bit is found when the model starts, if the last process that used the weights
+    was killed; otherwise it is found while the model runs, and the worker is replaced."""
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
     sound = embedded(load(folder_of("bert"), quantize="int8"), [[5, 6, 7]])
     (packed,) = (item.paths[0] for item in Kept(tmp_path).items() if item.part is Part.WEIGHTS)
     content = bytearray(packed.read_bytes())
     largest = max(SectionFile(packed)._sections.values(), key=lambda section: section.size)
     content[largest.offset + largest.size // 2] ^= 64
-    packed.unlink()  # what the first load has mapped stays as it was
+    packed.unlink()  # do not overwrite the file: the first load maps it and must keep the old content
     packed.write_bytes(content)
     if found == "at the start":
         packed.with_name(f"{packed.name}.used-killed").touch()
@@ -382,7 +392,7 @@ def test_a_lesser_target_gets_code_of_its_own(folder_of: Callable[[str], Path], 
     (entry,) = Cache(cache_folder / "executables").entries(lesser.ready.signature)
     assert Executable.load(entry.path).meta.target == NAMED[least].key
     shared = load(folder_of("roberta")).ready.signature == lesser.ready.signature
-    assert shared == (host().key == NAMED[least].key), "code is shared where this machine is the least itself"
+    assert shared == (host().key == NAMED[least].key), "the programs are equal exactly on a machine of the least target"
     with pytest.raises(LoadError, match="unknown target 'avx3'; known: host, ") as refused:
         load(folder_of("roberta"), target="avx3")
     assert refused.value.code == "invalid_value"
@@ -403,7 +413,8 @@ def test_progress_is_told_by_stage(folder_of: Callable[[str], Path], monkeypatch
 
 @pytest.mark.parametrize("case", ["bert", "qwen3-embedding"])
 def test_the_plan_is_what_the_load_takes(case: str, folder_of: Callable[[str], Path]) -> None:
-    """An encoder has no KV cache; a decoder that embeds has pages for the texts of two steps, however much memory there is."""
+    """Loading takes exactly the memory that the plan states. An encoder has no KV cache; a decoder that embeds has pages for the texts of
+    two steps, whatever the memory limit."""
     plan = plan_load(Load("m", str(folder_of(case)), max_batch=8))
     ready = load(folder_of(case), max_batch=8).ready
     assert (plan.weights_bytes, plan.arena_bytes, plan.kv_cache_bytes) == (ready.weights_bytes, ready.arena_bytes, ready.kv_cache_bytes)
@@ -413,7 +424,7 @@ def test_the_plan_is_what_the_load_takes(case: str, folder_of: Callable[[str], P
 
 
 def test_the_kv_cache_takes_its_share_of_the_room(folder_of: Callable[[str], Path]) -> None:
-    """And never less than one sequence of full length needs."""
+    """The KV cache takes its share of the free memory, but at least the memory for one sequence of full length."""
     asked = Load("m", str(folder_of("qwen3")), "f32", max_context=64, max_batch=64)
     whole = plan_load(asked)
     fixed_bytes, pages = whole.weights_bytes + whole.arena_bytes, 4096 // PAGE_SIZE
@@ -427,14 +438,16 @@ def test_the_kv_cache_takes_its_share_of_the_room(folder_of: Callable[[str], Pat
 @pytest.mark.parametrize(
     ("case", "kinds"),
     [
-        ("gemma3", [(1, None, 16), (3, 12, 16)]),
-        ("gemma4", [(2, None, 16), (2, 12, 16)]),  # two more layers read what these keep
-        ("lfm2", [(1, None, 16), (3, 17, 16)]),
-        ("qwen3_next", [(1, None, 16), (3, 65, 64)]),  # a state is as large as keys and values of 59 tokens
+        pytest.param("gemma3", [(1, None, 16), (3, 12, 16)], marks=pytest.mark.slow),
+        ("gemma4", [(2, None, 16), (2, 12, 16)]),  # two more layers reuse the keys and values of these layers
+        pytest.param("lfm2", [(1, None, 16), (3, 17, 16)], marks=pytest.mark.slow),
+        # a page of states covers 64 tokens: a state is as large as the keys and values of 59 tokens
+        ("qwen3_next", [(1, None, 16), (3, 65, 64)]),
     ],
 )
 def test_each_cache_group_has_pages_of_its_own(case: str, kinds: list[Any], folder_of: Callable[[str], Path]) -> None:
-    """Those of a window or a state are as many as sequences of any length need, and a small cache is divided among all groups."""
+    """Each cache group has its own pages. A group with a window or with states has only as many pages as sequences of any length need. A
+    small cache is divided among all groups."""
     asked = Load("m", str(folder_of(case)), max_batch=64)
     whole = plan_load(asked)
     assert [(group.num_layers, group.window, group.page_size) for group in whole.groups] == kinds
@@ -510,7 +523,8 @@ print(*sys.modules)
 
 
 def test_a_second_start_opens_a_gguf_file_once_and_imports_no_compiler_and_no_front(gguf_file: Path) -> None:
-    """Tokenizer, configuration and weights come from one opened file, and the program from the cache."""
+    """A second start opens a GGUF file once for tokenizer, configuration and weights, takes the compiled program from the cache, and
+    imports neither the compiler nor the HTTP front."""
     load(gguf_file, quantize="f32")
     command = [sys.executable, "-W", "error", "-c", SECOND_START, str(gguf_file)]
     found, modules = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
@@ -594,7 +608,7 @@ def test_a_decoder_that_pools_otherwise_is_refused(folder_of: Callable[[str], Pa
     folder = folder_of("qwen3-embedding").parent / "mean"
     shutil.copytree(folder_of("qwen3-embedding"), folder)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    with pytest.raises(LoadError, match="pools by mean; of a decoder, the last token"):
+    with pytest.raises(LoadError, match="pools by mean; in a decoder, only the last token"):
         load(folder)
 
 
@@ -615,7 +629,7 @@ def test_weights_that_are_no_numbers_are_refused(case: str, folder_of: Callable[
     tensors = {name: np.array(source.read(name)) for name in source.tensors}
     max(tensors.values(), key=lambda tensor: tensor.size)[0, 0] = np.nan
     save_file(tensors, damaged / "model.safetensors")
-    with pytest.raises(LoadError, match="is not finite; are its weights damaged"):
+    with pytest.raises(LoadError, match="are not finite; its weights may be damaged"):
         load(damaged, max_batch=8)
 
 

@@ -1,4 +1,4 @@
-"""A source as a folder here: a path as it is, a hub id by download."""
+"""A model's source becomes a local folder: a path is used as it is, and a model of the hub is downloaded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SERVED = {"config.json", "1_Pooling/config.json", "model-00001-of-00002.safetens
 
 
 class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's API as a download asks for."""
+    """A fake hub with the requests that a download makes."""
 
     protocol_version = "HTTP/1.1"
 
@@ -93,7 +93,7 @@ def test_a_path_needs_no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_a_path_that_is_gone_is_no_hub_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A state file remembers where a model was."""
+    """A path that does not exist, as an old state file may contain, is refused and not looked up at the hub."""
     monkeypatch.setattr(hub, "download", lambda *_: pytest.fail("the hub was asked"))
     with pytest.raises(LoadError, match="gone' does not exist") as caught:
         locate(str(tmp_path / "gone"))
@@ -105,9 +105,9 @@ def test_what_is_downloaded_is_what_is_served_and_is_watched(endpoint: str) -> N
     folder = locate("org/name", told.append)
     found = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     assert found == SERVED and (folder / "model-00001-of-00002.safetensors").stat().st_size == 25_000_000
-    assert len(told) >= 3 and told == sorted(set(told)) and told[-1] == 1.0  # a piece has 10 MiB
+    assert len(told) >= 3 and told == sorted(set(told)) and told[-1] == 1.0  # progress is reported after every 10 MiB
     told.clear()
-    assert locate("org/name", told.append) == folder and not told, "nothing is missing"
+    assert locate("org/name", told.append) == folder and not told, "a complete download reports no progress"
 
 
 @pytest.mark.parametrize("file", ["model-q4.gguf", "q4", "Q4"])
@@ -126,7 +126,7 @@ def test_a_file_that_is_not_there_is_named(endpoint: str, file: str) -> None:
 
 
 def test_what_was_pulled_is_listed_and_goes(endpoint: str) -> None:
-    """A file leaves the others of its repository alone."""
+    """Pulled models are listed and can be removed. Removing a single file keeps the other files of its repository."""
     locate("org/name")
     locate("org/name:q4")
     whole, file = hub.held()
@@ -146,11 +146,12 @@ def test_commands_pull_list_and_remove(endpoint: str) -> None:
     assert "model-q4.gguf" in said("pull", "org/name:q4")
     assert "org/name:model-q4.gguf" in said("ls") and json.loads(said("ls", "--json"))[0]["bytes"] == 2
     assert "gave back 2 B" in said("rm", "org/name:q4")
-    assert "there are: none" in said("rm", "org/name:q4", status=2)
+    assert "these models are: none" in said("rm", "org/name:q4", status=2)
 
 
 def test_the_server_pulls_in_a_process_of_its_own(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """How far it is comes as it goes; a download that was cut off goes on where it was; what is gone is gone."""
+    """The server pulls models in a separate process, reports progress, continues an interrupted download, and removes a model on
+    request."""
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
 
@@ -185,7 +186,8 @@ def test_a_failed_download_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_built_in_model_is_found_wherever_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also by the path that state files of older versions hold, after an upgrade has moved it; never a folder that is only called demo."""
+    """The built-in model is found by its name, and by a path from before an upgrade moved it, as a state file may contain. Another folder
+    called demo is not taken for it."""
     (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)
     assert locate("demo") == demo.MODEL
@@ -211,7 +213,7 @@ def test_the_built_in_model_is_found_wherever_it_is_installed(tmp_path: Path, mo
     ids=["written over", "replaced", "below", "new", "removed"],
 )
 def test_changed_files_have_another_identity(change: Callable[[Path], object], tmp_path: Path) -> None:
-    """Even if size and time of change are as before."""
+    """If files of a source change, so does its identity, even if size and modification time stay the same."""
     (tmp_path / "1_Pooling").mkdir()
     for name in ("model.safetensors", "new", "config.json", "1_Pooling/config.json"):
         (tmp_path / name).write_text("{}")
@@ -238,4 +240,4 @@ def test_a_file_and_the_built_in_model_have_an_identity(tmp_path: Path) -> None:
 def test_the_identity_of_a_hub_id_is_its_revision(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert identity_of("org/name") == COMMIT
     monkeypatch.setattr(hub, "snapshot_download", partial(hub.snapshot_download, endpoint="http://127.0.0.1:1"))
-    assert identity_of("org/other") == "", "nobody can tell"
+    assert identity_of("org/other") == "", "the identity is unknown without the hub"

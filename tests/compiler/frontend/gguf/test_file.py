@@ -1,4 +1,5 @@
-"""GGUF: the container, its block formats, and a model in the terms of the hub. Files are written by the `gguf` package."""
+"""GGUF files: the container, its block formats, and the models in them, which must equal the same models of the Hugging Face hub. The
+`gguf` package writes the files."""
 
 import json
 from contextlib import suppress
@@ -47,7 +48,7 @@ def test_formats_have_the_numbers_and_sizes_of_the_reference() -> None:
 QUANTIZED = [format for format in FORMATS.values() if format.unpack is not None]
 
 
-# Where a block has halves; elsewhere it has one, at its beginning.
+# Format -> offsets of the f16 scales in a block. A format that is missing here has one scale, at offset 0.
 PAIR = (0, 2)
 SCALES = {"Q4_1": PAIR, "Q5_1": PAIR, "Q4_K": PAIR, "Q5_K": PAIR, "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}
 
@@ -56,11 +57,11 @@ SCALES = {"Q4_1": PAIR, "Q5_1": PAIR, "Q4_K": PAIR, "Q5_K": PAIR, "Q2_K": (80, 8
 @pytest.mark.parametrize("num_blocks", [0, 1, 5000])
 def test_blocks_unpack_as_the_reference_does(format: Any, num_blocks: int) -> None:
     blocks = RNG.integers(0, 256, (num_blocks, format.block_bytes), np.uint8)
-    # Scales are halves: any bytes, but neither infinite nor not a number.
+    # Fill the scales with finite f16 numbers; all other bytes of a block stay random.
     for start in SCALES.get(format.name, (0,)):
         blocks[:, start : start + 2] = RNG.standard_normal((num_blocks, 1)).astype("<f2").view(np.uint8)
     if format.name == "MXFP4":
-        blocks[:, 0] = blocks[:, 0] % 250  # larger powers of two overflow
+        blocks[:, 0] = blocks[:, 0] % 250  # the scale is an exponent; above 249 the powers of two overflow f32
     expected = gguf.quants.dequantize(blocks.reshape(1, -1), GGMLQuantizationType[format.name]) if num_blocks else np.zeros((1, 0))
     np.testing.assert_array_equal(dequantize(blocks, format), expected[0])
     form = form_of(format)
@@ -68,9 +69,14 @@ def test_blocks_unpack_as_the_reference_does(format: Any, num_blocks: int) -> No
 
 
 def _decoded(blocks: Any, format: Any, form: Form) -> Any:
-    """What a program makes of the integers that it holds."""
-    numbers, *others = (part for part in split(blocks, format) if part is not None)
-    parts = [part.astype(form.scale.numpy) for part in others]
+    """Return the values that a compiled program computes from the integers of these blocks."""
+    found, infos = split(blocks, format), form.infos((1, len(blocks) * format.block_values))
+    assert tuple(found) == form.parts
+    numbers, *others = (part.astype(infos[name].dtype).reshape(infos[name].shape) for name, part in found.items())
+    parts, units = others[: len(form.numbers) - 1], others[len(form.numbers) - 1 :]
+    if form.per_unit:
+        levels = {"bits": 8, "group": form.per_unit, "shifted": False, "dtype": "f32"}
+        parts = [INTERPRET["dequantize"](*both, **levels) for both in zip(parts, units, strict=True)]
     attrs = {"bits": form.bits, "group": form.group, "shifted": form.offset is Offset.SHIFT, "dtype": "f32"}
     return INTERPRET["dequantize"](numbers, *parts, **attrs).reshape(-1)
 
@@ -157,7 +163,7 @@ def entry(name: str, code: int, value: bytes) -> bytes:
         (header(num_entries=1 << 60), DamagedFile, "announces"),
         (header(num_entries=1) + number(1 << 62, 8), DamagedFile, "are announced at"),
         (header(num_entries=1) + entry("k", 13, b""), DamagedFile, "type 13"),
-        (header(num_entries=1) + entry("k", 7, b"\2"), DamagedFile, "truth value is 2"),
+        (header(num_entries=1) + entry("k", 7, b"\2"), DamagedFile, "boolean is 2"),
         (header(num_entries=1) + entry("k", 9, number(9) + number(1, 8)), DamagedFile, "items of type 9"),
         (header(num_entries=1) + entry("k", 9, number(8) + number(1 << 40, 8)), DamagedFile, "texts; at most"),
         (header(num_entries=1) + entry("k", 9, number(12) + number(1 << 61, 8)), DamagedFile, "are announced at"),
@@ -166,12 +172,12 @@ def entry(name: str, code: int, value: bytes) -> bytes:
         (header(num_entries=1) + entry("split.count", 2, number(3, 2)), ModelError, "one of 3 parts"),
         (header(num_tensors=1) + described("t", [1] * 5, 0, 0), DamagedFile, "5 dimensions"),
         (header(num_tensors=1) + described("t", [1], 16, 0), ModelError, "format 16 is not read; known are F32"),
-        (header(num_tensors=1) + described("t", [33], 2, 0), DamagedFile, "no multiple of the 32"),
-        (header(num_tensors=1) + described("t", [1], 0, 4), DamagedFile, "no multiple of 32"),
+        (header(num_tensors=1) + described("t", [33], 2, 0), DamagedFile, "not a multiple of the 32"),
+        (header(num_tensors=1) + described("t", [1], 0, 4), DamagedFile, "not a multiple of 32"),
         (header(num_tensors=1) + described("t", [1 << 62, 1 << 62], 0, 0), DamagedFile, "ends at byte"),
         (header(num_tensors=1) + described("t", [32], 0, 1 << 62), DamagedFile, "ends at byte"),
         (header(num_tensors=2) + described("t", [1], 0, 0) * 2 + bytes(64), DamagedFile, "more than one tensor"),
-        (header(num_tensors=2) + described("t", [9], 0, 0) + described("u", [1], 0, 32) + bytes(99), DamagedFile, "inside the one before"),
+        (header(num_tensors=2) + described("t", [9], 0, 0) + described("u", [1], 0, 32) + bytes(99), DamagedFile, "inside the previous"),
     ],
 )  # fmt: skip
 def test_hostile_files_are_refused(tmp_path: Path, content: bytes, error: type[Exception], message: str) -> None:
@@ -235,12 +241,14 @@ OWN_NAMES = {
 CASES = [(arch, case) for arch, cases in OWN_NAMES.items() for case in cases]
 GPT_OSS = load_config(MODELS / "gpt_oss").mixture
 assert GPT_OSS is not None
-# What converters do not write, or write otherwise, and what is read instead.
+# architecture -> fields that converters to GGUF drop or change, with the values that the reader finds instead.
 LOST: dict[str, dict[str, Any]] = {
-    "gemma2": {"attention_scale": 16**-0.5},  # of the head, as in all models but the largest
+    # GGUF lacks the scale; it follows from the head size, as in all Gemma 2 models except the largest
+    "gemma2": {"attention_scale": 16**-0.5},
     "gemma3": {"attention_scale": 16**-0.5},
     "glm": {"norm_eps": 1e-5, "max_context": 32},
-    "gpt_oss": {"mixture": replace(GPT_OSS, clipped=ClippedGate(alpha=1.702, limit=7.0))},  # those of all models so far
+    # GGUF lacks both numbers; all gpt-oss models so far have these
+    "gpt_oss": {"mixture": replace(GPT_OSS, clipped=ClippedGate(alpha=1.702, limit=7.0))},
     "hunyuan_v1_dense": {"max_context": 1 << 18},
     "starcoder2": {"windows": (None, None)},
 }
@@ -267,7 +275,7 @@ def test_a_converted_model_is_the_one_of_the_hub(tmp_path: Path, arch: str, case
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
 @pytest.mark.parametrize("stacks_qkv", [False, True])
 def test_a_program_holds_the_integers_of_a_model(tmp_path: Path, kind: str, stacks_qkv: bool) -> None:
-    """Also of rows that converters put into another order."""
+    """A program holds the integers that the file has, even if the converter permuted a matrix's rows."""
     arch, case = ("phi3", "phi3") if stacks_qkv else ("llama", "llama")
     model = GgufModel(convert(case, arch, tmp_path / "m.gguf", stacks_qkv=stacks_qkv, kind=GGMLQuantizationType[kind]))
     held = HeldWeights(model)
@@ -420,7 +428,7 @@ TEXTS = [*CORPUS, "unseen: ξ 🎉", "", " ", "<|end|>the<|end|>", "1234567"]
 
 
 def metadata(tokenizer: tokenizers.Tokenizer, **values: Any) -> dict[str, Any]:
-    """What a converter writes of a tokenizer."""
+    """Return the metadata that a GGUF converter writes for this tokenizer."""
     vocab = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     added = tokenizer.get_added_tokens_decoder()
     kinds = [TokenType.NORMAL if id not in added else TokenType.CONTROL if added[id].special else TokenType.USER_DEFINED for _, id in vocab]
@@ -498,7 +506,8 @@ def sentencepiece(has_prefix: bool) -> dict[str, Any]:
 
 
 def best_first(text: str, ids: dict[str, int], scores: np.ndarray) -> list[int]:
-    """Sentencepiece by its definition: join the neighbours that make the best piece, the leftmost of equals, until none do."""
+    """Tokenize by sentencepiece's definition: while any two adjacent parts can be merged, merge the pair with the best score; of pairs with
+    equal scores, the leftmost."""
     parts = list(text)
     while True:
         joined = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in ids]
@@ -571,8 +580,8 @@ def test_the_server_reads_the_files_as_those_of_a_directory(tmp_path: Path) -> N
         ({"token_type": np.zeros(3, np.int32)}, DamagedFile, "one per token"),
         ({"eos_token_id": 1 << 20}, DamagedFile, "expected one of 3"),
         ({"model": "llama"}, DamagedFile, "scores is missing"),
-        ({"add_bos_token": 3}, DamagedFile, "a truth value"),
-        ({"pre": ["qwen2"]}, DamagedFile, "makes no tokenizer"),
+        ({"add_bos_token": 3}, DamagedFile, "a boolean"),
+        ({"pre": ["qwen2"]}, DamagedFile, "does not describe a valid tokenizer"),
         (
             {"model": "llama", "tokens": ["x" * 20_000], "token_type": None, "scores": np.zeros(1), "eos_token_id": None},
             DamagedFile,

@@ -1,0 +1,101 @@
+"""Programs multiply by matrices that are stored as integers with their columns sorted by group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.driver import Options, compile_module
+from compiler.frontend.gguf.dequantize import FORMATS, form_of
+from compiler.frontend.layers.nn import AS_STORED, Net
+from compiler.frontend.quantized.held import Form
+from compiler.interpret.graph import Interpreter
+from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Constant, Var
+from compiler.ir.types import tensor
+from compiler.machine.target import get
+from compiler.ops.tables import INTERPRET
+
+ROWS, INPUTS, OUTPUTS, EXPERTS = 5, 32, 6, 3
+FORM = Form(8, 8, DType.F32, ordered=True)
+CHOSEN = np.array([2, 0, 0, 1, 2], np.int32)
+
+
+def parts(name: str, random: np.random.Generator, *matrices: int) -> tuple[dict[str, Any], Any]:
+    """Return the stored parts of matrices whose columns are in a random order, and the matrices' values with columns in the order of the
+    inputs."""
+    q = random.integers(-127, 128, (*matrices, OUTPUTS, INPUTS)).astype(np.int8)
+    scale = random.random((*matrices, OUTPUTS, INPUTS // FORM.group), np.float32)
+    order = random.permuted(np.broadcast_to(np.arange(INPUTS, dtype=np.int32), (*matrices, INPUTS)), axis=-1)
+    values = INTERPRET["dequantize"](q, scale, bits=8, group=FORM.group, shifted=False, dtype="f32")
+    values = np.take_along_axis(values, np.argsort(order, -1)[..., None, :], -1)
+    return {f"{name}.weight.q": q, f"{name}.weight.scale": scale, f"{name}.weight.order": order}, values
+
+
+def one(net: Net, x: Var) -> Var:
+    return net.linear(x, "a", INPUTS, OUTPUTS)
+
+
+def two(net: Net, x: Var) -> Var:
+    return net.linear(x, ["a", "b"], INPUTS, (OUTPUTS, OUTPUTS))
+
+
+def of_experts(net: Net, x: Var) -> Var:
+    return net.expert_linear(x, "a", Constant(CHOSEN), EXPERTS, INPUTS, OUTPUTS)
+
+
+def matrix(net: Net, x: Var) -> Var:
+    return net.weight("a.weight", OUTPUTS, INPUTS)
+
+
+def expected(build: object, x: Any, a: Any, b: Any) -> Iterator[Any]:
+    if build is of_experts:
+        yield np.stack([a[e] @ row for e, row in zip(CHOSEN, x, strict=True)])
+    elif build is matrix:
+        yield a
+    else:
+        yield x @ a.T
+        if build is two:
+            yield x @ b.T
+
+
+@pytest.mark.parametrize("build", [one, two, of_experts, matrix])
+def test_inputs_are_reordered_as_the_columns_are(build: Callable[[Net, Var], Var]) -> None:
+    random = np.random.default_rng(0)
+    matrices = (EXPERTS,) if build is of_experts else ()
+    (held, a), (others, b) = parts("a", random, *matrices), parts("b", random)
+    arrays = {**held, **others}
+    net = Net({n: DType.from_numpy(v.dtype) for n, v in arrays.items()}, AS_STORED, forms={"a.weight": FORM, "b.weight": FORM})
+    rows = Var("rows", tensor((ROWS, INPUTS), DType.F32))
+    with net.function("f", [rows]):
+        net.builder.returns(build(net, rows))
+    x = random.standard_normal((ROWS, INPUTS), np.float32)
+    found = Interpreter(net.builder.finish()).call("f", x, *(arrays[name] for name in net.weights))
+    np.testing.assert_allclose(found, np.concatenate(list(expected(build, x, a, b)), -1), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("number", [number for number, format in FORMATS.items() if format.has_units])
+def test_scales_in_units_are_stacked_with_their_units(number: int) -> None:
+    """Machines that do not convert f16, such as WebAssembly, compile the product, too."""
+    form, random = form_of(FORMATS[number]), np.random.default_rng(0)
+    assert form is not None and form.per_unit
+    net = Net({}, AS_STORED, forms={"a.weight": form, "b.weight": form})
+    infos = {f"{name}.weight.{part}": info for name in "ab" for part, info in form.infos((OUTPUTS, 512)).items()}
+    net.dtypes = {name: DType.from_numpy(info.dtype) for name, info in infos.items()}
+    rows = Var("rows", tensor((ROWS, 512), DType.F32))
+    with net.function("f", [rows]):
+        net.builder.returns(net.linear(rows, ["a", "b"], 512, (OUTPUTS, OUTPUTS)))
+    arrays = {name: random.integers(0, 15, info.shape).astype(info.dtype) for name, info in infos.items()}
+    x, module = random.standard_normal((ROWS, 512), np.float32), net.builder.finish()
+    found = Interpreter(module).call("f", x, *(arrays[name] for name in net.weights))
+    values = []
+    for name in "ab":
+        q, scale, shift, scale_unit, shift_unit = (arrays[f"{name}.weight.{part}"] for part in form.parts)
+        numbers = q if form.bits == 8 else np.stack([q & 15, q >> 4], -1).reshape(OUTPUTS, -1)
+        factor, less = (level * np.repeat(unit, form.per_unit, -1) for level, unit in ((scale, scale_unit), (shift, shift_unit)))
+        values.append(numbers * np.repeat(factor, form.group, -1) - np.repeat(less, form.group, -1))
+    np.testing.assert_allclose(found, x @ np.concatenate(values).T, rtol=1e-4, atol=0.1)
+    compile_module(module, Options(get("wasm-simd128")))
