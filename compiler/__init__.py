@@ -1,1 +1,1 @@
-"""Model files to executables: front end, passes, back ends."""
+"""Compile model files to executables: front end, passes, back ends."""

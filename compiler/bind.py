@@ -1,8 +1,8 @@
-"""A checkpoint's tensors become the weights of a session: prepared where the program says so, bound.
+"""Bind a checkpoint's tensors as the weights of a session, after the preparations of the program have run.
 
-What was prepared is kept in a file, if one is named: the next start maps it and computes nothing. Here only its header is verified: to
-verify the weights would read every byte before the first token. That is done while the model serves (deploy/verification.py), and before
-it does if the last process that used the file did not end in order (deploy/use.py).
+If the caller names a file, prepared weights are kept in it: the next start maps the file and computes nothing. This module verifies only
+the header of the file, because verifying the weights would read every byte before the first token. The weights are verified while the model
+serves (deploy/verification.py), or before it serves if the last process that used the file crashed (deploy/use.py).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from runtime.session import Session
 log = logging.getLogger(__name__)
 
 Array = NDArray[Any]
-Group = Sequence[tuple[str, Array | Tensor]]  # what one function prepared
-Progress = Callable[[float], None]  # told how much is done, from 0 to 1
+Group = Sequence[tuple[str, Array | Tensor]]  # the named results of one preparation
+Progress = Callable[[float], None]  # called with the fraction done, from 0 to 1
 
 
 def bind_weights(
@@ -41,7 +41,8 @@ def bind_weights(
     kept_in: Path | None = None,
     progress: Progress = lambda _: None,
 ) -> dict[str, Array | Tensor]:
-    """What is bound, by name. The source has what the program takes: `require_weights` of the frontend has seen to that."""
+    """Bind all weights of an entry point, and return them by name. `require_weights` of the front end has checked that the source has all
+    of them."""
     step, preparations = executable.meta.functions[entry], executable.preparations(entry)
     num_plain = len(step.weights) - step.num_prepared
     plain, computed = step.weights[:num_plain], step.weights[num_plain:]
@@ -55,7 +56,7 @@ def bind_weights(
 
 
 def bind_values(session: Session, executable: Executable, entry: str, weights: Mapping[str, Any]) -> None:
-    """The same of values of any type that are at hand, as a program of one's own has them."""
+    """Bind values that the caller has in memory, of any type, as weights of an entry point."""
     wanted = [p.name for p in executable.meta.functions[entry].weights]
     with _preparing(session, executable) as host:
         made = [v for f in executable.preparations(entry) for v in host.call(f.name, *(weights[p.name] for p in f.params))]
@@ -65,8 +66,8 @@ def bind_values(session: Session, executable: Executable, entry: str, weights: M
 
 
 def prepared_weights(executable: Executable, entry: str, source: WeightSource) -> Generator[tuple[str, Array]]:
-    """The weights of a program for any machine, in the order in which it takes them, prepared on this one. An array is valid until the
-    next is asked for."""
+    """Yield the name and array of each weight of an entry point, in its order. This machine prepares the weights, even if the program is
+    for another one. An array is valid until the next one is requested."""
     step, preparations = executable.meta.functions[entry], executable.preparations(entry)
     for param in step.weights[: len(step.weights) - step.num_prepared]:
         yield param.name, np.ascontiguousarray(source.read(param.name))
@@ -84,7 +85,8 @@ def prepared_weights(executable: Executable, entry: str, source: WeightSource) -
 
 @contextmanager
 def _preparing(session: Session, executable: Executable) -> Generator[Session]:
-    """Where preparations run."""
+    """Yield the session that runs preparations: the given one, or a temporary one on the host if the executable has preparations for the
+    host."""
     if executable.preparing is None:
         yield session
         return
@@ -119,7 +121,7 @@ def _prepared(
 
 
 def _found(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array] | None:
-    """What an earlier start left, if it is whole."""
+    """Return the arrays that an earlier start wrote to the file, or None if the file is missing or damaged."""
     try:
         arrays = _mapped(path, computed)
     except FileNotFoundError:
@@ -128,13 +130,13 @@ def _found(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array] | N
         log.warning("%s; it is removed and built again", fault)
         path.unlink(missing_ok=True)
         return None
-    with suppress(OSError):  # of a folder that may only be read
-        os.utime(path)  # its age is the time since the last use
+    with suppress(OSError):  # the folder may be read-only
+        os.utime(path)  # the age of the file is the time since its last use
     return arrays
 
 
 def _side_by_side(device: Device, made: Iterable[Group], num_bytes: int) -> Mapping[str, Tensor]:
-    """In one block, which is large enough for huge pages where a single array is not."""
+    """Copy all arrays to one block of memory. The block is large enough for huge pages even if a single array is not."""
     block, begin, arrays = device.allocate(num_bytes), 0, dict[str, Tensor]()
     for group in made:
         for name, value in group:
@@ -145,14 +147,14 @@ def _side_by_side(device: Device, made: Iterable[Group], num_bytes: int) -> Mapp
 
 
 def _resident(device: Device, mapped: Mapping[str, Array]) -> Mapping[str, Array | Tensor]:
-    """The arrays of a file, or copies of them where kernels read memory of the device faster."""
+    """Return the mapped arrays of a file. If kernels read device memory faster than host memory, return copies in device memory."""
     if device.limits.reads_host_arrays:
         return mapped
     return _side_by_side(device, [[*mapped.items()]], sum(align(value.nbytes) for value in mapped.values()))
 
 
 def _counted(made: Iterable[Group], num_bytes: int, progress: Progress) -> Generator[Group]:
-    """The same groups; the progress is that of those taken."""
+    """Yield the groups. After each group, report the fraction of all bytes that has been yielded."""
     done = 0
     for group in made:
         yield group
@@ -161,7 +163,8 @@ def _counted(made: Iterable[Group], num_bytes: int, progress: Progress) -> Gener
 
 
 def _results(host: Session, preparations: Sequence[VMFunction], source: WeightSource) -> Generator[tuple[Tensor, ...]]:
-    """One group after another, so that memory holds only one, and of the files what that reads."""
+    """Yield the results of one preparation after another. Memory holds the results of only one preparation at a time, and only those
+    tensors of the source that this preparation reads."""
     for prepare in preparations:
         yield host.call(prepare.name, *(np.ascontiguousarray(source.read(p.name)) for p in prepare.params), views=True)
         for param in prepare.params:
@@ -175,13 +178,13 @@ def _mapped(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array]:
         shape, dtype = _spec(param)
         data = file.read(param.name, verify=False)
         if data.nbytes != _num_bytes(param):
-            raise DamagedFile(path, param.name, f"{data.nbytes} bytes are no {dtype} array of shape {shape}")
+            raise DamagedFile(path, param.name, f"it has {data.nbytes} bytes, not the size of a {dtype} array of shape {shape}")
         arrays[param.name] = np.frombuffer(data, dtype).reshape(shape)
     return arrays
 
 
 def _spec(param: ParamSpec) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Weights are tensors of constant shape."""
+    """Return the shape and element type of a weight. Weights are tensors of constant shape."""
     spec = param.spec
     assert isinstance(spec, TensorSpec) and spec.shape is not None and spec.dtype is not None, param.name
     return tuple(d for d in spec.shape if isinstance(d, int)), DTYPES[spec.dtype]

@@ -1,11 +1,12 @@
-"""Executables on disk, found by what they were made from.
+"""A cache of executables on disk. The key of an executable is a digest of what it was compiled from.
 
-Entries of one key (signature.py) differ in their ranges alone. A look-up hits when the ranges of an entry cover those that are asked for:
-an executable that was planned for 4096 tokens serves 2048 as well. The smallest plan that covers is taken, and its checks are narrowed to
-the ranges that were asked for. Nothing here knows programs, so a server can look after the folder without a compiler.
+Entries with the same key (signature.py) differ only in the declared ranges of their variables. A look-up hits if the ranges of an entry
+cover the requested ones: an executable that was planned for 4096 tokens serves 2048 as well. It returns the entry with the smallest ranges
+that cover them, and narrows its checks to the requested ranges. This module knows nothing about programs, so a server can manage the folder
+without a compiler.
 
-The ranges of an entry lie in a small JSON file beside it, the sidecar, so that a look-up need not open every executable. What the
-executable itself checks has the last word: an entry whose sidecar says otherwise is damaged.
+A small JSON file next to each executable, its sidecar, states the ranges, so that a look-up need not open every executable. The checks of
+the executable itself take precedence: if its sidecar states other ranges, the entry is damaged.
 """
 
 from __future__ import annotations
@@ -37,18 +38,20 @@ _NAME = re.compile(r"[0-9a-f]{32}-[0-9a-f]{8}")
 
 
 class CacheError(RuntimeFault):
-    """An archive that cannot be taken in."""
+    """Raised if an archive of cache entries cannot be read or written."""
 
 
 class Range(msgspec.Struct, frozen=True):
-    """A declared range; `upper` None is unbounded, text is an expression of other variables."""
+    """The declared range of a variable. If `upper` is None, the range is unbounded; if `upper` is text, it is an expression of other
+    variables."""
 
     lower: int
     upper: int | str | None
     multiple_of: Annotated[int, Meta(ge=1)]
 
     def covers(self, other: Range) -> bool:
-        """An expression is covered by itself alone: an executable checks no other than those it was compiled with."""
+        """Return whether this range contains the other range. An upper bound that is an expression covers only the same expression, because
+        an executable checks only the expressions that it was compiled with."""
         above = self.upper == other.upper or (self.upper is None and isinstance(other.upper, int))
         if isinstance(self.upper, int) and isinstance(other.upper, int):
             above = other.upper <= self.upper
@@ -58,7 +61,7 @@ class Range(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class Key:
     digest: str
-    ranges: dict[str, dict[str, Range]]  # entry point -> variable, by its number in the signature -> range
+    ranges: dict[str, dict[str, Range]]  # entry point -> number of the variable in the signature -> range
 
 
 # --- the folder --------------------------------------------------------------------------------------------------------
@@ -80,7 +83,7 @@ class Entry:
 
     @property
     def breadth(self) -> float:
-        """How much the plan allows for: the sum of the upper bounds."""
+        """The sum of the upper bounds of all ranges, by which `find` prefers small plans."""
         uppers = [r.upper for ranges in self.ranges.values() for r in ranges.values()]
         return sum(u if isinstance(u, int) else float("inf") for u in uppers)
 
@@ -90,20 +93,20 @@ class Cache:
         self.folder = folder
 
     def find(self, key: Key) -> Executable | None:
-        """The executable, or None. A damaged file counts as absent, and is removed so that it is built again."""
+        """Return an executable that covers the key, or None. A damaged file counts as absent, and is removed so that it is built again."""
         found = sorted((e for e in self.entries(key.digest) if e.covers(key)), key=lambda e: e.breadth)
         for entry in found:
             try:
                 executable = load(entry)
             except RuntimeFault as fault:
                 log.warning("%s; it is removed, and the program compiled again", fault)
-                with suppress(OSError):  # of a folder that may only be read
+                with suppress(OSError):  # the folder may be read-only
                     self.remove(entry)
                 continue
-            except OSError as error:  # another process removed it, or keeps it for itself
+            except OSError as error:  # another process removed the file, or this process may not read it
                 say(1, f"cache: {error}")
                 continue
-            with suppress(OSError):  # of a folder that may only be read
+            with suppress(OSError):  # the folder may be read-only
                 os.utime(entry.path)
             say(1, f"cache: hit {entry.path.name}, {entry.num_bytes:,} bytes")
             return narrowed(executable, key.ranges)
@@ -117,11 +120,12 @@ class Cache:
         executable.save(path)
         fresh = path.with_suffix(f".json.{os.getpid()}")
         fresh.write_bytes(ranges)
-        fresh.replace(path.with_suffix(".json"))  # whatever is there: to write into a FIFO would wait for who reads it
+        # replaces the old file instead of opening it: if it were a FIFO, opening it would wait for a reader
+        fresh.replace(path.with_suffix(".json"))
         return path
 
     def entries(self, digest: str = "") -> Iterator[Entry]:
-        """Those whose sidecar can be read. Half-written and foreign files are never a hit."""
+        """Yield the entries whose sidecar can be read. Half-written files and files of other programs are skipped."""
         for path in self.paths(digest):
             try:
                 ranges = _sidecar(path)
@@ -132,11 +136,11 @@ class Cache:
             yield Entry(path, path.stem.split("-")[0], ranges, status.st_size, status.st_mtime)
 
     def paths(self, digest: str = "") -> list[Path]:
-        """All executables, also those without a sidecar."""
+        """Return the paths of all executables, even of those without a sidecar."""
         return [path for path in sorted(self.folder.glob(f"{digest}*{SUFFIX}")) if path.is_file()]
 
     def verify(self, path: Path) -> None:
-        """Read one executable and its sidecar completely. Raises what is wrong with them: a RuntimeFault, or an OSError."""
+        """Read one executable and its sidecar completely. Raises a RuntimeFault or an OSError if one of them is damaged."""
         status = path.stat()
         load(Entry(path, path.stem.split("-")[0], _sidecar(path), status.st_size, status.st_mtime))
 
@@ -148,15 +152,15 @@ class Cache:
                     for path in (entry.path, entry.path.with_suffix(".json")):
                         tar.add(path, path.name)
         except OSError as error:
-            raise CacheError(f"{archive} cannot be written: {error.strerror}; name a file in a folder with room") from None
+            raise CacheError(f"{archive} cannot be written: {error.strerror}; name a file in a writable folder with free space") from None
 
     def load_archive(self, archive: Path) -> list[Entry]:
-        """Take in what `export` wrote. Everything is verified before anything is taken."""
+        """Import the entries that `export` wrote. All are verified before any is imported."""
         try:
             return self._taken(archive)
         except OSError as error:
             raise CacheError(
-                f"{archive} cannot be taken into {self.folder}: {error.strerror or error}; mend that, or name another"
+                f"{archive} cannot be imported into {self.folder}: {error.strerror or error}; remove the cause or name another file"
             ) from error
 
     def _taken(self, archive: Path) -> list[Entry]:
@@ -175,7 +179,7 @@ class Cache:
                             raise CacheError(f"{archive} holds {member.name!r}; expected only what `cache export` writes")
                         (arrived.folder / path).write_bytes(content.read())
             except tarfile.TarError as error:
-                raise CacheError(f"{archive} is no archive of a cache ({error}); write one with `cache export`") from None
+                raise CacheError(f"{archive} is not an archive of a cache ({error}); write one with `cache export`") from None
             entries = list(arrived.entries())
             for entry in entries:
                 load(entry)
@@ -194,12 +198,12 @@ class Cache:
 
 
 def load(entry: Entry) -> Executable:
-    """The executable of an entry, if it is whole and checks the ranges that the sidecar states."""
+    """Load the executable of an entry. Raises DamagedFile unless it is whole and checks the ranges that the sidecar states."""
     executable = Executable.load(entry.path)
     for name, ranges in entry.ranges.items():
         function = executable.meta.functions.get(name)
         if function is None or len(function.variables) != len(ranges):
-            raise DamagedFile(entry.path, "sidecar", f"it has {len(ranges)} ranges of {name!r}, which the executable has not")
+            raise DamagedFile(entry.path, "sidecar", f"it states {len(ranges)} ranges of {name!r}; the executable has other variables")
         for (variable, stated), slot in zip(ranges.items(), function.variables, strict=True):
             if slot is not None and not _states(stated, _bound(function, slot)):
                 raise DamagedFile(
@@ -209,7 +213,7 @@ def load(entry: Entry) -> Executable:
 
 
 def narrowed(executable: Executable, ranges: dict[str, dict[str, Range]]) -> Executable:
-    """The same code, with checks of these ranges, which its own cover."""
+    """Return the executable with the same code, and with checks of these ranges. The executable's own ranges must cover them."""
     functions = dict(executable.meta.functions)
     for name, asked in ranges.items():
         functions[name] = _narrowed(functions[name], list(asked.values()))
@@ -226,21 +230,22 @@ def _narrowed(function: VMFunction, asked: list[Range]) -> VMFunction:
 
 
 def _bound(function: VMFunction, slot: int) -> Bound:
-    """What is checked of a variable; without a bound, every natural number passes."""
+    """Return the bound that the executable checks for a variable. A variable without a declared bound may be any natural number."""
     return next((bound for bound in function.bounds if bound.slot == slot), Bound(function.slots[slot], slot))
 
 
 def _states(range_: Range, bound: Bound) -> bool:
-    """Whether both are the same range. The text of an expression is not compared with the slot that holds its value."""
+    """Return whether the sidecar's range equals the bound that the executable checks. An upper bound that is an expression is not compared:
+    the executable has only the slot of its value."""
     same_upper = isinstance(bound.upper, Slot) if isinstance(range_.upper, str) else bound.upper == range_.upper
     return same_upper and (bound.lower, bound.multiple_of) == (range_.lower, range_.multiple_of)
 
 
 def _sidecar(path: Path) -> dict[str, dict[str, Range]]:
-    """The ranges beside an executable."""
+    """Read the ranges that the sidecar of an executable states."""
     file = path.with_suffix(".json")
     if not file.is_file():
-        raise DamagedFile(file, "sidecar", "it is missing, or no file")
+        raise DamagedFile(file, "sidecar", "it is missing or not a regular file")
     if (size := file.stat().st_size) > MAX_SIDECAR_BYTES:
         raise DamagedFile(file, "sidecar", f"it has {size} bytes; at most {MAX_SIDECAR_BYTES} are read")
     try:

@@ -1,11 +1,11 @@
 """Compile a module, level by level:
 
-    .ir      the program as it is written            `plan` takes it through the passes to
-    .loops   scheduled loop nests in planned memory  `build` makes kernels and instructions of them
-    .ll      what LLVM is given
-    .s       what the machine is given
+    .ir      the program as the front end writes it. `plan` runs the passes on it
+    .loops   scheduled loop nests in planned memory. `build` turns them into kernels and instructions
+    .ll      LLVM IR
+    .s       assembly
 
-`Options.texts` keeps the text of each level in the executable. The switches of `runtime.flags` show them on the way.
+`Options.texts` keeps the text of each level in the executable. The switches of `runtime.flags` show the levels during compilation.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from compiler.signature import all_vars, signature
 from runtime import flags
 from runtime.executable import Executable, ExecutableMeta
 
-Progress = Callable[[float], None]  # told how much is done, from 0 to 1
-PLANNED, EMITTED = 0.35, 0.6  # of the time, as it was seen to be with large models; the rest is LLVM's
+Progress = Callable[[float], None]  # called with the fraction done, from 0 to 1
+# fractions of the compilation time that have passed when a module is planned, and when its LLVM IR is emitted; measured with large models
+PLANNED, EMITTED = 0.35, 0.6
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     target: Target = field(default_factory=host)
-    instruments: tuple[Instrument, ...] = ()  # besides those that the switches ask for
+    instruments: tuple[Instrument, ...] = ()  # instruments besides those that the switches of runtime.flags ask for
     texts: bool = False  # keep the text of each level in the executable
     progress: Progress = lambda _: None
-    symbols: str = ""  # what the names of all functions of the object begin with
+    symbols: str = ""  # prefix of the names of all functions of the object
 
 
 @contextmanager
 def _collector_paused() -> Generator[None]:
-    """Programs refer to nothing in circles: the collector would walk every layer again and again and find nothing."""
+    """Pause the garbage collector. Programs contain no reference cycles, so it would traverse every layer repeatedly and find nothing."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -79,9 +80,9 @@ def compile_module(module: IRModule, options: Options | None = None) -> Executab
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    module: IRModule  # has passed all passes
-    num_prepared: Mapping[str, int]  # of the weights of each function, the last: what preparations return
-    preparations: IRModule | None = None  # still to be compiled for the host: the target does not prepare weights itself
+    module: IRModule  # after all passes
+    num_prepared: Mapping[str, int]  # for each function, how many of its weights, the last ones, are results of preparations
+    preparations: IRModule | None = None  # functions that the host runs, if the target does not prepare weights itself; compiled later
 
 
 def plan(module: IRModule, options: Options) -> Planned:
@@ -100,7 +101,7 @@ def plan(module: IRModule, options: Options) -> Planned:
 
 
 def build(planned: IRModule, options: Options, signatures: dict[str, Signature]) -> Executable:
-    """Code and instructions for a module that has passed all passes."""
+    """Emit code and instructions for a module after all passes."""
     target, backend = options.target, backend_of(options.target)
     started = time.perf_counter()
     kernels = {name: backend.emit(options.symbols + name, prim, target) for name, prim in planned.prim_functions.items()}
@@ -121,7 +122,7 @@ def _texts(planned: IRModule, code: LinkedCode) -> dict[str, str]:
 
 
 def _switched_on() -> tuple[Instrument, ...]:
-    """The instruments that RELAXSERVE_DEBUG, _DUMP and _VERIFY stand for."""
+    """Return the instruments that RELAXSERVE_DEBUG, _DUMP and _VERIFY ask for."""
     switches = flags.current()
     made: list[Instrument] = []
     if switches.verify:

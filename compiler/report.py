@@ -1,4 +1,4 @@
-"""What the compiler says to the one who develops it: on standard error, from the level of RELAXSERVE_DEBUG at which it is wanted."""
+"""Print a compiler message for developers on standard error if RELAXSERVE_DEBUG is at least its level."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What an executable was made from: the key under which the cache holds it, and the symbolic shape signature of an entry point.
+"""The key under which the cache keeps an executable, and the symbolic shape signature of an entry point.
 
-The key is a digest over one struct: the program with the declared ranges of its variables left out, the target and the compiler's
-version. Entries of one key differ in their ranges alone.
+The key is a digest over one struct: the program without the declared ranges of its variables, the target and the compiler's version.
+Entries with the same key differ only in their ranges.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ from compiler.ir.types import binders_of, substitute, vars_of
 
 
 class KeyParts(msgspec.Struct, frozen=True):
-    """All that determines an executable, and nothing else."""
+    """Everything that determines an executable, and nothing else."""
 
     program: str
     target: str
     version: str
-    params: tuple[tuple[str, ...], ...] = ()  # names, by which weights are bound: structure alone does not tell two families apart
+    # parameter names of each function: weights are bound by name, and two families may differ only in names
+    params: tuple[tuple[str, ...], ...] = ()
 
 
 @lru_cache(maxsize=1)
 def compiler_version() -> str:
-    """A digest of the compiler's sources and the release of LLVM's binding: whatever changes one of them may change code."""
+    """Return a digest of the compiler's sources and the release of LLVM's binding. A change in either may change the code that the compiler
+    emits."""
     return digest_of_sources(Path(__file__).parent, llvmlite.__version__)
 
 
 def digest_of_sources(root: Path, seed: str = "") -> str:
-    """A digest of all Python files below a folder, and their paths."""
+    """Return a digest of the contents and paths of all Python files below a folder."""
     digest = hashlib.sha256(seed.encode())
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
@@ -56,12 +58,14 @@ def key_of(module: IRModule, target: str) -> Key:
 
 
 def signature_vars(func: Function) -> tuple[DimVar, ...]:
-    """The variables of a function in the order in which its annotations mention them: their canonical names are their numbers."""
+    """Return the variables of a function in the order in which its annotations mention them. The index of a variable in this order is its
+    canonical name."""
     return tuple(dict.fromkeys(v for p in func.params for v in vars_of(p.type)))
 
 
 def all_vars(func: Function) -> tuple[DimVar, ...]:
-    """With those that match_casts define, whose ranges planning uses too."""
+    """Return the variables of the signature, and those that the body uses or defines in a match_cast. Planning uses the ranges of all of
+    them."""
     return tuple(dict.fromkeys([*signature_vars(func), *free_vars(func.body).dims, *cast_vars(func.body)]))
 
 
@@ -72,7 +76,8 @@ def cast_vars(body: Body) -> Iterator[DimVar]:
 
 
 def signature(module: IRModule, name: str) -> str:
-    """The symbolic shape signature: parameter annotations with variables renamed by number, and their ranges."""
+    """Return the symbolic shape signature: the annotations of the parameters, with variables renamed n0, n1, ..., and the ranges of the
+    variables."""
     func = module.graph(name)
     variables = signature_vars(func)
     renamed = {v: Dim.of(DimVar(f"n{i}", v.lower, None, v.multiple_of)) for i, v in enumerate(variables)}

@@ -1,1 +1,1 @@
-"""From a planned program to what the virtual machine runs: instructions, the shape heap, calls of kernels."""
+"""Lower a planned program to what the virtual machine runs: instructions, the shape heap, kernel launches."""

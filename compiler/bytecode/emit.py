@@ -1,8 +1,9 @@
-"""The graph level becomes instructions: the last step from program to executable.
+"""Lower a planned module to instructions, the last step from program to executable.
 
-Takes a planned module: only views, launches, allocations and what the machine does itself are left. A captured block becomes one region;
-a launch outside of one is a region of its own. Instructions on registers alone, a view of the arena say, stand before the region that is
-open. Memory in the arena is named by its offset, so a value gets a register only where an instruction needs one.
+The module contains only views, launches, allocations and operations of the virtual machine itself. A captured block becomes one region; a
+launch outside of captured blocks becomes a region of its own. Instructions that only use registers, such as a view of the arena, are
+emitted before the region that is still open. Instructions name memory in the arena by its offset, so a value gets a register only if an
+instruction needs one.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from runtime.executable import (
 )
 from runtime.library import routine
 
-BETWEEN_SHAPES = ("shape_of", "tensor_to_shape")  # operators that the machine knows
-# They read and write registers and slots, never what launches compute: no region has to end for them.
+BETWEEN_SHAPES = ("shape_of", "tensor_to_shape")  # operators on shapes that the virtual machine implements
+# Builtins that only read and write registers and slots, never results of launches, so they need not end the open region.
 WITHOUT_DATA = frozenset(
     f"vm.{name}" for name in ("alloc", "alloc_arena", "copy", "make_scalar", "make_shape", "reshape", "shape_of", "tuple", "tuple_get")
 )
@@ -57,7 +58,7 @@ WITHOUT_DATA = frozenset(
 
 @dataclass(slots=True)
 class Program:
-    """The parts of a program that its functions share: kernels, regions, constants and shape functions."""
+    """The kernels, regions, constants and shape functions that all functions of a program share."""
 
     module: IRModule
     kernels: dict[str, int] = field(default_factory=dict[str, int])
@@ -81,11 +82,11 @@ class Signature:
 
     text: str = ""
     variables: tuple[DimVar, ...] = ()
-    num_prepared: int = 0  # of the weights, the last: what preparations return
+    num_prepared: int = 0  # how many of the weights, the last ones, are results of preparations
 
 
 def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mapping[str, Signature], symbols: str = "") -> Program:
-    """The names of shape functions begin with `symbols`."""
+    """Lower all functions of a module. `symbols` is the prefix of the names of shape functions."""
     program = Program(module)
     for name, code in kernels.items():
         program.kernels[name] = len(program.kernel_table)
@@ -106,9 +107,9 @@ class _Function:
         self.slots = slots
         self.code: list[vm.Instruction] = []
         self.registers: dict[Var, int] = {}
-        self.places: dict[Var, Operand] = {}  # where a tensor's memory is
-        self.fields: dict[Var, tuple[Atom, ...]] = {}  # what a tuple made here is made of
-        self.scalars: dict[Var, DimVar] = {}  # the slot of a scalar parameter, as a variable
+        self.places: dict[Var, Operand] = {}  # the memory of each tensor
+        self.fields: dict[Var, tuple[Atom, ...]] = {}  # the fields of each tuple that this function makes
+        self.scalars: dict[Var, DimVar] = {}  # for each scalar parameter, the variable whose slot holds it
         self.num_registers = 0
         self.launches: list[vm.NativeLaunch] = []
         self.needed = needed(func.body)
@@ -123,7 +124,8 @@ class _Function:
             params.append(ParamSpec(param.name, self._spec(param), weight, param in written))
         missing = [v for p in self.func.params for v in vars_of(p.type) if v not in self.slots.points]
         if missing:
-            raise CompileError(f"function {self.name!r}: no parameter defines {', '.join(v.name for v in missing)}; pass a shape[...]")
+            names = ", ".join(v.name for v in missing)
+            raise CompileError(f"function {self.name!r}: no parameter defines {names}; add a parameter of type shape[{names}]")
         self.body(self.func.body)
         self.flush()
         self.code.append(vm.Ret(self.arg(self.func.body.result)))
@@ -151,7 +153,8 @@ class _Function:
                 return self.slots.spec(type_, 0)
 
     def _with_symbols(self) -> list[vm.Instruction]:
-        """The instructions with the names of shape functions in their matches, which are known once all slots are."""
+        """Return the instructions, with the name of its shape function in each match. The names are known only when all slots are
+        assigned."""
 
         def named(instruction: vm.Instruction) -> vm.Instruction:
             if isinstance(instruction, vm.Call) and instruction.callee == "vm.match":
@@ -177,7 +180,7 @@ class _Function:
         self.flush()
 
     def flush(self) -> None:
-        """End the region that is open."""
+        """End the open region, and emit the instruction that runs it."""
         if self.launches:
             self.program.regions.append(Region(tuple(self.launches)))
             self.launches = []
@@ -296,7 +299,7 @@ class _Function:
         self.launches.append(vm.NativeLaunch(self.program.kernels[launch.func], tuple(buffers), dims))
 
     def word(self, param: ScalarParam, atom: Atom) -> DimRef:
-        """A scalar argument as 64 bits: an integer, or the bits of an f64."""
+        """Return the slot or literal that holds a scalar argument in 64 bits: an integer, or the bits of an f64."""
         match atom:
             case Var():
                 return self.slots.of(Dim.of(self.scalars[atom]))

@@ -11,8 +11,8 @@ from compiler.ir.loops.functions import Fn
 class PhaseSymbols:
     body: str
     grid: str
-    threads: int = 1  # of a block on a GPU
-    num_counters: int = 0  # that the blocks of a launch share
+    threads: int = 1  # threads per block on a GPU
+    num_counters: int = 0  # counters that the blocks of a launch share
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class KernelCode:
     name: str
     text: str
     phases: tuple[PhaseSymbols, ...]
-    math: frozenset[tuple[Fn, int]]  # functions of vector_math that the text calls, with their lanes
+    math: frozenset[tuple[Fn, int]]  # functions of vector_math that the text calls, each with its number of lanes
     num_buffers: int
-    num_dims: int  # integer variables and scalar parameters
-    stack_bytes: int  # of all that is allocated, in the phase that has most
-    host: str = ""  # the grids, where the host cannot run the text itself
+    num_dims: int  # number of integer variables and scalar parameters
+    stack_bytes: int  # bytes of local allocations, in the phase with the most
+    host: str = ""  # LLVM IR of the functions that return the number of blocks, if they run on the host and `text` does not

@@ -1,4 +1,5 @@
-"""Shape functions compute the integers that follow from those of a match: natively, in one call, and exactly or not at all."""
+"""Emit shape functions. A shape function computes, in one native call, all integers that depend on the dimensions of a match, and detects
+overflow."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ INT64_MIN = -(2**63)
 
 
 def emit_shape_function(symbol: str, variables: Mapping[DimVar, int], derived: Sequence[tuple[Dim, int]]) -> str:
-    """`i64 symbol(i64 *heap)`: read the slots of the variables, write the slots of the derived dimensions. It returns 0, or where a
-    dimension has no value: 1 + its slot if 64 bits do not hold it, -1 - its slot if it divides by zero."""
+    """Emit `i64 symbol(i64 *heap)`, which reads the slots of the variables and writes the slots of the derived dimensions. It returns 0 if
+    all dimensions have a value. Otherwise it returns 1 + the slot of a dimension that does not fit into 64 bits, or -1 - the slot of a
+    dimension that divides by zero."""
     code = Code()
     indices = _CheckedIndices(code)
     used = dict.fromkeys(v for dim, _ in derived for v in dim.vars())
@@ -33,7 +35,7 @@ def emit_shape_function(symbol: str, variables: Mapping[DimVar, int], derived: S
 
 
 class _CheckedIndices(Indices):
-    """Index arithmetic whose operands nothing has bounded yet. Collects, for one dimension, the conditions in which it has no value."""
+    """Index arithmetic on unbounded operands. It collects the conditions under which the current dimension has no value."""
 
     def __init__(self, code: Code) -> None:
         super().__init__(code)
@@ -51,7 +53,8 @@ class _CheckedIndices(Indices):
         return Index(self.code.hoist(0, f"extractvalue {{i64, i1}} {both}, 0"))
 
     def division(self, numerator: Index, divisor: Index, *, quotient: bool, unsigned: bool) -> Index:
-        """The instruction traps on a zero divisor, and on the least number by -1."""
+        """Divide without traps: replace a divisor of zero, and replace the least integer as numerator, because dividing it by -1
+        overflows."""
         if not isinstance(divisor.value, int):
             zero = self.code.hoist(0, f"icmp eq i64 {divisor.value}, 0")
             self.zeros[zero] = None

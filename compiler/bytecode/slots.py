@@ -1,4 +1,4 @@
-"""The integers of one function on its shape heap: which slot holds which dimension, and at which match each becomes known."""
+"""The shape heap of one function: which slot holds which dimension, and at which match each dimension becomes known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from runtime.executable import AnySpec, Bound, DimRef, ScalarSpec, ShapeSpec, Sl
 
 @dataclass(slots=True)
 class Slots:
-    """A *match point* is the entry of the function (0) or a match_cast; a slot is computed at the latest one of its variables."""
+    """Assigns slots to dimensions. A *match point* is the entry of the function (0) or a match_cast. An expression of variables is computed
+    at the latest match point of these variables."""
 
     function: str
     numbers: dict[Dim, int] = field(default_factory=dict[Dim, int])
@@ -21,7 +22,7 @@ class Slots:
     num_points: int = 1
 
     def of(self, dim: Dim) -> DimRef:
-        """A literal, or the slot that holds the dimension."""
+        """Return the value of a constant dimension, or the slot that holds any other one."""
         if dim.is_const:
             return dim.const
         return Slot(self.numbers.setdefault(dim, len(self.numbers)))
@@ -31,14 +32,15 @@ class Slots:
         return self.num_points - 1
 
     def word(self, var: DimVar, point: int) -> Slot:
-        """Define a variable that may get any 64 bits."""
+        """Define a variable that may have any 64-bit value."""
         self.points[var] = point
         slot = self.of(Dim.of(var))
         assert isinstance(slot, Slot)
         return Slot(slot.index, defines=True)
 
     def define(self, var: DimVar, point: int, *, extent: bool) -> Slot:
-        """The variable gets its value here. Nothing but an `extent` of a tensor is at least 0 by itself."""
+        """Define a variable that gets its value at this match point, where its bounds are checked. The extent of a tensor is at least 0
+        anyway, so an `extent` without other bounds needs no check."""
         slot = self.word(var, point)
         upper = self.of(var.upper) if isinstance(var.upper, Dim) else var.upper
         if not extent or var.lower > 0 or upper is not None or var.multiple_of != 1:
@@ -46,7 +48,7 @@ class Slots:
         return slot
 
     def spec(self, type_: Type, point: int) -> Spec:
-        """The specification to match a value against; variables that are new and stand alone are defined by it."""
+        """Return the specification to match a value against. A dimension that is a single new variable defines the variable."""
         match type_:
             case TensorType(shape=shape, dtype=dtype, ndim=ndim):
                 return TensorSpec(self._dims(shape, point, extents=True), dtype and str(dtype), ndim)
@@ -70,7 +72,7 @@ class Slots:
         return self.of(dim)
 
     def symbol(self, point: int) -> str | None:
-        """The shape function of a match point, if anything follows from it."""
+        """Return the name of the shape function of a match point, or None if the point computes no slots."""
         return f"{self.function}.shape{point}" if self._derived(point) else None
 
     def text(self) -> str:

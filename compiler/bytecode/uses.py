@@ -12,7 +12,8 @@ from compiler.ops.tables import VIEWS
 
 
 def needed(body: Body) -> set[Var]:
-    """Variables that instructions read: all uses but those as operands of native launches, seen through views and names."""
+    """Return the variables that instructions read, directly or through a view or an alias. Operands of native launches need no register and
+    do not count."""
     found: set[Var] = set()
     names: list[tuple[Var, Value]] = []
 
@@ -43,7 +44,7 @@ def _is_name(value: Value) -> bool:
 
 
 def changed(body: Body, module: IRModule) -> set[Var]:
-    """The variables whose memory launches write."""
+    """Return the variables whose memory a launch of the body overwrites."""
 
     def writes(value: Value) -> tuple[Atom, ...]:
         if isinstance(value, Launch) and not value.library:

@@ -1,4 +1,4 @@
-"""An archive (`.a`) with an index of its symbols, as GNU linkers and LLVM's read it. No tool of the user's machine writes it."""
+"""Write an archive (`.a`) with a symbol index that GNU's and LLVM's linkers read. This needs no tools on the user's machine."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Final
 
 MAGIC: Final = b"!<arch>\n"
 _HEADER_BYTES: Final = 60
-_LONGEST_NAME: Final = 15  # with the slash behind it: 16
+_LONGEST_NAME: Final = 15  # bytes of the longest name of a member; a slash follows it
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     content: bytes
-    symbols: Sequence[str]  # that it defines for others
+    symbols: Sequence[str]  # symbols that the member defines for other objects
 
 
 def archive(members: Mapping[str, Member]) -> bytes:
-    """The members by name. Nothing in it tells when or by whom it was made."""
+    """Return an archive of the members by name. It contains no time and no user, so equal members give equal bytes."""
     names = b"".join(symbol.encode() + b"\0" for member in members.values() for symbol in member.symbols)
     count = sum(len(member.symbols) for member in members.values())
     index_bytes = 4 + 4 * count + len(names)

@@ -1,4 +1,4 @@
-"""The layout of a sequence's state, in one block of memory that the caller allocates."""
+"""The layout of a sequence's state in one block of memory that the caller allocates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime.executable import DTYPES
 from runtime.flat_program import FlatFunction, FlatProgram
 from runtime.sections import align
 
-MODEL, LENGTH, LOGITS, HEADER_BYTES = 0, 8, 16, 64  # fields at the beginning of a sequence's block
+MODEL, LENGTH, LOGITS, HEADER_BYTES = 0, 8, 16, 64  # offsets of fields at the beginning of a sequence's block, and the size of all of them
 WORD: Final = 8
 SAMPLE: Final = "sample"
 
@@ -23,18 +23,19 @@ class Decoder:
     program: FlatProgram
     entry: str
     vocab_size: int
-    max_tokens: int  # of one step
+    max_tokens: int  # largest number of tokens of one step
     max_context: int
     page_size: int
-    cache_shapes: Mapping[str, tuple[int, ...]]  # of the inputs that hold keys and values
-    prefix: str = "rs"  # of the functions' names
+    cache_shapes: Mapping[str, tuple[int, ...]]  # shapes of the inputs that hold keys and values
+    prefix: str = "rs"  # prefix of the functions' names
 
     @property
     def most_pages(self) -> int:
         return -(-self.max_context // self.page_size)
 
     def most(self, name: str) -> tuple[int, ...]:
-        """The largest shape of an input of the step or of the sampler; the sampler finds its logits in the arena."""
+        """Return the largest shape of an input of the step or of the sampler. An input without memory of its own has extent 0: the sampler
+        reads its logits from the arena."""
         kind = name.rstrip("0123456789")
         known = {
             **dict.fromkeys(("tokens", "positions", "slots", "seq_ids"), (self.max_tokens,)),
@@ -50,8 +51,8 @@ class Decoder:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    heaps: Mapping[str, int]  # by function
-    inputs: Mapping[str, int]  # by name
+    heaps: Mapping[str, int]  # offset of each function's shape heap, by name
+    inputs: Mapping[str, int]  # offset of each input, by name
     arena: int
     num_bytes: int
 
@@ -68,6 +69,6 @@ def layout_of(decoder: Decoder) -> Layout:
 
 
 def literal(function: FlatFunction, slot: int) -> int | None:
-    """The value of a slot that never changes, or None for other slots."""
+    """Return the value of a slot that never changes, or None for other slots."""
     first = len(function.slots)
     return int(function.literals[slot - first]) if slot >= first else None

@@ -1,9 +1,9 @@
-"""The functions of a C library around its kernels, as LLVM IR:
+"""Write the functions of a C library around its kernels as LLVM IR:
 
     PREFIX_open, PREFIX_new, PREFIX_step, PREFIX_sample, PREFIX_rewind, PREFIX_free, PREFIX_close
 
-Records of the flat program become straight-line calls: what is known beforehand stands in the code, the rest is read from the heap. All
-state lies in two blocks that the caller allocates, that of the model and that of a sequence.
+Records of the flat program become straight-line calls. Constants are part of the code, all other values are read from the heap. The whole
+state is in two blocks that the caller allocates: one for the model and one for a sequence.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from runtime.flat_program import FlatBase, FlatFunction, Record
 from runtime.sampling import SHARE_ONE
 
 FUNCTIONS: Final = ("open", "new", "step", "sample", "rewind", "free", "close")
-WEIGHTS, ALLOCATE, RELEASE, CONTEXT, MODEL_BYTES = 0, 8, 16, 24, 32  # fields of a model's block
+WEIGHTS, ALLOCATE, RELEASE, CONTEXT, MODEL_BYTES = 0, 8, 16, 24, 32  # offsets of the fields of a model's block, and its size
 ALIGNMENT: Final = 64
-TEMPERATURE, TOP_P, TOP_K, SEED = 0, 4, 8, 16  # fields of PREFIX_sampling
+TEMPERATURE, TOP_P, TOP_K, SEED = 0, 4, 8, 16  # offsets of the fields of PREFIX_sampling
 SHARPEST: Final = 1e30
 INFINITY: Final = float_literal(float("inf"))
 
 
 def functions(decoder: Decoder) -> list[str]:
-    """The names that a library defines for other code."""
+    """Return the names that a library defines for other code."""
     return [f"{decoder.prefix}_{name}" for name in FUNCTIONS]
 
 
@@ -63,7 +63,7 @@ def _at(code: Code, pointer: str, offset: int | str) -> str:
 
 
 def _item(code: Code, pointer: str, index: str) -> str:
-    """The place of an i32."""
+    """Return the address of element `index` in an array of i32."""
     return code.op(f"getelementptr i32, ptr {pointer}, i64 {index}")
 
 
@@ -79,7 +79,7 @@ def _store(code: Code, kind: str, value: object, pointer: str, offset: int | str
 
 
 def _replay(decoder: Decoder, layout: Layout, function: FlatFunction) -> str:
-    """Call `derive` and run each record. Returns 0, or the error that `derive` returns."""
+    """Emit a function that calls `derive` and runs each record. It returns 0, or the error that `derive` returns."""
     code, program = Code(), decoder.program
     buffers, dims = code.alloca(f"[{program.most_buffers} x ptr]"), code.alloca(f"[{program.most_dims} x i64]")
     heap = _at(code, "%sequence", layout.heaps[function.name])
@@ -121,7 +121,7 @@ def _input(code: Code, layout: Layout, name: str) -> str:
 
 
 def _define(code: Code, decoder: Decoder, layout: Layout, name: str, values: dict[str, tuple[object, ...]]) -> None:
-    """The slots that inputs define; `values` has the shapes that differ from the largest."""
+    """Store the slots that inputs define. `values` has the shapes that differ from the largest ones."""
     function = decoder.program.functions[name]
     for definition in function.definitions:
         tensor = function.inputs[definition.input].name
@@ -151,7 +151,7 @@ def _open(decoder: Decoder) -> str:
 
 
 def _new(decoder: Decoder, layout: Layout) -> str:
-    """Initialise the state of a sequence to zeros, and page tables to the pages in order. Page 0 is padding."""
+    """Emit the function that makes a sequence. It clears the state, and fills page tables with the pages in order. Page 0 is padding."""
     code = Code()
     allocate, context = _load(code, "ptr", "%model", ALLOCATE), _load(code, "ptr", "%model", CONTEXT)
     made = code.op(f"call ptr {allocate}(ptr {context}, i64 {layout.num_bytes}, i64 {ALIGNMENT})")
@@ -169,7 +169,7 @@ def _new(decoder: Decoder, layout: Layout) -> str:
 
 
 def _step(decoder: Decoder, layout: Layout) -> str:
-    """Run the step over parts of at most `max_tokens` tokens. The logits are those behind the last token."""
+    """Emit the function that runs the step over parts of at most `max_tokens` tokens. It returns the logits after the last token."""
     code = Code()
     before = _load(code, "i64", "%sequence", LENGTH)
     some = code.op("icmp ne i64 %count, 0")
@@ -218,7 +218,7 @@ def _part(code: Code, decoder: Decoder, layout: Layout, part: str) -> None:
 
 
 def _sample(decoder: Decoder, layout: Layout) -> str:
-    """Write the settings in the order of runtime/sampling.py, and call the sampler."""
+    """Emit the function that writes the settings in the order of runtime/sampling.py and calls the sampler."""
     code, one = Code(), float_literal(1.0)
     temperature, top_p = _load(code, "float", "%sampling", TEMPERATURE), _load(code, "float", "%sampling", TOP_P)
     warm = code.op(f"fcmp ogt float {temperature}, 0.0")
@@ -265,5 +265,5 @@ def _close(decoder: Decoder) -> str:
 
 
 def _f32(value: float) -> float:
-    """A literal of type float, rounded to f32 as LLVM requires."""
+    """Round a literal of type float to f32, as LLVM requires."""
     return float(np.float32(value))

@@ -1,1 +1,1 @@
-"""The meaning of programs: a plain interpreter of both levels, in NumPy."""
+"""The interpreter: a plain NumPy implementation of both levels, which defines the meaning of programs."""

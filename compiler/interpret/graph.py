@@ -1,5 +1,6 @@
-"""The meaning of a program, in NumPy: every operator by its table, every loop nest by `interpret.loops`. It checks the annotations of
-parameters, of every binding and of results, and match_casts. Slow, plain, and the judge of everything else.
+"""The interpreter of the graph level. Operators have NumPy functions in a table, and `interpret.loops` runs loop nests. The interpreter
+checks the annotations of parameters, bindings and results, and match_casts. It is slow and simple, and every optimisation is tested against
+it.
 
 Values are arrays (tensors), tuples of ints (shapes), NumPy scalars or ints (scalars), tuples of values, and `Closure`s (functions).
 """
@@ -29,7 +30,7 @@ from runtime.library import routine
 
 
 class MismatchError(CompileError):
-    """A value does not have the annotation that was promised."""
+    """Raised if a value does not match its annotation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,9 @@ class Interpreter:
 
 
 def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *, last: bool = True) -> None:
-    """Check a value, defining the variables that stand alone and are new. With `last` every expression must be known and agree; without,
-    expressions wait, because a later value may define their variables."""
+    """Check a value against an annotation, and define new variables that stand alone as a dimension. With `last`, every variable of an
+    expression must be known. Without it, expressions over unknown variables are skipped, because a later value may define these
+    variables."""
 
     def match_dim(wanted: Dim, actual: int, where: str) -> None:
         if (var := wanted.var) is not None and var not in dims:
@@ -107,7 +109,7 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
 
 
 def check_bounds(dims: dict[DimVar, int], place: str) -> None:
-    """Require that each variable lies within its declared range."""
+    """Require that each variable is in its declared range."""
     for var, value in dims.items():
         upper = var.upper.evaluate(dims) if isinstance(var.upper, Dim) else var.upper
         if value < var.lower or (upper is not None and value > upper) or value % var.multiple_of:
@@ -120,7 +122,7 @@ class _Frame:
         self.interpreter = interpreter
         self.values: dict[Var, Any] = {}
         self.dims: dict[DimVar, int] = {}
-        self.arena: NDArray[Any] = np.zeros(0, np.uint8)  # planned memory, so that a plan that overlaps lives gives wrong results
+        self.arena: NDArray[Any] = np.zeros(0, np.uint8)  # planned memory: a plan with overlapping lifetimes gives wrong results
 
     def body(self, body: Body) -> Any:
         for binding in body.bindings:
@@ -143,7 +145,7 @@ class _Frame:
                 return Closure(name)
 
     def attributes(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
-        """Attributes may be dimensions, also in lists."""
+        """Evaluate the dimensions among the attributes, also inside lists."""
 
         def known(value: Any) -> Any:
             match value:
@@ -165,7 +167,7 @@ class _Frame:
             case Call(op=op, args=args, attrs=attrs):
                 with np.errstate(all="ignore"):
                     result = INTERPRET[op.name](*map(self.atom, args), **self.attributes({**op.attributes, **attrs}))
-                return np.asarray(result) if isinstance(result, np.generic) else result  # NumPy makes numbers of tensors without axes
+                return np.asarray(result) if isinstance(result, np.generic) else result  # NumPy turns tensors of rank 0 into scalars
             case CallTir():
                 return self._call_tir(value)
             case CallLibrary(name=name, args=args, attrs=attrs):
@@ -195,7 +197,7 @@ class _Frame:
         assert isinstance(type_, TensorType) and type_.shape is not None and type_.dtype is not None
         shape = [d.evaluate(self.dims) for d in type_.shape]
         if min(shape, default=0) < 0:
-            raise MismatchError(f"{type_} would be made with the extents {shape}, expected none below 0")
+            raise MismatchError(f"{type_} gets the extents {shape}, expected extents of at least 0")
         if offset is None:
             return uninitialised(shape, type_.dtype)
         begin, size = offset.evaluate(self.dims), prod(shape) * type_.dtype.num_bytes
@@ -211,7 +213,7 @@ class _Frame:
             if reused is None:
                 outs.append(self._allocate(type_))
             else:
-                args[reused] = np.array(args[reused])  # the meaning is pure: the operand itself stays as it is
+                args[reused] = np.array(args[reused])  # calls are pure: copy the operand
                 outs.append(args[reused])
         self._run(call.func, [*args, *outs])
         return outs[0] if len(outs) == 1 else tuple(outs)
@@ -227,7 +229,7 @@ class _Frame:
         return ()
 
     def _run(self, name: str, args: Sequence[Any]) -> None:
-        """A loop nest on its operands and outputs; every index is checked."""
+        """Run a loop nest on its operands and outputs. Every index is checked."""
         prim = self.interpreter.module.prim(name)
         first_output = prim.params.index(prim.outputs[0]) if prim.outputs else len(prim.params)
         assert all(isinstance(p, Buffer) for p in prim.params[first_output:]), "outputs come last"
@@ -238,6 +240,6 @@ class _Frame:
 
 
 def _compute(name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Call a host routine, the same one that the machine calls."""
+    """Call the host routine that the virtual machine calls, too."""
     known = routine(name)
     return known.compute(*inputs, *(attrs[a] for a in known.attributes))

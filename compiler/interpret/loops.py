@@ -1,10 +1,11 @@
-"""The meaning of loop nests, in NumPy.
+"""The interpreter of loop nests, in NumPy.
 
-A nest whose iterations do not depend on one another (`_independent`) is evaluated all at once: every loop variable becomes an array
-along an axis of its own. Other loops run one iteration at a time. All arrays have rank 0 or `rank_of`, so that they broadcast.
+A nest with independent iterations (`_independent`) is evaluated all at once: each loop variable becomes an array along its own axis. Other
+loops run one iteration at a time. All arrays have rank 0 or `rank_of(prim)`, so that they broadcast.
 
-Evaluating all at once computes values that the program does not ask for: beyond a ragged extent, outside of a guard. `active` says which
-points count. At those, reading outside of a buffer is an error; at the others anything may be read, and nothing is written.
+Evaluating all points at once also evaluates points that the program would skip: beyond a ragged extent, or outside a guard. `active` masks
+the points that the program evaluates. An active point that reads outside a buffer is an error. Other points may read anything, and write
+nothing.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ Array = NDArray[Any]
 
 
 class InterpretError(CompileError):
-    """The program does something undefined, such as reading outside a buffer."""
+    """Raised if the program does something undefined, such as reading outside a buffer."""
 
 
 def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[DimVar, int] | None = None) -> None:
-    """Run on arrays (outputs included, written in place), numbers for scalar parameters, ints for integer variables."""
+    """Run a function on its arguments: arrays (outputs are written in place), numbers for scalar parameters, ints for integer variables."""
     frame = _Frame(rank_of(prim))
     if dims:
         frame.dims.update(dims)
     for param, arg in zip(prim.params, args, strict=True):
         match param:
             case Buffer():
-                assert isinstance(arg, np.ndarray), f"{param.name} wants an array, has {arg!r}"
+                assert isinstance(arg, np.ndarray), f"{param.name} is {arg!r}, expected an array"
                 frame.buffers[param] = arg
                 for dim, extent in zip(param.shape, arg.shape, strict=True):
                     if (var := dim.var) is not None:
@@ -60,7 +61,7 @@ def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[
     for buffer, array in frame.buffers.items():
         wanted = tuple(int(frame.dim(d)) for d in buffer.shape)
         if array.shape != wanted or array.dtype != buffer.dtype.numpy:
-            raise InterpretError(f"buffer {buffer.name} is {array.dtype}{list(array.shape)}, wants {buffer.dtype}{list(wanted)}")
+            raise InterpretError(f"buffer {buffer.name} is {array.dtype}{list(array.shape)}, expected {buffer.dtype}{list(wanted)}")
     for var, value in list(frame.dims.items()):
         frame.check_range(var, np.asarray(value))
     with np.errstate(all="ignore"):
@@ -68,24 +69,24 @@ def run_prim(prim: PrimFunc, args: Sequence[Array | int | float], dims: Mapping[
 
 
 def uninitialised(shape: Sequence[int], dtype: DType) -> Array:
-    """Memory whose content nobody may rely on: NaN, or all bits set, so that a result which does is wrong for sure."""
+    """Return memory filled with NaN, or with all bits set, so that a result that relies on its content is wrong."""
     try:
         return np.full(prod(shape) * dtype.num_bytes, 0xFF, np.uint8).view(dtype.numpy).reshape(shape)
     except (MemoryError, ValueError, OverflowError):
         raise InterpretError(
-            f"a tensor {dtype}{list(shape)} cannot be made: its extents are negative, or memory does not hold it"
+            f"a tensor {dtype}{list(shape)} cannot be allocated: an extent is negative, or it does not fit in memory"
         ) from None
 
 
 class _Frame:
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.dims: dict[DimVar, Any] = {}  # ints, or int64 arrays of this rank
+        self.dims: dict[DimVar, Any] = {}  # value of each variable: an int, or an int64 array of rank `rank`
         self.buffers: dict[Buffer, Array] = {}
         self.params: dict[scalars.ScalarParam, Array] = {}
-        self.extents: list[int] = []  # of the axes in use
-        self.active: Array | None = None  # the points that count; None: all
-        self.known: dict[Scalar, Array] = {}  # nodes of the expression at hand: others share them
+        self.extents: list[int] = []  # extents of the axes in use
+        self.active: Array | None = None  # mask of the points that the program evaluates; None: all
+        self.known: dict[Scalar, Array] = {}  # evaluated nodes of the present expression, which may be shared
 
     # --- statements ----------------------------------------------------------------------------------------------------
 
@@ -119,7 +120,7 @@ class _Frame:
     def _loop(self, loop: For) -> None:
         extent = self.dim(loop.extent)
         if not np.any(np.asarray(extent) > 0):
-            return  # what does not depend on the variable would be computed all the same
+            return  # an empty loop runs nothing, not even the statements that do not depend on its variable
         if loop.kind is LoopKind.VECTOR or _independent(loop):
             with self._axes(((loop.var, extent),)):
                 self.run(loop.body)
@@ -132,7 +133,8 @@ class _Frame:
 
     @contextmanager
     def _axes(self, loops: Sequence[tuple[DimVar, Any]]) -> Generator[Array | None]:
-        """Give each variable an axis of its own. A ragged extent runs to its maximum: the result tells which points are inside."""
+        """Give each variable an axis of its own. An axis with a ragged extent has its largest extent. Yield a mask of the points that are
+        inside all extents, or None if no extent is ragged."""
         outer, inside = self.active, None
         for var, extent in loops:
             ragged = isinstance(extent, np.ndarray)
@@ -157,7 +159,7 @@ class _Frame:
 
     @contextmanager
     def _branch(self) -> Generator[None]:
-        """Forget afterwards what is computed inside."""
+        """When the branch ends, discard the scalars that were evaluated inside."""
         outer, self.known = self.known, dict(self.known)
         yield
         self.known = outer
@@ -176,7 +178,7 @@ class _Frame:
                 self.run(orelse)
 
     def _index(self, var: DimVar, value: Array) -> Any:
-        """A computed integer as an index; points that do not count get one that is safe to compute with."""
+        """Return a computed integer as an index. Inactive points get the variable's lower bound, which is safe to compute with."""
         if value.ndim == 0:
             self.check_range(var, value)
             return int(value)
@@ -186,7 +188,7 @@ class _Frame:
         return value.astype(np.int64)
 
     def check_range(self, var: DimVar, value: Array) -> None:
-        """Require that a variable stays within its declared range, on which proofs rest."""
+        """Require that a variable stays in its declared range, on which proofs rely."""
         upper = self.dim(var.upper) if isinstance(var.upper, Dim) else var.upper
         wrong = (value < var.lower) | (value % var.multiple_of != 0)
         if upper is not None:
@@ -204,12 +206,12 @@ class _Frame:
             *places, value, active = np.broadcast_arrays(*places, value, self.active)
             places, value = [p[active] for p in places], value[active]
         elif self.extents and np.broadcast_shapes(*map(np.shape, places)) != self._shape(self.extents):
-            # Over every axis in use, also one that the statement does not mention: an empty one stores nothing.
+            # Broadcast over every axis in use, including axes that the statement does not mention: an empty axis stores nothing.
             *places, value, _ = np.broadcast_arrays(*places, value, np.zeros(self._shape(self.extents)))
         self._check(buffer, places)
         if places:
             array[tuple(places)] = value
-        elif value.size:  # a single element, which keeps what the last iteration stores
+        elif value.size:  # a store to a single element keeps the value of the last iteration
             array[()] = value.reshape(-1)[-1]
 
     def _tile(self, tile: Tile) -> None:
@@ -217,7 +219,7 @@ class _Frame:
         for place in tile.operands:
             array, at = self.buffers[place.buffer], [self.dim(d) for d in place.indices]
             if any(isinstance(i, np.ndarray) for i in at):
-                raise InterpretError(f"tile {tile.op.name!r} stands in a loop of lanes")
+                raise InterpretError(f"tile {tile.op.name!r} is inside a vector loop")
             self._check(place.buffer, at)
             arrays.append(array.reshape(-1)[np.ravel_multi_index(at, array.shape) if at else 0 :])
         tile.op.meaning(arrays, [int(self.dim(d)) for d in tile.dims])
@@ -225,7 +227,7 @@ class _Frame:
     # --- scalars -------------------------------------------------------------------------------------------------------
 
     def eval(self, scalar: Scalar) -> Array:
-        """The value of an expression of a statement."""
+        """Evaluate a whole expression of a statement."""
         self.known = {}
         return self._eval(scalar)
 
@@ -265,21 +267,21 @@ class _Frame:
         if self.active is None:
             return np.asarray(array[tuple(places)])
         if 0 in array.shape:
-            return np.zeros((), array.dtype)  # no point counts, or the check had found it
+            return np.zeros((), array.dtype)  # no point is active, or the check would have failed
         return np.asarray(array[tuple(np.clip(p, 0, n - 1) for p, n in zip(places, array.shape, strict=True))])
 
     def _check(self, buffer: Buffer, places: Sequence[Any]) -> None:
-        """Require that every active point lies inside the buffer."""
+        """Require that every active point is inside the buffer."""
         for axis, (place, extent) in enumerate(zip(places, self.buffers[buffer].shape, strict=True)):
             if isinstance(place, np.ndarray):
-                inside = not place.size or place.view(np.uint64).max() < extent  # negative places are the largest
+                inside = not place.size or place.view(np.uint64).max() < extent  # negative indices become the largest
             else:
                 inside = 0 <= place < extent
             if not inside:
                 self._check_active(buffer, axis, np.asarray(place), extent)
 
     def _check_active(self, buffer: Buffer, axis: int, place: Array, extent: int) -> None:
-        """Places that were picked by `active` already are flat, and all count."""
+        """Raise if an active point is outside. Places of rank 1 were already selected by `active`, so all their points count."""
         outside = (place < 0) | (place >= extent)
         if self.active is not None and (place.ndim == self.rank or not place.ndim):
             outside = outside & self.active
@@ -306,7 +308,8 @@ class _Frame:
             if inside is not None:
                 value = np.where(inside, value, neutral)
             extents = self.extents[first:]
-        # Every axis of the reduction at its full extent, also when the value does not mention its variable; then all as one, in order.
+        # Broadcast the value to the full extent of every reduced axis, even if it does not mention the axis. Then merge these axes into
+        # one, in order.
         shape = list(value.shape or self._shape([]))
         shape[first : first + count] = extents
         value = np.broadcast_to(value.reshape(value.shape or self._shape([])), shape)
@@ -368,8 +371,8 @@ def _both(a: Array | None, b: Array | None) -> Array | None:
 
 
 def _independent(loop: For) -> bool:
-    """Whether the iterations may run all at once: loops down to one store, whose buffer the nest does not read. An iteration may read the
-    element that it stores, if no other iteration stores that one."""
+    """Whether all iterations may run at once: the loops contain a single store, and the nest does not read the buffer that it stores to. An
+    iteration may read the element that it stores, if no other iteration stores it."""
     stmt: Stmt = loop
     read: list[scalars.Load] = []
     variables: set[DimVar] = set()

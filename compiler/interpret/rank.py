@@ -1,4 +1,4 @@
-"""The rank of the arrays that evaluate a nest: an axis per variable around its innermost point."""
+"""The rank of the arrays in which a nest is evaluated: one axis per variable around the innermost point."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compiler.ops.attention.plain import plain_attention
 
 @lru_cache(maxsize=1024)
 def rank_of(prim: PrimFunc) -> int:
-    """At least 2: arrays of rank 1 hold the points that were picked."""
+    """Return the rank, at least 2: arrays of rank 1 hold selected points."""
     return max(2, _depth(prim.body))
 
 

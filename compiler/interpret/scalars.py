@@ -1,5 +1,4 @@
-"""The meaning of scalar functions, in NumPy. Arithmetic of f16 and bf16 is done in f32 and rounded after every function, which is
-what their NumPy types do."""
+"""Scalar functions in NumPy. Arithmetic of f16 and bf16 is done in f32 and rounded after every function, as their NumPy types do."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ Array = NDArray[Any]
 
 
 def _wide(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
-    """Compute in f64 and round once: the result is as near to the mathematical value as the type allows."""
+    """Compute in f64 and round once, so that the result is as accurate as the type allows."""
     return lambda x: fn(x.astype(np.float64)).astype(x.dtype)
 
 
@@ -64,7 +63,7 @@ MEANING: dict[Fn, Callable[..., Array]] = {
 
 
 def fold(fn: ReduceFn, values: Array, axis: int) -> Array:
-    """Fold one axis, which stays with extent 1."""
+    """Reduce one axis and keep it with extent 1."""
     match fn:
         case ReduceFn.SUM:
             return np.sum(values, axis=axis, keepdims=True, dtype=values.dtype)

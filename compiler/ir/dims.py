@@ -1,37 +1,37 @@
-"""Integer expressions over named variables: what a dimension, an index, a loop bound or a byte count is.
+"""Integer expressions over named variables. Dimensions, indices, loop bounds and byte counts are such expressions.
 
 A `Dim` is a polynomial over atoms. An atom is a variable, or a node that a polynomial cannot express:
 
     Dim   ::= coefficient * Atom * Atom + ... + constant
     Atom  ::= DimVar | Dim // Dim | Dim % Dim | min(Dim, ...) | max(Dim, ...)
 
-There is one canonical form, so `==` compares structure and means equality wherever the form is strong enough (`prove.prove_eq`
-goes further). It may use what variables declare about themselves: range, divisibility, and that no divisor is zero (one that
-cannot be negative is then at least 1). Hence a value substituted for a variable must keep what the variable declared, and a loop
-variable `j` with `upper = n - 1` still speaks of the old `n` after `n` alone was substituted.
+Every expression has one canonical form. `==` compares canonical forms; where these differ, `prove.prove_eq` may still prove two expressions
+equal. Canonicalization relies on the declared range and divisibility of variables, so a value that is substituted for a variable must
+satisfy the variable's declaration. It also relies on divisors never being zero: a divisor that is not negative is at least 1. Substituting
+`n` does not change the declaration of another variable: a loop variable `j` with `upper = n - 1` keeps that bound, in terms of the old `n`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 from operator import attrgetter, floordiv, index, mod
 from typing import Any
 
-Key = tuple[Any, ...]  # nested tuples of integers: order, equality and hash of a canonical form in one
+Key = tuple[Any, ...]  # nested tuples of integers, by which canonical forms are ordered, compared and hashed
 by_key = attrgetter("key")
-MAX_DEPTH = 32  # of nodes in nodes: far above what programs write, and within what recursion can walk
+MAX_DEPTH = 32  # nesting depth of //, %, min and max: far above what programs need, and within Python's recursion limit
 
 
 class UnboundDimError(Exception):
-    """An expression was evaluated without a value for one of its variables."""
+    """Raised if an expression is evaluated without a value for one of its variables."""
 
 
 class _Operators:
-    """Arithmetic, written once for `Dim` and for `DimVar`."""
+    """Arithmetic shared by `Dim` and `DimVar`."""
 
     __slots__ = ()
 
@@ -76,20 +76,21 @@ _serial = count()
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class DimVar(_Operators):
-    """A named integer, compared by identity. It may declare an empty range: nothing is then ever evaluated with it."""
+    """A named integer, compared by identity. Its range may be empty; then no expression that contains it is ever evaluated."""
 
     name: str
     lower: int = 0
-    upper: int | Dim | None = None  # inclusive; a loop variable j < m has upper = m - 1
+    upper: int | Dim | None = None  # largest value, inclusive; a loop variable j < m has upper = m - 1
     multiple_of: int = 1
-    serial: int = field(init=False, default_factory=_serial.__next__)  # creation order, which `upper` can only look back on
+    # creation order; `upper` mentions only variables that were created earlier
+    serial: int = field(init=False, default_factory=_serial.__next__)
     key: Key = field(init=False)
     dim: Dim = field(init=False)
 
     def __post_init__(self) -> None:
         if self.multiple_of < 1:
             raise ValueError(f"variable {self.name}: multiple_of is {self.multiple_of}, expected an integer >= 1")
-        if isinstance(self.upper, Dim) and self.upper.is_const:  # one spelling of a constant
+        if isinstance(self.upper, Dim) and self.upper.is_const:  # a constant bound is always an int
             object.__setattr__(self, "upper", self.upper.const)
         object.__setattr__(self, "key", (0, self.serial))
         object.__setattr__(self, "dim", Dim(((1, (self,)),)))
@@ -107,16 +108,16 @@ class DimVar(_Operators):
 
 
 class _Node:
-    """An atom made of Dims. Only simplify.py creates these: their operands are in canonical form."""
+    """An atom made of Dims. Only simplify.py creates nodes, because it brings their operands into canonical form."""
 
     __slots__ = ("_hash", "factor", "key", "operands", "rank")
-    order: int  # of the kind, among atoms; a variable's is 0
+    order: int  # position of this kind of atom when atoms are sorted; variables have 0
     symbol: str
 
     operands: tuple[Dim, ...]
     key: Key
-    rank: tuple[int, int]  # above the rank of every atom inside: newest variable, then nesting
-    factor: int  # known to divide every value
+    rank: tuple[int, int]  # (newest variable, nesting depth): greater than the rank of every atom inside the node
+    factor: int  # an integer known to divide every value of the node
 
     def __init__(self, *operands: Dim) -> None:
         self.operands = operands
@@ -159,7 +160,7 @@ class FloorDiv(_Division):
 
     @property
     def exact(self) -> bool:
-        """The divisor is a number known to divide the numerator."""
+        """Whether the divisor is a number known to divide the numerator."""
         return self.divisor.is_const and self.numerator.factor % self.divisor.const == 0
 
     def _factor(self) -> int:
@@ -182,7 +183,7 @@ class Max(_Node):
 
 
 Atom = DimVar | FloorDiv | Mod | Min | Max
-Monomial = tuple[Atom, ...]  # a product, sorted by key; () is 1
+Monomial = tuple[Atom, ...]  # a product of atoms, sorted by key; () is 1
 Term = tuple[int, Monomial]
 
 
@@ -198,7 +199,7 @@ class Dim(_Operators):
     key: Key
 
     def __init__(self, terms: tuple[Term, ...]) -> None:
-        """For this package: `terms` are already canonical. Use `Dim.of` and operators."""
+        """Create a Dim from terms that are already canonical. Other packages use `Dim.of` and operators."""
         self.terms = terms
         self.key = tuple([(-len(m), tuple([a.key for a in m]), c) for c, m in terms])
         self._hash = hash(self.key)
@@ -225,7 +226,7 @@ class Dim(_Operators):
 
     @property
     def atom(self) -> Atom | None:
-        """The atom that this is, if it is a bare one."""
+        """The atom, if the expression is a single atom with coefficient 1, else None."""
         if len(self.terms) == 1 and self.terms[0][0] == 1 and len(self.terms[0][1]) == 1:
             return self.terms[0][1][0]
         return None
@@ -236,11 +237,11 @@ class Dim(_Operators):
 
     @property
     def factor(self) -> int:
-        """The greatest integer known to divide every value; 0 for zero."""
+        """The greatest integer known to divide every value of the expression; 0 if the expression is zero."""
         return math.gcd(*(c * math.prod(a.factor for a in m) for c, m in self.terms))
 
     def atoms(self) -> Iterator[Atom]:
-        """The factors of the terms, not what is inside them; repeats included."""
+        """Yield the atoms that are factors of the terms, with repeats, without the atoms inside them."""
         for _, monomial in self.terms:
             yield from monomial
 
@@ -308,19 +309,19 @@ def bare(atom: Atom) -> Dim:
 
 
 def dim_min(*xs: DimLike) -> Dim:
-    from compiler.ir.simplify import extreme  # see _divide
+    from compiler.ir.simplify import extreme  # imported late, see _divide
 
     return extreme(Min, tuple(as_dim(x) for x in xs))
 
 
 def dim_max(*xs: DimLike) -> Dim:
-    from compiler.ir.simplify import extreme  # see _divide
+    from compiler.ir.simplify import extreme  # imported late, see _divide
 
     return extreme(Max, tuple(as_dim(x) for x in xs))
 
 
 def ceil_div(a: DimLike, b: DimLike) -> Dim:
-    """For b > 0, the form in which n rounded up is recognised everywhere: (a + b - 1) // b."""
+    """Return a / b rounded up, for b > 0, as (a + b - 1) // b: the form that passes recognise."""
     return (as_dim(a) + b - 1) // b
 
 
@@ -338,10 +339,10 @@ MINUS_ONE = _constant(-1)
 
 
 def canonical(sums: dict[Monomial, int]) -> Dim:
-    """The Dim with these coefficients: zeros dropped, division nodes recombined, terms by falling degree."""
+    """Return the Dim with these coefficients: drop zeros, recombine division nodes, sort terms by falling degree."""
     terms = [(c, m) for m, c in sums.items() if c]
     if any(isinstance(a, _Division) for _, m in terms for a in m):
-        from compiler.ir.simplify import recombine  # see _divide
+        from compiler.ir.simplify import recombine  # imported late, see _divide
 
         if (simpler := recombine(sums)) is not None:
             return simpler
@@ -373,7 +374,7 @@ def _times(a: Dim, b: Dim) -> Dim:
 
 
 def products(a: tuple[Term, ...], b: tuple[Term, ...]) -> dict[Monomial, int]:
-    """Every term of a times every term of b, like ones added up."""
+    """Multiply every term of `a` by every term of `b`, and add up like terms."""
     sums: dict[Monomial, int] = {}
     for c, m in a:
         for d, n in b:
@@ -383,14 +384,15 @@ def products(a: tuple[Term, ...], b: tuple[Term, ...]) -> dict[Monomial, int]:
 
 
 def _divide(a: Dim, b: Dim) -> tuple[Dim, Dim]:
-    # Imported late: simplifying a division asks proofs, and proofs are made of the sums above. This is the one such knot.
+    # Imported late to break an import cycle: simplifying a division needs proofs, and proofs need the sums above. There is no other such
+    # cycle.
     from compiler.ir.simplify import divide
 
     return divide(a, b)
 
 
 def split(p: Dim, atom: Atom) -> tuple[Dim, Dim]:
-    """(c, rest) with p == c * atom + rest and no bare `atom` left in rest; c holds the higher powers."""
+    """Return (c, rest) such that p == c * atom + rest and `atom` is no factor in rest. Higher powers of the atom are in c."""
     inside: list[Term] = []
     rest: list[Term] = []
     for c, m in p.terms:
@@ -399,31 +401,31 @@ def split(p: Dim, atom: Atom) -> tuple[Dim, Dim]:
             inside.append((c, m[:at] + m[at + 1 :]))
         else:
             rest.append((c, m))
-    # Taking terms away keeps a form canonical; taking a factor out of them may not.
+    # Removing terms keeps a form canonical. Removing a factor from terms may not.
     return canonical({m: c for c, m in inside}), Dim(tuple(rest))
 
 
 def _substitute_atom(atom: Atom, mapping: Mapping[DimVar, DimLike]) -> Dim:
     if isinstance(atom, DimVar):
         return as_dim(mapping.get(atom, atom))
-    return _OF_DIMS[type(atom)](*(o.substitute(mapping) for o in atom.operands))
+    return _DIM_OPERATORS[type(atom)](*(o.substitute(mapping) for o in atom.operands))
 
 
 def _evaluate_atom(atom: Atom, env: Mapping[DimVar, int]) -> int:
     if isinstance(atom, DimVar):
         return env[atom]
-    return _OF_NUMBERS[type(atom)](*(o.evaluate(env) for o in atom.operands))
+    return _INT_OPERATORS[type(atom)](*(o.evaluate(env) for o in atom.operands))
 
 
-_OF_DIMS: dict[type[_Node], Callable[..., Dim]] = {FloorDiv: floordiv, Mod: mod, Min: dim_min, Max: dim_max}
-_OF_NUMBERS: dict[type[_Node], Callable[..., int]] = {FloorDiv: floordiv, Mod: mod, Min: min, Max: max}
+_DIM_OPERATORS: dict[type[_Node], Callable[..., Dim]] = {FloorDiv: floordiv, Mod: mod, Min: dim_min, Max: dim_max}
+_INT_OPERATORS: dict[type[_Node], Callable[..., int]] = {FloorDiv: floordiv, Mod: mod, Min: min, Max: max}
 
 
 # --- text --------------------------------------------------------------------------------------------------------------
 
 
 def _show_term(coefficient: int, monomial: Monomial, *, alone: bool) -> str:
-    """`alone` says that no operator stands beside the term, so that a division in it needs no parentheses."""
+    """Return a term as text. `alone` means that no operator is next to the term, so a division in it needs no parentheses."""
     factors = [str(coefficient)] if coefficient != 1 or not monomial else []
     bare = alone and len(monomial) == 1
     return "*".join(factors + [_show_atom(a) if bare or not isinstance(a, _Division) else f"({_show_atom(a)})" for a in monomial])
@@ -453,3 +455,11 @@ def product_of(extents: Sequence[Dim]) -> Dim:
     for extent in extents:
         product = product * extent
     return product
+
+
+def row_major(indices: Iterable[DimLike], extents: Iterable[DimLike]) -> Dim:
+    """Return the row-major index of an element in an array of these extents."""
+    number = ZERO
+    for at, extent in zip(indices, extents, strict=True):
+        number = number * extent + at
+    return number

@@ -1,4 +1,4 @@
-"""Element types. 4-bit integers have no type of their own: they live two to a `u8` and are taken apart by loop nests."""
+"""Element types. 4-bit integers have no type of their own: a `u8` holds two of them, and loop nests unpack them."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class DType(StrEnum):
 
     @property
     def accumulator(self) -> DType:
-        """The type in which sums of it are kept: floats smaller than f32 are summed in f32."""
+        """The type in which sums are accumulated: f32 for all floats."""
         return DType.F32 if self.is_float else self
 
     @property
     def ends(self) -> tuple[float, float]:
-        """The least value and the largest."""
+        """The smallest and the largest value of the type."""
         if self.is_float:
             return -math.inf, math.inf
         if self is DType.BOOL:
@@ -62,7 +62,7 @@ class DType(StrEnum):
             if theirs == dtype:
                 return ours
         known = ", ".join(str(theirs) for theirs in _NUMPY.values())
-        raise ValueError(f"numpy dtype {dtype} has no counterpart here; known: {known}")
+        raise ValueError(f"NumPy dtype {dtype} is not supported; known: {known}")
 
 
 _NUMPY: dict[DType, np.dtype] = {

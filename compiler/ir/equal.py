@@ -1,8 +1,9 @@
-"""Whether two programs mean the same up to the names of their variables, and where they first differ if not.
+"""Compare programs for structural equality up to the names of variables, and find the first difference.
 
-Variables are paired as they are met: one on the left belongs to exactly one on the right, with the same declared range. Functions go
-by their names. Not told apart, since nothing depends on it: nested and flat sequences, adjacent plain blocks, attributes left at
-their defaults, a copy and the atom itself, a scalar that is shared and its copies, and what a check calls its boundary.
+The comparison pairs variables as it meets them: a variable on the left belongs to exactly one on the right, with the same declared range.
+Functions are matched by name. Some differences have no effect and are ignored: nested or flat sequences; one plain block or several
+adjacent ones; attributes that are left out or state their default; a copy or the atom that it copies; a shared scalar or several equal
+ones; and the boundary that a check names in messages.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Difference:
 
 
 def structural_equal(a: Node, b: Node) -> Difference | None:
-    """None, or the first difference."""
+    """Return None if the nodes are equal, else the first difference."""
     try:
         if isinstance(a, IRModule) and isinstance(b, IRModule):
             for name in dict.fromkeys([*a.functions, *b.functions]):
@@ -65,8 +66,8 @@ def assert_equal(a: Node, b: Node) -> None:
 
 
 def structural_hash(module: IRModule, *, ranges: bool = True) -> str:
-    """The same for programs that differ in the names of variables or the order of functions only; without `ranges`, also for those that
-    differ in what the signatures of graph functions declare about their variables."""
+    """Return a hash that ignores the names of variables and the order of functions. Without `ranges`, it also ignores what the signatures
+    of graph functions declare about their variables."""
     texts = (canonical_text(name, module.functions[name], ranges=ranges) for name in sorted(module.functions))
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
@@ -74,18 +75,19 @@ def structural_hash(module: IRModule, *, ranges: bool = True) -> str:
 class _Found(Exception):
     def __init__(self, left: str, right: str) -> None:
         super().__init__(left, right)
-        self.places: list[str] = []  # innermost first
+        self.places: list[str] = []  # path to the difference, the innermost part first
         self.left, self.right = left, right
 
 
 class _Pairing:
-    """Variables of the left paired with those of the right, and the comparison that pairs them."""
+    """Compares two nodes and keeps the pairs of variables found so far: each variable of the left has one partner on the right."""
 
     def __init__(self) -> None:
         self._partner: dict[_Variable, _Variable] = {}
-        self._taken: set[_Variable] = set()  # of the right
-        self._images: dict[Dim, Dim] = {}  # expressions of the left in variables of the right
-        self._same: set[tuple[Scalar, Scalar]] = set()  # that were compared in these variables: others share them
+        self._taken: set[_Variable] = set()  # variables on the right that have a partner
+        self._images: dict[Dim, Dim] = {}  # maps expressions of the left side to the same expressions over variables of the right side
+        # pairs of scalars compared under the present pairing of variables; shared nodes are compared once
+        self._same: set[tuple[Scalar, Scalar]] = set()
 
     def compare(self, place: str, a: Any, b: Any) -> None:
         try:
@@ -114,7 +116,7 @@ class _Pairing:
                     self.compare(f".{named.var.name}", x, y)
             case Binding():
                 self.compare("", a.value, b.value)
-                if not isinstance(a.value, Launch):  # which has no value
+                if not isinstance(a.value, Launch):  # a launch has no value
                     self.compare("", a.var, b.var)
             case Function():
                 self._pair_bare([d for p in a.params for d in dims_of(p.type)], [d for p in b.params for d in dims_of(p.type)])
@@ -126,9 +128,9 @@ class _Pairing:
                 self._fields(a, b)
             case MatchCast():
                 self.compare(".value", a.value, b.value)
-                self.compare(".type", a.type, b.type)  # the boundary is part of messages alone
+                self.compare(".type", a.type, b.type)  # `boundary` appears only in messages
             case FuncType():
-                _Pairing()._fields(a, b)  # its variables are its own
+                _Pairing()._fields(a, b)  # a signature has its own variables, so it gets its own pairing
             case Body():
                 with self._scope():
                     for x, y in zip_longest(_blocks(a), _blocks(b), fillvalue=Block(())):
@@ -153,7 +155,7 @@ class _Pairing:
                 else:
                     self._fields(a, b)
             case _:
-                if repr(a) != repr(b):  # tells -0.0 from 0.0, and finds a NaN equal to itself
+                if repr(a) != repr(b):  # repr tells -0.0 from 0.0 and makes a NaN equal to itself
                     raise _differ(a, b)
 
     def _fields(self, a: Any, b: Any) -> None:
@@ -167,7 +169,7 @@ class _Pairing:
     # --- variables -----------------------------------------------------------------------------------------------------
 
     def _variables(self, a: _Variable, b: _Variable) -> None:
-        """The same pair as before, or a new one whose declarations agree."""
+        """Require that the variables are partners. Pair them if neither has a partner and their declarations agree."""
         partner = self._partner.get(a)
         if partner is b:
             return
@@ -182,7 +184,7 @@ class _Pairing:
             self.compare(f"{prefix}.{name}", getattr(a, name), getattr(b, name))
 
     def _release(self, a: set[_Variable], b: set[_Variable]) -> None:
-        """What a binder binds is new, even if it was met before."""
+        """Forget earlier partners of variables that a binder defines anew."""
         self._partner = {x: y for x, y in self._partner.items() if x not in a and y not in b}
         self._taken = set(self._partner.values())
         self._images, self._same = {}, set()
@@ -197,7 +199,8 @@ class _Pairing:
     # --- dimensions ----------------------------------------------------------------------------------------------------
 
     def _pair_bare(self, a: Sequence[Dim], b: Sequence[Dim]) -> None:
-        """Parameters define variables in any order, so those that stand alone are paired before the expressions around them."""
+        """Pair dimensions that are single variables first, so that expressions over these variables can be compared. Parameters define
+        variables in any order."""
         for x, y in zip(a, b, strict=False):
             if x.var is not None and y.var is not None and x.var not in self._partner and y.var not in self._taken:
                 self._variables(x.var, y.var)
@@ -232,12 +235,12 @@ def _defined(node: Any) -> set[_Variable]:
 
 
 def _defining(prim: PrimFunc) -> list[Dim]:
-    """What its parameters say of dimensions."""
+    """Return the dimensions that the parameters mention."""
     return [d for p in prim.params if not isinstance(p, ScalarParam) for d in (p.shape if isinstance(p, Buffer) else (Dim.of(p),))]
 
 
 def _plain(node: Any) -> Any:
-    """One of the ways to say the same."""
+    """Return one representative of all equivalent spellings of a node."""
     match node:
         case Copy(value=value):
             return value
@@ -260,7 +263,7 @@ def _plain(node: Any) -> Any:
 
 
 def _blocks(body: Body) -> list[Block]:
-    """Adjacent plain blocks as one, empty ones as none."""
+    """Merge adjacent plain blocks and drop empty ones."""
     blocks: list[Block] = []
     for block in body.blocks:
         plain = block.kind is BlockKind.PLAIN

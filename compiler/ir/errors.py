@@ -1,22 +1,22 @@
-"""What can be wrong with a program that is being compiled or interpreted.
+"""Errors in a program that is being compiled or interpreted.
 
 CompileError
-  AnnotationError   a value cannot have the annotation that is asked of it
+  AnnotationError   a value cannot have the annotation that a binding or an operator requires
   ParseError        (parser) the text is not a program
-  VerifyError       (verify) a rule of the IR is broken
-  MismatchError     (interpreter) a value does not have the annotation that was promised
-  InterpretError    (interpreter) a loop nest does something undefined, such as reading outside of a buffer
+  VerifyError       (verify) the program breaks a rule of the IR
+  MismatchError     (interpreter) a value does not match its annotation
+  InterpretError    (interpreter) a loop nest does something undefined, such as reading outside a buffer
 """
 
 from __future__ import annotations
 
 
 class CompileError(Exception):
-    """The program, not the compiler, is at fault."""
+    """Base class of errors in the program that is compiled, as opposed to errors in the compiler."""
 
 
 class AnnotationError(CompileError):
-    """Deduction failed. The builder adds the function and the binding at which it did."""
+    """Raised if deduction fails. The builder adds the names of the function and of the binding."""
 
     def within(self, function: str, binding: str) -> AnnotationError:
         return AnnotationError(f"in function {function!r}, binding {binding!r}: {self}")

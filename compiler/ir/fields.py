@@ -1,9 +1,10 @@
-"""What the fields of IR nodes hold.
+"""Declarations of what the fields of IR nodes hold.
 
-A node says of each field whether it holds values, statements, dimensions, buffers or what the node defines; a field that says nothing holds
-plain data. Walking, rewriting and comparing follow from that (graph/visit.py, loops/visit.py, equal.py), so a new node is declared once.
+Each field of a node declares whether it holds values, statements, dimensions, buffers or the variables that the node defines. A field
+without a declaration holds plain data. Walking, rewriting and comparing follow these declarations (graph/visit.py, loops/visit.py,
+equal.py), so a new node is declared once.
 
-A *scoped* field sees what its node defines (the body of a loop sees the loop's variable); the other fields stand outside.
+A *scoped* field sees what its node defines (the body of a loop sees the loop's variable). The other fields do not.
 """
 
 from __future__ import annotations
@@ -20,32 +21,32 @@ T = TypeVar("T")
 
 class Holds(Enum):
     DATA = auto()
-    SCALAR = auto()  # a value of the loop level
+    SCALAR = auto()  # a scalar expression of the loop level
     STMT = auto()
     DIM = auto()
-    BUFFER = auto()  # one that is defined elsewhere
-    PLACE = auto()  # a load that names a place in memory
-    NEW_VAR = auto()  # defines an integer variable
-    NEW_AXES = auto()  # defines variables one after another, each beside its extent
+    BUFFER = auto()  # a buffer that is defined elsewhere
+    PLACE = auto()  # a load that names a place in memory, not its value
+    NEW_VAR = auto()  # the node defines an integer variable
+    NEW_AXES = auto()  # the node defines variables in order, each with its extent
     NEW_BUFFER = auto()
     ATOM = auto()  # an operand of the graph level
     BODY = auto()
     TYPE = auto()
-    ATTRS = auto()  # attributes, dimensions possibly among them
-    NODE = auto()  # a node that is a part of this one: what it holds, this one holds too
+    ATTRS = auto()  # attributes, possibly with dimensions among them
+    NODE = auto()  # a nested node; its items count as items of the node that contains it
 
-    __hash__ = object.__hash__  # Enum hashes by name, in Python: slow on every walk
+    __hash__ = object.__hash__  # Enum's own hash runs in Python, which slows every walk
 
 
 def holds(what: Holds, *, scoped: bool = False, default: Any = MISSING, default_factory: Any = MISSING) -> Any:
-    """A field of a node. It may be a single item, a tuple of items (of tuples, for dimensions), or None."""
+    """Declare a field of a node. The field holds an item, a tuple of items, a tuple of tuples of dimensions, or None."""
     made: Any = field(default=default, default_factory=default_factory, metadata={"holds": what, "scoped": scoped})
     return made
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(holds, field))
 def node(cls: type[T]) -> type[T]:
-    """The decorator of all IR nodes: immutable, compared by identity."""
+    """Decorate an IR node: immutable, compared by identity."""
     return dataclass(frozen=True, slots=True, eq=False)(cls)
 
 
@@ -58,7 +59,7 @@ class Part:
 
 @cache
 def parts(node_type: type) -> tuple[Part, ...]:
-    """The fields that are not plain data, in order; those outside the scope first, then definitions, then what is scoped."""
+    """Return the declared fields: first the fields outside the scope, then definitions, then scoped fields."""
     found = [Part(f.name, f.metadata["holds"], f.metadata["scoped"]) for f in fields(node_type) if f.metadata]
     return tuple(sorted(found, key=lambda p: p.scoped * 2 + (p.what in DEFINITIONS)))
 
@@ -68,7 +69,7 @@ DEFINITIONS = frozenset((Holds.NEW_VAR, Holds.NEW_AXES, Holds.NEW_BUFFER))
 
 @cache
 def getter(node_type: type, what: Holds) -> Callable[[Any], tuple[Any, ...]]:
-    """A function that gives the items of this kind in a node of this type."""
+    """Return a function that returns the items of kind `what` of a node of this type."""
     if any(p.what is Holds.NODE for p in parts(node_type)):
         return lambda node: tuple(_items_of_parts(node, what))
     names = [p.name for p in parts(node_type) if p.what is what]
@@ -108,10 +109,10 @@ def _items(values: Iterator[Any]) -> Iterator[Any]:
 
 @cache
 def all_names(node_type: type) -> tuple[str, ...]:
-    """Of all fields, plain data too, as the constructor takes them."""
+    """Return the names of all fields, plain data included, in the order of the constructor."""
     return tuple(f.name for f in fields(node_type))
 
 
 def items(node: Any, what: Holds) -> tuple[Any, ...]:
-    """What the node itself holds of a kind, in the order of its fields."""
+    """Return the items of kind `what` that the node itself holds, in the order of its fields."""
     return getter(type(node), what)(node)

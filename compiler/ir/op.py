@@ -1,5 +1,5 @@
-"""An operator of the graph level is a name, its attributes, and a rule that deduces the annotation of its result. Every further
-meaning (NumPy, loop nest, pattern) is a table of its own keyed by the operator."""
+"""Operators of the graph level. An operator is a name, its attributes, and a rule that deduces the annotation of its result. Its other
+meanings (NumPy function, loop nest, pattern) are in tables keyed by the operator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Deduce = Callable[[tuple[Type, ...], Mapping[str, Any]], Type]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpDef:
-    """`attributes` maps each attribute's name to its default; `REQUIRED` has none. `pure` operators may be removed or shared."""
+    """An operator. `attributes` maps each attribute's name to its default, or to `REQUIRED`. Passes may remove or share calls of `pure`
+    operators."""
 
     name: str
     attributes: Mapping[str, Any]
@@ -29,7 +30,7 @@ V = TypeVar("V")
 
 
 class Registry(Generic[V]):
-    """An open set of named things whose error lists what it knows."""
+    """A table of named things that other modules extend. An unknown name raises an error that lists the known names."""
 
     def __init__(self, noun: str) -> None:
         self._noun = noun

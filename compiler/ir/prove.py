@@ -1,11 +1,12 @@
-"""What is certain about dimensions: bounds, order, equality, divisibility.
+"""Proofs about dimensions: bounds, order, equality, divisibility.
 
-Every answer rests on one function, `_lower_bound(p)`: a number that p never falls below, whatever values the variables take within
-what they declare. It eliminates the newest atom first: p = c * atom + rest, and where c cannot be negative, a lower bound of the
-atom in terms of older atoms gives a lower bound of p. So i*m + j <= n*m - 1 is n*m - 1 - i*m - j >= 0; j goes first, which leaves
-n*m - 1 - i*m - (m - 1), then i, which leaves n*m - (n - 1)*m - m = 0.
-A variable's range mentions older variables only and a node consists of atoms older than itself, hence this ends; a budget of steps,
-shared out among alternatives, keeps it short. What is not found is not proved: the answers are sound, never complete.
+All proofs rest on `_lower_bound(p)`: a number that p never falls below, for all values that the declarations of the variables allow. It
+eliminates the newest atom first. With p = c * atom + rest and c >= 0, a lower bound of the atom in terms of older atoms gives a lower bound
+of p. For example, i*m + j <= n*m - 1 means n*m - 1 - i*m - j >= 0. Eliminating j leaves n*m - 1 - i*m - (m - 1); eliminating i leaves n*m -
+(n - 1)*m - m = 0.
+
+Elimination ends because the range of a variable mentions only older variables, and a node consists of older atoms. A budget of steps,
+divided among alternatives, keeps it short. The proofs are sound but not complete: False means "not proved".
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from operator import attrgetter
 
 from compiler.ir.dims import Atom, Dim, DimLike, DimVar, FloorDiv, Max, Min, Mod, bare, canonical, split
 
-Extended = int | float  # a float is an infinity and nothing else
+Extended = int | float  # a float is always an infinity
 INF = math.inf
-BUDGET = 64  # elimination steps per question; the proofs of index arithmetic take two to ten
-MAX_TERMS = 32  # of a sum worth eliminating from: products with symbolic divisors multiply them
+BUDGET = 64  # elimination steps per question; proofs of index arithmetic take two to ten
+MAX_TERMS = 32  # largest number of terms to eliminate from: symbolic divisors multiply terms
 
-Bound = tuple[Dim, Dim]  # (scale, value): scale * atom is at least (or at most) value; scale is positive
+Bound = tuple[Dim, Dim]  # (scale, value): a lower bound says scale * atom >= value, an upper bound <=; scale is positive
 
 
 # --- questions ---------------------------------------------------------------------------------------------------------
 
 
 def bounds(d: DimLike) -> tuple[int | None, int | None]:
-    """The inclusive interval that every value lies in; None where there is no end."""
+    """Return the inclusive interval of the values; None stands for an unbounded end."""
     low, high = _interval(Dim.of(d))
     return (None if isinstance(low, float) else low, None if isinstance(high, float) else high)
 
@@ -72,7 +73,7 @@ def _interval(p: Dim) -> tuple[Extended, Extended]:
 
 @lru_cache(maxsize=1 << 14)
 def _term_interval(p: Dim) -> tuple[Extended, Extended]:
-    """Each term on its own: quick, and blind to what terms have in common."""
+    """Bound each term separately, which is fast and ignores what terms have in common."""
     low: Extended = 0
     high: Extended = 0
     for c, m in p.terms:
@@ -87,7 +88,7 @@ def _term_interval(p: Dim) -> tuple[Extended, Extended]:
 
 
 def _product(a: Extended, b: Extended) -> Extended:
-    if a == 0 or b == 0:  # 0 * inf is 0 here: infinity stands for numbers without end, each of them finite
+    if a == 0 or b == 0:  # infinity stands for finite numbers of any size, so 0 times infinity is 0
         return 0
     if isinstance(a, float) or isinstance(b, float):
         return INF if (a > 0) == (b > 0) else -INF
@@ -139,7 +140,7 @@ def _remainder_interval(x: tuple[Extended, Extended], d: tuple[Extended, Extende
 
 
 def _round_up(x: Extended, step: int) -> Extended:
-    """The first multiple of step that is not below x."""
+    """Return the smallest multiple of `step` that is at least x."""
     return x if isinstance(x, float) or step <= 1 else -(-x // step) * step
 
 
@@ -156,7 +157,8 @@ def _lower_bound(p: Dim, budget: int) -> Extended:
 
 
 def _next_atom(p: Dim) -> Atom:
-    """The newest, but first a min or max that must be split into all its cases: the cases of one often settle another."""
+    """Return the atom to eliminate next. This is the newest one, unless a min or max must be split into all its cases: it comes first,
+    because the cases of one often decide another."""
     for atom in p.atoms():
         if isinstance(atom, Min | Max):
             low, high = _term_interval(split(p, atom)[0])
@@ -166,12 +168,12 @@ def _next_atom(p: Dim) -> Atom:
 
 
 def _independent(p: Dim) -> bool:
-    """Distinct variables with constant ranges, each in a term of its own: the interval of terms is exact."""
+    """Whether each term is a distinct variable with a constant range. The interval of the terms is then exact."""
     return all(len(m) == 0 or (len(m) == 1 and isinstance(m[0], DimVar) and not isinstance(m[0].upper, Dim)) for _, m in p.terms)
 
 
 def _shared_factor(p: Dim, budget: int) -> Extended:
-    """f*q + constant: at least the least f times the least q, where neither is negative"""
+    """Bound f*q + constant from below by the product of the lower bounds of f and q, where f is not negative."""
     offset = p.constant_term
     product = p - offset
     for atom in product.terms[0][1]:
@@ -188,7 +190,8 @@ def _eliminate(p: Dim, atom: Atom, budget: int) -> Extended:
     if low < 0 < high:
         low, high = _lower_bound(c, budget // 4), -_lower_bound(-c, budget // 4)
     if isinstance(atom, Min | Max):
-        # The atom is one of its operands. Pushed away from the side that its kind bounds, any one of them will do.
+        # The atom equals one of its operands, so the least bound over all operands is a bound of p. For -min and +max, every operand gives
+        # a bound of p, so take the best.
         cases = [(Dim.of(1), o) for o in atom.operands]
         any_will_do = high <= 0 if isinstance(atom, Min) else low >= 0
         found = _replaced(c, rest, cases, budget - 1)
@@ -199,14 +202,14 @@ def _eliminate(p: Dim, atom: Atom, budget: int) -> Extended:
         return max(_replaced(c, rest, _highs(p, atom), budget - 1), default=-INF)
     if atom in c.atoms():
         return -INF
-    # Linear in the atom, with a slope of either sign: the least value is at one of the ends.
+    # p is linear in the atom, and the slope may have either sign: the minimum is at one of the ends.
     at_low = max(_replaced(c, rest, _lows(p, atom), budget // 2), default=-INF)
     at_high = max(_replaced(c, rest, _highs(p, atom), budget // 2), default=-INF)
     return min(at_low, at_high)
 
 
 def _replaced(c: Dim, rest: Dim, choices: list[Bound], budget: int) -> list[Extended]:
-    """A lower bound of c * atom + rest for each choice of scale * atom = value."""
+    """For each choice of scale * atom = value, return a lower bound of c * atom + rest."""
     found: list[Extended] = []
     share = budget // len(choices) if choices else 0
     for scale, value in choices:
@@ -235,7 +238,7 @@ def _constant_bound(end: Extended) -> list[Bound]:
 
 
 def _symbolic_bounds(p: Dim, atom: Atom) -> tuple[list[Bound], list[Bound]]:
-    """What bounds the atom from below and from above, in terms of older atoms."""
+    """Return lower and upper bounds of the atom in terms of older atoms."""
     one = Dim.of(1)
     match atom:
         case DimVar(upper=upper):

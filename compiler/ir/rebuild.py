@@ -1,4 +1,4 @@
-"""Helpers of the rewriting functions: what does not change keeps its identity."""
+"""Helpers for functions that rewrite nodes. A node that does not change keeps its identity."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 def updated(node: T, **changes: Any) -> T:
-    """The node with these fields; itself if it has them already."""
+    """Return the node with these fields changed, or the node itself if its fields have these values already."""
     return remade(node, {name: value for name, value in changes.items() if getattr(node, name) is not value})
 
 
 def remade(node: T, changes: Mapping[str, Any]) -> T:
-    """The node with these fields, which differ from its own."""
+    """Return the node with these fields changed. The caller makes sure that each value is new."""
     if not changes:
         return node
     make: Any = type(node)
@@ -25,7 +25,7 @@ def remade(node: T, changes: Mapping[str, Any]) -> T:
 
 
 def mapped(node: T, what: Holds, fn: Callable[[Any], Any]) -> T:
-    """The node with `fn` of every item of this kind."""
+    """Return the node with `fn` applied to every item of kind `what`."""
     changes: dict[str, Any] = {}
     for part in parts(type(node)):
         if part.what is what or part.what is Holds.NODE:
@@ -37,7 +37,7 @@ def mapped(node: T, what: Holds, fn: Callable[[Any], Any]) -> T:
 
 
 def map_items(held: Any, fn: Callable[[Any], Any]) -> Any:
-    """`fn` of one item, of each in a tuple, or of each in a tuple of tuples; nothing stays nothing."""
+    """Apply `fn` to one item, to each item of a tuple, or to each item of a tuple of tuples. None stays None."""
     if not isinstance(held, tuple):
         return held if held is None else fn(held)
     some: tuple[Any, ...] = held

@@ -1,7 +1,7 @@
-"""What `//`, `%`, `min` and `max` of dimensions become.
+"""Simplification of `//`, `%`, `min` and `max` of dimensions.
 
-Quotient and remainder are found together, so that `q * d + r` gives the numerator back whichever rule applied. Each rule is an
-identity of floor division; the condition it needs is proved from what the variables declare.
+Quotient and remainder are found together, so `q * d + r` equals the numerator whichever rule applied. Each rule is an identity of floor
+division, whose condition is proved from what the variables declare.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _divide(x: Dim, d: Dim) -> Division:
 
 
 def _positive(d: Dim) -> bool:
-    """No divisor is zero, so one that is not negative is positive."""
+    """Whether d is proved positive. A divisor is never zero, so d >= 0 suffices."""
     return prove_le(0, d)
 
 
@@ -77,7 +77,7 @@ def _whole_constant(x: Dim, d: int) -> Division:
         if c * math.prod(a.factor for a in m) % d == 0:
             common = math.gcd(c, d)
             whole = whole + c // common * _exact_quotient(m, d // common)
-        else:  # of a term towards zero, which leaves -n as it is; of the constant downwards
+        else:  # round the coefficients of terms toward zero, so that -n stays -n; round the constant down
             times = -(-c // d) if c < 0 and m else c // d
             whole = whole + canonical({m: times})
             rest = rest + canonical({m: c - times * d})
@@ -85,7 +85,7 @@ def _whole_constant(x: Dim, d: int) -> Division:
 
 
 def _exact_quotient(monomial: Monomial, d: int) -> Dim:
-    """monomial / d, where d divides the product of what the atoms are known to be multiples of."""
+    """Return monomial / d, where d divides the product of the atoms' known factors."""
     quotient = ONE
     for atom in monomial:
         share = math.gcd(atom.factor, d)
@@ -105,7 +105,7 @@ def _exact_atom(atom: Atom, d: int) -> Dim:
 
 
 def _whole_symbolic(x: Dim, d: Dim) -> Division:
-    """Division of polynomials, where that leaves less than there was."""
+    """Divide polynomials. Return (0, x) unless the remainder has fewer terms than x."""
     (lead_c, lead), whole, rest = d.terms[0], ZERO, x
     position = 0
     while position < len(rest.terms):
@@ -129,7 +129,7 @@ def _common_factor(x: Dim, d: Dim) -> Division | None:
 
 
 def _in_range(x: Dim, d: Dim) -> Division | None:
-    """x // d -> q where q*d <= x < (q + 1)*d"""
+    """x // d -> q if q*d <= x < (q + 1)*d"""
     if d.is_const:
         low, high = bounds(x)
         if low is None or high is None or low // d.const != high // d.const:
@@ -143,7 +143,7 @@ def _in_range(x: Dim, d: Dim) -> Division | None:
 
 
 def _low_part(x: Dim, d: Dim) -> Division | None:
-    """(f*a + b) // (f*e) -> a // e where 0 <= b < f: b cannot reach the next multiple"""
+    """(f*a + b) // (f*e) -> a // e if 0 <= b < f, since b cannot reach the next multiple of f"""
     content = _gcd(d.terms)
     tried: set[Term] = {(1, ())}
     for c, m in x.terms:
@@ -160,7 +160,7 @@ def _low_part(x: Dim, d: Dim) -> Division | None:
 
 
 def _not_multiple(x: Dim, f: Term) -> Dim:
-    """The terms of x that f does not divide; of a constant, what is left over."""
+    """Return the terms of x that f does not divide. If f is a number, the constant term becomes its remainder modulo f."""
     f_c, f_m = f
     low: dict[Monomial, int] = {}
     for c, m in x.terms:
@@ -172,7 +172,7 @@ def _not_multiple(x: Dim, f: Term) -> Dim:
 
 
 def _nested(x: Dim, d: Dim) -> Division | None:
-    """(y // a + c) // d -> (y + a*c) // (a*d), and (y % a) // d -> (y // d) % (a // d) where d divides a"""
+    """(y // a + c) // d -> (y + a*c) // (a*d), and (y % a) // d -> (y // d) % (a // d) if d divides a"""
     inner = (x - x.constant_term).atom
     if isinstance(inner, FloorDiv) and _positive(d):
         numerator = inner.numerator + inner.divisor * x.constant_term
@@ -184,7 +184,7 @@ def _nested(x: Dim, d: Dim) -> Division | None:
 
 
 def _remainder(x: Dim, d: Dim) -> Dim:
-    """x % d, where (y % a) % d -> y % d if d divides a"""
+    """Return x % d, rewriting (y % a) % d to y % d if d divides a."""
     if d.is_const:
         for c, m in x.terms:
             for i, atom in enumerate(m):
@@ -211,7 +211,7 @@ def _gcd(terms: list[Term] | tuple[Term, ...]) -> Term:
 
 
 def _without(monomial: Monomial, divisor: Monomial) -> Monomial | None:
-    """monomial / divisor, or None where that is not one."""
+    """Return monomial / divisor, or None if the divisor does not divide it."""
     left = list(monomial)
     for atom in divisor:
         if atom not in left:
@@ -221,7 +221,7 @@ def _without(monomial: Monomial, divisor: Monomial) -> Monomial | None:
 
 
 def _over(x: Dim, divisor: Term) -> Dim:
-    """x / divisor, which divides each term."""
+    """Return x / divisor. The divisor must divide each term."""
     quotient: dict[Monomial, int] = {}
     for c, m in x.terms:
         rest = _without(m, divisor[1])
@@ -234,7 +234,7 @@ def _over(x: Dim, divisor: Term) -> Dim:
 
 
 def recombine(sums: dict[Monomial, int]) -> Dim | None:
-    """The sum of these terms after one of the identities below, or None where none applies."""
+    """Return the sum of these terms after applying one of the identities below, or None if none applies."""
     for m, c in sums.items():
         if not c:
             continue
@@ -266,14 +266,14 @@ def _recombine_term(sums: dict[Monomial, int], m: Monomial, atom: FloorDiv | Mod
 
 
 def _sole(x: Dim) -> Atom:
-    """The one atom that the numerator of an exact division is, see `_exact_quotient`."""
+    """Return the only atom of x, a numerator that must be a single atom (see `_exact_quotient`)."""
     atom = x.atom
     assert atom is not None
     return atom
 
 
 def _product(*factors: Dim) -> dict[Monomial, int]:
-    """The terms of the product as they multiply out: looked for in a sum, and not to be recombined themselves."""
+    """Return the terms of the product, multiplied out but not recombined: the caller looks for them in a sum."""
     sums: dict[Monomial, int] = {(): 1}
     for factor in factors:
         sums = products(tuple((c, m) for m, c in sums.items()), factor.terms)
@@ -288,9 +288,9 @@ def _contains(sums: dict[Monomial, int], part: dict[Monomial, int], apart_from: 
 
 
 def extreme(kind: type[Min] | type[Max], operands: tuple[Dim, ...]) -> Dim:
-    """min or max: flat, sorted, without the operands that another is proved to beat."""
+    """Return the min or max in canonical form: flat, sorted, without operands that another operand is proved to dominate."""
     if not operands:
-        raise ValueError(f"{kind.symbol} of no dimensions; expected one at least")
+        raise ValueError(f"{kind.symbol} of no dimensions; expected at least one")
     flat: dict[Dim, None] = {}
     for x in operands:
         flat.update(dict.fromkeys(x.atom.operands if isinstance(x.atom, kind) else (x,)))

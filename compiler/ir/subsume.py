@@ -1,10 +1,11 @@
-"""Whether a value with one annotation may stand where another is wanted, and what two annotations have in common.
+"""Compatibility of annotations: whether a value annotated `given` may be used where `wanted` is required, and what two annotations have in
+common.
 
 Four levels, from best to worst:
 
     PASS       every value of `given` is one of `wanted`
     SYMBOLIC   only values of dimensions are unproved: accepted, checked at run time
-    COARSE     `given` says too little (a rank, a kind): an error where a parameter meets an argument
+    COARSE     `given` lacks a fact that `wanted` states (a rank, a kind): an error for an argument
     DISJOINT   no value is in both: always an error
 """
 
@@ -29,7 +30,7 @@ class Level(IntEnum):
 @dataclass(frozen=True, slots=True)
 class Verdict:
     level: Level
-    reason: str = ""  # what was unproved or different, and where: "dimension 1: n against 4"
+    reason: str = ""  # what differs or is unproved, and where: "dimension 1: n against 4"
 
     def at(self, place: str) -> Verdict:
         return self if self.level is Level.PASS else Verdict(self.level, f"{place}{self.reason}")
@@ -39,7 +40,7 @@ PASS = Verdict(Level.PASS)
 
 
 def subsumes(wanted: Type, given: Type) -> Verdict:
-    """The level at which every value of `given` is one of `wanted`."""
+    """Return the level at which values of `given` are values of `wanted`."""
     match wanted, given:
         case ObjectType(), _:
             return PASS
@@ -73,7 +74,7 @@ def worst(*verdicts: Verdict) -> Verdict:
 
 
 def join(a: Type, b: Type) -> Type:
-    """The finest annotation that holds of both."""
+    """Return the most precise annotation that holds for the values of `a` and the values of `b`."""
     match a, b:
         case TensorType(), TensorType():
             dtype = a.dtype if a.dtype == b.dtype else None
@@ -101,7 +102,7 @@ def join(a: Type, b: Type) -> Type:
 
 
 def unify(params: tuple[Type, ...], args: tuple[Type, ...]) -> dict[DimVar, Dim]:
-    """What the variables of a signature are for these arguments. A variable is bound where it first stands alone; dimensions that
+    """Bind the variables of a signature to dimensions of the arguments. A variable is bound where it first stands alone. Dimensions that
     are expressions bind nothing, since a later parameter may define their variables."""
     found: dict[DimVar, Dim] = {}
     for param, arg in zip(params, args, strict=True):
@@ -134,7 +135,7 @@ def _unify_dims(wanted: tuple[Dim, ...] | None, given: tuple[Dim, ...] | None, f
 
 
 def _functions(wanted: FuncType, given: FuncType) -> Verdict:
-    """The variables of a signature are its own: those of `given` take the values that arguments of `wanted` give them."""
+    """Compare two signatures. Each has its own variables, so the parameters of `wanted` bind the variables of `given`."""
     if wanted.pure and not given.pure:
         return Verdict(Level.DISJOINT, "an impure function where a pure one is wanted")
     if wanted.params is None:
@@ -147,14 +148,16 @@ def _functions(wanted: FuncType, given: FuncType) -> Verdict:
     found = unify(given.params, wanted.params)
     verdicts = [subsumes(wanted.result, substitute(given.result, found)).at("result: "), *_ranges(found)]
     for i, (w, g) in enumerate(zip(wanted.params, given.params, strict=True)):
-        verdict = subsumes(substitute(g, found), w).at(f"parameter {i}: ")  # contravariant
+        # compared in the opposite direction, because parameters are contravariant
+        verdict = subsumes(substitute(g, found), w).at(f"parameter {i}: ")
         # A coarse parameter is checked when the function is entered, so it is no worse than an unproved dimension.
         verdicts.append(Verdict(Level.SYMBOLIC, verdict.reason) if verdict.level is Level.COARSE else verdict)
     return worst(*verdicts)
 
 
 def _ranges(found: dict[DimVar, Dim]) -> Iterator[Verdict]:
-    """What variables stand for lies within their ranges: unproved, it is checked when the function is entered."""
+    """Yield a SYMBOLIC verdict for each variable whose value is not proved to be in its range. The range is checked when the function is
+    entered."""
     for var, value in found.items():
         upper = var.upper.substitute(found) if isinstance(var.upper, Dim) else var.upper
         above, below = prove_le(var.lower, value), upper is None or prove_le(value, upper)

@@ -1,8 +1,8 @@
-"""Descriptors of intrinsic tiles: small bodies that code generation emits for a machine, each with a NumPy meaning of its own.
+"""Descriptors of intrinsic tiles: small operations that code generation emits as machine instructions, each with a meaning in NumPy.
 
-An intrinsic is a frozen dataclass over `TileOp`, declared with `@tile_op`: its fields are what varies between its uses, known when the
-program is compiled. The loop level knows no intrinsic by name: it prints, parses, verifies and interprets them by what this class says.
-Those of the machines are in compiler/machine/intrinsics.
+An intrinsic is a frozen dataclass derived from `TileOp` and declared with `@tile_op`. Its fields are the compile-time parameters of one
+use. The loop level knows no intrinsic by name: it prints, parses, verifies and interprets each through `TileOp`. The intrinsics are in
+compiler/machine/intrinsics.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ T = TypeVar("T", bound="type[TileOp]")
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A place in a buffer, from which a tile reads or to which it writes."""
+    """An operand of a tile: the place in a buffer from which the tile reads or to which it writes."""
 
     name: str
-    dtype: DType | None  # of the buffer; None is any
+    dtype: DType | None  # element type of the buffer; None accepts any
     written: bool = False
 
 
 class TileOp:
-    """One intrinsic."""
+    """An intrinsic with its compile-time parameters."""
 
     __slots__ = ()
     name: ClassVar[str]
@@ -41,15 +41,15 @@ class TileOp:
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """The names of the integers that the tile takes when it runs."""
+        """The names of the integers that the tile takes at run time."""
         return ()
 
     def problems(self) -> Iterator[str]:
-        """What is wrong with the fields."""
+        """Yield a message for each invalid field."""
         yield from ()
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
-        """Write the outputs. The arrays are flat and begin at the elements that the operands name."""
+        """Write the outputs. Each array is flat and begins at the element that its operand names."""
         raise NotImplementedError
 
 
@@ -58,7 +58,7 @@ TILE_OPS: Registry[type[TileOp]] = Registry("tile intrinsic")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def tile_op(cls: T) -> T:
-    """The decorator of all intrinsics. From here on programs may name it."""
+    """Decorate an intrinsic and register it, so that programs may use it."""
     made: Any = dataclass(frozen=True, slots=True)(cls)
     TILE_OPS.add(made.name, made)
     return made
@@ -70,13 +70,13 @@ _TYPES = {"int": int, "bool": bool}
 
 
 def stated_fields(op: TileOp) -> dict[str, Any]:
-    """The fields that are not at their defaults."""
+    """Return the fields whose values differ from their defaults."""
     values = {f.name: (getattr(op, f.name), f.default) for f in _fields(type(op))}
     return {name: value for name, (value, default) in values.items() if value != default}
 
 
 def from_fields(name: str, values: Mapping[str, Any]) -> TileOp:
-    """The descriptor that a text states; a `ValueError` says what is wrong with it."""
+    """Create a descriptor from its parsed fields. Raise ValueError if a field is unknown, missing or of the wrong type."""
     op = TILE_OPS[name]
     types = {f.name: _TYPES[str(f.type)] for f in _fields(op)}
     for key, value in values.items():

@@ -1,14 +1,14 @@
-"""The six annotations: what is known about a value before it exists.
+"""The six annotations. An annotation states what is known about a value at compile time.
 
     ObjectType      anything
-      ScalarType    one number; `value` when it is a known integer expression
+      ScalarType    one number; `value` if it is a known integer expression
       ShapeType     a list of integers, first class
-      TensorType    an array; its shape, or at least its rank, or neither
+      TensorType    an array of known shape, of known rank, or of unknown rank
       TupleType     a fixed number of values
-      FuncType      something that can be called
+      FuncType      a function
 
-On a parameter an annotation is a promise that is checked at run time; on any other value it is knowledge. Every annotation can be
-made coarser (`None` stands for "not known") and the program still compiles.
+The annotation of a parameter is a promise that is checked at run time; that of any other value states what is known about it. Every
+annotation can be made coarser (`None` stands for "not known") and the program still compiles.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ScalarType:
 
 @dataclass(frozen=True, slots=True)
 class ShapeType:
-    """`dims` known, or only `ndim`, or neither."""
+    """A list of integers whose values are known (`dims`), whose number is known (`ndim`), or neither."""
 
     dims: tuple[Dim, ...] | None
     ndim: int | None = None
@@ -52,7 +52,7 @@ class ShapeType:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """`shape` known, or only `ndim`, or neither; the element type known or not."""
+    """An array whose shape is known, whose rank is known (`ndim`), or neither. The element type may be unknown (None)."""
 
     shape: tuple[Dim, ...] | None
     dtype: DType | None
@@ -76,7 +76,7 @@ class TupleType:
 
 @dataclass(frozen=True, slots=True)
 class FuncType:
-    """`params` is None for a callee of which only the result is known. Variables of a signature are its own."""
+    """A function. `params` is None if only the result is known. No other function shares the variables of its signature."""
 
     params: tuple[Type, ...] | None
     result: Type
@@ -95,7 +95,8 @@ def tensor(shape: tuple[DimLike, ...] | list[DimLike], dtype: DType) -> TensorTy
 
 
 def dims_of(type_: Type) -> Iterator[Dim]:
-    """Every dimension that the annotation mentions, left to right; those inside function types are theirs and left out."""
+    """Yield every dimension that the annotation mentions, left to right. Dimensions inside function types are left out, because they belong
+    to the function's own signature."""
     match type_:
         case TensorType(shape=shape) if shape is not None:
             yield from shape
@@ -111,12 +112,12 @@ def dims_of(type_: Type) -> Iterator[Dim]:
 
 
 def vars_of(type_: Type) -> tuple[DimVar, ...]:
-    """The variables that the annotation mentions, in order of first appearance."""
+    """Return the variables that the annotation mentions, in order of first appearance."""
     return tuple(dict.fromkeys(v for d in dims_of(type_) if not d.is_const for v in d.vars()))
 
 
 def binders_of(type_: Type) -> tuple[DimVar, ...]:
-    """The variables that the annotation defines when a value is matched against it: those that stand alone as a dimension."""
+    """Return the variables that matching a value against the annotation defines: those that stand alone as a dimension."""
     return tuple(dict.fromkeys(v for d in dims_of(type_) if (v := d.var) is not None))
 
 
@@ -135,7 +136,7 @@ def substitute(type_: Type, mapping: Mapping[DimVar, DimLike]) -> Type:
 
 
 def erase(type_: Type, keep: set[DimVar]) -> Type:
-    """Forget every dimension that mentions a variable outside `keep`; the rank and the element type stay."""
+    """Remove every dimension that mentions a variable outside `keep`. Keep the rank and the element type."""
     match type_:
         case TensorType(shape=shape, dtype=dtype) if shape is not None:
             return type_ if _known(shape, keep) else TensorType(None, dtype, len(shape))

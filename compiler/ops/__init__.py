@@ -1,4 +1,4 @@
-"""The operators: every module of this folder and of those in it, found by itself. Importing this fills the tables."""
+"""The operators. Importing this package imports every module in it and in its sub-packages, which fills the operator tables."""
 
 from importlib import import_module
 from pkgutil import walk_packages

@@ -1,8 +1,8 @@
-"""Broadcasting: NumPy's rule, for extents that may be symbolic.
+"""Broadcasting by NumPy's rule, for extents that may be symbolic.
 
-An extent of 1 stretches, also where only the run tells that it is 1. So where one of two is known not to be 1, it is the result's, and
-the other must be 1 or equal it, which is checked at run time where it is not proved; of two that may both be 1, the result's extent is an
-expression that gives the right one for every pair that the check lets through.
+An extent of 1 is broadcast even if it is known to be 1 only at run time. If one of two extents is proved not to be 1, it is the extent of
+the result. The other extent must then be 1 or equal to it; a run-time check verifies this unless it is proved. If both extents may be 1,
+the extent of the result is an expression that is right for every pair that the check accepts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Shape = tuple[Dim, ...]
 
 
 def broadcast_dims(a: Dim, b: Dim) -> Dim:
-    """The extent that both broadcast to."""
+    """Return the extent to which `a` and `b` broadcast. Raise AnnotationError if they are proved not to broadcast."""
     if prove_eq(a, b) or prove_eq(b, 1):
         return a
     if prove_eq(a, 1):
@@ -40,12 +40,13 @@ def broadcast_dims(a: Dim, b: Dim) -> Dim:
 
 
 def _largest_but_zero(dims: frozenset[Dim]) -> Dim:
-    """What extents of which all but one value are 1 broadcast to: the largest, or 0 where one of them is 0."""
+    """Return the extent to which `dims` broadcast: the largest, or 0 if any is 0. All extents other than 1 must be equal."""
     return dim_max(*dims) * dim_min(*dims, 1)
 
 
 def _stretched(dim: Dim) -> frozenset[Dim]:
-    """The extents that a result broadcast to before, so that no chain of operators nests what it says of the same ones."""
+    """Return the extents that broadcast to `dim`, or `dim` itself. Without this, chains of operators would nest ever deeper expressions of
+    the same extents."""
     for atom in dim.atoms():
         if isinstance(atom, Max) and _largest_but_zero(found := frozenset(atom.operands)) == dim:
             return found
@@ -65,7 +66,7 @@ def broadcast_shapes(a: Shape, b: Shape) -> Shape:
 
 
 def broadcast_tensors(args: Sequence[Type], dtype: DType | None) -> TensorType:
-    """The annotation of an elementwise result of this element type."""
+    """Return the annotation of an elementwise result whose element type is `dtype`."""
     tensors: list[TensorType] = []
     for arg in args:
         match arg:
@@ -76,9 +77,9 @@ def broadcast_tensors(args: Sequence[Type], dtype: DType | None) -> TensorType:
             case ScalarType():
                 pass
             case _:
-                raise AnnotationError(f"an operand is {arg}, wants tensors and scalars")
+                raise AnnotationError(f"an operand is {arg}, expected tensors and scalars")
     if not tensors:
-        raise AnnotationError(f"wants a tensor among its operands, has {', '.join(map(str, args))}")
+        raise AnnotationError(f"operands are {', '.join(map(str, args))}, expected at least one tensor")
     if any(t.ndim is None for t in tensors):
         return TensorType(None, dtype)
     shape: Shape | None = ()
@@ -91,7 +92,7 @@ def broadcast_tensors(args: Sequence[Type], dtype: DType | None) -> TensorType:
 
 
 def output(operands: Operands, name: str = "out") -> Buffer:
-    """The buffer of an operator's only result."""
+    """Make the buffer of an operator's only result."""
     return sized_buffer(operands.out, name)
 
 
@@ -102,8 +103,8 @@ def sized_buffer(type_: Type, name: str) -> Buffer:
 
 
 def element(place: Place | None, ijk: Sequence[Dim], dtype: DType, shape: Shape = ()) -> Scalar:
-    """The operand's element that broadcasting to `shape` puts at `ijk` of the result; a scalar takes the type of the tensors. Where no
-    shape is given, the operand's extents are those of the result, or 1."""
+    """Return the element of the operand that is broadcast to index `ijk` of a result with this shape. A scalar is cast to `dtype`. Without
+    `shape`, each extent of the operand must be 1 or equal to that of the result."""
     if isinstance(place, Const):
         return const(place.value, dtype)
     if isinstance(place, ScalarParam):
@@ -117,11 +118,11 @@ def element(place: Place | None, ijk: Sequence[Dim], dtype: DType, shape: Shape 
 def _index(extent: Dim, i: Dim, wanted: Dim) -> Dim:
     if prove_eq(extent, 1):
         return ZERO
-    return i if prove_eq(extent, wanted) else dim_min(i, extent - 1)  # 0 where the extent turns out to be 1
+    return i if prove_eq(extent, wanted) else dim_min(i, extent - 1)  # 0 if the extent is 1 at run time
 
 
 def broadcast_fits(operands: Operands, shape: Shape) -> tuple[Fit, ...]:
-    """What must hold because it is not proved that the tensors broadcast to `shape`."""
+    """Return the run-time checks for the extents that are not proved to broadcast to `shape`."""
     tensors = [(i, place) for i, place in enumerate(operands.places) if isinstance(place, Buffer)]
     return tuple(fit for i, place in tensors for fit in fits(i, place.shape, shape))
 

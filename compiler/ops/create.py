@@ -1,4 +1,4 @@
-"""Tensors made from shapes and numbers, shapes as values, padding, and triangles of matrices."""
+"""Operators that make tensors from shapes and numbers, convert shapes to values and back, pad tensors, and mask triangles of matrices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Attrs = Mapping[str, Any]
 def _full_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     shape, dtype = wanted_shape(args, 0), dtype_attr(attrs)
     if not isinstance(args[1], ScalarType | ObjectType):
-        raise AnnotationError(f"value is {args[1]}, wants a scalar")
+        raise AnnotationError(f"value is {args[1]}, expected a scalar")
     return TensorType(shape.dims, dtype, shape.ndim)
 
 
@@ -52,14 +52,14 @@ FULL = define(
 
 
 def _count(attrs: Attrs) -> Dim:
-    """The number of elements start, start + step, ... below `stop`."""
+    """Return the number of elements start, start + step, ... below `stop`."""
     return ceil_div(dim_max(dim_attr(attrs, "stop") - dim_attr(attrs, "start"), 0), int_attr(attrs, "step", 1))
 
 
 def _arange_type(_: tuple[Type, ...], attrs: Attrs) -> Type:
     dtype = dtype_attr(attrs)
     if dtype is DType.BOOL:
-        raise AnnotationError("attribute dtype is bool, wants numbers")
+        raise AnnotationError("attribute dtype is bool, expected numbers")
     return TensorType((_count(attrs),), dtype)
 
 
@@ -76,7 +76,7 @@ def _arange_numpy(*, start: int, stop: int, step: int, dtype: str) -> Any:
     return np.arange(start, stop, step).astype(DType(dtype).numpy)
 
 
-# start, start + step, ... below stop; both ends may be symbolic.
+# Returns start, start + step, ... below stop; start and stop may be symbolic.
 ARANGE = define("arange", "", _arange_type, _arange_numpy, _arange_nest, {"start": 0, "stop": REQUIRED, "step": 1, "dtype": "i64"})
 
 
@@ -92,10 +92,10 @@ SHAPE_OF = define("shape_of", "x", _shape_of_type, lambda x: x.shape, None)
 
 
 def _to_shape_type(args: tuple[Type, ...], _: Attrs) -> Type:
-    """The extents are data; a match_cast of the result gives them names."""
+    """Deduce a shape of unknown extents, since the extents are data. A match_cast of the result names them."""
     x = tensor_operand(args, 0, "x", ndim=1)
     if x.dtype not in (None, DType.I64):
-        raise AnnotationError(f"x holds {x.dtype}, wants i64; cast first")
+        raise AnnotationError(f"x holds {x.dtype}, expected i64; cast first")
     return ShapeType(None, x.shape[0].const if x.shape is not None and x.shape[0].is_const else None)
 
 
@@ -115,7 +115,7 @@ def _to_tensor_nest(operands: Operands) -> Nest:
     for i, dim in enumerate(shape.dims):
         out[i] = dim
     if not shape.dims:
-        with k.nest(out.shape) as at:  # of no iterations: a kernel has a statement
+        with k.nest(out.shape) as at:  # a loop without iterations, since a kernel needs at least one statement
             out[at] = 0
     return Nest((out.buffer,), k.body())
 
@@ -129,10 +129,10 @@ SHAPE_TO_TENSOR = define("shape_to_tensor", "shape", _to_tensor_type, lambda sha
 def _widths(attrs: Attrs, ndim: int) -> tuple[tuple[Dim, Dim], ...]:
     before, after = dims_attr(attrs, "before"), dims_attr(attrs, "after")
     if len(before) != ndim or len(after) != ndim:
-        raise AnnotationError(f"attributes before and after have {len(before)} and {len(after)} widths, wants {ndim} of each")
+        raise AnnotationError(f"attributes before and after have {len(before)} and {len(after)} widths, expected {ndim} of each")
     for width in (*before, *after):
         if prove_lt(width, 0):
-            raise AnnotationError(f"a width is {width}, wants at least 0")
+            raise AnnotationError(f"a width is {width}, expected at least 0")
     return tuple(zip(before, after, strict=True))
 
 
@@ -173,12 +173,12 @@ def _tril_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     x = tensor_operand(args, 0, "x")
     dim_attr(attrs, "k")
     if x.ndim is not None and x.ndim < 2:
-        raise AnnotationError(f"x has rank {x.ndim}, wants at least 2")
+        raise AnnotationError(f"x has rank {x.ndim}, expected at least 2")
     return x
 
 
 def _tril_nest(operands: Operands) -> Nest:
-    """Keeps the elements on and below the diagonal that lies `k` above the main one, and sets the others to 0."""
+    """Keep the elements on and below the diagonal that is `k` above the main diagonal, and set the others to 0."""
     kernel = Kernel()
     out, x = kernel.arrays(output(operands), operands.buffer(0))
     with kernel.nest(out.shape) as (*batch, i, j):

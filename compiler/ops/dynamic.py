@@ -1,4 +1,5 @@
-"""Results whose size depends on data: host routines. Their annotation has no extents; a match_cast behind them gives the sizes names."""
+"""Operators whose result size depends on data. They are host routines. The annotation of their result has no extents; a match_cast of the
+result names them."""
 
 from __future__ import annotations
 
@@ -24,10 +25,10 @@ def _unique_type(args: tuple[Type, ...], _: Attrs) -> Type:
 
 
 def _nonzero_type(args: tuple[Type, ...], _: Attrs) -> Type:
-    """i64 [rank, count]; only the count is unknown, and an annotation knows all extents or none."""
+    """Deduce i64 [rank, count]. Only the count is unknown, but an annotation has all extents or none, so it has none."""
     tensor_operand(args, 0, "x")
     return TensorType(None, DType.I64, 2)
 
 
-UNIQUE = _host("unique", _unique_type)  # the distinct elements, ascending
-NONZERO = _host("nonzero", _nonzero_type)  # the places of elements that are not zero, row-major
+UNIQUE = _host("unique", _unique_type)  # the distinct elements, in ascending order
+NONZERO = _host("nonzero", _nonzero_type)  # the indices of the elements that are not zero, in row-major order

@@ -1,5 +1,5 @@
-"""Elementwise operators: arithmetic, comparison, logic, functions. Operands broadcast as in NumPy and have one element type; a scalar
-operand takes the tensors' type."""
+"""Elementwise operators: arithmetic, comparisons, logic, activations and other functions. Operands broadcast as in NumPy. All tensors have
+the same element type; a scalar operand is converted to it."""
 
 from __future__ import annotations
 
@@ -53,19 +53,20 @@ KINDS: Mapping[str, Callable[[DType], bool]] = {
 
 
 def _deduce(kind: str, result: DType | None = None) -> Deduce:
-    """One element type of this kind, and a result of it or of the given one."""
+    """Return a deduction that accepts operands of one element type of this kind. The result has the operands' type, or `result` if it is
+    given."""
 
     def deduce(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
         dtype = _common_dtype(args)
         if dtype is not None and not KINDS[kind](dtype):
-            raise AnnotationError(f"wants {kind}, has {dtype}; cast first")
+            raise AnnotationError(f"elements are {dtype}, expected {kind}; cast them first")
         return broadcast_tensors(args, result or dtype)
 
     return deduce
 
 
 def _common_dtype(args: Sequence[Type]) -> DType | None:
-    """The element type of the tensors, which scalars among the operands must be able to take."""
+    """Return the element type that the tensors share. Raise AnnotationError if a scalar among the operands does not fit into it."""
     dtype = same_dtype([a for a in args if isinstance(a, TensorType)])
     for arg in args:
         if isinstance(arg, ScalarType) and arg.dtype is not None and dtype is not None and not _takes(dtype, arg):
@@ -89,7 +90,8 @@ def _takes(dtype: DType, scalar: ScalarType) -> bool:
 
 
 def _nest(formula: Callable[..., Scalar]) -> Callable[[Operands], Nest]:
-    """A loop nest that computes floats smaller than f32 in f32 and rounds them once per operator."""
+    """Return a function that legalizes an operator to a loop nest. The nest computes floats smaller than f32 in f32 and rounds once per
+    operator."""
 
     def legalize(operands: Operands) -> Nest:
         k = Kernel()
@@ -104,14 +106,15 @@ def _nest(formula: Callable[..., Scalar]) -> Callable[[Operands], Nest]:
 
 
 def _widened(value: Scalar, dtype: DType) -> Scalar:
-    """A literal is rounded to the elements' type, as every operand is, before it is widened."""
+    """Widen an operand to `dtype`. A literal is first rounded to the element type of the tensors."""
     if isinstance(value, Const):
         return const(float(value.dtype.numpy.type(value.value)) if dtype.is_float else value.value, dtype)
     return cast(value, dtype)
 
 
 def _numpy(formula: Callable[..., Any]) -> Callable[..., Any]:
-    """The same in NumPy: operands take the tensors' element type, small floats are widened, the result is rounded once."""
+    """Return the NumPy interpretation of a formula. Operands are converted to the tensors' element type, floats smaller than f32 are
+    computed in f32, and the result is rounded once."""
 
     def interpret(*values: Any) -> Any:
         dtype = next(v.dtype for v in values if isinstance(v, np.ndarray))
@@ -229,9 +232,9 @@ CLIP = define(
 def _where_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     cond, a, b = args
     if not isinstance(cond, TensorType | ScalarType | ObjectType) or getattr(cond, "dtype", None) not in (None, DType.BOOL):
-        raise AnnotationError(f"the condition is {cond}, wants bool")
+        raise AnnotationError(f"the condition is {cond}, expected bool")
     if not any(isinstance(x, TensorType | ObjectType) for x in (a, b)):
-        raise AnnotationError(f"chooses between {a} and {b}, wants a tensor among them, which gives the element type")
+        raise AnnotationError(f"the choices are {a} and {b}, expected at least one tensor, which gives the element type")
     return broadcast_tensors(args, _common_dtype((a, b)))
 
 
@@ -260,7 +263,7 @@ def _cast_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def numpy_cast(value: Any, dtype: DType) -> Any:
-    """Floats go to integers toward zero and saturate; NaN becomes 0."""
+    """Cast as the compiled code does: a float becomes an integer by truncation, saturates at the ends, and NaN becomes 0."""
     if not (dtype.is_int and DType.from_numpy(value.dtype).is_float):
         return value.astype(dtype.numpy)
     ends = np.iinfo(dtype.numpy)

@@ -1,6 +1,7 @@
 """Embedding look-up, and rotary position embedding.
 
-A model's scaling of the rotary embedding is data: it is part of `inv_freq`, one inverse frequency per pair of elements, and of `scale`.
+How a model scales its rotary embedding is data: `inv_freq` has one inverse frequency per pair of elements, and `scale` multiplies sines and
+cosines.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _embedding_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
 
 
 def _embedding_nest(operands: Operands) -> Nest:
-    """Ids outside the vocabulary are clamped to its ends, so that a bad id cannot read memory outside the table."""
+    """Look up the rows of the ids. Ids outside the vocabulary are clamped, so that a bad id cannot read memory outside the table."""
     k = Kernel()
     out, table, ids = k.arrays(output(operands), operands.buffer(0), operands.buffer(1))
     num_rows, size = table.shape
@@ -63,7 +64,7 @@ def _angles_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
     positions = wants_int(tensor_operand(args, 0, "positions"), "positions")
     inv_freq = tensor_operand(args, 1, "inv_freq", ndim=1, layout="[pairs]")
     if inv_freq.dtype not in (None, F32):
-        raise AnnotationError(f"inv_freq holds {inv_freq.dtype}, wants f32")
+        raise AnnotationError(f"inv_freq holds {inv_freq.dtype}, expected f32")
     if positions.shape is None or inv_freq.shape is None:
         table = TensorType(None, F32, None if positions.ndim is None else positions.ndim + 1)
     else:
@@ -97,7 +98,7 @@ def _rope_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
     tables = [tensor_operand(args, i, name, ndim=2, layout="[tokens, pairs]") for i, name in ((1, "cos"), (2, "sin"))]
     for name, table in zip(("cos", "sin"), tables, strict=True):
         if table.dtype not in (None, F32):
-            raise AnnotationError(f"{name} holds {table.dtype}, wants f32")
+            raise AnnotationError(f"{name} holds {table.dtype}, expected f32")
         if x.shape is not None and table.shape is not None:
             agree(x.shape[0], table.shape[0], f"the number of tokens of {name}")
             if prove_lt(x.shape[2], table.shape[1] * 2):
@@ -108,8 +109,8 @@ def _rope_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def _rope_nest(operands: Operands) -> Nest:
-    """Each pair (a, b) is rotated by its angle to (a * cos - b * sin, b * cos + a * sin). The elements of a pair are `half` apart, or
-    neighbours where interleaved. Elements beyond the pairs stay."""
+    """Rotate each pair (a, b) by its angle to (a * cos - b * sin, b * cos + a * sin). The elements of a pair are `half` apart, or adjacent
+    if interleaved. Elements after the pairs are copied unchanged."""
     k = Kernel()
     out, x, cosines, sines = k.arrays(output(operands), *(operands.buffer(i) for i in range(3)))
     half = cosines.shape[1]

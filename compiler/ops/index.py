@@ -1,7 +1,7 @@
 """Operators that read and write elements at indices that are data.
 
-A read clamps its index into the axis, so that a bad index cannot read memory outside the tensor; reading along an axis without elements
-is an error. A write at a bad index is skipped.
+A read clamps its index into the axis, so that a bad index cannot read memory outside the tensor. Reading along an axis without elements is
+an error. A write at a bad index is skipped.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ def _replaced(ijk: tuple[Dim, ...], axis: int, index: Dim) -> tuple[Dim, ...]:
 
 
 def something_to_read(extent: Dim, indices: Sequence[Dim]) -> tuple[tuple[Dim, Dim], ...]:
-    """The pairs that must be equal, so that no index reads along an axis without elements, where clamping cannot help."""
+    """Return a pair of extents that a run-time check must find equal, or nothing. The check fails if there are indices but the axis has no
+    elements, a case that clamping cannot handle."""
     wanted = dim_max(extent, dim_min(num_elements(indices), 1))
     return () if prove_eq(wanted, extent) else ((wanted, extent),)
 
 
 def clamped_index(k: Kernel, name: str, value: Scalar, extent: Dim) -> Dim:
-    """An index that is brought into 0 .. extent - 1."""
+    """Bind an index that is clamped to 0 .. extent - 1."""
     return k.let(name, maximum(minimum(cast(value, DType.I64), extent - 1), 0), extent - 1)
 
 
@@ -74,7 +75,7 @@ def _take_numpy(x: Any, indices: Any, axis: int) -> Any:
     return np.take(x, indices, axis, mode="clip")
 
 
-# x[..., indices, ...] along the axis.
+# out = x[..., indices, ...]; the indices replace the axis `axis`.
 TAKE = define("take", "x, indices", _take_type, _take_numpy, _take_nest, {"axis": REQUIRED})
 
 
@@ -82,10 +83,11 @@ TAKE = define("take", "x, indices", _take_type, _take_numpy, _take_nest, {"axis"
 
 
 def _along(x: TensorType, indices: TensorType, attrs: Attrs) -> int | None:
-    """The axis, once the ranks are known to agree and the extents of the other axes not to differ."""
+    """Return the axis, or None if the rank is unknown. Raise AnnotationError if the ranks, or the extents of other axes, are proved to
+    differ."""
     wants_int(indices, "indices")
     if x.ndim is not None and indices.ndim is not None and x.ndim != indices.ndim:
-        raise AnnotationError(f"indices have rank {indices.ndim}, wants {x.ndim}, that of x")
+        raise AnnotationError(f"indices have rank {indices.ndim}, expected {x.ndim}, that of x")
     if x.ndim is None:
         return None
     axis = axis_attr(attrs, x.ndim)
@@ -130,7 +132,7 @@ def _scatter_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     same_dtype([x, updates])
     _along(x, indices, attrs)
     if updates.ndim is not None and indices.ndim is not None and updates.ndim != indices.ndim:
-        raise AnnotationError(f"updates have rank {updates.ndim}, wants {indices.ndim}, that of the indices")
+        raise AnnotationError(f"updates have rank {updates.ndim}, expected {indices.ndim}, that of the indices")
     if updates.shape is not None and indices.shape is not None:
         for i, (wanted, given) in enumerate(zip(indices.shape, updates.shape, strict=True)):
             agree(wanted, given, f"dimension {i} of the updates")
@@ -138,7 +140,7 @@ def _scatter_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _write_updates(k: Kernel, operands: Operands, out: Array) -> Checks:
-    """Elements are written in row-major order: the last of several updates at one index stays."""
+    """Write the updates in row-major order, so that the last of several updates at one index wins."""
     x, indices, updates = k.arrays(*(operands.buffer(i) for i in range(3)))
     axis = axis_attr(operands.attrs, len(x.shape))
     extent = x.shape[axis]
@@ -176,10 +178,10 @@ def _scatter_numpy(x: Any, indices: Any, updates: Any, axis: int) -> Any:
     return out
 
 
-# x with x[..., indices[..., i, ...], ...] = updates[..., i, ...]
+# out = x, except that out[..., indices[..., i, ...], ...] = updates[..., i, ...].
 SCATTER = define("scatter", "x, indices, updates", _scatter_type, _scatter_numpy, _scatter_nest, {"axis": REQUIRED})
 
-# Scatter that overwrites x, which nothing may read afterwards.
+# Like scatter, but overwrites x, so nothing may read x afterwards.
 SCATTER_INPLACE = define(
     "scatter_inplace", "x, indices, updates", _scatter_type, _scatter_numpy, _scatter_inplace_nest, {"axis": REQUIRED}, pure=False
 )

@@ -1,6 +1,6 @@
-"""Operators that move elements and compute nothing: views, permutations, joining and cutting.
+"""Operators that move elements without arithmetic: views, permutations, slices, splits and concatenation.
 
-Reshape, expand_dims and squeeze have no loop nest: the result is the operand's memory with another shape.
+Reshape, expand_dims and squeeze have no loop nest: their result is a view of the operand's memory under another shape.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def _of_shape(x: TensorType, shape: ShapeType) -> TensorType:
 
 
 def wanted_shape(args: Sequence[Type], index: int) -> ShapeType:
-    """A shape operand that is the shape of the result."""
+    """Return the shape operand that gives the shape of the result. Raise AnnotationError if an extent is proved negative."""
     shape = shape_operand(args, index, "shape")
     for i, d in enumerate(shape.dims or ()):
         if prove_lt(d, 0):
-            raise AnnotationError(f"dimension {i} of the shape is {d}, wants at least 0; work out what is to be inferred before")
+            raise AnnotationError(f"dimension {i} of the shape is {d}, expected at least 0; compute inferred dimensions beforehand")
     return shape
 
 
@@ -132,7 +132,7 @@ BROADCAST_TO = define("broadcast_to", "x, shape", _broadcast_type, lambda x, sha
 def _permutation(attrs: Attrs, ndim: int) -> tuple[int, ...]:
     axes = tuple(reversed(range(ndim))) if attrs["axes"] is None else axes_attr(attrs, ndim)
     if len(axes) != ndim:
-        raise AnnotationError(f"attribute axes names {len(axes)} axes, wants all {ndim}")
+        raise AnnotationError(f"attribute axes names {len(axes)} axes, expected all {ndim}")
     return axes
 
 
@@ -181,7 +181,7 @@ FLIP = define("flip", "x", _flip_type, lambda x, axes: np.ascontiguousarray(np.f
 
 
 def _span(attrs: Attrs, extent: Dim) -> tuple[Dim, Dim]:
-    """The begin and the length of a slice."""
+    """Return the begin and the length of a slice, clamped into the axis."""
     begin = dim_min(dim_max(dim_attr(attrs, "begin"), 0), extent)
     end = extent if attrs["end"] is None else dim_min(dim_attr(attrs, "end"), extent)
     return begin, ceil_div(dim_max(end - begin, 0), int_attr(attrs, "stride", 1))
@@ -191,7 +191,9 @@ def _slice_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     x = tensor_operand(args, 0, "x")
     for name in ("begin", "end"):
         if attrs[name] is not None and prove_lt(dim_attr(attrs, name), 0):
-            raise AnnotationError(f"attribute {name} is {attrs[name]}, wants at least 0; from the end it is the extent less that")
+            raise AnnotationError(
+                f"attribute {name} is {attrs[name]}, expected at least 0; to count from the end, subtract from the extent"
+            )
     if x.ndim is None or x.shape is None:
         return x
     axis = axis_attr(attrs, x.ndim)
@@ -215,7 +217,7 @@ def _slice_numpy(x: Any, axis: int, begin: int, end: int | None, stride: int) ->
     return np.ascontiguousarray(x[(*[slice(None)] * (axis % x.ndim), place)])
 
 
-# Along one axis, from `begin` up to `end` (None: to the end of the axis). Both may be symbolic, and are clamped into the axis.
+# Slice one axis from `begin` to `end` (None: the end of the axis). Both may be symbolic, and are clamped into the axis.
 SLICE = define("slice", "x", _slice_type, _slice_numpy, _slice_nest, {"axis": REQUIRED, "begin": 0, "end": None, "stride": 1})
 
 
@@ -223,7 +225,7 @@ def _split_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     x = tensor_operand(args, 0, "x")
     sizes = dims_attr(attrs, "sizes")
     if not sizes:
-        raise AnnotationError("attribute sizes is empty, wants the extent of each part")
+        raise AnnotationError("attribute sizes is empty, expected the extent of each part")
     if x.shape is None:
         return TupleType((TensorType(None, x.dtype, x.ndim),) * len(sizes))
     axis = axis_attr(attrs, len(x.shape))
@@ -288,7 +290,8 @@ def _concat_nest(operands: Operands) -> Nest:
 
 
 def _part_at(index: Dim, parts: Sequence[tuple[Dim, Scalar]], end: Dim) -> Scalar:
-    """Of parts that lie side by side, each with its begin and its element: the element of the part in which the index lies."""
+    """Return the element at `index` of concatenated parts. Each part is given as the index at which it begins, and its element at
+    `index`."""
     value: Scalar = const(0, dtype_of(parts[0][1]))
     for begin, part in reversed(parts):
         value, end = guard(begin, index, end, part, value), begin
@@ -298,7 +301,7 @@ def _part_at(index: Dim, parts: Sequence[tuple[Dim, Scalar]], end: Dim) -> Scala
 def _same_rank(xs: Sequence[TensorType]) -> int | None:
     ranks = dict.fromkeys(x.ndim for x in xs if x.ndim is not None)
     if len(ranks) > 1:
-        raise AnnotationError(f"operands have ranks {', '.join(map(str, ranks))}, wants one")
+        raise AnnotationError(f"operands have ranks {', '.join(map(str, ranks))}, expected one")
     return next(iter(ranks), None)
 
 

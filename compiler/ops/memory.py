@@ -1,4 +1,4 @@
-"""In whose memory a value lies: the one place that knows which values are names of others."""
+"""Aliasing: which values may share memory with which other values. No other module knows which operators return views."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from compiler.ops.tables import VIEWS
 
 
 def shared_with(value: Value) -> tuple[Atom, ...]:
-    """The values in whose memory this one may lie; none where it has its own. What an in-place call gives counts as new: nobody may
-    read the old value afterwards."""
+    """Return the operands whose memory `value` may share, or none if `value` has its own memory. The result of an in-place call counts as
+    new memory, since nothing may read the old value afterwards."""
     match value:
         case If(then=then, orelse=orelse):
             return then.result, orelse.result
-        case Copy() | MatchCast() | MakeTuple() | TupleGet() | Var() | CallFunc():  # a callee may return what it was given
+        case Copy() | MatchCast() | MakeTuple() | TupleGet() | Var() | CallFunc():  # a callee may return its arguments
             return operands(value)
         case Call(op=op, args=args) if op.name in VIEWS:
             return args[:1]
@@ -29,17 +29,18 @@ def shared_with(value: Value) -> tuple[Atom, ...]:
 
 
 class Place(NamedTuple):
-    """Memory of its own: a variable's, or that of one field of it."""
+    """A piece of memory: that of a variable, or that of one field of a tuple."""
 
     var: Var
-    path: tuple[int, ...]  # of fields, where the variable is a tuple that its value made
+    path: tuple[int, ...]  # indices of nested fields, if the variable is a tuple
 
 
-_Held: TypeAlias = "frozenset[Place] | tuple[_Held, ...]"  # by field, as far as a tuple's are known apart
+# the places per field if the fields of a tuple are distinguished, else all places
+_Held: TypeAlias = "frozenset[Place] | tuple[_Held, ...]"
 
 
 class Owners:
-    """The memory in which each variable may lie. Fields of a tuple lie apart."""
+    """Maps each variable to the places whose memory it may share. The fields of a tuple have separate places."""
 
     def __init__(self, body: Body, shared: Callable[[Value], tuple[Atom, ...]] = shared_with) -> None:
         self._shared = shared
@@ -93,7 +94,7 @@ def _all(held: Iterable[_Held]) -> frozenset[Place]:
 
 
 def written(body: Body, writes: Callable[[Value], Iterable[Atom]]) -> set[Var]:
-    """The variables whose memory is written, under all their names; `writes` says what one value writes."""
+    """Return the variables whose memory is written, including all aliases. `writes` returns the atoms that one value writes."""
     found: set[Var] = set()
 
     def walk(body: Body) -> None:

@@ -22,10 +22,10 @@ F32 = DType.F32
 
 
 def _like_first(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
-    """The annotation of x; weights are vectors as long as its rows."""
+    """Return the annotation of x. The other operands must be vectors as long as a row of x."""
     x = wants_float(tensor_operand(args, 0, "x"), "x")
     if x.ndim == 0:
-        raise AnnotationError("x has rank 0, wants at least one axis")
+        raise AnnotationError("x has rank 0, expected at least one axis")
     for i in range(1, len(args)):
         weight = wants_float(tensor_operand(args, i, f"operand {i}", ndim=1), f"operand {i}")
         if x.shape is not None and weight.shape is not None:
@@ -40,12 +40,12 @@ def _norm(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def _sum(x: Array, row: Sequence[Dim], term: Callable[[Scalar], Scalar] = lambda v: v) -> Scalar:
-    """The sum of `term` of the elements of a row."""
+    """Return the sum of `term(element)` over a row."""
     return total((x.shape[-1],), lambda r: term(cast(x[*row, r], F32)))
 
 
 def _weighted(operands: Operands) -> tuple[tuple[int, Type], ...]:
-    """The operands behind x that are not proved to be as long as a row."""
+    """Return the run-time checks of the operands after x. Each must be as long as a row of x, and gets a check if that is not proved."""
     return unproved(operands, {i: operands.buffer(0).shape[-1:] for i in range(1, len(operands.places))})
 
 
@@ -53,7 +53,8 @@ def _weighted(operands: Operands) -> tuple[tuple[int, Type], ...]:
 
 
 def _softmax_nest(operands: Operands) -> Nest:
-    """A division per row, in place of one per element, cannot overflow: the sum has the term exp(0) = 1."""
+    """Compute the softmax with one division per row instead of one per element. The reciprocal cannot overflow, since the sum includes the
+    term exp(0) = 1."""
     k = Kernel()
     out, x = k.arrays(output(operands), operands.buffer(0))
     *rows, length = x.shape
@@ -105,7 +106,7 @@ def _mean(x: Array, row: Sequence[Dim], term: Callable[[Scalar], Scalar] = lambd
 
 
 def _numpy_mean(x: Any) -> Any:
-    """Unlike np.mean, it does not warn about rows without elements."""
+    """Return the mean of each row. Unlike np.mean, do not warn about rows without elements."""
     return x.sum(-1, keepdims=True) / np.float32(x.shape[-1])
 
 

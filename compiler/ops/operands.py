@@ -1,4 +1,4 @@
-"""What deductions ask of operands and attributes. A refusal is an AnnotationError that says what was given and what is wanted."""
+"""Checks of operands and attributes in deductions. A failed check raises an AnnotationError with the value found and the value expected."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from compiler.ops.tables import Operands
 
 
 def tensor_operand(args: Sequence[Type], index: int, name: str, *, ndim: int | None = None, layout: str = "") -> TensorType:
-    """The operand's annotation; an object counts as a tensor of which nothing is known."""
+    """Return the annotation of a tensor operand. An object counts as a tensor of unknown shape and element type."""
     match args[index]:
         case ObjectType():
             return TensorType(None, None, ndim)
         case TensorType() as type_:
             if ndim is not None and type_.ndim not in (None, ndim):
-                raise AnnotationError(f"{name} has rank {type_.ndim}, wants {ndim}{layout and ': '}{layout}")
+                raise AnnotationError(f"{name} has rank {type_.ndim}, expected {ndim}{layout and ': '}{layout}")
             return type_
         case other:
-            raise AnnotationError(f"{name} is {other}, wants a tensor")
+            raise AnnotationError(f"{name} is {other}, expected a tensor")
 
 
 def shape_operand(args: Sequence[Type], index: int, name: str) -> ShapeType:
@@ -36,29 +36,30 @@ def shape_operand(args: Sequence[Type], index: int, name: str) -> ShapeType:
         case ShapeType() as type_:
             return type_
         case other:
-            raise AnnotationError(f"{name} is {other}, wants a shape")
+            raise AnnotationError(f"{name} is {other}, expected a shape")
 
 
 def wants_float(type_: TensorType, name: str) -> TensorType:
     if type_.dtype is not None and not type_.dtype.is_float:
-        raise AnnotationError(f"{name} holds {type_.dtype}, wants floats; cast it first")
+        raise AnnotationError(f"{name} holds {type_.dtype}, expected floats; cast it first")
     return type_
 
 
 def wants_int(type_: TensorType, name: str) -> TensorType:
     if type_.dtype is not None and not type_.dtype.is_int:
-        raise AnnotationError(f"{name} holds {type_.dtype}, wants integers; cast it first")
+        raise AnnotationError(f"{name} holds {type_.dtype}, expected integers; cast it first")
     return type_
 
 
 def agree(wanted: Dim, given: Dim, what: str) -> None:
-    """Extents that must be equal: what is provably not is an error, what is not proved is for the legalization to check."""
+    """Raise AnnotationError if two extents are proved to differ. Extents that are neither proved equal nor proved different are left to the
+    run-time checks of the legalization."""
     if prove_ne(wanted, given):
-        raise AnnotationError(f"{what} is {given}, wants {wanted}")
+        raise AnnotationError(f"{what} is {given}, expected {wanted}")
 
 
 def unproved(operands: Operands, wanted: Mapping[int, Sequence[Dim]]) -> tuple[tuple[int, Type], ...]:
-    """The checks of a nest: operands that must have these extents and are not proved to."""
+    """Return the run-time checks of the operands that are not proved to have the extents in `wanted`."""
     given = {i: operands.buffer(i) for i in wanted}
     wrong = [i for i, shape in wanted.items() if not all(prove_eq(w, g) for w, g in zip(shape, given[i].shape, strict=True))]
     return tuple((i, TensorType(tuple(wanted[i]), given[i].dtype)) for i in wrong)
@@ -83,12 +84,12 @@ def int_attr(attrs: Mapping[str, Any], name: str, least: int | None = None) -> i
     if isinstance(value, Dim) and value.is_const:
         value = value.const
     if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-        raise AnnotationError(f"attribute {name} is {value!r}, wants an integer{'' if least is None else f' of at least {least}'}")
+        raise AnnotationError(f"attribute {name} is {value!r}, expected an integer{'' if least is None else f' of at least {least}'}")
     return value
 
 
 def dim_attr(attrs: Mapping[str, Any], name: str) -> Dim:
-    """An integer, or an expression in symbolic variables."""
+    """Return an attribute that is an integer or an expression of symbolic variables."""
     return _as_dim(attrs[name], name)
 
 
@@ -99,13 +100,13 @@ def dims_attr(attrs: Mapping[str, Any], name: str) -> tuple[Dim, ...]:
 def float_attr(attrs: Mapping[str, Any], name: str) -> float:
     value = attrs[name]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise AnnotationError(f"attribute {name} is {value!r}, wants a number")
+        raise AnnotationError(f"attribute {name} is {value!r}, expected a number")
     return float(value)
 
 
 def bool_attr(attrs: Mapping[str, Any], name: str) -> bool:
     if not isinstance(attrs[name], bool):
-        raise AnnotationError(f"attribute {name} is {attrs[name]!r}, wants true or false")
+        raise AnnotationError(f"attribute {name} is {attrs[name]!r}, expected true or false")
     return attrs[name]
 
 
@@ -113,16 +114,16 @@ def dtype_attr(attrs: Mapping[str, Any], name: str = "dtype") -> DType:
     try:
         return DType(attrs[name])
     except ValueError:
-        raise AnnotationError(f"attribute {name} is {attrs[name]!r}, wants one of {', '.join(DType)}") from None
+        raise AnnotationError(f"attribute {name} is {attrs[name]!r}, expected one of {', '.join(DType)}") from None
 
 
 def axis_attr(attrs: Mapping[str, Any], ndim: int, name: str = "axis") -> int:
-    """An axis of `ndim`, counted from the end where negative."""
+    """Return the attribute as an axis in 0 .. ndim - 1. A negative axis counts from the end."""
     return _axis(int_attr(attrs, name), ndim, name)
 
 
 def axes_attr(attrs: Mapping[str, Any], ndim: int, name: str = "axes") -> tuple[int, ...]:
-    """Different axes, in the order given; one integer is one axis."""
+    """Return the attribute as distinct axes in the order given. A single integer stands for one axis."""
     value = attrs[name]
     items = [value] if isinstance(value, int) else _items(value, name)
     axes = tuple(_axis(int_attr({name: item}, name), ndim, name) for item in items)
@@ -133,17 +134,17 @@ def axes_attr(attrs: Mapping[str, Any], ndim: int, name: str = "axes") -> tuple[
 
 def _axis(axis: int, ndim: int, name: str) -> int:
     if not -ndim <= axis < ndim:
-        raise AnnotationError(f"attribute {name} is {axis}, wants an axis of a tensor of rank {ndim}")
+        raise AnnotationError(f"attribute {name} is {axis}, expected an axis of a tensor of rank {ndim}")
     return axis % ndim
 
 
 def _as_dim(value: Any, name: str) -> Dim:
     if isinstance(value, bool) or not isinstance(value, int | Dim | DimVar):
-        raise AnnotationError(f"attribute {name} is {value!r}, wants an integer or a dimension")
+        raise AnnotationError(f"attribute {name} is {value!r}, expected an integer or a dimension")
     return Dim.of(value)
 
 
 def _items(value: Any, name: str) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
-        raise AnnotationError(f"attribute {name} is {value!r}, wants a list")
+        raise AnnotationError(f"attribute {name} is {value!r}, expected a list")
     return value

@@ -1,6 +1,6 @@
-"""Random numbers without a state: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+"""Stateless random numbers: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
-A draw is a function of (seed, position, choice) alone, so a resumed or rescheduled request draws what it would have drawn.
+A random number is a function of (seed, position, choice) alone, so a resumed or rescheduled request draws the same numbers again.
 """
 
 from __future__ import annotations
@@ -27,6 +27,6 @@ def philox4x32(counter: Words, key: tuple[int, int]) -> Words:
 
 
 def random_bits(seed: int, position: int, choice: int) -> int:
-    """RANDOM_BITS of them, as an integer."""
+    """Return an integer of RANDOM_BITS random bits."""
     words = philox4x32((position & _MASK, position >> 32, choice, 0), (seed & _MASK, (seed >> 32) & _MASK))
     return (words[0] << 21) ^ (words[1] >> 11)

@@ -1,7 +1,7 @@
-"""Stateless random numbers: Philox 4x32-10 (Salmon et al., 2011) of a key and a counter.
+"""Uniform random numbers without a state: Philox 4x32-10 (Salmon et al., 2011) of a key and a counter.
 
-Element `i` of a tensor (row-major) is word 0 of the block with counter (i, 0, 0, 0); the two halves of the seed are the key. So a number
-depends on nothing but the seed and its index: it is the same on every machine and with any number of threads.
+Element `i` of a tensor (in row-major order) is word 0 of the block with counter (i, 0, 0, 0). The two halves of the seed are the key. So an
+element depends only on the seed and its index, and is the same on every machine and with any number of threads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.ir.dims import Dim
+from compiler.ir.dims import row_major
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.scalars import Scalar
@@ -30,11 +30,12 @@ I64 = DType.I64
 def _uniform_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     shape, seed = wanted_shape(args, 0), args[1]
     if not isinstance(seed, ScalarType | ObjectType) or (isinstance(seed, ScalarType) and seed.dtype not in (None, I64)):
-        raise AnnotationError(f"seed is {seed}, wants a scalar of type i64")
+        raise AnnotationError(f"seed is {seed}, expected a scalar of type i64")
     return TensorType(shape.dims, DType.F32, shape.ndim)
 
 
-# A word is an i64 that holds 0 .. 2^32 - 1. The product of two words may pass 2^63 and wrap, but its bits are those of the unsigned one.
+# Each word is an i64 that holds 0 .. 2^32 - 1. The product of two words may exceed 2^63 and wrap, but its bits equal those of the unsigned
+# product.
 
 
 def _low(x: Scalar) -> Scalar:
@@ -46,7 +47,7 @@ def _high(x: Scalar) -> Scalar:
 
 
 def _philox(counter: Scalar, seed: Scalar) -> Scalar:
-    """Word 0 of a block."""
+    """Return word 0 of the Philox block of this counter."""
     zero = const(0, I64)
     words: list[Scalar] = [_low(counter), _high(counter), zero, zero]
     keys = [_low(seed), _high(seed)]
@@ -62,10 +63,7 @@ def _uniform_nest(operands: Operands) -> Nest:
     k = Kernel()
     out, seed = k.array(output(operands)), element(operands.places[1], (), I64)
     with k.nest(out.shape) as at:
-        counter = Dim.of(0)
-        for i, extent in zip(at, out.shape, strict=True):
-            counter = counter * extent + i
-        bits = _philox(index(counter), seed) >> 8  # 24 of them, which an f32 holds exactly
+        bits = _philox(index(row_major(at, out.shape)), seed) >> 8  # 24 bits, which an f32 represents exactly
         out[at] = cast(bits, DType.F32) * 2.0**-24
     return Nest((out.buffer,), k.body())
 
@@ -76,5 +74,5 @@ def _uniform_numpy(shape: tuple[int, ...], seed: Any) -> Any:
     return ((words[0] >> 8).astype(np.float32) * np.float32(2.0**-24)).reshape(shape)
 
 
-# f32 in [0, 1), 24 bits each.
+# Returns f32 in [0, 1) with 24 random bits each.
 UNIFORM = define("uniform", "shape, seed", _uniform_type, _uniform_numpy, _uniform_nest)

@@ -1,7 +1,7 @@
-"""Folds along axes, running sums, and order.
+"""Reductions along axes, cumulative sums, sorting and top-k.
 
-Floats smaller than f32 are summed in f32, and the sum is rounded once. A fold of no elements is the fold's identity; the index of an
-extreme needs at least one element.
+Floats smaller than f32 are accumulated in f32, and the result is rounded once. A reduction of no elements gives the identity of its
+function. argmax and argmin need at least one element.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Attrs = Mapping[str, Any]
 
 
 def _axes(attrs: Attrs, ndim: int) -> tuple[int, ...]:
-    """The axes of the attribute; None means all."""
+    """Return the axes that the attribute `axes` names; None means all axes."""
     return tuple(range(ndim)) if attrs["axes"] is None else axes_attr(attrs, ndim)
 
 
@@ -56,7 +56,7 @@ def _fold_type(wants: Callable[[TensorType], None]) -> Callable[..., Type]:
 
 def _numbers(x: TensorType) -> None:
     if x.dtype is DType.BOOL:
-        raise AnnotationError("x holds bool, wants numbers; cast it first")
+        raise AnnotationError("x holds bool, expected numbers; cast it first")
 
 
 def _floats(x: TensorType) -> None:
@@ -65,11 +65,11 @@ def _floats(x: TensorType) -> None:
 
 def _bools(x: TensorType) -> None:
     if x.dtype not in (None, DType.BOOL):
-        raise AnnotationError(f"x holds {x.dtype}, wants bool; compare it first")
+        raise AnnotationError(f"x holds {x.dtype}, expected bool; compare it first")
 
 
 def _fold_at(at: tuple[Dim, ...], operands: Operands, axes: tuple[int, ...], fn: ReduceFn, wide: DType) -> Scalar:
-    """The element of the result at `at`: the first operand, folded along the axes."""
+    """Return the element of the result at index `at`: the reduction of the first operand along the axes."""
     x, keepdims = operands.buffer(0), operands.attrs["keepdims"]
 
     def term(*rs: Dim) -> Scalar:
@@ -146,12 +146,13 @@ def _place_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
         return TensorType(None, DType.I64)
     axis = axis_attr(attrs, x.ndim)
     if x.shape is not None and prove_lt(x.shape[axis], 1):
-        raise AnnotationError(f"dimension {axis} is {x.shape[axis]}, wants at least 1")
+        raise AnnotationError(f"dimension {axis} is {x.shape[axis]}, expected at least 1")
     return _folded(x, (axis,), keepdims, DType.I64)
 
 
 def _place(name: str, fn: ReduceFn, numpy: Callable[..., Any]) -> OpDef:
-    """The index of an extreme: the first of equal ones, and a NaN counts as the extreme. Along an axis without elements it is 0."""
+    """Define an operator that returns the index of an extreme (argmax or argmin). The first of equal elements wins, and a NaN counts as the
+    extreme. Along an axis without elements the index is 0."""
 
     def nest(operands: Operands) -> Nest:
         k = Kernel()
@@ -185,7 +186,7 @@ def _cumsum_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _cumsum_nest(operands: Operands) -> Nest:
-    """Each element is added to the sum before it, in order and in the element type."""
+    """Add each element to the sum of the elements before it, in order and in the element type."""
     k = Kernel()
     out, x = k.arrays(output(operands), operands.buffer(0))
     axis = axis_attr(operands.attrs, len(x.shape))
@@ -228,13 +229,13 @@ def _routine(name: str) -> Callable[[Operands], Library]:
 
 _ORDER = {"axis": -1, "descending": False}
 
-# Equal elements keep their order; a NaN is the largest.
+# Sorting is stable, and a NaN counts as the largest element.
 SORT = define("sort", "x", _ordered(lambda x: x), _sort_numpy("sort"), _routine("sort"), _ORDER)
 ARGSORT = define("argsort", "x", _ordered(_places), _sort_numpy("argsort"), _routine("argsort"), _ORDER)
 
 
 def _topk_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """(values, indices), the most extreme first."""
+    """Deduce (values, indices). Both are sorted, with the most extreme element first."""
     x = tensor_operand(args, 0, "x")
     bool_attr(attrs, "largest")
     k = dim_attr(attrs, "k")
@@ -244,7 +245,7 @@ def _topk_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     if x.shape is None:
         return TupleType((x, _places(x)))
     if prove_lt(x.shape[axis], k) or prove_lt(k, 0):
-        raise AnnotationError(f"attribute k is {k}, wants 0 .. {x.shape[axis]}, the extent of dimension {axis}")
+        raise AnnotationError(f"attribute k is {k}, expected 0 .. {x.shape[axis]}, the extent of dimension {axis}")
     values = TensorType((*x.shape[:axis], k, *x.shape[axis + 1 :]), x.dtype)
     return TupleType((values, _places(values)))
 

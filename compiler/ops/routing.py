@@ -1,12 +1,12 @@
-"""How a mixture of experts goes from tokens to experts and back.
+"""Routing of a mixture of experts: from tokens to experts and back.
 
-    experts = top_experts(scores, k=8)                             which experts each token chooses
-    tokens, chosen, places = group_rows(experts, count=128)        a row per choice, those of an expert together
-    y = expert_linear(embedding(x, tokens), weights, chosen)       products/experts.py
-    out = sum_rows(y, places, shares)                              what a token's experts say, added in order
+    experts = top_experts(scores, k=8)                             the experts that each token chooses
+    tokens, chosen, places = group_rows(experts, count=128)        one row per choice, sorted by expert
+    y = expert_linear(embedding(x, tokens), weights, chosen)       see products/experts.py
+    out = sum_rows(y, places, shares)                              the weighted sum of each token's expert outputs
 
-A token's experts stand in ascending order. Of equal scores the lower expert is the better one. So neither ties nor other tokens of the
-batch change the order in which a token's sum is added.
+The experts of a token are in ascending order, and the lower of two experts with equal scores ranks first. So the order in which a token's
+outputs are added depends neither on ties nor on the other tokens of the batch.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def _top_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     if scores.shape is None:
         return TensorType(None, I32, 2)
     if prove_lt(scores.shape[1], k):
-        raise AnnotationError(f"attribute k is {k}, wants at most {scores.shape[1]}, the number of experts")
+        raise AnnotationError(f"attribute k is {k}, expected at most {scores.shape[1]}, the number of experts")
     return TensorType((scores.shape[0], Dim.of(k)), I32)
 
 
 def _top_nest(operands: Operands) -> Nest:
-    """An expert is chosen where fewer than k are better; its place is the number of chosen ones before it."""
+    """Choose each expert that fewer than k experts beat. Its position in the result is the number of chosen experts before it."""
     k = Kernel()
     out, scores = k.arrays(output(operands), operands.buffer(0))
     _, num_experts = scores.shape
@@ -55,7 +55,7 @@ def _top_nest(operands: Operands) -> Nest:
 
     def score(t: Dim, e: Dim) -> Scalar:
         value = cast(scores[t, e], F32)
-        return select(equal(value, value), value, -np.inf)  # NaN is the worst
+        return select(equal(value, value), value, -np.inf)  # NaN ranks last
 
     def is_chosen(t: Dim, e: Dim) -> Scalar:
         return better[t, e] < operands.attrs["k"]
@@ -88,7 +88,7 @@ TOP_EXPERTS = define("top_experts", "scores", _top_type, _top_numpy, _top_nest, 
 
 
 def _group_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """(tokens [rows], experts [rows], places [tokens, k]) of `rows = tokens * k`."""
+    """Deduce (tokens [rows], experts [rows], places [tokens, k]), with rows = tokens * k."""
     experts = wants_int(tensor_operand(args, 0, "experts", ndim=2, layout="[tokens, k]"), "experts")
     int_attr(attrs, "count", 1)
     if experts.shape is None:
@@ -98,7 +98,7 @@ def _group_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _group_nest(operands: Operands) -> Nest:
-    """Count the rows of each expert, then give each choice, in order, the next row of its expert."""
+    """Count the rows of each expert, then assign each choice, in order, to the next free row of its expert."""
     k, out, count = Kernel(), operands.out, operands.attrs["count"]
     assert isinstance(out, TupleType)
     outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("tokens", "chosen", "places"), strict=True))
@@ -141,12 +141,12 @@ GROUP_ROWS = define("group_rows", "experts", _group_type, _group_numpy, _group_n
 
 
 def _sum_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """[tokens, size]"""
+    """Deduce [tokens, size]."""
     y = wants_float(tensor_operand(args, 0, "y", ndim=2, layout="[rows, size]"), "y")
     places = wants_int(tensor_operand(args, 1, "places", ndim=2, layout="[tokens, k]"), "places")
     shares = wants_float(tensor_operand(args, 2, "shares", ndim=2, layout="[tokens, k]"), "shares")
     if places.shape is not None and not (places.shape[1].is_const and places.shape[1].const > 0):
-        raise AnnotationError(f"dimension 1 of places is {places.shape[1]}, wants a positive number")
+        raise AnnotationError(f"dimension 1 of places is {places.shape[1]}, expected a positive number")
     for d, (wanted, given) in enumerate(zip(places.shape or (), shares.shape or places.shape or (), strict=True)):
         agree(wanted, given, f"dimension {d} of shares")
     if y.shape is None or places.shape is None:
@@ -175,5 +175,5 @@ def _sum_numpy(y: Any, places: Any, shares: Any) -> Any:
     return np.add.accumulate(found, axis=1, dtype=np.float32)[:, -1].astype(y.dtype)
 
 
-# out[t] = shares[t, 0] * y[places[t, 0]] + shares[t, 1] * y[places[t, 1]] + ..., in this order.
+# out[t] = shares[t, 0] * y[places[t, 0]] + shares[t, 1] * y[places[t, 1]] + ..., added in this order.
 SUM_ROWS = define("sum_rows", "y, places, shares", _sum_type, _sum_numpy, _sum_nest)

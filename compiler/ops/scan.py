@@ -1,14 +1,16 @@
-"""Recurrent layers whose state is a matrix per head: the gated delta rule, and Mamba-2's scan, which is the same without a correction.
+"""Recurrent layers whose state is a matrix per head: the gated delta rule, and the scan of Mamba-2, which lacks the delta rule's
+correction.
 
-    S = decay * S + k u^T,  out = S^T q       of each head, token by token
-    u = beta * (v - (decay * S)^T k)          the delta rule, where beta is given; otherwise u = v
+    S = decay * S + k u^T,  out = S^T q       per head, token by token
+    u = beta * (v - (decay * S)^T k)          with beta: the gated delta rule
+    u = v                                     without beta: Mamba-2
 
-The operator reads the state of each sequence from its page, computes its tokens in order and writes the states behind the saved tokens; see
-`compiler/ops/states.py` for the pages. Tokens follow one another by the same operations wherever a step begins, so the bits of a sequence
-do not depend on chunks.
+The operator reads the state of each sequence from its page, computes the sequence's tokens in order, and writes the state after each token
+in `saved` to a page; see `compiler/ops/states.py` for the pages. Every token is computed by the same operations wherever a step begins, so
+the results of a sequence do not depend, to the bit, on how its prompt is split into chunks.
 
-A page has the matrices [heads, key_size, size] of all heads in blocks of neighbouring columns: [heads, blocks, key_size, width]. One thread
-computes a block of a sequence, while the block stays in its nearest cache.
+A page stores the matrices [heads, key_size, size] of all heads in blocks of adjacent columns: [heads, blocks, key_size, width]. One thread
+computes one block of one sequence, and the block stays in the first-level cache of its core.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, 
 from compiler.ops.tables import Nest, Operands, UnknownShape, define
 
 F32, I64 = DType.F32, DType.I64
-MOST_COLUMNS, LANES = 32, 16  # of a block, of a vector
+MOST_COLUMNS, LANES = 32, 16  # most columns per block; elements per vector
 
 
 def block_width(size: int) -> int:
@@ -104,7 +106,7 @@ def _type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
 def _agree_heads(v: tuple[Dim, ...], k: TensorType, states: TensorType, gates: Mapping[str, tuple[Dim, ...] | None]) -> None:
     tokens, heads, size = v
     if k.shape is not None and heads.is_const and k.shape[1].is_const and heads.const % max(k.shape[1].const, 1):
-        raise AnnotationError(f"v has {heads} heads, wants a multiple of the {k.shape[1]} heads of k")
+        raise AnnotationError(f"v has {heads} heads, expected a multiple of the {k.shape[1]} heads of k")
     for name, shape in gates.items():
         for i, (wanted, given) in enumerate(zip((tokens, heads), shape or (tokens, heads), strict=True)):
             agree(wanted, given, f"dimension {i} of {name}")
@@ -155,7 +157,7 @@ class _Scan:
     v: Array
     decay: Array
     beta: Array | None
-    width: int  # of a block
+    width: int  # columns per block
 
     @property
     def rows(self) -> int:
@@ -175,7 +177,7 @@ class _Scan:
             state = kernel.local("state", self.rows, self.width)
             self._begin(state, layer, kernel.let("source", cast(sources[s], I64)), block)
             start, stop = (kernel.let(name, cast(starts[s + j], I64)) for j, name in enumerate(("start", "stop")))
-            # The saved tokens of all sequences stand in one list.
+            # `saved` lists the saved tokens of all sequences in order.
             following = kernel.local("following", 1, dtype=I64)
             following[0] = total((saved.shape[0],), lambda r: select(cast(saved[r], I64) < index(start), const(1, I64), 0))
             with kernel.serial("j", stop - start) as j:
@@ -195,7 +197,8 @@ class _Scan:
             state[r, c] = 0.0
 
     def _step(self, state: Array, t: Dim, h: Dim, first: Dim) -> None:
-        """Two sums of the rows side by side, or each addition would wait for the one before."""
+        """Update the state by one token and compute the token's output. The sum over the rows is split into two partial sums, so that an
+        addition need not wait for the previous one."""
         kernel, parts = self.kernel, gcd(self.rows, 2)
         head = h // (self.v.shape[1].const // self.k.shape[1].const)
         sums, added = kernel.local("sums", parts, self.width), kernel.local("added", self.width)
@@ -238,7 +241,7 @@ class _Scan:
 
 
 def _over(sums: Array, column: Dim) -> Scalar:
-    """The sum of all parts."""
+    """Return the sum of the partial sums of one column."""
     return sum((sums[part, column] for part in range(1, sums.shape[0].const)), start=sums[0, column])
 
 

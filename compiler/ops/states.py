@@ -1,14 +1,15 @@
-"""States of layers that keep one per sequence, and the causal convolution whose state is its last inputs.
+"""Recurrent states that a layer keeps per sequence, and the causal convolution, whose state is its last inputs.
 
-States lie in pages, `[layers, pages, size]`: a page has the state behind the last token that was computed of it. That of a full page is the
-state from which any sequence with that beginning goes on. Page 0 is nobody's; a sequence at its beginning has a state of zeros.
+States are stored in pages, `[layers, pages, size]`. A page has the state after the last token computed within it. From the state of a full
+page, any sequence that begins with the same tokens can continue. Page 0 belongs to no sequence; a sequence at its beginning has a state of
+zeros.
 
-    sources [s]      the page with the state before the first token of each sequence; 0: it begins here
-    saved [m]        the tokens behind which a state is kept: the last one in its page of each sequence
+    sources [s]      the page with the state before the first token of each sequence; 0: the sequence begins in this step
+    saved [m]        the tokens after which a state is saved: per sequence, the last token within each page
     starts [s + 1]   the first token of each sequence; the last entry is the number of tokens
     seq_ids [t]      the sequence of each token
 
-The layer is an operand of whatever reads or writes states, so that all layers share one kernel.
+Operators that read or write states take the layer as an operand, so that all layers share one kernel.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ STATE_WRITE = define("state_write", "states, values, pages, layer", _write_type,
 
 
 def _rows_type(args: tuple[Type, ...], before: int) -> tuple[TensorType, TensorType]:
-    """Of x, and of the inputs before each sequence."""
+    """Return the annotations of x and of the inputs before each sequence."""
     x = wants_float(tensor_operand(args, 0, "x", ndim=2, layout="[t, size]"), "x")
     kept = wants_float(tensor_operand(args, before, "before", ndim=3, layout="[s, rows, size]"), "before")
     if x.shape is not None and kept.shape is not None:
@@ -120,7 +121,7 @@ def _rows_type(args: tuple[Type, ...], before: int) -> tuple[TensorType, TensorT
 
 
 def _input(x: Array, before: Array, token: Dim, sequence: Dim, start: Dim, j: Dim) -> Scalar:
-    """Element `j` of the input of a token of a sequence that begins at `start`, or of one of those before it."""
+    """Return element `j` of the input at `token`. A token before the `start` of its sequence is read from `before`."""
     rows = before.shape[1]
     row = rows + token - start
     return guard(start, token, x.shape[0], cast(x[token, j], F32), guard(0, row, rows, cast(before[sequence, row, j], F32), 0.0))

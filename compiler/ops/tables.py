@@ -1,10 +1,10 @@
-"""The meanings of an operator beyond its annotation, each a table keyed by the operator's name.
+"""The tables that define operators, each keyed by the operator's name.
 
-    DEFINE      name, attributes, deduction       (`ir.op.OPS`, filled by `define`)
-    INTERPRET   what it computes, in NumPy
+    OPS         name, attributes, deduction of the annotation       (in `compiler/ir/op.py`)
+    INTERPRET   what the operator computes, in NumPy
     LEGALIZE    the loop nest that computes it
 
-A family of operators is one file that fills all tables side by side; `tests/compiler/ops` lists the gaps.
+A module of operators fills all tables through `define`; `tests/compiler/ops` reports missing entries.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from compiler.ir.loops.statements import Stmt
 from compiler.ir.op import OPS, Deduce, OpDef, Registry
 from compiler.ir.types import Type
 
-# NumPy arrays for tensors, tuples of ints for shapes, numbers for scalars, tuples for tuples.
+# A tensor's value is a NumPy array; a shape's, a tuple of ints; a scalar's, a number; a tuple's, a tuple of values.
 Interpret = Callable[..., Any]  # (*values, **attributes) -> value
 
 
 class UnknownShape(CompileError):
-    """A loop nest needs extents, and an annotation says too little."""
+    """Raised if a loop nest needs extents that the annotation does not have."""
 
 
-Place = Buffer | ScalarParam | Const  # of a tensor, a scalar, a literal number
+Place = Buffer | ScalarParam | Const  # the elements of a tensor, a scalar, or a literal number
 
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """A call as a legalization sees it: where each operand's elements come from, made for this call."""
+    """The operands of one call, for its legalization. A place is where a kernel reads an operand's elements; the places are made for this
+    call."""
 
     atoms: tuple[Atom, ...]
     types: tuple[Type, ...]
-    places: tuple[Place | None, ...]  # None: a shape, of which only the annotation counts, or a tensor of unknown extents
+    places: tuple[Place | None, ...]  # None: a shape, known by its annotation alone, or a tensor of unknown extents
     attrs: Mapping[str, Any]
     out: Type
 
@@ -50,13 +51,13 @@ class Operands:
         return place
 
     def has(self, index: int) -> bool:
-        """Whether an optional operand is given."""
+        """Return whether the call has this optional operand."""
         return index < len(self.places)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The extent `given` of an operand must be 1 or `wanted`, and deduction could not prove it."""
+    """A run-time check of what deduction could not prove: that the extent `given` of an operand is 1 or `wanted`."""
 
     operand: int
     axis: int
@@ -66,10 +67,13 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Nest:
-    """A loop-level body: the outputs it fills and the statement that fills them. It may use the symbolic variables of the graph
-    function: outlining renames them and passes those that no shape defines. Output `i` reuses operand `inplace[i]`. `checks` are
-    annotations that operands must match at run time, because deduction could not prove that they do, `equal` pairs of numbers, the
-    wanted one and the given one, and `fits` says which extents must broadcast."""
+    """The loop-level body of an operator: its outputs, and the statement that fills them.
+
+    The body may use symbolic variables of the graph function: outlining renames them, and passes those that no shape defines as arguments.
+    Output `i` reuses the memory of operand `inplace[i]`. The remaining fields are run-time checks of what deduction could not prove:
+    `checks` has annotations that operands must match, `equal` has pairs (wanted, given) of numbers that must be equal, and `fits` has
+    extents that must broadcast.
+    """
 
     outputs: tuple[Buffer, ...]
     body: Stmt
@@ -82,7 +86,7 @@ class Nest:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """Not a loop nest but a host routine by this name (data-dependent shapes, sorting)."""
+    """A host routine that takes the place of a loop nest, for data-dependent shapes and sorting."""
 
     name: str
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -90,7 +94,8 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Nothing to compute: the first operand's memory under another shape, if these pairs of counts are equal."""
+    """The memory of the first operand under another shape, so nothing is computed. The two element counts of each pair in `equal` must be
+    equal."""
 
     equal: tuple[tuple[Dim, Dim], ...] = ()
 
@@ -99,7 +104,7 @@ Legalize = Callable[[Operands], Nest | Library | View]
 
 INTERPRET: Registry[Interpret] = Registry("interpretation of operator")
 LEGALIZE: Registry[Legalize] = Registry("loop nest of operator")
-VIEWS: set[str] = set()  # operators that stay operators down to the machine, which gives the memory its new shape
+VIEWS: set[str] = set()  # operators without a kernel: the virtual machine gives the memory its new shape
 
 
 def define(
@@ -113,8 +118,8 @@ def define(
     pure: bool = True,
     view: bool = False,
 ) -> OpDef:
-    """Add one operator to every table. `operands` names them: "x, weight, bias?" or "*xs". Without `legalize` the machine itself must
-    know the operator."""
+    """Add one operator to every table. `operands` names its operands: "x, weight, bias?" or "*xs". Without `legalize`, the virtual machine
+    itself must execute the operator."""
     op = OPS.add(name, OpDef(name, dict(attributes or {}), _counted(operands, deduce), pure))
     INTERPRET.add(name, interpret)
     if legalize is not None:
@@ -125,14 +130,14 @@ def define(
 
 
 def _counted(operands: str, deduce: Deduce) -> Deduce:
-    """Deduction that may rely on the number of operands."""
+    """Wrap a deduction so that it is called only with a valid number of operands; any other number raises AnnotationError."""
     names = [name.strip() for name in operands.split(",")] if operands else []
     least = sum(not name.endswith("?") for name in names)
     most = None if any(name.startswith("*") for name in names) else len(names)
 
     def counted(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
         if len(args) < least or (most is not None and len(args) > most):
-            raise AnnotationError(f"takes ({operands}), has {len(args)} operand{'' if len(args) == 1 else 's'}")
+            raise AnnotationError(f"has {len(args)} operand{'' if len(args) == 1 else 's'}, expected ({operands})")
         return deduce(args, attrs)
 
     return counted

@@ -1,1 +1,1 @@
-"""The passes that all back ends share, from one program to another."""
+"""Passes that all back ends share. Each maps a program to a program."""

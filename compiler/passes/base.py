@@ -1,7 +1,7 @@
-"""What a pass is, and how a list of them is run.
+"""The interface of passes, and the pipeline that runs a list of them.
 
-A pass is a pure function `IRModule -> IRModule` that returns the same object when it changes nothing. Its parameters are fields of a
-frozen dataclass; its file is its name. Printing, timing, verifying and dumping are instruments around the list, never in a pass.
+A pass is a pure function `IRModule -> IRModule` that returns the same object when it changes nothing. Its parameters are fields of a frozen
+dataclass; its file has its name. A pass never prints, times, verifies or dumps: instruments around the pipeline do.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Pass(Protocol):
 
 
 def name_of(step: Pass) -> str:
-    """A dataclass pass is named by its class, a function by itself: `FoldConstants` and `fold_constants` are one name."""
+    """Return the name of a pass: `fold_constants` for the class `FoldConstants` and for the function `fold_constants`."""
     name = getattr(step, "__name__", type(step).__name__)
     return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
 
@@ -49,17 +49,17 @@ class Pipeline:
         return module
 
     def until(self, name: str) -> Pipeline:
-        """The passes up to and including the named one."""
+        """Return a pipeline of the passes up to and including the named one."""
         names = [name_of(p) for p in self.passes]
         return Pipeline(self.passes[: names.index(self._known(name)) + 1], self.instruments)
 
     def after(self, name: str) -> Pipeline:
-        """The passes behind the named one."""
+        """Return a pipeline of the passes after the named one."""
         names = [name_of(p) for p in self.passes]
         return Pipeline(self.passes[names.index(self._known(name)) + 1 :], self.instruments)
 
     def only(self, chosen: Sequence[str]) -> Pipeline:
-        """The named passes, in the order given."""
+        """Return a pipeline of the named passes, in the order given."""
         passes = {name_of(p): p for p in self.passes}
         return Pipeline([passes[self._known(name)] for name in chosen], self.instruments)
 
@@ -72,7 +72,7 @@ class Pipeline:
 
 @dataclass(slots=True)
 class Verify:
-    """A pass that breaks a rule of the IR is named."""
+    """Verify the module after each pass, and name the pass that broke a rule of the IR."""
 
     def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
         if module is before:
@@ -93,7 +93,7 @@ class Timing:
 
 @dataclass(slots=True)
 class Count:
-    """Tell how many passes have run."""
+    """Report how many passes have run."""
 
     tell: Callable[[int], None]
     count: int = 0
@@ -105,7 +105,7 @@ class Count:
 
 @dataclass(slots=True)
 class Dump:
-    """Numbered files: the program at the start, and after each pass that changed it."""
+    """Write the program to numbered files, at the start and after each pass that changed it."""
 
     folder: Path
     count: int = 0
@@ -124,7 +124,7 @@ class Dump:
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    """Hand the program to `write` after the passes named."""
+    """Show the program after each pass that `at` names, by calling `write` with its text."""
 
     write: Callable[[str], None]
     at: frozenset[str]
@@ -136,7 +136,7 @@ class Show:
 
 @dataclass(frozen=True, slots=True)
 class ShowChanges:
-    """Hand what each pass changed to `write`, as a diff."""
+    """Show what each pass changed, by calling `write` with a diff."""
 
     write: Callable[[str], None]
 

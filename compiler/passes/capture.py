@@ -1,7 +1,8 @@
-"""Find the straight lines: runs of bindings that need nothing from the host become captured blocks, each replayed by one native call.
+"""Find captured regions: straight lines of bindings that need nothing from the host. Each becomes a captured block, which one native call
+replays.
 
-Before: launches, allocations in the arena and names, among other bindings. After: every maximal run of them with at least one launch is
-a block of its own kind. The order of bindings stays, but for checks of nothing but dimensions: they do not end a run, they come before it.
+Before: launches, allocations in the arena and aliases, among other bindings. After: every maximal run of them with at least one launch is a
+captured block. The order of bindings is kept, except that a check of dimensions does not end a run but moves before it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def _blocks(bindings: list[Binding]) -> list[Block]:
         if _static(binding.value):
             close(rest, BlockKind.PLAIN)
             run.append(binding)
-        elif run and _checks_dims(binding.value):  # which what ended the last run defined, or something before
+        elif run and _checks_dims(binding.value):  # the check depends only on values that are defined before the run
             blocks.append(Block((binding,), BlockKind.PLAIN))
         else:
             close_run()
@@ -70,7 +71,7 @@ def _blocks(bindings: list[Binding]) -> list[Block]:
 
 
 def _static(value: Value) -> bool:
-    """Needs no instruction between launches: its memory is where planning put it."""
+    """Whether the value needs no instruction between launches: it is a launch, its memory is planned, or it is an alias or a view."""
     match value:
         case Launch(library=library):
             return not library

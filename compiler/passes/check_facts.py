@@ -1,12 +1,12 @@
-"""Every symbolic fact is proved when the program is compiled, or checked when it runs: exactly once, at a named boundary.
+"""Prove every symbolic fact at compile time, or check it at run time: exactly once, at a named boundary.
 
     boundary     the fact                                                          its check
-    entry        arguments have the annotations of the parameters,                 the machine, in `runtime/vm/matching.py`
+    entry        arguments have the annotations of the parameters,                 the virtual machine, in `runtime/vm/matching.py`
                  variables lie within their ranges
-    match_cast   what the program asks for                                         the machine, likewise
+    match_cast   the annotation that the program states                            the virtual machine, likewise
     return       the result has the annotation of the signature, on which          a match_cast
                  callers rely
-    call         what a function returns that is called as a value (the entry      a match_cast
+    call         the result of a function that is called as a value (the entry     a match_cast
                  of the callee checks the arguments)
     call_tir     operands and outputs have the extents that the loop nest          match_casts
                  declares, its variables lie within their ranges
@@ -14,8 +14,8 @@
     operator     operands agree                                                    match_casts, from the operator's legalization
     shape        no extent of a new tensor is negative                             a match_cast of the extent
 
-Before: annotations promise more than deduction proves. After: deduction proves each of them, and nothing behind this pass has to doubt an
-annotation. A fact that is proved leaves no trace. `legalize` states what operators demand through the same `require_` functions.
+Before: annotations may promise more than deduction proves. After: deduction proves every annotation, so later passes can rely on
+annotations. A fact that is proved needs no check. `legalize` emits the checks of operators through the same `require_` functions.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from compiler.ir.types import FuncType, ObjectType, ScalarType, TensorType, Tupl
 
 Emit = Callable[[MatchCast], Var]
 
-# --- what a boundary demands ---------------------------------------------------------------------------------------------
+# --- requirements of a boundary ----------------------------------------------------------------------------------------
 
 
 def require_type(emit: Emit, atom: Atom, wanted: Type, boundary: str) -> Atom:
-    """The atom, under an annotation that says at least `wanted`."""
+    """Return the atom if its annotation implies `wanted`, else a match_cast of the atom to `wanted`."""
     proved = subsumes(wanted, type_of(atom)).level is Level.PASS
     return atom if proved else emit(MatchCast(atom, wanted, boundary))
 
@@ -55,20 +55,20 @@ def require_equal(emit: Emit, wanted: Dim, given: Dim, boundary: str) -> None:
 
 
 def require_broadcast(emit: Emit, wanted: Dim, given: Dim, boundary: str) -> None:
-    """The extent `given` is 1 or `wanted`."""
-    differs = dim_min(1, dim_max(given - 1, 1 - given))  # 0 where it is 1, else 1
+    """Require that the extent `given` is 1 or `wanted`."""
+    differs = dim_min(1, dim_max(given - 1, 1 - given))  # 0 if `given` is 1, else 1
     require_equal(emit, 1 + (wanted - 1) * differs, given, f"{boundary} (1 or {wanted})")
 
 
 def require_extents(emit: Emit, type_: Type, known: Sequence[Dim], boundary: str) -> None:
-    """No extent of the tensors is negative. `known` are extents of tensors that exist."""
+    """Require that no extent of the tensors is negative. `known` are extents of existing tensors, which are never negative."""
     for dim in dict.fromkeys(_extents(type_)):
         if dim not in known and not prove_le(0, dim):
             require_equal(emit, dim_max(dim, 0), dim, boundary)
 
 
 def require_range(emit: Emit, var: DimVar, value: Dim, found: dict[DimVar, Dim], boundary: str, *, extent: bool) -> None:
-    """The value of a variable lies within its range. An `extent` of a tensor is not negative."""
+    """Require that the value of a variable is in its range. An `extent` of a tensor is never negative."""
     upper = var.upper.substitute(found) if isinstance(var.upper, Dim) else var.upper
     above = (extent and var.lower <= 0) or prove_le(var.lower, value)
     below = upper is None or prove_le(value, upper)
@@ -101,7 +101,7 @@ def _checked(module: IRModule, func: Function) -> Function:
 
 @dataclass(slots=True)
 class _Checks:
-    """The checks of one binding."""
+    """Collects the checks of one binding."""
 
     module: IRModule
     before: list[Binding] = field(default_factory=list[Binding])
@@ -128,15 +128,15 @@ class _Checks:
         return var
 
     def _annotated(self, binding: Binding) -> list[Binding]:
-        """The binding, and where its annotation is not proved the check of that."""
+        """Return the binding, followed by a check of its annotation if the annotation is not proved."""
         var, value = binding.var, binding.value
-        if isinstance(value, If | Launch):  # the verifier demands the proof for an If; a launch has no value
+        if isinstance(value, If | Launch):  # the verifier requires that the annotation of an If is proved; a launch has no value
             return [binding]
         deduced, boundary = deduce(value, lambda name: self.module.graph(name).type, set()), f"annotation of {var.name!r}"
         if isinstance(value, CallTir):
             boundary = f"call_tir @{value.func}, result {var.name!r}"
         if isinstance(value, CallFunc) and isinstance(value.callee, Var):
-            # Nothing checks the annotation of a function when it is passed on as a value.
+            # The annotation of a function that is passed as a value is not checked.
             deduced, boundary = ObjectType(), f"result {var.name!r} of calling {value.callee.name!r}"
         if subsumes(var.type, deduced).level is Level.PASS:
             return [binding]
@@ -170,13 +170,14 @@ class _Checks:
         return call if same else replace(call, args=tuple(args))
 
     def _output(self, param: Buffer | ScalarParam | DimVar, stated: Type, found: dict[DimVar, Dim]) -> Type:
-        """The annotation of an output if it is proved, else the type that the nest produces: the annotation then gets a check."""
+        """Return the stated annotation of an output if it is proved, else the type that the loop nest produces; the annotation is then
+        checked."""
         assert isinstance(param, Buffer)
         wanted = _wanted(param, found)
         return stated if subsumes(wanted, stated).level is Level.PASS else wanted
 
     def _integers(self, params: Sequence[Buffer | ScalarParam | DimVar], args: list[Atom], places: list[str]) -> dict[DimVar, Dim]:
-        """The values of the integer variables. A number without known facts gets a new name."""
+        """Return the values of a nest's integer variables. An argument of unknown value gets a new variable, which a match_cast binds."""
         found: dict[DimVar, Dim] = {}
         for i, param in enumerate(params[: len(args)]):
             if not isinstance(param, DimVar):
@@ -194,7 +195,7 @@ class _Checks:
         return found
 
     def _extents(self, params: Sequence[Buffer | ScalarParam | DimVar], types: Sequence[Type], found: dict[DimVar, Dim]) -> set[DimVar]:
-        """Bind the variables that shapes define: to extents that are known, else to new names, which the check of the operand defines."""
+        """Bind the variables that shapes define: to known extents, or else to new variables, which the check of the operand defines."""
         shaped: set[DimVar] = set()
         for known in (True, False):
             for param, type_ in zip(params, types, strict=True):
@@ -211,7 +212,7 @@ class _Checks:
 
 
 def _like(var: DimVar) -> DimVar:
-    """A new name for a value that has yet to be checked: it promises only what any extent or integer of a nest keeps."""
+    """Return a new variable for a value that is not yet checked. It declares only what holds for any extent or integer of a nest."""
     return DimVar(var.name, min(var.lower, 0))
 
 
@@ -220,7 +221,7 @@ def _wanted(param: Buffer, found: dict[DimVar, Dim]) -> TensorType:
 
 
 def _existing(value: Value) -> list[Dim]:
-    """The extents of the operands."""
+    """Return the extents of the operands."""
     return [d for atom in operands(value) for d in _extents(type_of(atom))]
 
 

@@ -1,7 +1,8 @@
-"""Remove what nothing uses: bindings of pure values, and loop nests that no function calls.
+"""Remove bindings of pure values that nothing uses, and loop nests that no function calls.
 
-Kept are calls that may have an effect: impure operators and functions, launches, in-place calls on memory that outlives them, and
-`match_cast`s, which are checks and define variables.
+Calls that may have an effect (impure operators and functions, launches, in-place calls) stay, and so do `match_cast`s, which are checks and
+define variables. Run this pass after `legalize`: operators that update states become in-place calls only there, and before that they look
+like pure values that nothing uses.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def eliminate_dead_code(module: IRModule) -> IRModule:
 
 
 def with_nests(functions: Mapping[str, Function], module: IRModule) -> IRModule:
-    """These functions and the loop nests that they call, in the order of the module."""
+    """Return a module of these functions and the loop nests that they call, in the order of `module`."""
     called = {name for func in functions.values() for name in called_nests(func.body)}
     return IRModule({name: functions.get(name, func) for name, func in module.functions.items() if name in functions or name in called})
 

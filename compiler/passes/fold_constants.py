@@ -1,7 +1,7 @@
-"""Evaluate values that depend on constants alone, with the interpreter.
+"""Evaluate values that depend only on constants, with the interpreter.
 
-Before: pure operators and loop nests whose operands are all constants. After: their results are constants. Results larger than
-`most_bytes` that are not smaller than their operands stay calls, so that no program grows by folding.
+Before: pure operators and loop nests may have only constant operands. After: their results are constants. A result stays a call if it is
+larger than `most_bytes` and larger than all its operands together, so folding does not bloat the program.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Replace operators by the loop nests (or host routines) that compute them.
 
-Before: operators with known shapes. After: every operator that has a nest is a `CallTir` of an outlined function, every host routine a
-`CallLibrary`; views stay operators, since they compute nothing. Where deduction could not prove that operands agree, a match_cast checks
-it. An operator whose operands have no known shape is an error that says what to do.
+Before: operators with known shapes. After: an operator with a nest is a `CallTir` of an outlined function, and one with a host routine is a
+`CallLibrary`. Views stay operators, since they compute nothing. If deduction could not prove that operands agree, a match_cast checks it.
+An operand of unknown shape raises an error that names the remedy.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def legalize(module: IRModule) -> IRModule:
 def _repeated(
     builder: Builder, outliner: Outliner, var: Var, call: Call, known: dict[Hashable, tuple[CallTir, tuple[Atom, ...]]]
 ) -> Value | None:
-    """Reuse the function of an earlier call that differs in its values alone: layers repeat."""
+    """Reuse the function of an earlier call with the same operator, types and attributes: layers repeat."""
     attrs = tuple((name, freeze(value)) for name, value in sorted(call.attrs.items()))
     literals = tuple(freeze(a.value) if isinstance(a, ScalarValue) and not isinstance(a.value, Dim) else None for a in call.args)
     same = tuple(call.args.index(a) for a in call.args)
@@ -80,17 +80,18 @@ def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Val
         require_broadcast(builder.emit, fit.wanted, fit.given, f"{boundary}, operand {fit.operand}, dimension {fit.axis}")
     args = _checked(builder, args, legal, boundary)
     pairs: list[tuple[Buffer | ScalarParam, Atom]] = []
-    numbers: dict[int, int] = {}  # operand -> parameter
+    numbers: dict[int, int] = {}  # index of an operand -> index among the operands that the function reads
     for i, (place, atom) in enumerate(zip(places, args, strict=True)):
         if isinstance(place, Buffer | ScalarParam):
             numbers[i] = len(pairs)
             pairs.append((place, atom))
     inplace = tuple(None if i is None else numbers[i] for i in legal.inplace)
     made = outliner.call(name, pairs, legal.outputs, legal.body, inplace=inplace, attrs=dict(legal.attrs))
-    alone = isinstance(var.type, TupleType) and len(legal.outputs) == 1  # a tuple all the same
+    alone = isinstance(var.type, TupleType) and len(legal.outputs) == 1  # the operator returns a tuple that has only one field
     if alone:
         return MakeTuple((builder.emit(made),))
-    return builder.emit(made) if legal.equal or legal.fits else made  # no other call may take it over without the check
+    # emitted here, so that no other call reuses the value without its checks
+    return builder.emit(made) if legal.equal or legal.fits else made
 
 
 def _checked(builder: Builder, args: tuple[Atom, ...], nest: Nest, boundary: str) -> tuple[Atom, ...]:
@@ -103,7 +104,8 @@ def _checked(builder: Builder, args: tuple[Atom, ...], nest: Nest, boundary: str
 def _place(name: str, atom: Atom, type_: Type) -> Place | None:
     match atom, type_:
         case ScalarValue(value=Dim()), ScalarType(dtype=dtype) if dtype is not None:
-            return ScalarParam(name, dtype)  # also where it is a number: calls that differ in it (a layer's index) share the function
+            # a literal becomes a parameter, too: calls that differ only in a literal (a layer's index) share the function
+            return ScalarParam(name, dtype)
         case ScalarValue(value=bool() | int() | float() as value, dtype=dtype), _:
             return Const(value, DType(dtype))
         case _, TensorType(shape=shape, dtype=dtype) if shape is not None and dtype is not None:

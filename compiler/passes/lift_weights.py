@@ -1,10 +1,10 @@
-"""Move work that depends on weights alone out of the step and into functions that run once, when weights are bound.
+"""Move work that depends only on weights out of the step, into functions that run once, when weights are bound.
 
-Before: an entry point `step(inputs..., weights...)`. After: `step(inputs..., kept..., prepared...)`, where `kept` are the weights that are
-used as they are, and `step.weights.0(weights...)`, `step.weights.1(weights...)`, ... that return, as a tuple each, the `prepared` values
-in this order: whatever was packed, transposed, quantised or folded from weights. All are compiled alike, so the packing loops run as fast
-as any other. The results of one are up to PART_BYTES, or what cannot be parted because it shares a computed value: memory need not
-hold the checkpoint and all that was prepared from it at once.
+Before: an entry point `step(inputs..., weights...)`. After: `step(inputs..., kept..., prepared...)`, where `kept` are the weights that the
+step still reads, and the functions `step.weights.0(weights...)`, `step.weights.1(weights...)`, ... each return a tuple of `prepared`
+values, in this order: packed, transposed, quantised or folded weights. They are compiled like any function, so packing loops are fast. The
+results of one function take up to PART_BYTES, or more if they share a computed value and cannot be separated. So memory need not hold the
+whole checkpoint and all prepared weights at once.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def lift_weights(module: IRModule) -> IRModule:
 
 
 def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
-    early: dict[Var, None] = dict.fromkeys(func.weights)  # in order: the order of the prepared values
+    early: dict[Var, None] = dict.fromkeys(func.weights)  # ordered: defines the order of the prepared values
     defined = {d for v in func.weights for d in binders_of(v.type)}
-    fresh = destroyed(func.body, taken_in(module))  # by every call, so every call must make them
+    fresh = destroyed(func.body, taken_in(module))  # values whose memory every call overwrites, so every call must compute them anew
     moved: list[Binding] = []
     for binding in func.body.bindings:
         if binding.var in fresh:
@@ -68,13 +68,14 @@ def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
 
 
 def num_prepared(module: IRModule, entry: str) -> int:
-    """The number of weights that an entry point's preparations return. They are its last weights."""
+    """Return the number of weights that an entry point's preparations return. They are its last weights."""
     results = [func.result_type for name, func in module.graph_functions.items() if name.startswith(entry + PREPARATION)]
     return sum(len(result.fields) for result in results if isinstance(result, TupleType))
 
 
 def parted(module: IRModule) -> tuple[IRModule | None, IRModule]:
-    """Split the module into preparations (None if there are none) and the rest. Neither part calls the other."""
+    """Split the module into a module of preparations (None if there are none) and a module of all other functions. No call crosses the
+    split."""
     prepares = {name: func for name, func in module.graph_functions.items() if PREPARATION in name}
     if not prepares:
         return None, module
@@ -84,7 +85,7 @@ def parted(module: IRModule) -> tuple[IRModule | None, IRModule]:
 
 
 def _own_names(wanted: Sequence[Var], given: Sequence[str]) -> dict[Var, Var]:
-    """Rename values whose names the program has already: weights are bound by name."""
+    """Rename values whose names are taken. Weights are bound by name, so their names must differ."""
     taken, own = set(given), dict[Var, Var]()
     for var in wanted:
         name = next(n for n in chain([var.name], (f"{var.name}_{i}" for i in count(1))) if n not in taken)
@@ -94,7 +95,7 @@ def _own_names(wanted: Sequence[Var], given: Sequence[str]) -> dict[Var, Var]:
 
 
 def _parts(bindings: Sequence[Binding], used: Container[Var]) -> list[list[Binding]]:
-    """The bindings that prepare used values, in parts of limited size: few functions, each of them small."""
+    """Group the bindings that prepare used values into parts of limited size, so that there are few functions and each is small."""
     parts: list[list[Binding]] = []
     part_bytes = PART_BYTES
     for group in _connected(bindings):
@@ -111,14 +112,14 @@ def _parts(bindings: Sequence[Binding], used: Container[Var]) -> list[list[Bindi
 
 
 def _num_bytes(type_: Type) -> int:
-    """The bytes of a value, where extents that only the weights determine count as 0."""
+    """Return the size of a value in bytes. A value with symbolic extents counts as 0."""
     if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is None:
         return 0
     return prod(d.const if d.is_const else 0 for d in type_.shape) * type_.dtype.num_bytes
 
 
 def _connected(bindings: Sequence[Binding]) -> list[list[Binding]]:
-    """Groups that use no value of each other, in program order like the bindings of each."""
+    """Group bindings so that no group uses a value of another. Groups and their bindings are in program order."""
     above: dict[Var, Var] = {}
 
     def top(var: Var) -> Var:
@@ -147,7 +148,7 @@ def _preparation(bindings: Sequence[Binding], results: Sequence[Var], weights: S
 
 
 def _with_definitions(chosen: list[Var], others: Sequence[Var], weights: Sequence[Var], needs: Uses) -> list[Var]:
-    """The chosen weights, and those without which a variable of the shapes would have no definition."""
+    """Return the chosen weights, and the weights needed to define all variables in shapes."""
     given = {*chosen, *others}
     mentioned = dict.fromkeys([*needs.dims, *(d for v in given for d in vars_of(v.type))])
     for dim in mentioned:
@@ -157,7 +158,7 @@ def _with_definitions(chosen: list[Var], others: Sequence[Var], weights: Sequenc
 
 
 def _movable(binding: Binding, early: Container[Var], module: IRModule) -> bool:
-    """Whether weights determine the value and a file of tensors can keep it. Shapes and numbers are computed again at every call."""
+    """Whether only weights determine the value and a file of tensors can store it. Shapes and numbers are computed again at every call."""
     value = binding.value
     if not isinstance(value, _MOVABLE) or not isinstance(binding.var.type, TensorType | TupleType) or has_effect(value, module):
         return False

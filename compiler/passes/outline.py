@@ -1,5 +1,5 @@
-"""Make a loop nest a function of its own: its variables are renamed, those that no shape defines become parameters, and an equal function
-that is there already is used instead of a second one."""
+"""Turn a loop nest into a function (outlining). The variables of the nest are renamed, and variables that no shape defines become
+parameters. If the module has an equal function, that one is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from compiler.ir.types import TensorType, Type
 
 @dataclass(slots=True)
 class Outliner:
-    """Adds functions to the module that a builder makes, each distinct one once."""
+    """Adds functions to the module under construction, each distinct one once."""
 
     builder: Builder
     module: IRModule
@@ -44,7 +44,7 @@ class Outliner:
         inplace: tuple[int | None, ...] = (),
         attrs: dict[str, Any] | None = None,
     ) -> CallTir:
-        """`inplace[i]` is the number of the operand whose memory output `i` takes."""
+        """Outline a nest and return the call. `inplace[i]` is the index of the operand whose memory output `i` reuses."""
         buffers = [place for place, _ in operands] + list(outputs)
         shaped = {v for b in buffers if isinstance(b, Buffer) for d in b.shape if (v := d.var) is not None}
         mentioned = dict.fromkeys(v for b in buffers if isinstance(b, Buffer) for d in b.shape for v in d.vars())
@@ -53,7 +53,8 @@ class Outliner:
         if any(i is not None for i in inplace):
             numbers = [n for n, (place, _) in enumerate(operands) if isinstance(place, Buffer)]
             pairs = enumerate(inplace)
-            kept["inplace"] = [[numbers.index(i), len(numbers) + o] for o, i in pairs if i is not None]  # numbers of buffers
+            # pairs of indices of buffers: operand, output
+            kept["inplace"] = [[numbers.index(i), len(numbers) + o] for o, i in pairs if i is not None]
         prim = fresh_prim(PrimFunc((*(p for p, _ in operands), *passed, *outputs), len(outputs), body, kept))
         args = (*(a for _, a in operands), *(_value(v) for v in passed))
         out: tuple[Type, ...] = tuple(TensorType(b.shape, b.dtype) for b in outputs)
@@ -68,7 +69,7 @@ class Outliner:
 
 @lru_cache(maxsize=512)
 def _digest(prim: PrimFunc) -> str:
-    """The digest of a function. It is cached, because most functions pass through most passes unchanged."""
+    """Return the digest of a function. It is cached, because most functions pass through most passes unchanged."""
     return structural_hash(IRModule({"": prim}))
 
 

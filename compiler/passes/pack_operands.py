@@ -1,11 +1,10 @@
-"""Lay the right operand of every product out as its tiles read it.
+"""Pack the right operand of every product in the order in which its tiles read it.
 
-Before: a product reads `w[n, r]`, or `w[r, n]`, row by row. After: it reads `p[n // C, r, n % C]`, panels of C columns in which memory runs
-with `r`, and a function that packs stands before it in the graph. A product that runs by pairs of bf16 reads
-`p[n // C, r // 2, n % C * 2 + r % 2]` instead, or what else the format of its tile says; integers with scales, where a tile takes them,
-are packed apart from these. For weights that function is weight-only work and moves to load time, where it also drops out of every step;
-for activations it is a first, parallel stage. Only the layout changes: the product stays the same mathematics, and its order of summation
-with it.
+Before: a product reads `w[n, r]` or `w[r, n]`. After: it reads `p[n // C, r, n % C]`, panels of C columns that are contiguous along `r`,
+and a packing function precedes it in the graph. A product of pairs of bf16 reads `p[n // C, r // 2, n % C * 2 + r % 2]` instead, or
+whatever the format of its tile defines. If a tile takes integers with scales, integers and scales are packed separately. Packing of weights
+moves to load time; packing of activations is a parallel stage before the product. Only the layout changes: the product and its order of
+summation stay the same.
 """
 
 from __future__ import annotations
@@ -40,15 +39,15 @@ from compiler.passes.rewrite import rewrite_module
 
 @dataclass(frozen=True, slots=True)
 class PackOperands:
-    columns: int  # of one panel
-    pairs: ProductTile | None = None  # what takes products of bf16
-    scaled: tuple[ProductTile, ...] = ()  # what takes integers with scales beside rows of bf16
-    others: bool = True  # pack the operands of other products, too
+    columns: int  # number of columns of a panel
+    pairs: ProductTile | None = None  # tile that multiplies bf16, if there is one
+    scaled: tuple[ProductTile, ...] = ()  # tiles that multiply rows of bf16 by integers with scales
+    others: bool = True  # also pack the operands of all other products
 
     def __call__(self, module: IRModule) -> IRModule:
         plans = {name: _plan(prim, self) for name, prim in module.prim_functions.items()}
         outliners: list[Outliner] = []
-        known: dict[Hashable, tuple[str, list[CallTir]]] = {}  # layers repeat: the packed product and the packings, by call
+        known: dict[Hashable, tuple[str, list[CallTir]]] = {}  # packed product and packing calls, by call: layers repeat
 
         def rewritten(builder: Builder, binding: Binding, value: Value) -> Value | None:
             if not isinstance(value, CallTir) or not plans.get(value.func):
@@ -106,9 +105,9 @@ class PackOperands:
 
     def shape(self, packed: _Packed, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
         n, r = shape[packed.column], shape[packed.depth]
-        if isinstance(packed.format, IntegerFragments):
-            return (ceil_div(n, self.columns), r * (8 // packed.format.bits) // packed.group, Dim.of(packed.format.line_bytes))
         batch = tuple(d for i, d in enumerate(shape) if i not in (packed.column, packed.depth))
+        if isinstance(packed.format, IntegerFragments):
+            return (*batch, ceil_div(n, self.columns), r * (8 // packed.format.bits) // packed.group, Dim.of(packed.format.line_bytes))
         return (*batch, ceil_div(n, self.columns), r // packed.group, Dim.of(self.columns * packed.group))
 
     def _packing(self, outliner: Outliner, packed: _Packed, source: Atom, given: Type) -> CallTir:
@@ -132,33 +131,33 @@ class PackOperands:
 
     def _packing_integers(self, outliner: Outliner, packed: _Packed, format: IntegerFragments, plain: Buffer, source: Atom) -> CallTir:
         panels = Buffer("p", self.shape(packed, plain.shape), DType.U8)
-        kernel, num_columns = Kernel(), plain.shape[0]
-        with kernel.nest(panels.shape) as (panel, deep, line):
+        kernel, num_columns = Kernel(), plain.shape[packed.column]
+        with kernel.nest(panels.shape) as (*matrix, panel, deep, line):
 
             def number(column: Dim, k: Dim) -> Scalar:
                 n, r = panel * self.columns + column, deep * format.depth + k
-                stored = cast(Load(plain, (n, r)), I32) + format.offset if format.bits == 8 else half_byte(plain, (n,), r)
+                stored = cast(Load(plain, (*matrix, n, r)), I32) + format.offset if format.bits == 8 else half_byte(plain, (*matrix, n), r)
                 return stored if prove_divisible(num_columns, self.columns) else guard(0, n, num_columns, stored, format.offset)
 
-            kernel.array(panels)[panel, deep, line] = cast(format.byte(line, number), DType.U8)
+            kernel.array(panels)[*matrix, panel, deep, line] = cast(format.byte(line, number), DType.U8)
         return outliner.call("pack", [(plain, source)], (panels,), kernel.body())
 
 
 def _integer(buffer: Buffer, format: IntegerFragments, panel: Buffer, scalar: Scalar) -> Scalar:
-    """The packed integer in the place of one that is read from the buffer."""
+    """Replace an integer that is read from the buffer by the packed integer."""
     found = stored_integer(scalar)
     if found is None or not isinstance(found[1], Load) or found[1].buffer is not buffer:
         return scalar
-    n, r = found[1].indices
+    *matrix, n, r = found[1].indices
     (k,) = r.vars()
-    return Cast(format.element((panel,), n, k.dim), DType.F32)
+    return Cast(format.element((panel,), n, k.dim, tuple(matrix)), DType.F32)
 
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A buffer of which one dimension is indexed by the column axis alone, and one by an expression of the contracted axis alone: the axis
-    itself, or a part of it, where several elements share a number (packed bits, scales of groups). Without a format elements stay as they
-    are, one for each column in turn."""
+    """An operand to pack. Only the column axis indexes its dimension `column`. Its dimension `depth` is indexed by the contracted axis, or
+    by a quotient of it if several elements share a number (packed bits, scales of groups). Without a format, elements are stored unchanged,
+    and neighbours along the contracted axis do not stay adjacent."""
 
     buffer: Buffer
     column: int
@@ -167,7 +166,7 @@ class _Packed:
 
     @property
     def group(self) -> int:
-        """Neighbours along the contracted axis that stay together."""
+        """The number of neighbours along the contracted axis that stay adjacent."""
         return 1 if self.format is None else self.format.depth
 
 
@@ -197,7 +196,7 @@ def _plan(prim: PrimFunc, options: PackOperands) -> list[_Packed]:
 
 
 def _integer_plan(product: Product[Contraction], tile: ProductTile) -> list[_Packed]:
-    """Integers and their scales, where the tile takes both in all sums."""
+    """Return the plan to pack integers and their scales, if the tile takes them in all sums."""
     found: dict[Buffer, _Packed] = {}
     for s in product.sums:
         scaled = scaled_integers(s)
@@ -207,16 +206,20 @@ def _integer_plan(product: Product[Contraction], tile: ProductTile) -> list[_Pac
         if not isinstance(scaled.number, Load) or scaled.scale.buffer.dtype not in (DType.F32, DType.BF16):
             return []
         k = axis.dim if scaled.bits == 8 else axis.dim // 2
-        if scaled.number.indices != (column, k) or scaled.scale.indices[:-1] != (column,) or len(scaled.scale.indices) != 2:
+        matrix = scaled.number.indices[:-2]
+        if scaled.number.indices != (*matrix, column, k) or scaled.scale.indices[:-1] != (*matrix, column):
+            return []
+        if any(var in d.vars() for d in matrix for var in (product.column_axis, axis)):
             return []
         assert isinstance(tile.format, IntegerFragments)
-        found[scaled.number.buffer] = _Packed(scaled.number.buffer, 0, 1, tile.format)
-        found[scaled.scale.buffer] = _Packed(scaled.scale.buffer, 0, 1, None)
+        number, scale = scaled.number.buffer, scaled.scale.buffer
+        found[number] = _Packed(number, len(matrix), len(matrix) + 1, tile.format)
+        found[scale] = _Packed(scale, len(matrix), len(matrix) + 1, None)
     return list(found.values())
 
 
 def _read_as(product: Product, load: Load, format: Elements | None) -> _Packed | None:
-    """How the buffer is read, when that is as the whole right operand of a sum."""
+    """Return how to pack the buffer of a load, or None if the buffer is not the whole right operand of a sum."""
     variables: list[DimVar | None] = [d.var for d in load.indices]
     for s in product.sums:
         axis = s.axes[0][0]

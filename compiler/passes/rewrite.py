@@ -1,7 +1,7 @@
-"""The walk that most graph passes share: rebuild functions binding by binding, re-deducing every annotation on the way.
+"""The walk that most graph passes share. It rebuilds functions binding by binding and deduces every annotation anew.
 
-A pass gives a function from one binding to the value that replaces it. The function may emit further bindings before it through the
-builder, and may answer with an atom, which then takes the variable's place everywhere.
+A pass provides a function that maps a binding to the value that replaces it. The function may emit bindings before it through the builder.
+If it returns an atom, the atom replaces the variable everywhere.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from compiler.ir.graph.values import Copy
 from compiler.ir.graph.visit import map_operands, operands
 from compiler.ir.module import IRModule
 
-Replace = Callable[[Builder, Binding, Value], Value | None]  # None: keep the value as it is
+Replace = Callable[[Builder, Binding, Value], Value | None]  # returns the value that replaces the binding's value, or None to keep it
 
 
 def rewrite_module(module: IRModule, replace: Replace, *, kind: BlockKind | None = None) -> IRModule:
-    """Apply `replace` to every binding of every graph function; functions in which it replaced nothing stay the same objects. `kind`: of
-    the blocks afterwards, where it changes."""
+    """Apply `replace` to every binding of every graph function. A function without a replacement stays the same object. `kind`, if given,
+    becomes the kind of all blocks."""
     builder = Builder(module)
     changed = False
     for name, func in module.graph_functions.items():
@@ -32,7 +32,7 @@ def rewrite_module(module: IRModule, replace: Replace, *, kind: BlockKind | None
 def rewrite_function(
     builder: Builder, name: str, func: Function, replace: Replace, *, arena: Dim | None = None, kind: BlockKind | None = None
 ) -> bool:
-    """Rebuild one function into the builder; True when something was replaced."""
+    """Rebuild one function with the builder. Return whether anything was replaced."""
     walker = _Walker(builder, replace, kind)
     with builder.function(name, func.params, num_inputs=func.num_inputs, pure=func.pure, arena=arena or func.arena):
         walker.body(func.body)
@@ -85,7 +85,7 @@ class _Walker:
 
 
 def count_uses(body: Body, counts: dict[Var, int] | None = None) -> Mapping[Var, int]:
-    """How often each variable is an operand or a result in the body, branches included."""
+    """Count how often each variable is an operand or a result in the body, including branches."""
     counts = {} if counts is None else counts
     for binding in body.bindings:
         for atom in operands(binding.value):

@@ -1,8 +1,8 @@
 """Round rows to bf16 before products that tolerate it.
 
 Before: `linear(x, w, tolerates="bf16")` over weights of bf16, on a machine that multiplies bf16 faster than f32. After:
-`linear(cast(x), w)`, with a result of the type that it had. The cast fuses into what makes x; products over the same x share it.
-Where a machine multiplies integers of 8 and 4 bits as numbers of bf16, rows beside quantised weights are rounded, too.
+`linear(cast(x), w)`, with a result of the same type. The cast fuses into the producer of x; products over the same x share it.
+If a machine multiplies integers of 8 and 4 bits as bf16, rows that are multiplied by quantised weights are rounded, too.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ class RoundOperands:
 
 
 def _is_symmetric(weight: Value | None) -> bool:
-    """Integers times scales."""
+    """Whether the weight is integers times scales, without offsets."""
     return isinstance(weight, Call) and weight.op is DEQUANTIZE and len(weight.args) == 2

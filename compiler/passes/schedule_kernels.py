@@ -1,6 +1,6 @@
-"""Give every loop nest its loops for the machine: threads, vectors, register tiles on a CPU; blocks and threads on a GPU.
+"""Schedule every loop nest for the machine: threads, vectors and register tiles on a CPU; blocks and threads on a GPU.
 
-Before: nests as mathematics. After: every `PrimFunc` carries `schedule` among its attributes. Meaning and signature stay.
+Before: nests as mathematics. After: every `PrimFunc` carries `schedule` among its attributes. Meaning and signature do not change.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from compiler.ir.module import IRModule
 
 @dataclass(frozen=True, slots=True)
 class ScheduleKernels:
-    schedule: Callable[[PrimFunc], PrimFunc]  # of the back end
+    schedule: Callable[[PrimFunc], PrimFunc]  # the back end's schedule
 
     def __call__(self, module: IRModule) -> IRModule:
         changed: dict[str, PrimFunc] = {}

@@ -1,5 +1,5 @@
-"""Compute the same thing once: within a body, a pure value equal to an earlier one is replaced by it. Values of a branch may reuse those
-of the code around it, never the other way."""
+"""Eliminate common subexpressions: replace a pure value by an equal earlier value of the same body. A branch may also reuse values computed
+before it, but code outside a branch never reuses values computed in it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _share(body: Body, seen: dict[Hashable, Var], same: dict[Var, Var]) -> Body:
 
 
 def _key(value: Value) -> Hashable | None:
-    """A key: values with equal keys are equal. None if the value must not be shared."""
+    """Return a hashable key, or None if the value must not be shared. Values with equal keys are equal."""
     match value:
         case Call(op=op, args=args, attrs=attrs) if op.pure:
             return ("call", op.name, tuple(map(_atom_key, args)), freeze(attrs))
@@ -92,7 +92,7 @@ def _atom_key(atom: Atom) -> Hashable:
 
 
 def freeze(value: Any) -> Hashable:
-    """A key that tells 1 from True and 0.0 from -0.0."""
+    """Return a hashable key that distinguishes 1 from True and 0.0 from -0.0."""
     if isinstance(value, dict):
         return tuple((k, freeze(v)) for k, v in sorted(value.items()))
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Programs in text: what a pass makes of them, and what they compute."""
+"""Fixtures that run a pass on the text of a program, and fixtures that compute a program with the interpreter and the compiler."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from runtime.executable import Executable
 from runtime.session import Session
 from tests.compiler.native import run_native
 
-assert compiler.ops  # the tables of operators are filled
-assert run_native  # a fixture of all tests of kernels
+assert compiler.ops  # importing compiler.ops registers all operators
+assert run_native  # importing run_native makes it a fixture of all tests of kernels
 
 
 @pytest.fixture
 def becomes() -> Callable[[Pass, str, str], None]:
-    """`becomes(legalize, BEFORE, EXPECTED)`. A result that EXPECTED annotates as `object` may have any annotation."""
+    """`becomes(legalize, BEFORE, EXPECTED)` requires that the pass turns the program BEFORE into EXPECTED. Where EXPECTED annotates a
+    result as `object`, any annotation is accepted."""
 
     def check(step: Pass, before: str, expected: str) -> None:
         wanted = parse(expected)
@@ -48,7 +49,7 @@ def becomes() -> Callable[[Pass, str, str], None]:
 
 @pytest.fixture
 def stays() -> Callable[[Pass, str], None]:
-    """A pass that finds nothing to do gives back the object that it was given."""
+    """`stays(legalize, TEXT)` requires that the pass changes nothing, and so returns the very same module."""
 
     def check(step: Pass, text: str) -> None:
         module = parse(text)
@@ -60,7 +61,7 @@ def stays() -> Callable[[Pass, str], None]:
 
 @pytest.fixture(scope="session")
 def compiled_once() -> Callable[..., Executable]:
-    """`compiled_once(module, target=host())`: programs of the same text become one executable per machine."""
+    """`compiled_once(module, target=host())` compiles a module, once per text and target."""
     known: dict[tuple[str, str], Executable] = {}
 
     def call(module: IRModule, target: Target | None = None) -> Executable:
@@ -75,7 +76,7 @@ def compiled_once() -> Callable[..., Executable]:
 
 @pytest.fixture(scope="session")
 def verified() -> Callable[[IRModule], Executable]:
-    """Compiles with the verifier between passes, a program of the same text once."""
+    """Return a function that compiles a module, once per text, and verifies it after each pass."""
     known: dict[str, Executable] = {}
 
     def call(module: IRModule) -> Executable:
@@ -89,7 +90,8 @@ def verified() -> Callable[[IRModule], Executable]:
 
 @pytest.fixture
 def compute(verified: Callable[[IRModule], Executable]) -> Callable[..., Any]:
-    """`compute(program, *arguments)`: what `main` returns, compiled, with 1, 2 and 3 threads bit for bit and as interpreted."""
+    """`compute(program, *arguments)` compiles a program and returns the result of `main`. The result must be near the interpreter's, and
+    have the same bits with 1, 2 and 3 threads."""
 
     def call(program: str | IRModule, *args: Any, rtol: float = 1e-5) -> Any:
         module = parse(program) if isinstance(program, str) else program

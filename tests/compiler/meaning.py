@@ -1,4 +1,4 @@
-"""What a program means at any point of the pipeline, and an instrument that asks for it after each pass."""
+"""Interprets a program after any pass, and checks that passes keep its results."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from runtime.executable import PREPARATION
 
 
 def interpret(module: IRModule, inputs: Sequence[Any], weights: Mapping[str, Any], preparing: IRModule | None = None) -> Any:
-    """Of `main`, before and after the pass that moves work on weights into functions of their own. `preparing`: the module that has these
-    functions, where another machine runs them."""
+    """Interpret `main`, before or after the pass that moves work on weights into preparation functions. `preparing` is a module with these
+    functions, in case a later pass has removed them from `module`."""
     preparing = preparing or module
     prepared: list[Any] = []
     for name in takewhile(preparing.functions.__contains__, (f"main{PREPARATION}{number}" for number in count())):
@@ -27,10 +27,12 @@ def interpret(module: IRModule, inputs: Sequence[Any], weights: Mapping[str, Any
 
 @dataclass(slots=True)
 class MeaningCheck:
-    """An instrument: the module is well formed after the pass and means what it meant."""
+    """An instrument of pass pipelines. After each pass that changed the module, it verifies the module and requires that its results stayed
+    the same."""
 
-    require_meaning: Callable[[IRModule, IRModule], None]  # of the module, and of that with its preparations
-    preparing: IRModule | None = None  # the last one that had them
+    # called with the module, and with the latest module that has the preparation functions
+    require_meaning: Callable[[IRModule, IRModule], None]
+    preparing: IRModule | None = None  # the latest module that had preparation functions
 
     def after(self, name: str, before: IRModule, module: IRModule, seconds: float) -> None:
         if f"main{PREPARATION}0" in module.functions:

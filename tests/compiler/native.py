@@ -1,4 +1,4 @@
-"""Running one loop nest natively, in one thread, without the runtime."""
+"""Runs one compiled loop nest in one thread, without the runtime."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 
 class Native:
-    """A loaded kernel."""
+    """A loop nest as machine code, loaded into this process."""
 
     def __init__(self, prim: PrimFunc, target: Target) -> None:
         self.prim = prim
@@ -49,7 +49,7 @@ class Native:
         for phase in self.kernel.phases:
             grid = self._function(phase.grid, ctypes.c_int64, ctypes.c_void_p)(packed)
             body = self._function(phase.body, None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-            middle = grid // 2  # two claims, out of order, as threads would make them
+            middle = grid // 2  # run the second half of the grid before the first, as threads might
             body(pointers, packed, middle, grid)
             body(pointers, packed, 0, middle)
 

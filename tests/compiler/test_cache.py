@@ -1,4 +1,4 @@
-"""The cache: what is one key, what covers what, and that nothing damaged or foreign is ever taken."""
+"""The cache of executables: which programs share a key, which ranges an entry covers, and that no damaged or foreign entry is used."""
 
 from __future__ import annotations
 
@@ -125,7 +125,8 @@ def test_what_is_found_runs(tmp_path: Path, executable: Executable) -> None:
 
 
 def test_a_program_refuses_what_it_does_not_declare_although_a_wider_executable_runs_it(tmp_path: Path) -> None:
-    """Declared for n in 1..8, found for 1..64: 20 rows are refused, and so they are when a cast makes the variable."""
+    """A program refuses sizes outside its declared ranges, even if its cached executable supports them: here the program declares n in 1..8
+    and the executable 1..64, and 20 rows are refused."""
     cache = Cache(tmp_path)
     cache.store(key(text("64")), made("64"))
     found = cache.find(key(text("8")))
@@ -157,7 +158,8 @@ def test_variables_of_casts_and_multiples_are_narrowed_too(tmp_path: Path) -> No
 
 
 def test_a_sidecar_that_states_other_ranges_than_the_executable_is_a_miss(tmp_path: Path) -> None:
-    """As after files of two entries were mixed up: the narrow executable must not serve what only the wide one can."""
+    """An entry whose sidecar file states other ranges than its executable is not used, as after the files of two entries were mixed up: the
+    narrow executable must not run sizes that only the wide one supports."""
     cache = Cache(tmp_path)
     narrow, wide = cache.store(key(text("8")), made("8")), cache.store(key(text("64")), made("64"))
     wide.write_bytes(narrow.read_bytes())
@@ -194,7 +196,7 @@ def test_a_named_pipe_in_the_cache_holds_nobody_up(tmp_path: Path, executable: E
 
 @pytest.mark.parametrize("suffix", [".rsx", ".json"])
 def test_a_named_pipe_in_an_entry_s_place_is_replaced(suffix: str, tmp_path: Path, executable: Executable) -> None:
-    """To write into it would wait for somebody who reads."""
+    """A named pipe at the path of an entry is replaced. Opening it for writing would block until somebody reads it."""
     path = (cache := Cache(tmp_path)).store(key(text()), executable)
     path.with_suffix(suffix).unlink()
     os.mkfifo(path.with_suffix(suffix))
@@ -222,7 +224,7 @@ def test_a_folder_that_may_only_be_read_serves(tmp_path: Path, executable: Execu
 
     monkeypatch.setattr(os, "utime", refuse)
     assert cache.find(key(text())) is not None
-    monkeypatch.setattr(Executable, "load", refuse)  # as of an entry that another server has just removed
+    monkeypatch.setattr(Executable, "load", refuse)  # loading fails as if another server had just removed the entry
     assert cache.find(key(text())) is None
 
 
@@ -246,7 +248,7 @@ def test_half_an_entry_is_none(tmp_path: Path, executable: Executable) -> None:
     assert list(cache.entries()) == []
 
 
-# --- house-keeping -------------------------------------------------------------------------------------------------------
+# --- archives of entries -------------------------------------------------------------------------------------------------
 
 
 def test_an_archive_carries_entries_to_another_folder(tmp_path: Path) -> None:
@@ -278,16 +280,16 @@ def test_an_archive_that_holds_anything_else_is_refused(tmp_path: Path, name: st
 
 def test_an_archive_that_cannot_be_taken_in_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CacheError, match=r"all.tar cannot be taken into .*/file/executables: Not a directory"):
+    with pytest.raises(CacheError, match=r"all.tar cannot be imported into .*/file/executables: Not a directory"):
         Cache(tmp_path / "file" / "executables").load_archive(tmp_path / "all.tar")
-    with pytest.raises(CacheError, match=r"all.tar cannot be taken into .*: No such file or directory"):
+    with pytest.raises(CacheError, match=r"all.tar cannot be imported into .*: No such file or directory"):
         Cache(tmp_path / "cache").load_archive(tmp_path / "all.tar")
 
 
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     archive = tmp_path / "bad.tar"
     archive.write_bytes(b"nothing of the kind")
-    with pytest.raises(CacheError, match="is no archive of a cache"):
+    with pytest.raises(CacheError, match="is not an archive of a cache"):
         Cache(tmp_path / "cache").load_archive(archive)
 
 

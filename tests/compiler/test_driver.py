@@ -1,4 +1,4 @@
-"""From text to something that runs: levels, switches, and that equal programs give equal bytes."""
+"""The driver: levels of compilation, debug switches, and equal executables for equal programs."""
 
 from __future__ import annotations
 
@@ -60,13 +60,14 @@ def test_texts_of_all_levels_on_request(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_every_named_target_compiles(name: str) -> None:
-    """What this machine cannot run it can still make."""
+    """Every named target can be compiled for, even on a machine that cannot run its code."""
     executable = compile_module(parse(PROGRAM), Options(NAMED[name]))
     assert executable.meta.target == NAMED[name].key
 
 
 def test_a_long_chain_computes_what_its_operators_do() -> None:
-    """64 doublings, then 600 operators of which each reads the two before it: the bits of one operator after another."""
+    """64 doublings, then 600 operators that each read the two previous results, give the bits that NumPy's operators give one after
+    another."""
     doublings = [f"d{i + 1} = add(d{i}, d{i})" for i in range(64)]
     operators = ("subtract", "maximum", "minimum")
     chain = [f"x{i + 2} = {operators[i % 3]}(x{i + 1}, {'x0' if i % 5 else 'd64'})" for i in range(600)]
@@ -91,7 +92,7 @@ def test_depth_adds_no_kernels() -> None:
     assert len(compile_module(parse(layers(2))).meta.kernels) == len(compile_module(parse(layers(9))).meta.kernels)
 
 
-# --- the ladder ----------------------------------------------------------------------------------------------------------
+# --- debug levels and dumps ----------------------------------------------------------------------------------------------
 
 LEVELS = {
     1: "compiled main for host in ",
@@ -108,7 +109,7 @@ def test_each_level_shows_its_own_and_those_below(level: int, capsys: pytest.Cap
         compile_module(parse(PROGRAM))
     shown = capsys.readouterr().err
     for other, words in LEVELS.items():
-        wanted = other <= level and not (other == 3 and level == 5)  # diffs tell what whole programs would repeat
+        wanted = other <= level and not (other == 3 and level == 5)  # level 5 shows diffs instead of the whole programs of level 3
         assert (words in shown) is wanted, (level, other)
     assert (shown == "") is (level == 0)
 

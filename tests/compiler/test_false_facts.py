@@ -1,5 +1,5 @@
-"""Programs that annotate falsely on purpose, at every boundary, between guard pages: what is false is refused, and nothing reads or writes
-foreign memory."""
+"""Programs with a false annotation at each boundary run between guard pages. The false facts are refused, and no memory outside the buffers
+is read or written."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def results(ran: subprocess.CompletedProcess[str]) -> dict[int, dict[str, Any]]:
 
 
 def count_refusals(found: dict[int, dict[str, Any]]) -> dict[str, int]:
-    """How often each boundary refused a call that the interpreter refused, too."""
+    """Return for each boundary how many calls were refused, and require that the interpreter refused the same calls."""
     refused = dict.fromkeys(BOUNDARIES, 0)
     for seed, result in found.items():
         for expected, happened in result.get("calls", ()):
-            assert happened == expected, f"program {seed}, {result['boundary']}: {happened}, the interpreter {expected}"
+            assert happened == expected, f"program {seed}, {result['boundary']}: {happened}, but the interpreter {expected}"
             refused[result["boundary"]] += happened == "refused"
     return refused
 
@@ -55,5 +55,6 @@ def test_false_facts_at_length(start: int) -> None:
 
 
 def test_guard_pages_catch_a_compiler_that_trusts_annotations() -> None:
-    """Else the test above could not fail."""
+    """Without the checks that the compiler inserts, a program with a false annotation crashes. This shows that the other tests of this file
+    can fail."""
     assert guarded(0, 3 * len(BOUNDARIES), "--trusting").returncode == -signal.SIGSEGV

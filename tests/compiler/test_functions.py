@@ -1,4 +1,4 @@
-"""Functions that call functions: by name, as values, chosen at run time, calling themselves."""
+"""Functions that are called by name, passed as values, chosen at run time, and called recursively."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def test_an_if_chooses_among_functions_that_differ_in_the_names_of_variables(com
 
 
 def test_temporaries_of_a_called_function_lie_above_the_arena_of_its_caller(compute: Compute) -> None:
-    """All of them at once: what the caller holds in its arena is read after the call."""
+    """While functions are called, their temporaries do not overwrite the caller's values in its arena, which the caller reads after the
+    calls."""
     program = """
     func main(x: f32[n, 16]) -> object {
       a = softmax(x)
@@ -55,7 +56,7 @@ def test_temporaries_of_a_called_function_lie_above_the_arena_of_its_caller(comp
     x = np.random.default_rng(0).normal(size=(5, 16)).astype(np.float32)
     compute(program, x)
     session = Session(compile_module(parse(program)), device_threads=1)
-    results = [session.call("main", x).tobytes() for _ in range(3)]  # the first call finds the arena too small for its callees
+    results = [session.call("main", x).tobytes() for _ in range(3)]  # in the first call the arena must grow for the called functions
     assert len(set(results)) == 1
     assert session.arena_bytes("inner", {"n": 5}) > 0
 

@@ -1,4 +1,4 @@
-"""The programs of the paper's figures: what each phase makes of them, and what they compute."""
+"""Programs from the paper's figures: their text after each phase of the pipeline, and the values that they compute."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ DIMS = {"n": 5, "m": 3}
 
 @pytest.mark.parametrize("path", FIGURES, ids=lambda p: p.stem)
 def test_figure_after_each_phase(path: Path, golden: Callable[[str, str], None]) -> None:
-    whole = pipeline(get("avx512"))  # one target, so that the text is the same on every machine
+    whole = pipeline(get("avx512"))  # always this target, so that the text is the same on every machine
     module = parse(path.read_text())
     for phase, last in PHASES.items():
         result = whole.until(last)(module)
         verify(result)
         assert_equal(result, parse(print_module(result)))
-        if phase == "memory":  # kernels stay what they were
+        if phase == "memory":  # planning memory changes only graph functions
             result = IRModule(result.graph_functions)
         golden(f"paper/{path.stem}.{phase}.ir", print_module(result))
 

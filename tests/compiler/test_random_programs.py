@@ -1,7 +1,8 @@
-"""Programs of every operator keep their meaning: after each pass, as machine code, from text, from a file, with any number of threads, and
-for one size after another. What does not fit a program is refused by name.
+"""Random programs over all operators keep their results: after each pass, as machine code, parsed from text, loaded from a file, with any
+number of threads, and for several sizes in turn. Arguments that do not fit are refused with a named error.
 
-tests/compiler/passes/test_generated_programs.py goes deep (branches, calls, memory written in place) where this goes wide.
+These programs cover every operator. Those of tests/compiler/passes/test_generated_programs.py have more structure: branches, calls, memory
+written in place.
 """
 
 from __future__ import annotations
@@ -34,23 +35,25 @@ from tests.compiler.generated import random_recipes
 from tests.compiler.generated.random_programs import EXACT, RECIPES, Program, draw
 from tests.compiler.meaning import MeaningCheck, interpret
 
-assert random_recipes  # the table of recipes is filled
+assert random_recipes  # importing random_recipes registers all recipes
 
-# --- how near is near enough ---------------------------------------------------------------------------------------------
+# --- tolerances ----------------------------------------------------------------------------------------------------------
 
-STEP = {DType.F32: 2.0**-21, DType.F16: 2.0**-10, DType.BF16: 2.0**-7}  # what an operator may be off by, of its result or its operands
-HELD = {8: 2.0**-14, 4: 2.0**-6}  # of the largest of a row, by the bits of the weights: rows become integers
-SMALLEST = 1e-37  # numbers below the normal ones may be 0
+# Error that an operator may add, relative to its result or its operands.
+STEP = {DType.F32: 2.0**-21, DType.F16: 2.0**-10, DType.BF16: 2.0**-7}
+HELD = {8: 2.0**-14, 4: 2.0**-6}  # bits of the weights -> error of quantising rows, relative to the row's largest element
+SMALLEST = 1e-37  # smaller numbers may be flushed to 0
 RUNS = 4
 
 
 @dataclass(slots=True)
 class Noise:
-    """The meanings of operators, a little off. How far results wander under it says how much rounding may change them, whatever cancels
-    or grows on the way."""
+    """The meanings of all operators, with small random errors added. Repeated runs show how much rounding may change a result, whether
+    errors cancel or grow."""
 
     numbers: np.random.Generator
-    weights: list[tuple[Any, int]] = field(default_factory=list[tuple[Any, int]])  # that machines multiply as integers, with their bits
+    # Weights that some machines multiply as integers, each with its number of bits.
+    weights: list[tuple[Any, int]] = field(default_factory=list[tuple[Any, int]])
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
         meaning = INTERPRET[name]
@@ -59,13 +62,13 @@ class Noise:
             if name in ("linear", "expert_linear"):
                 args = (self.rounded(args[0], self.held(args[1], attrs)), *args[1:])
             result = self.jittered(meaning(*map(self.jittered, args), **attrs))
-            if name.startswith("gelu"):  # of negative numbers it is what little remains of them
+            if name.startswith("gelu"):  # for negative operands gelu is a small difference of large numbers
                 result = (result + self.jittered(args[0]) - args[0]).astype(result.dtype)
             if name == "dequantize":
                 self.weights.append((result, attrs["bits"]))
             return result
 
-        return meaning if name in EXACT and name != "cast" else off  # a cast may fall to either side
+        return meaning if name in EXACT and name != "cast" else off  # a cast may round either way
 
     def held(self, weight: Any, attrs: Any) -> float:
         bits = [HELD[bits] for made, bits in self.weights if made is weight]
@@ -89,7 +92,8 @@ def _is_float(value: Any) -> bool:
 
 
 def tolerances(program: Program, call: int, expected: Any) -> list[Any]:
-    """By how much each element may differ. Infinite, where even what kind of number it is hangs on rounding."""
+    """Return for each element how much it may differ. The bound is infinite if rounding decides between a finite number, infinity and
+    NaN."""
     allowed: list[Any] = [np.zeros(e.shape) for e in expected]
     for run in range(RUNS):
         with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
@@ -106,7 +110,7 @@ def tolerances(program: Program, call: int, expected: Any) -> list[Any]:
 
 def _distance(a: Any, b: Any) -> Any:
     if not _is_float(b):
-        return np.zeros(b.shape)  # places and numbers of exact operands have none
+        return np.zeros(b.shape)  # integers and booleans must be equal: they do not depend on rounding
     a, b = a.astype(np.float64), b.astype(np.float64)
     return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.nan_to_num(np.abs(a - b), nan=np.inf, posinf=np.inf))
 
@@ -114,13 +118,13 @@ def _distance(a: Any, b: Any) -> Any:
 def close(actual: Any, expected: Any, allowed: Any) -> None:
     for i, (a, e, most) in enumerate(zip(actual, expected, allowed, strict=True)):
         a = np.asarray(a)
-        assert (a.shape, a.dtype) == (e.shape, e.dtype), f"result {i} is {a.dtype}{a.shape}, means {e.dtype}{e.shape}"
+        assert (a.shape, a.dtype) == (e.shape, e.dtype), f"result {i} is {a.dtype}{a.shape}, expected {e.dtype}{e.shape}"
         if not _is_float(e):
             np.testing.assert_array_equal(a, e, f"result {i}")
             continue
         with np.errstate(invalid="ignore"):
             wrong = _distance(a, e) > most
-        assert not wrong.any(), f"result {i} at {np.argwhere(wrong)[0]}: {a[wrong][0]}, means {e[wrong][0]} +- {most[wrong][0]}"
+        assert not wrong.any(), f"result {i} at {np.argwhere(wrong)[0]}: {a[wrong][0]}, expected {e[wrong][0]} +- {most[wrong][0]}"
 
 
 # --- running -------------------------------------------------------------------------------------------------------------
@@ -153,7 +157,8 @@ def reads_back(module: IRModule) -> None:
 
 
 def check(program: Program, target: Target, folder: Path, checked_calls: tuple[int, ...] = (0,)) -> None:
-    """`checked_calls`: the calls whose meaning is computed after each pass."""
+    """Compile a program for a target and compare all its calls with the interpreter, with 1 and 3 threads. After each pass, the calls
+    `checked_calls` are compared, too."""
     verify(program.module)
     reads_back(program.module)
     calls = range(len(program.calls))
@@ -175,27 +180,27 @@ def check(program: Program, target: Target, folder: Path, checked_calls: tuple[i
             arguments = [a.copy() if isinstance(a, np.ndarray) else a for a in program.inputs(call)]
             results = session.call("main", *arguments)
             close(results, expected[call], allowed[call])
-            assert bits(arguments) == bits(program.inputs(call)), "an argument was written to"
+            assert bits(arguments) == bits(program.inputs(call)), "an argument was overwritten"
             rounds.append(bits(results))
-        assert rounds[: len(calls)] == rounds[len(calls) :], f"{num_threads} threads: the second time is not like the first"
+        assert rounds[: len(calls)] == rounds[len(calls) :], f"{num_threads} threads: repeated calls give other bits"
         found.append(rounds)
         if num_threads == 1:
             refused(session, program)
         session.close()
-    assert found[1] == found[0], "the number of threads shows in the bits"
+    assert found[1] == found[0], "the bits depend on the number of threads"
 
 
 def refused(session: Session, program: Program) -> None:
-    """Arguments that are not as declared have an error of their own, wherever the interpreter refuses them, too."""
+    """Require that arguments which differ from the declaration raise a RuntimeFault, if the interpreter refuses them."""
     for wrong in wrong_arguments(program):
         try:
             interpreted = Interpreter(program.module).call("main", *wrong, *program.weights.values())
-        except Exception:  # MismatchError at the door, and NumPy's own errors where checks are left to the operators
+        except Exception:  # a MismatchError on entry, or NumPy's own error if an operator does the check
             with pytest.raises(RuntimeFault):
                 session.call("main", *wrong)
         else:
             try:
-                session.call("main", *wrong)  # the sizes may happen to fit, too
+                session.call("main", *wrong)  # the wrong sizes may fit by chance
             except RuntimeFault:
                 assert interpreted is not None
 
@@ -224,17 +229,18 @@ def wrong_arguments(program: Program) -> Iterator[list[Any]]:
 
 
 def test_every_operator_is_drawn():
-    """Or is made by passes out of others, or has tests of its own that need operands which hang together."""
+    """Every operator has a recipe, except for those that passes make and those that need operands fitting each other, which have tests of
+    their own."""
     made = {"panel_integers", "panel_scales", "integer_linear", "quantize_rows", "row_planes", "panel_multipliers", "widened_linear"}
     made |= {"expert_integer_linear"}
     states = {"state_read", "state_write", "causal_conv", "input_tails", "state_scan"}
     others = {"kv_append", "paged_attention", "ragged_attention", "ragged_mean", "ragged_max", "scatter_inplace", "sample"}
     others |= {"token_logprobs", *states}
-    ours = {name for name in OPS if "." not in name}  # other tests define some of their own
+    ours = {name for name in OPS if "." not in name}  # operators that tests define have a dot in the name
     assert {name for name in RECIPES if name in OPS} == ours - made - others
 
 
-# Two programs for each target; the rest is a campaign.
+# A plain run draws 18 programs; the others are marked slow.
 SEEDS = [*range(18), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(18, 200))]
 
 

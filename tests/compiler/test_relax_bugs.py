@@ -1,4 +1,4 @@
-"""Bugs that users of other implementations of Relax hit, by the number of their report at apache/tvm."""
+"""Bugs that users reported in Apache TVM's implementation of Relax do not occur here. Numbers are those of issues at apache/tvm."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ func main(x: f32[n, 16]) -> object {
 
 
 def test_bug_20190_planner_respects_match_cast_alias(compute: Compute) -> None:
-    """The memory of `a` is in use for as long as `b` is, though `a` itself is not named again."""
+    """The memory of `a` is not reused while its alias `b` is still read, although `a` itself is not mentioned again."""
     x = f32(5, 16)
     result = compute(ALIAS, x)
     assert not np.allclose(result, compute(ALIAS.replace("add(e, b)", "add(e, e)"), x))
@@ -109,7 +109,7 @@ def test_bug_20207_match_cast_then_split(compute: Compute) -> None:
 
 
 def test_bug_17835_the_default_pipeline_computes_what_the_program_says(compute: Compute) -> None:
-    """A value is read again after everything around it was fused and planned."""
+    """A value that is read again after several operators is still intact, when these operators are fused and memory is planned."""
     program = """
     func main(x: f32[n, 32], w: f32[32, 32]) -> object {
       a = matmul(x, w)
@@ -221,7 +221,7 @@ def test_bug_20177_data_dependent_lengths_flow_through_fusion(compute: Compute) 
 
 
 def test_bug_20238_variables_that_no_operand_defines_are_passed(compute: Compute) -> None:
-    """Height and width stand only inside expressions of the operands' shapes."""
+    """Variables that occur only in expressions in the operands' shapes, here h*w, are passed to the kernel."""
     program = """
     func main(x: f32[h*w, 4], s: shape[h, w]) -> object {
       a = exp(x)
@@ -316,11 +316,11 @@ def planned_bytes(module: IRModule) -> int:
     return arena.const
 
 
-# --- 7: shapes that only expressions mention -----------------------------------------------------------------------------
+# --- 7: variables that occur only inside expressions ---------------------------------------------------------------------
 
 
 def test_bug_17876_an_expression_waits_for_a_later_parameter(compute: Compute) -> None:
-    """`n + 1` comes before what defines n."""
+    """A parameter's shape may use a variable that only a later parameter defines: `n + 1` comes before the shape parameter with n."""
     program = "func main(x: f32[n + 1, 2*n], s: shape[n]) -> object { y = exp(x) return y }"
     compute(program, f32(4, 6), (3,))
     session = Session(compile_module(parse(program)), device_threads=1)
@@ -358,7 +358,7 @@ def test_bug_18119_broadcasting_with_a_symbolic_extent_is_deduced(compute: Compu
         session.call("main", f32(2, 3), f32(2, 4))
 
 
-# --- 8: one pipeline, which schedules ------------------------------------------------------------------------------------
+# --- 8: the default pipeline schedules -----------------------------------------------------------------------------------
 
 
 def test_bug_18048_the_default_pipeline_schedules_every_kernel() -> None:
@@ -372,7 +372,7 @@ def test_bug_18048_the_default_pipeline_schedules_every_kernel() -> None:
     assert all("schedule" in prim.attrs for prim in module.prim_functions.values())
 
 
-# --- 9: errors say where -------------------------------------------------------------------------------------------------
+# --- 9: errors name the place --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

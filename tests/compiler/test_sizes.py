@@ -1,4 +1,4 @@
-"""Sizes that nobody should pass: negative, huge, zero where the program divides. A call refuses them before it touches memory."""
+"""Sizes that are negative, huge, or zero where the program divides by them are refused before a call touches memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ func main(s: shape[n]) -> object {
   return c
 }
 """
-HUGE = 2**62 + 16  # 64 bytes for each: 1024 modulo 2**64
+HUGE = 2**62 + 16  # a row has 64 bytes, so the byte count of all rows is 1024 modulo 2**64
 
 
 def refusal(text: str, *args: Any, limit: int | None = None) -> RuntimeFault:
@@ -37,7 +37,7 @@ def refusal(text: str, *args: Any, limit: int | None = None) -> RuntimeFault:
 
 @pytest.mark.parametrize("n", [-1, -4096, -(2**62), -(2**63)])
 def test_a_negative_dimension_of_a_shape_is_refused(n: int) -> None:
-    """Only the extents of tensors are at least 0 by themselves."""
+    """A negative dimension of a shape argument is refused: shapes may have negative dimensions, but tensors made from them may not."""
     refused = refusal(ROWS, (n,))
     assert isinstance(refused, BoundExceeded) and str(refused) == f"main: n = {n} is outside its declared range 0 <= n"
     with pytest.raises(MismatchError, match=f"n is {n}, declared 0.."):
@@ -67,7 +67,8 @@ def test_a_declared_negative_range_is_kept() -> None:
 
 @pytest.mark.parametrize("n", [HUGE, 2**58, 2**63 - 1])
 def test_a_byte_count_beyond_64_bits_is_refused(n: int) -> None:
-    """Modulo 2**64 the arena would hold a few bytes, and the kernels would write behind it."""
+    """A call that needs more bytes than 64 bits can count is refused. Modulo 2**64 the arena would hold a few bytes, and kernels would
+    write past its end."""
     refused = refusal(ROWS, (n,))
     assert isinstance(refused, BoundExceeded) and "does not fit 64 bits where n = " in str(refused)
 
@@ -83,7 +84,8 @@ def test_a_declared_bound_beyond_all_memory_is_no_bound() -> None:
 
 
 def test_an_extent_that_turns_out_negative_does_not_shrink_the_arena() -> None:
-    """Memory that was used before the check stands behind that of the negative extent."""
+    """An extent that turns out negative at run time is refused and does not make the arena smaller. The plan puts memory that is used
+    before the check after the memory of that extent."""
     text = """
     func main(x: f32[n], s: shape[m]) -> object {
       a = exp(x)
@@ -101,7 +103,7 @@ def test_an_extent_that_turns_out_negative_does_not_shrink_the_arena() -> None:
 
 @pytest.mark.parametrize(("shape", "args"), [("n // m", (16, 0)), ("n % m + 1", (16, 0)), ("(n + m) // (m - 1)", (4, 1))])
 def test_a_dimension_divided_by_zero_is_refused(shape: str, args: tuple[int, int]) -> None:
-    """The processor would end the process."""
+    """A division of a dimension by zero is refused; the CPU's division instruction would end the process."""
     refused = refusal(f"func main(s: shape[n, m]) -> object {{ a = full(shape[{shape}], 1.0, dtype=f32) b = exp(a) return b }}", args)
     assert isinstance(refused, ArgumentMismatch) and "divides by zero where n = " in str(refused)
 

@@ -1,4 +1,4 @@
-"""Atoms: what an operand can be."""
+"""Atoms: the operands of values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compiler.ir.types import Type
 
 @node
 class Var:
-    """One value, defined once: by a parameter or by a binding."""
+    """A value, defined once by a parameter or by a binding."""
 
     name: str
     type: Type
@@ -21,7 +21,7 @@ class Var:
 
 @node
 class Constant:
-    data: NDArray[Any]  # [] is a scalar tensor
+    data: NDArray[Any]  # an array of shape [] is a scalar tensor
 
 
 @node
@@ -31,7 +31,7 @@ class ShapeValue:
 
 @node
 class ScalarValue:
-    """An integer known as an expression (i64), or a literal number of the given type."""
+    """An i64 given as an integer expression, or a literal number of type `dtype`."""
 
     value: Dim | float | bool
     dtype: str = "i64"

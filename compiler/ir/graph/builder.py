@@ -1,4 +1,5 @@
-"""Making functions binding by binding. Each binding is deduced as it is emitted, so that a mistake is found where it is made.
+"""Build functions binding by binding. The builder deduces each binding's annotation as it is emitted, so an error is raised where the
+mistake is made.
 
 builder = Builder()
 with builder.function("main", (x, w)):
@@ -29,7 +30,7 @@ from compiler.ir.types import FuncType, Type, binders_of, erase, vars_of
 
 @dataclass(slots=True)
 class _Frame:
-    """A body under construction. `scope`: the symbolic variables that are defined in it."""
+    """A body under construction. `scope` holds the symbolic variables defined so far."""
 
     scope: set[DimVar]
     blocks: list[Block] = field(default_factory=list[Block])
@@ -58,7 +59,7 @@ class Builder:
     # --- structure -----------------------------------------------------------------------------------------------------
 
     def declare(self, name: str, signature: FuncType) -> None:
-        """State the signature of a function that is built later, so that it can be called before."""
+        """State the signature of a function that is built later, so that functions built before it can call it."""
         self._signatures[name] = signature
 
     @contextmanager
@@ -92,7 +93,7 @@ class Builder:
 
     @contextmanager
     def branch(self, made: list[Body]) -> Generator[None]:
-        """Build one side of an If; the finished body is appended to `made`."""
+        """Build one branch of an If and append its body to `made`."""
         frame = _Frame(set(self._frame.scope))
         self._frames.append(frame)
         try:
@@ -138,7 +139,7 @@ class Builder:
         return var
 
     def keep(self, binding: Binding) -> None:
-        """Take over a binding of this function as it is: its operands are the same, so its annotation still holds."""
+        """Add a binding of the function that is being rewritten, unchanged. Its operands are the same, so its annotation still holds."""
         frame = self._frame
         if isinstance(binding.value, MatchCast):
             frame.scope.update(binders_of(binding.var.type))

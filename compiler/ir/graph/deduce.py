@@ -1,5 +1,5 @@
-"""Deduction: the annotation of a value from those of its operands. Forward, local, and run whenever a binding is made, so that every
-pass re-deduces what it rebuilds."""
+"""Deduce a value's annotation from the annotations of its operands. Deduction is forward and local. The builder runs it for every binding,
+so bindings that a pass rebuilds are deduced anew."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from compiler.ir.types import (
     substitute,
 )
 
-Signature = Callable[[str], FuncType]  # of a graph-level function, by name
+Signature = Callable[[str], FuncType]  # returns the signature of a graph-level function, by name
 
 
 def type_of(atom: Atom, signature: Signature | None = None) -> Type:
@@ -46,7 +46,7 @@ def type_of(atom: Atom, signature: Signature | None = None) -> Type:
 
 
 def deduce(value: Value, signature: Signature, scope: Set[DimVar]) -> Type:
-    """`scope` holds the symbolic variables that are defined where the value stands."""
+    """Return the annotation of a value. `scope` holds the symbolic variables that are defined before it."""
     match value:
         case Var() | Constant() | ShapeValue() | ScalarValue() | FuncRef():
             return type_of(value, signature)
@@ -90,7 +90,7 @@ def _operator(call: Call, signature: Signature) -> Type:
     args = tuple(type_of(a, signature) for a in call.args)
     try:
         stated = tuple(attrs.items())
-        hash(stated)  # lists among the attributes: deduced without being remembered
+        hash(stated)  # lists are unhashable: deduce calls with them without the cache
     except TypeError:
         stated = None
     try:
@@ -101,15 +101,15 @@ def _operator(call: Call, signature: Signature) -> Type:
 
 @lru_cache(maxsize=4096)
 def _remembered(op: OpDef, args: tuple[Type, ...], attrs: tuple[tuple[str, Any], ...]) -> Type:
-    """Deduction depends on annotations and attributes alone, and layers repeat."""
+    """Deduce the annotation of a call and cache it. It depends only on annotations and attributes, and layers repeat the same calls."""
     return op.deduce(args, dict(attrs))
 
 
 def _function(call: CallFunc, signature: Signature) -> Type:
-    """From the signature alone: unify, substitute, and forget what stays unknown."""
+    """Deduce the result of a call from the callee's signature alone: unify, substitute, and erase dimensions that remain unknown."""
     callee = type_of(call.callee, signature)
     if not isinstance(callee, FuncType):
-        raise AnnotationError(f"{call.callee} is called and is no function but {callee}")
+        raise AnnotationError(f"{call.callee} is called, but it is {callee}; expected a function")
     if callee.params is None:
         return callee.result
     args = tuple(type_of(a, signature) for a in call.args)
@@ -120,7 +120,7 @@ def _function(call: CallFunc, signature: Signature) -> Type:
         wanted = substitute(param, found)
         verdict = subsumes(wanted, arg)
         if verdict.level in (Level.DISJOINT, Level.COARSE) and not _opaque(wanted):
-            raise AnnotationError(f"argument {i} is {arg}, the parameter wants {wanted} ({verdict.reason})")
+            raise AnnotationError(f"argument {i} is {arg}, expected {wanted} ({verdict.reason})")
     own = {v for p in callee.params for v in binders_of(p)}
     known = {v for v in own if v in found}
     result = erase(callee.result, known)
@@ -135,7 +135,7 @@ def _field(type_: Type, index: int) -> Type:
     if isinstance(type_, ObjectType):
         return type_
     if not isinstance(type_, TupleType):
-        raise AnnotationError(f"field {index} is taken of {type_}, which is no tuple")
+        raise AnnotationError(f"field {index} is read from {type_}, expected a tuple")
     if not 0 <= index < len(type_.fields):
-        raise AnnotationError(f"field {index} is taken of a tuple of {len(type_.fields)}")
+        raise AnnotationError(f"field {index} is read from a tuple of {len(type_.fields)} fields")
     return type_.fields[index]

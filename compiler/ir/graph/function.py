@@ -51,8 +51,8 @@ class Body:
 
 @node
 class Function:
-    """`num_inputs` parameters change from call to call; the rest are weights and caches, bound once (None: all change). `arena` is what
-    planning found that a call needs, in bytes."""
+    """A graph-level function. The first `num_inputs` parameters change from call to call; the others are weights and caches, which are
+    bound once. If `num_inputs` is None, all parameters change. `arena` is the number of bytes that memory planning reserved for a call."""
 
     params: tuple[Var, ...]
     body: Body

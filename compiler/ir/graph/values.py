@@ -1,4 +1,4 @@
-"""Values: what a binding can compute, except for a branch, which holds bindings of its own (function.py)."""
+"""Values: the right-hand sides of bindings. The branch `If` is in function.py, since it contains bindings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compiler.ir.types import Type
 
 @node
 class Call:
-    """An operator; operands positional, attributes by name."""
+    """A call of an operator: operands by position, attributes by name."""
 
     op: OpDef
     args: tuple[Atom, ...] = holds(Holds.ATOM)
@@ -23,8 +23,8 @@ class Call:
 
 @node
 class CallTir:
-    """A loop-level function in destination-passing style: outputs of type `out` are made and filled. Output `i` takes over the
-    storage of argument `inplace[i]` where that is not None. Scalars among the arguments are ordinary arguments."""
+    """A call of a loop-level function in destination-passing style: outputs of type `out` are allocated and filled. If `inplace[i]` is not
+    None, output `i` reuses the storage of that argument. Scalar arguments are ordinary arguments."""
 
     func: str
     args: tuple[Atom, ...] = holds(Holds.ATOM)
@@ -34,7 +34,8 @@ class CallTir:
 
 @node
 class CallLibrary:
-    """An external function named in a registry, in destination-passing style. `writes` lists arguments it also changes."""
+    """A call of a registered external function in destination-passing style. With the attribute `effect`, the call is kept even if its
+    result is unused."""
 
     name: str
     args: tuple[Atom, ...] = holds(Holds.ATOM)
@@ -44,7 +45,7 @@ class CallLibrary:
 
 @node
 class CallFunc:
-    """A graph-level function, by name or as a value; its result is deduced from its signature alone."""
+    """A call of a graph-level function, by name or through a variable. Its result is deduced from the signature alone."""
 
     callee: FuncRef | Var = holds(Holds.ATOM)
     args: tuple[Atom, ...] = holds(Holds.ATOM)
@@ -63,8 +64,8 @@ class TupleGet:
 
 @node
 class MatchCast:
-    """Check the value against the annotation at run time; variables standing alone in it that are new are defined here. `boundary`
-    names the place in the program that demands the check, for messages; none where the program itself asks for it."""
+    """A check of the value against an annotation at run time. It defines each variable that stands alone as a dimension and is not yet
+    defined. Messages name the `boundary` that requires the check; it is empty if the program itself states the check."""
 
     value: Atom = holds(Holds.ATOM)
     type: Type = holds(Holds.TYPE)
@@ -73,14 +74,14 @@ class MatchCast:
 
 @node
 class Copy:
-    """Another name for an atom."""
+    """An alias of an atom."""
 
     value: Atom = holds(Holds.ATOM)
 
 
 @node
 class Alloc:
-    """Memory for one tensor: at `offset` bytes of the shared arena, or, where `offset` is None, of its own."""
+    """Memory for one tensor: at byte `offset` of the shared arena, or memory of its own if `offset` is None."""
 
     type: Type = holds(Holds.TYPE)
     offset: Dim | None = holds(Holds.DIM, default=None)
@@ -88,7 +89,7 @@ class Alloc:
 
 @node
 class Launch:
-    """Run a loop-level function, or with `library` an external one, on memory that exists. Has no value."""
+    """A run of a loop-level function (or with `library` an external one) on allocated memory. It has no value."""
 
     func: str
     args: tuple[Atom, ...] = holds(Holds.ATOM)

@@ -1,7 +1,8 @@
-"""Walking and rewriting the graph level; `loops/visit.py` does it for the loop level.
+"""Walk and rewrite the graph level; `loops/visit.py` does the same for the loop level.
 
-`used_vars` and `free_vars` tell on what a thing depends, symbolic variables included. A `map_*` function that changes nothing returns
-the object it was given, so `is` tells whether anything happened."""
+`used_vars` and `free_vars` return the variables on which a value or a body depends, symbolic ones included. A `map_*` function that changes
+nothing returns its argument, so `is` tells whether anything changed.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +22,24 @@ from compiler.ir.types import Type, binders_of, substitute, vars_of
 
 
 class Uses(NamedTuple):
-    """What something takes from outside, in order of first use."""
+    """The variables that a value or a body takes from outside, in order of first use."""
 
     values: tuple[Var, ...]
     dims: tuple[DimVar, ...]
 
 
 def operands(value: Value) -> tuple[Atom, ...]:
-    """The atoms of the value itself; those inside the branches of an If are not among them."""
+    """Return the atoms of the value itself, without those inside the branches of an If."""
     return (value,) if isinstance(value, Atom) else items(value, Holds.ATOM)
 
 
 def stated_types(value: Value) -> tuple[Type, ...]:
-    """The annotations that stand in the value."""
+    """Return the annotations that the value contains."""
     return items(value, Holds.TYPE)
 
 
 def walk_values(body: Body) -> Iterator[Value]:
-    """The values that a body binds, those inside the branches of an If included."""
+    """Yield the values that a body binds, including those inside the branches of an If."""
     for binding in body.bindings:
         yield binding.value
         for branch in items(binding.value, Holds.BODY):
@@ -46,23 +47,23 @@ def walk_values(body: Body) -> Iterator[Value]:
 
 
 def called_nests(body: Body) -> Iterator[str]:
-    """The names of the loop nests that a body calls or launches."""
+    """Yield the names of the loop nests that a body calls or launches."""
     for value in walk_values(body):
         if isinstance(value, CallTir | Launch):
             yield value.func
 
 
 def used_vars(value: Value) -> Uses:
-    """Everything on which the value depends. The variables that a match_cast defines are not among them unless they are used too:
-    ask `binders_of`."""
+    """Return everything on which the value depends. A variable that a match_cast defines is included only if it is also used; `binders_of`
+    returns the variables that a match_cast defines."""
     found = _Uses()
     found.value(value)
     return found.result
 
 
 def free_vars(body: Body) -> Uses:
-    """Everything that the body takes from outside, annotations of its bindings included. A variable that a match_cast mentions first
-    counts as defined there."""
+    """Return everything that the body takes from outside, including variables in the annotations of its bindings. A variable that a
+    match_cast mentions first counts as defined there."""
     found = _Uses()
     found.body(body)
     return found.result
@@ -79,7 +80,7 @@ def atom_dims(atom: Atom) -> tuple[DimVar, ...]:
 
 
 def attr_dims(value: Value) -> Iterator[Dim]:
-    """The dimensions among the attributes."""
+    """Yield the dimensions among the attributes."""
     pending: list[Any] = [item for attrs in items(value, Holds.ATTRS) for item in attrs.values()]
     while pending:
         match pending.pop(0):
@@ -118,7 +119,7 @@ class _Uses:
         for binding in body.bindings:
             self.value(binding.value)
             if isinstance(binding.value, MatchCast):
-                # Those that were met before are tests, not definitions.
+                # A match_cast tests variables that are already known, and defines those that are new.
                 self._inner.update(v for v in binders_of(binding.value.type) if v not in self._dims)
             self._note(vars_of(binding.var.type))
             self._inner.add(binding.var)
@@ -137,14 +138,14 @@ class _Uses:
 
 
 def map_operands(value: Value, fn: Callable[[Atom], Atom]) -> Value:
-    """`fn` of every atom, those inside branches included. A callee must stay something that can be called."""
+    """Apply `fn` to every atom of the value, including those inside branches. `fn` must map a callee to something that can be called."""
     if isinstance(value, Atom):
         return fn(value)
     return mapped(mapped(value, Holds.ATOM, fn), Holds.BODY, lambda body: map_atoms(body, fn))
 
 
 def map_atoms(body: Body, fn: Callable[[Atom], Atom]) -> Body:
-    """`fn` of every operand and of the result."""
+    """Apply `fn` to every operand and to the result of the body."""
 
     def rewrite(binding: Binding) -> Binding:
         return updated(binding, value=map_operands(binding.value, fn))
@@ -154,7 +155,8 @@ def map_atoms(body: Body, fn: Callable[[Atom], Atom]) -> Body:
 
 
 def map_bindings(function: Function, fn: Callable[[Binding], Sequence[Binding]]) -> Function:
-    """Each binding becomes those that `fn` gives for it, inside out; it stays by giving itself alone. Blocks left empty go."""
+    """Replace each binding by the bindings that `fn` returns for it, innermost bodies first. `fn` keeps a binding by returning it alone.
+    Blocks that become empty are removed."""
     return updated(function, body=_map_body(function.body, fn))
 
 
@@ -175,7 +177,7 @@ def _map_block(block: Block, fn: Callable[[Binding], Sequence[Binding]]) -> Bloc
 
 
 def fresh_function(func: Function) -> Function:
-    """A copy that shares no variable with the original."""
+    """Copy the function with new variables."""
     return _Fresh().function(func)
 
 

@@ -1,4 +1,4 @@
-"""Attention: one node of the loop level until a schedule takes its place."""
+"""Attention: a single node of the loop level until a schedule replaces it."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from compiler.ir.loops.scalars import Scalar
 
 @node
 class Paged:
-    """Keys and values in the pages of a cache; the layout is that of ops/attention/kv_cache.py."""
+    """Keys and values in the pages of a cache, in the layout of ops/attention/kv_cache.py."""
 
     cache: Buffer = holds(Holds.BUFFER)  # [layers, 2, pages, kv_heads, PAGE * size]
-    tables: Buffer = holds(Holds.BUFFER)  # [sequences, pages]: the pages of a sequence, in order
+    tables: Buffer = holds(Holds.BUFFER)  # [sequences, pages]: the pages of each sequence, in order
     layer: Scalar = holds(Holds.SCALAR)
-    scales: Buffer | None = holds(Holds.BUFFER, default=None)  # [layers, 2, pages, kv_heads, PAGE], of an 8-bit cache
+    scales: Buffer | None = holds(Holds.BUFFER, default=None)  # [layers, 2, pages, kv_heads, PAGE], for an 8-bit cache
 
 
 @node
 class Ragged:
-    """Keys and values of sequences that stand one behind the other without padding."""
+    """Keys and values of sequences stored one after another without padding."""
 
     keys: Buffer = holds(Holds.BUFFER)  # [tokens, kv_heads, size]
     values: Buffer = holds(Holds.BUFFER)
-    starts: Buffer = holds(Holds.BUFFER)  # [sequences + 1]: the first token of each, and the number of tokens
+    starts: Buffer = holds(Holds.BUFFER)  # [sequences + 1]: the first token of each sequence, then the number of tokens
 
 
 @node
 class Attention:
-    """`out[t, h]` is the mean of the values that token `t` sees, weighted by exp(score), where
+    """Attention. `out[t, h]` is the mean of the values that token `t` sees, weighted by exp(score), where
 
         score = capped(scale * queries[t, h] . key) + bias        capped(x) = softcap * tanh(x / softcap), or x where softcap is 0
 
     Token `t` belongs to sequence `sequences[t]`, and query head `h` reads kv head `h // (heads / kv_heads)`. With `positions` the mask is
-    causal: the token sees the positions up to its own, and with a window only the last `window` of these. Without, it sees its whole
-    sequence. A sink is the score of a key that has no value. `bias[h, m + d]` belongs to a key `d` positions behind the query; a distance
-    above `m`, in either direction, counts as `m`.
+    causal: a token sees the positions up to its own; with a window, it sees only the last `window` of these. Without `positions`, a token
+    sees its whole sequence. A sink is the score of a key without a value. `bias[h, m + d]` applies to a key `d` positions after the query
+    (`d` is negative for earlier keys); distances beyond `m`, in either direction, are clamped to `m`.
 
-    It is the whole body of its function until a schedule takes its place. Its meaning is ops/attention/plain.py.
+    The node is the whole body of its function until a schedule replaces it. ops/attention/plain.py defines its meaning.
     """
 
     queries: Buffer = holds(Holds.BUFFER)  # [tokens, heads, size]

@@ -1,4 +1,4 @@
-"""The memory of a kernel: arrays, and where they are."""
+"""Buffers: the arrays of a kernel and their memory scopes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from compiler.ir.fields import node
 
 
 class Scope(StrEnum):
-    GLOBAL = "global"  # a parameter, or workspace that lifting will make one
-    LOCAL = "local"  # registers or stack of one thread: constant size
+    GLOBAL = "global"  # a parameter, or workspace that a later pass lifts to a parameter
+    LOCAL = "local"  # registers or stack of one thread; constant size
     SHARED = "shared"  # on-chip memory of a GPU block
-    COUNTERS = "counters"  # zero when a launch on a GPU begins and ends; its blocks share them
+    COUNTERS = "counters"  # shared by the blocks of a GPU launch; zero when a launch begins and when it ends
 
 
 @node

@@ -1,4 +1,4 @@
-"""Functions of scalars, and folds of many scalars into one."""
+"""Functions of scalars, and reductions of many scalars to one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Fn(StrEnum):
-    """Functions of scalars. Operands of an arithmetic function have one type, which is the result's; comparisons give bool."""
+    """Functions of scalars. The operands of an arithmetic function have one type, which is also the result's. Comparisons return bool."""
 
     ADD = "add"
     SUB = "sub"
@@ -34,19 +34,19 @@ class Fn(StrEnum):
     LE = "le"
     EQ = "eq"
     NE = "ne"
-    AND = "and"  # bool, or bitwise on integers
+    AND = "and"  # logical on bools, bitwise on integers
     OR = "or"
     XOR = "xor"
     NOT = "not"
     SHL = "shl"
-    SHR = "shr"  # arithmetic on signed, logical on unsigned
-    BITS = "bits"  # of an f32, as an i32
-    OF_BITS = "of_bits"  # the f32 whose bits an i32 holds
-    SELECT = "select"  # cond, a, b; both sides are evaluated, so both must be safe
+    SHR = "shr"  # arithmetic shift of signed integers, logical shift of unsigned ones
+    BITS = "bits"  # the bits of an f32, as an i32
+    OF_BITS = "of_bits"  # the f32 with the bits of an i32
+    SELECT = "select"  # cond, a, b; evaluates both a and b, so neither may fault
 
 
 class ReduceFn(StrEnum):
-    """Associative folds with their identities. ARGMAX and ARGMIN give the first index (i64) that attains the extreme."""
+    """Associative reductions. ARGMAX and ARGMIN return the first index (i64) of the extreme value."""
 
     SUM = "sum"
     PROD = "prod"

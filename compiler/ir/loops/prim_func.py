@@ -15,8 +15,8 @@ from compiler.ir.loops.statements import Stmt
 
 @node
 class PrimFunc:
-    """Parameters in order: buffers, scalars and integer variables; the last `num_outputs` buffers are written. Variables that stand
-    alone in a buffer's shape are defined by it, the others must be parameters."""
+    """A loop-level function. Parameters are buffers, scalars and integer variables; the last `num_outputs` buffers are written. A variable
+    that stands alone in a buffer's shape is defined by that shape; all others must be parameters."""
 
     params: tuple[Buffer | ScalarParam | DimVar, ...]
     num_outputs: int
@@ -33,7 +33,7 @@ class PrimFunc:
 
     @property
     def dim_vars(self) -> tuple[DimVar, ...]:
-        """The variables of the signature: passed ones first, then those that shapes define, in order."""
+        """The variables of the signature, in order: those passed as parameters, then those that shapes define."""
         passed = [p for p in self.params if isinstance(p, DimVar)]
         shaped = [v for b in self.buffers for d in b.shape if (v := d.var) is not None]
         return tuple(dict.fromkeys(passed + shaped))

@@ -1,4 +1,4 @@
-"""Scalars: the expressions of a kernel, and their arithmetic."""
+"""Scalars: the expressions of a kernel, with Python operators that build them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from compiler.ir.op import Registry
 
 
 class Arithmetic:
-    """Scalars compute as they are written: an operator builds an `Apply`. A Python number takes the other operand's type; a
-    dimension is an i64. `==` stays identity; write.py has `equal` for values."""
+    """Python operators on scalars, each of which builds an `Apply`. A Python number takes the type of the other operand; a dimension is an
+    i64. `==` compares identity; `equal` of write.py compares values."""
 
     __slots__ = ()
 
@@ -95,14 +95,14 @@ class Const(Arithmetic):
 
 @node
 class DimScalar(Arithmetic):
-    """An index expression as a number (i64)."""
+    """An index expression as an i64."""
 
     dim: Dim = holds(Holds.DIM)
 
 
 @node
 class ScalarParam(Arithmetic):
-    """A scalar argument of the function."""
+    """A scalar parameter of the function."""
 
     name: str
     dtype: DType
@@ -110,13 +110,13 @@ class ScalarParam(Arithmetic):
 
 @node
 class Load(Arithmetic):
-    """Reading outside the buffer is undefined; `Guard` makes it safe."""
+    """An element of a buffer. Reading outside the buffer is undefined; `Guard` prevents it."""
 
     buffer: Buffer = holds(Holds.BUFFER)
     indices: tuple[Dim, ...] = holds(Holds.DIM)
 
     def __iadd__(self, other: Operand) -> Apply:
-        """`place += a * b` is one multiply-add, rounded once, where the place holds floats."""
+        """Return the sum for `place += other`. If `other` is a product and the place holds floats, the sum is one fused multiply-add."""
         if isinstance(other, Apply) and other.fn is Fn.MUL and self.buffer.dtype.is_float:
             return Apply(Fn.FMA, (*other.args, self))
         return self + other
@@ -124,21 +124,22 @@ class Load(Arithmetic):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Format(ABC):
-    """How a matrix is stored: where an element lies, and how it is decoded. Formats are the rows of compiler/machine/formats.py."""
+    """A format in which matrices are stored. It says where an element is and how to decode it. compiler/machine/formats.py lists the
+    formats."""
 
     name: str
-    bits: int  # of an element
-    depth: int  # neighbours along k that stand together
-    rows: DType  # what the other factor of a product holds
-    dtype: DType  # of a decoded element
+    bits: int  # per element
+    depth: int  # number of consecutive elements along k that are adjacent in memory
+    rows: DType  # element type of the rows by which the matrix is multiplied
+    dtype: DType  # element type after decoding
 
     @abstractmethod
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
-        """What the element of column `n` at `k` is stored in. `matrix`: which one, where buffers hold several."""
+        """Return the loads that hold the element of column `n` at `k`. `matrix` selects one matrix if the buffers hold several."""
 
     @abstractmethod
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
-        """The element at `k`, by what it is stored in."""
+        """Decode the element at `k` from the values of its places."""
 
     def element(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> Element:
         return Element(self, k, self.places(buffers, n, k, matrix))
@@ -149,7 +150,7 @@ FORMATS: Registry[Format] = Registry("format")
 
 @node
 class Element(Arithmetic):
-    """The element at `k` of a column of a matrix, by what it is `stored` in."""
+    """The element at `k` of a column of a matrix, decoded from `stored`."""
 
     format: Format
     k: Dim = holds(Holds.DIM)
@@ -166,7 +167,7 @@ class Element(Arithmetic):
 
 @node
 class Guard(Arithmetic):
-    """`value` where all conditions `low <= dim < high` hold, else `otherwise`; `value` is not evaluated outside."""
+    """`value` if all conditions `low <= dim < high` hold, else `otherwise`. `value` is evaluated only if they hold."""
 
     conditions: tuple[tuple[Dim, Dim, Dim], ...] = holds(Holds.DIM)  # (low, dim, high)
     value: Scalar = holds(Holds.SCALAR)
@@ -181,7 +182,7 @@ class Apply(Arithmetic):
 
 @node
 class Cast(Arithmetic):
-    """To integers: toward zero, saturating. To bool: != 0. To smaller floats: nearest even."""
+    """A conversion. To integers: toward zero, saturating. To bool: != 0. To smaller floats: nearest even."""
 
     value: Scalar = holds(Holds.SCALAR)
     dtype: DType
@@ -189,14 +190,14 @@ class Cast(Arithmetic):
 
 @node
 class Fold(Arithmetic):
-    """Scalars that run over all points of `axes` (variable, extent), in row-major order."""
+    """Base class of reductions: they visit all points of `axes` (variable, extent) in row-major order."""
 
     axes: tuple[tuple[DimVar, Dim], ...] = holds(Holds.NEW_AXES)
 
 
 @node
 class Reduce(Fold):
-    """The fold of `value` over all points of the axes; the identity when there are none."""
+    """The reduction of `value` over all points of the axes. Over no points it is the identity of `fn`."""
 
     fn: ReduceFn
     value: Scalar = holds(Holds.SCALAR, scoped=True)
@@ -204,8 +205,8 @@ class Reduce(Fold):
 
 @node
 class Contraction(Fold):
-    """An element of a product of matrices: the sum of `rows * columns` over one axis, in its order. `rows` reads the left matrix and
-    `columns` the right one, until a schedule takes the product."""
+    """An element of a product of matrices: the sum of `rows * columns` over one axis, in order. Until a schedule replaces the product,
+    `rows` reads the left matrix and `columns` the right one."""
 
     rows: Scalar = holds(Holds.SCALAR, scoped=True)
     columns: Scalar = holds(Holds.SCALAR, scoped=True)
@@ -216,30 +217,31 @@ class Contraction(Fold):
 
     @property
     def fold(self) -> Reduce:
-        """The same sum as the fold that it means."""
+        """This contraction as a `Reduce`, with the same sum."""
         return Reduce(self.axes, ReduceFn.SUM, Apply(Fn.MUL, (self.rows, self.columns)))
 
 
 @node
 class GroupedContraction(Fold):
-    """An element of a product of integers with a scale per group: the sum over groups, in their order, of `exact(sums) * factor` in f32.
+    """An element of a product of integers with a scale per group: the sum over groups, in order, of `exact(sums) * factor` in f32.
 
-    There is a sum per plane of the rows, one or two: `begins[i] + dots[i]`, exact in i32. Of two planes the first counts 256 times; the
-    second counts where `two_planes` holds, or everywhere without it."""
+    The rows have one or two planes, and each plane has a sum `begins[i] + dots[i]`, exact in i32. With two planes, the first sum is
+    weighted by 256. The second is added where `two_planes` holds, or everywhere if `two_planes` is None.
+    """
 
     dots: tuple[Contraction, ...] = holds(Holds.SCALAR, scoped=True)
-    begins: tuple[Scalar, ...] = holds(Holds.SCALAR, scoped=True)  # one per dot, or none
+    begins: tuple[Scalar, ...] = holds(Holds.SCALAR, scoped=True)  # initial value of each dot's sum, or empty if all sums begin at 0
     factor: Scalar = holds(Holds.SCALAR, scoped=True)
     two_planes: Scalar | None = holds(Holds.SCALAR, scoped=True, default=None)
 
     @property
     def fold(self) -> Reduce:
-        """The same sum as the fold that it means."""
+        """This contraction as a `Reduce`, with the same sum."""
         sums = [dot + begin for dot, begin in zip(self.dots, self.begins, strict=True)] if self.begins else self.dots
         return Reduce(self.axes, ReduceFn.SUM, self.exact(sums) * self.factor)
 
     def exact(self, sums: Sequence[Scalar]) -> Scalar:
-        """Of the sums of all planes."""
+        """Combine the sums of all planes to one number in f32."""
         first, *second = (Cast(s, DType.F32) for s in sums)
         if not second:
             return first
@@ -252,7 +254,7 @@ class GroupedContraction(Fold):
 
 
 def identity(fn: ReduceFn, dtype: DType) -> Const:
-    """What changes nothing when it is folded in."""
+    """Return the identity element of the reduction."""
     match fn:
         case ReduceFn.SUM | ReduceFn.ANY:
             value = 0
@@ -270,7 +272,7 @@ Operand = Arithmetic | Dim | DimVar | float | int | bool
 
 
 def as_scalar(value: Operand, dtype: DType = DType.I64) -> Scalar:
-    """The operand as a scalar; a Python number is of type `dtype`."""
+    """Convert an operand to a scalar. A Python number gets type `dtype`."""
     if isinstance(value, Scalar):
         return value
     if isinstance(value, Dim | DimVar):

@@ -1,4 +1,4 @@
-"""Statements: loops, stores, intrinsic tiles. A schedule turns loops into loops of other kinds, explicit accumulators and tiles."""
+"""Statements: loops, stores, intrinsic tiles."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from compiler.ir.tiles import TileOp
 
 class LoopKind(StrEnum):
     SERIAL = "serial"
-    PARALLEL = "parallel"  # iterations are independent: threads claim them
-    VECTOR = "vector"  # constant extent: the lanes of one register group
-    UNROLL = "unroll"  # constant extent
-    BLOCK = "block"  # a GPU's block index
-    THREAD = "thread"  # a GPU's thread index
+    PARALLEL = "parallel"  # iterations are independent; threads claim them
+    VECTOR = "vector"  # constant extent; the iterations are the lanes of a vector
+    UNROLL = "unroll"  # constant extent; the body is written once per iteration
+    BLOCK = "block"  # the variable is the index of a GPU block
+    THREAD = "thread"  # the variable is the index of a thread in its GPU block
 
 
 @node
 class For:
-    """`var` runs over 0 .. extent - 1. A serial loop may carry values through buffers; the other kinds may not."""
+    """A loop of `var` over 0 .. extent - 1. Iterations of a serial loop may depend on each other through buffers; iterations of other kinds
+    of loops may not."""
 
     var: DimVar = holds(Holds.NEW_VAR)
     extent: Dim = holds(Holds.DIM)
@@ -33,7 +34,7 @@ class For:
 
 @node
 class Let:
-    """An integer becomes a variable that indices can use."""
+    """Binds an integer to a variable that indices in `body` can use."""
 
     var: DimVar = holds(Holds.NEW_VAR)
     value: Scalar = holds(Holds.SCALAR)
@@ -61,7 +62,7 @@ class When:
 
 @node
 class Allocate:
-    """A buffer that lives while `body` runs. Global scope: workspace, lifted to a parameter before planning."""
+    """Allocates a buffer for the run of `body`. Global buffers are workspace, which a pass lifts to a parameter before memory planning."""
 
     buffer: Buffer = holds(Holds.NEW_BUFFER)
     body: Stmt = holds(Holds.STMT, scoped=True)
@@ -69,7 +70,7 @@ class Allocate:
 
 @node
 class Tile:
-    """One use of an intrinsic. `operands` are places in buffers: the element at which the tile starts."""
+    """A use of an intrinsic. Each operand names the element of a buffer at which the tile starts."""
 
     op: TileOp
     operands: tuple[Load, ...] = holds(Holds.PLACE, default=())

@@ -1,4 +1,4 @@
-"""Elements in vectors: full ones, then a masked rest. In the language of write.py."""
+"""Vectorised loops: full vectors, then a masked remainder. Kernels use them in the language of write.py."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from compiler.ir.prove import prove_divisible
 
 @dataclass(frozen=True, slots=True)
 class Vector:
-    """Elements start .. start + width - 1, one per lane. Lanes at `end` and behind it do nothing; without an `end` all are in use."""
+    """A vector of the elements start .. start + width - 1, one per lane. Lanes at or beyond `end` do nothing; without an `end` all lanes
+    are in use."""
 
     kernel: Kernel
-    part: Dim  # its number among the vectors that a sweep takes at a time
+    part: Dim  # index of the vector within an unrolled group
     start: Dim
     width: int
     end: Dim | None = None
@@ -27,7 +28,7 @@ class Vector:
 
     @contextmanager
     def lanes(self) -> Generator[tuple[Dim, Dim]]:
-        """Yields the lane and the index of its element."""
+        """Yield the lane and the index of its element."""
         with self.kernel.vector(self.width) as lane:
             index = self.start + lane
             with nullcontext() if self.end is None else self.kernel.when(less(index, self.end)):
@@ -35,8 +36,8 @@ class Vector:
 
 
 def sweep(k: Kernel, first: Dim, end: Dim, width: int, parts: int | None = None) -> Iterator[Vector]:
-    """Vectors that cover the elements first .. end - 1, `parts` at a time in an unrolled loop. The body of a `for` over them is written
-    once for full vectors and, unless these provably suffice, once for the masked rest:
+    """Yield vectors that cover the elements first .. end - 1, `parts` at a time in an unrolled loop. The body of a `for` over the sweep is
+    emitted once for full vectors and, unless full vectors provably suffice, once for the masked remainder:
 
         for vector in sweep(k, first, end, 16):
             with vector.lanes() as (lane, index):
@@ -47,14 +48,14 @@ def sweep(k: Kernel, first: Dim, end: Dim, width: int, parts: int | None = None)
 
 
 def full_vectors(k: Kernel, first: Dim, end: Dim, width: int, parts: int | None = None) -> Iterator[Vector]:
-    """The part of a sweep that needs no mask."""
+    """Yield the vectors of a sweep that need no mask."""
     step = width * (parts or 1)
     with k.serial("c", (end - first) // step) as c, nullcontext(Dim.of(0)) if parts is None else k.unroll("u", parts) as part:
         yield Vector(k, part, first + c * step + part * width, width)
 
 
 def masked_vectors(k: Kernel, first: Dim, end: Dim, width: int, parts: int | None = None) -> Iterator[Vector]:
-    """The rest of a sweep; none where the full vectors provably suffice."""
+    """Yield the masked remainder of a sweep, or nothing if the full vectors provably suffice."""
     step, count = width * (parts or 1), end - first
     if prove_divisible(count, step):
         return

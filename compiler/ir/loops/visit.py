@@ -1,7 +1,8 @@
-"""Walking and rewriting the loop level.
+"""Walk and rewrite the loop level.
 
-`walk_*` go outside in; `map_*` rebuild inside out and return the object they were given if nothing changed. Expressions share nodes, so
-every function here visits a node once, however many others refer to it."""
+`walk_*` functions visit a node before its parts. `map_*` functions rewrite the parts first, and return their argument if nothing changed.
+Expressions share nodes; every function here visits a node once, however many other nodes refer to it.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ N = TypeVar("N")
 
 
 def statements(stmt: Stmt) -> tuple[Stmt, ...]:
-    """The statements one after another, sequences inside sequences taken apart."""
+    """Flatten nested sequences into one tuple of statements."""
     if isinstance(stmt, Seq):
         return tuple(s for inner in stmt.stmts for s in statements(inner))
     return (stmt,)
 
 
 def sequence(stmts: Sequence[Stmt]) -> Stmt:
-    """The statement that runs these in order."""
+    """Return a statement that runs the given statements in order."""
     return stmts[0] if len(stmts) == 1 else Seq(tuple(stmts))
 
 
@@ -39,7 +40,7 @@ def substatements(stmt: Stmt) -> tuple[Stmt, ...]:
 
 
 def walk_stmts(stmt: Stmt) -> Iterator[Stmt]:
-    """The statement and all inside it, outside in, in order."""
+    """Yield the statement and all statements inside it, in order, outer ones first."""
     yield stmt
     for inner in substatements(stmt):
         yield from walk_stmts(inner)
@@ -50,7 +51,7 @@ def subscalars(scalar: Scalar) -> tuple[Scalar, ...]:
 
 
 def walk_scalar(scalar: Scalar) -> Iterator[Scalar]:
-    """The scalar and all inside it, outside in, in order, each node once."""
+    """Yield the scalar and all scalars inside it, in order, outer ones first, each node once."""
     seen: set[Scalar] = set()
     pending = [scalar]
     while pending:
@@ -62,7 +63,7 @@ def walk_scalar(scalar: Scalar) -> Iterator[Scalar]:
 
 
 def inside_out(scalar: Scalar) -> Iterator[Scalar]:
-    """The same nodes, each after those it refers to."""
+    """Yield the scalar and all scalars inside it, each node once, after the nodes it refers to."""
     done: set[Scalar] = set()
     pending = [scalar]
     while pending:
@@ -78,7 +79,7 @@ def inside_out(scalar: Scalar) -> Iterator[Scalar]:
 
 
 def scalar_depth(scalar: Scalar, of_load: Callable[[Load], int] = lambda _: 1) -> int:
-    """The number of nodes on the longest way inward. A load counts as `of_load` says."""
+    """Return the depth of the expression: the number of nodes on the longest path. `of_load` returns the depth of a load."""
     depths: dict[Scalar, int] = {}
     for node in inside_out(scalar):
         inner = max((depths[i] for i in subscalars(node)), default=0)
@@ -87,12 +88,12 @@ def scalar_depth(scalar: Scalar, of_load: Callable[[Load], int] = lambda _: 1) -
 
 
 def scalars_of(stmt: Stmt) -> tuple[Scalar, ...]:
-    """The scalars that stand in the statement itself. The operands of a tile are places, not scalars."""
+    """Return the scalars of the statement itself. The operands of a tile are places, not scalars."""
     return items(stmt, Holds.SCALAR)
 
 
 def walk_scalars(stmt: Stmt) -> Iterator[Scalar]:
-    """Every scalar in the statement and in those inside it; within one expression, each node once."""
+    """Yield every scalar in the statement and in those inside it; within one expression, each node once."""
     for s in walk_stmts(stmt):
         for scalar in scalars_of(s):
             yield from walk_scalar(scalar)
@@ -104,12 +105,12 @@ def loads(node: Stmt | Scalar) -> Iterator[Load]:
 
 
 def defined_vars(node: Stmt | Scalar) -> tuple[DimVar, ...]:
-    """The integer variables that the node itself defines."""
+    """Return the integer variables that the node itself defines."""
     return (*items(node, Holds.NEW_VAR), *(var for var, _ in items(node, Holds.NEW_AXES)))
 
 
 def bound_dims(stmt: Stmt) -> Iterator[DimVar]:
-    """The integer variables that are defined anywhere in the statement; one is repeated if it is defined repeatedly."""
+    """Yield each integer variable once for every place in the statement that defines it."""
     for s in walk_stmts(stmt):
         yield from defined_vars(s)
     for scalar in walk_scalars(stmt):
@@ -117,14 +118,14 @@ def bound_dims(stmt: Stmt) -> Iterator[DimVar]:
 
 
 def free_dims(node: Stmt | Scalar) -> tuple[DimVar, ...]:
-    """The integer variables that a piece of the loop level takes from outside, in order of first use."""
+    """Return the integer variables that a statement or scalar takes from outside, in order of first use."""
     found: dict[DimVar, None] = {}
     _free_dims(node, frozenset(), found, set())
     return tuple(found)
 
 
 def _free_dims(node: Stmt | Scalar, bound: frozenset[DimVar], found: dict[DimVar, None], seen: set[Scalar]) -> None:
-    """`seen` has the scalars that were visited where the same variables are bound."""
+    """Collect free variables into `found`. `seen` holds the scalars already visited with the same bound variables."""
 
     def note(*dims: Dim) -> None:
         found.update((v, None) for dim in dims for v in dim.vars() if v not in bound)
@@ -165,7 +166,7 @@ StmtFn = Callable[[Stmt], Stmt]
 
 
 def map_scalar(scalar: Scalar, fn: ScalarFn) -> Scalar:
-    """`fn` of every scalar, inside out: it sees a scalar whose parts are done. What was shared still is."""
+    """Apply `fn` to every scalar, operands first. Shared nodes stay shared."""
     done: dict[Scalar, Scalar] = {}
     for node in inside_out(scalar):
         done[node] = fn(mapped(node, Holds.SCALAR, done.__getitem__))
@@ -173,17 +174,17 @@ def map_scalar(scalar: Scalar, fn: ScalarFn) -> Scalar:
 
 
 def map_stmt(stmt: Stmt, fn: StmtFn) -> Stmt:
-    """`fn` of every statement, inside out."""
+    """Apply `fn` to every statement, inner ones first."""
     return fn(mapped(stmt, Holds.STMT, lambda s: map_stmt(s, fn)))
 
 
 def map_scalars(stmt: Stmt, fn: ScalarFn) -> Stmt:
-    """`fn` of every scalar in the statement, inside out."""
+    """Apply `fn` to every scalar in the statement, operands first."""
     return map_stmt(stmt, lambda s: mapped(s, Holds.SCALAR, lambda scalar: map_scalar(scalar, fn)))
 
 
 def replace_loads(stmt: Stmt, buffer: Buffer, fn: Callable[[tuple[Dim, ...]], Scalar]) -> Stmt:
-    """Every load of the buffer becomes `fn` of its indices. Tiles keep theirs: they name places, not values."""
+    """Replace every load of the buffer by `fn` of its indices. The operands of tiles stay, since they name places, not values."""
     return map_scalars(stmt, lambda s: fn(s.indices) if isinstance(s, Load) and s.buffer is buffer else s)
 
 
@@ -192,8 +193,8 @@ def rewrite_dims(node: Stmt, mapping: Mapping[DimVar, DimLike]) -> Stmt: ...
 @overload
 def rewrite_dims(node: Scalar, mapping: Mapping[DimVar, DimLike]) -> Scalar: ...
 def rewrite_dims(node: Stmt | Scalar, mapping: Mapping[DimVar, DimLike]) -> Stmt | Scalar:
-    """The node in other variables. What is bound inside and declared in terms of a replaced one (a loop up to it, a buffer of its
-    length) is declared anew."""
+    """Substitute dimensions in the node. A variable or buffer that is bound inside and declared in terms of a substituted variable (a loop
+    up to it, a buffer of that length) is replaced by a new one."""
     return _Rewriter(mapping, {}).node(node)
 
 
@@ -202,17 +203,17 @@ def rename_buffers(node: Stmt, mapping: Mapping[Buffer, Buffer]) -> Stmt: ...
 @overload
 def rename_buffers(node: Scalar, mapping: Mapping[Buffer, Buffer]) -> Scalar: ...
 def rename_buffers(node: Stmt | Scalar, mapping: Mapping[Buffer, Buffer]) -> Stmt | Scalar:
-    """The node with other buffers, at the same indices; the operands of tiles too."""
+    """Replace buffers in the node, including buffers in the operands of tiles. The indices stay the same."""
     return _Rewriter({}, mapping).node(node) if mapping else node
 
 
 def substitute(stmt: Stmt, dims: Mapping[DimVar, DimLike], buffers: Mapping[Buffer, Buffer]) -> Stmt:
-    """The statement in other variables and with other buffers."""
+    """Substitute dimensions and buffers in the statement."""
     return _Rewriter(dims, buffers).stmt(stmt)
 
 
 def fresh_prim(func: PrimFunc) -> PrimFunc:
-    """A copy that shares no variable and no buffer with the original."""
+    """Copy the function with new variables and buffers."""
     return _Rewriter({}, {}, fresh=True).prim(func)
 
 
@@ -221,8 +222,8 @@ class _Rewriter:
         self._dims: dict[DimVar, DimLike] = dict(dims)
         self._buffers: dict[Buffer, Buffer] = dict(buffers)
         self._scalars: dict[ScalarParam, ScalarParam] = {}
-        self._fresh = fresh  # declare everything anew
-        self._done: dict[Scalar, Scalar] = {}  # of the expression at hand, in the variables that are defined there
+        self._fresh = fresh  # replace every variable and buffer by a new one
+        self._done: dict[Scalar, Scalar] = {}  # rewritten scalars of the present expression, valid while the same variables are in scope
         self._rules: dict[Holds, Callable[[Any], Any]] = {
             Holds.DIM: self.dim,
             Holds.BUFFER: self._buffer,
@@ -289,13 +290,14 @@ class _Rewriter:
             return self._scalars.get(scalar, scalar)
         if not isinstance(scalar, Fold):
             return self._parts(scalar)
-        outer, self._done = self._done, {}  # a variable bound here may have another meaning around it
+        # start without rewritten scalars: the variable that is bound here may mean something else outside
+        outer, self._done = self._done, {}
         new = self._parts(scalar)
         self._done = outer
         return new
 
     def _parts(self, node: N) -> N:
-        """The node with every field rewritten, what is scoped after what it sees."""
+        """Rewrite every field of the node; scoped fields come after the definitions that they see."""
         changes: dict[str, Any] = {}
         for part in parts(type(node)):
             held = getattr(node, part.name)

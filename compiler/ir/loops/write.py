@@ -1,4 +1,4 @@
-"""The language in which kernels are written: loop nests look as they run.
+"""The language in which kernels are written. The Python code has the structure of the loop nest that it builds:
 
     k = Kernel()
     x, w, out = k.array(x), k.array(w), k.array(out)
@@ -12,8 +12,8 @@
             out[i, lane] = maximum(acc[lane], 0.0)
     body = k.body()
 
-A `with` opens a block. `local`, `shared`, `workspace` and `let` hold until the end of the block in which they stand. Expressions are
-scalars of the loop level (scalars.py), whose operators build them; the functions at the end of this file stand for the rest.
+A `with` opens a block. What `local`, `shared`, `workspace` and `let` define is visible until the end of the enclosing block. Expressions
+are scalars of the loop level (scalars.py), which have Python operators; the functions at the end of this file build the other expressions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from compiler.ir.tiles import TileOp
 
 @dataclass(slots=True)
 class _Block:
-    """The statements of a block so far, and what wraps those that follow."""
+    """The statements of a block so far. A callable item wraps the statements after it."""
 
     stmts: list[Stmt | Callable[[Stmt], Stmt]] = field(default_factory=list[Stmt | Callable[[Stmt], Stmt]])
 
@@ -75,12 +75,12 @@ class Kernel:
         self._blocks = [_Block()]
 
     def body(self) -> Stmt:
-        """All that was written."""
+        """Return the body that was written."""
         (block,) = self._blocks
         return block.close()
 
     def add(self, stmt: Stmt) -> None:
-        """For arrays, whose elements are assigned."""
+        """Append a statement. Arrays call this when their elements are assigned."""
         self._blocks[-1].stmts.append(stmt)
 
     # --- loops -------------------------------------------------------------------------------------------------------
@@ -89,33 +89,33 @@ class Kernel:
         return self._loop(name, extent, LoopKind.SERIAL)
 
     def parallel(self, name: str, extent: DimLike) -> AbstractContextManager[Dim]:
-        """Iterations that threads claim, in any order."""
+        """Open a loop whose iterations threads claim, in any order."""
         return self._loop(name, extent, LoopKind.PARALLEL)
 
     def unroll(self, name: str, extent: int) -> AbstractContextManager[Dim]:
         return self._loop(name, extent, LoopKind.UNROLL)
 
     def vector(self, extent: int, name: str = "l") -> AbstractContextManager[Dim]:
-        """The lanes of a register group."""
+        """Open a loop over the lanes of a vector."""
         return self._loop(name, extent, LoopKind.VECTOR)
 
     def grid(self, name: str, extent: DimLike) -> AbstractContextManager[Dim]:
-        """The blocks of a GPU."""
+        """Open a loop over the blocks of a GPU launch."""
         return self._loop(name, extent, LoopKind.BLOCK)
 
     def threads(self, name: str, extent: int) -> AbstractContextManager[Dim]:
-        """The threads of a GPU's block."""
+        """Open a loop over the threads of a GPU block."""
         return self._loop(name, extent, LoopKind.THREAD)
 
     @contextmanager
     def nest(self, extents: Sequence[DimLike], names: str = "ijklmnpquvwxyz") -> Generator[tuple[Dim, ...]]:
-        """Serial loops inside one another; yields their variables."""
+        """Open nested serial loops and yield their variables."""
         with ExitStack() as stack:
             yield tuple(stack.enter_context(self.serial(names[i], extent)) for i, extent in enumerate(extents))
 
     @contextmanager
     def scope(self) -> Generator[None]:
-        """A block of its own: what is allocated or named inside ends with it."""
+        """Open a block. Buffers and names that are defined inside it are not visible after its end."""
         self._open()
         yield
         self.add(self._close())
@@ -144,7 +144,7 @@ class Kernel:
 
     @contextmanager
     def orelse(self) -> Generator[None]:
-        """The other side of the `when` that was written last in this block."""
+        """Open the block that runs where the condition of the preceding `when` does not hold."""
         before = self._blocks[-1].stmts
         assert before and isinstance(before[-1], When) and before[-1].orelse is None, "orelse must follow a when"
         taken = before[-1]
@@ -155,8 +155,8 @@ class Kernel:
     # --- until the end of the block ------------------------------------------------------------------------------------
 
     def let(self, name: str, value: Operand, upper: DimLike | None = None, *, lower: int = 0, multiple_of: int = 1) -> Dim:
-        """An integer that is computed once and can be used as an index: lower <= value <= upper must hold. An expression that is a variable
-        or a number already stays itself."""
+        """Compute an integer once, for use as an index. lower <= value <= upper must hold. An expression that is a variable or a number is
+        returned as it is."""
         if isinstance(value, Dim | DimVar | int):
             value = Dim.of(value)
             if value.is_const or value.var is not None:
@@ -167,12 +167,12 @@ class Kernel:
         return Dim.of(var)
 
     def unravel(self, number: Dim, axes: Sequence[tuple[str, Dim]]) -> tuple[Dim, ...]:
-        """The point of a box that `number` stands for, in row-major order: the last axis runs fastest. `axes` gives each one's extent.
-        Axes may share a name."""
+        """Return the point of a box that has this row-major index: the last axis varies fastest. `axes` lists the name and extent of each
+        axis. Axes may share a name."""
         point: list[Dim] = []
         for name, extent in reversed(axes):
-            extent = dim_max(extent, 1) if extent.is_const else extent  # clamp: index arithmetic stays valid for empty extents
-            if len(point) == len(axes) - 1:  # the first axis: what is left of the number
+            extent = dim_max(extent, 1) if extent.is_const else extent  # index arithmetic divides by the extent, which must not be 0
+            if len(point) == len(axes) - 1:  # the first axis takes the quotient that is left
                 point.insert(0, self.let(name, number, extent - 1))
             else:
                 point.insert(0, self.let(name, number % extent, extent - 1))
@@ -180,19 +180,20 @@ class Kernel:
         return tuple(point)
 
     def local(self, name: str, *shape: DimLike, dtype: DType = DType.F32) -> Array:
-        """Registers or stack of one thread."""
+        """Allocate an array in the registers or on the stack of one thread."""
         return self._allocate(name, shape, dtype, Scope.LOCAL)
 
     def shared(self, name: str, *shape: DimLike, dtype: DType = DType.F32) -> Array:
-        """On-chip memory of a GPU's block."""
+        """Allocate an array in the on-chip memory of a GPU block."""
         return self._allocate(name, shape, dtype, Scope.SHARED)
 
     def counters(self, name: str, *shape: DimLike) -> Array:
-        """Integers that all blocks of a GPU's launch share. They begin at zero, and the kernel leaves them so."""
+        """Allocate integers that all blocks of a GPU launch share. They are zero when the launch begins, and the kernel must leave them
+        zero."""
         return self._allocate(name, shape, DType.I32, Scope.COUNTERS)
 
     def workspace(self, name: str, *shape: DimLike, dtype: DType = DType.F32) -> Array:
-        """Memory that planning provides."""
+        """Allocate an array in workspace, to which memory planning assigns memory."""
         return self._allocate(name, shape, dtype, Scope.GLOBAL)
 
     def _allocate(self, name: str, shape: Sequence[DimLike], dtype: DType, scope: Scope) -> Array:
@@ -205,14 +206,14 @@ class Kernel:
     # --- memory ------------------------------------------------------------------------------------------------------
 
     def array(self, buffer: Buffer) -> Array:
-        """A buffer that this kernel reads and writes by indexing."""
+        """Wrap a buffer, so that this kernel reads and writes it by indexing."""
         return Array(self, buffer)
 
     def arrays(self, *buffers: Buffer) -> tuple[Array, ...]:
         return tuple(map(self.array, buffers))
 
     def tile(self, op: TileOp, *operands: Load, dims: Sequence[DimLike] = ()) -> None:
-        """An intrinsic of the machine. An operand is the element at which its part of a buffer begins."""
+        """Use an intrinsic. Each operand names the element at which its part of a buffer begins."""
         self.add(Tile(op, operands, tuple(map(Dim.of, dims))))
 
 
@@ -250,17 +251,17 @@ def const(value: float | int | bool, dtype: DType) -> Const:
 
 
 def cast(value: Scalar, dtype: DType) -> Scalar:
-    """The value itself where it has the type already."""
+    """Convert the value, unless it has the type already."""
     return value if dtype_of(value) is dtype else Cast(value, dtype)
 
 
 def index(dim: DimLike) -> DimScalar:
-    """An index expression as a number (i64)."""
+    """Return an index expression as an i64."""
     return DimScalar(Dim.of(dim))
 
 
 def less(a: DimLike, b: DimLike) -> Scalar:
-    """a < b, of two index expressions."""
+    """Compare two index expressions."""
     return index(a) < index(b)
 
 
@@ -277,12 +278,12 @@ def not_equal(a: Scalar, b: Operand) -> Scalar:
 
 
 def select(cond: Scalar, a: Scalar, b: Operand) -> Scalar:
-    """Both sides are evaluated, so both must be safe."""
+    """Choose between two values. Both are evaluated, so neither may fault."""
     return Apply(Fn.SELECT, (cond, a, as_scalar(b, dtype_of(a))))
 
 
 def fma(a: Scalar, b: Scalar, c: Scalar) -> Scalar:
-    """a * b + c, rounded once."""
+    """Return a * b + c, rounded once."""
     return Apply(Fn.FMA, (a, b, c))
 
 
@@ -339,33 +340,34 @@ def round_half_even(x: Scalar) -> Scalar:
 
 
 def bits_of(x: Scalar) -> Scalar:
-    """The bits of an f32 as an i32."""
+    """Return the bits of an f32 as an i32."""
     return Apply(Fn.BITS, (x,))
 
 
 def of_bits(x: Scalar) -> Scalar:
-    """The f32 whose bits an i32 holds."""
+    """Return the f32 with the bits of an i32."""
     return Apply(Fn.OF_BITS, (x,))
 
 
 def guard(low: DimLike, dim: DimLike, high: DimLike, value: Scalar, otherwise: Operand) -> Guard:
-    """`value` where low <= dim < high; it is not evaluated elsewhere. `otherwise` is evaluated everywhere, so it must be safe."""
+    """Return `value` if low <= dim < high, else `otherwise`. `value` is evaluated only in range; `otherwise` is always evaluated, so it
+    must not fault."""
     return Guard(((Dim.of(low), Dim.of(dim), Dim.of(high)),), value, as_scalar(otherwise, dtype_of(value)))
 
 
 def fold(fn: ReduceFn, extents: Sequence[DimLike], value: Callable[..., Scalar]) -> Reduce:
-    """The fold of `value(r, ...)` over the extents."""
+    """Reduce `value(r, ...)` over the extents."""
     axes = [DimVar("r" if i == 0 else f"r{i}", 0, Dim.of(e) - 1) for i, e in enumerate(extents)]
     return Reduce(tuple((a, Dim.of(e)) for a, e in zip(axes, extents, strict=True)), fn, value(*map(Dim.of, axes)))
 
 
 def total(extents: Sequence[DimLike], value: Callable[..., Scalar]) -> Reduce:
-    """The sum of `value(r, ...)` over the extents."""
+    """Return the sum of `value(r, ...)` over the extents."""
     return fold(ReduceFn.SUM, extents, value)
 
 
 def contract(extent: DimLike, rows: Callable[[Dim], Scalar], columns: Callable[[Dim], Scalar]) -> Contraction:
-    """An element of a product of matrices: the sum of `rows(r) * columns(r)` over the extent."""
+    """Return an element of a product of matrices: the sum of `rows(r) * columns(r)` over the extent."""
     axis = DimVar("r", 0, Dim.of(extent) - 1)
     return Contraction(((axis, Dim.of(extent)),), rows(axis.dim), columns(axis.dim))
 
@@ -378,7 +380,7 @@ def contract_groups(
     begins: Sequence[Callable[[Dim], Scalar]] = (),
     two_planes: Callable[[Dim], Scalar] | None = None,
 ) -> GroupedContraction:
-    """The sum over groups of exact sums times a factor; see `GroupedContraction`."""
+    """Return the sum over groups of exact integer sums times a factor (see `GroupedContraction`)."""
     var = DimVar("r", 0, Dim.of(num_groups) - 1)
     g, axes = var.dim, ((var, Dim.of(num_groups)),)
     return GroupedContraction(
@@ -387,11 +389,11 @@ def contract_groups(
 
 
 def largest(extents: Sequence[DimLike], value: Callable[..., Scalar]) -> Reduce:
-    """The largest `value(r, ...)` over the extents."""
+    """Return the largest `value(r, ...)` over the extents."""
     return fold(ReduceFn.MAX, extents, value)
 
 
 def halvings(count: int) -> Iterator[int]:
-    """count / 2, count / 4, ... 1: the steps of a fold by halves."""
+    """Yield count / 2, count / 4, ... 1: the strides of a tree reduction."""
     while count := count // 2:
         yield count

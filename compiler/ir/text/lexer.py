@@ -1,4 +1,4 @@
-"""From text to tokens, and a cursor over them that knows how to complain."""
+"""The lexer, and a cursor over its tokens that raises parse errors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import NamedTuple
 from compiler.ir.errors import CompileError
 from compiler.ir.text.syntax import NAME, RESERVED
 
-MAX_NESTING = 100  # brackets, blocks and operators inside one another; keeps the recursive descent off the end of the stack
-MOST_AHEAD = 2  # tokens that a look ahead goes beyond the next one
+MAX_NESTING = 100  # nesting depth of brackets, blocks and operators: keeps the recursive descent within Python's stack
+MOST_AHEAD = 2  # the parser looks at most this many tokens beyond the next one
 _MAX_INT = 2**64 - 1
 
 
 class ParseError(CompileError):
-    """The text is not a program. The message shows the line and points at the column."""
+    """Raised if the text is not a program. The message shows the line and points at the column."""
 
     def __init__(self, message: str, source: str, offset: int) -> None:
         self.line = source.count("\n", 0, offset) + 1
@@ -25,7 +25,7 @@ class ParseError(CompileError):
         self.column = offset - start + 1
         self.message = message
         text = source[start:].split("\n", 1)[0].replace("\t", " ")
-        # A line of a thousand columns is shown around the place.
+        # Show only a part of a long line, around the error.
         left = max(0, self.column - 90)
         shown = text[left : left + 120]
         super().__init__(f"line {self.line}, column {self.column}: {message}\n  {shown}\n  {' ' * (self.column - 1 - left)}^")
@@ -67,7 +67,7 @@ _KINDS = {kind.value: kind for kind in Kind}
 
 
 def tokenize(source: str) -> list[Token]:
-    """Behind the last one stand ends of the text, as many as a look ahead reaches."""
+    """Split the text into tokens. The last one is followed by enough end tokens for the longest look-ahead."""
     tokens: list[Token] = []
     at = 0
     while at < len(source):
@@ -78,16 +78,16 @@ def tokenize(source: str) -> list[Token]:
         kind = _KINDS.get(str(match.lastgroup))
         if kind is not None:
             token = Token(kind, match.group(), at)
-            # Checked here, so that no number of the text can be more than the machine (or Python's own parser) takes.
+            # Checked here, so that every integer in the text fits 64 bits, and Python's own limit on digits is never reached.
             if kind is Kind.INT and (len(token.text) > 20 or int(token.text) > _MAX_INT):
-                raise ParseError(f"{token.text[:24]} is more than 64 bits hold", source, at)
+                raise ParseError(f"{token.text[:24]} does not fit in 64 bits", source, at)
             tokens.append(token)
         at = match.end()
     return [*tokens, *[Token(Kind.END, "", len(source))] * (1 + MOST_AHEAD)]
 
 
 class _Nesting:
-    """How many levels more the text may go down."""
+    """A context manager that enters one more level of nesting, or raises a ParseError if the text is too deep."""
 
     def __init__(self, cursor: Cursor) -> None:
         self.cursor = cursor
@@ -118,7 +118,8 @@ class Cursor:
         return token
 
     def at(self, *texts: str, ahead: int = 0) -> bool:
-        """A word or a mark: no other token has such a text, strings have their quotes."""
+        """Whether the text of the token is one of these. The text of a string token includes its quotes, so it never equals a word or a
+        mark."""
         return self.tokens[self.at_token + ahead].text in texts
 
     def at_kind(self, *kinds: Kind, ahead: int = 0) -> bool:
@@ -136,7 +137,7 @@ class Cursor:
         return self.take()
 
     def name(self, what: str) -> Token:
-        """A name that is being given or used: no word of the language."""
+        """Take a name that the text defines or uses; reserved words are refused."""
         token = self.peek()
         if token.kind is not Kind.NAME:
             raise self.error(f"expected {what}, found {token}")
@@ -163,7 +164,7 @@ class Cursor:
         return self.error(f"nested more than {MAX_NESTING} deep; give parts of it names of their own", at)
 
     def skip_to(self, *texts: str) -> None:
-        """Forward to the first of these marks or words that stands outside all brackets."""
+        """Move to the first of these marks or words that is outside all brackets."""
         depth = 0
         for at in range(self.at_token, len(self.tokens) - MOST_AHEAD):
             text = self.tokens[at].text

@@ -1,4 +1,4 @@
-"""Names for printing: every variable gets one that nothing else in sight has, so that the text can be read back."""
+"""Names for printing. Every variable gets a name that is unique in its scope, so that the text can be parsed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from compiler.ir.text.syntax import is_name
 
 
 class Names:
-    """`x`, `x_1`, ... for the objects of one namespace. With `canonical`, that letter and a number, so that wishes do not show."""
+    """Unique names for the objects of one namespace. A name is derived from the preferred one (`x`, `x_1`, ...). With `canonical`, all
+    names are that letter and a number, and preferences are ignored."""
 
     def __init__(self, canonical: str = "") -> None:
         self.canonical = canonical
@@ -44,18 +45,18 @@ class Names:
 
     @contextmanager
     def scope(self) -> Generator[None]:
-        """Names given inside are free again outside."""
+        """Release the names that are given inside the `with` when it ends."""
         outer = dict(self._names), set(self._used), dict(self._counts)
         yield
         self._names, self._used, self._counts = outer
 
 
 class DimNames(Names):
-    """Names of symbolic variables, and the expressions written with them."""
+    """Names of symbolic variables, and the text of expressions over them."""
 
     def __init__(self, canonical: str = "") -> None:
         super().__init__(canonical)
-        self.free: list[DimVar] = []  # met without a binder around them, in order
+        self.free: list[DimVar] = []  # variables that appear without a binder, in order
         self._renamed: dict[DimVar, DimVar] = {}
         self._texts: dict[Dim, str] = {}
 
@@ -77,8 +78,8 @@ class DimNames(Names):
         return self._names[var]
 
     def bind(self, var: DimVar) -> str:
-        """Name a variable anew. An expression is written by renaming inside it: its terms then stand in the order in which the text
-        first mentions their variables, whenever these were made."""
+        """Give the variable a new name. An expression is printed after renaming its variables, so its terms are in the order in which the
+        text first mentions the variables, not in the order in which the variables were created."""
         upper = self._written(var.upper) if isinstance(var.upper, Dim) else var.upper
         name = self.give(var, var.name)
         self._texts = {}
@@ -94,7 +95,7 @@ class DimNames(Names):
 
 
 def _word(wish: str) -> str:
-    """The nearest thing to the name wished for that the language can write."""
+    """Return a valid name close to the preferred one."""
     word = re.sub(r"[^A-Za-z0-9_.]", "_", wish)
     if not re.match("[A-Za-z_]", word):
         word = f"v{word}" if word else "v"

@@ -78,13 +78,13 @@ from compiler.ir.types import FuncType, TupleType, Type
 
 
 def parse(text: str, arrays: Arrays | None = None) -> IRModule:
-    """The module that the text says, or a ParseError that points at what is wrong with it."""
+    """Parse the text. Raise a ParseError that points at the first mistake."""
     return _Parser(text, arrays or {}).module()
 
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """A function up to its body."""
+    """The signature of a function, read before its body."""
 
     params: tuple[Var, ...]
     num_inputs: int | None
@@ -97,12 +97,12 @@ class _Parser(ValueParser):
     def __init__(self, source: str, arrays: Arrays) -> None:
         super().__init__(source, arrays)
         self._signatures: dict[str, FuncType] = {}
-        self._reading = ""  # the function whose body it is
+        self._reading = ""  # name of the function whose body is being read
 
     # --- modules -------------------------------------------------------------------------------------------------------
 
     def module(self) -> IRModule:
-        """Signatures first, so that a call can be deduced wherever its callee stands."""
+        """Read the module. All signatures are read first, so that a call can be deduced even if its callee comes later."""
         headers: dict[str, tuple[int, _Header | None, int]] = {}
         while not self.at_kind(Kind.END):
             name, header = self._header(headers)
@@ -168,7 +168,7 @@ class _Parser(ValueParser):
     # --- bodies --------------------------------------------------------------------------------------------------------
 
     def _body(self) -> Body:
-        """Up to and with the closing brace. What is defined inside is not visible outside."""
+        """Read a body including its closing brace. Its definitions are not visible outside."""
         with self.nested:
             values, defined = dict(self._values), dict(self.scope.defined)
             blocks: list[Block] = []
@@ -220,7 +220,7 @@ class _Parser(ValueParser):
         return Binding(self._new_value(name, type_), value)
 
     def _annotation(self, announced: list[Token]) -> Type:
-        """It may mention what the match_cast to its right defines."""
+        """Read an annotation, which may mention variables that the match_cast to its right defines."""
 
         def announce(token: Token) -> DimVar:
             announced.append(token)
@@ -242,7 +242,8 @@ class _Parser(ValueParser):
                 f"{name.text} has no annotation, and none can be deduced: {error}; in function {self._reading!r}", name
             ) from error
         except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # An operator's rule may rely on the number and kind of its operands and attributes; text can hold any.
+            # An operator's rule may rely on the number and kind of its operands and attributes. The text may state wrong ones, so the rule
+            # may raise any error.
             text = f"{name.text} has no annotation, and its operator cannot take these operands and attributes ({error})"
             raise self.error(text, name) from error
 

@@ -34,12 +34,12 @@ class LoopParser(TypeParser):
     def __init__(self, source: str) -> None:
         super().__init__(source)
         self._buffers: dict[str, Buffer] = {}
-        self._scalars: dict[str, Scalar] = {}  # parameters, and values that an expression names
+        self._scalars: dict[str, Scalar] = {}  # parameters, and named values of the present expression
 
     # --- functions -----------------------------------------------------------------------------------------------------
 
     def prim(self) -> PrimFunc:
-        """After `prim @name`: parameters, ranges, attributes, body."""
+        """Read what follows `prim @name`: parameters, ranges, attributes, body."""
         self.scope, self._buffers, self._scalars = DimScope(), {}, {}
         self.where_ahead()
         self.expect("(", "before the parameters")
@@ -51,7 +51,8 @@ class LoopParser(TypeParser):
         return PrimFunc(params, len(outputs), self.block(), attrs)
 
     def where_ahead(self) -> None:
-        """Read the ranges that follow the parameters, so that these can be made with them; then come back."""
+        """Read the ranges that follow the parameters, then return to the parameters. Variables need their ranges when the parameters create
+        them."""
         start = self.at_token
         self.skip_to("where", "{")
         if self.accept("where"):
@@ -96,7 +97,7 @@ class LoopParser(TypeParser):
     # --- statements ----------------------------------------------------------------------------------------------------
 
     def block(self) -> Stmt:
-        """`{ ... }`: one statement is itself, any other number a sequence."""
+        """Read `{ ... }`. A single statement is returned as it is, several as a sequence."""
         with self.nested:
             self.expect("{")
             stmts: list[Stmt] = []
@@ -154,7 +155,7 @@ class LoopParser(TypeParser):
 
     @contextmanager
     def _axes(self, close: str) -> Generator[list[tuple[DimVar, Dim]]]:
-        """`i in n, j in m` up to `close`; the variables are visible inside the `with`. A later extent may use an earlier one."""
+        """Read `i in n, j in m` up to `close`. The variables are visible inside the `with`. A later extent may use an earlier variable."""
         axes: list[tuple[DimVar, Dim]] = []
         names: list[str] = []
         while True:
@@ -180,7 +181,7 @@ class LoopParser(TypeParser):
         return name
 
     def _within(self, name: Token) -> DimVar | None:
-        """A range that is not the usual one."""
+        """Read the explicit range `within ...` of a variable, if there is one."""
         return self.range(name, self.reject) if self.accept("within") else None
 
     def _let(self) -> Let:
@@ -225,7 +226,7 @@ class LoopParser(TypeParser):
     # --- operations ----------------------------------------------------------------------------------------------------
 
     def _operation(self, node_type: type) -> Any:
-        """`name(field=operand, ...) {parameter=value, ...}`: a node by its fields. Those left out have their defaults."""
+        """Read a node from its fields: `name(field=operand, ...) {parameter=value, ...}`. Missing fields get their defaults."""
         name = self.take()
         self.expect("(", f"after {name.text}")
         held = {part.name: part.what for part in parts(node_type)}
@@ -272,7 +273,8 @@ class LoopParser(TypeParser):
     # --- scalars -------------------------------------------------------------------------------------------------------
 
     def _whole_scalar(self) -> Scalar:
-        """A chain of operators is read without recursion, but makes a tree that others have to walk."""
+        """Read a scalar and check its depth: a chain of operators is read without recursion but makes a deep tree, which other functions
+        walk recursively."""
         start = self.peek()
         scalar = self.scalar()
         level = [scalar]
@@ -283,7 +285,7 @@ class LoopParser(TypeParser):
         raise self.too_deep(start)
 
     def scalar(self, loosest: int = LOOSEST) -> Scalar:
-        """Operators of at least this precedence, grouped to the left."""
+        """Read operators of at least this precedence, left-associative."""
         left = self._operand()
         while self.at(*_INFIX):
             fn, precedence = _INFIX[self.peek().text]
@@ -317,7 +319,8 @@ class LoopParser(TypeParser):
             return self._named_scalar(self.name("a scalar"))
 
     def _shared(self) -> Scalar:
-        """`let t = exp(A[i]), u = t * t in t + u`, as far to the right as it can reach. Each value is one node."""
+        """Read `t = exp(A[i]), u = t * t in t + u` after `let`. The last expression extends as far to the right as possible. Each named
+        value is one node."""
         names: list[str] = []
         while not names or self.accept(","):
             name = self.name("the name of a value")
@@ -357,7 +360,7 @@ class LoopParser(TypeParser):
         return scalars.Const(value, dtype)
 
     def typed_number(self) -> tuple[int | float, DType]:
-        """`3` is an i64 and `3.0` an f32 unless the type is written: `3:i32`, `3.0:bf16`."""
+        """Read a number. `3` is an i64 and `3.0` an f32 unless the type is written: `3:i32`, `3.0:bf16`."""
         token = self.peek()
         value = self.number()
         if self.at(":") and self.at(*DType, ahead=1):
@@ -366,7 +369,7 @@ class LoopParser(TypeParser):
         else:
             dtype = DType.F32 if isinstance(value, float) else DType.I64
         if isinstance(value, float) and not dtype.is_float:
-            raise self.error(f"{value} is no {dtype}", token)
+            raise self.error(f"{value} does not fit {dtype}", token)
         return (float(value) if dtype.is_float else value), dtype
 
     def _function_of_scalars(self) -> Scalar:
@@ -403,7 +406,7 @@ class LoopParser(TypeParser):
                 raise self.unknown("function of scalars", token, _SCALARS)
 
     def _reduce(self, fn: ReduceFn) -> scalars.Reduce:
-        """`sum(r in k) ...` reaches as far to the right as it can."""
+        """Read `sum(r in k) ...`. The value extends as far to the right as possible."""
         self.expect("(")
         with self._axes(")") as axes:
             self.expect(")")
@@ -411,7 +414,7 @@ class LoopParser(TypeParser):
         return scalars.Reduce(tuple(axes), fn, value)
 
     def _contraction(self) -> scalars.Contraction:
-        """`contract(r in k) A[i, r] by B[r, j]`, as far to the right as it can reach."""
+        """Read `contract(r in k) A[i, r] by B[r, j]`, extending as far to the right as possible."""
         self.expect("(")
         with self._axes(")") as axes:
             self.expect(")")
@@ -421,7 +424,7 @@ class LoopParser(TypeParser):
         return scalars.Contraction(tuple(axes), rows, columns)
 
     def _grouped(self) -> scalars.GroupedContraction:
-        """`contract_groups(g in 4) [contract(r in 8) ... by ...] from [B[i, g]] when F[i] by S[i, g]`; `from` and `when` may be missing."""
+        """Read `contract_groups(g in 4) [contract(r in 8) ... by ...] from [B[i, g]] when F[i] by S[i, g]`, `from` and `when` optional."""
         self.expect("(")
         with self._axes(")") as axes:
             self.expect(")")
@@ -440,11 +443,11 @@ class LoopParser(TypeParser):
         start = self.peek()
         scalar = self.scalar()
         if not isinstance(scalar, scalars.Contraction):
-            raise self.error("contract_groups sums something else than `contract`", start)
+            raise self.error("contract_groups sums a scalar, expected `contract`", start)
         return scalar
 
     def _element(self) -> scalars.Element:
-        """`stored(panel8, k, P[n // 32, k // 4, n % 32 * 4 + k % 4])`"""
+        """Read `stored(panel8, k, P[n // 32, k // 4, n % 32 * 4 + k % 4])`."""
         self.expect("(")
         name = self.name("the name of a format")
         format = scalars.FORMATS.get(name.text)
@@ -456,7 +459,7 @@ class LoopParser(TypeParser):
         return scalars.Element(format, k, tuple(self.items(")", self.scalar)))
 
     def _guard(self) -> scalars.Guard:
-        """`guard(0 <= i - 1 < n ? A[i - 1] : 0.0)`"""
+        """Read `guard(0 <= i - 1 < n ? A[i - 1] : 0.0)`."""
         self.expect("(")
         conditions = [self._condition()]
         while self.accept(","):

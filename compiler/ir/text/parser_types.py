@@ -1,4 +1,4 @@
-"""The part of the text that both levels share: dimensions, annotations, literals and attributes."""
+"""The parser of what both levels share: dimensions, annotations, literals and attributes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class DimScope:
-    """The symbolic variables of one function. `announced` ones are known with their range and wait for a definition; `defined` are
-    those visible here."""
+    """The symbolic variables of one function. `announced` variables have a declared range; `awaited` lists those announced variables that
+    are not yet defined; `defined` variables are visible at this place of the text."""
 
     announced: dict[str, tuple[DimVar, Token]] = field(default_factory=dict[str, tuple[DimVar, Token]])
     defined: dict[str, DimVar] = field(default_factory=dict[str, DimVar])
@@ -41,7 +41,7 @@ class TypeParser(Cursor):
     def __init__(self, source: str) -> None:
         super().__init__(source)
         self.scope = DimScope()
-        self._undefined = self.reject  # what to do with a variable that is not defined: reject, define or announce it
+        self._undefined = self.reject  # handles an undefined variable: rejects, defines or announces it
 
     # --- dimensions ----------------------------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ class TypeParser(Cursor):
                 self.take()
                 operands = self.dims(")")
                 if not operands:
-                    raise self.error(f"{token.text} of nothing", token)
+                    raise self.error(f"{token.text} has no operands, expected at least one", token)
                 return dim_min(*operands) if token.text == "min" else dim_max(*operands)
             return self._variable(self.name("a dimension")).dim
 
@@ -110,7 +110,7 @@ class TypeParser(Cursor):
     # --- ranges --------------------------------------------------------------------------------------------------------
 
     def where(self) -> None:
-        """`n in 1..128, m in 0.. by 16`: the upper end may mention variables that annotations are still to define."""
+        """Read `n in 1..128, m in 0.. by 16`. An upper end may mention variables that annotations define later."""
         while True:
             token = self.name("the name of a dimension")
             if token.text in self.scope.announced:
@@ -126,7 +126,7 @@ class TypeParser(Cursor):
                 raise self.error(f"dimension {name} has a range, but no parameter or match_cast defines it", token)
 
     def range(self, name: Token, undefined: Callable[[Token], DimVar]) -> DimVar:
-        """`lower..upper by k`: a new variable."""
+        """Read `lower..upper by k` and return a new variable."""
         lower = self.integer("the lower end of a range")
         self.expect("..", "after the lower end of a range")
         upper = self.with_undefined(undefined, self.dim) if self._at_dim() else None
@@ -136,7 +136,7 @@ class TypeParser(Cursor):
             token = self.peek()
             multiple = self.integer("what the variable is a multiple of")
             if multiple < 1:
-                raise self.error(f"dimension {name.text} by {multiple}: expected an integer of at least 1", token)
+                raise self.error(f"dimension {name.text}: its multiple is {multiple}; expected an integer of at least 1", token)
         return DimVar(name.text, lower, upper, multiple)
 
     def _at_dim(self) -> bool:
@@ -193,7 +193,7 @@ class TypeParser(Cursor):
         return dims, len(dims)
 
     def _function(self, *, pure: bool) -> FuncType:
-        """Variables of a signature are its own: it has a scope of its own."""
+        """Read a function type. Its signature has its own variables, and hence a scope of its own."""
         outer, self.scope = self.scope, DimScope()
         if self.accept("["):
             self.where()
@@ -233,7 +233,7 @@ class TypeParser(Cursor):
         try:
             return str(json.loads(token.text, strict=False))
         except ValueError:
-            raise self.error(f"{token.text} is no string: escapes are those of JSON", token) from None
+            raise self.error(f"{token.text} is not a valid string; escapes are those of JSON", token) from None
 
     def at_number(self) -> bool:
         ahead = int(self.at("-"))
@@ -249,7 +249,7 @@ class TypeParser(Cursor):
         raise self.error(f"expected a number, found {token}", token)
 
     def attributes(self, close: str) -> dict[str, Any]:
-        """`name=value, ...` up to and with `close`."""
+        """Read `name=value, ...` including `close`."""
         attrs: dict[str, Any] = {}
         self.items(close, lambda: self.attribute(attrs))
         return attrs
@@ -287,7 +287,7 @@ class TypeParser(Cursor):
             raise self.error(f"expected an attribute (a number, string, list, true, false, none, element type or dim(...)), found {token}")
 
     def bracketed_dim(self) -> Dim:
-        """`dim(n * 4)`"""
+        """Read `dim(n * 4)`."""
         self.expect("dim")
         self.expect("(", "after dim")
         value = self.dim()
@@ -297,7 +297,7 @@ class TypeParser(Cursor):
     # --- lists ---------------------------------------------------------------------------------------------------------
 
     def items(self, close: str, parse: Callable[[], T]) -> list[T]:
-        """`a, b, c` up to and with `close`; a comma may stand at the end."""
+        """Read `a, b, c` including `close`. A trailing comma is allowed."""
         found: list[T] = []
         while not self.accept(close):
             found.append(parse())

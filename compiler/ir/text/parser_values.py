@@ -1,4 +1,4 @@
-"""The right-hand sides of graph-level bindings, as `parser` describes them: calls, casts, atoms, constants."""
+"""The parser of the right-hand sides of graph-level bindings: calls, casts, atoms, constants."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from compiler.ir.text.lexer import Kind, Token
 from compiler.ir.text.parser_loops import LoopParser
 from compiler.ir.types import Type
 
-Arrays = Mapping[str, NDArray[Any]]  # large constants by digest, where the text holds only that
+Arrays = Mapping[str, NDArray[Any]]  # large constants by digest, for text that contains only digests
 
 
 class ValueParser(LoopParser):
@@ -40,7 +40,7 @@ class ValueParser(LoopParser):
     # --- values --------------------------------------------------------------------------------------------------------
 
     def value(self) -> Value:
-        """Anything but an If, whose sides are bodies."""
+        """Read a value other than an If, whose branches are bodies."""
         token = self.peek()
         match token.text if token.kind is not Kind.STRING else "":
             case "(":
@@ -210,7 +210,7 @@ class ValueParser(LoopParser):
             else:
                 number = self.number()
                 if dtype.is_int and isinstance(number, float):
-                    raise self.error(f"{number} is no {dtype}", token)
+                    raise self.error(f"{number} does not fit {dtype}", token)
                 numbers.append(number)
 
     def _by_bytes(self, dtype: DType, shape: tuple[int, ...]) -> Constant:
@@ -221,7 +221,7 @@ class ValueParser(LoopParser):
         try:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
-            raise self.error(f"no base64: {error}", token) from None
+            raise self.error(f"the constant is not valid base64: {error}", token) from None
         expected = math.prod(shape) * dtype.num_bytes
         if len(data) != expected:
             raise self.error(f"{len(data)} bytes, expected {expected} for {dtype}{list(shape)}", token)

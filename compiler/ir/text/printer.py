@@ -1,5 +1,5 @@
-"""Programs as text, in the language that stands at the top of parser.py. The same program prints the same way every time, with names
-that nothing else in sight has, so that parsing the text gives an equal program."""
+"""The printer. It writes programs in the language described at the top of parser.py. Printing is deterministic and gives variables unique
+names, so parsing the text yields an equal program."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, Tenso
 
 Arrays = dict[str, NDArray[Any]]
 
-_LITERAL_ELEMENTS = 16  # constants up to here are written out
-_DIGEST_BYTES = 1024  # constants from here on are written as a digest, where the reader has them elsewhere
+_LITERAL_ELEMENTS = 16  # constants of at most this many elements are written out
+_DIGEST_BYTES = 1024  # constants of at least this size are written as a digest, if `arrays` was passed
 _BASE64_COLUMNS = 96
 
 
 def print_module(module: IRModule, arrays: Arrays | None = None) -> str:
-    """With `arrays`, large constants are written as digests, and put into it for `parse` to find."""
+    """Print a module. With `arrays`, write large constants as digests and add the constants to `arrays`, for `parse` to look up."""
     return "\n\n".join(print_function(name, func, arrays) for name, func in module.functions.items()) + "\n"
 
 
@@ -66,7 +66,7 @@ def print_scalar(scalar: Scalar) -> str:
 
 
 def print_node(node: object) -> str:
-    """Anything of a program, or inside one, for messages."""
+    """Print a module or any part of one, for messages."""
     match node:
         case IRModule():
             return print_module(node, {})
@@ -76,7 +76,8 @@ def print_node(node: object) -> str:
             return print_binding(node)
         case For() | Let() | Store() | Seq() | When() | Allocate() | Tile() | Attention():
             return print_stmt(node)
-        case _ if isinstance(node, Scalar) and not isinstance(node, ScalarParam):  # whose name could be a variable's
+        # a bare name could be mistaken for a variable of the graph level, so a ScalarParam prints as its repr
+        case _ if isinstance(node, Scalar) and not isinstance(node, ScalarParam):
             return print_scalar(node)
         case TensorType() | ShapeType() | ScalarType() | TupleType() | FuncType() | ObjectType():
             return type_text(node)
@@ -87,8 +88,8 @@ def print_node(node: object) -> str:
 
 
 def canonical_text(name: str, func: Function | PrimFunc, *, ranges: bool = True) -> str:
-    """Equal for equal functions, whatever their variables are called; large constants by digest. Without `ranges`, also for functions
-    whose signatures differ in the declared ranges of their variables."""
+    """Print a function so that the text is equal for functions that differ only in the names of variables. Large constants are written as
+    digests. Without `ranges`, also ignore the declared ranges of the signature's variables."""
     printer = _Printer({}, canonical=True, ranges=ranges)
     return "\n".join(printer.prim(name, func) if isinstance(func, PrimFunc) else printer.function(name, func))
 
@@ -143,7 +144,7 @@ class _Printer(LoopPrinter):
         if isinstance(value, Launch):
             self._line(self.value(value))
             return self._lines
-        # The value first: what it mentions has its name before what it defines.
+        # Print the value first, so that the names it mentions precede the name that the binding defines.
         text = self.value(value) if not isinstance(value, If) else f"if {self._atom(value.cond)} {{"
         var = binding.var
         type_ = self._type(var.type)
@@ -197,7 +198,7 @@ class _Printer(LoopPrinter):
                 return f"launch {callee}({self._atoms(args)}){self._attrs(attrs)}"
 
     def _call(self, call: Call) -> str:
-        """Attributes that have their default are not written."""
+        """Print an operator call without the attributes that have their defaults."""
         operands = [self._atom(a) for a in call.args]
         for name in sorted(call.attrs):
             text = attribute_text(name, call.attrs[name], self._dims)
@@ -232,7 +233,7 @@ class _Printer(LoopPrinter):
                 return self._dim_atom(value, dtype) if isinstance(value, Dim) else number_text(value, dtype)
 
     def _dim_atom(self, dim: Dim, dtype: DType) -> str:
-        """A number or a bare variable stands for itself, where no value has its name."""
+        """Print a dimension as an atom. A number or a bare variable needs no `dim(...)`, unless a value has the same name."""
         text = self._dims.text(dim)
         bare = dim.is_const or (dim.var is not None and not self._values.is_used(text))
         if dtype is DType.I64 and bare:
@@ -255,7 +256,7 @@ class _Printer(LoopPrinter):
 
 
 def _literal(data: NDArray[Any], dtype: DType) -> str | None:
-    """The elements, nested; None where reading them back would not give the same bits (a NaN with a payload)."""
+    """Return the elements as a nested list, or None if parsing them would not give the same bits (a NaN with a payload)."""
     numbers = [data[i].item() if not dtype.is_float else float(str(data[i])) for i in np.ndindex(data.shape)]
     if np.array(numbers, data.dtype).tobytes() != np.ascontiguousarray(data).tobytes():
         return None

@@ -1,4 +1,4 @@
-"""The loop level as text."""
+"""The printer of the loop level."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ from compiler.ir.text.printer_types import (
 from compiler.ir.text.syntax import ARITY, COMPARISON, INFIX, PREFIX, PREFIX_PRECEDENCE
 from compiler.ir.tiles import stated_fields
 
-_REDUCTION = 0  # looser than any operator: it reaches to the right end
+_REDUCTION = 0  # precedence of a reduction: looser than any operator, because it extends to the right end
 _ATOM = 9
-_NAMED_FROM = 16  # nodes: a shared value of fewer is written out where it is used, unless it is a fold
+# number of nodes from which a shared value gets a name; a smaller one is written out at each use, unless it is a reduction
+_NAMED_FROM = 16
 
 
 class LoopPrinter:
     def __init__(self, *, canonical: bool = False) -> None:
         self._values = Names("b" if canonical else "")
         self._dims = DimNames("d" if canonical else "")
-        self._named: set[Scalar] = set()  # shared values whose names are in sight
+        self._named: set[Scalar] = set()  # shared values whose names are in scope
         self._lines: list[str] = []
         self._depth = 0
 
@@ -118,7 +119,7 @@ class LoopPrinter:
                 self._line(self._operation("attention", stmt))
 
     def _operation(self, name: str, node: Attention | Paged | Ragged) -> str:
-        """`name(field=operand, ...) {parameter=value, ...}`; fields at their defaults are left out."""
+        """Print a node by its fields: `name(field=operand, ...) {parameter=value, ...}`. Fields at their defaults are left out."""
         held = {part.name: part.what for part in parts(type(node))}
         stated = {f.name: value for f in fields(node) if (value := getattr(node, f.name)) != f.default}
         operands = ", ".join(f"{field}={self._field(held[field], value)}" for field, value in stated.items() if field in held)
@@ -135,7 +136,7 @@ class LoopPrinter:
                 return self._operation(type(value).__name__.lower(), value)
 
     def _for(self, loop: For) -> None:
-        """A nest of one kind shares a header."""
+        """Print nested loops of one kind with a single header."""
         with self._dims.scope():
             axes = [self._axis(loop.var, loop.extent)]
             body = loop.body
@@ -154,7 +155,7 @@ class LoopPrinter:
     # --- scalars -------------------------------------------------------------------------------------------------------
 
     def expression(self, scalar: Scalar) -> str:
-        """A whole expression, behind the values that it shares."""
+        """Print a whole expression, preceded by the values that it shares."""
         shared = _shared(scalar, self._named)
         if not shared:
             return self._part(scalar)
@@ -170,7 +171,7 @@ class LoopPrinter:
         return text
 
     def _part(self, scalar: Scalar, loosest: int = _REDUCTION) -> str:
-        """In parentheses where the operator is looser than the place allows."""
+        """Print a part of an expression, in parentheses if its operator is looser than `loosest`."""
         if scalar in self._named:
             return self._values.of(scalar, "t")
         text, precedence = self._scalar(scalar)
@@ -221,7 +222,7 @@ class LoopPrinter:
             left = self._part(args[0], precedence + (precedence == COMPARISON))
             return f"{left} {symbol} {self._part(args[1], precedence + 1)}", precedence
         if len(args) == ARITY[fn] and fn in PREFIX:
-            # `-1.0` is a number, so the negation of a number stands as `-(1.0)`.
+            # `-1.0` is a number, so the negation of a number is written `-(1.0)`.
             number = isinstance(args[0], scalars.Const) and args[0].dtype is not DType.BOOL
             operand = self._part(args[0], _ATOM + 1 if number else PREFIX_PRECEDENCE)
             return f"{PREFIX[fn]}{operand}", PREFIX_PRECEDENCE
@@ -232,15 +233,15 @@ class LoopPrinter:
 
 
 def header(head: str, tail: str) -> list[str]:
-    """A function's first lines, up to and with its opening brace."""
+    """Return the first lines of a function, including the opening brace."""
     if not tail:
         return wrap(f"{head} {{", 0)
     return [*wrap(head, 0), *wrap(f"{tail} {{", 2)]
 
 
 def _shared(scalar: Scalar, named: set[Scalar]) -> list[Scalar]:
-    """The values that need a name, inside out: several nodes refer to each, and written out it is long. Inside a reduction names are given
-    where its value stands."""
+    """Return the values that need a name, inner ones first: values with several uses that are long when written out. Values inside a
+    reduction get their names there."""
     uses: dict[Scalar, int] = {}
     pending, inside = [scalar], {scalar}
     while pending:
@@ -253,7 +254,7 @@ def _shared(scalar: Scalar, named: set[Scalar]) -> list[Scalar]:
     if all(count == 1 for count in uses.values()):
         return []
     shared: list[Scalar] = []
-    sizes: dict[Scalar, int] = {}  # as it will be written
+    sizes: dict[Scalar, int] = {}  # number of nodes that each scalar prints
     for node in inside_out(scalar):
         size = 1 if node in named else 1 + sum(sizes[inner] for inner in subscalars(node))
         if uses.get(node, 0) > 1 and (size >= _NAMED_FROM or isinstance(node, scalars.Fold)):

@@ -1,4 +1,4 @@
-"""The part of the text that both levels share: annotations, ranges, numbers, attributes, and lines that are not too long."""
+"""The printer of what both levels share: annotations, ranges, numbers, attributes, and the wrapping of long lines."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def dims_text(shape: Sequence[Dim], dims: DimNames) -> str:
 
 
 def ranges_text(dims: DimNames) -> str:
-    """`n in 1..128, m in 0.. by 16` for the free variables that declare anything; a range comes after those it mentions."""
+    """Print the ranges of the free variables that declare one: `n in 1..128, m in 0.. by 16`. The range of a variable comes after the
+    ranges of variables that it mentions."""
     done: dict[DimVar, str] = {}
 
     def visit(var: DimVar) -> None:
@@ -62,7 +63,7 @@ def ranges_text(dims: DimNames) -> str:
                 visit(other)
         done[var] = f"{dims.variable(var)} in {range_text(var, dims)}"
 
-    for var in dims.free:  # grows when an upper end mentions a variable that nothing else does
+    for var in dims.free:  # the list grows when an upper end mentions a new variable
         visit(var)
     return ", ".join(done.values())
 
@@ -80,7 +81,7 @@ def range_text(var: DimVar, dims: DimNames) -> str:
 
 
 def canonical_number(value: float | int | bool, dtype: DType) -> float | int | bool:
-    """The number as its element type has it; one that the type cannot hold stays, for the verifier to name."""
+    """Convert the number to its element type. A number that does not fit is returned unchanged, for the verifier to report."""
     if dtype is DType.BOOL:
         return bool(value)
     if dtype.is_float:
@@ -134,7 +135,7 @@ def function_name(name: str) -> str:
 
 
 def wrap(line: str, depth: int) -> list[str]:
-    """The line at its indentation, broken at spaces where it is too long: outside strings, as near to the outside of brackets as a
+    """Indent the line, and break it at spaces if it is too long. A break is never inside a string, and inside as few brackets as a
     well-filled line allows."""
     indent = INDENT * depth
     lines: list[str] = []
@@ -148,7 +149,7 @@ def wrap(line: str, depth: int) -> list[str]:
 
 
 def _cut(line: str, room: int) -> int:
-    """Where to break: the index of a space, 0 if there is none."""
+    """Return the index of the space at which to break, or 0 if there is none."""
     best, best_key = 0, (0, 0, 0)
     depth, in_string, escaped = 0, False, False
     for i, char in enumerate(line):
@@ -164,7 +165,7 @@ def _cut(line: str, room: int) -> int:
         elif char in ")]}":
             depth -= 1
         elif char == " " and i:
-            # Prefer a filled line, then few brackets around, then a comma before, then the latest place.
+            # Prefer a filled line, then few enclosing brackets, then a preceding comma, then the last place.
             key = (int(i > room // 2), -depth, int(line[i - 1] == ","))
             if not best or key >= best_key:
                 best, best_key = i, key

@@ -1,4 +1,4 @@
-"""The vocabulary that printer and parser share: words, operators and their precedence, and what a name may look like."""
+"""The vocabulary that printer and parser share: words, operators and their precedence, and the form of names."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from compiler.ir.types import TupleType, Type
 
 LINE_WIDTH = 120
 
-# A dotted name ends in a component with a letter, so that `tuple.0` is the field of a tuple and `layers.0.bias` is one name.
+# The last component of a dotted name contains a letter, so `tuple.0` is a field of a tuple and `layers.0.bias` is a single name.
 NAME = r"[A-Za-z_]\w*(?:(?:\.\w+)*\.\w*[A-Za-z_]\w*)?"
 _NAME = re.compile(NAME, re.ASCII)
 
-# Words that stand where a variable could.
+# Words that may appear in place of a variable, and therefore cannot be names.
 RESERVED = frozenset(
     (
         *("true", "false", "none", "nan", "inf", "const", "shape", "dim"),
@@ -29,7 +29,7 @@ RESERVED = frozenset(
     )
 )
 
-# fn -> (symbol, precedence); a higher one binds tighter. Comparisons do not chain, the others group to the left.
+# fn -> (symbol, precedence); a higher precedence binds tighter. Comparisons do not chain; the others are left-associative.
 INFIX: dict[Fn, tuple[str, int]] = {
     Fn.OR: ("|", 1),
     Fn.XOR: ("^", 2),
@@ -71,7 +71,7 @@ def is_name(text: str) -> bool:
 
 
 def stated_type(value: Value) -> Type | None:
-    """The annotation of a value that spells it out, so that its binding need not repeat it."""
+    """Return the annotation that the printed value already states, or None. The binding need not repeat it."""
     match value:
         case MatchCast(type=type_) | Alloc(type=type_):
             return type_

@@ -1,1 +1,1 @@
-"""The verifier: the rules that every program keeps."""
+"""The verifier: checks that a program keeps the rules of the IR."""

@@ -1,4 +1,4 @@
-"""The rules of attention: which operands it takes, and how their extents and element types belong together."""
+"""The rules of attention: its operands, and how their extents and element types must agree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.verify.graph import Problem
 
-# By field. Extents of one name are equal, and a number is that number.
+# Extents by field. Extents with the same name are equal; a number is that number.
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "queries": ("tokens", "heads", "size"),
     "sequences": ("tokens",),
@@ -47,7 +47,7 @@ def attention_operands_agree(func: PrimFunc) -> Iterator[Problem]:
 
 
 def _operands(node: Attention | Paged | Ragged) -> Iterator[tuple[str, Buffer]]:
-    """The buffers by the names of their fields."""
+    """Yield each buffer with the name of its field."""
     for part in parts(type(node)):
         held = getattr(node, part.name)
         if part.what is Holds.NODE:

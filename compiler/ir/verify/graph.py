@@ -34,7 +34,7 @@ GraphRule = Callable[[IRModule, Function], Iterator[Problem]]
 
 
 class Site(NamedTuple):
-    """A binding, or the result of a body, and what is defined before it. The sets change as the walk goes on."""
+    """A binding or the result of a body, and the variables that are defined before it. The walk extends these sets in place."""
 
     binding: Binding | None
     kind: BlockKind
@@ -79,14 +79,14 @@ def operands_are_atoms(module: IRModule, func: Function) -> Iterator[Problem]:
     for site in sites(func):
         for atom in site.atoms:
             if not isinstance(atom, Atom):  # pyright: ignore[reportUnnecessaryIsInstance]  # a pass may have ignored the type
-                yield Problem(site.binding, f"operand {atom} is no atom; bind it to a variable first")
+                yield Problem(site.binding, f"operand {atom} is not an atom; bind it to a variable first")
 
 
 def values_are_defined_once(module: IRModule, func: Function) -> Iterator[Problem]:
     seen: set[Var] = set()
     for param in func.params:
         if param in seen:
-            yield Problem(None, f"parameter {param.name} stands twice in the signature")
+            yield Problem(None, f"parameter {param.name} appears twice in the signature")
         seen.add(param)
     for binding, _ in bound_sites(func):
         if binding.var in seen:
@@ -95,7 +95,7 @@ def values_are_defined_once(module: IRModule, func: Function) -> Iterator[Proble
 
 
 def values_are_defined_before_use(module: IRModule, func: Function) -> Iterator[Problem]:
-    """Branches keep their variables to themselves."""
+    """Each value is defined before its use. A variable defined in a branch is not visible outside the branch."""
     for site in sites(func):
         for atom in site.atoms:
             if isinstance(atom, Var) and atom not in site.values:
@@ -103,7 +103,8 @@ def values_are_defined_before_use(module: IRModule, func: Function) -> Iterator[
 
 
 def signature_defines_its_dims(module: IRModule, func: Function) -> Iterator[Problem]:
-    """A dimension of a parameter that is an expression is a test: its variables stand alone in some parameter."""
+    """Parameters define all dimensions of a signature. A dimension that is an expression only tests its argument, so its variables must
+    stand alone in some parameter."""
     known = {v for p in func.params for v in binders_of(p.type)}
     for param in func.params:
         yield from _unknown_dims(None, f"the annotation of parameter {param.name}", vars_of(param.type), known)
@@ -114,7 +115,7 @@ def signature_defines_its_dims(module: IRModule, func: Function) -> Iterator[Pro
 
 
 def dims_are_defined_before_use(module: IRModule, func: Function) -> Iterator[Problem]:
-    """A symbolic variable is a dependency like any other: a parameter or a match_cast must come first."""
+    """A parameter or a match_cast must define a symbolic variable before its first use."""
     for site in sites(func):
         binding = site.binding
         if binding is None:
@@ -143,7 +144,7 @@ def launches_have_no_value(module: IRModule, func: Function) -> Iterator[Problem
     for site in sites(func):
         for atom in site.atoms:
             if isinstance(atom, Var) and atom in launched:
-                yield Problem(site.binding, f"{atom.name} is used and stands for a launch, which has no value")
+                yield Problem(site.binding, f"{atom.name} is used, but it names a launch, which has no value")
         if site.binding is not None and isinstance(site.binding.value, Launch):
             launched.add(site.binding.var)
 
@@ -157,22 +158,22 @@ def weights_are_parameters(module: IRModule, func: Function) -> Iterator[Problem
 
 
 def blocks_are_straight_lines(module: IRModule, func: Function) -> Iterator[Problem]:
-    """A dataflow block may be reordered and a captured one is replayed, so neither branches."""
+    """A dataflow block may be reordered and a captured one is replayed, so neither may branch."""
     for binding, site in bound_sites(func):
         if site.kind is not BlockKind.PLAIN and isinstance(binding.value, If):
-            yield Problem(binding, f"an if stands in a {site.kind.value} block")
+            yield Problem(binding, f"an if is in a {site.kind.value} block")
 
 
 def dataflow_is_pure(module: IRModule, func: Function) -> Iterator[Problem]:
     for binding, site in bound_sites(func):
         if site.kind is BlockKind.DATAFLOW and (effect := _effect(module, binding)):
-            yield Problem(binding, f"{effect} stands in a dataflow block")
+            yield Problem(binding, f"{effect} is in a dataflow block")
 
 
 def pure_functions_do_nothing_impure(module: IRModule, func: Function) -> Iterator[Problem]:
     for binding, _ in bound_sites(func):
         if func.pure and not isinstance(binding.value, Launch) and (effect := _effect(module, binding)):
-            yield Problem(binding, f"{effect} stands in a function that is declared pure")
+            yield Problem(binding, f"{effect} is in a function that is declared pure")
 
 
 def _effect(module: IRModule, binding: Binding) -> str:
@@ -235,7 +236,7 @@ def scalars_suit_their_type(module: IRModule, func: Function) -> Iterator[Proble
     for site in sites(func):
         for atom in site.atoms:
             if isinstance(atom, ScalarValue) and not _suits(atom):
-                yield Problem(site.binding, f"scalar {atom.value} is no {atom.dtype}")
+                yield Problem(site.binding, f"scalar {atom.value} does not fit {atom.dtype}")
 
 
 def _suits(scalar: ScalarValue) -> bool:
@@ -252,7 +253,7 @@ def _suits(scalar: ScalarValue) -> bool:
 
 
 def annotations_hold(module: IRModule, func: Function) -> Iterator[Problem]:
-    """What is said of a value does not contradict what can be deduced of it. (An If is judged by `branches_join`.)"""
+    """An annotation must not contradict the one that deduction finds. (`branches_join` checks the annotation of an If.)"""
     for binding, site in bound_sites(func):
         try:
             deduced = deduce(binding.value, lambda name: _signature(module, name), site.dims)
@@ -270,7 +271,7 @@ def annotations_hold(module: IRModule, func: Function) -> Iterator[Problem]:
 
 
 def branches_join(module: IRModule, func: Function) -> Iterator[Problem]:
-    """Nothing checks the result of a branch at run time, so it must be known to be what the If is said to be."""
+    """The result of a branch is not checked at run time, so it must be proved to match the annotation of the If."""
     for binding, _ in bound_sites(func):
         if not isinstance(binding.value, If):
             continue
@@ -321,13 +322,13 @@ def _outputs_fit(binding: Binding, prim: PrimFunc, out: tuple[Type, ...]) -> Ite
         yield Problem(binding, f"{len(out)} outputs for the {prim.num_outputs} of the loop-level function")
     for i, type_ in enumerate(out):
         if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is None:
-            yield Problem(binding, f"output {i} is {_text(type_)}, expected a tensor of known shape: it is to be allocated")
+            yield Problem(binding, f"output {i} is {_text(type_)}, expected a tensor of known shape, so that it can be allocated")
 
 
 def _arguments_fit(
     binding: Binding, params: Sequence[Buffer | ScalarParam | DimVar], args: Sequence[Type], num_outputs: int
 ) -> Iterator[Problem]:
-    """Number, kinds, element types, ranks, and no two dimensions that can never agree."""
+    """Check the number, kinds, element types and ranks of the arguments, and that no dimension provably differs from its parameter."""
     if len(params) != len(args):
         wanted, given = len(params) - num_outputs, len(args) - num_outputs
         yield Problem(binding, f"{given} arguments for the {wanted} parameters of the loop-level function")
@@ -375,17 +376,17 @@ def _misfit(param: Buffer | ScalarParam | DimVar, arg: Type, found: dict[DimVar,
 
 def _inplace_fits(binding: Binding, args: tuple[Atom, ...], out: tuple[Type, ...], inplace: tuple[int | None, ...]) -> Iterator[Problem]:
     if inplace and len(inplace) != len(out):
-        yield Problem(binding, f"{len(inplace)} places for {len(out)} outputs taken over")
+        yield Problem(binding, f"inplace has {len(inplace)} entries for {len(out)} outputs")
         return
     taken = [i for i in inplace if i is not None]
     for i in taken:
         if not 0 <= i < len(args) or not isinstance(args[i], Var):
-            yield Problem(binding, f"an output takes over argument {i}, which is no variable among the {len(args)} arguments")
+            yield Problem(binding, f"an output reuses argument {i}, expected a variable among the {len(args)} arguments")
         elif taken.count(i) > 1:
-            yield Problem(binding, f"two outputs take over argument {i}")
+            yield Problem(binding, f"two outputs reuse argument {i}")
     for i, type_ in zip(inplace, out, strict=False):
         if i is not None and 0 <= i < len(args) and subsumes(type_, type_of(args[i])).level is Level.DISJOINT:
-            yield Problem(binding, f"output {_text(type_)} takes over argument {i}, which is {_text(type_of(args[i]))}")
+            yield Problem(binding, f"output {_text(type_)} reuses argument {i}, which is {_text(type_of(args[i]))}")
 
 
 def allocations_have_a_size(module: IRModule, func: Function) -> Iterator[Problem]:
@@ -400,7 +401,7 @@ def _text(type_: Type) -> str:
     return type_text(type_)
 
 
-# In this order: later rules may rely on earlier ones.
+# The order matters: a rule may rely on the rules before it.
 GRAPH_RULES: tuple[GraphRule, ...] = (
     operands_are_atoms,
     values_are_defined_once,

@@ -29,12 +29,12 @@ LoopRule = Callable[[PrimFunc], Iterator[Problem]]
 _FLOAT_FNS = frozenset((Fn.DIV, Fn.POW, Fn.FMA, Fn.EXP, Fn.LOG, Fn.SQRT, Fn.RSQRT, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.FLOOR, Fn.ROUND))
 _INT_FNS = frozenset((Fn.FLOORDIV, Fn.MOD, Fn.SHL, Fn.SHR))
 _BIT_FNS = frozenset((Fn.AND, Fn.OR, Fn.XOR, Fn.NOT))
-_BOOL_FNS = COMPARISONS | {Fn.SELECT} | _BIT_FNS  # that take a bool
+_BOOL_FNS = COMPARISONS | {Fn.SELECT} | _BIT_FNS  # functions that take a bool
 _BOOL_FOLDS = frozenset((ReduceFn.ANY, ReduceFn.ALL))
 
 
 class Site(NamedTuple):
-    """A statement or a scalar, the statement in which it stands, and what is defined there."""
+    """A statement, or a scalar and the statement that contains it, with the variables and buffers that are defined there."""
 
     node: Stmt | Scalar
     stmt: Stmt
@@ -44,7 +44,7 @@ class Site(NamedTuple):
 
 @lru_cache(maxsize=1)
 def sites(func: PrimFunc) -> tuple[Site, ...]:
-    """All of a function. Every rule asks for them, of the same function one after the other."""
+    """Return all sites of a function. The sites of one function are cached, since every rule asks for them."""
     found: list[Site] = []
     _add_stmt(found, func.body, frozenset(func.dim_vars), frozenset(func.buffers))
     return tuple(found)
@@ -67,7 +67,7 @@ def _add_stmt(found: list[Site], stmt: Stmt, dims: frozenset[DimVar], buffers: f
 def _add_scalar(
     found: list[Site], scalar: Scalar, stmt: Stmt, dims: frozenset[DimVar], buffers: frozenset[Buffer], seen: set[Scalar]
 ) -> None:
-    """A node that others share is a site once for each reduction around it."""
+    """Add a scalar and its operands. A shared node is added once for each reduction that contains it."""
     if scalar in seen:
         return
     seen.add(scalar)
@@ -91,18 +91,18 @@ def signature_is_sound(func: PrimFunc) -> Iterator[Problem]:
         yield Problem(None, f"num_outputs is {func.num_outputs}, expected 0 to {len(func.buffers)}, the number of buffers")
     for i, param in enumerate(func.params):
         if param in func.params[:i]:
-            yield Problem(None, f"parameter {param.name} stands twice in the signature")
+            yield Problem(None, f"parameter {param.name} appears twice in the signature")
         if isinstance(param, Buffer) and param.scope is not Scope.GLOBAL:
             yield Problem(None, f"parameter {param.name} is {param.scope.value} memory, expected global")
 
 
 def signature_determines_its_dims(func: PrimFunc) -> Iterator[Problem]:
-    """A launch passes buffers and integers: what neither is passed nor stands alone in a shape has no value."""
+    """A launch passes buffers and integers, so a variable must be passed or stand alone in a shape."""
     known = set(func.dim_vars)
     for buffer in func.buffers:
         for var in (v for d in buffer.shape for v in d.vars()):
             if var not in known:
-                text = f"dimension {var.name} in the shape of {buffer.name} is no parameter and stands alone in no shape"
+                text = f"dimension {var.name} in the shape of {buffer.name} is not a parameter and stands alone in no shape"
                 yield Problem(None, f"{text}; pass it")
     for var in func.dim_vars:
         if isinstance(var.upper, Dim):
@@ -134,13 +134,13 @@ def dims_are_in_scope(func: PrimFunc) -> Iterator[Problem]:
         for dims, bound in _mentioned(site.node):
             for var in (v for d in dims for v in d.vars()):
                 if var not in known:
-                    yield Problem(site.stmt, f"dimension {var.name} is used and not in scope")
+                    yield Problem(site.stmt, f"dimension {var.name} is not in scope")
             if bound is not None:
                 known.add(bound)
 
 
 def _mentioned(node: Stmt | Scalar) -> Iterator[tuple[tuple[Dim, ...], DimVar | None]]:
-    """Expressions of the node itself, in order, each with the variable that comes into scope after it."""
+    """Yield the expressions of the node itself, in order, each with the variable that comes into scope after it."""
     match node:
         case For(extent=extent, var=var):
             yield (extent,), var
@@ -172,7 +172,7 @@ def _range(var: DimVar) -> tuple[Dim, ...]:
 
 
 def variables_are_bound_once(func: PrimFunc) -> Iterator[Problem]:
-    """Side by side a variable may be bound again, inside its own scope not."""
+    """Loops that follow one another may bind the same variable, but nothing inside the scope of a variable may bind it again."""
     for site in sites(func):
         match site.node:
             case For(var=var) | Let(var=var):
@@ -199,7 +199,7 @@ def buffers_are_in_scope(func: PrimFunc) -> Iterator[Problem]:
 def scalars_are_parameters(func: PrimFunc) -> Iterator[Problem]:
     for scalar, stmt in _scalars(func):
         if isinstance(scalar, scalars.ScalarParam) and scalar not in func.params:
-            yield Problem(stmt, f"scalar {scalar.name} is no parameter")
+            yield Problem(stmt, f"scalar {scalar.name} is not a parameter")
 
 
 def ranks_agree(func: PrimFunc) -> Iterator[Problem]:
@@ -226,11 +226,11 @@ def numbers_suit_their_type(func: PrimFunc) -> Iterator[Problem]:
         if isinstance(scalar, scalars.Const):
             number = canonical_number(scalar.value, scalar.dtype)
             if scalar.dtype.is_int and not isinstance(number, int):
-                yield Problem(stmt, f"{scalar.value} is no {scalar.dtype}")
+                yield Problem(stmt, f"{scalar.value} does not fit {scalar.dtype}")
 
 
 def element_types_agree(func: PrimFunc) -> Iterator[Problem]:
-    """Nothing is converted unasked."""
+    """Operands have the element types that their node requires, because there are no implicit conversions."""
     for site in sites(func):
         text = ""
         match site.node:
@@ -322,7 +322,7 @@ def _tile_misfits(tile: Tile) -> Iterator[str]:
         yield f"{len(dims)} dimensions, expected {len(op.dims)}: {', '.join(op.dims) or 'none'}"
     for place, operand in zip(places, op.operands, strict=False):
         if operand.dtype not in (None, place.buffer.dtype):
-            yield f"{operand.name} lies in {place.buffer.name}, which holds {place.buffer.dtype}, expected {operand.dtype}"
+            yield f"{operand.name} is in {place.buffer.name}, which holds {place.buffer.dtype}, expected {operand.dtype}"
 
 
 # --- loops and memory --------------------------------------------------------------------------------------------------
@@ -335,7 +335,7 @@ def lanes_are_counted(func: PrimFunc) -> Iterator[Problem]:
 
 
 def loops_keep_their_range(func: PrimFunc) -> Iterator[Problem]:
-    """Proofs trust what a variable declares, so it must declare every value that its loop gives it."""
+    """Proofs rely on the declared range of a variable, so it must include every value that the loop gives the variable."""
     for site in sites(func):
         match site.node:
             case For(var=var, extent=extent):
@@ -359,7 +359,7 @@ def local_memory_has_constant_size(func: PrimFunc) -> Iterator[Problem]:
                     yield Problem(stmt, f"{stmt.buffer.scope.value} buffer {stmt.buffer.name} has dimension {dim}, expected a constant")
 
 
-# In this order: later rules may rely on earlier ones.
+# The order matters: a rule may rely on the rules before it.
 LOOP_RULES: tuple[LoopRule, ...] = (
     signature_is_sound,
     signature_determines_its_dims,

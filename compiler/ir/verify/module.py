@@ -1,5 +1,5 @@
-"""Whether a module keeps the rules of the IR. Each rule is one small function that yields what breaks it, and the tables below list
-them all; `verify` raises the first breach, named by function, place, line and rule."""
+"""Verification of a module. Each rule is a small function that yields problems; `LOOP_RULES` and `GRAPH_RULES` list the rules. `verify`
+raises the first problem with its function, place, line and rule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from compiler.ir.verify.loops import LOOP_RULES
 
 
 class VerifyError(CompileError):
-    """A rule of the IR is broken: by a pass, or by a program that was written wrong."""
+    """Raised if a program breaks a rule of the IR, by a mistake of its author or of a pass."""
 
     def __init__(self, message: str, *, rule: str = "", function: str = "") -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ def _raise_first(rule: str, function: str, problems: Iterator[Problem]) -> None:
 
 
 def dims_have_one_function(name: str, func: Function | PrimFunc, owners: dict[DimVar, str]) -> Iterator[Problem]:
-    """A variable has one value per call of one function, so two functions never share one."""
+    """No two functions share a variable, because a variable has one value per call of one function."""
     for var in _dims_of_function(func):
         owner = owners.setdefault(var, name)
         if owner != name:

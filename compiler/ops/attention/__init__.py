@@ -1,1 +1,1 @@
-"""The operators of attention, and of the caches that it reads."""
+"""The attention operators, and the operators of the KV cache."""

@@ -1,10 +1,10 @@
-"""Attention over whole tensors, as encoders and embedding models use it.
+"""Attention over whole tensors, for encoders and embedding models.
 
     q [batch, heads, queries, size]   k [batch, kv_heads, keys, size]   v [batch, kv_heads, keys, value_size]
-    mask  broadcasts to [batch, heads, queries, keys]: bool (true is seen), or numbers that are added to the scores
+    mask  broadcasts to [batch, heads, queries, keys]: bool (true: the query attends to the key), or numbers added to the scores
 
-Query head `h` reads kv head `h // (heads / kv_heads)`. The last query is at the position of the last key: with `causal`, query `i` sees
-the keys up to `i + keys - queries`; with a window, only the last `window` of these. The result of a query that sees no key is 0.
+Query head `h` reads kv head `h // (heads / kv_heads)`. The last query is at the position of the last key: with `causal`, query `i` attends
+to the keys up to `i + keys - queries`; with a window, only to the last `window` of those keys. A query that attends to no key gives 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_attributes(attrs: Attrs) -> None:
     float_attr(attrs, "scale")
     int_attr(attrs, "window", 0)
     if float_attr(attrs, "softcap") < 0:
-        raise AnnotationError(f"attribute softcap is {attrs['softcap']}, wants a cap above 0, or 0 for none")
+        raise AnnotationError(f"attribute softcap is {attrs['softcap']}, expected a cap above 0, or 0 for none")
 
 
 def agree_heads(heads: Dim, kv_heads: Dim) -> None:
@@ -60,9 +60,9 @@ def _type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     if len(args) > 3:
         mask, scores = tensor_operand(args, 3, "mask"), (batch, heads, queries, k.shape[2])
         if mask.dtype not in (None, DType.BOOL) and not mask.dtype.is_float:
-            raise AnnotationError(f"mask holds {mask.dtype}, wants bool or floats")
+            raise AnnotationError(f"mask holds {mask.dtype}, expected bool or floats")
         if mask.shape is not None and len(broadcast_shapes(scores, mask.shape)) > 4:
-            raise AnnotationError(f"mask has rank {mask.ndim}, wants at most 4")
+            raise AnnotationError(f"mask has rank {mask.ndim}, expected at most 4")
     return TensorType((batch, heads, queries, v.shape[3]), q.dtype)
 
 

@@ -1,15 +1,15 @@
-"""The paged cache of keys and values: how it is laid out, and appending to it.
+"""The paged cache of keys and values: its layout, and the operator that appends to it.
 
 The cache of a whole model is one tensor, `[layers, 2, pages, kv_heads, PAGE * size]`; the second axis has keys, then values. In a page
 
-    keys     are [size, PAGE]     tokens innermost: one vector holds an element of all keys of a page
-    values   are [PAGE, size]     elements innermost: one vector holds part of a value
+    keys     are [size, PAGE]     tokens innermost: one vector holds the same element of all keys of a page
+    values   are [PAGE, size]     elements innermost: one vector holds part of one value
 
-Position `p` of a sequence is in page `page_tables[sequence, p // PAGE]` at offset `p % PAGE`. The layer is an operand of whatever reads or
-writes the cache, so that all layers share one kernel.
+Position `p` of a sequence is in page `page_tables[sequence, p // PAGE]` at offset `p % PAGE`. Operators that read or write the cache take
+the layer as an operand, so that all layers share one kernel.
 
-An 8-bit cache has a scale per token and head, `[layers, 2, pages, kv_heads, PAGE]`: it stores `round(x / scale)`, where the largest
-magnitude of a token's head is stored as 127.
+An 8-bit cache has a scale per token and head, `[layers, 2, pages, kv_heads, PAGE]`. It stores `round(x / scale)`, with the scale that maps
+the largest magnitude of a token's head to 127.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, 
 from compiler.ops.tables import Nest, Operands, Place, define
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
-KEYS, VALUES = 0, 1  # the halves of the cache
+KEYS, VALUES = 0, 1  # indices on the second axis of the cache
 
 F32 = DType.F32
 
 
 def key_index(size: Dim, offset: Dim, j: Dim) -> Dim:
-    """The index within a page of element `j` of the key at `offset`."""
+    """Return the index, within a page, of element `j` of the key that is at `offset` in the page."""
     return j * PAGE + offset
 
 
@@ -44,7 +44,7 @@ def value_index(size: Dim, offset: Dim, j: Dim) -> Dim:
 
 
 def bound_layer(k: Kernel, layer: Scalar, cache: Buffer) -> Dim:
-    """The operand `layer` as an index of the cache."""
+    """Bind the operand `layer` as an index of the cache."""
     return k.let("layer", cast(layer, DType.I64), cache.shape[0] - 1)
 
 
@@ -61,7 +61,7 @@ TOKENS = "[tokens, heads, size]"
 
 
 def cache_operand(args: tuple[Type, ...], index: int, heads: Dim | None, size: Dim | None) -> TensorType:
-    """The annotation of the cache; its pages hold vectors of this size."""
+    """Return the annotation of the cache. Raise AnnotationError if its pages do not fit `heads` heads of `size` elements."""
     cache = tensor_operand(args, index, "cache", ndim=5, layout=CACHE)
     if cache.shape is not None:
         agree(Dim.of(2), cache.shape[1], "dimension 1 of cache")
@@ -74,7 +74,7 @@ def cache_operand(args: tuple[Type, ...], index: int, heads: Dim | None, size: D
 
 def check_layer(type_: Type) -> None:
     if not isinstance(type_, ScalarType | ObjectType) or (isinstance(type_, ScalarType) and type_.dtype and not type_.dtype.is_int):
-        raise AnnotationError(f"layer is {type_}, wants an integer")
+        raise AnnotationError(f"layer is {type_}, expected an integer")
 
 
 def check_per_token(args: tuple[Type, ...], index: int, name: str, tokens: Dim | None) -> None:
@@ -84,7 +84,7 @@ def check_per_token(args: tuple[Type, ...], index: int, name: str, tokens: Dim |
 
 
 def scales_operand(args: tuple[Type, ...], index: int, cache: TensorType) -> Type:
-    """The annotation of the scales: an 8-bit cache needs them, and no other cache may have them."""
+    """Return the annotation of the cache's scales. An i8 cache needs scales, and no other cache may have them."""
     if len(args) <= index:
         if cache.dtype is DType.I8:
             raise AnnotationError("cache is i8, and its scales are missing")
@@ -111,7 +111,7 @@ def _append_type(args: tuple[Type, ...], _: Any) -> Type:
 
 
 def _append_nest(operands: Operands) -> Nest:
-    """kv_append(cache, k[t, kv_heads, size], v, slots[t], layer, scales?): slot = page * PAGE + offset."""
+    """Write keys and values, k and v [tokens, kv_heads, size], to their slots; slot = page * PAGE + offset."""
     kernel = Kernel()
     held, k, v, slots = (operands.buffer(i) for i in range(4))
     cache = kernel.array(Buffer("new_cache", held.shape, held.dtype))
@@ -130,13 +130,13 @@ def _append_nest(operands: Operands) -> Nest:
 
 
 def _place(kernel: Kernel, slots: Buffer, t: Dim) -> tuple[Dim, Dim]:
-    """The page of a token, and its offset there."""
+    """Return the page of a token and its offset in the page."""
     slot = kernel.let("slot", cast(kernel.array(slots)[t], DType.I64))
     return slot // PAGE, slot % PAGE
 
 
 def _write_scales(kernel: Kernel, layer: Dim, scales: Array, sources: tuple[Buffer, Buffer], slots: Buffer) -> None:
-    """The scales of the keys, then those of the values."""
+    """Write the scales of the keys, then the scales of the values, to the cache."""
     for which, x in enumerate(kernel.arrays(*sources)):
         tokens, heads, size = x.shape
         with kernel.nest((tokens,)) as (t,):
@@ -150,7 +150,7 @@ def _magnitude(x: Array, t: Dim, h: Dim, size: Dim) -> Scalar:
 
 
 def _write_cache(kernel: Kernel, layer: Dim, cache: Array, scales: Array | None, sources: tuple[Buffer, Buffer], slots: Buffer) -> None:
-    """The keys, then the values."""
+    """Write the keys, then the values, to their slots in the cache."""
     for which, (x, index) in enumerate(zip(kernel.arrays(*sources), (key_index, value_index), strict=True)):
         tokens, heads, size = x.shape
         with kernel.nest((tokens,)) as (t,):

@@ -1,7 +1,7 @@
-"""Attention over the paged cache of kv_cache.py.
+"""Attention over the paged KV cache of kv_cache.py.
 
-Token `t` is at position `positions[t]` of sequence `seq_ids[t]`, and sees the positions up to its own, or the last `window` of these. Query
-head `h` reads kv head `h // (heads / kv_heads)`.
+Token `t` is at position `positions[t]` of sequence `seq_ids[t]`. It attends to all positions of its sequence up to its own position; with a
+window, only to the last `window` of those positions. Query head `h` reads kv head `h // (heads / kv_heads)`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
     check_per_token(args, 3, "seq_ids", tokens)
     check_per_token(args, 4, "positions", tokens)
     check_layer(args[5])
-    first = 6  # of the optional operands: scales where the cache is i8, then sinks
+    first = 6  # index of the optional operands: scales if the cache is i8, then sinks
     if cache.dtype is DType.I8:
         scales_operand(args, 6, cache)
         first = 7

@@ -1,7 +1,7 @@
-"""What attention means, as loops: scores, their maximum, the sum of exponentials, the weighted values.
+"""The reference loop nest of attention: the scores, their maximum, the sum of their exponentials, and the weighted sum of the values.
 
-The interpreter runs these loops, and so does a back end that has no schedule for the operands at hand. A schedule computes the same and
-reads keys and values once.
+The interpreter runs these loops, and so does a back end that has no schedule for the given operands. A schedule computes the same result,
+but reads keys and values once.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ F32, I64 = DType.F32, DType.I64
 
 
 def capped(score: Scalar, softcap: float) -> Scalar:
-    """softcap * tanh(score / softcap), or the score itself where there is no cap."""
+    """Return softcap * tanh(score / softcap), or the score unchanged if softcap is 0."""
     return tanh(score / softcap) * softcap if softcap else score
 
 
 def relative(bias: Buffer, distance: Dim) -> Dim:
-    """The entry of `bias` for a key at this distance behind the query."""
+    """Return the index in `bias` for a key at this distance from the query. Distances beyond the ends of `bias` are clamped."""
     furthest = bias.shape[1] // 2
     return dim_min(dim_max(distance, -furthest), furthest) + furthest
 
 
 def plain_attention(node: Attention) -> Stmt:
-    """The loops that fill `node.out`."""
+    """Return the loops that fill `node.out`."""
     k, source = Kernel(), node.keys
     out, queries, sequences = k.arrays(node.out, node.queries, node.sequences)
     sinks, bias, positions = (None if buffer is None else k.array(buffer) for buffer in (node.sinks, node.bias, node.positions))
@@ -77,7 +77,7 @@ def plain_attention(node: Attention) -> Stmt:
         with k.nest((count,)) as (i,):
             key = at(low + i)
             with k.nest((heads, size)) as (h, j):
-                sums[t, h, j] = sums[t, h, j] + weight(t, h, low + i) * key.value(h, j)  # rounded twice
+                sums[t, h, j] = sums[t, h, j] + weight(t, h, low + i) * key.value(h, j)  # product and sum are each rounded
 
     with k.scope():
         layer = bound_layer(k, source.layer, source.cache) if isinstance(source, Paged) else Dim.of(0)
@@ -89,7 +89,7 @@ def plain_attention(node: Attention) -> Stmt:
 
 
 def text_bounds(k: Kernel, starts: Array, sequence: Dim, num_tokens: Dim) -> tuple[Dim, Dim]:
-    """The first token of a sequence, and the one behind its last."""
+    """Return the first token of a sequence and the end of the sequence (one past its last token)."""
     start = k.let("start", cast(starts[sequence], I64), num_tokens)
     return start, k.let("end", cast(starts[sequence + 1], I64), num_tokens)
 
@@ -105,10 +105,10 @@ class CachedKey:
     size: Dim
     layer: Dim
     page: Dim
-    offset: Dim  # in the page
+    offset: Dim  # offset of the key within its page
 
     def element(self, h: Dim, r: Dim) -> Scalar:
-        """Element `r` of the key that query head `h` reads."""
+        """Return element `r` of the key that query head `h` reads."""
         return self._decoded(KEYS, h, key_index(self.size, self.offset, r))
 
     def value(self, h: Dim, j: Dim) -> Scalar:

@@ -1,10 +1,10 @@
-"""Texts of different lengths, concatenated without padding: attention within each text, the mean and the maximum of each text.
+"""Operators on texts of different lengths, concatenated without padding: attention within each text, and mean and max pooling per text.
 
-    starts [texts + 1]    where each text begins; the last entry is the number of tokens
+    starts [texts + 1]    the first token of each text; the last entry is the number of tokens
     text_ids [tokens]     the text of each token
 
-Every token sees all tokens of its text. `bias[h, m + d]`, where given, is added to the score of a key `d` positions behind the query; a
-distance above `m`, in either direction, counts as `m`.
+Every token attends to all tokens of its text. If the operand `bias` is given, `bias[h, m + d]` is added to the score of a key at distance
+`d` (the key's position minus the query's position); `d` is clamped to -m .. m.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
         if q.shape is not None and bias.shape is not None:
             agree(q.shape[1], bias.shape[0], "the number of heads of bias")
         if bias.shape is not None and prove_eq(bias.shape[1] % 2, 0):
-            raise AnnotationError(f"bias has {bias.shape[1]} entries per head, wants an odd number: as many before as behind a token")
+            raise AnnotationError(f"bias has {bias.shape[1]} entries per head, expected an odd number: as many before as after a token")
     return q
 
 
@@ -102,7 +102,7 @@ def _pooled_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     return TensorType((starts.shape[0] - 1, x.shape[1]), x.dtype)
 
 
-Pool = Callable[[Dim, Callable[[Dim], Scalar]], Scalar]  # of so many values
+Pool = Callable[[Dim, Callable[[Dim], Scalar]], Scalar]  # (count, value at an index) -> pooled value
 
 
 def _mean_nest(operands: Operands) -> Nest:

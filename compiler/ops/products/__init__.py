@@ -1,1 +1,1 @@
-"""The operators of products of matrices, in floats and integers, and of the quantised weights that they take."""
+"""Operators that multiply matrices of floats or integers, and operators that quantise and pack the factors."""

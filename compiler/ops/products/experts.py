@@ -1,4 +1,4 @@
-"""Products of rows that choose their matrix: one of several experts. Only matrices that some row chooses are read."""
+"""Matrix products in which each row chooses its matrix among the matrices of several experts. Only chosen matrices are read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ F32 = DType.F32
 
 
 def _linear_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
-    """[rows, out]"""
+    """Deduce [rows, out]."""
     x = wants_float(tensor_operand(args, 0, "x", ndim=2, layout="[rows, in]"), "x")
     w = tensor_operand(args, 1, "weight", ndim=3, layout="[experts, out, in]")
     experts = wants_int(tensor_operand(args, 2, "experts", ndim=1, layout="[rows]"), "experts")
@@ -71,7 +71,7 @@ def _linear_numpy(x: Any, w: Any, experts: Any, bias: Any = None, *, out_dtype: 
     return out.astype(x.dtype if out_dtype is None else DType(out_dtype).numpy)
 
 
-# out[j] = x[j] @ weight[experts[j]].T + bias[experts[j]]; `tolerates` as for `linear`.
+# out[j] = x[j] @ weight[experts[j]].T + bias[experts[j]]. `tolerates` means the same as for `linear`.
 EXPERT_LINEAR = define(
     "expert_linear", "x, weight, experts, bias?", _linear_type, _linear_numpy, _linear_nest, {"out_dtype": None, "tolerates": None}
 )
@@ -81,23 +81,23 @@ EXPERT_LINEAR = define(
 
 
 def _integer_numpy(
-    q: Any, scale: Any, total: Any, panels: Any, weight_scale: Any, experts: Any, bias: Any = None, *, format: str, size: int, dtype: str
+    q: Any, scale: Any, total: Any, panels: Any, weight_scale: Any, experts: Any, *others: Any, in_units: bool, **attrs: Any
 ) -> Any:
     chosen = np.clip(experts, 0, len(panels) - 1)
-    out = np.empty((len(q), size), DType(dtype).numpy)
+    out = np.empty((len(q), attrs["size"]), DType(attrs["dtype"]).numpy)
     for e in np.unique(chosen):
         of = chosen == e
-        shift = None if bias is None else bias[e]
-        out[of] = integer_numpy(q[of], scale[of], total[of], panels[e], weight_scale[e], shift, format=format, size=size, dtype=dtype)
+        own = (other[e] for other in others)
+        out[of] = integer_numpy(q[of], scale[of], total[of], panels[e], weight_scale[e], *own, in_units=in_units, **attrs)
     return out
 
 
-# `integer_linear` by panels [experts, panels, ...] of the expert that each row chooses.
+# Like `integer_linear`, but with panels [experts, panels, ...]: each row multiplies the panels of its expert.
 EXPERT_INTEGER_LINEAR = define(
     "expert_integer_linear",
-    "q, scale, total, panels, weight_scale, experts, bias?",
+    "q, scale, total, panels, weight_scale, experts, unit?, bias?",
     partial(integer_type, chooses=True),
     _integer_numpy,
     partial(integer_nest, chooses=True),
-    {"format": "panel8", "size": REQUIRED, "dtype": "f32"},
+    {"format": "panel8", "size": REQUIRED, "dtype": "f32", "centred": True, "in_units": False},
 )

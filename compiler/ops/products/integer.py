@@ -1,11 +1,17 @@
-"""Integer products: activations of 8 or 16 bits, and weights of 8 or 4 bits in panels. The sum within a group is exact; the groups are
+"""Integer products of activations of 8 or 16 bits with weights of 8 or 4 bits in panels. The sum within a group is exact; the groups are
 added in order.
 
-    x[i, k] = scale[i, g] * v[i, k]     g = k // group; v in one plane of i8 or i16, or in two of i8: v = 256 * q[0] + q[1]
+    x[i, k] = scale[i, g] * v[i, k]     g = k // group; v is one plane of i8 or i16, or two planes of i8: v = 256 * q[0] + q[1]
     y[i, n] = sum(g) (scale[i, g] * weight_scale[n, g]) * (sum(k in g) v[i, k] * w[n, k])
 
-Weights are stored with an offset, in panels (compiler/machine/formats.py); `total`, the sum of each group and plane of q, is used to
-subtract what this adds.
+A weight with one scale per channel may multiply rows with one scale per group. The weight's scale then multiplies the sum of all groups:
+
+    y[i, n] = weight_scale[n] * sum(g) scale[i, g] * (sum(k in g) v[i, k] * w[n, k])
+
+Panels (compiler/machine/formats.py) store each weight plus an offset. `total`, the sum of q per group and plane, serves to subtract the
+contribution of that offset, unless `centred` is false, which makes w the stored number.
+
+If `in_units` is true, weight scales are i8 in units, floats that several neighbouring groups share: weight_scale[n, g] * unit[n, u].
 """
 
 from __future__ import annotations
@@ -17,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.ir.dims import Dim, ceil_div
+from compiler.ir.dims import Dim, DimLike, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.scalars import Contraction, Load, Scalar
@@ -28,7 +34,7 @@ from compiler.ir.types import TensorType, Type
 from compiler.machine.formats import FOUR, PANELS, Panels
 from compiler.ops.broadcast import output
 from compiler.ops.index import clamped_index, something_to_read
-from compiler.ops.operands import agree, dtype_attr, int_attr, tensor_operand, unproved, wants_float, wants_int
+from compiler.ops.operands import agree, bool_attr, dtype_attr, int_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.products.quantize import half_byte
 from compiler.ops.tables import Nest, Operands, define
 
@@ -43,7 +49,7 @@ F32, I8, I16, I32, U8 = DType.F32, DType.I8, DType.I16, DType.I32, DType.U8
 def _format(attrs: Attrs) -> Panels:
     name = attrs["format"]
     if name not in PANELS:
-        raise AnnotationError(f"attribute format is {name!r}, wants one of {', '.join(PANELS)}")
+        raise AnnotationError(f"attribute format is {name!r}, expected one of {', '.join(PANELS)}")
     return PANELS[name]
 
 
@@ -52,25 +58,25 @@ def _panels_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     holds = I8 if format.bits == 8 else U8
     q = matrices_operand(args, "q", "[..., out, in]")
     if q.dtype not in (None, holds):
-        raise AnnotationError(f"q holds {q.dtype}, wants {holds} for {format.name}")
+        raise AnnotationError(f"q holds {q.dtype}, expected {holds} for {format.name}")
     if q.shape is None:
         return TensorType(None, U8, None if q.ndim is None else q.ndim + 1)
     *matrix, size, length = q.shape
     if not prove_divisible(length, FOUR):
-        raise AnnotationError(f"the last dimension of q is {length}, wants a multiple of {FOUR}")
+        raise AnnotationError(f"the last dimension of q is {length}, expected a multiple of {FOUR}")
     return TensorType((*matrix, ceil_div(size, columns), length // FOUR, Dim.of(columns * FOUR)), U8)
 
 
 def matrices_operand(args: tuple[Type, ...], name: str, layout: str) -> TensorType:
-    """The annotation of the first operand: one matrix, or several."""
+    """Return the annotation of the first operand, which holds one matrix or several."""
     given = tensor_operand(args, 0, name)
     if given.ndim is not None and given.ndim < 2:
-        raise AnnotationError(f"{name} has rank {given.ndim}, wants at least 2: {layout}")
+        raise AnnotationError(f"{name} has rank {given.ndim}, expected at least 2: {layout}")
     return given
 
 
 def _panels_nest(operands: Operands) -> Nest:
-    """The columns beyond the last, which fill its panel, hold weights of 0."""
+    """Pack weights into panels. The last panel is padded with columns of weights 0."""
     kernel, format, columns = Kernel(), _format(operands.attrs), operands.attrs["columns"]
     out, q = kernel.arrays(output(operands), operands.buffer(0))
     num_columns = q.shape[-2]
@@ -99,7 +105,9 @@ PANEL_INTEGERS = define("panel_integers", "q", _panels_type, _panels_numpy, _pan
 
 
 def _scales_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    scale, columns = wants_float(matrices_operand(args, "scale", "[..., out, groups]"), "scale"), int_attr(attrs, "columns", 1)
+    scale, columns = matrices_operand(args, "scale", "[..., out, groups]"), int_attr(attrs, "columns", 1)
+    if scale.dtype is not I8:
+        wants_float(scale, "scale")
     if scale.shape is None:
         return TensorType(None, scale.dtype, None if scale.ndim is None else scale.ndim + 1)
     *matrix, size, groups = scale.shape
@@ -111,7 +119,7 @@ def _scales_nest(operands: Operands) -> Nest:
     out, scale = k.arrays(output(operands), operands.buffer(0))
     with k.nest(out.shape) as (*matrix, panel, g, j):
         n = panel * operands.attrs["columns"] + j
-        out[*matrix, panel, g, j] = guard(0, n, scale.shape[-2], scale[*matrix, n, g], 0.0)
+        out[*matrix, panel, g, j] = guard(0, n, scale.shape[-2], scale[*matrix, n, g], 0)
     return Nest((out.buffer,), k.body())
 
 
@@ -128,7 +136,7 @@ PANEL_SCALES = define("panel_scales", "scale", _scales_type, _scales_numpy, _sca
 
 
 def integer_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False) -> Type:
-    """[..., out]. Rows that choose their matrix have a single axis, and a bias per matrix."""
+    """Deduce [..., out]. If `chooses`, each row chooses its matrix: rows then have a single axis, and there is one bias per matrix."""
     format, dtype, size = _format(attrs), dtype_attr(attrs), int_attr(attrs, "size", 1)
     q, scale, total = (tensor_operand(args, i, name) for i, name in enumerate(("q", "scale", "total")))
     first, rank = ("experts, ", 4) if chooses else ("", 3)
@@ -136,31 +144,43 @@ def integer_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
     weight_scale = tensor_operand(args, 4, "weight_scale", ndim=rank, layout=f"[{first}panels, groups, columns]")
     for operand, name, holds in ((total, "total", I32), (panels, "panels", U8)):
         if operand.dtype not in (None, holds):
-            raise AnnotationError(f"{name} holds {operand.dtype}, wants {holds}")
+            raise AnnotationError(f"{name} holds {operand.dtype}, expected {holds}")
     if q.dtype not in (None, format.rows):
-        raise AnnotationError(f"q holds {q.dtype}, wants {format.rows} beside {format.name}")
-    wants_float(weight_scale, "weight_scale")
+        raise AnnotationError(f"q holds {q.dtype}, expected {format.rows} with {format.name}")
+    in_units = bool_attr(attrs, "in_units")
+    if in_units and weight_scale.dtype not in (None, I8):
+        raise AnnotationError(f"weight_scale holds {weight_scale.dtype}, expected {I8} in units")
+    if not in_units:
+        wants_float(weight_scale, "weight_scale")
     if q.ndim is not None and q.ndim < 2:
-        raise AnnotationError(f"q has rank {q.ndim}, wants at least 2: [..., planes, in]")
+        raise AnnotationError(f"q has rank {q.ndim}, expected at least 2: [..., planes, in]")
     if q.shape is None or scale.shape is None or total.shape is None or panels.shape is None or weight_scale.shape is None:
         return TensorType(None, dtype, None if q.ndim is None else q.ndim - 1)
     *row, planes, length = q.shape
     groups = scale.shape[-1]
+    weight_groups = Dim.of(1) if weight_scale.shape[-2] == Dim.of(1) else groups
     columns, matrix = panels.shape[-1] // FOUR, panels.shape[:-3]
     most = 2 // format.rows.num_bytes
     if not planes.is_const or not 1 <= planes.const <= most:
-        raise AnnotationError(f"q has {planes} planes, wants 1{'' if most == 1 else f' or {most}'}")
+        raise AnnotationError(f"q has {planes} planes, expected 1{'' if most == 1 else f' or {most}'}")
     same_shape((*row, groups), scale, "scale")
     same_shape((*row, planes, groups), total, "total")
     same_shape((*matrix, ceil_div(Dim.of(size), columns), length // format.depth, columns * FOUR), panels, "panels")
-    same_shape((*panels.shape[:-2], groups, columns), weight_scale, "weight_scale")
+    same_shape((*panels.shape[:-2], weight_groups, columns), weight_scale, "weight_scale")
     if chooses:
         experts = wants_int(tensor_operand(args, 5, "experts", ndim=1, layout="[rows]"), "experts")
         if len(row) != 1:
-            raise AnnotationError(f"q has rank {len(row) + 2}, wants 3: [rows, planes, in]")
+            raise AnnotationError(f"q has rank {len(row) + 2}, expected 3: [rows, planes, in]")
         same_shape(tuple(row), experts, "experts")
-    if len(args) > 5 + chooses:
-        same_shape((*matrix, Dim.of(size)), tensor_operand(args, 5 + chooses, "bias", ndim=1 + chooses), "bias")
+    last = 5 + chooses + in_units
+    if in_units:
+        unit = wants_float(tensor_operand(args, last - 1, "unit", ndim=rank, layout=f"[{first}panels, units, columns]"), "unit")
+        if unit.shape is not None:
+            same_shape((*panels.shape[:-2], unit.shape[-2], columns), unit, "unit")
+            if not unit.shape[-2].is_const or not prove_divisible(groups, unit.shape[-2].const):
+                raise AnnotationError(f"unit has {unit.shape[-2]} units, expected a divisor of {groups}, the number of groups")
+    if len(args) > last:
+        same_shape((*matrix, Dim.of(size)), tensor_operand(args, last, "bias", ndim=1 + chooses), "bias")
     return TensorType((*row, Dim.of(size)), dtype)
 
 
@@ -172,8 +192,12 @@ def same_shape(wanted: tuple[Dim, ...], given: TensorType, name: str) -> None:
 def integer_nest(operands: Operands, *, chooses: bool = False) -> Nest:
     kernel, format = Kernel(), _format(operands.attrs)
     out, q, scale, sums, panels, weight_scale = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(5)))
-    bias = kernel.array(operands.buffer(5 + chooses)) if operands.has(5 + chooses) else None
+    in_units = operands.attrs["in_units"]
+    last = 5 + chooses + in_units
+    unit = kernel.array(operands.buffer(last - 1)) if in_units else None
+    bias = kernel.array(operands.buffer(last)) if operands.has(last) else None
     length, groups, columns = q.shape[-1], scale.shape[-1], weight_scale.shape[-1].const
+    scaled_last = weight_scale.shape[-2] == Dim.of(1) and groups != Dim.of(1)
     group = length if groups == Dim.of(1) else length // groups
     matrices = panels.shape[:-3]
     with ExitStack() as stack:
@@ -184,52 +208,84 @@ def integer_nest(operands: Operands, *, chooses: bool = False) -> Nest:
         def column(k: Dim) -> Scalar:
             return format.element((panels.buffer,), n, k, matrix)
 
+        def column_scale(g: DimLike) -> Scalar:
+            found = cast(weight_scale[*matrix, n // columns, g, n % columns], F32)
+            if unit is None:
+                return found
+            return found * cast(unit[*matrix, n // columns, Dim.of(g) // (groups // unit.shape[-2]), n % columns], F32)
+
+        def factor(g: Dim) -> Scalar:
+            return scale[*row, g] if scaled_last else scale[*row, g] * column_scale(g)
+
         def dot(g: Dim, plane: int) -> Contraction:
             first = g * group
             return contract(group, lambda r: cast(q[*row, plane, first + r], I32), lambda r: column(first + r))
 
         planes = range(q.shape[-2].const)
+        begins = [lambda g, plane=plane: sums[*row, plane, g] * -format.offset for plane in planes]
         result: Scalar = contract_groups(
             groups,
             [partial(dot, plane=plane) for plane in planes],
-            lambda g: scale[*row, g] * cast(weight_scale[*matrix, n // columns, g, n % columns], F32),
-            begins=[lambda g, plane=plane: sums[*row, plane, g] * -format.offset for plane in planes],
+            factor,
+            begins=begins if operands.attrs["centred"] else (),
         )
+        if scaled_last:
+            result = result * column_scale(0)
         out[*row, n] = cast(result if bias is None else result + cast(bias[*matrix, n], F32), out.dtype)
     rows, planes, size = q.shape[:-2], q.shape[-2], out.shape[-1]
-    wanted = {1: (*rows, groups), 2: (*rows, planes, groups), 4: (*panels.shape[:-2], groups, Dim.of(columns))}
+    wanted = {1: (*rows, groups), 2: (*rows, planes, groups), 4: (*panels.shape[:-2], weight_scale.shape[-2], Dim.of(columns))}
     wanted[3] = (*matrices, ceil_div(size, columns), length // format.depth, Dim.of(columns * FOUR))
-    wanted |= ({5: rows} if chooses else {}) | ({} if bias is None else {5 + chooses: (*matrices, size)})
+    wanted |= ({5: rows} if chooses else {}) | ({} if bias is None else {last: (*matrices, size)})
+    wanted |= {} if unit is None else {last - 1: (*panels.shape[:-2], unit.shape[-2], Dim.of(columns))}
     read = something_to_read(matrices[0], rows) if chooses else ()
     return Nest((out.buffer,), kernel.body(), checks=unproved(operands, wanted), equal=read)
 
 
 def integer_numpy(
-    q: Any, scale: Any, total: Any, panels: Any, weight_scale: Any, bias: Any = None, *, format: str, size: int, dtype: str
+    q: Any,
+    scale: Any,
+    total: Any,
+    panels: Any,
+    weight_scale: Any,
+    *others: Any,
+    format: str,
+    size: int,
+    dtype: str,
+    centred: bool,
+    in_units: bool,
 ) -> Any:
+    unit, bias = (others[0] if in_units else None), (others[in_units] if len(others) > in_units else None)
     *row, planes, length = q.shape
     groups = scale.shape[-1]
     w = PANELS[format].stored(panels).astype(np.float64).reshape(-1, groups, length // groups)
     num_rows = int(np.prod(row))
     v = q.astype(np.float64).reshape(num_rows, planes, groups, length // groups)
-    # Sums of these integers are exact in f64; the offset is subtracted as the machine does it.
+    # These sums are exact in f64. The offset is subtracted as the compiled code does it.
     sums = np.einsum("mpgk,ngk->pgmn", v, w, optimize=True).astype(np.int64)
-    sums -= PANELS[format].offset * total.reshape(num_rows, planes, groups).transpose(1, 2, 0)[..., None].astype(np.int64)
+    if centred:
+        sums -= PANELS[format].offset * total.reshape(num_rows, planes, groups).transpose(1, 2, 0)[..., None].astype(np.int64)
     wide = sums.astype(np.float32)
     exact = wide[0] if planes == 1 else (wide[0].astype(np.float64) * 256 + wide[1]).astype(np.float32)
-    row_scale, column_scale = scale.reshape(num_rows, groups), weight_scale.astype(np.float32).transpose(1, 0, 2).reshape(groups, -1)
+    row_scale = scale.reshape(num_rows, groups)
+    wide_scale = weight_scale.astype(np.float32)
+    if unit is not None:
+        wide_scale = wide_scale * np.repeat(unit.astype(np.float32), groups // unit.shape[-2], -2)
+    column_scale = wide_scale.transpose(1, 0, 2).reshape(weight_scale.shape[-2], -1)
+    scaled_last = len(column_scale) < groups
     y = np.zeros(exact.shape[1:], np.float32)
     for g in range(groups):
-        y += exact[g] * (row_scale[:, g, None] * column_scale[g])
+        y += exact[g] * (row_scale[:, g, None] if scaled_last else row_scale[:, g, None] * column_scale[g])
+    if scaled_last:
+        y *= column_scale[0]
     y = y[:, :size] if bias is None else y[:, :size] + bias.astype(np.float32)
     return y.reshape(*row, size).astype(DType(dtype).numpy)
 
 
 INTEGER_LINEAR = define(
     "integer_linear",
-    "q, scale, total, panels, weight_scale, bias?",
+    "q, scale, total, panels, weight_scale, unit?, bias?",
     integer_type,
     integer_numpy,
     integer_nest,
-    {"format": "panel8", "size": REQUIRED, "dtype": "f32"},
+    {"format": "panel8", "size": REQUIRED, "dtype": "f32", "centred": True, "in_units": False},
 )

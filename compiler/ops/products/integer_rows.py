@@ -1,4 +1,4 @@
-"""Rows as integers, with a scale per group or per row, for the products of integer.py and widened.py."""
+"""Quantisation of activation rows to integers, with a scale per group or per row, for the products of integer.py and widened.py."""
 
 from __future__ import annotations
 
@@ -21,38 +21,39 @@ from compiler.ops.tables import Nest, Operands, define
 Attrs = Mapping[str, Any]
 
 F32, I8, I16, I32, I64, BOOL = DType.F32, DType.I8, DType.I16, DType.I32, DType.I64, DType.BOOL
-LARGEST = {8: 127, 16: 127 * 256 + 127}  # number of so many bits: both of its planes fit into i8
-ROUNDING, ROUNDING_BITS = 1.5 * 2.0**23, 0x4B400000  # x + ROUNDING has no fraction, and the integer next to x in its lowest bits
-NEGLIGIBLE = 1e-30  # a group whose largest number is smaller becomes zeros
+LARGEST = {8: 127, 16: 127 * 256 + 127}  # largest number per bit width; both i8 planes of a 16-bit number are at most 127
+ROUNDING, ROUNDING_BITS = 1.5 * 2.0**23, 0x4B400000  # x + ROUNDING has no fraction, and its lowest bits hold the integer nearest to x
+NEGLIGIBLE = 1e-30  # a group is quantised to zeros if its largest magnitude is smaller
 
 # --- shared ------------------------------------------------------------------------------------------------------------
 
 
 def _magnitude(x: Array, row: Sequence[Dim], first: DimLike, count: Dim) -> Scalar:
-    """The largest |x| of a group. Bits of positive floats compare as integers, which is faster than to compare floats and look out for
-    NaN; NaN is the largest."""
+    """Return the largest |x| of a group. The bits of the magnitudes are compared as integers, which have the same order as the floats. This
+    is faster than comparing floats with a test for NaN, and NaN counts as the largest."""
     return of_bits(largest((count,), lambda r: bits_of(abs(cast(x[*row, first + r], F32)))))
 
 
 def _inverse(top: Scalar, most: int) -> Scalar:
-    """The number of steps per unit, or 0 for a group of which NEGLIGIBLE makes zeros: its inverse could be beyond f32."""
+    """Return the reciprocal of the step, or 0 for a group below NEGLIGIBLE, where the reciprocal could overflow f32."""
     none = top < NEGLIGIBLE
     return select(none, const(0.0, F32), float(most) / select(none, const(1.0, F32), top))
 
 
 def _rounded(steps: Scalar) -> Scalar:
-    """The nearest integer, as an i32."""
+    """Round to the nearest integer, an i32."""
     return bits_of(steps + ROUNDING) - ROUNDING_BITS
 
 
 def _plane(number: Scalar, plane: int) -> Scalar:
-    """Planes 0 and 1 of number = 256 * plane 0 + plane 1."""
+    """Return plane 0 or 1 of a number, which is 256 * plane 0 + plane 1."""
     upper = number + 128 >> 8
     return upper if plane == 0 else number - (upper << 8)
 
 
 def _write_scales(k: Kernel, top: Array, scale: Array, inverse: Array, most: int, parts: int = 1) -> None:
-    """The scale of numbers up to `most` steps, per part of a step, and the number of steps per unit."""
+    """Write the scale, and the number of steps per unit. `most` steps represent the largest magnitude. The scale is the size of one of the
+    `parts` parts into which a step is divided."""
     with k.nest(scale.shape) as at:
         scale[at] = top[at] * (float(np.float32(1 / most)) / parts)
     with k.nest(inverse.shape) as at:
@@ -60,7 +61,7 @@ def _write_scales(k: Kernel, top: Array, scale: Array, inverse: Array, most: int
 
 
 def _steps(x: Any, most: int) -> tuple[Any, Any]:
-    """The elements in steps, not yet rounded, and the scale, per row of the last axis."""
+    """Return x divided by the step, not yet rounded, and the scale of each row of the last axis."""
     wide = x.astype(np.float32)
     top = np.abs(wide).max(-1, initial=0, keepdims=True)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -78,11 +79,11 @@ def _planes(numbers: Any) -> list[Any]:
 
 
 def _rows_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """(q [..., planes, k], scale [..., groups], total [..., planes, groups])"""
+    """Deduce (q [..., planes, k], scale [..., groups], total [..., planes, groups])."""
     x, planes = wants_float(tensor_operand(args, 0, "x"), "x"), _num_planes(attrs)
     holds = dtype_attr(attrs)
     if x.ndim == 0:
-        raise AnnotationError("x has rank 0, wants at least 1")
+        raise AnnotationError("x has rank 0, expected at least 1")
     if x.shape is None:
         rank = x.ndim
         return TupleType(
@@ -102,12 +103,12 @@ def _rows_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 def _num_planes(attrs: Attrs) -> int:
     bits, held = bits_attr(attrs, LARGEST), dtype_attr(attrs)
     if held not in (I8, I16) or bits < 8 * held.num_bytes:
-        raise AnnotationError(f"attribute dtype is {held}, wants i8{' or i16' if bits == 16 else ''} for {bits} bits")
+        raise AnnotationError(f"attribute dtype is {held}, expected i8{' or i16' if bits == 16 else ''} for {bits} bits")
     return bits // (8 * held.num_bytes)
 
 
 def _rows_nest(operands: Operands) -> Nest:
-    """Per group: the largest magnitude, the scale, the numbers of each plane, and their sums."""
+    """Compute per group the largest magnitude, the scale, the quantised numbers in planes, and the sum of each plane."""
     k, attrs, out = Kernel(), operands.attrs, operands.out
     assert isinstance(out, TupleType)
     outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("q", "scale", "total"), strict=True))
@@ -145,16 +146,16 @@ QUANTIZE_ROWS = define("quantize_rows", "x", _rows_type, _rows_numpy, _rows_nest
 
 # --- row_planes --------------------------------------------------------------------------------------------------------
 
-# A row needs two planes, 16 bits, where the square of its largest number is more than so many times the mean square: rounding its numbers
-# to 127ths of the largest then has 8 % of the noise power of weights of 4 bits in groups.
+# A row needs two planes (16 bits) if the square of its largest number exceeds TWO_PLANES_FROM times the mean square of the row. At that
+# ratio, rounding to 127ths of the largest number adds 8 % of the noise power of 4-bit weights in groups.
 TWO_PLANES_FROM = 160
 
 
 def _planes_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """(planes [..., 2, k], scale [..., 1], two_planes [..., 1])"""
+    """Deduce (planes [..., 2, k], scale [..., 1], two_planes [..., 1])."""
     x = wants_float(tensor_operand(args, 0, "x"), "x")
     if x.ndim == 0:
-        raise AnnotationError("x has rank 0, wants at least 1")
+        raise AnnotationError("x has rank 0, expected at least 1")
     if x.shape is None:
         return TupleType((TensorType(None, I8, x.ndim and x.ndim + 1), TensorType(None, F32, x.ndim), TensorType(None, BOOL, x.ndim)))
     *row, length = x.shape
@@ -163,7 +164,7 @@ def _planes_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _planes_nest(operands: Operands) -> Nest:
-    """Per row: the largest magnitude, the scale, the numbers of the first plane, their power, whether it needs two, the second one."""
+    """Compute per row the largest magnitude, the scale, the first plane, its power, whether a second plane is needed, and that plane."""
     kernel, out = Kernel(), operands.out
     assert isinstance(out, TupleType)
     outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("planes", "scale", "two_planes"), strict=True))
@@ -185,10 +186,10 @@ def _planes_nest(operands: Operands) -> Nest:
         power[*row, g] = total((length,), lambda r: square(row, r))
     with kernel.nest(two_planes.shape) as at:
         found = cast(power[at], I64)
-        two_planes[at] = (found > 0) & (found < ceil_div(length * most**2, Dim.of(TWO_PLANES_FROM)))  # a row of zeros needs one
+        two_planes[at] = (found > 0) & (found < ceil_div(length * most**2, Dim.of(TWO_PLANES_FROM)))  # a row of zeros needs one plane
     with kernel.nest((*scale.shape, length)) as (*row, g, k):
-        rest = cast(x[*row, k], F32) * inverse[*row, g] - cast(planes[*row, 0, k], F32)  # what the first plane has rounded off
-        parts = minimum(_rounded(rest * 256.0), 127)  # of a step; half a step would be 128, which is no i8
+        rest = cast(x[*row, k], F32) * inverse[*row, g] - cast(planes[*row, 0, k], F32)  # rounding error of the first plane
+        parts = minimum(_rounded(rest * 256.0), 127)  # in 256ths of a step; half a step is 128 of them, which does not fit into i8
         planes[*row, 1, k] = select(two_planes[*row, g], cast(parts, I8), 0)
     return Nest(outputs, kernel.body())
 

@@ -1,6 +1,6 @@
-"""Products of matrices. Floats of every type are multiplied and summed in f32, and the sum is rounded once; integers are multiplied and
-summed in the result's type. The attribute `tolerates` of `linear` names a float type to which x may be rounded first, for machines that
-multiply it faster. By definition, `linear` is the product of x as it is."""
+"""Matrix products. Floats of every type are multiplied and summed in f32, and the sum is rounded once. Integers are multiplied and summed
+in the result's type. The attribute `tolerates` of `linear` names a type to which a back end may round x, for machines that multiply that
+type faster: bf16, or i8 with a scale per group if the weights have 8 bits. The reference interpretation of `linear` does not round x."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _linear_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
     w = tensor_operand(args, 1, "weight", ndim=2, layout="[out, in]")
     dtype = _out_dtype(x, attrs)
     if x.ndim == 0:
-        raise AnnotationError("x has rank 0, wants at least 1: [..., in]")
+        raise AnnotationError("x has rank 0, expected at least 1: [..., in]")
     if len(args) > 2:
         bias = tensor_operand(args, 2, "bias", ndim=1, layout="[out]")
         if bias.shape is not None and w.shape is not None:
@@ -71,7 +71,7 @@ LINEAR = define("linear", "x, weight, bias?", _linear_type, _linear_numpy, _line
 
 
 def _matrix(shape: Shape, transposed: bool) -> Shape:
-    """The rows and the columns of the matrix that is multiplied."""
+    """Return the numbers of rows and columns of the matrix, after transposition if `transposed`."""
     return (shape[-1], shape[-2]) if transposed else (shape[-2], shape[-1])
 
 
@@ -80,12 +80,12 @@ def _matmul_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
     dtype = _out_dtype(a, attrs)
     flipped = bool_attr(attrs, "transpose_a"), bool_attr(attrs, "transpose_b")
     if a.dtype is not None and b.dtype is not None and a.dtype.is_float != b.dtype.is_float:
-        raise AnnotationError(f"operands have element types {a.dtype} and {b.dtype}, wants floats or integers; cast one")
+        raise AnnotationError(f"operands have element types {a.dtype} and {b.dtype}, expected floats or integers; cast one")
     if DType.BOOL in (a.dtype, b.dtype, dtype):
-        raise AnnotationError("operands or result are bool, wants numbers; cast first")
+        raise AnnotationError("operands or result are bool, expected numbers; cast first")
     for name, x in (("a", a), ("b", b)):
         if x.ndim is not None and x.ndim < 2:
-            raise AnnotationError(f"{name} has rank {x.ndim}, wants at least 2")
+            raise AnnotationError(f"{name} has rank {x.ndim}, expected at least 2")
     if a.shape is None or b.shape is None:
         return TensorType(None, dtype, None if a.ndim is None or b.ndim is None else max(a.ndim, b.ndim))
     (m, k), (k2, n) = _matrix(a.shape, flipped[0]), _matrix(b.shape, flipped[1])

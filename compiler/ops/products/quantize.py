@@ -1,9 +1,9 @@
-"""Quantisation of floats to integers: x = (q - zero) * scale, with a scale per group of `group` neighbours along the last axis.
+"""Quantisation of floats to integers: x = (q - zero) * scale, with one scale per group of `group` consecutive elements of the last axis.
 
-    q       i8 [..., k], or u8 [..., k / 2] with two 4-bit numbers per byte: the even one is in the lower half
-    scale   [..., k / group]         a single group, as long as the axis, has one scale per channel
-    zero    of the shape of scale, in units of q; without it the numbers are symmetric around 0 (4 bits: around 8)
-    shift   in the place of a zero, where the attribute `shifted` says so: x = q * scale - shift
+    q       i8 [..., k], or u8 [..., k / 2] with two 4-bit numbers per byte: the lower four bits hold the number with the even index
+    scale   [..., k / group]; a single group as long as the axis gives one scale per channel
+    zero    shaped like scale, in units of q; without it the numbers are symmetric around 0 (4 bits: around 8)
+    shift   takes the place of zero if the attribute `shifted` is true: x = q * scale - shift
 
 Dequantising is an ordinary loop nest; fusion moves it into the product that reads its result.
 """
@@ -31,22 +31,22 @@ from compiler.ops.tables import Nest, Operands, define
 Attrs = Mapping[str, Any]
 
 F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
-MIDDLE = 8  # the zero of symmetric 4-bit numbers
-MOST = {8: 127, 4: 7}  # the largest symmetric number
+MIDDLE = 8  # zero point of symmetric 4-bit numbers
+MOST = {8: 127, 4: 7}  # largest magnitude of a symmetric number, per bit width
 
 
 def bits_attr(attrs: Attrs, known: Mapping[int, int]) -> int:
     bits = int_attr(attrs, "bits")
     if bits not in known:
-        raise AnnotationError(f"attribute bits is {bits}, wants {' or '.join(map(str, known))}")
+        raise AnnotationError(f"attribute bits is {bits}, expected {' or '.join(map(str, known))}")
     return bits
 
 
 def group_of(attrs: Attrs, length: Dim) -> Dim:
-    """The length of a group; the attribute's 0 means the whole axis."""
+    """Return the length of a group. The attribute `group` is 0 if the whole axis is one group."""
     group = int_attr(attrs, "group", 0)
     if group and not prove_divisible(length, group):
-        raise AnnotationError(f"the last dimension is {length}, wants a multiple of the group, {group}")
+        raise AnnotationError(f"the last dimension is {length}, expected a multiple of the group, {group}")
     return Dim.of(group) if group else length
 
 
@@ -61,11 +61,11 @@ def _dequantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     q, dtype, bits = tensor_operand(args, 0, "q"), dtype_attr(attrs), bits_attr(attrs, MOST)
     holds = I8 if bits == 8 else U8
     if q.dtype not in (None, holds):
-        raise AnnotationError(f"q holds {q.dtype}, wants {holds} for {bits} bits")
+        raise AnnotationError(f"q holds {q.dtype}, expected {holds} for {bits} bits")
     if not dtype.is_float:
-        raise AnnotationError(f"attribute dtype is {dtype}, wants a float")
+        raise AnnotationError(f"attribute dtype is {dtype}, expected a float")
     if q.ndim == 0:
-        raise AnnotationError("q has rank 0, wants at least 1")
+        raise AnnotationError("q has rank 0, expected at least 1")
     if q.shape is None:
         return TensorType(None, dtype, q.ndim)
     shape = (*q.shape[:-1], q.shape[-1] * (8 // bits))
@@ -77,7 +77,7 @@ def _dequantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     wants_float(tensor_operand(args, 1, "scale"), "scale")
     if bool_attr(attrs, "shifted"):
         if len(args) < 3:
-            raise AnnotationError("attribute shifted is true, wants a shift")
+            raise AnnotationError("attribute shifted is true, expected a shift")
         wants_float(tensor_operand(args, 2, "shift"), "shift")
     return TensorType(shape, dtype)
 
@@ -104,7 +104,7 @@ def _dequantize_nest(operands: Operands) -> Nest:
 
 
 def half_byte(q: Buffer, row: Sequence[Dim], k: Dim) -> Scalar:
-    """The 4-bit number at `k` of a row, as an i32."""
+    """Return the 4-bit number at index `k` of a row, as an i32."""
     return cast(Load(q, (*row, k // 2)), I32) >> cast(index(k % 2 * 4), I32) & 15
 
 
@@ -139,33 +139,33 @@ DEQUANTIZE = define(
 
 
 def _levels(bits: int) -> tuple[int, int]:
-    """The least and the largest number of so many bits."""
+    """Return the smallest and the largest number of this bit width."""
     return (-128, 127) if bits == 8 else (0, 15)
 
 
 def _quantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """(q, scale) where symmetric, else (q, scale, zero)."""
+    """Deduce (q, scale) if symmetric, else (q, scale, zero)."""
     x, dtype, bits = wants_float(tensor_operand(args, 0, "x"), "x"), dtype_attr(attrs), bits_attr(attrs, MOST)
     holds = I8 if bits == 8 else U8
     if not dtype.is_float:
-        raise AnnotationError(f"attribute dtype is {dtype}, wants a float")
+        raise AnnotationError(f"attribute dtype is {dtype}, expected a float")
     if x.ndim == 0:
-        raise AnnotationError("x has rank 0, wants at least 1")
+        raise AnnotationError("x has rank 0, expected at least 1")
     if x.shape is None:
         kinds = [TensorType(None, d, x.ndim) for d in (holds, dtype, holds)]
     else:
         *row, length = x.shape
         groups = (*row, num_groups(attrs, length))
         if bits == 4 and not prove_divisible(length, 2):
-            raise AnnotationError(f"the last dimension is {length}, wants an even one for 4 bits")
+            raise AnnotationError(f"the last dimension is {length}, expected an even number for 4 bits")
         if bits == 4 and not prove_divisible(group_of(attrs, length), 2):
-            raise AnnotationError(f"attribute group is {attrs['group']}, wants an even one for 4 bits")
+            raise AnnotationError(f"attribute group is {attrs['group']}, expected an even number for 4 bits")
         kinds = [TensorType((*row, length * bits // 8), holds), TensorType(groups, dtype), TensorType(groups, holds)]
     return TupleType(tuple(kinds[:2] if bool_attr(attrs, "symmetric") else kinds))
 
 
 def _quantize_nest(operands: Operands) -> Nest:
-    """The range of each group, its scale as it will be stored, its zero, then its numbers."""
+    """Compute each group's range, its scale as rounded for storage, its zero point and its quantised numbers."""
     k, attrs, out = Kernel(), operands.attrs, operands.out
     assert isinstance(out, TupleType)
     outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("q", "scale", "zero"), strict=False))
@@ -176,7 +176,7 @@ def _quantize_nest(operands: Operands) -> Nest:
     low, high = k.workspace("low", *scale.shape), k.workspace("high", *scale.shape)
 
     def safe_scale(*at: Dim) -> Scalar:
-        """A group of zeros has scale 0, by which nothing can be divided."""
+        """Return the scale as a divisor. A group of zeros has scale 0; its divisor is 1."""
         value = cast(scale[at], F32)
         return select(equal(value, 0.0), const(1.0, F32), value)
 
@@ -199,7 +199,7 @@ def _quantize_nest(operands: Operands) -> Nest:
         with k.nest(zero.shape) as at:
             zero[at] = clipped(least - round_half_even(low[at] / safe_scale(*at)))
     bytes_per_group = group * bits // 8
-    with k.nest((*scale.shape, bytes_per_group)) as (*row, g, j):  # of a loop per group, the schedule makes rows
+    with k.nest((*scale.shape, bytes_per_group)) as (*row, g, j):  # one loop per group, which the schedule turns into rows
         value = number(row, g, j) if bits == 8 else number(row, g, j * 2) | number(row, g, j * 2 + 1) << 4
         q[*row, g * bytes_per_group + j] = value
     return Nest(outputs, k.body())

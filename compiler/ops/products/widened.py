@@ -1,14 +1,14 @@
-"""Products of 4-bit weights that are widened to 8 bits, with one scale per channel: the sum over a whole channel is exact.
+"""Products of 4-bit weights that are widened to 8 bits with one scale per channel, so that the sum over a whole channel is exact.
 
-    m[n, g] = round(s[n, g] / largest * 127)         largest: of the channel's scales, by size
+    m[n, g] = round(s[n, g] / largest * 127)         largest: the scale of the channel with the largest magnitude
     w[n, k] = (q[n, k] * m[n, g] + 4) >> 3           q in -8 .. 7, so w in -127 .. 127
     S[n]    = largest * 8 / 127
     v[i, k] = 256 * planes[i, 0, k] + planes[i, 1, k]
     y[i, n] = scale[i] * S[n] * sum(k) v[i, k] * w[n, k]
 
-A step of S is a sixteenth of the step in which the group with the largest scale was rounded to 4 bits. Panels are those of
-integer.py for 4 bits; multipliers and the scales of channels are in panels of as many columns. Planes come from integer_rows.py: the
-second one counts in rows that need two planes, and is zero in the others.
+S is a sixteenth of `largest`, the 4-bit step of the group with the largest scale. Panels have the 4-bit layout of integer.py; multipliers
+and channel scales are in panels of the same number of columns. Planes come from integer_rows.py. The second plane is used in rows that need
+two planes, and is zero in all other rows.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from compiler.ops.tables import Nest, Operands, define
 Attrs = Mapping[str, Any]
 
 F32, I8, I32, U8, BOOL = DType.F32, DType.I8, DType.I32, DType.U8, DType.BOOL
-MOST = 127  # the largest multiplier, and the largest widened weight
+MOST = 127  # the largest multiplier and the largest widened weight
 
 # --- panel_multipliers -------------------------------------------------------------------------------------------------
 
 
 def _multipliers_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """(multipliers [panels, groups, columns], channel_scale [panels, 1, columns])"""
+    """Deduce (multipliers [panels, groups, columns], channel_scale [panels, 1, columns])."""
     scale, columns = wants_float(tensor_operand(args, 0, "scale", ndim=2, layout="[out, groups]"), "scale"), int_attr(attrs, "columns", 1)
     if scale.shape is None:
         return TupleType((TensorType(None, I8, 3), TensorType(None, F32, 3)))
@@ -51,7 +51,7 @@ def _multipliers_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _multipliers_nest(operands: Operands) -> Nest:
-    """The columns beyond the last, which fill its panel, have scale 0."""
+    """Compute multipliers and channel scales. The columns that pad the last panel have scale 0."""
     k, columns, out = Kernel(), operands.attrs["columns"], operands.out
     assert isinstance(out, TupleType)
     outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("multipliers", "channel_scale"), strict=True))
@@ -91,7 +91,7 @@ PANEL_MULTIPLIERS = define("panel_multipliers", "scale", _multipliers_type, _mul
 
 
 def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """[..., out]"""
+    """Deduce [..., out]."""
     dtype, size = dtype_attr(attrs), int_attr(attrs, "size", 1)
     planes, scale = tensor_operand(args, 0, "planes"), wants_float(tensor_operand(args, 1, "scale"), "scale")
     two_planes = tensor_operand(args, 2, "two_planes")
@@ -101,9 +101,9 @@ def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     given = (planes, scale, two_planes, panels, multipliers, channel)
     for operand, name, holds in zip(given, _NAMES, (I8, None, BOOL, U8, I8, None), strict=True):
         if holds is not None and operand.dtype not in (None, holds):
-            raise AnnotationError(f"{name} holds {operand.dtype}, wants {holds}")
+            raise AnnotationError(f"{name} holds {operand.dtype}, expected {holds}")
     if planes.ndim is not None and planes.ndim < 2:
-        raise AnnotationError(f"planes has rank {planes.ndim}, wants at least 2: [..., 2, in]")
+        raise AnnotationError(f"planes has rank {planes.ndim}, expected at least 2: [..., 2, in]")
     if planes.shape is None or multipliers.shape is None:
         return TensorType(None, dtype, None if planes.ndim is None else planes.ndim - 1)
     for wanted, operand, name in zip(_wanted(planes.shape, multipliers.shape, size), given, _NAMES, strict=True):
@@ -125,7 +125,7 @@ def _wanted(planes: tuple[Dim, ...], multipliers: tuple[Dim, ...], size: int) ->
 
 
 def _linear_nest(operands: Operands) -> Nest:
-    """The sum over groups has the form of that of integer.py, with one group as long as the channel."""
+    """Compute the product as the sum over groups of integer.py, with a single group as long as the channel."""
     kernel = Kernel()
     out, planes, scale, two_planes, panels, multipliers, channel = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(6)))
     bias = kernel.array(operands.buffer(6)) if operands.has(6) else None
@@ -157,7 +157,8 @@ def _linear_numpy(
     stored = PANEL4.stored(panels).astype(np.int32) - PANEL4.offset
     eighths = stored * np.repeat(multipliers.transpose(0, 2, 1).reshape(-1, groups).astype(np.int32), length // groups, -1)
     w = (eighths + (1 << EIGHTHS - 1)) >> EIGHTHS
-    sums = planes.reshape(-1, 2, length).astype(np.float64).transpose(1, 0, 2) @ w.astype(np.float64).T  # whole numbers are exact in f64
+    # these integers are exact in f64
+    sums = planes.reshape(-1, 2, length).astype(np.float64).transpose(1, 0, 2) @ w.astype(np.float64).T
     first, second = sums.astype(np.float32).astype(np.float64)
     exact = (first * 256 + np.where(two_planes.reshape(-1, 1), second, 0)).astype(np.float32)
     y = (exact * (scale.reshape(-1, 1) * channel_scale.reshape(1, -1)))[:, :size]

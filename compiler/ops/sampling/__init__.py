@@ -1,1 +1,1 @@
-"""The operators that draw tokens from logits."""
+"""The operators that sample tokens from logits."""

@@ -1,4 +1,4 @@
-"""The loop nests of sampling."""
+"""The loop nests of the sampling operators."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class _Sampling(Truncations):
                 self.draw_and_report()
 
     def rank_given(self) -> None:
-        """The rank and the distance of given tokens."""
+        """Report the rank of the given token and its distance from the best token."""
         self.report_nothing()
         token = self.k.let("token", self.arrays["tokens"][self.i])
         self.find_best(self.raw)
@@ -89,7 +89,7 @@ class _Sampling(Truncations):
     # --- the draw ------------------------------------------------------------------------------------------------------
 
     def draw(self) -> None:
-        """The first token up to which the weights add up to more than a random share of all of them."""
+        """Draw the first token at which the cumulative weight exceeds a random share of the total weight."""
         k, run, before, chosen = self.k, self.run, self.before, self.chosen
         with k.scope():
             random = k.local("random", 1, dtype=I64)
@@ -115,7 +115,8 @@ class _Sampling(Truncations):
             self.arrays["tokens"][self.i] = cast(index(BLOCK * b) + chosen[0], I32)
 
     def write_random(self, random: Array) -> None:
-        """Below the total: a product of 53 random bits and the total, taken apart so that no part passes 2^63."""
+        """Write a random integer below the total weight: (53 random bits * total weight) / 2^53. The product is computed in parts that stay
+        below 2^63."""
         k, total = self.k, self.total
         with k.scope():
             counter, key, part = (k.local(name, size, dtype=I64) for name, size in (("counter", 4), ("key", 2), ("part", 2)))
@@ -152,7 +153,8 @@ class _Sampling(Truncations):
             arrays["top_distances"][i, e] = 0.0
 
     def report(self, token: Dim, num_top: Scalar) -> None:
-        """About `token`, and the nearest alternatives. These are taken out of the row one by one: nothing reads it afterwards."""
+        """Report the rank and distance of `token`, and the `num_top` nearest alternatives. Each reported alternative is deleted from the
+        row; nothing reads the row afterwards."""
         k, g, i, low, arrays = self.k, self.g, self.i, self.low, self.arrays
         with k.scope():
             own, rest, chosen = k.local("own", 1), k.local("rest", 1), k.local("chosen", 1, dtype=I64)

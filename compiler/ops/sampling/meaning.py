@@ -1,14 +1,17 @@
-"""From rows of logits to tokens: what every sampling parameter means, in NumPy, one row at a time.
+"""The reference sampler: it defines every sampling parameter in NumPy, one row of logits at a time.
 
-The compiled sampler has this meaning to the last bit, whatever stands beside a row. The order of the steps is part of it:
+The compiled sampler gives the same result to the last bit, whatever other rows are in the batch. The order of the steps is part of the
+definition:
 
     bias -> repetition, frequency and presence penalties -> mask -> temperature -> top_k -> top_p -> min_p -> typical_p -> draw
 
-From the temperature on a row is *distances*: how far, in nats, each token lies below the best one. Of equal distances the lower token
-id is the nearer one. A token that was taken away is infinitely far. Each truncation looks at what the one before it left.
+After the temperature step, a row holds *distances*: by how many nats each token is less likely than the best token. Of two tokens at equal
+distances, the token with the lower id ranks as nearer. A token that was removed is infinitely far. Each truncation works on the tokens that
+the previous truncation kept.
 
-Probabilities are *weights*, integers of 40 bits: their sums are exact, so neither blocks nor threads nor instruction sets change
-which token a random number falls on. `weigh` uses f32 products and sums without fusing, which every machine rounds alike.
+Probabilities are *weights*, integers of 40 bits. Their sums are exact, so the token that a random number selects depends neither on the
+division into blocks, nor on threads, nor on the instruction set. `weigh` uses f32 products and sums without fusing, which every machine
+rounds alike.
 """
 
 from __future__ import annotations
@@ -24,17 +27,18 @@ from runtime.sampling import NOT_A_NUMBER, NOTHING_LEFT, NUM_TOP, SHARE_BITS, SH
 Array = NDArray[Any]
 Row = NDArray[np.float32]
 
-LOG2_E = 1.4426950216293335  # in f32
-POWER = (-0.6931470036506653, 0.24022242426872253, -0.05550733581185341, 0.009671512991189957, -0.001326472731307149)  # 2^-r, behind 1
+LOG2_E = 1.4426950216293335  # rounded to f32
+# Coefficients of r, r^2, r^3, ... in the polynomial for 2^-r; the constant term is 1.
+POWER = (-0.6931470036506653, 0.24022242426872253, -0.05550733581185341, 0.009671512991189957, -0.001326472731307149)
 MANTISSA_BITS = 22
-FURTHEST = 64.0  # powers of two, or nats: beyond it a weight is 0
-MEAN_BITS = 16  # behind the point, of the distances that a mean is made of
-ROUND = 2.0**23  # adding it to 0 <= x < 2^23 leaves the nearest integer in the low bits
-TWO = 2.0  # adding it to 0.7 < x < 1.5 leaves x in units of 2^-MANTISSA_BITS
+FURTHEST = 64.0  # distance in powers of two, or nats, beyond which a weight is 0
+MEAN_BITS = 16  # fractional bits of the distances whose mean is computed
+ROUND = 2.0**23  # adding it to 0 <= x < 2^23 puts the nearest integer into the low bits of the sum
+TWO = 2.0  # adding it to 0.7 < x < 1.5 gives a sum whose low bits are x in units of 2^-MANTISSA_BITS
 
 
 def sample(logits: Array, rows: Array, numbers: Array, settings: Array, *lists_and_masks: Array) -> tuple[Array, ...]:
-    """The fields of `Sampled`, those of `Logprobs` in its place."""
+    """Draw a token per row. Return the tokens, then the fields of `Logprobs`."""
     *lists, masks = lists_and_masks
     tokens = np.zeros(len(rows), np.int32)
     logprobs = _nothing(len(rows))
@@ -57,7 +61,7 @@ def sample(logits: Array, rows: Array, numbers: Array, settings: Array, *lists_a
 
 
 def token_logprobs(logits: Array, rows: Array, tokens: Array, tops: Array) -> tuple[Array, ...]:
-    """The fields of `Logprobs`: given tokens under the logits as they came, with so many alternatives."""
+    """Return the fields of `Logprobs` for given tokens under the unmodified logits, with `tops[i]` alternatives for row `i`."""
     logprobs = _nothing(len(rows))
     for i, row in enumerate(rows):
         _rank(_distances(logits[row], np.float32(1)), int(tokens[i]), int(tops[i]), logprobs, i)
@@ -93,10 +97,10 @@ def _distances(logits: Row, sharpness: np.float32) -> Row:
 
 
 def _draw(logits: Row, number: Row, setting: list[int]) -> tuple[int, Row]:
-    """The token, and the distances that it was drawn from."""
+    """Return the drawn token, and the distances from which it was drawn."""
     first = int(logits.argmax())
     best, sharpness = logits[first], number[Number.SHARPNESS]
-    if not best < np.inf:  # a NaN is the first of all
+    if not best < np.inf:  # argmax returns the index of a NaN if there is one
         return NOT_A_NUMBER, logits
     if best == -np.inf:
         return NOTHING_LEFT, logits
@@ -111,7 +115,7 @@ def _draw(logits: Row, number: Row, setting: list[int]) -> tuple[int, Row]:
     distances = np.where(distances <= number[Number.REACH], distances, np.float32(np.inf))
     if setting[Setting.TYPICAL_P] < SHARE_ONE:
         weights = weigh(distances)
-        surprise = np.abs(distances - _mean(distances, weights))  # as far from the entropy as this distance is from the mean one
+        surprise = np.abs(distances - _mean(distances, weights))  # the difference between each token's surprisal and the entropy
         distances = _nearest(distances, surprise, weights, _share(weights, setting[Setting.TYPICAL_P]))
     sums = np.cumsum(weigh(distances))
     random = random_bits(setting[Setting.SEED], setting[Setting.POSITION], setting[Setting.CHOICE])
@@ -119,7 +123,7 @@ def _draw(logits: Row, number: Row, setting: list[int]) -> tuple[int, Row]:
 
 
 def weigh(distances: Array) -> Array:
-    """About 2^WEIGHT_BITS exp(-distance), never more; 0 where it would be less than 1."""
+    """Return 2^WEIGHT_BITS * exp(-distance), approximately and never rounded up, and 0 for results below 1."""
     with np.errstate(over="ignore"):
         powers = distances * np.float32(LOG2_E)
     powers = np.where(powers < FURTHEST, powers, np.float32(FURTHEST))
@@ -133,12 +137,12 @@ def weigh(distances: Array) -> Array:
 
 
 def _bits_beyond(numbers: Array, base: float) -> Array:
-    """How many f32 numbers lie between `base` and each of these."""
+    """Return how many f32 numbers are between `base` and each of `numbers`."""
     return numbers.view(np.int32) - np.float32(base).view(np.int32)
 
 
 def _nearest(distances: Row, key: Row, weights: Array, wanted: int) -> Row:
-    """Those with the smallest keys that together weigh `wanted`, and no more of them than that takes."""
+    """Keep the tokens with the smallest keys, in ascending order, until their weights sum to `wanted`. Set all other tokens to infinity."""
     order = np.argsort(key, kind="stable")
     num_kept = int(np.searchsorted(np.cumsum(weights[order]), wanted, side="left")) + 1
     nearest = distances.copy()
@@ -151,7 +155,7 @@ def _share(weights: Array, share: int) -> int:
 
 
 def _mean(distances: Row, weights: Array) -> np.float32:
-    """The mean distance, by weight: the entropy less a constant."""
+    """Return the weighted mean of the distances. It equals the entropy up to a constant."""
     near = np.where(distances < FURTHEST, distances, np.float32(FURTHEST))
     moments = (weights * np.rint(near * np.float32(1 << MEAN_BITS)).astype(np.int64)) >> MEAN_BITS
     return moments.sum().astype(np.float32) / weights.sum().astype(np.float32)

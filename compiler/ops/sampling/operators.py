@@ -1,5 +1,5 @@
-"""Sampling: which token each row of logits gives, and how probable it is. Operands and results are those of `runtime.sampling`;
-what they mean is in meaning.py."""
+"""The sampling operators: draw a token from each row of logits, and report log-probabilities. `runtime.sampling` defines their operands and
+results; meaning.py defines what they compute."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ LOGPROB_OPERANDS = {"logits": F32, "rows": I32, "tokens": I32, "tops": I32}
 
 
 def _types(args: tuple[Type, ...], operands: Mapping[str, DType]) -> dict[str, TensorType]:
-    """What is known of the operands, whose element types must be these."""
+    """Return the annotations of the operands by name. Raise AnnotationError if an element type is not the expected one."""
     types: dict[str, TensorType] = {}
     for i, (name, dtype) in enumerate(operands.items()):
         types[name] = tensor_operand(args, i, name, ndim=2 if name in ("logits", "numbers", "settings", "masks") else 1)
         if types[name].dtype not in (None, dtype):
-            raise AnnotationError(f"{name} holds {types[name].dtype}, wants {dtype}")
+            raise AnnotationError(f"{name} holds {types[name].dtype}, expected {dtype}")
     return types
 
 
 def _agree_rows(types: Mapping[str, TensorType], names: tuple[str, ...]) -> Dim | None:
-    """The number of rows, which these have in common."""
+    """Return the number of rows. Raise AnnotationError if the named operands have different numbers of rows."""
     rows = types["rows"].shape
     for name in names:
         shape = types[name].shape
@@ -58,7 +58,7 @@ def _agree_rows(types: Mapping[str, TensorType], names: tuple[str, ...]) -> Dim 
 
 
 def _logprob_types(rows: Dim | None) -> tuple[TensorType, ...]:
-    """The fields of `runtime.sampling.Logprobs`."""
+    """Return the annotations of the fields of `runtime.sampling.Logprobs` for this number of rows."""
 
     def field(dtype: DType, *more: int) -> TensorType:
         return TensorType(None if rows is None else (rows, *map(Dim.of, more)), dtype, 1 + len(more))

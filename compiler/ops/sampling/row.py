@@ -1,8 +1,8 @@
-"""What all stages of sampling do with a row of logits.
+"""Operations on a row of logits that all stages of sampling share.
 
-`distance` holds the row in blocks of BLOCK tokens; the last block is filled up with infinite distances. `low` has the smallest distance of
-each block, so that blocks of distant tokens are skipped unread: a block with an infinite low has no token left, and its distances are not
-defined. `sum` has the weight of each block.
+`distance` holds the row in blocks of BLOCK tokens; the last block is padded with infinite distances. `low` has the smallest distance of
+each block, so that a block of distant tokens is skipped without reading it. A block whose `low` is infinite has no tokens left, and its
+distances are undefined. `sum` has the weight of each block.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from compiler.machine.intrinsics.shift import Shift
 from compiler.ops.sampling.meaning import LOG2_E, MANTISSA_BITS, POWER, ROUND, TWO
 from runtime.sampling import SHARE_BITS, SHARE_ONE, WEIGHT_BITS, Number, Setting
 
-GROUPS = 16  # rows that have work space at a time
+GROUPS = 16  # rows that have workspace at the same time
 LANES = 16
 VECTORS = 4
 BLOCK = VECTORS * LANES
 
-SCALE_BITS = 24  # of the tile that makes weights
-BEYOND = 48.0  # powers of two that are told apart: all weights from 41 on are 0
+SCALE_BITS = 24  # SCALE_BITS of the `Shift` tile
+BEYOND = 48.0  # powers of two to which a distance is clamped; a weight is 0 from 41 powers of two on
 INF = float("inf")
 
 F32, I32, I64, BOOL = DType.F32, DType.I32, DType.I64, DType.BOOL
 
-Read = Callable[[DimLike], Scalar]  # the row's element at an index
+Read = Callable[[DimLike], Scalar]  # index -> element of the row
 
 
 def less(a: Scalar, b: Scalar) -> Scalar:
@@ -46,18 +46,18 @@ def plus(a: Scalar, b: Scalar) -> Scalar:
 
 
 def whole(number: Scalar) -> Scalar:
-    """A number in 0 .. 2^23 as the nearest i32."""
+    """Round a number in 0 .. 2^23 to the nearest integer, an i32."""
     return bits_of(number + float(ROUND)) - bits_of(const(float(ROUND), F32))
 
 
 def share_of(total: Scalar, share: Scalar) -> Scalar:
-    """At least 1, of products that fit 64 bits."""
+    """Return the fraction `share` of `total`, but at least 1. `share` is in units of 2^-SHARE_BITS. No product exceeds 64 bits."""
     return maximum(const(1, I64), (total >> SHARE_BITS) * share + ((total & (SHARE_ONE - 1)) * share >> SHARE_BITS))
 
 
 class Row:
-    """Row `g` of the work space, row `i` of the operands, and row `source` of the logits. One thread works on a row, in memory that stays
-    in its cache."""
+    """A row of logits and its workspace: row `g` of the workspace, row `i` of the operands, row `source` of the logits. One thread
+    processes a row, so the row stays in the cache of its core."""
 
     g: Dim
     i: Dim
@@ -71,7 +71,7 @@ class Row:
 
     @contextmanager
     def each_row(self, *, listing: bool) -> Generator[None]:
-        """Work space for GROUPS rows, which the rows take in turn."""
+        """Loop over the rows. A workspace for GROUPS rows is reused for row after row."""
         k = self.k
         self.distance = k.workspace("distance", GROUPS, self.blocks * BLOCK)
         self.low = k.workspace("low", GROUPS, self.blocks)
@@ -100,7 +100,7 @@ class Row:
 
     @property
     def tells_drawn(self) -> Scalar:
-        """Whether the distribution that was drawn from will be reported."""
+        """Return whether log-probabilities are reported under the distribution from which the token is drawn."""
         return (self.setting(Setting.TOP) >= 0) & equal(self.setting(Setting.PROCESSED), 1)
 
     def raw(self, at: DimLike) -> Scalar:
@@ -113,12 +113,12 @@ class Row:
 
     @contextmanager
     def each_vector(self, b: Dim) -> Generator[tuple[Dim, Dim, Dim]]:
-        """The lanes of the vectors of a block: vector, lane, and the token's index."""
+        """Loop over the vectors of a block. Yield the number of the vector, the lane, and the id of the token."""
         with self.k.serial("u", VECTORS) as u, self.k.vector(LANES) as lane:
             yield u, lane, BLOCK * b + LANES * u + lane
 
     def each_block(self, read: Read, body: Callable[[Dim, Read], None]) -> None:
-        """`body` for each block of the row. The last block of the logits may end early."""
+        """Apply `body` to each block of the row. The last block of the logits may be partial."""
         full = self.vocab // BLOCK if read == self.raw else self.blocks
         if full:
             with self.k.serial("b", full) as b:
@@ -129,7 +129,7 @@ class Row:
 
     @contextmanager
     def live(self, reach: Callable[[], Scalar] | None = None) -> Generator[Dim]:
-        """The blocks that hold a token, within this distance where one is given."""
+        """Loop over the blocks that hold a token; if `reach` is given, only over blocks with a token within this distance."""
         with self.k.serial("b", self.blocks) as b:
             some = self.low[self.g, b] < INF
             with self.k.when(some if reach is None else (self.low[self.g, b] <= reach()) & some):
@@ -141,7 +141,7 @@ class Row:
                 array[lane] = 0
 
     def fold_lanes(self, array: Array, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-        """Lanes folded into lane 0, by halves."""
+        """Reduce all lanes into lane 0, by repeated halving."""
         for half in halvings(LANES):
             with self.k.vector(half) as lane:
                 array[lane] = combine(array[lane], array[lane + half])
@@ -149,7 +149,7 @@ class Row:
     # --- stages --------------------------------------------------------------------------------------------------------
 
     def adjust(self) -> None:
-        """The row's own logits: biased, penalised, masked."""
+        """Write the row's logits after applying bias, penalties and mask."""
         k, i, arrays = self.k, self.i, self.arrays
 
         def copy(b: Dim, read: Read) -> None:
@@ -183,7 +183,7 @@ class Row:
                 self.distance[self.g, at] = select(equal(bit, 1), self.own(at), -INF)
 
     def find_best(self, read: Read) -> None:
-        """best: the highest logit, first: its first index, bad: the number of lanes with a NaN."""
+        """Set `best` to the highest logit, `first` to the lowest token id that has it, and `bad` to the number of lanes with a NaN."""
         k = self.k
         with k.scope():
             top, place, nans = (k.local(n, VECTORS, LANES, dtype=d) for n, d in (("top", F32), ("place", I32), ("nans", I32)))
@@ -215,12 +215,12 @@ class Row:
                     first[0] = places[e]
 
     def measure(self, read: Read, sharpness: Callable[[], Scalar]) -> None:
-        """Logits become distances."""
+        """Convert logits to distances."""
         self.stale[0] = True
         self.each_block(read, lambda b, read: self.renew(b, lambda at: (self.best[0] - read(at)) * sharpness()))
 
     def renew(self, b: Dim, distance: Read) -> None:
-        """Other distances in a block, and its low."""
+        """Replace the distances of block `b`, and update `low`, its smallest distance."""
         least = self.least
         with self.k.vector(LANES) as lane:
             least[lane] = INF
@@ -231,7 +231,7 @@ class Row:
         self.low[self.g, b] = least[0]
 
     def keep(self, condition: Read, reach: Callable[[], Scalar]) -> None:
-        """Tokens that do not meet the condition become infinitely distant, and so does every token beyond `reach`."""
+        """Set the distance of each token to infinity if it does not meet the condition or is beyond `reach`."""
         with self.live() as b:
             with self.k.when(reach() < self.low[self.g, b]):
                 self.low[self.g, b] = INF
@@ -241,8 +241,8 @@ class Row:
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def weigh(self, distance: Read) -> None:
-        """weight: `sampling_meaning.weigh` of a distance, step by step, in each lane. The tile shifts 6 bits further up, then down. What
-        is added for rounding is as much larger, so that ties are rounded the same way."""
+        """Set `weight` to `meaning.weigh` of a distance, in each lane. The tile shifts up by 6 more bits than `meaning.weigh` before it
+        shifts down. The constant added for rounding is larger accordingly, so that ties round the same way."""
         power, rounded, mantissa = self.power, self.rounded, self.mantissa
         base = float(ROUND + SCALE_BITS - (WEIGHT_BITS - MANTISSA_BITS))
         with self.k.vector(LANES) as lane:
@@ -258,14 +258,15 @@ class Row:
 
     @contextmanager
     def each_weight(self, b: Dim) -> Generator[Dim]:
-        """The vectors of a block, with `weight` of each."""
+        """Loop over the vectors of a block. Set `weight` to the weights of the vector's tokens."""
         with self.k.serial("u", VECTORS) as u:
             self.weigh(lambda lane: self.own(BLOCK * b + LANES * u + lane))
             yield u
 
     @contextmanager
     def sums(self) -> Generator[Dim]:
-        """The sum of each block and of all, from the weights of the block that are added to `lanes` within."""
+        """Set `sum` to the weight of each block, and `total` to the weight of the row. The body of the loop adds the weights of a block to
+        `lanes`."""
         self.total[0] = 0
         self.stale[0] = False
         with self.k.serial("b", self.blocks) as b:
@@ -278,6 +279,6 @@ class Row:
             self.total[0] = self.total[0] + self.lanes[0]
 
     def sum_weights(self) -> None:
-        """The weight of each block, and of all, where they are not known already."""
+        """Compute the weight of each block and the total, unless they are up to date."""
         with self.k.when(self.stale[0]), self.sums() as b, self.each_weight(b), self.k.vector(LANES) as lane:
             self.lanes[lane] = self.lanes[lane] + self.weight[lane]

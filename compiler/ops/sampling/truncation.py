@@ -1,8 +1,8 @@
-"""Truncations of a row: which tokens stay.
+"""Truncation of a row by top_k, top_p, min_p and typical_p: it selects the tokens that remain candidates.
 
-None of them sorts. Where weights decide, a sample estimates between which keys the last token that stays should lie. One pass over the row
-adds up what is nearer and lists what lies between; histograms narrow the list down until all keys in it are equal. All sums are of
-integers, so the answer is exact, and they show whether the estimate was right.
+No truncation sorts the row. For top_p and typical_p, a sample of blocks estimates a range of keys that should contain the key of the last
+token to keep. One pass over the row sums the weights of the tokens before that range, and lists the tokens within it. Histograms narrow the
+list until all its keys are equal. All sums are of integers, so the result is exact, and they show whether the range contains that key.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from compiler.ops.sampling.row import BLOCK, BOOL, F32, I32, I64, INF, LANES, VE
 from runtime.sampling import SHARE_ONE, Number, Setting
 
 BUCKETS = 512
-ROUNDS = 40  # of narrowing: each divides the range of f32 numbers by almost BUCKETS
-SPAN = 16.0  # nats that the histogram of the sample tells apart
-SAMPLED = 256  # blocks of a row, at least, that make a sample
-HEAVY = 1 / 12  # of the blocks, at most, are in every sample, as one of their tokens is heavy
-STEP = 0.5  # nats, in which it is said how heavy
-SLACK = 0.01  # nats, more than the rounding of any distance that a bucket has
-MARGIN = 1 / 24  # of share * (1 - share): how wrong a sample may be, times 2 for top_p, and 3 for typical_p, which drops heavy tokens
-WIDER = 2.0  # times: the range beside one that was not right
+ROUNDS = 40  # most rounds of narrowing; each divides the range of f32 numbers by almost BUCKETS
+SPAN = 16.0  # nats that the histogram of the sampled blocks covers
+SAMPLED = 256  # fewest blocks in a sample, unless the row has fewer
+HEAVY = 1 / 12  # largest share of the row's blocks that a sample includes because they have a heavy token
+STEP = 0.5  # nats between the candidates for the threshold `heavy`
+SLACK = 0.01  # nats, more than the rounding error of any distance in a bucket
+MARGIN = 1 / 24  # margin of a sample's estimate per share * (1 - share), times 2 for top_p, times 3 for typical_p, which drops heavy tokens
+WIDER = 2.0  # width of the next range, relative to the range that missed the last token to keep
 ATTEMPTS = 4
 
 
@@ -39,13 +39,13 @@ class Truncations(Row):
 
     @property
     def stride(self) -> int:
-        """A power of two: the sample has one block of so many, beside the heavy ones."""
+        """Return the stride at which a sample takes blocks without heavy tokens: a power of two."""
         return 1 << max(0, (self.blocks // SAMPLED).bit_length() - 1)
 
     def truncate(self, then: Callable[[], None]) -> None:
-        """top_k, top_p and typical_p are three iterations of one loop: each keeps the tokens nearest to `center`, up to the number of
-        tokens or the weight that is wanted. Each lists the tokens among which the last one is that stays. `then` draws: it may find the
-        row as it was, with the sums of what is `within`, where nothing else reads the row."""
+        """Apply top_k, top_p and typical_p as three iterations of one loop. Each keeps the tokens nearest to `center`, up to the wanted
+        number or weight, and finds the last token to keep in a list of candidates. `then` draws the token. If nothing else reads the row,
+        the last truncation does not rewrite the row: `then` finds all its tokens, but the sums contain only the tokens `within`."""
         k = self.k
 
         def reach() -> Scalar:
@@ -98,14 +98,14 @@ class Truncations(Row):
         return abs(self.own(at) - self.center[0])
 
     def add_token(self, id_: Dim, e: Dim) -> None:
-        """Token `id_`, number `e` of those at hand, belongs to the sums by its weight."""
+        """Add the weight of token `id_` to the sums of its block and the row. The token is element `e` of the current vector."""
         with self.k.scope():
             b = self.k.let("b", index(id_) // BLOCK)
             self.sum[self.g, b] = self.sum[self.g, b] + self.weight[e]
             self.total[0] = self.total[0] + self.weight[e]
 
     def within(self, at: DimLike) -> Scalar:
-        """Nothing beyond `nearest`, and nothing at it behind the last."""
+        """Return whether a token is kept: its key is below `nearest`, or equal to `nearest` and its id is at most `last`."""
         key, nearest = self.off_center, self.nearest
         return (key(at) < nearest[0]) | equal(key(at), nearest[0]) & (index(at) <= self.last[0])
 
@@ -119,7 +119,8 @@ class Truncations(Row):
             self.count[0] = index(c) + select(chosen(b), number(1), 0)
 
     def list_by_number(self, wanted: Callable[[], Scalar]) -> None:
-        """As many blocks as there are tokens wanted have their low within some distance: none wanted lies beyond it."""
+        """List the candidates for the `wanted` nearest tokens. A distance that at least `wanted` blocks reach with a token bounds the
+        candidates."""
         self.list_blocks(lambda b: self.low[self.g, b] < INF)
         self.upto[0] = INF
         self.wanted[0] = wanted()
@@ -130,8 +131,9 @@ class Truncations(Row):
         self.wanted[0] = wanted()
 
     def list_by_weight(self, share: Callable[[], Scalar]) -> None:
-        """The tokens among which the smallest keys come to this share of all weights. Should that not be where the sample has it, it is
-        before or behind: there a wider range is gone through, and at last all that is left."""
+        """List the candidates for the last token to keep: tokens are kept by ascending keys until they make up this share of the total
+        weight. If the range that the sample estimates does not contain that token, try a wider range before or after it, and at last the
+        whole remaining row."""
         k, wanted = self.k, self.wanted
         with k.scope():
             self.since, self.until, width = (k.local(name, 1) for name in ("since", "until", "width"))
@@ -153,8 +155,8 @@ class Truncations(Row):
                     until[0] = since[0] + width[0]
 
     def part(self) -> None:
-        """The list: tokens with keys from `since` to before `until`, which weigh `between`; sums: of those before them, `total` together;
-        all: the weight of the row."""
+        """List the tokens whose keys are at least `since` and below `until`; `between` is set to their weight. Set `sum` and `total` to the
+        weights of the tokens before them, and `all` to the weight of the row."""
         k, weight, key = self.k, self.weight, self.off_center
         since, until = self.since, self.until
         with k.scope():
@@ -177,11 +179,12 @@ class Truncations(Row):
             self.between[0] = inner[0] - self.total[0]
 
     def append(self, hits: Array, b: Dim, u: Dim) -> None:
-        """The tokens of a vector that are hits go to the list."""
+        """Append those tokens of vector `u` of block `b` to the list for which `hits` is set."""
         self.k.tile(Append(), self.list[self.g, 0], self.count[0], hits[u, 0], dims=(BLOCK * b + LANES * u,))
 
     def list_tokens(self, condition: Read) -> None:
-        """The tokens that meet the condition, by id; none of them is in a block whose low lies beyond `upto`."""
+        """List the tokens that meet the condition, by ascending id. Blocks whose `low` exceeds `upto` are skipped; no token in them may
+        meet the condition."""
         k = self.k
         with k.scope():
             hits = k.local("hits", VECTORS, LANES, dtype=I32)
@@ -194,7 +197,8 @@ class Truncations(Row):
 
     @contextmanager
     def each_of(self, count: Dim, read: Read) -> Generator[Dim]:
-        """Parts of a list of so many, with the elements of LANES of them in `near`."""
+        """Loop over the first `count` entries of the list in parts of LANES entries. Set `near` to what `read` returns for the tokens of
+        the part."""
         k = self.k
         with k.serial("k", ceil_div(count, LANES)) as part:
             with k.serial("e", LANES) as e:
@@ -204,13 +208,13 @@ class Truncations(Row):
 
     @contextmanager
     def each_id(self, count: Dim, part: Dim) -> Generator[tuple[Dim, Dim]]:
-        """Each token of such a part, and its number there."""
+        """Loop over the tokens of part `part` of the list. Yield each token's id and its index within the part."""
         with self.k.serial("e", dim_min(LANES, count - LANES * part)) as e:
             yield self.k.let("id", self.list[self.g, LANES * part + e]), e
 
     @contextmanager
     def each_listed(self, read: Read) -> Generator[tuple[Dim, Dim]]:
-        """Parts of the list: its length, and the number of the part."""
+        """Loop over the whole list in parts of LANES entries. Yield the length of the list and the number of the part."""
         with self.k.scope():
             count = self.k.let("c", self.count[0])
             with self.each_of(count, read) as part:
@@ -219,7 +223,8 @@ class Truncations(Row):
     # --- the sample ----------------------------------------------------------------------------------------------------
 
     def guess(self, share: Callable[[], Scalar]) -> None:
-        """since, until: keys between which the smallest ones should come to this share of all weights."""
+        """Set `since` and `until` to an estimated range: the tokens with the smallest keys should reach this share of the total weight
+        within it."""
         k, run, before, chosen, scale = self.k, self.run, self.before, self.chosen, self.scale
 
         def part() -> Scalar:
@@ -249,7 +254,7 @@ class Truncations(Row):
             self.until[0] = select(chosen[0] < BUCKETS - 1, (cast(chosen[0], F32) + 0.5) / scale[0], INF)
 
     def sample_blocks(self) -> None:
-        """The list: blocks with a token nearer than `heavy`, and some of the others."""
+        """List the blocks that have a token within the distance `heavy`, and a sample of all other blocks."""
         k, low, g, lanes, heavy = self.k, self.low, self.g, self.lanes, self.heavy
         self.clear(lanes)
         with k.serial("b", self.blocks) as b, k.vector(LANES) as lane:
@@ -264,8 +269,8 @@ class Truncations(Row):
         return whole(select(scaled < BUCKETS - 1, scaled, BUCKETS - 1))
 
     def count_sample(self) -> None:
-        """The histogram of the weights of the blocks in the list, each of which stands for as many as it was taken from. An addition to
-        what was just written has to wait for it: each vector of a block has buckets of its own."""
+        """Compute the histogram of the weights of the listed blocks, each scaled by the number of blocks it represents. Each vector of a
+        block has separate buckets, since an addition would have to wait for the previous addition to the same bucket."""
         k = self.k
         with k.scope():
             parts = k.local("parts", VECTORS, BUCKETS, dtype=I64)
@@ -295,7 +300,7 @@ class Truncations(Row):
     # --- narrowing -----------------------------------------------------------------------------------------------------
 
     def choose_bucket(self) -> None:
-        """The bucket in which the weights come to `wanted`, which becomes what this bucket has to add."""
+        """Find the bucket in which the cumulative weight reaches `wanted`. Subtract the weight of all buckets before it from `wanted`."""
         run, before, chosen, wanted = self.run, self.before, self.chosen, self.wanted
         run[0] = 0
         before[0] = 0
@@ -308,7 +313,7 @@ class Truncations(Row):
         wanted[0] = wanted[0] - before[0]
 
     def find_mean(self) -> None:
-        """center: the mean distance, by weight."""
+        """Set `center` to the weighted mean of the distances."""
         k, lanes, weight = self.k, self.lanes, self.weight
         with k.scope():
             moments = k.local("moments", LANES, dtype=I64)
@@ -324,9 +329,12 @@ class Truncations(Row):
             self.center[0] = cast(moments[0], F32) / cast(lanes[0], F32)
 
     def narrow(self, read: Read, each: Callable[[Dim, Dim], None] | None) -> None:
-        """nearest: the key with which the list, by ascending keys, comes to weigh `wanted`; the list: those with this key; wanted: what
-        they have to add. `each` is done with all of a round; only those in buckets before the chosen one, which stay, have a weight then: a
-        branch in its place could not be predicted."""
+        """Set `nearest` to the key at which the weight of the list, by ascending keys, reaches `wanted`. Reduce the list to the tokens with
+        this key, and `wanted` to the weight that these tokens must contribute.
+
+        In each round, `each` is called for all tokens of the list. Tokens outside the buckets before the chosen bucket have weight 0 during
+        the call, so that `each` needs no branch, which would be unpredictable.
+        """
         k, weight, nearest, furthest, least = self.k, self.weight, self.nearest, self.furthest, self.least
 
         def key(lane: Dim) -> Scalar:
@@ -383,7 +391,7 @@ class Truncations(Row):
                 find_ends()
 
     def find_last(self) -> None:
-        """Of the tokens at `nearest`, the last that it takes to add what is wanted."""
+        """Find the last token with the key `nearest` that is needed to reach `wanted`."""
         self.run[0] = 0
         with self.each_listed(self.own) as (count, part):
             self.weigh_near()
@@ -394,7 +402,7 @@ class Truncations(Row):
                 self.run[0] = self.run[0] + self.weight[e]
 
     def weigh_near(self) -> None:
-        """What each of the tokens `near` adds to what is wanted."""
+        """Set `weight` to what each token in `near` contributes to `wanted`: 1 for top_k, otherwise its weight."""
         self.weigh(lambda lane: self.near[lane])
         with self.k.vector(LANES) as lane:
             self.weight[lane] = select(equal(index(self.stage), 0), number(1), self.weight[lane])

@@ -1,1 +1,1 @@
-"""Fusing kernels: which ones fit together, and how two loop nests become one."""
+"""Kernel fusion: which kernels can be joined, and how two loop nests become one."""

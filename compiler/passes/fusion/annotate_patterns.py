@@ -1,6 +1,6 @@
-"""Tell what kind of computation each loop nest is: the feedback from the loop level that fusion at the graph level goes by.
+"""Classify each loop nest by the kind of its computation. Fusion at the graph level decides by these patterns.
 
-After: every `PrimFunc` carries `pattern` among its attributes. Custom nests are analysed like generated ones: their sums of products
+After: every `PrimFunc` carries `pattern` among its attributes. Hand-written nests are analysed like generated ones: their sums of products
 become contractions.
 """
 
@@ -21,14 +21,14 @@ from compiler.ir.module import IRModule
 
 
 class Pattern(StrEnum):
-    """Kinds of computation, ordered from those that fuse most freely to those that never fuse."""
+    """Kinds of computation, from those that fuse most freely to those that never fuse."""
 
-    ELEMENTWISE = "elementwise"  # out[i, j] from elements at [i, j]
-    BROADCAST = "broadcast"  # ... and from elements at some of i, j
-    INJECTIVE = "injective"  # from elements anywhere: permuted, sliced, gathered by affine indices
-    REDUCTION = "reduction"  # a fold
-    PRODUCT = "product"  # products of matrices: elementwise work fits behind it
-    STAGED = "staged"  # several stages, the last of them elementwise over the output: as a product
+    ELEMENTWISE = "elementwise"  # computes out[i, j] from elements at [i, j]
+    BROADCAST = "broadcast"  # computes out[i, j] from elements whose indices are only some of i, j
+    INJECTIVE = "injective"  # computes out[i, j] from elements at any affine indices: permuted, sliced, gathered
+    REDUCTION = "reduction"  # contains a reduction
+    PRODUCT = "product"  # contains products of matrices; an elementwise consumer fuses as an epilogue
+    STAGED = "staged"  # several stages, the last of them elementwise over the output; fuses like a product
     OPAQUE = "opaque"
 
 
@@ -44,10 +44,10 @@ def _annotated(prim: PrimFunc) -> PrimFunc:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A function whose last stage writes its only output, each element once, in place, and reads none of them."""
+    """A function with one output. Its last stage writes each element of the output once, and no stage reads the output."""
 
     temporaries: tuple[Buffer, ...]
-    stages: tuple[Stmt, ...]  # before the last
+    stages: tuple[Stmt, ...]  # the stages before the last
     last: PerfectNest
 
 
@@ -66,7 +66,7 @@ def staged(prim: PrimFunc) -> Staged | None:
 
 
 def writes_each_once(nest: PerfectNest) -> bool:
-    """`out[i, j, ...]` for loop variables in order, over the whole of it."""
+    """Whether the nest writes `out[i, j, ...]` over the whole output, with its loop variables in order as indices."""
     indices = nest.store.indices
     return [d.var for d in indices] == list(nest.vars) and [e for _, e in nest.axes] == list(nest.store.buffer.shape)
 
@@ -91,7 +91,7 @@ def pattern_of(prim: PrimFunc) -> Pattern:
 
 
 def _projection(indices: tuple[Dim, ...], at: tuple[Dim, ...]) -> bool:
-    """Some of the loop variables in order, and constants."""
+    """Whether each index is a constant or a loop variable, and the loop variables are in order."""
     places = [at.index(i) for i in indices if not i.is_const and i in at]
     return all(i.is_const or i in at for i in indices) and places == sorted(set(places))
 

@@ -1,10 +1,10 @@
-"""Join loop nests so that values pass in registers instead of memory.
+"""Fuse loop nests, so that intermediate values stay in registers.
 
-A producer with one consumer moves into it, by `join`. The joined call stands where the consumer stood, so everything it reads, symbolic
-variables included, is defined there; nothing is moved over a write to memory that the producer reads.
+A producer with one consumer is joined into it by `join`. The joined call takes the consumer's position, so everything it reads, symbolic
+variables included, is defined there. A producer never moves past a write to memory that it reads.
 
-A call with several results that do not depend on each other (a split) makes each of them as a producer of its own would. When some have
-moved into their consumers, the call makes the others.
+A call with several independent results (a split) is fused result by result, as if each had its own producer. If some results moved into
+their consumers, the call is narrowed to the remaining results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from compiler.passes.fusion.results import with_results
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses
 
-MOST_OPERANDS = 24  # of a joined function
+MOST_OPERANDS = 24  # largest number of operands of a joined function
 
 
 def fuse(module: IRModule) -> IRModule:
@@ -46,15 +46,15 @@ def fuse(module: IRModule) -> IRModule:
 
 
 class _Done:
-    """The bindings of a block so far. A binding that moved into a later one leaves a gap."""
+    """The bindings of a block so far. A binding that moved into a later one leaves None in its place."""
 
     def __init__(self, owners: Owners, block: Block) -> None:
         self._owners = owners
         gets = (b.value.value for b in block.bindings if isinstance(b.value, TupleGet))
-        self.num_fields = Counter(tuple_ for tuple_ in gets if isinstance(tuple_, Var))  # that the block takes of a tuple
+        self.num_fields = Counter(tuple_ for tuple_ in gets if isinstance(tuple_, Var))  # number of fields that the block reads, per tuple
         self._bindings: list[Binding | None] = []
         self._places: dict[Var, int] = {}
-        self._writes: list[tuple[int, frozenset[Place]]] = []  # when memory was written in place, and whose
+        self._writes: list[tuple[int, frozenset[Place]]] = []  # in-place writes: position in the block, and the memory written
 
     def add(self, binding: Binding) -> None:
         self._places[binding.var] = len(self._bindings)
@@ -76,24 +76,24 @@ class _Done:
         return binding.value
 
     def call_of(self, value: Value) -> tuple[Var, CallTir] | None:
-        """The call that has the value among its results."""
+        """If the value is one of the several results of a call, return the variable of the call, and the call."""
         if not isinstance(value, TupleGet) or not isinstance(value.value, Var) or value.value not in self._places:
             return None
         call = self.value(value.value)
         return (value.value, call) if isinstance(call, CallTir) and len(call.out) > 1 else None
 
     def fields(self, var: Var) -> dict[Var, int]:
-        """The variables that hold fields of a tuple, with the numbers of these fields."""
+        """Return the variables that hold fields of a tuple, with the indices of these fields."""
         found = (b for b in self._bindings if b is not None)
         return {b.var: b.value.index for b in found if isinstance(b.value, TupleGet) and b.value.value is var}
 
     def latest_first(self, call: CallTir) -> list[Var]:
-        """The operands that bindings of this block made, the latest first."""
+        """Return the operands that bindings of this block made, the latest first."""
         made = {a for a in call.args if isinstance(a, Var) and a in self._places}
         return sorted(made, key=self._places.__getitem__, reverse=True)
 
     def taken(self, call: CallTir) -> frozenset[Place]:
-        """The memory that the call overwrites."""
+        """Return the memory that the call overwrites."""
         return self._owners.of(*(call.args[i] for i in call.inplace if i is not None))
 
     def may_move(self, var: Var, producer: CallTir, consumer: CallTir) -> bool:
@@ -112,8 +112,10 @@ class _Fuser:
         self._module = module
         self._owners = owners
         self._outliner = outliner
-        self._parts: dict[tuple[CallTir, tuple[int, ...]], CallTir | None] = {}  # of calls with several results, by the results
-        self._joined: dict[Hashable, tuple[CallTir, list[Atom]] | None] = {}  # layers repeat: what joining gave, by what was joined
+        # calls narrowed to some results, by call and indices of results
+        self._parts: dict[tuple[CallTir, tuple[int, ...]], CallTir | None] = {}
+        # joined call and its atoms by join key, None if not joinable; layers repeat
+        self._joined: dict[Hashable, tuple[CallTir, list[Atom]] | None] = {}
 
     def body(self, body: Body, uses: dict[Var, int]) -> Body:
         blocks = tuple(self._block(block, uses) for block in body.blocks)
@@ -121,7 +123,7 @@ class _Fuser:
 
     def _block(self, block: Block, uses: dict[Var, int]) -> Block:
         done = _Done(self._owners, block)
-        split: dict[Var, None] = {}  # calls of which a result moved into its consumer
+        split: dict[Var, None] = {}  # variables of the calls that have a result that was joined into its consumer
         for binding in block.bindings:
             value = binding.value
             if isinstance(value, If):
@@ -138,7 +140,7 @@ class _Fuser:
         return block if same else Block(kept, block.kind)
 
     def _absorb(self, binding: Binding, consumer: CallTir, done: _Done, uses: dict[Var, int], split: dict[Var, None]) -> Binding:
-        """Take producers into the call, the latest first, until none fits. Those taken leave `done`."""
+        """Join producers into the call, the latest first, until none fits. Remove joined producers from `done`."""
         while True:
             for var in done.latest_first(consumer):
                 joined = self._join(done, var, consumer, uses)
@@ -155,7 +157,7 @@ class _Fuser:
                 return binding
 
     def _narrow(self, var: Var, done: _Done, uses: dict[Var, int]) -> None:
-        """Drop those results of a call that nothing reads."""
+        """Drop results of a call that nothing reads."""
         call, fields = done.value(var), done.fields(var)
         assert isinstance(call, CallTir)
         wanted = tuple(sorted(set(fields.values())))
@@ -185,7 +187,7 @@ class _Fuser:
         return self._parts[call, results]
 
     def _producer(self, value: Value, done: _Done, uses: dict[Var, int]) -> CallTir | None:
-        """A call whose only result is the value."""
+        """Return the call whose only result is this value. If its call has several results, narrow the call to this one."""
         if found := done.call_of(value):
             var, call = found
             assert isinstance(value, TupleGet)
@@ -236,7 +238,7 @@ def _count(uses: dict[Var, int], *changes: tuple[Value, int]) -> None:
 
 
 def _key(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc, var: Var, atoms: list[Atom]) -> Hashable:
-    """Two joins with one key differ in the values they are about alone; `atoms` collects those, each once."""
+    """Return a key of a join. Joins with equal keys differ only in their operands, which `atoms` collects, each once."""
     numbers: dict[Atom, int] = {}
 
     def operand(param: Buffer | ScalarParam | DimVar, atom: Atom) -> Hashable:

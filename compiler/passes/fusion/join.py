@@ -1,15 +1,15 @@
-"""Two calls of loop nests as one, in one of three ways:
+"""Join two calls of loop nests into one, in one of three ways.
 
-  inline     the producer computes each element from elements alone: its right-hand side takes the place of every load of it; loads of
-             one element share one node, which is computed once. This takes in custom nests too: the decoding of packed weights ends
-             up inside the product that reads them.
-  epilogue   the producer folds (a product, a norm), the consumer works on its elements one by one: the consumer's right-hand side is
-             wrapped around the producer's last store.
-  row        the producer writes a row at a time (a norm), the consumer works on parts of the same rows, each with folds of its own (the
-             rounding of groups): stages of both follow one another, and the row stays where the thread has it.
+  inline     The producer is elementwise: its right-hand side replaces every load of its result. Loads of one element share one node,
+             which is computed once. This applies to hand-written nests, too: the decoding of packed weights ends up inside the product
+             that reads them.
+  epilogue   The producer reduces (a product, a norm) and the consumer is elementwise: the consumer's right-hand side is wrapped around
+             the producer's last store.
+  row        The producer writes one row at a time (a norm) and the consumer reduces parts of the same rows (the rounding of groups):
+             the stages of both run one after another, and the row stays in the thread's own memory.
 
-Joining is substitution on the mathematical form of nests. What comes of it stays within MOST_NODES and MOST_DEPTH: a longer chain of
-operators becomes several nests.
+Joining is substitution on the mathematical form of nests. The result stays within MOST_NODES and MOST_DEPTH, so a long chain of operators
+becomes several nests.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ from compiler.ir.subsume import unify
 from compiler.ir.types import TensorType
 from compiler.passes.fusion.annotate_patterns import Pattern, Staged, pattern_of, staged
 
-MOST_SUMS = 2  # that share a tile: they share its registers too
-MOST_NODES = 512  # of the expressions of a joined nest: joining walks all of them each time
-MOST_DEPTH = 40  # of its expressions: texts stay far within the parser's MAX_NESTING, and recursion stays shallow
+MOST_SUMS = 2  # largest number of sums in one tile, which share its registers
+MOST_NODES = 512  # largest number of nodes of a joined nest; each join walks all expressions
+MOST_DEPTH = 40  # largest depth of an expression; keeps text far within the parser's MAX_NESTING, and recursion shallow
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A call written out in the variables of the graph function: what outlining undoes."""
+    """A call written out in the variables of the graph function: the inverse of outlining."""
 
     name: str
     operands: tuple[tuple[Buffer | ScalarParam, Atom], ...]
@@ -66,8 +66,8 @@ class WrittenCall:
 
 
 def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc, var: Var) -> WrittenCall | None:
-    """The consumer with the producer of `var` inside, or None where that cannot be or does not pay. `first` and `second` are what they
-    call."""
+    """Return the consumer with the producer of `var` joined in, or None if that is impossible or does not pay. `first` and `second` are the
+    functions that producer and consumer call."""
     form = staged(first)
     if form is None or "schedule" in first.attrs or "schedule" in second.attrs or isinstance(second.body, Attention):
         return None
@@ -88,7 +88,7 @@ def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc
     return joined if not _sums(second) or _multiplies(joined) else None
 
 
-# --- when --------------------------------------------------------------------------------------------------------------
+# --- whether to join ---------------------------------------------------------------------------------------------------
 
 
 def _fits(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
@@ -120,7 +120,8 @@ def _folds(form: Staged) -> bool:
 
 
 def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
-    """Whether to recompute the producer at each read. That must cost less than memory: into a fold, only plain loads move."""
+    """Whether to recompute the producer at each read. This must cost less than to write its result to memory and read it back. Outside
+    products, a producer with costly functions never moves into a fold."""
     target = [second.params[i] for i in places]
     product = product_in(second)
     if product is not None:
@@ -137,8 +138,8 @@ def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
 
 
 def _decodes(prim: PrimFunc) -> bool:
-    """Whether the operands are smaller than the result, whatever the sizes: then reading them instead saves memory. What is merely moved
-    (stacked, permuted) is better moved once, and for weights that is at load time."""
+    """Whether the operands are provably smaller than the result, so that reading them instead saves memory traffic. A value that is merely
+    moved (stacked, permuted) is better moved once; for weights that happens at load time."""
 
     def num_bytes(buffers: tuple[Buffer, ...]) -> Dim:
         return Dim.of(0) + sum(product_of(b.shape) * b.dtype.num_bytes for b in buffers)
@@ -156,7 +157,7 @@ def _values(prim: PrimFunc) -> list[Scalar]:
 
 
 def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
-    """Whether the consumer reads the producer element by element: at its own loop variables, outside of folds, over the same extents."""
+    """Whether the consumer reads the producer elementwise: at its own loop variables, outside folds, over the same extents."""
     form = staged(second)
     if form is None or form.stages or form.temporaries:
         return False
@@ -169,7 +170,8 @@ def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
         return False
     if any(list(b.shape) != list(form.last.store.buffer.shape) for b in (second.params[i] for i in places) if isinstance(b, Buffer)):
         return False
-    # Two products share a tile when they run over the same rows and the same contracted extent; anything else keeps to itself.
+    # Two products may share a tile if they run over the same rows and the same contracted extent. Any other consumer with folds is not
+    # joined.
     has_fold = any(isinstance(s, Fold) for s in walk_scalar(value))
     if not has_fold:
         return True
@@ -178,7 +180,8 @@ def _wraps(second: PrimFunc, places: list[int], first: PrimFunc) -> bool:
 
 
 def _sums(prim: PrimFunc) -> list[str]:
-    """The sums of a product, each as the extent it runs over and what it is over: one schedule takes them all."""
+    """Return a key for each sum of a product: its extent, and for integers its formats. One schedule can compute all sums with equal
+    keys."""
     product, integer = product_in(prim), grouped_product_in(prim)
     if product is not None:
         return [str(s.extent) for s in product.sums]
@@ -186,7 +189,7 @@ def _sums(prim: PrimFunc) -> list[str]:
 
 
 def _multiplies(joined: WrittenCall) -> bool:
-    """Whether one schedule takes all sums: those whose rows choose matrices must make the same choice."""
+    """Whether one schedule can compute all sums of the joined nest. If rows choose matrices, all sums must make the same choice."""
     return bool(_sums(PrimFunc(joined.outputs, len(joined.outputs), joined.body)))
 
 
@@ -198,12 +201,12 @@ def _by_rows(prim: PrimFunc) -> bool:
     return isinstance(without_allocations(prim.body)[1], Seq) and match_rows(prim.body) is not None
 
 
-# --- how ---------------------------------------------------------------------------------------------------------------
+# --- the three ways to join --------------------------------------------------------------------------------------------
 
 
 def written_out(call: CallTir, prim: PrimFunc) -> WrittenCall:
-    """The function's body over buffers of its own, in the graph's variables; operands that are the same value are one, except that memory
-    which is written stands for itself."""
+    """Write out the function's body over new buffers, in the graph's variables. Operands with the same value become one operand, except
+    memory that the call overwrites."""
     num_inputs = len(prim.params) - prim.num_outputs
     mapping: dict[DimVar, Dim] = {}
     params, outputs = prim.params[:num_inputs], prim.outputs
@@ -249,7 +252,8 @@ def _buffer(param: Buffer | ScalarParam | DimVar) -> Buffer:
 def _merged(
     a: WrittenCall, b: WrittenCall, target: Buffer | ScalarParam
 ) -> tuple[dict[Buffer, Buffer], list[tuple[Buffer | ScalarParam, Atom]]]:
-    """Operands of both, the joined value left out; a value that both read is one operand. Also what that renames."""
+    """Return the renaming of buffers, and the operands of both calls without the joined value. A value that both calls read becomes one
+    operand."""
     renamed: dict[Buffer, Buffer] = {}
     operands: list[tuple[Buffer | ScalarParam, Atom]] = []
     seen: dict[Atom, Buffer] = {}

@@ -1,4 +1,4 @@
-"""A call that makes some of the results of another: where stages do not depend on each other (a split), each result can be made alone."""
+"""Narrow a call to some of its results. This is possible if its stages do not depend on each other (a split)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from compiler.passes.fusion.join import WrittenCall, written_out
 
 
 def with_results(call: CallTir, prim: PrimFunc, results: tuple[int, ...]) -> WrittenCall | None:
-    """The call with the results of these numbers alone, or None where its stages depend on each other."""
+    """Return a call that computes only the results with these indices, or None if its stages depend on each other."""
     if not _independent(prim):
         return None
     whole = written_out(call, prim)
@@ -26,7 +26,7 @@ def with_results(call: CallTir, prim: PrimFunc, results: tuple[int, ...]) -> Wri
 
 @lru_cache(maxsize=512)
 def _independent(prim: PrimFunc) -> bool:
-    """Whether each stage is a nest that writes one of the outputs and reads none."""
+    """Whether each stage is a nest that writes one of the outputs and reads none of them."""
     if not isinstance(prim.body, Seq) or prim.attrs.keys() & {"inplace", "schedule"}:
         return False
     stages, outputs = statements(prim.body), set(prim.outputs)

@@ -1,7 +1,7 @@
 """Make memory explicit: every call in destination-passing style becomes an allocation per output and a launch.
 
-Before: calls of loop nests and library routines have values. After: `Alloc` and `Launch` only; a library routine whose result has an
-unknown shape keeps its call, since only the routine can size it. In-place outputs are the operand's memory.
+Before: calls of loop nests and library routines have values. After: only `Alloc` and `Launch` remain, except for library routines whose
+result has an unknown shape: only the routine can size it. An in-place output uses the memory of its operand.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from compiler.passes.rewrite import rewrite_module
 
 
 def explicit_memory(module: IRModule) -> IRModule:
-    fields: dict[Var, tuple[Atom, ...]] = {}  # what the tuples are made of
+    fields: dict[Var, tuple[Atom, ...]] = {}  # fields of the tuples made here
 
     def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
         match value:
@@ -36,7 +36,7 @@ def explicit_memory(module: IRModule) -> IRModule:
         fields[made] = outs
         return Copy(made)
 
-    return rewrite_module(module, replace, kind=BlockKind.PLAIN)  # writing memory ends purity
+    return rewrite_module(module, replace, kind=BlockKind.PLAIN)  # launches write memory, so no block is pure any more
 
 
 def _outputs(

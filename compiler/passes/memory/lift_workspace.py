@@ -1,7 +1,7 @@
 """Make the workspace of kernels visible to the planner.
 
-Before: a `PrimFunc` may allocate buffers of global scope around its body. After: they are parameters behind its outputs, and every call
-has them among its results, where memory planning gives them a place in the arena.
+Before: a `PrimFunc` may allocate buffers of global scope around its body. After: they are parameters after its outputs, and results of
+every call, so memory planning places them in the arena.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def lift_workspace(module: IRModule) -> IRModule:
     if not lifted:
         return module
 
-    whole: dict[Atom, Var] = {}  # what a call gives with its workspace, by what it gave before
+    whole: dict[Atom, Var] = {}  # result of a call before the pass -> result of the call that also returns workspace
 
     def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
         if isinstance(value, TupleGet) and value.value in whole:
@@ -56,7 +56,7 @@ def lift_workspace(module: IRModule) -> IRModule:
 
 
 def _dims_of(call: CallTir, prim: PrimFunc, builder: Builder) -> dict[DimVar, Dim]:
-    """The values of the function's variables at this call."""
+    """Return the values of the function's variables at this call."""
     params = prim.params[: len(prim.params) - prim.num_outputs]
     pairs = list(zip(params, (type_of(a, builder.signature) for a in call.args), strict=True))
     shaped = [(TensorType(p.shape, p.dtype), t) for p, t in pairs if isinstance(p, Buffer)]

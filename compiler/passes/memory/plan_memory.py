@@ -1,15 +1,15 @@
-"""Give every allocation a place in one arena.
+"""Assign every allocation an offset in one arena.
 
-Before: `Alloc`s without offsets. After: each has an offset in the arena of its function, and the function knows the arena's size. The
-entry points of a module share one arena, since only one of them runs at a time; a function that others call takes the bytes above
-those of its caller. What such a function returns, and what is prepared from weights, outlives its arena and keeps memory of its own.
+Before: `Alloc`s without offsets. After: each has an offset in the arena of its function, and the function records the arena's size. The
+entry points of a module share one arena, since only one of them runs at a time; a function that others call takes the bytes above those of
+its caller. Results of such functions, and values prepared from weights, outlive their arena and keep memory of their own.
 
-Two allocations may overlap when their lives do not. A life begins at the allocation and ends with the last use of any alias: another
-name, a view, a match_cast, a tuple, the value of an If. What a function returns lives to the end.
+Two allocations may overlap if their lifetimes do not. A lifetime begins at the allocation and ends with the last use of any alias: a copy,
+a view, a match_cast, a tuple, the value of an If. A value that a function returns lives to the end of the function.
 
-Sizes with an upper bound are placed by that bound, largest first, at the lowest offset that is free while they live. Sizes without one
-share *slots* at symbolic offsets behind: an allocation takes a free slot that is provably large enough, or one that it provably covers.
-Sizes that nothing bounds before data decides them keep memory of their own.
+Sizes with an upper bound are placed by that bound, largest first, at the lowest offset that is free during their lifetime. Sizes without an
+upper bound share *slots* at symbolic offsets after them: an allocation takes a free slot that is provably large enough, or that it provably
+covers. An allocation keeps memory of its own if its size depends on data and has no bound.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from compiler.passes.rewrite import rewrite_function
 from runtime.executable import PREPARATION
 
 ALIGNMENT = 64  # bytes: a cache line, and the widest vector
-LARGEST = 1 << 47  # bytes: what a process can address
+LARGEST = 1 << 47  # number of bytes that a process can address
 
 
 @dataclass(slots=True, eq=False)
 class _Life:
-    """One allocation: the allocated variable and the span of binding numbers in which its memory is in use."""
+    """The lifetime of an allocation: its variable, its size, and the numbers of the first and last binding that use its memory."""
 
     var: Var
     size: Dim
@@ -56,7 +56,7 @@ def plan_memory(module: IRModule) -> IRModule:
 
 
 def _plan(builder: Builder, name: str, func: Function, *, outlived: bool) -> bool:
-    """Plan a function. `outlived`: its results live longer than the call."""
+    """Plan a function. With `outlived`, its results live longer than the call."""
     lives = _Lives(Owners(func.body))
     lives.walk(func.body)
     returned = lives.keep(func.body)
@@ -78,17 +78,17 @@ def _plan(builder: Builder, name: str, func: Function, *, outlived: bool) -> boo
 
 
 def _sized_at_entry(life: _Life, known: set[DimVar]) -> bool:
-    """Whether the size is known or bounded at entry, where the arena grows. A length that data decides later may have an upper bound."""
-    return known.issuperset(life.size.vars()) or _most(life.size) is not None
+    """Whether the size is known or bounded at entry, where the arena is allocated. A length that depends on data may still have a bound."""
+    return known.issuperset(life.size.vars()) or _upper_bound(life.size) is not None
 
 
 @lru_cache(maxsize=1024)
 def tensor_bytes(type_: TensorType) -> Dim:
-    """The bytes of a tensor in the arena, rounded up to the alignment."""
+    """Return the bytes of a tensor in the arena, rounded up to the alignment."""
     assert type_.shape is not None and type_.dtype is not None
     count = Dim.of(1)
     for dim in type_.shape:
-        # An extent that turns out negative is refused where the tensor is made, but the arena is sized before.
+        # A tensor of negative extent raises an error when it is made, but the arena is sized before.
         count = count * (dim if prove_le(0, dim) else dim_max(dim, 0))
     return ceil_div(count * type_.dtype.num_bytes, ALIGNMENT) * ALIGNMENT
 
@@ -98,7 +98,8 @@ def tensor_bytes(type_: TensorType) -> Dim:
 
 @dataclass(slots=True)
 class _Lives:
-    """One walk over a body in program order, numbering the bindings; the two sides of an If come one after the other."""
+    """Finds lifetimes in one walk over a body in program order, which numbers the bindings. The bindings of the branches of an If get
+    numbers one branch after the other."""
 
     owners: Owners
     found: dict[Var, _Life] = field(default_factory=dict[Var, _Life])
@@ -112,7 +113,7 @@ class _Lives:
         self._use(body.result)
 
     def keep(self, body: Body) -> list[_Life]:
-        """Let results live to the end: the caller reads them."""
+        """Extend the lifetimes of the function's results to its end, since the caller reads them."""
         self._now += 1
         return self._use(body.result)
 
@@ -137,7 +138,7 @@ class _Lives:
 
 
 def _called(module: IRModule) -> set[str]:
-    """Functions that another one may call: by name, or because it holds a reference to them."""
+    """Return the functions that another function may call, by name or through a reference."""
     values = (value for func in module.graph_functions.values() for value in walk_values(func.body))
     return {a.name for value in values for a in operands(value) if isinstance(a, FuncRef)}
 
@@ -146,22 +147,22 @@ def _called(module: IRModule) -> set[str]:
 
 
 def place(lives: list[_Life]) -> tuple[dict[Var, Dim], Dim]:
-    """An offset for each allocation, and the bytes of the whole."""
-    most = {size: _most(size) for size in {life.size for life in lives}}
+    """Return an offset for each allocation, and the size of the arena in bytes."""
+    most = {size: _upper_bound(size) for size in {life.size for life in lives}}
     bounded = [(life, size) for life in lives if (size := most[life.size]) is not None]
     offsets, total = _place_bounded(bounded)
     return _place_slots([life for life in lives if most[life.size] is None], offsets, Dim.of(total))
 
 
-def _most(size: Dim) -> int | None:
-    """The upper bound, where memory of that size can be had."""
+def _upper_bound(size: Dim) -> int | None:
+    """Return the upper bound of a size, or None if there is none or no process could address it."""
     most = bounds(size)[1]
     return most if most is not None and most <= LARGEST else None
 
 
 def _place_bounded(lives: list[tuple[_Life, int]]) -> tuple[dict[Var, Dim], int]:
-    """Largest first, at the lowest offset that is free throughout the life."""
-    placed: list[tuple[int, int, int, int]] = []  # (offset, end, first and last binding of the life), by offset
+    """Place the largest allocation first, each at the lowest offset that is free throughout its lifetime."""
+    placed: list[tuple[int, int, int, int]] = []  # (offset, end, first and last binding of the lifetime), ordered by offset
     offsets: dict[Var, Dim] = {}
     total = 0
     for life, size in sorted(lives, key=lambda item: (-item[1], item[0].first)):
@@ -187,7 +188,7 @@ class _Slot:
 
 def _place_slots(lives: list[_Life], offsets: dict[Var, Dim], total: Dim) -> tuple[dict[Var, Dim], Dim]:
     slots: list[_Slot] = []
-    for life in lives:  # in order of birth
+    for life in lives:  # in order of allocation
         free = [s for s in slots if s.free_from < life.first]
         slot = next((s for s in free if prove_le(life.size, s.size)), None)
         if slot is None:

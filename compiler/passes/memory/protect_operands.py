@@ -1,8 +1,8 @@
 """Copy operands that an in-place call would destroy.
 
-Before: an in-place call means what its pure form means. After: it may really take its operand's memory, because nobody reads the old value
-again and the memory is ours: made by an earlier call, or an input of a function that is declared impure. Where that does not hold, a copy
-is made first.
+Before: an in-place call means the same as its pure form. After: it may overwrite its operand's memory, because nobody reads the old value
+again and the memory belongs to the function: an earlier call made it, or it is an input of a function that is declared impure. Where that
+does not hold, the operand is copied first.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def protect_operands(module: IRModule) -> IRModule:
 
 
 def _own(builder: Builder, outliner: Outliner, atom: Atom, name: str) -> Var:
-    """A copy of a tensor, or of all tensors of a tuple."""
+    """Copy a tensor, or all tensors of a tuple."""
     match type_of(atom):
         case TensorType(shape=shape, dtype=dtype) if shape is not None and dtype is not None:
             source, target = Buffer("a", shape, dtype), Buffer("out", shape, dtype)
@@ -67,13 +67,14 @@ def _own(builder: Builder, outliner: Outliner, atom: Atom, name: str) -> Var:
             )
 
 
-# --- whose memory, and who reads it later ------------------------------------------------------------------------------
+# --- ownership and later reads -----------------------------------------------------------------------------------------
 
-Taken = Callable[[Value], tuple[int, ...]]  # the operands whose memory a value takes, by position
+Taken = Callable[[Value], tuple[int, ...]]  # returns the positions of the operands whose memory a value overwrites
 
 
 def taken_in(module: IRModule) -> Taken:
-    """An in-place call takes those it names; a call of an impure function those that the function takes in turn."""
+    """Return a function that tells which operands a value overwrites. An in-place call overwrites the operands that it names; a call of an
+    impure function overwrites those that the function itself overwrites."""
     by_function: dict[str, tuple[int, ...]] = {}
 
     def taken(value: Value) -> tuple[int, ...]:
@@ -94,7 +95,7 @@ def taken_in(module: IRModule) -> Taken:
         if func.pure:
             return ()
         if name not in by_function:
-            by_function[name] = tuple(range(len(func.params)))  # for as long as it is looked at: it may call itself
+            by_function[name] = tuple(range(len(func.params)))  # all of them during the analysis, since the function may call itself
             changed = destroyed(func.body, taken)
             by_function[name] = tuple(i for i, p in enumerate(func.params) if p in changed)
         return by_function[name]
@@ -103,7 +104,7 @@ def taken_in(module: IRModule) -> Taken:
 
 
 def destroyed(body: Body, taken: Taken) -> set[Var]:
-    """The values whose memory calls take, under all their names."""
+    """Return the values whose memory calls overwrite, including all aliases."""
     return written(body, lambda value: [_operands(value)[i] for i in taken(value)])
 
 
@@ -112,10 +113,10 @@ def _operands(value: Value) -> tuple[Atom, ...]:
 
 
 def _endangered(func: Function, taken: Taken) -> dict[Var, list[int]]:
-    """For each call that takes memory, by its variable: the operands that must be copied first."""
+    """Return, for each call that overwrites memory, the operands that must be copied before the call. A call is named by its variable."""
 
     def shared(value: Value) -> tuple[Atom, ...]:
-        """The values in whose memory a value lies. Memory that a call took belongs to its result."""
+        """Return the values with which a value shares memory. Memory that a call overwrote belongs to the call's result alone."""
         gone = {_operands(value)[i] for i in taken(value)}
         return tuple(a for a in shared_with(value) if a not in gone)
 

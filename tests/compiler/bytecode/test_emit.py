@@ -1,4 +1,4 @@
-"""Where regions are cut: by what the host needs from launches, and by nothing else."""
+"""A captured region ends only before an instruction for which the host needs the result of a launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def callees(executable: Executable) -> list[str]:
 
 
 def test_results_need_no_region_of_their_own() -> None:
-    """A register for an early result, a view of it and a tuple of both stand before the one region."""
+    """A function whose result is a tuple has only one region: allocating an early result, taking a view of it and building the tuple of
+    both happen before the region."""
     executable = compile_module(
         parse("""
         func main(x: f32[n, 32], w: f32[32, 32]) -> object where n in 1..8 {

@@ -1,4 +1,4 @@
-"""The object file: complete in itself, the same every time, and for every target made of that target's vector instructions."""
+"""The linked object file: it has no undefined symbols, is reproducible, and uses the vector instructions of its target."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPUS = [t.name for t in NAMED.values() if backend_of(t) is CPU]
 
 
 def rowwise(dtype: DType, target: Target, name: str, *fns: Fn) -> KernelCode:
-    """y = fns(x * x + x), in vectors of the target's width, with a masked tail."""
+    """Emit a kernel that computes y = fns(x * x + x) in vectors of the target's width; the last vector of a row is masked."""
     n, m = DimVar("n", lower=1), DimVar("m", lower=1)
     width = target.lanes(4)
     x, y = Buffer("x", (n.dim, m.dim), dtype), Buffer("y", (n.dim, m.dim), dtype)
@@ -81,7 +81,7 @@ def test_vector_instructions_of_the_target(name: str, dtype: DType) -> None:
 
 @pytest.mark.parametrize("name", [name for name, target in NAMED.items() if not target.halves])
 def test_a_machine_without_conversions_refuses_f16(name: str) -> None:
-    """LLVM would call a function that nothing defines."""
+    """Code for a machine that cannot convert f16 is refused: LLVM would emit a call to a conversion function that nothing defines."""
     with pytest.raises(CompileError, match=f"converts f16, for which {name} has no instruction; use bf16 or f32"):
         rowwise(DType.F16, get(name), "k", Fn.EXP)
 

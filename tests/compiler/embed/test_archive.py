@@ -1,4 +1,4 @@
-"""Archives, as the linkers of systems read them."""
+"""Archives of object files, in the format that the system's linker reads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from compiler.embed.archive import MAGIC, Member, archive
 
 
 def test_the_index_names_the_member_of_each_symbol() -> None:
-    """The offsets are those of the members' headers, also behind a member of odd length."""
+    """The archive's index holds, for each symbol, the offset of the member that defines it. After a member of odd length, padding keeps
+    offsets even."""
     made = archive({"a.o": Member(b"odd", ["first", "second"]), "b.o": Member(b"even", ["third"])})
     assert made.startswith(MAGIC)
     index = made[68 : 68 + int(made[56:66])]

@@ -1,4 +1,4 @@
-"""Programs that lie: a random program, and in it one annotation that no value has, at a boundary of `compiler/passes/check_facts.py`."""
+"""Random programs in which one annotation is false, at one of the boundaries that `compiler/passes/check_facts.py` lists."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Lie = Callable[[Builder, Value, Var, TensorType, "tuple[DimVar, ...]"], Var]
 
 
 def falsified(program: Program, boundary: str, random: Random) -> IRModule:
-    """The program with one value that is said to have other extents. What follows believes it."""
+    """Return the program with a false shape at `boundary` for one of its values; all later calls rely on that shape."""
     main = program.module.graph("main")
     dims = tuple(dict.fromkeys(v for p in main.params for v in binders_of(p.type)))
     targets = [b for b in main.body.bindings if isinstance(b.var.type, TensorType) and b.var.type.shape and b.var.type.dtype]
@@ -43,7 +43,7 @@ def falsified(program: Program, boundary: str, random: Random) -> IRModule:
             else:
                 atoms[binding.var] = builder.emit(value, binding.var.name)
         result = atoms.get(main.body.result, main.body.result)
-        # Returned, so that the compiler does not remove a call of which nobody uses the result.
+        # The function also returns the value, because the compiler would remove a call whose result is unused.
         builder.returns(builder.emit(MakeTuple((result, atoms[target.var]))) if boundary in LIES else result)
     module = builder.finish()
     if boundary != "return":
@@ -57,7 +57,8 @@ def falsified(program: Program, boundary: str, random: Random) -> IRModule:
 
 
 def other(type_: Type, dims: tuple[DimVar, ...], random: Random) -> TensorType:
-    """One extent is said to be another: nobody can prove that it is the same, nor that it is not."""
+    """Return the type with one extent replaced. The compiler can prove neither that the new extent equals the old one nor that it
+    differs."""
     if not isinstance(type_, TensorType) or not type_.shape:
         raise Unfit
     axis = random.randrange(len(type_.shape))
@@ -69,7 +70,7 @@ def other(type_: Type, dims: tuple[DimVar, ...], random: Random) -> TensorType:
     return TensorType((*type_.shape[:axis], random.choice(unknown), *type_.shape[axis + 1 :]), type_.dtype)
 
 
-# --- lies ----------------------------------------------------------------------------------------------------------------
+# --- false annotations ---------------------------------------------------------------------------------------------------
 
 
 def annotation(builder: Builder, value: Value, var: Var, stated: TensorType, _: tuple[DimVar, ...]) -> Var:
@@ -83,13 +84,13 @@ def match_cast(builder: Builder, value: Value, var: Var, stated: TensorType, _: 
 
 
 def returned(builder: Builder, value: Value, var: Var, stated: TensorType, dims: tuple[DimVar, ...]) -> Var:
-    """A function whose signature promises what it does not return."""
+    """Call a function whose signature promises another shape than the function returns."""
     x = builder.emit(value)
     return builder.emit(CallFunc(_identity(builder, x, stated, dims), (x, _sizes(dims))))
 
 
 def called(builder: Builder, value: Value, var: Var, stated: TensorType, dims: tuple[DimVar, ...]) -> Var:
-    """An honest function, passed on as one that returns something else."""
+    """Pass a function as an argument whose declared type promises another result shape than the function returns."""
     x = builder.emit(value)
     assert isinstance(x.type, TensorType)
     honest = _identity(builder, x, x.type, dims)
@@ -102,13 +103,13 @@ def called(builder: Builder, value: Value, var: Var, stated: TensorType, dims: t
 
 
 def made(builder: Builder, value: Value, var: Var, stated: TensorType, _: tuple[DimVar, ...]) -> Var:
-    """A loop nest whose output is said to have other extents than its operand."""
+    """Call a loop nest and state other extents for its output than the nest gives it."""
     x = builder.emit(value)
     return builder.emit(CallTir(_copy(builder, x, 1), (x,), (stated,)))
 
 
 def read(builder: Builder, value: Value, var: Var, stated: TensorType, _: tuple[DimVar, ...]) -> Var:
-    """A loop nest that reads an operand by the extents of another one."""
+    """Call a loop nest whose two operands must have equal extents, with operands that differ."""
     x = builder.emit(value)
     assert stated.shape is not None and stated.dtype is not None
     whole = builder.call(OPS["full"], ShapeValue(stated.shape), ScalarValue(Dim.of(0)), dtype=stated.dtype)
@@ -123,7 +124,7 @@ LIES: dict[str, Lie] = {
     "call_tir output": made,
     "call_tir operand": read,
 }
-BOUNDARIES = (*LIES, "return", "entry")  # an entry is lied to by arguments
+BOUNDARIES = (*LIES, "return", "entry")  # at "entry", an argument of the call is false instead of an annotation
 
 
 def _sizes(dims: tuple[DimVar, ...]) -> ShapeValue:
@@ -141,7 +142,7 @@ def _identity(builder: Builder, x: Var, result: TensorType, dims: tuple[DimVar, 
 
 
 def _copy(builder: Builder, x: Var, num_operands: int) -> str:
-    """All operands have the same extents, says the nest; it copies the last."""
+    """Add a loop nest that declares equal extents for all operands and copies its last operand."""
     assert isinstance(x.type, TensorType) and x.type.shape is not None and x.type.dtype is not None
     shape = tuple(Dim.of(DimVar(f"a{i}")) for i in range(len(x.type.shape)))
     *operands, out = (Buffer(name, shape, x.type.dtype) for name in "ABC"[: num_operands + 1])

@@ -1,8 +1,8 @@
-"""Run programs that lie between guard pages: `python -m tests.compiler.generated.guarded FIRST LAST`.
+"""Runs programs with false annotations between guard pages: `python -m tests.compiler.generated.guarded FIRST LAST`.
 
-Each argument, weight, constant, planned arena and allocation of its own lies against pages that nobody may touch, once with its end and
-once with its beginning. Whoever reads or writes foreign memory there ends the process by SIGSEGV. Each program says its number before it
-runs and what became of it afterwards. With `--trusting`, the checks that the compiler inserts are left out.
+Arguments, weights, constants, the planned arena and each single allocation lie between pages without access. In one run they end where the
+upper guard begins, in another they begin where the lower guard ends. An access outside of them ends the process with SIGSEGV. The number of
+each program is printed before it runs, and its outcome afterwards. `--trusting` leaves out the checks that the compiler inserts.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from tests.compiler.generated import random_recipes
 from tests.compiler.generated.false_facts import BOUNDARIES, falsified
 from tests.compiler.generated.random_programs import Program, Unfit, draw
 
-assert random_recipes  # the table of recipes is filled
+assert random_recipes  # the import registers all recipes
 
-GUARD = 16 << 20  # bytes on either side: more than any program here can be wrong by
+GUARD = 16 << 20  # bytes of each guard; no false annotation here leads to an access further off
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Walls:
-    """Makes memory against guard pages: with its end where `at_end`, else with its beginning."""
+    """Allocates blocks between guard pages. With `at_end` a block ends at the upper guard, otherwise it begins at the lower one."""
 
     def __init__(self, at_end: bool) -> None:
         self.at_end = at_end
 
     def block(self, num_bytes: int) -> NDArray[np.uint8]:
-        """At a multiple of 64 bytes where its size is one."""
+        """Allocate a block between guard pages. Its address is a multiple of 64 if its size is."""
         inside = max(PAGE, -(-num_bytes // PAGE) * PAGE)
         mapping = mmap.mmap(-1, inside + 2 * GUARD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         whole = np.frombuffer(mapping, np.uint8)
@@ -69,7 +69,7 @@ class Walls:
         return block.view(value.dtype).reshape(value.shape)
 
     def build(self) -> None:
-        """All memory of the machine from now on."""
+        """Make the runtime allocate all memory between guard pages from now on."""
         runtime.device.cpu.device.host_buffer = self.block  # type: ignore[assignment]
         allocate = ALLOCATE
 
@@ -91,7 +91,7 @@ ALLOCATE = BUILTINS["alloc"]
 
 
 def outcome(executable: Executable, program: Program, inputs: tuple[Any, ...], walls: Walls) -> str:
-    """A session of its own: an arena of exactly the size that the call asks for."""
+    """Run a program in a new session, whose arena then has exactly the size that the call needs, and return the outcome as text."""
     walls.build()
     inside = Executable(executable.meta, executable.object_code, [walls.around(c) for c in executable.constants])
     session = Session(inside, device_threads=1)
@@ -109,7 +109,7 @@ def meaning(module: IRModule, program: Program, inputs: tuple[Any, ...]) -> str:
     try:
         with np.errstate(all="ignore"):
             Interpreter(module).call("main", *(np.array(a) if isinstance(a, np.ndarray) else a for a in inputs), *program.weights.values())
-    except (CompileError, ValueError, IndexError):  # NumPy refuses what operators are given
+    except (CompileError, ValueError, IndexError):  # a ValueError or IndexError is NumPy's refusal of an operator's operands
         return "refused"
     return "computed"
 
@@ -133,7 +133,8 @@ def run(seed: int) -> dict[str, Any]:
 
 
 def _compiled(program: Program, boundary: str, random: Random) -> Iterator[tuple[IRModule, Executable]]:
-    """Lies that a proof exposes when the program is compiled are not what is asked for."""
+    """Yield up to 12 programs with a false annotation, and their executables. Skip a program if the compiler proves its annotation
+    false."""
     for _ in range(12):
         with suppress(Unfit, CompileError):
             module = program.module if boundary == "entry" else falsified(program, boundary, random)
@@ -141,7 +142,7 @@ def _compiled(program: Program, boundary: str, random: Random) -> Iterator[tuple
 
 
 def _cut(value: Any, random: Random) -> Any:
-    """An argument, or what has an element more or less along one axis."""
+    """Return the argument unchanged or, in half of the cases, a copy with another extent on one axis."""
     if not isinstance(value, np.ndarray) or not value.ndim or random.random() < 0.5:
         return value
     shape = list(value.shape)

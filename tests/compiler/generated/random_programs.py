@@ -1,11 +1,11 @@
-"""Programs that nobody wrote, over every operator and element type: what test_random_programs.py gives to the compiler.
+"""Random programs over every operator and element type, for test_random_programs.py.
 
-A program grows by recipes. Each picks operands among what is held, or makes parameters, weights and constants that fit, and calls its
-operator. What comes of it is computed at once, by the interpreter and for every call that the program will get; whatever deduction or
-computation refuses is left out. So a recipe may try anything: it need not know the rules of its operator.
+A program grows by recipes. A recipe picks operands among the values that the program already computes, or makes fitting parameters, weights
+and constants, and calls its operator. The interpreter computes each result at once, for every call that the program will get. If the
+operator's deduction or the interpreter refuses an attempt, the attempt is dropped, so a recipe need not know the rules of its operator.
 
-An operator that jumps (a comparison, a rounding, a place of an extreme) takes `exact` operands only: nothing that was rounded by arithmetic
-whose order is free, since a last bit would decide.
+A discontinuous operator (comparison, rounding, argmax) takes only `exact` operands. These involve no arithmetic whose order is free;
+otherwise the last bit could decide the result.
 
 The recipes are in random_recipes.py.
 """
@@ -40,12 +40,14 @@ from compiler.ir.types import ScalarType, ShapeType, TensorType, TupleType, Type
 assert compiler.ops
 
 BOOL, F32, BF16, I8, U8, I32, I64 = DType.BOOL, DType.F32, DType.BF16, DType.I8, DType.U8, DType.I32, DType.I64
-FLOATS = [F32, F32, F32, DType.F16, BF16]  # as often as they shall be drawn
+FLOATS = [F32, F32, F32, DType.F16, BF16]  # F32 is repeated, so that it is drawn more often
 INTEGERS = [d for d in DType if d.is_int]
 ANY = [*FLOATS, *DType]
-EXTENTS = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256]  # on and beside the edges of vectors and tiles
-RANGES = [(0, None, 1), (0, None, 1), (1, None, 1), (1, 256, 1), (2, 64, 1), (0, 128, 16)]  # of variables: least, most, a multiple
-MOST_ELEMENTS = 1 << 14  # of one value
+# sizes at and near the boundaries of vectors and tiles
+EXTENTS = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256]
+# (lower bound, upper bound, divisor) of a dimension variable.
+RANGES = [(0, None, 1), (0, None, 1), (1, None, 1), (1, 256, 1), (2, 64, 1), (0, 128, 16)]
+MOST_ELEMENTS = 1 << 14  # per value
 
 
 Recipe = Callable[["Draft", str], None]
@@ -54,7 +56,8 @@ EXACT: set[str] = set()
 
 
 def recipe(names: str, *, exact: bool = False) -> Callable[[Recipe], Recipe]:
-    """`exact`: of exact operands comes one right result, as when elements are moved or chosen."""
+    """Register a recipe for the named operators. `exact`: if their operands are exact, so are their results, as when elements are only
+    moved or chosen."""
 
     def add(make: Recipe) -> Recipe:
         RECIPES.update(dict.fromkeys(names.split(), make))
@@ -65,12 +68,12 @@ def recipe(names: str, *, exact: bool = False) -> Callable[[Recipe], Recipe]:
 
 
 class Unfit(Exception):
-    """Nothing at hand suits a recipe."""
+    """A recipe found no fitting operands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """`calls`: the arguments of each, weights among them, as `main` of `module` takes them."""
+    """A random program. `calls` holds, for each call of `main`, its inputs followed by its weights."""
 
     module: IRModule
     calls: tuple[tuple[Any, ...], ...]
@@ -91,27 +94,27 @@ class Program:
 
 @dataclass(slots=True)
 class Draft:
-    """A function under way. Of each of the calls that its program will get, it has the sizes and the value of everything."""
+    """A random function under construction. It has the sizes and the values of every atom, for each call that the program will get."""
 
     random: Random
     builder: Builder
     sizes: list[dict[DimVar, int]]
-    special: bool = False  # infinities and NaN among the arguments
-    halves: bool = True  # whether values may be f16, which some targets refuse
+    special: bool = False  # arguments may contain infinities and NaN
+    halves: bool = True  # values may be f16, which some targets refuse
     helpers: tuple[str, ...] = ()
-    dims: list[DimVar] = field(init=False)  # of parameters; what a match_cast names comes to `sizes` alone
+    dims: list[DimVar] = field(init=False)  # dimensions of parameters; dimensions that a match_cast names are only in `sizes`
     params: list[Var] = field(default_factory=list[Var])
-    weights: list[Var] | None = field(default_factory=list[Var])  # None: no new parameters
+    weights: list[Var] | None = field(default_factory=list[Var])  # None: no new parameters are allowed
     held: list[Atom] = field(default_factory=list[Atom])  # tensors that a recipe may pick
     values: dict[Atom, list[Any]] = field(default_factory=dict[Atom, list[Any]])
-    parts: dict[Var, list[Var]] = field(default_factory=dict[Var, list[Var]])  # of tuples
+    parts: dict[Var, list[Var]] = field(default_factory=dict[Var, list[Var]])  # tuple -> its fields
     exact: set[Atom] = field(default_factory=set[Atom])
 
     def __post_init__(self) -> None:
         self.dims = list(self.sizes[0])
 
     def grow(self, count: int) -> None:
-        """By so many recipes."""
+        """Apply `count` random recipes. In place of a recipe that fails, draw another, up to eight in all."""
         for _ in range(count):
             for _ in range(8):
                 name = self.one_of(list(RECIPES))
@@ -130,13 +133,13 @@ class Draft:
         return self.random.random() < part
 
     def dim(self) -> Dim:
-        """An extent: mostly a variable or a number, sometimes a sum or a product."""
+        """Draw an extent: mostly a variable or a number, sometimes a sum or a product."""
         a, b = (Dim.of(self.one_of(self.dims)) for _ in range(2))
         number = Dim.of(self.one_of(EXTENTS))
         return self.one_of([a, b, a, b, number, number, Dim.of(1), a + b, 2 * a, a + 1, a * b])
 
     def place(self) -> Dim:
-        """Somewhere along an axis, or beyond it."""
+        """Draw a position on an axis. It may lie past the end."""
         return self.one_of([*map(Dim.of, (0, 1, 2, 5, 16)), self.dim()])
 
     def shape(self, ndim: int) -> list[Dim]:
@@ -154,7 +157,7 @@ class Draft:
         return [a - self.one_of([0, ndim]) for a in self.random.sample(range(ndim), self.random.randint(0, ndim))]
 
     def tensor(self, dtypes: Sequence[DType] = ANY, *, ndim: int | None = None, least: int = 0, exact: bool = False) -> Atom:
-        """Something held, or else something new, of at least so many axes."""
+        """Return a tensor that the function already has, or a new one, with at least `least` axes."""
 
         def fits(atom: Atom) -> bool:
             type_ = self.type(atom)
@@ -166,7 +169,7 @@ class Draft:
         return self.new(self.shape(self.one_of(range(least, 4)) if ndim is None else ndim), self.one_of(dtypes))
 
     def like(self, atom: Atom, *, exact: bool = False) -> Atom:
-        """Something to put beside it: it broadcasts, whatever the sizes are."""
+        """Return an operand that provably broadcasts with `atom`."""
         type_ = self.type(atom)
         if self.chance(0.25):
             return self.scalar(type_.dtype)
@@ -183,7 +186,7 @@ class Draft:
         return self.new([d if self.chance(0.8) else Dim.of(1) for d in inner], type_.dtype)
 
     def scalar(self, dtype: DType) -> Atom:
-        """A number, a dimension, or a parameter."""
+        """Draw a scalar: a number, a dimension, or a parameter."""
         if dtype is BOOL:
             return ScalarValue(self.chance(0.5), BOOL)
         if not dtype.is_float:
@@ -195,7 +198,7 @@ class Draft:
     # --- new operands --------------------------------------------------------------------------------------------------
 
     def new(self, shape: Sequence[Dim], dtype: DType, make: Callable[[tuple[int, ...]], Any] | None = None) -> Atom:
-        """A parameter; where the shape is of numbers, maybe a weight or a constant."""
+        """Return a new parameter. If its shape has no variables, it may be a weight or a constant."""
         self.require_supported([dtype])
         extents = [tuple(d.evaluate(sizes) for d in shape) for sizes in self.sizes]
         if max(map(prod, extents)) > MOST_ELEMENTS or any(v not in self.dims for d in shape for v in d.vars()):
@@ -252,7 +255,7 @@ class Draft:
             raise Unfit
 
     def require_few_elements(self, helper: str, x: Var) -> None:
-        """The helper was drawn beside other sizes: with those of `x`, its values may be too large."""
+        """Raise Unfit if calling the helper with `x` would compute a large value. The helper was drawn with other sizes."""
         func = self.builder.finish().graph_functions[helper]
         for value in self.values[x]:
             sizes: dict[DimVar, int] = {}
@@ -263,7 +266,7 @@ class Draft:
                     raise Unfit
 
     def name_sizes(self, var: Var, type_: Type) -> Var:
-        """What only the data knew gets names."""
+        """Give names, by a match_cast, to those extents of a tensor that depend on data."""
         results = self.values[var]
         for sizes, result in zip(self.sizes, results, strict=True):
             match_value(type_, result, sizes, "match_cast")
@@ -284,7 +287,8 @@ class Draft:
             self.exact.add(atom)
 
     def computed(self, value: Value, type_: Type, args: Sequence[Atom], call: int) -> Any:
-        """By a function of its own, whose parameters are the operands and the variables."""
+        """Evaluate a binding with the interpreter, for the call number `call`, as a function whose parameters are the operands and the
+        sizes."""
         sizes, given = self.sizes[call], [a for a in dict.fromkeys(args) if isinstance(a, Var)]
         everything = Var("sizes", ShapeType(tuple(map(Dim.of, sizes))))
         result = Var("result", type_)
@@ -296,7 +300,7 @@ class Draft:
 
 
 def shapes_of(type_: Type) -> Iterator[Sequence[Dim]]:
-    """Those that are known of the tensors in it."""
+    """Yield the known shapes of the tensors in a type."""
     match type_:
         case TensorType(shape=shape) if shape is not None:
             yield shape
@@ -319,7 +323,7 @@ def dtypes_of(type_: Type) -> Iterator[DType | None]:
 
 
 def draw(seed: int, recipes: int = 8, *, special: bool = False, calls: int = 3, halves: bool = True) -> Program:
-    """The program of this number."""
+    """Draw the random program with the number `seed`."""
     random = Random(seed)
     builder = Builder()
     helpers = tuple(_helper(random, builder, halves=halves) for _ in range(random.randint(0, 1)))
@@ -346,7 +350,7 @@ def _size(var: DimVar, random: Random, *, small: bool) -> int:
 
 
 def _helper(random: Random, builder: Builder, *, halves: bool) -> str:
-    """A function to be called; it is tried with one size, and where another does not fit it will not be called."""
+    """Add a function that the program may call. It was computed with one size; a recipe whose call of it is refused is dropped."""
     a, b = DimVar("a"), DimVar("b", 1)
     draft = Draft(random, builder, [{a: 3, b: 5}], halves=halves, weights=None)
     with builder.function("helper", draft.params):
@@ -358,6 +362,6 @@ def _helper(random: Random, builder: Builder, *, halves: bool) -> str:
 
 
 def broadcasts(small: Sequence[Dim], large: Sequence[Dim]) -> bool:
-    """Whether the one provably stretches to the other."""
+    """Return whether a tensor of shape `small` provably broadcasts to `large`."""
     behind = large[len(large) - len(small) :] if len(small) <= len(large) else ()
     return len(small) == len(behind) and all(prove_eq(s, d) or prove_eq(s, 1) for s, d in zip(small, behind, strict=True))

@@ -1,6 +1,6 @@
-"""How a random program comes by its operators: a recipe for each, or one for several of a kind.
+"""Recipes by which random programs call operators: one per operator, or one for several similar operators.
 
-A recipe may try what its operator refuses; it is then as if it had not been drawn. A new operator is a function here, under `@recipe`.
+A recipe may make a call that its operator refuses; the call is then dropped. A new operator gets a recipe here, registered by `@recipe`.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ def _matmul(draft: Draft, op: str) -> None:
 @recipe("top_experts group_rows", exact=True)
 @recipe("expert_linear sum_rows")
 def _mixture(draft: Draft, op: str) -> None:
-    """Rows go to their experts and back; at times to experts in any order."""
+    """Group rows by expert, multiply them and sum the results. Sometimes the experts are in random order."""
     x, count, k = draft.tensor(FLOATS, ndim=2), draft.one_of([1, 3, 8]), draft.one_of([1, 2, 3])
     tokens, length = draft.type(x).shape
     chosen = draft.call("top_experts", draft.new((tokens, Dim.of(count)), draft.one_of(FLOATS)), k=k) if k <= count else None
@@ -334,7 +334,7 @@ def _quantize(draft: Draft, op: str) -> None:
 
 @recipe("dequantize")
 def _product_of_integers(draft: Draft, op: str) -> None:
-    """What machines that multiply bytes compute in their own way, of finite numbers."""
+    """Multiply by dequantized weights, which some machines do with integers. All numbers are finite."""
     if draft.special:
         raise Unfit
     x = draft.tensor([F32, F32, BF16], least=1)

@@ -1,4 +1,4 @@
-"""The interpreter of both levels, on programs written by hand."""
+"""The interpreter of graph functions and loop nests gives the expected results for programs written by hand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def interpret(text: str, *args: object, entry: str = "main") -> object:
 
 
 def run(text: str, *args: object) -> None:
-    """Run the only loop-level function of the text."""
+    """Run the only loop nest of the text."""
     (prim,) = parse(text).prim_functions.values()
     run_prim(prim, args)
 
@@ -89,7 +89,7 @@ def test_match_cast_defines_and_checks():
         interpret(text, np.array([4, 4, 4], np.int32))
 
 
-# --- graph level: promises of parameters -------------------------------------------------------------------------------
+# --- graph level: checks of arguments ----------------------------------------------------------------------------------
 
 
 def test_parameters_are_checked():
@@ -126,7 +126,7 @@ def test_divisibility_is_a_promise():
         interpret(text, np.zeros(6, F32))
 
 
-# --- graph level: calls down -------------------------------------------------------------------------------------------
+# --- graph level: calls of loop nests and libraries --------------------------------------------------------------------
 
 
 KERNEL = """
@@ -198,7 +198,8 @@ def test_loops_that_carry_run_in_order():
     [("[i, j]", [[1, 2], [3, 4], [5, 6]]), ("[0, j]", [[9, 12], [0, 0], [0, 0]]), ("[0, 0]", [[21, 0], [0, 0], [0, 0]])],
 )
 def test_what_an_iteration_adds_to_is_kept_by_all_that_follow(indices: str, expected: list[list[int]]) -> None:
-    """Each adds to an element of its own, all rows to the same, all iterations to the same."""
+    """If several iterations add to an element, the element gets the sum. Iterations have an element each, one per column, or one for
+    all."""
     out = np.zeros((3, 2), F32)
     run(f"prim f(x: f32[n, 2], out y: f32[n, 2]) {{ for i in n, j in 2 {{ y{indices} = y{indices} + x[i, j] }} }}", TABLE, out)
     np.testing.assert_array_equal(out, expected)
@@ -224,7 +225,7 @@ def test_ragged_extents():
 
 
 def test_a_loop_of_no_iterations_computes_nothing():
-    """Not even what is the same in each of them, and right in none."""
+    """A loop without iterations evaluates nothing, not even loop-invariant indices, which would be out of bounds."""
     body = "for i in n, j in k { let p within 0..n - 1 = cast(i64, I[j]) { B[i, j] = A[p] } }"
     empty, indices = np.zeros(0, np.float32), np.array([0, 1], np.int32)
     run(f"prim f(A: f32[n], I: i32[k], out B: f32[n, k]) {{ {body} }}", empty, indices, empty.reshape(0, 2))
@@ -246,7 +247,8 @@ def test_a_contraction_is_the_sum_of_the_products() -> None:
 
 @pytest.mark.parametrize("is_fine", [False, True])
 def test_a_grouped_contraction_scales_the_exact_sums_of_its_groups(is_fine: bool) -> None:
-    """Two planes of rows, of which the first counts 256 times and the second in fine rows only."""
+    """A grouped contraction sums integers exactly within a group and then scales the sums. Rows have two planes: the first has the factor
+    256, the second counts only in rows marked as fine."""
     rng = np.random.default_rng(3)
     q, w = rng.integers(-9, 9, (2, 6)).astype(np.int32), rng.integers(-9, 9, (4, 6)).astype(np.int32)
     scale, fine, out = np.asarray([0.5, 2], F32), np.asarray([is_fine]), np.zeros(4, F32)
@@ -316,7 +318,7 @@ def test_what_a_guard_shuts_out_may_lie_outside():
 
 
 def test_a_shared_value_is_safe_inside_a_guard_only():
-    """What is computed inside a guard says nothing about the points outside."""
+    """A value may be shared by two uses inside guards, but is refused outside of the guard, where its index may be out of bounds."""
     text = "prim f(x: f32[n], out y: f32[n]) {{ for i in n {{ y[i] = let t = x[i - 1] in {} }} }}"
     guarded = "guard(1 <= i < n ? t : 0.0) + guard(1 <= i < n ? t * 2.0 : 1.0)"
     out = np.zeros(4, F32)
@@ -328,9 +330,9 @@ def test_a_shared_value_is_safe_inside_a_guard_only():
 
 def test_arguments_must_fit_their_buffers():
     text = "prim f(x: f32[n], out y: f32[2 * n]) where n in 1..3 { for i in n { y[i] = x[i] } }"
-    with pytest.raises(InterpretError, match=r"buffer y is float32\[5\], wants f32\[6\]"):
+    with pytest.raises(InterpretError, match=r"buffer y is float32\[5\], expected f32\[6\]"):
         run(text, np.zeros(3, F32), np.zeros(5, F32))
-    with pytest.raises(InterpretError, match=r"buffer x is int32\[3\], wants f32\[3\]"):
+    with pytest.raises(InterpretError, match=r"buffer x is int32\[3\], expected f32\[3\]"):
         run(text, np.zeros(3, np.int32), np.zeros(6, F32))
     with pytest.raises(InterpretError, match=r"variable n is 4, declared 1\.\.3"):
         run(text, np.zeros(4, F32), np.zeros(8, F32))
@@ -370,7 +372,7 @@ def test_casts_saturate():
 
 
 def planned(body: str) -> IRModule:
-    """A function with an arena of 32 bytes."""
+    """Parse a function body and give the function an arena of 32 bytes."""
     module = parse(f"{KERNEL} func main(x: f32[4]) -> f32[4] {{ {body} }}")
     main = module.graph("main")
     return module.update({"main": Function(main.params, main.body, main.result_type, arena=Dim.of(32))})
@@ -395,6 +397,6 @@ def test_a_dimension_without_a_value_is_named():
 
 
 def test_a_tensor_without_axes_stays_a_tensor():
-    """NumPy makes a number of it, which the next operator would not take for a tensor."""
+    """A reduction over all axes stays a tensor without axes: NumPy returns a scalar, which the next operator would not accept."""
     result = interpret("func main(x: f32[n]) -> object { a = mean(x, axes=[0]) b = exp(a) return b }", np.zeros(3, F32))
     assert isinstance(result, np.ndarray) and result.shape == () and result == 1

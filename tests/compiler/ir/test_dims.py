@@ -1,4 +1,5 @@
-"""The algebra of dimensions, rule by rule, then against brute force."""
+"""The algebra of dimensions: tests of each rule, then random expressions, whose results are compared with evaluation at all small
+values."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from compiler.ir.dims import Dim, DimLike, DimVar, FloorDiv, Min, UnboundDimErro
 from compiler.ir.prove import bounds, prove_divisible, prove_eq, prove_le, prove_lt, prove_ne
 
 n, m, k = DimVar("n"), DimVar("m"), DimVar("k")
-i, j, l = DimVar("i", upper=n - 1), DimVar("j", upper=m - 1), DimVar("l", upper=k - 1)  # noqa: E741  # the third loop
+i, j, l = DimVar("i", upper=n - 1), DimVar("j", upper=m - 1), DimVar("l", upper=k - 1)  # noqa: E741  # the index of the third loop
 lane = DimVar("lane", upper=15)
 aligned = DimVar("aligned", multiple_of=16)
 signed = DimVar("signed", lower=-100)
@@ -266,7 +267,7 @@ Env = dict[DimVar, int]
 
 @dataclass(frozen=True)
 class Tree:
-    """An expression as it was written, and what the algebra made of it."""
+    """A random expression: a function that evaluates the expression as drawn, and the dimension that the algebra made of it."""
 
     written: Callable[[Env], int]
     dim: Dim
@@ -277,7 +278,7 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": oper
 
 @st.composite
 def variables(draw: st.DrawFn) -> list[DimVar]:
-    """Up to four; a later one may be bounded by an earlier one, as a loop variable is."""
+    """Draw up to four variables. The bound of a variable may refer to an earlier variable, as those of loop variables do."""
     made: list[DimVar] = []
     for name in "abcd"[: draw(st.integers(1, 4))]:
         lower = draw(st.sampled_from([0, 0, 0, 1, 1, 2, -3]))
@@ -304,7 +305,7 @@ def trees(draw: st.DrawFn, names: list[DimVar], depth: int) -> Tree:
 
 
 def assignments(names: list[DimVar], *, at_most: int = 60) -> list[Env]:
-    """Values that the declarations allow; small ones, where things go wrong."""
+    """Return up to `at_most` assignments of small values that the variables' declarations allow; errors show at small values."""
     envs: list[Env] = [{}]
     for v in names:
         envs = [{**env, v: value} for env in envs for value in _values(v, env)]
@@ -317,7 +318,7 @@ def _values(v: DimVar, env: Env) -> Iterator[int]:
 
 
 def defined(envs: list[Env], *whole: Tree) -> Iterator[tuple[Env, list[int]]]:
-    """The assignments under which nothing is divided by zero, with the values of the trees as written."""
+    """Yield each assignment for which no tree divides by zero, with the values of the trees as drawn."""
     for env in envs:
         try:
             yield env, [t.written(env) for t in whole]
@@ -374,7 +375,7 @@ def test_substituting_then_evaluating_is_evaluating(data: st.DataObject) -> None
 
 @given(st.data())
 def test_index_arithmetic_of_reshape_cancels(data: st.DataObject) -> None:
-    """Flattening indices stays inside the array, and splitting them again gives the indices back."""
+    """A flat index computed from indices stays inside the array, and splitting the flat index gives the indices back."""
     shape = [data.draw(st.sampled_from([DimVar("s", lower=1), 2, 3, 16])) for _ in range(data.draw(st.integers(1, 4)))]
     loops = [DimVar(f"i{axis}", upper=extent - 1) for axis, extent in enumerate(shape)]
     position = Dim.of(0)
@@ -391,7 +392,8 @@ def test_index_arithmetic_of_reshape_cancels(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("first", ["dims", "prove", "simplify"])
 def test_any_of_the_three_files_may_be_imported_first(first: str) -> None:
-    """They need each other; only dims.py may know it, by importing late."""
+    """Any of the three modules of the algebra may be imported first, although they import each other. Only dims.py breaks the cycle, with
+    late imports."""
     subprocess.run([sys.executable, "-c", f"import compiler.ir.{first}; from compiler.ir.dims import DimVar; DimVar('n') // 2"], check=True)
 
 

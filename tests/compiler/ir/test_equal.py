@@ -1,4 +1,4 @@
-"""Structural equality: blind to names, sharp to everything else."""
+"""Structural equality ignores names and finds every other difference."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_the_order_of_functions_does_not_matter() -> None:
 
 
 def test_one_variable_is_not_two() -> None:
-    """Pairs go both ways: neither side may use one variable where the other uses two."""
+    """Two variables never equal one variable that is used twice: variables are paired in both directions."""
     two = parse("func f(x: f32[n], y: f32[m]) -> object { return x }")
     one = parse("func f(x: f32[n], y: f32[n]) -> object { return x }")
     assert structural_equal(one, two) is not None
@@ -144,7 +144,8 @@ def test_variables_that_stand_alone_later_are_paired_first() -> None:
 
 
 def test_dimensions_among_the_parameters_of_a_nest_are_paired_first() -> None:
-    """A range makes its variable before the shapes do, so their terms stand in another order."""
+    """Equality does not depend on whether a variable's range is declared. Declaring a range creates the variable before the shapes do,
+    which changes the order of terms in a sum."""
     a, b = (parse(f"prim f(A: f32[n + m], n: dim, m: dim, out C: f32[]) {where} {{ C[] = A[n] }}") for where in ("", "where m in 0.."))
     assert_equal(a, b)
     c = parse("prim f(A: f32[n + m], m: dim, n: dim, out C: f32[]) { C[] = A[n] }")
@@ -189,7 +190,7 @@ def test_sequences_are_flat() -> None:
 
 
 def test_a_loop_variable_used_twice_equals_two() -> None:
-    """Loops side by side may share a variable; what was bound is free again after its scope."""
+    """Two consecutive loops with one variable equal two loops with different variables, because a variable's pairing ends with its loop."""
     n = DimVar("n")
     buffer = Buffer("A", (n.dim,), DType.F32)
     i, j = (DimVar(name, 0, n - 1) for name in "ij")
@@ -234,7 +235,8 @@ def test_many_bindings_are_no_depth() -> None:
 
 
 def test_a_shared_value_is_equal_to_its_copies() -> None:
-    """Comparing does not take longer for each path that leads to a node: here there are 2**60."""
+    """A value that is shared equals copies of that value. Comparison visits each pair of nodes once, although 2**60 paths lead to the nodes
+    here."""
     kernel = "prim f(A: f32[n], out B: f32[n]) {{ for i in n {{ B[i] = {} }} }}"
     copies, shared = "exp(A[i]) + exp(A[i])", "let t = exp(A[i]) in t + t"
     assert_equal(parse(kernel.format(copies)), parse(kernel.format(shared)))

@@ -1,4 +1,5 @@
-"""Whether one function may stand where another is wanted: the variables of a signature are its own."""
+"""Whether a function of one type may be used where another type is expected. The variables of a type are independent of those of the
+other."""
 
 from __future__ import annotations
 
@@ -19,8 +20,10 @@ def fn(text: str, where: str = "") -> Type:
     [
         (fn("(x: f32[n]) -> f32[n]"), fn("(x: f32[m]) -> f32[m]"), Level.PASS),
         (fn("(x: f32[n, 2*n]) -> f32[3*n]"), fn("(x: f32[m, 2*m]) -> f32[3*m]"), Level.PASS),
-        (fn("(x: f32[n], y: f32[n]) -> f32[n]"), fn("(x: f32[a], y: f32[b]) -> f32[b]"), Level.PASS),  # more general
-        (fn("(x: f32[a], y: f32[b]) -> f32[b]"), fn("(x: f32[n], y: f32[n]) -> f32[n]"), Level.SYMBOLIC),  # wants equal extents
+        # accepted, because the given type is more general
+        (fn("(x: f32[n], y: f32[n]) -> f32[n]"), fn("(x: f32[a], y: f32[b]) -> f32[b]"), Level.PASS),
+        # The given type demands equal extents, which the wanted type does not promise.
+        (fn("(x: f32[a], y: f32[b]) -> f32[b]"), fn("(x: f32[n], y: f32[n]) -> f32[n]"), Level.SYMBOLIC),
         (fn("(x: f32[n], y: f32[m]) -> f32[n]"), fn("(x: f32[n], y: f32[m]) -> f32[m]"), Level.SYMBOLIC),
         (fn("(x: f32[8]) -> f32[8]"), fn("(x: f32[m]) -> f32[m]", "where m in 0..16"), Level.PASS),
         (fn("(x: f32[n]) -> f32[n]"), fn("(x: f32[m]) -> f32[m]", "where m in 0..16"), Level.SYMBOLIC),

@@ -1,4 +1,4 @@
-"""The rewriting toolkit: what it finds, what it changes, and that it leaves the rest the very same object."""
+"""Visitors and rewriters of the IR: what they find and change. Unchanged nodes stay the same objects."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_rewrite_dims_declares_anew_what_depends_on_them() -> None:
 
 
 def test_rewrite_dims_leaves_variables_bound_inside() -> None:
-    """A variable that the statement binds is not the one that is replaced."""
+    """`rewrite_dims` does not replace a variable inside the statement that binds it."""
     i = DimVar("i", 0, 3)
     a = Buffer("A", (Dim.of(4),), DType.F32)
     store = Store(a, (i.dim,), Const(1.0, DType.F32))
@@ -228,7 +228,7 @@ def test_called_nests_are_found_inside_branches() -> None:
     func = parse(GRAPH.replace("f = visit.same(d)", "f = call_tir @q(d) -> f32[n, 4]") + LOOPS + LOOPS.replace("prim p(", "prim q(")).graph(
         "main"
     )
-    assert list(called_nests(func.body)) == ["p", "q", "p"], "called, called in a branch, launched"
+    assert list(called_nests(func.body)) == ["p", "q", "p"], "expected a call, a call in a branch, and a launch"
     assert [type(v).__name__ for v in walk_values(func.body)][3:6] == ["If", "CallTir", "MatchCast"]
 
 
@@ -260,7 +260,7 @@ def test_free_vars() -> None:
 
 
 def test_a_cast_to_a_known_dimension_uses_it() -> None:
-    """After a first use it is a test, not a definition."""
+    """A match_cast to a dimension that was used before tests the dimension; otherwise it defines a new one."""
     known = parse("func f(x: f32[n], y: f32[m]) -> object { z = shape[n] w = match_cast y to f32[n] return w }").graph("f").body
     assert _names(free_vars(known).dims) == ["n"]
     new = parse("func f(x: f32[n], y: f32[m]) -> object { w = match_cast y to f32[k] z = shape[k] return w }").graph("f").body
@@ -346,7 +346,7 @@ def test_scalars_and_tensors_of_no_interest_use_nothing() -> None:
 
 
 def test_shared_values_are_visited_once_and_stay_shared() -> None:
-    """60 doublings have 2**60 paths and 61 nodes."""
+    """A shared value is visited once and stays shared: 60 doublings have 2**60 paths but only 61 nodes."""
     doublings = ", ".join(["t0 = A[i]", *(f"t{k + 1} = t{k} + t{k}" for k in range(60))])
     prim = parse(f"prim f(A: f32[n], out B: f32[n]) {{ for i in n {{ B[i] = let {doublings} in t60 }} }}").prim("f")
     buffer = prim.params[0]

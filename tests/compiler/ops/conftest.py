@@ -1,4 +1,4 @@
-"""One way to test an operator: as a program of one call, whose meaning must be what NumPy says, before and after it becomes loops."""
+"""Fixtures that run an operator as a program of one call and compare it with NumPy, before and after the call becomes a loop nest."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from compiler.passes.legalize import legalize
 from runtime.executable import Executable
 from runtime.session import Session
 
-# Rounding to the type, and the order of sums.
+# Allowed error, relative to the largest element. It covers rounding to the element type and a different order of summation.
 TOLERANCE = {DType.F32: 3e-6, DType.F16: 2e-3, DType.BF16: 1.6e-2}
 
 
 def close(actual: Any, expected: Any) -> None:
-    """The same type and shape, and equal: exactly, or for floats up to a few roundings of the largest element."""
+    """Require equal types, shapes and values. Floats may differ by TOLERANCE of the largest element."""
     if isinstance(expected, tuple) and not all(isinstance(e, int) for e in expected):
         assert isinstance(actual, tuple) and len(actual) == len(expected)
         for a, e in zip(actual, expected, strict=True):
@@ -49,7 +49,8 @@ def close(actual: Any, expected: Any) -> None:
 
 
 def operand(value: Any, shape: str | None, dims: dict[str, DimVar], name: str) -> Atom:
-    """A parameter for an array, with a variable for every letter of its shape; anything else is written into the program."""
+    """Return an operand of a program: for an array a parameter, with a symbolic dimension for each letter of `shape`; for any other value a
+    literal."""
     match value:
         case np.ndarray():
             letters = shape.split() if shape is not None else [str(n) for n in value.shape]
@@ -76,7 +77,7 @@ def program(op: OpDef, atoms: list[Atom], attrs: dict[str, Any]) -> IRModule:
 
 
 def has_type(value: Any, type_: Type, dims: dict[DimVar, int]) -> None:
-    """Deduction promised no more than what came."""
+    """Require that a computed value has the type that was deduced for it."""
     match type_:
         case TensorType(shape=shape, dtype=dtype, ndim=ndim):
             assert dtype is None or value.dtype == dtype.numpy
@@ -92,9 +93,10 @@ def has_type(value: Any, type_: Type, dims: dict[DimVar, int]) -> None:
 
 @pytest.fixture
 def run(compiled_once: Callable[..., Executable]) -> Callable[..., Any]:
-    """`run(op, *values, shapes="n k, m k", **attrs)`: the operator's value, after checking that its annotation holds, that the loop nest
-    computes the same, and that both programs survive as text. `shapes` makes dimensions symbolic, one entry per tensor; an attribute may
-    be a function of them. `compiled` runs the machine code too."""
+    """`run(op, *values, shapes="n k, m k", **attrs)` computes one call of the operator and returns its value. It requires that the deduced
+    annotation holds, that the loop nest computes the same value, and that both programs equal what is parsed from their texts. `shapes`
+    names symbolic dimensions, with one entry per tensor. An attribute may be a function of the dimensions. With `compiled=True`, the
+    machine code must compute the same value, too."""
 
     def call(op: OpDef, *values: Any, shapes: str | None = None, compiled: bool = False, **attrs: Any) -> Any:
         given: list[str | None] = [None if s is None else s.strip() for s in shapes.split(",")] if shapes is not None else []
@@ -132,13 +134,13 @@ def run(compiled_once: Callable[..., Executable]) -> Callable[..., Any]:
 
 @pytest.fixture
 def meaning() -> Callable[..., Any]:
-    """The operator's NumPy meaning alone."""
+    """Return a function that evaluates an operator's NumPy meaning without building a program."""
     return lambda op, *values, **attrs: INTERPRET[op.name](*values, **{**op.attributes, **attrs})
 
 
 @pytest.fixture
 def deduced() -> Callable[..., Type]:
-    """`deduced(op, *types, **attrs)`: the annotation of a call."""
+    """`deduced(op, *types, **attrs)` returns the annotation of a call with operands of these types."""
 
     def call(op: OpDef, *types: Type, **attrs: Any) -> Type:
         module = program(op, [Var(f"x{i}", t) for i, t in enumerate(types)], attrs)

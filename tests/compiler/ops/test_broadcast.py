@@ -1,4 +1,4 @@
-"""Extents that turn out to be 1 when the program runs: they stretch, compiled as interpreted."""
+"""An extent that turns out to be 1 only at run time is broadcast, in compiled programs as in interpreted ones."""
 
 from __future__ import annotations
 

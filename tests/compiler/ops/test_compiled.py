@@ -1,4 +1,4 @@
-"""Every operator as machine code, at sizes that fill vectors and leave a rest."""
+"""Every operator in machine code equals its meaning, at sizes that fill some vectors and leave a remainder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import compiler.ops
 from compiler.ir.op import OPS
 from compiler.ops.tables import LEGALIZE
 
-assert compiler.ops  # the tables of operators are filled
+assert compiler.ops  # importing compiler.ops registers all operators
 
 RNG = np.random.default_rng(11)
 ROWS, SIZE = 5, 37
@@ -163,7 +163,8 @@ CASES |= OTHERS
 def test_every_operator_has_a_case():
     assert set(CASES) <= set(OPS)
     missing = set(LEGALIZE) - set(CASES)
-    elsewhere = {compiler.ops.attention.ragged.__name__, compiler.ops.sampling.operators.__name__}  # they have tests of their own
+    # operators of these modules have tests of their own
+    elsewhere = {compiler.ops.attention.ragged.__name__, compiler.ops.sampling.operators.__name__}
     assert all(LEGALIZE[name].__module__ in elsewhere for name in missing), missing
 
 

@@ -1,4 +1,4 @@
-"""Filled tensors, shapes as values, borders and triangles, random numbers, data-dependent sizes."""
+"""Filled tensors, shapes as values, padding, triangles, random numbers, and sizes that depend on data."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def test_full(run, deduced):
     assert run(FULL, (0, 3), 7, dtype="u8").shape == (0, 3)
     assert run(FULL, (), True, dtype="bool") == np.array(True)
     assert deduced(FULL, SHAPE, ScalarType(F32), dtype="bf16") == TensorType(SHAPE.dims, DType.BF16)
-    with pytest.raises(AnnotationError, match="wants a scalar"):
+    with pytest.raises(AnnotationError, match="expected a scalar"):
         deduced(FULL, SHAPE, tensor((), F32), dtype="f32")
-    with pytest.raises(AnnotationError, match="attribute dtype is 'f99', wants one of f32"):
+    with pytest.raises(AnnotationError, match="attribute dtype is 'f99', expected one of f32"):
         deduced(FULL, SHAPE, ScalarType(F32), dtype="f99")
 
 
@@ -51,7 +51,7 @@ def test_a_tensor_of_numbers_becomes_a_shape(meaning, deduced, compute):
     assert meaning(TENSOR_TO_SHAPE, np.array([2, 0, 3])) == (2, 0, 3)
     assert deduced(TENSOR_TO_SHAPE, tensor((3,), I64)) == ShapeType(None, 3)
     assert deduced(TENSOR_TO_SHAPE, tensor((N,), I64)) == ShapeType(None)
-    with pytest.raises(AnnotationError, match="x holds i32, wants i64; cast first"):
+    with pytest.raises(AnnotationError, match="x holds i32, expected i64; cast first"):
         deduced(TENSOR_TO_SHAPE, tensor((3,), DType.I32))
     program = """
     func main(x: f32[n], s: i64[2]) -> object {
@@ -72,7 +72,7 @@ def test_a_tensor_of_numbers_becomes_a_shape(meaning, deduced, compute):
 
 
 def test_a_computed_shape_sees_what_was_computed(compute):
-    """The kernel that fills the tensor runs before the shape is read from it."""
+    """A shape that a kernel computes is read only after the kernel has run."""
     program = """
     func main(x: f32[n], s: i64[1]) -> object {
       dataflow {
@@ -105,7 +105,7 @@ def test_pad(run, deduced):
     np.testing.assert_array_equal(run(PAD, x[:0], before=(1, 0), after=(1, 0)), np.zeros((2, 3)))
     np.testing.assert_array_equal(run(PAD, np.array(x[0, 0]), before=(), after=()), x[0, 0])
     assert deduced(PAD, tensor((N, 3), F32), before=(0, 1), after=(N, 1)) == tensor((N * 2, 5), F32)
-    with pytest.raises(AnnotationError, match="have 1 and 2 widths, wants 2 of each"):
+    with pytest.raises(AnnotationError, match="have 1 and 2 widths, expected 2 of each"):
         deduced(PAD, tensor((2, 3), F32), before=(1,), after=(0, 0))
     with pytest.raises(AnnotationError, match="a width is -1"):
         deduced(PAD, tensor((2,), F32), before=(-1,), after=(0,))

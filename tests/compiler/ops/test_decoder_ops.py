@@ -1,4 +1,4 @@
-"""Products, norms, embeddings."""
+"""Matrix products, norms and embeddings."""
 
 from __future__ import annotations
 
@@ -79,16 +79,16 @@ def test_products_deduce_and_refuse(deduced):
     assert deduced(MATMUL, tensor((N, 2, 3), F32), tensor((M, 3, 2), F32)) == tensor((batch, 2, 2), F32)
     assert deduced(MATMUL, TensorType(None, F32, 2), tensor((M, 3, 2), F32)) == TensorType(None, F32, 3)
     refused = [
-        ("last dimension of x is 3, wants 4", LINEAR, (tensor((N, 3), F32), tensor((8, 4), F32))),
-        ("weight has rank 1, wants 2: \\[out, in\\]", LINEAR, (x, tensor((K,), F32))),
+        ("last dimension of x is 3, expected 4", LINEAR, (tensor((N, 3), F32), tensor((8, 4), F32))),
+        ("weight has rank 1, expected 2: \\[out, in\\]", LINEAR, (x, tensor((K,), F32))),
         ("x has rank 0", LINEAR, (tensor((), F32), w)),
-        ("length of bias is 4, wants 8", LINEAR, (x, w, tensor((4,), F32))),
-        ("x holds i32, wants floats", LINEAR, (tensor((N, K), I32), w)),
+        ("length of bias is 4, expected 8", LINEAR, (x, w, tensor((4,), F32))),
+        ("x holds i32, expected floats", LINEAR, (tensor((N, K), I32), w)),
         ("x is scalar", LINEAR, (ScalarType(F32), w)),
-        ("contracted dimension of b is 4, wants 3", MATMUL, (tensor((2, 3), F32), tensor((4, 2), F32))),
-        ("a has rank 1, wants at least 2", MATMUL, (tensor((3,), F32), tensor((3, 2), F32))),
+        ("contracted dimension of b is 4, expected 3", MATMUL, (tensor((2, 3), F32), tensor((4, 2), F32))),
+        ("a has rank 1, expected at least 2", MATMUL, (tensor((3,), F32), tensor((3, 2), F32))),
         ("extents 2 and 3 do not broadcast", MATMUL, (tensor((2, 1, 1), F32), tensor((3, 1, 1), F32))),
-        ("f32 and i32, wants floats or integers", MATMUL, (tensor((1, 1), F32), tensor((1, 1), I32))),
+        ("f32 and i32, expected floats or integers", MATMUL, (tensor((1, 1), F32), tensor((1, 1), I32))),
     ]
     for message, op, types in refused:
         with pytest.raises(AnnotationError, match=message):
@@ -150,12 +150,12 @@ def test_norms_refuse(deduced):
     x = tensor((N, 8), F32)
     assert deduced(RMS_NORM, TensorType(None, F32, 2), tensor((8,), F32), eps=1e-6) == TensorType(None, F32, 2)
     refused = [
-        ("length of operand 1 is 4, wants 8", RMS_NORM, (x, tensor((4,), F32)), {"eps": 1e-6}),
-        ("operand 1 has rank 2, wants 1", RMS_NORM, (x, x), {"eps": 1e-6}),
+        ("length of operand 1 is 4, expected 8", RMS_NORM, (x, tensor((4,), F32)), {"eps": 1e-6}),
+        ("operand 1 has rank 2, expected 1", RMS_NORM, (x, x), {"eps": 1e-6}),
         ("needs the attribute eps", LAYER_NORM, (x, tensor((8,), F32)), {}),
-        ("attribute eps is 'small', wants a number", RMS_NORM, (x, tensor((8,), F32)), {"eps": "small"}),
+        ("attribute eps is 'small', expected a number", RMS_NORM, (x, tensor((8,), F32)), {"eps": "small"}),
         ("x has rank 0", SOFTMAX, (tensor((), F32),), {}),
-        ("x holds i32, wants floats", SOFTMAX, (tensor((3,), I32),), {}),
+        ("x holds i32, expected floats", SOFTMAX, (tensor((3,), I32),), {}),
     ]
     for message, op, types, attrs in refused:
         with pytest.raises(AnnotationError, match=message):
@@ -173,7 +173,7 @@ def test_embedding_clamps_ids(run, normal):
 
 
 def rotated(x, angles, interleaved):
-    """Pairs as complex numbers."""
+    """Return the elements of x rotated by the angles, as a reference: pairs of elements are complex numbers."""
     half = angles.shape[1]
     turn = np.exp(1j * angles)[:, None, :]
     out = x.astype(np.float64).copy()
@@ -213,12 +213,12 @@ def test_embeddings_deduce_and_refuse(deduced):
     assert deduced(ROPE_ANGLES, tensor((N,), I32), tensor((4,), F32)) == TupleType((angles, angles))
     assert deduced(ROPE, x, angles, angles) == x
     refused = [
-        ("ids holds f32, wants integers", EMBEDDING, (table, x)),
-        ("table has rank 3, wants 2", EMBEDDING, (x, tensor((N,), I32))),
+        ("ids holds f32, expected integers", EMBEDDING, (table, x)),
+        ("table has rank 3, expected 2", EMBEDDING, (x, tensor((N,), I32))),
         ("cos has 5 pairs, and x only 8 elements", ROPE, (x, tensor((N, 5), F32), tensor((N, 5), F32))),
-        ("number of pairs of sin is 3, wants 4", ROPE, (x, angles, tensor((N, 3), F32))),
-        ("x has rank 2, wants 3", ROPE, (angles, angles, angles)),
-        ("inv_freq holds bf16, wants f32", ROPE_ANGLES, (tensor((N,), I32), tensor((4,), BF16))),
+        ("number of pairs of sin is 3, expected 4", ROPE, (x, angles, tensor((N, 3), F32))),
+        ("x has rank 2, expected 3", ROPE, (angles, angles, angles)),
+        ("inv_freq holds bf16, expected f32", ROPE_ANGLES, (tensor((N,), I32), tensor((4,), BF16))),
     ]
     for message, op, types in refused:
         with pytest.raises(AnnotationError, match=message):

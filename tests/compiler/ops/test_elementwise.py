@@ -1,4 +1,4 @@
-"""Arithmetic, comparison, logic, functions, where, cast."""
+"""Elementwise operators: arithmetic, comparison, logic, functions, where and cast."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_logic_is_bitwise_on_integers(run, rng):
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_scalars_take_the_tensors_type(run, rng, dtype):
     x = rng.standard_normal(6).astype(dtype)
-    third = np.asarray(1 / 3).astype(dtype)  # rounded before it is used
+    third = np.asarray(1 / 3).astype(dtype)  # a scalar is rounded to the tensor's type before use
     np.testing.assert_array_equal(run(e.MULTIPLY, x, 1 / 3, shapes="n"), (x.astype(np.float32) * third.astype(np.float32)).astype(dtype))
     np.testing.assert_array_equal(run(e.SUBTRACT, 2, x), (2 - x.astype(np.float32)).astype(dtype))
     np.testing.assert_array_equal(run(e.CLIP, x, -0.5, 1), np.clip(x, dtype.type(-0.5), dtype.type(1)))
@@ -194,10 +194,10 @@ def test_refusals(deduced):
     refused = [
         ("extents 4 and 3 do not broadcast", e.ADD, (x, tensor((3,), F32)), {}),
         ("element types f32, i32; cast them to one", e.ADD, (x, i), {}),
-        ("wants floats, has i32", e.EXP, (i,), {}),
-        ("wants integers, has f32", e.MODULO, (x, x), {}),
-        ("wants numbers, has bool", e.ADD, (tensor((1,), BOOL),) * 2, {}),
-        ("wants bools or integers, has f32", e.LOGICAL_AND, (x, x), {}),
+        ("elements are i32, expected floats", e.EXP, (i,), {}),
+        ("elements are f32, expected integers", e.MODULO, (x, x), {}),
+        ("elements are bool, expected numbers", e.ADD, (tensor((1,), BOOL),) * 2, {}),
+        ("elements are f32, expected bools or integers", e.LOGICAL_AND, (x, x), {}),
         (r"scalar\[f32\] does not fit among elements of type i32", e.ADD, (i, ScalarType(F32)), {}),
         (
             r"scalar\[i64, 300\] does not fit among elements of type u8",
@@ -207,12 +207,12 @@ def test_refusals(deduced):
         ),
         (r"scalar\[bool\] does not fit", e.ADD, (x, ScalarType(BOOL)), {}),
         ("an operand is shape", e.ADD, (x, ShapeType(None)), {}),
-        ("wants a tensor among its operands", e.ADD, (ScalarType(F32), ScalarType(F32)), {}),
-        (r"takes \(a, b\), has 1 operand$", e.ADD, (x,), {}),
-        (r"the condition is i32\[4\], wants bool", e.WHERE, (i, x, x), {}),
-        ("wants a tensor among them", e.WHERE, (tensor((4,), BOOL), ScalarType(F32), ScalarType(F32)), {}),
+        ("expected at least one tensor", e.ADD, (ScalarType(F32), ScalarType(F32)), {}),
+        (r"has 1 operand, expected \(a, b\)$", e.ADD, (x,), {}),
+        (r"the condition is i32\[4\], expected bool", e.WHERE, (i, x, x), {}),
+        ("expected at least one tensor", e.WHERE, (tensor((4,), BOOL), ScalarType(F32), ScalarType(F32)), {}),
         ("needs the attribute dtype", e.CAST, (x,), {}),
-        ("attribute dtype is 'int', wants one of", e.CAST, (x,), {"dtype": "int"}),
+        ("attribute dtype is 'int', expected one of", e.CAST, (x,), {"dtype": "int"}),
         ("has no attribute axis", e.EXP, (x,), {"axis": 1}),
     ]
     for message, op, types, attrs in refused:

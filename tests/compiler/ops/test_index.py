@@ -1,4 +1,4 @@
-"""Elements picked and placed by indices that are data."""
+"""Gather and scatter at indices that are computed at run time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_reading_clamps(run):
 
 @pytest.mark.parametrize("program", ["take(x, i, axis=0)", "embedding(x, i)", "gather(x, j, axis=0)"])
 def test_an_axis_without_elements_is_refused(program):
-    """Clamping finds no place there."""
+    """Indexing along an empty axis is refused: there is no element to which an index could be clamped."""
     text = f"func main(x: f32[n, 4], i: i32[k], j: i32[k, 4]) -> f32[k, 4] {{ y = {program} return y }}"
     session, i, j = Session(compile_module(parse(text))), np.ones(2, np.int32), np.ones((2, 4), np.int32)
     with pytest.raises(ArgumentMismatch, match=r"expected max\(n, .* = 1, got 0"):
@@ -125,13 +125,13 @@ def test_deduction(deduced):
 
 def test_refusals(deduced):
     x = tensor((3, 4), F32)
-    with pytest.raises(AnnotationError, match="indices holds f32, wants integers"):
+    with pytest.raises(AnnotationError, match="indices holds f32, expected integers"):
         deduced(TAKE, x, x, axis=0)
-    with pytest.raises(AnnotationError, match="indices have rank 1, wants 2"):
+    with pytest.raises(AnnotationError, match="indices have rank 1, expected 2"):
         deduced(GATHER, x, tensor((3,), I32), axis=0)
-    with pytest.raises(AnnotationError, match="dimension 0 of the indices is 2, wants 3"):
+    with pytest.raises(AnnotationError, match="dimension 0 of the indices is 2, expected 3"):
         deduced(GATHER, x, tensor((2, 1), I32), axis=1)
-    with pytest.raises(AnnotationError, match="dimension 1 of the updates is 2, wants 1"):
+    with pytest.raises(AnnotationError, match="dimension 1 of the updates is 2, expected 1"):
         deduced(SCATTER, x, tensor((3, 1), I32), tensor((3, 2), F32), axis=1)
     with pytest.raises(AnnotationError, match="element types f32, i32"):
         deduced(SCATTER, x, tensor((3, 1), I32), tensor((3, 1), I32), axis=1)

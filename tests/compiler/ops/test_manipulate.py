@@ -1,4 +1,4 @@
-"""Views, permutations, joining and cutting."""
+"""Operators that move elements: views, permutations, broadcasts, slices, splits and concatenation."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def test_reshape_keeps_the_elements_in_order(run):
 
 
 def test_reshape_refuses_another_number_of_elements(deduced):
-    with pytest.raises(AnnotationError, match="number of elements is 6, wants 8"):
+    with pytest.raises(AnnotationError, match="number of elements is 6, expected 8"):
         deduced(RESHAPE, tensor((2, 3), F32), ShapeType((Dim.of(8),)))
-    with pytest.raises(AnnotationError, match=r"number of elements is 3\*n, wants 3\*n \+ 1"):
+    with pytest.raises(AnnotationError, match=r"number of elements is 3\*n, expected 3\*n \+ 1"):
         deduced(RESHAPE, tensor((N, 3), F32), ShapeType((N * 3 + 1,)))
     with pytest.raises(AnnotationError, match="dimension 0 of the shape is -1"):
         deduced(RESHAPE, tensor((N, 3), F32), ShapeType((Dim.of(-1),)))
@@ -91,9 +91,9 @@ def test_expand_and_squeeze_undo_each_other(run):
 
 
 def test_squeeze_names_the_dimension_that_is_not_1(deduced):
-    with pytest.raises(AnnotationError, match="dimension 1 is 3, wants 1"):
+    with pytest.raises(AnnotationError, match="dimension 1 is 3, expected 1"):
         deduced(SQUEEZE, tensor((1, 3), F32), axes=(1,))
-    with pytest.raises(AnnotationError, match="wants an axis of a tensor of rank 2"):
+    with pytest.raises(AnnotationError, match="expected an axis of a tensor of rank 2"):
         deduced(SQUEEZE, tensor((1, 3), F32), axes=2)
     with pytest.raises(AnnotationError, match="names an axis twice"):
         deduced(EXPAND_DIMS, tensor((3,), F32), axes=(0, 0))
@@ -108,7 +108,7 @@ def test_views_of_little_known_tensors(deduced):
     assert deduced(SQUEEZE, COARSE, axes=(0,)) == COARSE
 
 
-# --- elements read at other places -------------------------------------------------------------------------------------
+# --- broadcast, permute, flip ------------------------------------------------------------------------------------------
 
 
 def test_broadcast_to(run):
@@ -163,11 +163,11 @@ def test_permute_and_flip(run, deduced):
     np.testing.assert_array_equal(run(FLIP, X, axes=(0, -1), shapes="a b c"), X[::-1, :, ::-1])
     np.testing.assert_array_equal(run(FLIP, X[:0], axes=0), X[:0])
     assert deduced(PERMUTE_DIMS, TensorType(None, F32, 2)) == TensorType(None, F32, 2)
-    with pytest.raises(AnnotationError, match="names 1 axes, wants all 3"):
+    with pytest.raises(AnnotationError, match="names 1 axes, expected all 3"):
         deduced(PERMUTE_DIMS, tensor((1, 2, 3), F32), axes=(0,))
 
 
-# --- cutting -----------------------------------------------------------------------------------------------------------
+# --- slice and split ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("begin, end, stride", [(0, None, 1), (1, 3, 1), (0, 99, 2), (3, 1, 1), (9, None, 3), (1, None, 2), (2, 0, 1)])
@@ -194,13 +194,13 @@ def test_slice_has_the_simplest_extent(deduced):
 
 
 def test_slice_refuses(deduced):
-    with pytest.raises(AnnotationError, match="attribute begin is -1, wants at least 0"):
+    with pytest.raises(AnnotationError, match="attribute begin is -1, expected at least 0"):
         deduced(SLICE, tensor((4,), F32), axis=0, begin=-1)
     with pytest.raises(AnnotationError, match="attribute stride is 0"):
         deduced(SLICE, tensor((4,), F32), axis=0, stride=0)
-    with pytest.raises(AnnotationError, match="attribute axis is 'x', wants an integer"):
+    with pytest.raises(AnnotationError, match="attribute axis is 'x', expected an integer"):
         deduced(SLICE, tensor((4,), F32), axis="x")
-    with pytest.raises(AnnotationError, match=r"takes \(x\), has 2 operands"):
+    with pytest.raises(AnnotationError, match=r"has 2 operands, expected \(x\)"):
         deduced(SLICE, tensor((4,), F32), tensor((4,), F32), axis=0)
 
 
@@ -219,14 +219,14 @@ def test_a_split_into_one_part_is_a_tuple_all_the_same(run):
 
 
 def test_split_wants_the_whole(deduced):
-    with pytest.raises(AnnotationError, match="sum of the sizes is 5, wants 4"):
+    with pytest.raises(AnnotationError, match="sum of the sizes is 5, expected 4"):
         deduced(SPLIT, tensor((4,), F32), axis=0, sizes=(2, 3))
     with pytest.raises(AnnotationError, match="sizes is empty"):
         deduced(SPLIT, tensor((4,), F32), axis=0, sizes=())
     assert deduced(SPLIT, COARSE, axis=0, sizes=(2, 2)) == TupleType((COARSE, COARSE))
 
 
-# --- joining -----------------------------------------------------------------------------------------------------------
+# --- concat ------------------------------------------------------------------------------------------------------------
 
 
 def test_concat(run):
@@ -238,13 +238,13 @@ def test_concat(run):
 
 
 def test_concat_refuses(deduced):
-    with pytest.raises(AnnotationError, match="dimension 1 of operand 1 is 4, wants 3"):
+    with pytest.raises(AnnotationError, match="dimension 1 of operand 1 is 4, expected 3"):
         deduced(CONCAT, tensor((2, 3), F32), tensor((2, 4), F32), axis=0)
     with pytest.raises(AnnotationError, match="element types f32, i32"):
         deduced(CONCAT, tensor((2,), F32), tensor((2,), DType.I32), axis=0)
     with pytest.raises(AnnotationError, match="ranks 1, 2"):
         deduced(CONCAT, tensor((2,), F32), tensor((2, 2), F32), axis=0)
-    with pytest.raises(AnnotationError, match=r"takes \(\*xs\), has 0 operands"):
+    with pytest.raises(AnnotationError, match=r"has 0 operands, expected \(\*xs\)"):
         deduced(CONCAT, axis=0)
     assert deduced(CONCAT, tensor((2, 3), F32), TensorType(None, F32, 2), axis=0) == TensorType(None, F32, 2)
     assert deduced(CONCAT, tensor((2,), F32), ObjectType(), axis=0) == TensorType(None, F32, 1)

@@ -1,4 +1,4 @@
-"""Folds, running sums and order."""
+"""Reductions, cumulative sums and sorting."""
 
 from __future__ import annotations
 
@@ -102,19 +102,19 @@ def test_deduction(deduced):
 
 def test_refusals(deduced):
     x = tensor((N, 4), F32)
-    with pytest.raises(AnnotationError, match="attribute axes is 2, wants an axis of a tensor of rank 2"):
+    with pytest.raises(AnnotationError, match="attribute axes is 2, expected an axis of a tensor of rank 2"):
         deduced(SUM, x, axes=2)
-    with pytest.raises(AnnotationError, match="holds bool, wants numbers"):
+    with pytest.raises(AnnotationError, match="holds bool, expected numbers"):
         deduced(SUM, tensor((4,), DType.BOOL))
-    with pytest.raises(AnnotationError, match="holds i32, wants floats"):
+    with pytest.raises(AnnotationError, match="holds i32, expected floats"):
         deduced(MEAN, tensor((4,), DType.I32))
-    with pytest.raises(AnnotationError, match="holds f32, wants bool"):
+    with pytest.raises(AnnotationError, match="holds f32, expected bool"):
         deduced(ALL, x)
-    with pytest.raises(AnnotationError, match="keepdims is 1, wants true or false"):
+    with pytest.raises(AnnotationError, match="keepdims is 1, expected true or false"):
         deduced(SUM, x, keepdims=1)
-    with pytest.raises(AnnotationError, match="dimension 0 is 0, wants at least 1"):
+    with pytest.raises(AnnotationError, match="dimension 0 is 0, expected at least 1"):
         deduced(ARGMAX, tensor((0,), F32), axis=0)
-    with pytest.raises(AnnotationError, match=r"attribute k is 5, wants 0 \.\. 4"):
+    with pytest.raises(AnnotationError, match=r"attribute k is 5, expected 0 \.\. 4"):
         deduced(TOP_K, x, k=5)
     with pytest.raises(AnnotationError, match="attribute k is 'a'"):
         deduced(TOP_K, x, k="a")

@@ -1,4 +1,4 @@
-"""Choosing experts and grouping rows by them: what is equal, what is not a number, and in which order sums are added."""
+"""Choosing experts for tokens and grouping rows by expert: ties, NaN scores and the order of sums."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_of_equal_scores_the_lower_expert_is_chosen(run: Run) -> None:
 
 
 def test_what_is_not_a_number_is_the_worst(run: Run) -> None:
-    """Every token still chooses as many experts as all others."""
+    """A NaN score ranks below all other scores, and every token still gets k experts."""
     scores = np.float32([[np.nan, -1, np.nan, -2], [np.nan] * 4, [np.inf, -np.inf, np.nan, 0]])
     found = run(TOP_EXPERTS, scores, shapes="t 4", compiled=True, k=3)
     np.testing.assert_array_equal(found, [[0, 1, 3], [0, 1, 2], [0, 1, 3]])
@@ -38,7 +38,7 @@ def test_the_best_are_chosen_in_ascending_order(run: Run, rng: np.random.Generat
 
 
 def test_more_experts_than_there_are_cannot_be_chosen(deduced: Callable[..., Type]) -> None:
-    with pytest.raises(AnnotationError, match="attribute k is 5, wants at most 4, the number of experts"):
+    with pytest.raises(AnnotationError, match="attribute k is 5, expected at most 4, the number of experts"):
         deduced(TOP_EXPERTS, TensorType((Dim.of(DimVar("t")), Dim.of(4)), DType.F32), k=5)
 
 
@@ -59,7 +59,8 @@ def test_an_expert_that_does_not_exist_is_brought_into_range(run: Run) -> None:
 
 
 def test_shares_are_added_in_order(run: Run) -> None:
-    """Large numbers cancel before the small one comes, and only then."""
+    """The contributions of a token's experts are added in the order of the experts: here the two large numbers cancel only if they come
+    first."""
     y = np.float32([[1e8], [1.0], [-1e8]] * 2)
     shares = np.ones((2, 3), np.float32)
     found = run(SUM_ROWS, y, np.int32([[0, 1, 2], [3, 5, 4]]), shares, compiled=True)

@@ -1,4 +1,4 @@
-"""Scans: the gated delta rule and Mamba-2's recurrence, from states in pages."""
+"""Scans whose states are stored in pages: the gated delta rule and the recurrence of Mamba-2."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def scan(run: Any, states: np.ndarray, given: dict[str, np.ndarray], lists: tupl
 
 
 def expected_of(state: np.ndarray, given: dict[str, np.ndarray], t: int, *, delta: bool) -> np.ndarray:
-    """The matrices [heads, rows, size] behind a token."""
+    """Return the states [heads, rows, size] that follow `state` after token t."""
     found = np.empty_like(state)
     for h in range(HEADS):
         k, before = given["k"][t, h // 2].astype(np.float64), state[h] * given["decay"][t, h]
@@ -58,7 +58,8 @@ def expected_of(state: np.ndarray, given: dict[str, np.ndarray], t: int, *, delt
 
 @pytest.mark.parametrize("delta", [True, False])
 def test_each_sequence_goes_on_from_its_state_and_leaves_those_behind_saved_tokens(run, rng, delta) -> None:
-    """The second sequence begins; the third has one token. What page 0 holds does not matter."""
+    """Each sequence continues from the state in its source page, and the states after saved tokens are written to their pages. Page 0
+    stands for zeros, so it may hold anything; the second sequence starts from it. The third sequence has one token."""
     given, states = gates(rng, 8), rng.standard_normal((2, 5, HEADS * ROWS * SIZE)).astype(np.float32)
     states[:, 0] = np.nan
     starts, saved, pages = ints(0, 4, 7, 8), ints(1, 3, 6, 7), ints(4, 2, 1, 3)
@@ -103,7 +104,7 @@ def test_bits_do_not_depend_on_other_sequences(bits_of, rng, delta) -> None:
 
 @pytest.fixture
 def bits_of(compiled_once: Callable[..., Executable]) -> Iterator[Callable[..., Any]]:
-    """What machine code makes of it: one program for all steps."""
+    """Return a function that runs a scan in machine code. All steps use one compiled program."""
     sessions: dict[bool, Session] = {}
 
     def call(states: np.ndarray, given: dict[str, np.ndarray], lists: tuple[np.ndarray, ...], delta: bool) -> Any:
@@ -128,14 +129,14 @@ IDS, LAYER = tensor((S,), I32), ScalarType(DType.I64)
 @pytest.mark.parametrize(
     ("error", "place", "given"),
     [
-        ("states holds i32, wants floats", 0, tensor((2, 4, 48), I32)),
-        ("size of states is 40, wants 48", 0, tensor((2, 4, 40), F32)),
-        ("dimension 2 of q is 4, wants 3", 1, tensor((T, 2, 4), F32)),
-        ("v has 3 heads, wants a multiple of the 2 heads of k", 3, tensor((T, 3, 4), F32)),
-        ("dimension 1 of decay is 2, wants 4", 4, tensor((T, 2), F32)),
-        ("sources holds f32, wants integers", 5, tensor((S,), F32)),
-        ("layer is .*, wants an integer", 9, X),
-        ("dimension 1 of beta is 2, wants 4", 10, tensor((T, 2), F32)),
+        ("states holds i32, expected floats", 0, tensor((2, 4, 48), I32)),
+        ("size of states is 40, expected 48", 0, tensor((2, 4, 40), F32)),
+        ("dimension 2 of q is 4, expected 3", 1, tensor((T, 2, 4), F32)),
+        ("v has 3 heads, expected a multiple of the 2 heads of k", 3, tensor((T, 3, 4), F32)),
+        ("dimension 1 of decay is 2, expected 4", 4, tensor((T, 2), F32)),
+        ("sources holds f32, expected integers", 5, tensor((S,), F32)),
+        ("layer is .*, expected an integer", 9, X),
+        ("dimension 1 of beta is 2, expected 4", 10, tensor((T, 2), F32)),
     ],
 )
 def test_what_does_not_fit_is_refused(deduced, error, place, given) -> None:

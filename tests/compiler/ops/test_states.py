@@ -1,4 +1,4 @@
-"""States in pages, and the causal convolution that begins with one."""
+"""States that are stored in pages, and the causal convolution that starts from a state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STARTS = np.cumsum([0, *LENGTHS]).astype(np.int32)
 
 
 def test_a_state_is_read_of_its_page_and_is_zero_at_the_beginning(run, rng) -> None:
-    """What page 0 holds does not matter."""
+    """A state is read from its page. A sequence without a page has page 0, which stands for zeros, whatever it holds."""
     states = rng.standard_normal((2, 4, SIZE)).astype(np.float32)
     states[:, 0] = np.nan
     found = run(STATE_READ, states, np.array([3, 0, 3], np.int32), 1, shapes="l p 5, s", compiled=True)
@@ -74,13 +74,13 @@ BEFORE = tensor((S, 2, 3), F32)
 @pytest.mark.parametrize(
     ("error", "op", "args"),
     [
-        ("states holds i32, wants floats", STATE_READ, (tensor((2, 4, 6), I32), IDS, LAYER)),
-        ("sources holds f32, wants integers", STATE_READ, (STATES, tensor((T,), F32), LAYER)),
-        ("size of values is 5, wants 6", STATE_WRITE, (STATES, tensor((T, 5), F32), IDS, LAYER)),
-        ("length of pages is 2, wants 3", STATE_WRITE, (STATES, tensor((3, 6), F32), tensor((2,), I32), LAYER)),
-        ("size of weight is 4, wants 3", CAUSAL_CONV, (X, tensor((4, 3), F32), BEFORE, IDS, IDS)),
-        ("taps of weight is 4, wants 3", CAUSAL_CONV, (X, tensor((3, 4), F32), BEFORE, IDS, IDS)),
-        ("size of before is 4, wants 3", INPUT_TAILS, (X, tensor((S, 2, 4), F32), IDS, IDS, IDS)),
+        ("states holds i32, expected floats", STATE_READ, (tensor((2, 4, 6), I32), IDS, LAYER)),
+        ("sources holds f32, expected integers", STATE_READ, (STATES, tensor((T,), F32), LAYER)),
+        ("size of values is 5, expected 6", STATE_WRITE, (STATES, tensor((T, 5), F32), IDS, LAYER)),
+        ("length of pages is 2, expected 3", STATE_WRITE, (STATES, tensor((3, 6), F32), tensor((2,), I32), LAYER)),
+        ("size of weight is 4, expected 3", CAUSAL_CONV, (X, tensor((4, 3), F32), BEFORE, IDS, IDS)),
+        ("taps of weight is 4, expected 3", CAUSAL_CONV, (X, tensor((3, 4), F32), BEFORE, IDS, IDS)),
+        ("size of before is 4, expected 3", INPUT_TAILS, (X, tensor((S, 2, 4), F32), IDS, IDS, IDS)),
     ],
 )
 def test_what_does_not_fit_is_refused(deduced, error, op, args) -> None:

@@ -1,15 +1,15 @@
-"""The tables of operators have no gaps but those that are meant."""
+"""Every operator is in all tables of meanings, except for the operators that this file lists."""
 
 from __future__ import annotations
 
 from compiler.ir.op import OPS
 from compiler.ops.tables import INTERPRET, LEGALIZE, VIEWS
 
-BY_THE_MACHINE = {"shape_of", "tensor_to_shape"}  # operators without a loop nest
+BY_THE_MACHINE = {"shape_of", "tensor_to_shape"}  # operators that the virtual machine computes itself, without a loop nest
 
 
 def known() -> set[str]:
-    """Those of the product: tests that define some of their own have a dot in the name."""
+    """Return the names of all operators but those that tests define: these have a dot in the name."""
     return {name for name in OPS if "." not in name}
 
 

@@ -1,4 +1,4 @@
-"""Straight lines of launches become blocks that are replayed as one."""
+"""Launches that follow each other without a branch become a captured region, which runs in one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts that annotations state: proved when the program is compiled, or checked at a boundary that the message names."""
+"""Facts that annotations state are proved at compile time or checked at run time. The error of a failed check names the boundary."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_the_text_of_a_check_names_its_boundary() -> None:
     assert text in print_module(parse(print_module(check_facts(parse("func main(x: f32[n], y: f32[m]) -> f32[m] { return x }")))))
 
 
-# --- what the checks say, compiled and interpreted -------------------------------------------------------------------------
+# --- messages of checks, compiled and interpreted --------------------------------------------------------------------------
 
 
 REFUSED = [

@@ -1,4 +1,4 @@
-"""What depends on constants alone is computed once."""
+"""Values computed from constants alone are computed at compile time."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Programs that nobody wrote: each pass must keep their meaning, and what is compiled must compute it, with any number of threads.
+"""Generated programs keep their results after each pass, and their machine code computes the same with any number of threads.
 
-A program is drawn move by move from what is at hand: operators, loop nests in text, views, branches, match_casts, tuples, calls of
-functions, in-place calls, host routines. Dimensions are symbolic, some with ranges, some without. Values stay small, and nothing
-discontinuous is fed with results of rounding, so that equal programs give nearly equal numbers.
+A program is drawn move by move, from the values that it already has: operators, loop nests in text, views, branches, match_casts, tuples,
+calls of functions, in-place calls, host routines. Dimensions are symbolic, with and without declared ranges. Values stay small, and
+discontinuous operators take no rounded operands, so that equal programs give nearly equal numbers.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from tests.compiler.meaning import MeaningCheck, interpret
 
 assert compiler.ops
 
-# Nests that no operator has: a gather, a guard, an integer read from memory, a scalar and a dimension as arguments, bits, two outputs,
-# two stages, writing in place, a fold of a shape that depends on the row.
+# Loop nests unlike those of operators: a gather, a guard, an integer read from memory, parameters that are a scalar and a dimension, bit
+# operations, two outputs, two stages, writing in place, a reduction whose extent depends on the row.
 CUSTOM = parse("""
 prim roll(A: f32[a, b], shift: dim, out B: f32[a, b]) where b in 1.., shift in 0.. {
   for i in a, j in b { B[i, j] = A[i, (j + shift) % b] }
@@ -75,9 +75,10 @@ prim prefix(A: f32[a, b], out B: f32[a, b]) {
 
 UNARY = ["tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "sin", "cos", "abs", "negative", "relu", "erf"]
 BINARY = ["add", "subtract", "multiply", "minimum", "maximum"]
-LARGEST = 64.0  # absolute value of anything at hand
-EXAMPLES = settings().max_examples // 4  # each is compiled: a quarter of what the profile asks of a property
-TOLERANCE = {DType.F32: 2e-4, DType.F16: 4e-2, DType.BF16: 2e-1}  # of the largest element: a few roundings, summed over a few moves
+LARGEST = 64.0  # bound on the absolute values of every tensor in `at_hand`
+EXAMPLES = settings().max_examples // 4  # a quarter of the profile's number, because each example is compiled
+# Allowed error, relative to the largest element: a few roundings per move, over a few moves.
+TOLERANCE = {DType.F32: 2e-4, DType.F16: 4e-2, DType.BF16: 2e-1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +94,17 @@ class Program:
 
 @dataclass(slots=True)
 class _Generator:
-    """`at_hand`: tensors that the next move may use, with a bound on their absolute values."""
+    """Draws the body of a function. `at_hand` maps the tensors that the next move may use to bounds on their absolute values."""
 
     draw: Callable[[Any], Any]
     builder: Builder
     sizes: dict[DimVar, int]
     at_hand: dict[Var, float] = field(default_factory=dict[Var, float])
-    exact: set[Var] = field(default_factory=set[Var])  # parameters and integers: no rounding that could tip a comparison
+    # tensors without rounding errors, which could change the result of a comparison: parameters and integers
+    exact: set[Var] = field(default_factory=set[Var])
     helpers: list[str] = field(default_factory=list[str])
     depth: int = 0
-    impure: bool = False  # functions that take what they are given may be called
+    impure: bool = False  # whether the function may call functions that overwrite their arguments
 
     def choice(self, items: list[Any]) -> Any:
         return self.draw(st.sampled_from(items))
@@ -114,7 +116,7 @@ class _Generator:
         return self.choice(found) if found else None
 
     def floats(self, ndim: int | None = None, *, f32: bool = False, most: float = LARGEST, filled: bool = False) -> Var | None:
-        """A tensor of floats; `filled`: its last axis is never empty."""
+        """Choose a tensor of floats. With `filled`, its last axis is never empty. Return None if no tensor fits."""
 
         def wanted(t: TensorType) -> bool:
             kind = t.dtype is DType.F32 if f32 else t.dtype is not None and t.dtype.is_float
@@ -138,7 +140,7 @@ class _Generator:
     def call(self, op: str, *args: Atom, **attrs: Any) -> Var:
         return self.builder.call(OPS[op], *args, **attrs)
 
-    # --- moves: each adds a value, or finds nothing to work on -----------------------------------------------------------
+    # --- moves: each adds a value, or does nothing if no operand fits ----------------------------------------------------
 
     def unary(self) -> None:
         if (x := self.floats()) is not None:
@@ -162,7 +164,7 @@ class _Generator:
             self.keep(self.call(op, x, other), bound.get(op, max(size, self.at_hand[x])))
 
     def unproved(self) -> None:
-        """Operands whose extents happen to agree: checked at run time."""
+        """Call an operator on operands whose extents are equal, although only a check at run time can tell."""
         x = self.floats(ndim=1, f32=True)
         if x is None or not _never_one(x.type):
             return
@@ -239,7 +241,7 @@ class _Generator:
             self.keep(self.call("reshape", x, ShapeValue((a * b,))), self.at_hand[x])
 
     def regroup(self) -> None:
-        """[a, 4*b] as [a, b, 4] and back to [4*a*b]."""
+        """Reshape a tensor [..., 4*b] to [..., b, 4]."""
         x = self.floats()
         if x is None or not x.type.ndim or not prove_eq(x.type.shape[-1] % 4, 0):
             return
@@ -284,7 +286,7 @@ class _Generator:
             self.bounded(made, self.at_hand[x] * (self.size(x.type.shape[-1]) if op == "sum" else 1))
 
     def nest(self) -> None:
-        """One of the custom loop nests."""
+        """Call one of the loop nests in CUSTOM."""
         name = self.choice(["roll", "shifted", "affine", "mean_free", "extremes", "prefix"])
         x = self.floats(ndim=2, f32=True, filled=name != "shifted", most=8.0)
         if x is None:
@@ -319,7 +321,7 @@ class _Generator:
             self.keep(self.tir("nibbles", (x,), tensor([a, 2 * b], DType.F32)), 1.0)
 
     def in_place(self) -> None:
-        """The operand keeps its old value for whoever reads it later."""
+        """Add to an operand in place. Code after it must still read the old value."""
         x = self.floats(ndim=2, f32=True)
         if x is None:
             return
@@ -328,7 +330,7 @@ class _Generator:
         self.bounded(self.tir("accumulate", (x, y), x.type, inplace=(0,)), self.at_hand[x] + self.at_hand[y])
 
     def overwrite(self) -> None:
-        """Memory that nobody reads any more is taken, by whatever name. Who read it before has read the old value."""
+        """Overwrite a tensor in place that nobody reads later, not even through a view. Code before it must have read the old value."""
         x = self.floats(ndim=2, f32=True)
         if x is None:
             return
@@ -348,7 +350,7 @@ class _Generator:
         self.keep(self.call("negative", before), max(1.0, bound))
 
     def unique(self) -> None:
-        """A length that only the data knows."""
+        """Call an operator whose result has a length that depends on data."""
         exact = [v for v in self.exact if v in self.at_hand and v.type.dtype is DType.F32 and v.type.ndim == 1]
         if not exact or self.depth:
             return
@@ -356,7 +358,7 @@ class _Generator:
         found = self.builder.emit(CallLibrary("unique", (x,), (TensorType(None, DType.F32, 1),)))
         k = DimVar("k")
         self.keep(self.builder.match_cast(found, tensor([k], DType.F32)), self.at_hand[x])
-        self.sizes[k] = -1  # known only when it runs
+        self.sizes[k] = -1  # the size is known only at run time
 
     def match_cast(self) -> None:
         x = self.floats()
@@ -384,7 +386,7 @@ class _Generator:
                 self.keep(made, LARGEST)
 
     def give_away(self) -> None:
-        """To a function that writes there; whoever reads the value later has the old one."""
+        """Pass a tensor to a function that overwrites it. Code after the call must still read the old value."""
         x = self.floats(ndim=2, f32=True, most=4.0)
         if x is not None and self.impure and not self.depth:
             made = self.builder.emit(CallFunc(FuncRef("taker"), (x,)))
@@ -431,7 +433,7 @@ MOVES = [
 
 
 def _fits(small: Type, large: Type) -> bool:
-    """Whether it provably broadcasts to the other."""
+    """Return whether a tensor of type `small` provably broadcasts to type `large`."""
     assert isinstance(small, TensorType) and isinstance(large, TensorType)
     if small.shape is None or large.shape is None or len(small.shape) > len(large.shape):
         return False
@@ -489,7 +491,7 @@ def programs(draw: Callable[[Any], Any]) -> Program:
             made.keep(var, 100.0 if var.name.startswith("i") else 2.0, exact=True)
         if draw(st.booleans()):
             with builder.dataflow():
-                made.depth = 2  # neither branches nor new variables inside
+                made.depth = 2  # a depth at which no branches and no new variables are drawn: dataflow may have none
                 made.moves(draw(st.integers(1, 6)))
                 made.depth = 0
         made.moves(draw(st.integers(1, 8)))
@@ -504,7 +506,7 @@ def _helper(draw: Callable[[Any], Any], builder: Builder, number: int) -> str:
     a, b = DimVar("a"), DimVar("b", 1)
     x = Var("x", tensor([a, b], DType.F32))
     name = f"helper{number}"
-    inner = _Generator(draw, builder, {a: 3, b: 3}, {x: 4.0}, set(), depth=2)  # sizes stand for any: only bounds come from them
+    inner = _Generator(draw, builder, {a: 3, b: 3}, {x: 4.0}, set(), depth=2)  # the sizes are arbitrary, because they affect only bounds
     with builder.function(name, [x]):
         inner.moves(draw(st.integers(1, 4)))
         builder.returns(builder.call(OPS["tanh"], [v for v in inner.at_hand if v.type.dtype.is_float][-1]))

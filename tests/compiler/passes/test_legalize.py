@@ -1,4 +1,4 @@
-"""Operators become loop nests and host routines; views stay; what deduction could not prove is checked."""
+"""Operators become loop nests and library calls, views stay, and what deduction could not prove is checked at run time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work on weights alone is done when they are bound."""
+"""Computations whose operands are weights alone run once, when the weights are bound."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_prepared_values_take_the_place_of_weights(becomes: Callable[[Pass, str,
 
 
 def test_shapes_are_no_weights(stays: Callable[[Pass, str], None]) -> None:
-    """Prepared values are kept in a file of tensors."""
+    """A computation that gives a shape is not lifted: prepared values are stored in a file of tensors, which cannot hold shapes."""
     stays(lift_weights, "func step(x: f32[4], weight s: i64[2]) -> object { a = tensor_to_shape(s) return a }")
 
 
@@ -81,7 +81,8 @@ def test_a_weight_that_alone_defines_a_dimension_stays(becomes: Callable[[Pass, 
 
 
 def test_prepared_values_of_one_name_are_told_apart() -> None:
-    """They are bound by name. Passes number the values that they make from 0 again, as the program's own may be."""
+    """Prepared values get different names, because they are bound by name. Passes number new values from 0, so names may repeat those of
+    the program."""
     builder = Builder(parse(TWICE + ADD))
     four = tensor([4], DType.F32)
     x, u = Var("x", four), Var("u", four)
@@ -98,17 +99,17 @@ def test_prepared_values_of_one_name_are_told_apart() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        # the length comes with each call
+        # Not lifted: each call determines the length n.
         """func step(x: f32[n], weight w: f32[1]) -> f32[n] { y = call_tir @spread(w) -> f32[n] return y }
            prim spread(A: f32[1], out B: f32[n]) { for i in n { B[i] = A[0] } }""",
-        # the step destroys it, so each step needs a new one
+        # Not lifted: the step overwrites the value, so each step needs a new one.
         f"""func step(x: f32[4], weight w: f32[4]) -> f32[4] {{
               a = call_tir @twice(w) -> f32[4]
               v = reshape(a, shape[4])
               y = call_tir_inplace @plus(v, x) [0] -> f32[4]
               return y
             }} {TWICE} {ADD.replace("{ for", "attrs {inplace=[[0, 2]]} { for")}""",
-        # nothing is bound
+        # Not lifted: the function has no weights.
         f"func step(x: f32[4]) -> f32[4] {{ a = call_tir @twice(x) -> f32[4] return a }} {TWICE}",
     ],
     ids=["length", "destroyed", "no weights"],

@@ -1,4 +1,4 @@
-"""The right operand of a product is laid out in panels."""
+"""The right operand of a product is packed into panels of columns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from compiler.passes.pack_operands import PackOperands
 
 
 def test_panels_of_columns(becomes: Callable[[Pass, str, str], None]) -> None:
-    """Six columns in panels of four: the second is padded."""
+    """Six columns are packed into two panels of four columns; the second panel is padded."""
     before = """
         func main(x: f32[n, 8], w: f32[6, 8]) -> f32[n, 6] { y = call_tir @mm(x, w) -> f32[n, 6] return y }
         prim mm(A: f32[n, 8], B: f32[6, 8], out C: f32[n, 6]) { for i in n, j in 6 { C[i, j] = contract(r in 8) A[i, r] by B[j, r] } }
@@ -45,7 +45,7 @@ def test_what_is_no_product_stays(stays: Callable[[Pass, str], None]) -> None:
 
 
 def test_pairs_of_bf16(becomes: Callable[[Pass, str, str], None]) -> None:
-    """Neighbours along the contracted axis stay together where the machine multiplies them so."""
+    """For a machine that multiplies pairs of bf16, a panel keeps two neighbours along the contracted axis together."""
     before = """
         func main(x: bf16[n, 8], w: bf16[6, 8]) -> f32[n, 6] { y = call_tir @mm(x, w) -> f32[n, 6] return y }
         prim mm(A: bf16[n, 8], B: bf16[6, 8], out C: f32[n, 6]) {

@@ -1,4 +1,4 @@
-"""Rows are rounded before products that tolerate it, and before no others."""
+"""Rows are rounded to bf16 before products that tolerate it, and before no other products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same thing is computed once."""
+"""Equal subexpressions are computed once."""
 
 from __future__ import annotations
 

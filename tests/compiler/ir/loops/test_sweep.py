@@ -1,4 +1,4 @@
-"""A sweep is full vectors, and a masked one where these may not suffice."""
+"""`sweep` covers a range with full vectors, and with a masked one at the end unless full vectors provably suffice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ F32 = DType.F32
 
 
 def vector_kernel(length: DimLike, parts: int | None) -> PrimFunc:
-    """y = x + 1 in vectors of 4."""
+    """Return the kernel y = x + 1 in vectors of 4 lanes, on an array of `length` elements."""
     n = Dim.of(length)
     source, dest = Buffer("x", (n,), F32), Buffer("y", (n,), F32)
     k = Kernel()

@@ -1,4 +1,4 @@
-"""Kernels written in the language of write.py are the loop nests that they look like."""
+"""Kernels written in the language of compiler/ir/loops/write.py equal the loop nests that they describe."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_fold_is_an_expression() -> None:
 
 
 def test_integers_are_added_apart_from_their_product() -> None:
-    """Only floats are rounded, so only their products are fused."""
+    """Products and sums of integers stay separate; those of floats become a fused operation, which rounds only once."""
     counts = Buffer("c", (Dim.of(1),), DType.I32)
     k = Kernel()
     c = k.array(counts)
@@ -122,7 +122,7 @@ def test_what_a_scope_allocates_ends_with_it() -> None:
 
 
 def test_a_number_stands_for_a_point_of_a_box() -> None:
-    """The last axis runs fastest."""
+    """`unravel` turns a flat index into an index per axis in row-major order: the last axis varies fastest."""
     n, m = DimVar("n"), DimVar("m")
     dest = Buffer("y", (n * 1, m * 1, Dim.of(4)), F32)
     k = Kernel()
@@ -158,7 +158,7 @@ def test_an_integer_knows_its_range() -> None:
 
 
 def test_indices_may_be_a_list() -> None:
-    """A starred name in a with statement gives a list."""
+    """An array accepts its indices as a list: unpacking with a star in a `with` statement gives a list."""
     source, dest = Buffer("x", (Dim.of(2), Dim.of(3)), F32), Buffer("y", (Dim.of(2),), F32)
     k = Kernel()
     x, y = k.arrays(source, dest)

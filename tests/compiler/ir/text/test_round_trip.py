@@ -1,4 +1,4 @@
-"""Text: what is printed parses back to an equal program, and what is no program is refused at its line and column."""
+"""Printing a program and parsing the text gives an equal program. Text that is no program is refused, with its line and column."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_fold_that_is_mentioned_twice_stays_one() -> None:
 
 
 def _operator(name: str, attributes: dict[str, Any]) -> OpDef:
-    """An operator whose result is annotated as its first operand is."""
+    """Return an operator for tests, whose result has the annotation of its first operand."""
     return OPS.get(name) or OPS.add(name, OpDef(name, attributes, lambda args, attrs: args[0]))
 
 
@@ -247,7 +247,7 @@ def test_an_attribute_that_text_cannot_say_is_named() -> None:
 
 
 def test_precedence() -> None:
-    """Loosest: or, xor, and, comparisons, shifts, sums, products, signs."""
+    """Operators bind, from loosest to tightest: or, xor, and, comparisons, shifts, sums, products, signs."""
 
     def value(text: str) -> Scalar:
         stmt = parse(f"prim p(a: scalar i32, b: scalar i32, f: scalar f32, out B: f32[]) {{ B[] = {text} }}").prim("p").body
@@ -283,7 +283,8 @@ prim main(A: f32[n], t: scalar f32, out B: f32[n]) {
 
 
 def test_values_that_an_expression_shares_have_names() -> None:
-    """A name stands for one node, which parsing makes once; what a reduction shares is named inside it."""
+    """A value that an expression uses several times gets a name in the text, and parsing makes one node for it. A value shared within a
+    reduction is named within the reduction."""
     module = parse(SHARED)
     body = module.prim("main").body
     assert isinstance(body, For)
@@ -364,7 +365,7 @@ _ARRAYS = [np.asarray(values, dtype.numpy) for dtype in DType for values in ([0,
     np.array([0.1, -0.0, np.nan, np.inf, -np.inf, 1e-40, 3.4e38], np.float32),
     np.array([0.1, 65504.0, 6e-8], np.float16),
     np.array([0.1, 3e38, 1e-40], ml_dtypes.bfloat16),
-    np.array([0x7FC00001, 0xFFC00000], np.uint32).view(np.float32),  # NaNs that are not the usual one
+    np.array([0x7FC00001, 0xFFC00000], np.uint32).view(np.float32),  # NaNs with unusual payloads
     np.array([-(2**63), 2**63 - 1], np.int64),
     np.arange(1000, dtype=np.float32),
     np.arange(1000, dtype=np.int8).reshape(2, 500)[:, ::2],  # not contiguous
@@ -422,7 +423,7 @@ def _prim(body: str) -> str:
         ("func f(weight a: object, b: object) -> object { return b }", 1, 26, "weights come last"),
         ("func f(x: f32[n]) -> object { return x } }", 1, 42, "expected 'func' or 'prim', found '}'"),
         ("func f(x: f32[n]) -> object { return x", 1, 39, "expected '}' after the result"),
-        ("func f(x: f32[99999999999999999999999]) -> object { return x }", 1, 15, "more than 64 bits"),
+        ("func f(x: f32[99999999999999999999999]) -> object { return x }", 1, 15, "does not fit in 64 bits"),
         (_func("y = text.smae(x) return y"), 2, 5, "unknown operator text.smae; near: text.same"),
         (_func("y = text.same(x, axis=1) return y"), 2, 5, "text.same has no attribute axis; it has: axes, keepdims, scale"),
         (_func("y = text.strict(x) return y"), 2, 5, "text.strict needs the attribute axis"),
@@ -439,10 +440,10 @@ def _prim(body: str) -> str:
         (_func("dataflow { y = x return y } return y"), 2, 18, "which is a word of the language"),
         (_func("y = const f32[2] [1.0] return y"), 2, 18, "expected 2 elements, found 1"),
         (_func("y = const i8[1] [300] return y"), 2, 14, "does not fit i8"),
-        (_func("y = const i8[1] [3.5] return y"), 2, 18, "3.5 is no i8"),
+        (_func("y = const i8[1] [3.5] return y"), 2, 18, "3.5 does not fit i8"),
         (_func('y = const f32[2] base64 "AAAA" return y'), 2, 25, "3 bytes, expected 8"),
-        (_func('y = const f32[2] base64 "A!" return y'), 2, 25, "no base64"),
-        (_func('y = text.same(x, axes="a\\x") return y'), 2, 23, "is no string"),
+        (_func('y = const f32[2] base64 "A!" return y'), 2, 25, "not valid base64"),
+        (_func('y = text.same(x, axes="a\\x") return y'), 2, 23, "is not a valid string"),
         (_func('y = text.same(x, axes="a'), 2, 23, "a string that does not end"),
         (_func("y = x $"), 2, 7, "unexpected character '$'"),
         (_prim("B[i] = 1.0"), 2, 3, "unknown dimension i"),
@@ -463,7 +464,7 @@ def _prim(body: str) -> str:
         (_prim("attention(queries=A, out=B)"), 2, 1, "attention has no keys, which it needs"),
         (_prim("alloc loc A: f32[2] { }"), 2, 7, "unknown scope of memory loc; near: local"),
         (_prim("B[0] = s < s < s"), 2, 14, "comparisons do not chain"),
-        (_prim("B[0] = 1.5:i32"), 2, 8, "1.5 is no i32"),
+        (_prim("B[0] = 1.5:i32"), 2, 8, "1.5 does not fit i32"),
         (_prim("B[0] = guard(0 < n ? s : s)"), 2, 16, "expected '<=' in low <= index < high"),
         ("prim p(out A: f32[n], B: f32[n]) { }", 1, 23, "outputs are the last buffers"),
         ("prim p(A: f32[n]) { 3 }", 1, 21, "expected a statement or '}', found '3'"),
@@ -550,7 +551,7 @@ def test_any_words(words: list[str]) -> None:
 
 @given(st.data())
 def test_damaged_programs(data: st.DataObject) -> None:
-    """Programs with words exchanged, lost and doubled."""
+    """A program in which random words are replaced, deleted or repeated either parses or raises ParseError."""
     words = data.draw(st.sampled_from([GRAPH, LOOPS])).replace("(", " ( ").replace("[", " [ ").replace(",", " , ").split(" ")
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(words) - 1))
@@ -583,7 +584,7 @@ _CONSTS = st.one_of(
 
 @st.composite
 def _scalars(draw: st.DrawFn, variables: list[DimVar], depth: int = 4) -> Scalar:
-    """Any tree; element types need not agree."""
+    """Draw an expression tree in which element types need not agree."""
     dims = _dims(variables)
     if depth == 0 or draw(st.booleans()):
         return draw(

@@ -1,4 +1,4 @@
-"""Every rule of the verifier has a program that breaks it, and a table that fails when one has not."""
+"""For each rule of the verifier there is a program that the verifier refuses. A test fails if a rule has none."""
 
 from __future__ import annotations
 
@@ -110,13 +110,13 @@ _defined_in_branch = bind(Copy(x), name="inner")
 
 GRAPH_BREACHES: dict[str, list[tuple[Function, str]]] = {
     "operands_are_atoms": [
-        (func(bind(Copy(Call(SAME, (x,))))), "is no atom"),  # pyright: ignore[reportArgumentType]  # the breach
-        (func(result=Call(SAME, (x,))), "is no atom"),
+        (func(bind(Copy(Call(SAME, (x,))))), "is not an atom"),  # pyright: ignore[reportArgumentType]  # an operand that is no atom
+        (func(result=Call(SAME, (x,))), "is not an atom"),
     ],
     "values_are_defined_once": [
         (func(Binding(y, Copy(x)), Binding(y, Copy(x))), "y is defined a second time"),
         (func(Binding(x, Copy(c))), "x is defined a second time"),
-        (func(params=(x, x)), "parameter x stands twice"),
+        (func(params=(x, x)), "parameter x appears twice"),
         (func(bind(If(c, side(Binding(y, Copy(x)), result=y), side(Binding(y, Copy(x)), result=y)), name="w")), "y is defined a second"),
     ],
     "values_are_defined_before_use": [
@@ -142,7 +142,7 @@ GRAPH_BREACHES: dict[str, list[tuple[Function, str]]] = {
         (func(result=ScalarValue(loose.dim)), "the result mentions dimension loose"),
         (func(bind(MatchCast(x, tensor([DimVar("k", 0, loose.dim), 4], F32)), ObjectType())), "the range of k mentions"),
         (
-            # The cast that defines m comes after its first use: what fusion must never make of a program.
+            # Here a use of m comes before the match_cast that defines m. Fusion must never produce this order.
             func(
                 bind(CallTir("add", (x, x), (tensor([m, 4], F32),)), tensor([m, 4], F32)),
                 bind(MatchCast(x, tensor([m, 4], F32)), name="z"),
@@ -158,12 +158,12 @@ GRAPH_BREACHES: dict[str, list[tuple[Function, str]]] = {
         ),
     ],
     "launches_have_no_value": [
-        (func(Binding(y, Launch("add", (x, x, x))), Binding(z, Copy(y))), "y is used and stands for a launch"),
+        (func(Binding(y, Launch("add", (x, x, x))), Binding(z, Copy(y))), "y is used, but it names a launch"),
     ],
     "weights_are_parameters": [(Function((x,), Body((), x), ObjectType(), True, 2), "num_inputs is 2, expected 0 to 1")],
     "blocks_are_straight_lines": [
-        (func(bind(If(c, side(result=x), side(result=x))), kind=BlockKind.DATAFLOW), "an if stands in a dataflow block"),
-        (func(bind(If(c, side(result=x), side(result=x))), kind=BlockKind.CAPTURED), "an if stands in a captured block"),
+        (func(bind(If(c, side(result=x), side(result=x))), kind=BlockKind.DATAFLOW), "an if is in a dataflow block"),
+        (func(bind(If(c, side(result=x), side(result=x))), kind=BlockKind.CAPTURED), "an if is in a captured block"),
     ],
     "functions_exist": [
         (text("y = call_tir @ad(x, x) -> f32[n, 4] return y"), "no loop-level function 'ad'; known: add, scale, square"),
@@ -174,12 +174,12 @@ GRAPH_BREACHES: dict[str, list[tuple[Function, str]]] = {
         (text("return @add"), "not a graph-level function 'add'"),
     ],
     "dataflow_is_pure": [
-        (text("dataflow { y = verify.print(x) } return y", head="impure func"), "the impure operator verify.print stands in a dataflow"),
-        (text("dataflow { launch @add(x, x, x) } return x"), "a launch, which writes memory, stands in a dataflow block"),
-        (text("dataflow { y: object = @noisy(x) } return y", head="impure func"), "a call of an impure function stands in"),
+        (text("dataflow { y = verify.print(x) } return y", head="impure func"), "the impure operator verify.print is in a dataflow"),
+        (text("dataflow { launch @add(x, x, x) } return x"), "a launch, which writes memory, is in a dataflow block"),
+        (text("dataflow { y: object = @noisy(x) } return y", head="impure func"), "a call of an impure function is in"),
     ],
     "pure_functions_do_nothing_impure": [
-        (text("y = verify.print(x) return y"), "the impure operator verify.print stands in a function that is declared pure"),
+        (text("y = verify.print(x) return y"), "the impure operator verify.print is in a function that is declared pure"),
         (text("y: object = @noisy(x) return y"), "a call of an impure function"),
         (text("y = call g(x) return y", "x: f32[n, 4], g: impure fn(object) -> object"), "a call of an impure function"),
     ],
@@ -188,15 +188,15 @@ GRAPH_BREACHES: dict[str, list[tuple[Function, str]]] = {
         (func(bind(Call(SAME, (x,)))), "verify.same needs the attribute axis"),
     ],
     "scalars_suit_their_type": [
-        (func(result=ScalarValue(1.5, "i64")), "scalar 1.5 is no i64"),
-        (func(result=ScalarValue(n.dim, "f32")), "scalar n is no f32"),
-        (func(result=ScalarValue(True, "i32")), "scalar True is no i32"),
-        (func(result=ScalarValue(1, "bool")), "scalar 1 is no bool"),
+        (func(result=ScalarValue(1.5, "i64")), "scalar 1.5 does not fit i64"),
+        (func(result=ScalarValue(n.dim, "f32")), "scalar n does not fit f32"),
+        (func(result=ScalarValue(True, "i32")), "scalar True does not fit i32"),
+        (func(result=ScalarValue(1, "bool")), "scalar 1 does not fit bool"),
     ],
     "annotations_hold": [
         (func(bind(Copy(x), tensor([n, 5], F32))), "annotated f32[n, 5], but it is f32[n, 4]: dimension 1: 5 against 4"),
         (func(bind(Copy(x), tensor([n, 4], DType.F16))), "element type: f16 against f32"),
-        (func(bind(TupleGet(x, 0))), "field 0 is taken of"),
+        (func(bind(TupleGet(x, 0))), "field 0 is read from"),
         (func(bind(MatchCast(x, tensor([n, 5], F32)), tensor([n, 5], F32))), "match_cast can never succeed"),
         (text("y: object = @main(x) return y"), "arguments for 2 parameters"),
         (text("y: object = @main(c, c) return y"), "argument 0 is"),
@@ -216,15 +216,15 @@ GRAPH_BREACHES: dict[str, list[tuple[Function, str]]] = {
         (text("z = match_cast x to f32[k, 4] y = call_tir @scale(z, 1.0, n) -> f32[n] return y"), "argument for A: rank 2, expected 1"),
         (text("y = call_tir @add(x, x) -> f32[n, 5] return y"), "argument for C: dimension 1 is 5, expected 4"),
         (text("y = call_tir @add(x, x) -> (f32[n, 4], f32[n]) return y"), "2 outputs for the 1"),
-        (text("y = call_tir @add(x, x) -> f32[ndim=2] return y"), "expected a tensor of known shape: it is to be allocated"),
+        (text("y = call_tir @add(x, x) -> f32[ndim=2] return y"), "expected a tensor of known shape, so that it can be allocated"),
         (text("y = call_tir @scale(v, 1.0:f16, 3) -> f32[n] return y", "v: f32[n]"), "argument for s: a scalar f16, expected f32"),
         (text("y = call_tir @scale(v, 1.0, 3:i32) -> f32[n] return y", "v: f32[n]"), "argument for k: scalar[i32], expected a scalar i64"),
         (text("y = call_tir @scale(v, v, 3) -> f32[n] return y", "v: f32[n]"), "argument for s: f32[n], expected a scalar"),
         (text("y = call_tir @scale(o, 1.0, 3) -> f32[4] return y", "o: object"), "match_cast it first"),
         (text("y = call_tir @scale(o, 1.0, 3) -> f32[4] return y", "o: f32[...]"), "a tensor of unknown rank"),
         (text("y = call_tir @square(v) -> f32[3] return y", "v: f32[3, 4]"), "argument for A: dimension 1 is 4, expected 3"),
-        (text("y = call_tir_inplace @add(x, x) [2] -> f32[n, 4] return y"), "takes over argument 2, which is no variable among"),
-        (text("y = call_tir_inplace @add(x, x) [0, 1] -> f32[n, 4] return y"), "2 places for 1 outputs"),
+        (text("y = call_tir_inplace @add(x, x) [2] -> f32[n, 4] return y"), "reuses argument 2, expected a variable among"),
+        (text("y = call_tir_inplace @add(x, x) [0, 1] -> f32[n, 4] return y"), "inplace has 2 entries for 1 outputs"),
         (text("y = call_tir_inplace @scale(w, 1.0, 3) [0] -> f32[n] return y", "x: f32[n], w: f16[n]"), "element type f16"),
         (text("m = alloc f32[n, 4] launch @add(x, m) return m"), "2 arguments for the 3 parameters"),
         (text("m = alloc f32[n, 5] launch @add(x, x, m) return m"), "argument for C: dimension 1 is 5, expected 4"),
@@ -294,11 +294,11 @@ _STORE = Store(B, (ZERO,), ONE)
 LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
     "signature_is_sound": [
         (prim(_STORE, num_outputs=3), "num_outputs is 3, expected 0 to 2"),
-        (prim(_STORE, B, B), "parameter B stands twice"),
+        (prim(_STORE, B, B), "parameter B appears twice"),
         (prim(_STORE, Buffer("L", (Dim.of(4),), F32, Scope.LOCAL), B), "parameter L is local memory"),
     ],
     "signature_determines_its_dims": [
-        (prim(_STORE, Buffer("A", (m * 2,), F32), B), "dimension m in the shape of A is no parameter"),
+        (prim(_STORE, Buffer("A", (m * 2,), F32), B), "dimension m in the shape of A is not a parameter"),
         (prim(_STORE, DimVar("k", 0, m.dim), B), "the range of k mentions m"),
     ],
     "variables_are_bound_once": [
@@ -306,7 +306,7 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (prim(For(n, Dim.of(4), _STORE)), "variable n is bound inside its own scope"),
     ],
     "dims_are_in_scope": [
-        (prim(Store(B, (i.dim,), ONE)), "dimension i is used and not in scope"),
+        (prim(Store(B, (i.dim,), ONE)), "dimension i is not in scope"),
         (prim(Seq((in_loop(_STORE), Store(B, (i.dim,), ONE)))), "dimension i"),
         (prim(Store(B, (ZERO,), Load(A, (loose.dim,)))), "dimension loose"),
         (prim(For(i, loose.dim, _STORE)), "dimension loose"),
@@ -319,14 +319,14 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (prim(Seq((Allocate(A, _STORE), Store(A, (ZERO,), ONE))), B), "buffer A is neither"),
         (prim(Allocate(A, Allocate(A, _STORE)), B), "buffer A is allocated inside its own scope"),
     ],
-    "scalars_are_parameters": [(prim(Store(B, (ZERO,), ScalarParam("s", F32))), "scalar s is no parameter")],
+    "scalars_are_parameters": [(prim(Store(B, (ZERO,), ScalarParam("s", F32))), "scalar s is not a parameter")],
     "ranks_agree": [
         (loop("B[0, 0] = 1.0"), "2 indices for B, which has rank 1"),
         (loop("B[0] = A[]"), "0 indices for A, which has rank 1"),
         (loop('tile "stream"(B[0], A[0, 0])'), "2 indices for A"),
     ],
     "operands_have_the_right_number": [(prim(Store(B, (ZERO,), Apply(Fn.ADD, (ONE,)))), "add takes 2 operands, has 1")],
-    "numbers_suit_their_type": [(prim(Store(B, (ZERO,), Const(1.5, DType.I32))), "1.5 is no i32")],
+    "numbers_suit_their_type": [(prim(Store(B, (ZERO,), Const(1.5, DType.I32))), "1.5 does not fit i32")],
     "element_types_agree": [
         (loop("B[0] = 1.0:f16"), "f16 is stored to B, which holds f32"),
         (loop("let p = s { B[p] = s }"), "p is f32, expected an integer"),
@@ -375,7 +375,7 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
     ],
     "tiles_have_their_operands": [
         (loop('tile "stream"(B[0])'), "tile stream: 1 operands, expected 2: place, lanes"),
-        (loop('tile "stream"(B[0], I[0])'), "tile stream: lanes lies in I, which holds i32, expected f32"),
+        (loop('tile "stream"(B[0], I[0])'), "tile stream: lanes is in I, which holds i32, expected f32"),
         (loop('tile "stream"(B[0], A[0]) dims(n)'), "tile stream: 1 dimensions, expected 0: none"),
         (loop('tile "amx_configure"() {rows=33}'), "tile amx_configure: rows are 33, expected 1 to 32"),
     ],

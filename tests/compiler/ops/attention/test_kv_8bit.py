@@ -1,4 +1,4 @@
-"""Keys and values in 8 bits, with a scale per token and head."""
+"""Attention over a cache that stores keys and values in 8 bits, with a scale per token and head."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def module(window: int, softcap: float) -> IRModule:
 
 
 def arguments(rng: np.random.Generator) -> list[Any]:
-    """Two sequences, one of them behind 5 tokens that are in the cache already."""
+    """Return the operands of a step with two sequences. The first sequence already has 5 tokens in the cache."""
     q, k, v = (rng.standard_normal((40, h, SIZE), np.float32) for h in (HEADS, KV_HEADS, KV_HEADS))
-    k[3] = 0.0  # a row whose scale is 0
+    k[3] = 0.0  # this row gets a scale of 0
     tables = np.array([[3, 5, 7], [9, 2, 1]], np.int32)
     ids = np.array([0] * 30 + [1] * 10, np.int32)
     at = np.array([*range(5, 35), *range(10)], np.int32)
@@ -60,11 +60,12 @@ def test_compiled_equals_the_meaning(window: int, softcap: float) -> None:
     own = [a.copy() for a in given]
     np.testing.assert_allclose(session.call("main", *own), wanted, rtol=2e-5, atol=2e-6)
     session.close()
-    assert not np.array_equal(own[7], given[7]) and not np.array_equal(own[8], given[8]), "the cache takes the new tokens in place"
+    assert not np.array_equal(own[7], given[7]) and not np.array_equal(own[8], given[8]), "the cache was not updated in place"
 
 
 def test_eight_bits_are_near_the_exact_answer() -> None:
-    """What is attended to was appended in the same call, so the only error is that of 8 bits."""
+    """The step attends to the keys and values that it appends itself. Its result is near exact attention, because quantisation to 8 bits is
+    the only source of error."""
     given = arguments(np.random.default_rng(1))
     q, k, v, slots, tables, _, _, cache, scales = given
     ids, at = np.zeros(40, np.int32), np.arange(40, dtype=np.int32)

@@ -1,4 +1,4 @@
-"""Attention, over pages and dense."""
+"""Attention over pages, and dense attention."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEADS, KV_HEADS, SIZE, LAYERS, PAGES = 4, 2, 3, 2, 6
 
 
 def one_row(q, k, v, *, scale, softcap=0.0, sink=None):
-    """A query of one head against the keys that it sees."""
+    """Return the attention output of one query head, given the keys and values that the query may see."""
     score = k @ q * scale
     score = softcap * np.tanh(score / softcap) if softcap else score
     e = np.exp(score)
@@ -33,7 +33,7 @@ def one_row(q, k, v, *, scale, softcap=0.0, sink=None):
 
 @pytest.fixture
 def paged(meaning, rng):
-    """Two sequences of 21 and 5 positions, appended to an empty cache; the tokens of the step are their last ones and some before."""
+    """Return two sequences of 21 and 5 tokens in a cache, and a step that queries their last tokens and some earlier ones."""
     lengths, tables = (21, 5), np.array([[3, 1], [4, 0]], np.int32)
     keys = [rng.standard_normal((n, KV_HEADS, SIZE)).astype(np.float32) for n in lengths]
     values = [rng.standard_normal((n, KV_HEADS, SIZE)).astype(np.float32) for n in lengths]
@@ -86,16 +86,16 @@ def test_paged_operators_deduce_and_refuse(deduced):
     assert deduced(PAGED_ATTENTION, TensorType(None, F32), cache, tables, ids, ids, layer, scale=1.0) == TensorType(None, F32)
     assert deduced(KV_APPEND, cache, kv, kv, ids, layer) == cache
     refused = [
-        ("q has rank 2, wants 3", PAGED_ATTENTION, (tensor((T, 32), F32), cache, tables, ids, ids, layer), {"scale": 1.0}),
-        ("per head is 64, wants 128", PAGED_ATTENTION, (q, tensor((2, 2, 9, 2, 64), F32), tables, ids, ids, layer), {"scale": 1.0}),
+        ("q has rank 2, expected 3", PAGED_ATTENTION, (tensor((T, 32), F32), cache, tables, ids, ids, layer), {"scale": 1.0}),
+        ("per head is 64, expected 128", PAGED_ATTENTION, (q, tensor((2, 2, 9, 2, 64), F32), tables, ids, ids, layer), {"scale": 1.0}),
         ("4 query heads do not share 3", PAGED_ATTENTION, (q, tensor((2, 2, 9, 3, 128), F32), tables, ids, ids, layer), {"scale": 1.0}),
         ("4 query heads do not share 0", PAGED_ATTENTION, (q, tensor((2, 2, 9, 0, 128), F32), tables, ids, ids, layer), {"scale": 1.0}),
-        ("length of sinks is 2, wants 4", PAGED_ATTENTION, (q, cache, tables, ids, ids, layer, tensor((2,), F32)), {"scale": 1.0}),
+        ("length of sinks is 2, expected 4", PAGED_ATTENTION, (q, cache, tables, ids, ids, layer, tensor((2,), F32)), {"scale": 1.0}),
         ("positions holds f32", PAGED_ATTENTION, (q, cache, tables, ids, tensor((T,), F32), layer), {"scale": 1.0}),
         ("attribute window is -1", PAGED_ATTENTION, (q, cache, tables, ids, ids, layer), {"scale": 1.0, "window": -1}),
         ("layer is scalar", PAGED_ATTENTION, (q, cache, tables, ids, ids, ScalarType(F32)), {"scale": 1.0}),
-        ("dimension 2 of v is 4, wants 8", KV_APPEND, (cache, kv, tensor((T, 2, 4), F32), ids, layer), {}),
-        ("kv heads of cache is 2, wants 3", KV_APPEND, (cache, tensor((T, 3, 8), F32), tensor((T, 3, 8), F32), ids, layer), {}),
+        ("dimension 2 of v is 4, expected 8", KV_APPEND, (cache, kv, tensor((T, 2, 4), F32), ids, layer), {}),
+        ("kv heads of cache is 2, expected 3", KV_APPEND, (cache, tensor((T, 3, 8), F32), tensor((T, 3, 8), F32), ids, layer), {}),
     ]
     for message, op, types, attrs in refused:
         with pytest.raises(AnnotationError, match=message):
@@ -144,8 +144,8 @@ def test_dense_attention_deduces_and_refuses(deduced):
     assert deduced(ATTENTION, q, k, tensor((T, 2, 6, 5), F32), scale=1.0) == tensor((T, 4, S, 5), F32)
     assert deduced(ATTENTION, TensorType(None, F32), k, k, scale=1.0) == TensorType(None, F32, 4)
     refused = [
-        ("size of k is 7, wants 8", (q, tensor((T, 2, 6, 7), F32), k), {}),
-        ("dimension 2 of v is 5, wants 6", (q, k, tensor((T, 2, 5, 8), F32)), {}),
+        ("size of k is 7, expected 8", (q, tensor((T, 2, 6, 7), F32), k), {}),
+        ("dimension 2 of v is 5, expected 6", (q, k, tensor((T, 2, 5, 8), F32)), {}),
         ("4 query heads do not share 3", (q, tensor((T, 3, 6, 8), F32), tensor((T, 3, 6, 8), F32)), {}),
         ("mask holds i32", (q, k, k, tensor((6,), I32)), {}),
         ("extents 6 and 5 do not broadcast", (q, k, k, tensor((5,), F32)), {}),

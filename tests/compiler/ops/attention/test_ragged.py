@@ -1,4 +1,4 @@
-"""Attention and means of texts that stand one behind the other."""
+"""Attention within texts that are concatenated without padding, and the mean and the maximum of each text."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def texts(lengths: Sequence[int]) -> tuple[NDArray[np.int32], NDArray[np.int32]]
     return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths), starts
 
 
-# Fewer tokens than a vector has lanes, several texts within it, texts that end with it, beyond it; an empty one; none at all.
+# Lengths of texts: fewer tokens than a vector has lanes, several texts within a vector, texts that end where a vector ends or after it, an
+# empty text, no text.
 @pytest.mark.parametrize("lengths", [[1], [3, 1, 2], [16, 16], [5, 0, 9, 2, 1], [40, 7], []], ids=str)
 @pytest.mark.parametrize("size", [4, 16, 19])
 @pytest.mark.parametrize("furthest", [0, 3])  # 0: no bias
@@ -89,12 +90,17 @@ def test_deduction(deduced: Callable[..., Type]) -> None:
     assert deduced(RAGGED_MEAN, tensor((T, 8), F32), starts) == tensor((Dim.of(N) - 1, 8), F32)
     assert deduced(RAGGED_MEAN, tensor((T, 8), F32), TensorType(None, I32)) == TensorType(None, F32, 2)
     refused = [
-        ("k has rank 2, wants 3", RAGGED_ATTENTION, (q, tensor((T, 32), F32), q, ids, starts), {"scale": 1.0}),
-        ("dimension 1 of v is 2, wants 4", RAGGED_ATTENTION, (q, q, tensor((T, 2, 8), F32), ids, starts), {"scale": 1.0}),
+        ("k has rank 2, expected 3", RAGGED_ATTENTION, (q, tensor((T, 32), F32), q, ids, starts), {"scale": 1.0}),
+        ("dimension 1 of v is 2, expected 4", RAGGED_ATTENTION, (q, q, tensor((T, 2, 8), F32), ids, starts), {"scale": 1.0}),
         ("text_ids holds f32", RAGGED_ATTENTION, (q, q, q, tensor((T,), F32), starts), {"scale": 1.0}),
-        ("heads of bias is 3, wants 4", RAGGED_ATTENTION, (q, q, q, ids, starts, tensor((3, 7), F32)), {"scale": 1.0}),
-        ("bias has 6 entries per head, wants an odd number", RAGGED_ATTENTION, (q, q, q, ids, starts, tensor((4, 6), F32)), {"scale": 1.0}),
-        ("x has rank 3, wants 2", RAGGED_MEAN, (q, starts), {}),
+        ("heads of bias is 3, expected 4", RAGGED_ATTENTION, (q, q, q, ids, starts, tensor((3, 7), F32)), {"scale": 1.0}),
+        (
+            "bias has 6 entries per head, expected an odd number",
+            RAGGED_ATTENTION,
+            (q, q, q, ids, starts, tensor((4, 6), F32)),
+            {"scale": 1.0},
+        ),
+        ("x has rank 3, expected 2", RAGGED_MEAN, (q, starts), {}),
     ]
     for message, op, types, attrs in refused:
         with pytest.raises(AnnotationError, match=message):

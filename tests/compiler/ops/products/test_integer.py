@@ -1,4 +1,4 @@
-"""Products in integers: what panels hold, and what the product of rows and panels is."""
+"""Products in integers: the layout of packed panels, and the product of quantised rows and panels."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import tensor
+from compiler.ops.products.experts import EXPERT_INTEGER_LINEAR
 from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.products.integer_rows import QUANTIZE_ROWS
 from compiler.ops.products.quantize import DEQUANTIZE, QUANTIZE
@@ -54,6 +55,28 @@ def test_product_is_that_of_what_the_numbers_stand_for(run, meaning, rng, bits, 
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("chooses", [False, True])
+def test_scales_in_units_are_the_scales_that_they_decode_to(run, meaning, rng, chooses):
+    """The numbers are taken as stored, so the product is that of numbers from 0 to 15."""
+    matrices = (2,) if chooses else ()
+    x, q = rng.standard_normal((5, 64)).astype(np.float32), rng.integers(0, 256, (*matrices, 33, 32)).astype(np.uint8)
+    scale, unit = rng.integers(-32, 32, (*matrices, 33, 4)).astype(np.int8), rng.random((*matrices, 33, 2)).astype(np.float16)
+    rows = meaning(QUANTIZE_ROWS, x, bits=8, group=16)
+    bias, experts = rng.standard_normal((*matrices, 33)).astype(np.float32), np.array([1, 0, 0, 1, 0], np.int32)
+    panels = meaning(PANEL_INTEGERS, q, format="panel4", columns=32)
+    scales, units = (meaning(PANEL_SCALES, level, columns=32) for level in (scale, unit))
+    op, given = (EXPERT_INTEGER_LINEAR, (scales, experts, units, bias)) if chooses else (INTEGER_LINEAR, (scales, units, bias))
+    first = "2 " if chooses else ""
+    shapes = ["n 1 64", "n 4", "n 1 4", f"{first}2 8 128", f"{first}2 4 32", *(["n"] if chooses else []), f"{first}2 2 32", f"{first}33"]
+    attrs = {"format": "panel4", "size": 33, "centred": False, "in_units": True}
+    y = run(op, *rows, panels, *given, **attrs, shapes=", ".join(shapes), compiled=True)
+    wide = scale * np.repeat(unit.astype(np.float64), 2, -1)
+    w = np.stack([q & 15, q >> 4], -1).reshape(*matrices, 33, 64) * np.repeat(wide, 16, -1)
+    values = rows[0][:, 0] * np.repeat(rows[1].astype(np.float64), 16, -1)
+    expected = values @ w.T + bias if not chooses else np.stack([w[e] @ v + bias[e] for e, v in zip(experts, values, strict=True)])
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-3)
+
+
 @pytest.mark.parametrize("group", [0, 32])
 def test_product_by_words_is_that_by_two_planes(run, meaning, rng, group):
     x, w = rng.standard_normal((5, 64)).astype(np.float32), rng.standard_normal((33, 64)).astype(np.float32)
@@ -82,21 +105,27 @@ def test_deduction(deduced):
     row = (tensor((N, 1, 64), I8), tensor((N, 2), F32), tensor((N, 1, 2), I32))
     weight = (tensor((2, 16, 128), U8), tensor((2, 2, 32), F32))
     assert deduced(INTEGER_LINEAR, *row, *weight, size=40) == tensor((N, 40), F32)
-    with pytest.raises(AnnotationError, match="last dimension of q is 6, wants a multiple of 4"):
+    with pytest.raises(AnnotationError, match="last dimension of q is 6, expected a multiple of 4"):
         deduced(PANEL_INTEGERS, tensor((2, 6), I8), columns=32)
-    with pytest.raises(AnnotationError, match="dimension 0 of panels is 2, wants 3"):
+    with pytest.raises(AnnotationError, match="dimension 0 of panels is 2, expected 3"):
         deduced(INTEGER_LINEAR, *row, *weight, size=80)
-    with pytest.raises(AnnotationError, match="attribute format is 'panel3', wants one of panel8, panel8_words, panel4"):
+    with pytest.raises(AnnotationError, match="attribute format is 'panel3', expected one of panel8, panel8_words, panel4"):
         deduced(PANEL_INTEGERS, tensor((2, 8), U8), format="panel3", columns=32)
-    with pytest.raises(AnnotationError, match="q holds i8, wants u8 for panel4"):
+    units = (tensor((2, 16, 128), U8), tensor((2, 2, 32), I8), tensor((2, 1, 32), F32))
+    assert deduced(INTEGER_LINEAR, *row, *units, size=40, in_units=True) == tensor((N, 40), F32)
+    with pytest.raises(AnnotationError, match="weight_scale holds f32, expected i8 in units"):
+        deduced(INTEGER_LINEAR, *row, *weight, units[-1], size=40, in_units=True)
+    with pytest.raises(AnnotationError, match="unit has 3 units, expected a divisor of 2, the number of groups"):
+        deduced(INTEGER_LINEAR, *row, *units[:2], tensor((2, 3, 32), F32), size=40, in_units=True)
+    with pytest.raises(AnnotationError, match="q holds i8, expected u8 for panel4"):
         deduced(PANEL_INTEGERS, tensor((2, 8), I8), format="panel4", columns=32)
     for format, wanted in (("panel8", "i8"), ("panel8_words", "i16")):
-        with pytest.raises(AnnotationError, match=f"q holds u8, wants {wanted} beside {format}"):
+        with pytest.raises(AnnotationError, match=f"q holds u8, expected {wanted} with {format}"):
             deduced(INTEGER_LINEAR, tensor((N, 1, 64), U8), *row[1:], *weight, format=format, size=40)
 
 
 def test_product_over_panels_of_another_width(run, meaning, rng):
-    """No tile takes it: it is slow, not wrong."""
+    """A product computes the right result, if slowly, when no tile supports the width of its panels."""
     w = rng.integers(-128, 128, (10, 16)).astype(np.int8)
     rows = meaning(QUANTIZE_ROWS, rng.standard_normal((3, 16)).astype(np.float32), bits=16, group=0)
     panels = meaning(PANEL_INTEGERS, w, format="panel8", columns=4)

@@ -1,4 +1,4 @@
-"""Rows as integers: what quantising keeps, and which rows take two planes."""
+"""Rows quantised to integers: the error of quantisation, and which rows need two planes."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def test_deduction(deduced):
     assert deduced(ROW_PLANES, TensorType(None, F32, 2)) == TupleType(
         (TensorType(None, I8, 3), TensorType(None, F32, 2), TensorType(None, BOOL, 2))
     )
-    with pytest.raises(AnnotationError, match="attribute bits is 12, wants 8 or 16"):
+    with pytest.raises(AnnotationError, match="attribute bits is 12, expected 8 or 16"):
         deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=12)
-    with pytest.raises(AnnotationError, match="last dimension is 6, wants a multiple of the group, 4"):
+    with pytest.raises(AnnotationError, match="last dimension is 6, expected a multiple of the group, 4"):
         deduced(QUANTIZE_ROWS, tensor((N, 6), F32), group=4)
-    with pytest.raises(AnnotationError, match="attribute dtype is i16, wants i8 for 8 bits"):
+    with pytest.raises(AnnotationError, match="attribute dtype is i16, expected i8 for 8 bits"):
         deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=8, dtype="i16")
 
 
@@ -74,7 +74,7 @@ def test_deduction(deduced):
 
 
 def outlying(rng, crest, length=1024):
-    """A row of which one number is so many times larger than the root mean square is."""
+    """Return a row whose element 7 is `crest` times the row's root mean square."""
     row = rng.standard_normal(length).astype(np.float32)
     row[7] = 0
     row[7] = np.sqrt(np.square(row).sum() * crest**2 / (length - crest**2))

@@ -1,4 +1,4 @@
-"""Numbers that stand for floats."""
+"""Quantising floats to integers, and dequantising the integers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_there_and_back_is_within_half_a_step(run, rng, bits, group, symmetric, 
 
 
 def test_a_known_packing(run):
-    q = np.array([[0x1F, 0x80]], np.uint8)  # the lower half comes first: 15, 1, 0, 8
+    q = np.array([[0x1F, 0x80]], np.uint8)  # the lower half of a byte is the first number, so the numbers are 15, 1, 0, 8
     scale = np.array([[2.0]], np.float16)
     np.testing.assert_array_equal(run(DEQUANTIZE, q, scale, bits=4, dtype="f32"), [[14, -14, -16, 0]])
     np.testing.assert_array_equal(run(DEQUANTIZE, q, scale, np.array([[1]], np.uint8), bits=4, shapes="n k, n 1, n 1"), [[28, 0, -2, 14]])
@@ -43,7 +43,7 @@ def test_a_shift_is_subtracted_behind_the_scale(run, rng, deduced):
     numbers = np.stack([q & 15, q >> 4], -1).reshape(5, 32).astype(np.float32)
     found = run(DEQUANTIZE, q, scale, shift, bits=4, group=16, shifted=True, shapes="n 16, n 2, n 2")
     np.testing.assert_array_equal(found, np.repeat(scale, 16, -1) * numbers - np.repeat(shift, 16, -1))
-    with pytest.raises(AnnotationError, match="attribute shifted is true, wants a shift"):
+    with pytest.raises(AnnotationError, match="attribute shifted is true, expected a shift"):
         deduced(DEQUANTIZE, tensor((N, 16), U8), tensor((N, 2), F32), bits=4, group=16, shifted=True)
 
 
@@ -61,13 +61,13 @@ def test_deduction(deduced):
     )
     assert deduced(DEQUANTIZE, tensor((N, 16), U8), tensor((N, 1), F16), bits=4, group=32) == tensor((N, 32), F32)
     assert deduced(DEQUANTIZE, TensorType(None, I8, 2), tensor((N, 1), F16)) == TensorType(None, F32, 2)
-    with pytest.raises(AnnotationError, match="last dimension is 6, wants a multiple of the group, 4"):
+    with pytest.raises(AnnotationError, match="last dimension is 6, expected a multiple of the group, 4"):
         deduced(QUANTIZE, tensor((2, 6), F32), group=4)
-    with pytest.raises(AnnotationError, match="last dimension is 5, wants an even one"):
+    with pytest.raises(AnnotationError, match="last dimension is 5, expected an even number"):
         deduced(QUANTIZE, tensor((2, 5), F32), bits=4)
-    with pytest.raises(AnnotationError, match="attribute bits is 3, wants 8 or 4"):
+    with pytest.raises(AnnotationError, match="attribute bits is 3, expected 8 or 4"):
         deduced(QUANTIZE, tensor((2, 6), F32), bits=3)
-    with pytest.raises(AnnotationError, match="q holds i8, wants u8 for 4 bits"):
+    with pytest.raises(AnnotationError, match="q holds i8, expected u8 for 4 bits"):
         deduced(DEQUANTIZE, tensor((2, 6), I8), tensor((2, 1), F32), bits=4)
-    with pytest.raises(AnnotationError, match="dimension 1 of scale is 3, wants 2"):
+    with pytest.raises(AnnotationError, match="dimension 1 of scale is 3, expected 2"):
         deduced(DEQUANTIZE, tensor((2, 8), I8), tensor((2, 3), F32), group=4)

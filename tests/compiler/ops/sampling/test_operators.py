@@ -1,4 +1,5 @@
-"""Sampling as machine code: what `sampling_meaning` says, to the last bit, whatever the row's company and the number of threads."""
+"""Sampling in machine code gives exactly the tokens that `sampling_meaning` gives, whatever other rows are in the batch, with any number of
+threads."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ MAX_ROWS = 40
 Arrays = tuple[NDArray[Any], ...]
 
 
-VOCABULARIES = [pytest.param(n, marks=pytest.mark.xdist_group(f"sampling of {n}")) for n in (1, 1024, 5001)]  # compiled once each
+# Tests of one vocabulary share an xdist group, so that each sampler is compiled once.
+VOCABULARIES = [pytest.param(n, marks=pytest.mark.xdist_group(f"sampling of {n}")) for n in (1, 1024, 5001)]
 
 
 @pytest.fixture(scope="module", params=VOCABULARIES)
@@ -39,7 +41,7 @@ def vocab(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def sessions(vocab: int) -> Iterator[list[Session]]:
-    """With one thread and with three."""
+    """Yield two sessions of a compiled sampler: with one thread and with three."""
     executable = compile_module(build_sampler(vocab, MAX_ROWS))
     made = [Session(executable, device_threads=n) for n in (1, 3)]
     yield made
@@ -48,7 +50,7 @@ def sessions(vocab: int) -> Iterator[list[Session]]:
 
 
 def batch(rng: np.random.Generator, vocab: int, num_rows: int, **columns: Any) -> SampleBatch:
-    """Rows in which everything that is not named is off."""
+    """Return sampling parameters for `num_rows` rows. All parameters are off except for the given columns."""
     numbers = np.zeros((num_rows, len(Number)), np.float32)
     numbers[:] = [1.0, np.inf, 1.0, 0.0, 0.0]
     chosen = np.zeros((num_rows, len(Setting)), np.int64)
@@ -154,7 +156,7 @@ def test_any_parameters_draw_what_the_meaning_draws(
 
 
 def test_a_row_does_not_see_its_neighbours(sessions: list[Session], vocab: int) -> None:
-    """All kinds in one batch, more rows than there are groups of work space; then each alone."""
+    """A row gets the result that it gets alone, in a batch with rows of all kinds and with more rows than the workspace holds at once."""
     rng = np.random.default_rng(5)
     logits = rng.normal(0, 2, (MAX_ROWS, vocab)).astype(np.float32)
     kinds = [batch(rng, vocab, 1, **kind) for kind in (list(KINDS.values()) * 3)[:MAX_ROWS] if not {"masks", "biases", "seen"} & set(kind)]
@@ -183,7 +185,8 @@ def test_every_instruction_set_draws_the_same(target: Target) -> None:
 def test_a_truncation_does_not_depend_on_the_sample_that_it_begins_with(
     monkeypatch: pytest.MonkeyPatch, margin: float, wider: float
 ) -> None:
-    """Whether it is right, or trusted too much; with the weight where it does not look, too."""
+    """Truncation (top-p, typical-p) is exact. It estimates its threshold from a sample of the tokens; the estimate may be good or bad, and
+    the sample may miss the heavy tokens."""
     monkeypatch.setattr(truncation, "SAMPLED", 16)
     monkeypatch.setattr(truncation, "MARGIN", margin)
     monkeypatch.setattr(truncation, "WIDER", wider)
@@ -225,7 +228,7 @@ def test_logprobs_of_given_tokens(sessions: list[Session], vocab: int) -> None:
 
 
 def test_the_nest_in_numpy(run: Callable[..., Any]) -> None:
-    """The loop nest itself, as the interpreter runs it."""
+    """The loop nest of the sampler, run by the interpreter, equals the operator's meaning."""
     rng = np.random.default_rng(8)
     logits = rng.normal(0, 2, (2, 70)).astype(np.float32)
     given = batch(rng, 70, 2, TOP_K=30, TOP_P=int(0.9 * SHARE_ONE), TYPICAL_P=int(0.9 * SHARE_ONE), TOP=2, seen=3, biases=2, masks=True)

@@ -1,4 +1,4 @@
-"""What kind of computation a nest is."""
+"""Every loop nest is classified by the kind of its computation, which decides how it may fuse."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_store_that_misses_elements_is_opaque() -> None:
 
 
 def test_a_nest_that_reads_what_it_wrote_is_opaque() -> None:
-    """A running sum has no right-hand side that could stand elsewhere."""
+    """A nest that reads its own output is opaque: the expressions of a running sum cannot move into another nest."""
     module = legalize(parse("func main(x: f32[t, 8]) -> object where t in 0..9 { dataflow { y = cumsum(x, axis=0) } return y }"))
     (prim,) = annotate_patterns(module).prim_functions.values()
     assert prim.attrs["pattern"] == "opaque"

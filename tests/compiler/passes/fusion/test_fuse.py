@@ -1,4 +1,4 @@
-"""Which nests join, and which must not."""
+"""Which loop nests fuse, and which stay separate."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from compiler.passes.fusion.join import MOST_DEPTH, MOST_NODES
 from compiler.passes.legalize import legalize
 from runtime.session import Session
 
-# What fusing leaves behind unused is not looked at here.
+# After fusion, remove the bindings and nests that it leaves unused, so that tests compare only the others.
 fused: Pass = Pipeline((fuse, eliminate_dead_code))
 
 
 def calls(text: str) -> list[str]:
-    """The names of the nests that `main` calls after fusion."""
+    """Return the names of the nests that `main` calls after fusion."""
     module: IRModule = Pipeline((legalize, fuse))(parse(text))
     verify(module)
     return [b.value.func for b in module.graph("main").body.bindings if isinstance(b.value, CallTir)]
@@ -75,7 +75,8 @@ def test_an_epilogue_wraps_the_store_of_a_product(becomes: Callable[[Pass, str, 
 
 
 def test_a_custom_decode_ends_up_inside_the_product_that_reads_it(becomes: Callable[[Pass, str, str], None]) -> None:
-    """Figure 9 of the paper: packed 4-bit weights are never written out in f32."""
+    """Figure 9 of the paper: a custom loop nest that decodes packed 4-bit weights fuses into the product that reads them, so the decoded
+    weights are never written to memory."""
     before = """
         func main(x: f32[n, 8], w: u8[4, 4], s: f32[4]) -> f32[n, 4] {
           dataflow { d = call_tir @decode(w, s) -> f32[4, 8] y = call_tir @mm(x, d) -> f32[n, 4] }
@@ -111,7 +112,7 @@ def test_nothing_joins_outside_of_dataflow() -> None:
 
 
 def test_costly_work_is_not_repeated_in_a_fold() -> None:
-    """exp would run once per column of the product."""
+    """An exp of weights does not fuse into the product, which would compute it again for each row of x."""
     text = "func main(x: f32[n, 8], w: f32[8, 8]) -> object { dataflow { a = exp(w) b = matmul(x, a) } return b }"
     assert calls(text) == ["exp", "matmul"]
 
@@ -137,7 +138,8 @@ def test_a_producer_does_not_cross_a_write_to_what_it_reads(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["x", "reshape(x, shape[n])"])
 def test_a_producer_does_not_move_into_a_write_to_what_it_reads(name: str) -> None:
-    """Element 0 would be overwritten before the last one reads it."""
+    """A nest that reads x does not fuse into a nest that overwrites x: element 0 would be overwritten before the last iteration reads
+    it."""
     module = parse(f"""
         impure func main(x: f32[n]) -> object {{
           v = {name}
@@ -154,7 +156,7 @@ def test_a_producer_does_not_move_into_a_write_to_what_it_reads(name: str) -> No
 
 
 def test_a_write_may_take_what_moves_into_it_twice(becomes: Callable[[Pass, str, str], None]) -> None:
-    """As a layer does whose values are its keys."""
+    """A nest fuses into an in-place write that reads its result twice. A layer whose values are its keys has such a write."""
     before = """
         impure func main(x: f32[n], p: f32[n]) -> f32[n] {
           dataflow { a = call_tir @e(x) -> f32[n] z = call_tir_inplace @put(p, a, a) [0] -> f32[n] }
@@ -186,13 +188,15 @@ ROUNDED = """
 @pytest.mark.parametrize("group", [0, 32])
 def test_a_norm_is_rounded_where_it_is_made(group: int) -> None:
     assert calls(ROUNDED.format(k=96, group=group, last="rows.0")) == ["rms_norm_quantize_rows"]
-    assert len(calls(ROUNDED.format(k=96, group=group, last="exp(y)"))) == 3  # somebody else reads it
-    assert len(calls(ROUNDED.format(k="k", group=0, last="rows.0"))) == 2  # a thread's own memory has no room for any row
+    assert len(calls(ROUNDED.format(k=96, group=group, last="exp(y)"))) == 3  # not fused with the norm, which exp reads, too
+    # not fused: rows of unknown length do not fit a thread's local memory
+    assert len(calls(ROUNDED.format(k="k", group=0, last="rows.0"))) == 2
 
 
 @pytest.mark.parametrize(("bits", "count"), [(4, 1), (8, 2)])
 def test_sums_of_weights_of_one_form_join(bits: int, count: int) -> None:
-    """No schedule takes sums of weights of 4 bits and of 8 at once."""
+    """Two sums over weights of one format join into one kernel. Sums over 4-bit and over 8-bit weights stay apart, because no schedule
+    computes both."""
     text = f"""
       func main(q: i8[n, 1, 64], s: f32[n, 1], t: i32[n, 1, 1], a: u8[1, 8, 128], b: u8[1, {2 * bits}, 128], f: f32[1, 1, 32]) -> object {{
         dataflow {{
@@ -228,7 +232,8 @@ CHAINS = {"add({x}, {x})": 64, "exp({x})": 600, "subtract({x}, x0)": 600}
 
 @pytest.mark.parametrize("operator", CHAINS)
 def test_fusion_grows_with_the_number_of_operators(operator: str) -> None:
-    """Each of 64 doublings reads the one before twice, so that copying would write 2**64 additions. Nests are bounded in size and depth."""
+    """Fused nests have a limited size and depth, so fusion takes time in proportion to the number of operators. Each of 64 doublings reads
+    the previous one twice: without a limit, fusion would write 2**64 additions."""
     count = CHAINS[operator]
     lines = [f"x{i + 1} = {operator.format(x=f'x{i}')}" for i in range(count)]
     module = parse(f"func main(x0: f32[n]) -> object {{ dataflow {{ {' '.join(lines)} }} return x{count} }}")
@@ -262,7 +267,8 @@ def test_a_split_that_feeds_gates_is_part_of_their_kernel(becomes: Callable[[Pas
 
 
 def test_a_call_makes_the_results_that_did_not_move() -> None:
-    """Of three parts, two are read by several calls; the third moves into its consumer."""
+    """A kernel computes those of its results that did not move into a consumer. Here two parts of a split have several readers or are
+    results, and the third moves into its only consumer."""
     module = Pipeline((legalize, fuse, eliminate_dead_code))(
         parse("""
           func main(x: f32[n, 12]) -> object {
@@ -288,8 +294,9 @@ def test_a_call_makes_the_results_that_did_not_move() -> None:
 @pytest.mark.parametrize(
     ("before", "result"),
     [
-        ("p = split(x, axis=0, sizes=[4, 4]) a = p.0 b = exp(a)", "(b, p)"),  # somebody reads the whole tuple
-        ("p = call_tir @running(x) -> (f32[8], f32[8]) a = p.0 c = p.1 b = exp(a)", "(b, c)"),  # the second result is made from the first
+        ("p = split(x, axis=0, sizes=[4, 4]) a = p.0 b = exp(a)", "(b, p)"),  # the result p reads the whole tuple
+        # `running` computes its second result from the first.
+        ("p = call_tir @running(x) -> (f32[8], f32[8]) a = p.0 c = p.1 b = exp(a)", "(b, c)"),
     ],
 )
 def test_results_that_depend_on_others_stay_together(before: str, result: str) -> None:
@@ -326,7 +333,7 @@ def test_a_result_does_not_cross_a_write_to_what_its_call_reads() -> None:
 
 
 def test_a_decode_of_any_length_joins_its_product() -> None:
-    """As with lengths that are known: 4 bits are read instead of f32, which would have to be written first."""
+    """A decode of symbolic length fuses into its product, too. The product then reads 4 bits per weight, and no f32 weights are written."""
     text = """
       func main(x: f32[n, k], w: u8[m, k // 2], s: f32[m, k // 32]) -> f32[n, m] where k in 32..128 by 32, n in 0..8, m in 0..32 {
         dataflow { d = call_tir @decode(w, s) -> f32[m, k] y = call_tir @mm(x, d) -> f32[n, m] }
@@ -340,7 +347,7 @@ def test_a_decode_of_any_length_joins_its_product() -> None:
     """
     assert calls(text) == ["decode_mm"]
     moved = text.replace("w: u8[m, k // 2]", "w: f32[m, k]").replace("@decode(w, s)", "@copied(w)")
-    assert calls(moved) == ["copied", "mm"]  # what is merely moved is better moved once
+    assert calls(moved) == ["copied", "mm"]  # not fused: a plain copy is cheaper if it runs only once
     rng = np.random.default_rng(0)
     x, w, s = rng.standard_normal((3, 96), np.float32), rng.integers(0, 256, (24, 48), np.uint8), rng.random((24, 3), np.float32)
     weights = np.stack([w & 15, w >> 4], -1).reshape(24, 96) * np.repeat(s, 32, 1)

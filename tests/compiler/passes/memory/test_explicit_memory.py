@@ -1,4 +1,4 @@
-"""Calls become allocations and launches."""
+"""Calls of loop nests become allocations and launches."""
 
 from __future__ import annotations
 

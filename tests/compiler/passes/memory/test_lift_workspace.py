@@ -1,4 +1,4 @@
-"""Global buffers inside kernels become parameters, which the planner sees."""
+"""Global buffers that a kernel allocates become parameters of the kernel, so that the memory planner can place them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def test_workspace_becomes_an_output_of_the_caller_s_size(becomes: Callable[[Pas
 
 
 def test_results_are_taken_of_the_whole(becomes: Callable[[Pass, str, str], None]) -> None:
-    """A result of a call with several is read where the call left it, so that nothing stands between launches."""
+    """If the program reads one result of several, the pass makes it read the call's own tuple, so that no instruction comes between
+    launches."""
     nest = NEST + " for i in n { C[i] = t[i] }"
     before = f"""
         func main(x: f32[4, 3]) -> f32[4] {{ y = call_tir @f(x) -> (f32[4, 3], f32[4]) z = y.1 return z }}

@@ -1,4 +1,4 @@
-"""Places in the arena: shared by those whose lives do not meet, and by no others."""
+"""Places of values in the arena: two values share a place only if their lifetimes do not overlap."""
 
 from __future__ import annotations
 
@@ -84,11 +84,12 @@ def test_sides_of_a_branch_share_memory() -> None:
         }}
         {E1}
     """
-    assert arena(text) == "192"  # both results live until the branches have joined: which one it is, only the run tells
+    assert arena(text) == "192"  # the results of both branches need a place, because only the run decides which branch computes one
 
 
 def test_reuse_needs_a_proof_of_not_more_than_and_no_equality() -> None:
-    """Two slots for three tensors: n elements fit where 2*n were, and nothing says which of n and m is larger."""
+    """A value may take a place that is provably large enough, even if not of equal size: n elements fit where 2*n were. If neither of n and
+    m is provably the larger, their values get separate places."""
     text = f"""
         func main(x: f32[n], y: f32[2*n], z: f32[m]) -> object {{
           a = alloc f32[2*n]
@@ -128,7 +129,7 @@ def test_a_length_that_data_decides_is_not_part_of_the_arena() -> None:
     assert plan_memory(module) is module
 
 
-# --- places, for any lives -----------------------------------------------------------------------------------------------
+# --- generated lifetimes -------------------------------------------------------------------------------------------------
 
 N, M = DimVar("n", 1), DimVar("m", 1)
 SIZES = [Dim.of(64), Dim.of(128), Dim.of(4096), N * 64, N * 128, M * 64, N * M * 64, N * 64 + 64]

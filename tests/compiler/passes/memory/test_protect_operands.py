@@ -1,4 +1,4 @@
-"""An in-place call takes memory only where nobody else reads it."""
+"""An in-place call overwrites its operand only if nobody reads the old value later. Otherwise it overwrites a copy."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ def test_the_memory_of_a_caller_is_copied(becomes: Callable[[Pass, str, str], No
 
 
 def test_what_a_function_takes_is_copied_for_those_who_read_it_later(becomes: Callable[[Pass, str, str], None]) -> None:
-    """`keeper` hands its argument to `taker`, which writes there; `reader` only reads."""
+    """An argument that a called function overwrites is copied if it is read later. `keeper` passes its argument to `taker`, which
+    overwrites it; `reader` only reads its argument, so no copy is needed."""
     functions = f"""
         impure func taker(x: f32[n]) -> f32[n] {{ b = call_tir_inplace @bump(x) [0] -> f32[n] return b }}
         impure func keeper(x: f32[n], y: f32[n]) -> f32[n] {{ v = reshape(x, shape[n]) b = @taker(v) return b }}
@@ -92,7 +93,7 @@ def test_what_is_ours_and_read_no_more_is_taken(stays: Callable[[Pass, str], Non
 
 
 def test_fields_of_a_tuple_lie_apart(becomes: Callable[[Pass, str, str], None]) -> None:
-    """Both are written twice, in place: each by its own name, and no one copies them."""
+    """Both fields of a tuple can be overwritten in place without a copy, because each field is known by a name of its own."""
     both = """prim both(A: f32[n], C: f32[n], out B: f32[n], out D: f32[n]) attrs {inplace=[[0, 2], [1, 3]]} {
       for i in n { B[i] = A[i] + 1.0 } for i in n { D[i] = C[i] + 1.0 }
     }"""
