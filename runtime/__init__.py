@@ -1,1 +1,1 @@
-"""Executables at work: the formats of what can be run, the virtual machine, devices and memory."""
+"""Run executables: the format of what can be run, the virtual machine, devices and memory."""

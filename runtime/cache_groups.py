@@ -1,12 +1,12 @@
-"""What the layers of a model keep of the tokens before. Layers that keep the same make a group, whose pages are its own.
+"""Groups of layers that cache the same kind of data per token. Each group has separate pages.
 
-A page of a group holds what all its layers keep of PAGE_SIZE neighbouring tokens. The compiler takes from a group the tensors of the step's
-program, the plan its bytes, and the engine which pages a sequence still needs:
+A page of a group holds what all its layers keep of PAGE_SIZE neighbouring tokens. A group tells the compiler which cache tensors the step's
+program takes, the memory plan how many bytes a page has, and the engine which pages a sequence still needs:
 
-    keys and values of all tokens     a sequence holds its pages to the end
+    keys and values of all tokens     a sequence keeps its pages to the end
     keys and values in a window       pages whose tokens no later token reads go back to the pool
-    one state per sequence            a page has the state behind the last token that was computed of it: from that of a full page,
-                                      any sequence with that beginning goes on. Large states have pages of more tokens.
+    one state per sequence            a page holds the state after the last token that was computed in it. Every sequence that begins with
+                                      the same tokens can continue from the state of a full page. Large states have pages of more tokens.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from runtime.executable import DTYPES
 PAGE_SIZE = 16  # tokens
 KV_DTYPES = ("f32", "f16", "bf16", "i8")
 
-P = TypeVar("P")  # a number of pages: known, or a dimension of a program
-Array = tuple[tuple[int | P, ...], str]  # shape and type
+P = TypeVar("P")  # number of pages: an integer, or a dimension of a program
+Array = tuple[tuple[int | P, ...], str]  # shape and element type
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Keys and values: [layers, 2, pages, kv_heads, PAGE_SIZE * head_dim], where 2 stands for keys and values.
+    """Keys and values: [layers, 2, pages, kv_heads, PAGE_SIZE * head_dim], where the axis of 2 selects keys or values.
 
-    8-bit pages have a scale per token and head beside them: [layers, 2, pages, kv_heads, PAGE_SIZE] in f32.
-    Inside a page the rows of one head stand together: decoding reads them as one stream, and a tile of prefill attention is a dense matrix.
+    8-bit pages also have a scale per token and head: [layers, 2, pages, kv_heads, PAGE_SIZE] in f32. Inside a page the rows of one head are
+    adjacent: decoding reads them as one stream, and a tile of prefill attention is a dense matrix.
     """
 
-    layers: tuple[int, ...]  # of the model, in the order of the first axis
+    layers: tuple[int, ...]  # numbers of the group's layers in the model; layer i of the cache is layers[i]
     num_kv_heads: int
     head_dim: int
     dtype: str
-    window: int | None = None  # tokens that a token attends to, itself included; None: all before it
+    window: int | None = None  # number of most recent tokens, including itself, to which a token attends; None: all
     page_size: ClassVar[int] = PAGE_SIZE
-    page_axis: ClassVar[int] = 2  # of its arrays
+    page_axis: ClassVar[int] = 2  # the axis of pages in the arrays
     keeps_states: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.dtype not in KV_DTYPES:
-            raise ValueError(f"KV pages of type {self.dtype!r}: expected one of {', '.join(KV_DTYPES)}")
+            raise ValueError(f"the type of KV pages is {self.dtype!r}; expected one of {', '.join(KV_DTYPES)}")
 
     def arrays(self, pages: P) -> tuple[Array[P], ...]:
         before = len(self.layers), 2, pages, self.num_kv_heads
@@ -52,27 +52,29 @@ class KVGroup:
 
     @property
     def bytes_per_page(self) -> int:
-        """The bytes of a page in all layers together."""
+        """The bytes of one page, summed over all layers of the group."""
         return _num_bytes(self.arrays(1))
 
 
 @dataclass(frozen=True, slots=True)
 class StateGroup:
-    """States: for each part of a state [layers, pages, size] in f32, for the bits of a state must not depend on where it was kept."""
+    """States: one array [layers, pages, size] per part of a state. The type is always f32, so a state stored in a page equals the computed
+    state bit for bit."""
 
     layers: tuple[int, ...]
-    sizes: tuple[int, ...]  # numbers in the parts of a layer's state
-    page_size: int = PAGE_SIZE  # tokens from one kept state to the next: a multiple of PAGE_SIZE
+    sizes: tuple[int, ...]  # number of elements of each part of a layer's state
+    page_size: int = PAGE_SIZE  # tokens between two kept states: a multiple of PAGE_SIZE
     page_axis: ClassVar[int] = 1
     keeps_states: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.page_size <= 0 or self.page_size % PAGE_SIZE:
-            raise ValueError(f"page_size of states is {self.page_size}: expected a multiple of {PAGE_SIZE} tokens")
+            raise ValueError(f"page_size of states is {self.page_size}; expected a multiple of {PAGE_SIZE} tokens")
 
     @property
     def window(self) -> int:
-        """A token reads the state before it; one more full page stays, to go back to."""
+        """The number of most recent tokens whose pages a sequence keeps. A token reads the state before it; one more full page stays so
+        that the sequence can go back to its state."""
         return self.page_size + 1
 
     def arrays(self, pages: P) -> tuple[Array[P], ...]:

@@ -1,18 +1,18 @@
-"""What can go wrong below the compiler.
+"""Errors of the runtime.
 
 RuntimeFault
   DamagedFile            a stored file does not hold what was written
-  IncompatibleExecutable written by another version, or for another machine
-  UnresolvedSymbol       object code without a definition that is needed
-  InvalidProgram         instructions that no compiler of ours emits
-  UnknownName            no such function, parameter, routine
-  ArgumentMismatch       a value is not what a specification says
+  IncompatibleExecutable an executable was written by another version, or for another machine
+  UnresolvedSymbol       object code needs a symbol that nothing defines
+  InvalidProgram         the instructions are not ones that our compiler emits
+  UnknownName            no function, parameter or routine has this name
+  ArgumentMismatch       a value does not match its specification
     BoundExceeded        a dimension is outside its declared range
-  OutOfMemory            a request beyond the limit, refused before anything was touched
-  NoDevice               no GPU can be used: none is there, or what drives it is not installed
-  DeviceFault            a GPU failed; what ran on it is lost, and its context with it
-  TooDeep                functions that call each other without end
-  InvalidFlag            a developer switch that does not parse
+  OutOfMemory            a request exceeds the limit or what the system has; it is refused before anything is touched
+  NoDevice               no GPU can be used: the machine has none, or its driver or pycuda is missing
+  DeviceFault            a device failed; on a GPU, its context and all work on it are lost
+  TooDeep                functions call each other without end
+  InvalidFlag            the value of a developer switch does not parse
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class BoundExceeded(ArgumentMismatch):
 
 
 class OutOfMemory(RuntimeFault):
-    """`limit` is that of the account, None where the system itself refused; `free` is None where it did not say how much there is."""
+    """The runtime refused a request for memory. `limit` is the limit of the memory account, or None if the system itself refused; `free` is
+    None if the amount of free memory is unknown."""
 
     def __init__(self, part: str, *, required: int, free: int | None = None, limit: int | None = None) -> None:
         refusal = "the system has no more" if free is None else f"{free:,} are free"

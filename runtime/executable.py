@@ -1,30 +1,31 @@
-"""What can be run. The compiler emits it, the cache stores it, and the virtual machine needs nothing else.
+"""The format of what can be run. The compiler emits it, the cache stores it, and the virtual machine needs nothing else.
 
     Executable
       functions   name -> VMFunction: instructions over registers
-      kernels     what a launch names: the native phases of one loop-level function
-      regions     straight-line launch lists, replayed by one native call
+      kernels     the native phases of one loop-level function each; a launch names a kernel
+      regions     straight-line launch lists, each replayed by one native call
       constants   arrays that instructions and launches refer to
-      object      machine code that defines every symbol named here; or PTX that defines the kernels, and beside it
-      host        machine code of the host that defines all others: shape functions and grids
-      preparing   an executable for the host, whose functions prepare the weights of this one. Without one this one's own do
+      object      machine code that defines every symbol named here; for a GPU, PTX that defines the kernels
+      host        only for a GPU: machine code of the host that defines all other symbols, which are shape functions and grids
+      preparing   an executable for the host whose functions prepare the weights of this one; if None, this one's own functions do
 
-Integers of a call live in its *shape heap* (int64), in numbered slots. Matching a value against a specification fills the slots
-that the specification defines; a shape function, `int64_t (int64_t *heap)` of the object code, then computes the derived ones all at
-once; then the slots that the specification only mentions are compared. A float scalar's slot holds the bits of its f64. A shape function
-returns 0, or where a slot has no value: 1 + its number if 64 bits do not hold the value, -1 - its number if it divides by zero.
+The integers of a call are in its *shape heap* (int64), in numbered slots. Matching a value against a specification fills the slots that the
+specification defines. A shape function, `int64_t (int64_t *heap)` of the object code, then computes all derived slots at once. After that
+the slots that the specification only mentions are compared. A float scalar's slot holds the bits of its f64. A shape function returns 0 if
+all slots have a value. Otherwise it returns 1 + the number of the slot whose value does not fit into 64 bits, or -1 - the number of the
+slot that divides by zero.
 
-A native phase is `void body(void **buffers, int64_t *dims, int64_t begin, int64_t end)`: iterations begin..end-1 of its outermost
-parallel loop; `int64_t grid(int64_t *dims)` tells how many there are. Iterations may run on any thread in any order. `dims` holds the
-kernel's integer variables and after them its scalar parameters as raw 64-bit words (a float as the bits of its f64). Buffers are
-compact and row-major; those in the arena and in the constant table begin at multiples of 64 bytes, arguments at multiples of their
-element size.
+A native phase is `void body(void **buffers, int64_t *dims, int64_t begin, int64_t end)`: it runs iterations begin..end-1 of its outermost
+parallel loop; `int64_t grid(int64_t *dims)` returns the number of iterations. Iterations may run on any thread in any order. `dims` holds
+the kernel's integer variables and after them its scalar parameters as raw 64-bit words (a float as the bits of its f64). Buffers are
+compact and row-major; those in the arena and in the constant table begin at multiples of 64 bytes, arguments at multiples of their element
+size.
 
-On a GPU a phase is `void body(void **record)`, run by any number of blocks; `grid` tells how many have something to do. A record is the
-address of a word that gets the record's own address when the phase begins, then the buffers, then the dims.
+On a GPU a phase is `void body(void **record)`, run by any number of blocks; `grid` returns how many blocks have work. A record holds the
+address of a word, then the buffers, then the dims. The phase stores the record's own address to that word when it begins.
 
-At the entry of a function its parameters are matched, `derive` is called, bounds are checked and the arena is made large enough;
-then the instructions run. Weights whose specification mentions a slot are matched at each call, the others once, when bound.
+At the entry of a function its parameters are matched, `derive` is called, bounds are checked and the arena is made large enough. Then the
+instructions run. Weights whose specification mentions a slot are matched at each call, the others once, when they are bound.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ from runtime import sections
 from runtime.errors import DamagedFile, IncompatibleExecutable
 
 FORMAT_VERSION = 4
-PREPARATION = ".weights."  # between the name of an entry point and 0, 1, ...: the functions that prepare weights for it, once
+# Preparations of an entry point have its name, this infix and a number. Each prepares weights for the entry point, once.
+PREPARATION = ".weights."
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "f32": np.dtype(np.float32),
@@ -65,12 +67,12 @@ class Struct(msgspec.Struct, frozen=True, tag=True):
     """Base of everything that is stored: MessagePack, tagged by class name."""
 
 
-# --- parameter specifications ------------------------------------------------------------------------------------------
-# A dimension in a specification is an int, or the number of a heap slot as `Slot`.
+# A dimension in a specification is an integer, or a `Slot` with the number of a heap slot.
 
 
 class Slot(Struct, frozen=True, tag=True):
-    """`defines`: the dimension is a variable standing alone that gets its value here. Elsewhere the slot is only compared."""
+    """A heap slot as a dimension. If `defines`, the dimension is a single variable, and matching stores the value in the slot. Otherwise
+    matching compares the value with the slot."""
 
     index: int
     defines: bool = False
@@ -80,7 +82,7 @@ DimRef = int | Slot
 
 
 class TensorSpec(Struct, frozen=True, tag=True):
-    shape: tuple[DimRef, ...] | None  # None: only the rank, or not even that, is known
+    shape: tuple[DimRef, ...] | None  # None: the extents are not known, and possibly not the rank
     dtype: str | None
     ndim: int | None = None
 
@@ -107,7 +109,7 @@ Spec = TensorSpec | ShapeSpec | ScalarSpec | TupleSpec | AnySpec
 
 
 class Bound(Struct, frozen=True, tag=True):
-    """A declared range, checked when the slot gets its value. `upper` None: unbounded."""
+    """A declared range of a dimension, checked when the slot gets its value. If `upper` is None, there is no upper bound."""
 
     name: str
     slot: int
@@ -119,26 +121,26 @@ class Bound(Struct, frozen=True, tag=True):
 class ParamSpec(Struct, frozen=True, tag=True):
     name: str
     spec: Spec
-    weight: bool = False  # bound once, not passed at every call; weights come after the other parameters
-    written: bool = False  # changed in place
+    weight: bool = False  # bound once instead of passed at every call; weights follow all other parameters
+    written: bool = False  # whether the call changes the value in place
 
 
 # --- kernels and launch lists ------------------------------------------------------------------------------------------
 
 
 class Phase(Struct, frozen=True, tag=True):
-    body: str  # symbols of the object code
-    grid: str  # of the host's, where there is such
-    threads: int = 1  # of a block on a GPU
-    num_counters: int = 0  # that its blocks share: 32 bits each, zero before and behind each launch
+    body: str  # symbol of the object code
+    grid: str  # symbol of the host code, or of the object code if there is no host code
+    threads: int = 1  # threads per block on a GPU
+    num_counters: int = 0  # number of 32-bit counters that the phase's blocks share; they are zero before and after each launch
 
 
 class Kernel(Struct, frozen=True, tag=True):
     name: str
-    phases: tuple[Phase, ...]  # run one after another, a barrier between
+    phases: tuple[Phase, ...]  # they run one after another, with a barrier between them
     num_buffers: int
     num_dims: int
-    stack_bytes: int = 0  # at most, of local buffers; spilled registers come on top
+    stack_bytes: int = 0  # most bytes of local buffers on a thread's stack, without spilled registers
 
 
 class Base(StrEnum):
@@ -148,7 +150,7 @@ class Base(StrEnum):
 
 
 class Operand(Struct, frozen=True, tag=True):
-    """Where a buffer of a launch lies: a base (with its index: register or constant number) and a byte offset from it."""
+    """Where a launch finds a buffer: a base (with its index, a register or constant number) and a byte offset from it."""
 
     base: Base
     index: int = 0
@@ -162,7 +164,7 @@ class NativeLaunch(Struct, frozen=True, tag=True):
 
 
 class Region(Struct, frozen=True, tag=True):
-    """Launches without anything between them that needs the host."""
+    """Launches that run without work of the host between them."""
 
     launches: tuple[NativeLaunch, ...]
 
@@ -188,8 +190,8 @@ Arg = Reg | ConstantRef | Imm | Slot
 
 
 class Call(Struct, frozen=True, tag=True):
-    """`callee` names a builtin of the machine ("vm.", listed in runtime/vm/builtins.py), a library routine ("lib.", listed in
-    runtime/library.py), or a function of the executable."""
+    """Calls `callee` and stores the result in register `dst`. `callee` is a builtin of the machine ("vm.", listed in
+    runtime/vm/builtins.py), a library routine ("lib.", listed in runtime/library.py), or a function of the executable."""
 
     dst: int | None
     callee: str
@@ -201,11 +203,11 @@ class Ret(Struct, frozen=True, tag=True):
 
 
 class Goto(Struct, frozen=True, tag=True):
-    target: int  # index of an instruction
+    target: int  # index of the instruction to execute next
 
 
 class If(Struct, frozen=True, tag=True):
-    """Go on when the condition holds, else continue at `orelse`."""
+    """Continue with the next instruction if the condition holds, otherwise with the instruction at index `orelse`."""
 
     cond: Arg
     orelse: int
@@ -216,16 +218,17 @@ Instruction = Call | Ret | Goto | If
 
 class VMFunction(Struct, frozen=True, tag=True):
     name: str
-    params: tuple[ParamSpec, ...]  # in registers 0 .. len - 1
+    params: tuple[ParamSpec, ...]  # parameter i is in register i
     num_registers: int
-    slots: tuple[str, ...]  # what each slot holds, as text: "n", "2*n + 1"
+    slots: tuple[str, ...]  # the expression that each slot holds, as text: "n", "2*n + 1"
     bounds: tuple[Bound, ...]
     instructions: tuple[Instruction, ...]
-    derive: str | None = None  # shape function of the entry
+    derive: str | None = None  # shape function that is called when the function is entered
     arena_bytes: DimRef = 0  # bytes of the shared arena that a call needs
     signature: str = ""
-    num_prepared: int = 0  # of the weights, the last: what the preparations return
-    variables: tuple[int | None, ...] = ()  # slots of the declared variables, in the order of the signature; None: unused
+    num_prepared: int = 0  # number of weights that the preparations return; they are the last weights
+    # slot of each declared variable, in the order of the signature; None: the function does not use the variable
+    variables: tuple[int | None, ...] = ()
 
     @property
     def inputs(self) -> tuple[ParamSpec, ...]:
@@ -237,16 +240,16 @@ class VMFunction(Struct, frozen=True, tag=True):
 
 
 class ExecutableMeta(Struct, frozen=True, tag=True):
-    """Everything but the bulk data; stored as one MessagePack document."""
+    """Everything in an executable except code and constants; stored as one MessagePack document."""
 
-    target: str  # "arch:+feature,+feature": what the object code needs
+    target: str  # "arch:+feature,+feature": the machine and the features that the object code needs
     functions: dict[str, VMFunction]
     kernels: tuple[Kernel, ...]
     regions: tuple[Region, ...]
 
     @property
     def stack_bytes(self) -> int:
-        """The bytes of stack that these kernels need in a thread."""
+        """The bytes of stack that these kernels need in each thread."""
         return max((kernel.stack_bytes for kernel in self.kernels), default=0)
 
 
@@ -270,7 +273,7 @@ class _Version(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class HostCode:
-    """Functions that the host calls for a device that is not the host itself: shape functions and sizes of grids."""
+    """Host functions for a device that is not the host: shape functions and functions that return the sizes of grids."""
 
     object_code: bytes
     target: str
@@ -278,7 +281,7 @@ class HostCode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Executable:
-    """`texts` holds what was asked to be kept of the levels passed on the way (file name -> text)."""
+    """A compiled program. `texts` holds the intermediate texts that the caller asked the compiler to keep (file name -> text)."""
 
     meta: ExecutableMeta
     object_code: bytes
@@ -288,7 +291,7 @@ class Executable:
     preparing: Executable | None = None
 
     def preparations(self, entry: str) -> tuple[VMFunction, ...]:
-        """The preparations of an entry point. Their results, in this order, are the last weights of the entry point."""
+        """Return the preparations of an entry point. Their results, in this order, are the last weights of the entry point."""
         known = (self.preparing or self).meta.functions
         names = (f"{entry}{PREPARATION}{number}" for number in count())
         return tuple(known[name] for name in takewhile(known.__contains__, names))
@@ -298,7 +301,7 @@ class Executable:
 
     @staticmethod
     def load(path: Path) -> Executable:
-        """Every section is verified. Constants are read-only views of the mapped file."""
+        """Read an executable and verify every section. Constants are read-only views of the mapped file."""
         file = sections.SectionFile(path)
         version = _decode(file, "version", _Version)
         if version.format_version != FORMAT_VERSION:
@@ -316,7 +319,7 @@ def _encode(value: Any) -> bytes:
 
 
 def _sections_of(executable: Executable, prefix: str) -> dict[str, bytes | memoryview]:
-    """The sections by name. Those of the executable within (`preparing`) have a prefix."""
+    """Return the sections by name. The names of sections of the inner executable `preparing` have a prefix."""
     host, infos = executable.host, tuple(_ConstantInfo(dtype_name(c.dtype), c.shape) for c in executable.constants)
     found: dict[str, bytes | memoryview] = {
         f"{prefix}program": _encode(_Document(executable.meta, infos, None if host is None else host.target)),
@@ -373,5 +376,5 @@ def _constant(file: sections.SectionFile, name: str, info: _ConstantInfo) -> NDA
     data = file.read(name)
     dtype = DTYPES.get(info.dtype)
     if dtype is None or min(info.shape, default=0) < 0 or prod(info.shape) * dtype.itemsize != data.nbytes:
-        raise DamagedFile(file.path, name, f"{data.nbytes} bytes are no {info.dtype} array of shape {info.shape}")
+        raise DamagedFile(file.path, name, f"it has {data.nbytes} bytes, not the size of a {info.dtype} array of shape {info.shape}")
     return np.frombuffer(data, dtype).reshape(info.shape)

@@ -1,4 +1,4 @@
-"""Require regular files: opening a FIFO can wait forever, and a device can be read without end."""
+"""Require regular files: opening a FIFO can block forever, and a device can be read without end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 
 def regular(path: Path) -> Path:
-    """The path of a regular file, links followed. Raises OSError, which says what is there instead."""
+    """Return the path if it is a regular file or a link to a regular file. Otherwise raise an OSError that names the kind of file."""
     kind = stat.S_IFMT(path.stat().st_mode)
     if kind == stat.S_IFDIR:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))

@@ -1,4 +1,5 @@
-"""Developer switches: the one table, and the one place that reads the environment. `python -m runtime.flags` prints it."""
+"""Developer switches: the table of all switches, and the only code that reads them from the environment. `python -m runtime.flags` prints
+the table."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Flags:
 class _Switch:
     variable: str
     field: str
-    parse: Callable[[str], Any]  # ValueError for what is not `expected`
+    parse: Callable[[str], Any]  # raises ValueError for a text that is not `expected`
     expected: str
     meaning: str
 
@@ -71,9 +72,9 @@ SWITCHES = (
         "a level from 0 to 5",
         "1 summary and cache hits, 2 time per pass and step, 3 IR after each phase, 4 generated code, 5 IR after each pass as a diff",
     ),
-    _Switch("RELAXSERVE_DUMP", "dump", _path, "a directory", "write what the levels show as numbered files"),
+    _Switch("RELAXSERVE_DUMP", "dump", _path, "a directory", "write the output of all levels as numbered files"),
     _Switch("RELAXSERVE_VERIFY", "verify", _yes_or_no, "0 or 1", "verify the IR between passes"),
-    _Switch("RELAXSERVE_NO_CACHE", "no_cache", _yes_or_no, "0 or 1", "compile even what the cache holds, and keep nothing"),
+    _Switch("RELAXSERVE_NO_CACHE", "no_cache", _yes_or_no, "0 or 1", "compile every program, and neither read nor write the cache"),
     _Switch("RELAXSERVE_CACHE", "cache", _path, "a directory", "where compiled programs and packed weights are kept"),
     _Switch("RELAXSERVE_THREADS", "threads", _count, "a number of at least 1", "threads per model instead of all usable cores"),
     _Switch("RELAXSERVE_TARGET", "target", _name, "a target of compiler/machine/target.py", "use only the instructions of this target"),
@@ -102,7 +103,7 @@ def current() -> Flags:
 
 @contextmanager
 def scope(**changes: Any) -> Generator[Flags]:
-    """Set other values in this context, until its end: `with scope(debug=3): ...`."""
+    """Change switches for this context until the `with` ends: `with scope(debug=3): ...`."""
     flags = replace(current(), **changes)
     token = _current.set(flags)
     try:
@@ -112,13 +113,13 @@ def scope(**changes: Any) -> Generator[Flags]:
 
 
 def xdg_folder(variable: str, below_home: str) -> Path:
-    """The user's folder for a kind of files, by the XDG base directory specification, which says to ignore relative paths."""
+    """Return the user's folder for a kind of files by the XDG base directory specification, which says to ignore relative paths."""
     named = Path(os.environ.get(variable, ""))
     return named if named.is_absolute() else Path.home() / below_home
 
 
 def table() -> str:
-    """Every switch with its present value."""
+    """Return a table of all switches with their present values."""
     flags = current()
     rows = [(s.variable, str(getattr(flags, s.field)), f"{s.meaning} ({s.expected})") for s in SWITCHES]
     widths = [max(len(row[i]) for row in rows) for i in (0, 1)]

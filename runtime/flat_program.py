@@ -1,16 +1,16 @@
 """The planned functions of an executable as flat records, which JavaScript and C replay without a virtual machine.
 
-A call of a function goes through these steps:
+A call of a function takes these steps:
 
-    1  each dimension of an input that defines a slot of the heap is written there; literals lie behind the slots
-    2  `derive`, a function of the object code, fills in the other slots; 0 says that it could
-    3  inputs have the shapes that the heap tells, and each bound and check holds
-    4  each record in order: the addresses of its buffers, each a base and the slot with the bytes to add, and the values of its dims;
-       then `body(buffers, dims, 0, grid(dims))`, or shares of that range on several threads at a time
-    5  the outputs lie in the arena until the next call of the function
+    1  for each dimension of an input that defines a heap slot, write the dimension to that slot; literals come after the slots
+    2  call `derive`, a function of the object code, which computes all other slots; it returns 0 if it succeeds
+    3  check that inputs have the shapes in the heap, and that each bound and check holds
+    4  for each record in order, compute the addresses of its buffers, each a base plus the number of bytes in a slot, and the values of its
+       dims; then run `body(buffers, dims, 0, grid(dims))`, or divide the range 0 to grid(dims) among several threads
+    5  read the outputs in the arena; they stay there until the next call of the function
 
-Functions share one arena: each has a part of its own, so the sampler reads what the step left. Weights and constants form one block.
-Only straight-line functions can be flat: jumps, calls and library routines stay with the virtual machine (runtime/vm).
+Functions share one arena. Each function uses a separate part of it, so the sampler can read the step's results. Weights and constants form
+one block. Only straight-line functions can be flat: jumps, calls and library routines need the virtual machine (runtime/vm).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class FlatBase(IntEnum):
 
 
 class FlatStruct(msgspec.Struct, frozen=True):
-    """Written as a JSON object of its fields."""
+    """A part of the flat program, written as a JSON object with its fields."""
 
 
 class Stored(FlatStruct, frozen=True):
@@ -71,7 +71,7 @@ class Stored(FlatStruct, frozen=True):
 
 
 class FlatTensor(FlatStruct, frozen=True):
-    """Slots of the heap that hold its extents. `offset`: the slot with its place in the arena; -1 for an input."""
+    """A tensor. `shape` has the heap slots of its extents; `offset` is the slot that holds its offset in the arena, or -1 for an input."""
 
     name: str
     dtype: str
@@ -80,7 +80,7 @@ class FlatTensor(FlatStruct, frozen=True):
 
 
 class Definition(FlatStruct, frozen=True):
-    """A slot that gets its value from an axis of an input."""
+    """A slot whose value is the extent of an input along an axis."""
 
     slot: int
     input: int
@@ -91,12 +91,12 @@ class FlatBound(FlatStruct, frozen=True):
     name: str
     slot: int
     lower: int
-    upper: int  # a slot; -1: unbounded
+    upper: int  # slot that holds the upper bound; -1: no upper bound
     multiple_of: int
 
 
 class Check(FlatStruct, frozen=True):
-    """Two slots that must be equal, and the operator for which they must."""
+    """Two slots that must be equal. `place` names the operator that requires it."""
 
     place: str
     found: int
@@ -108,7 +108,7 @@ class Record(FlatStruct, frozen=True):
 
     body: str
     grid: str
-    buffers: tuple[tuple[int, int], ...]  # base, slot
+    buffers: tuple[tuple[int, int], ...]  # for each buffer: the base of its address, and the slot of its byte offset
     dims: tuple[int, ...]  # slots
 
 
@@ -116,8 +116,8 @@ class FlatFunction(FlatStruct, frozen=True):
     name: str
     inputs: tuple[FlatTensor, ...]
     outputs: tuple[FlatTensor, ...]
-    slots: tuple[str, ...]  # what each holds, as text
-    literals: tuple[str, ...]  # 64-bit integers in decimal: more than a number of JSON holds exactly
+    slots: tuple[str, ...]  # the expression that each slot holds, as text
+    literals: tuple[str, ...]  # 64-bit integers in decimal; as JSON numbers they would not be exact
     definitions: tuple[Definition, ...]
     bounds: tuple[FlatBound, ...]
     checks: tuple[Check, ...]
@@ -132,13 +132,14 @@ class FlatProgram(FlatStruct, frozen=True):
     weights: tuple[Stored, ...]
     weights_bytes: int
     arena_bytes: int
-    stack_bytes: int  # what a thread needs for the local buffers of kernels
-    most_buffers: int  # of a record
+    stack_bytes: int  # stack that a thread needs for the local buffers of kernels
+    most_buffers: int  # largest number of buffers of any record
     most_dims: int
 
 
 def flat_program(executable: Executable, entry: str, others: Iterable[str] = ()) -> FlatProgram:
-    """`entry` is the function whose weights are stored; `others`, such as the sampler, have none."""
+    """Flatten the functions `entry` and `others`. The weights of `entry` are stored. The other functions, such as the sampler, have no
+    weights."""
     meta = executable.meta
     weights, weights_bytes = _stored(executable, meta.functions[entry])
     places = {w.name: w.offset for w in weights}
@@ -192,11 +193,11 @@ def _arena_bytes(source: VMFunction) -> int:
 class _Flattening:
     meta: ExecutableMeta
     source: VMFunction
-    places: Mapping[str, int]  # of weights and constants
+    places: Mapping[str, int]  # byte offset of each weight and constant in the block of weights
     literals: dict[int, int] = field(default_factory=dict[int, int])
-    tensors: dict[int, FlatTensor] = field(default_factory=dict[int, FlatTensor])  # in the arena, by register
+    tensors: dict[int, FlatTensor] = field(default_factory=dict[int, FlatTensor])  # tensors in the arena, by register
     tuples: dict[int, tuple[FlatTensor, ...]] = field(default_factory=dict[int, tuple[FlatTensor, ...]])
-    scalars: dict[int, int] = field(default_factory=dict[int, int])  # slots, by register
+    scalars: dict[int, int] = field(default_factory=dict[int, int])  # slot of each scalar, by register
     checks: list[Check] = field(default_factory=list[Check])
     records: list[Record] = field(default_factory=list[Record])
     outputs: tuple[FlatTensor, ...] = ()
@@ -237,7 +238,7 @@ class _Flattening:
         for number, param in enumerate(self.source.inputs):
             spec = param.spec
             if not isinstance(spec, TensorSpec) or spec.dtype is None or spec.shape is None:
-                raise InvalidProgram(f"{self.source.name} is not flat: input {param.name!r} is no tensor of known rank and type")
+                raise InvalidProgram(f"{self.source.name} is not flat: input {param.name!r} is not a tensor of known rank and type")
             definitions += [Definition(d.index, number, i) for i, d in enumerate(spec.shape) if isinstance(d, Slot) and d.defines]
             inputs.append(FlatTensor(param.name, spec.dtype, tuple(map(self._slot, spec.shape))))
         return tuple(inputs), tuple(definitions)
@@ -263,7 +264,7 @@ class _Flattening:
 
     def _tensor(self, register: int) -> FlatTensor:
         if register not in self.tensors:
-            raise InvalidProgram(f"{self.source.name} is not flat: register {register} is no tensor of the arena")
+            raise InvalidProgram(f"{self.source.name} is not flat: register {register} is not a tensor of the arena")
         return self.tensors[register]
 
     def _launch(self, launch: NativeLaunch) -> None:
@@ -303,10 +304,10 @@ class _Flattening:
             case Imm(int() as value):
                 return self._slot(value)
             case _:
-                raise InvalidProgram(f"{self.source.name} is not flat: {arg} is no integer")
+                raise InvalidProgram(f"{self.source.name} is not flat: {arg} is not an integer")
 
     def _slot(self, ref: DimRef) -> int:
-        """The slot of an integer. Literals lie behind the other slots."""
+        """Return the slot of an integer. Literals have slots after all others."""
         if isinstance(ref, Slot):
             return ref.index
         return len(self.source.slots) + self.literals.setdefault(ref, len(self.literals))

@@ -1,6 +1,6 @@
-"""The memory of a model's cache: for each group, the pages of all sequences in one block.
+"""The memory of a model's cache: each cache group has one block with the pages of all sequences.
 
-Which page belongs to whom is the engine's business; page 0 is padding.
+The engine assigns pages to sequences. Page 0 serves as padding and belongs to no sequence.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from runtime.memory import MemoryAccount
 
 class KVPool:
     def __init__(self, groups: Sequence[CacheGroup], num_pages: Sequence[int], account: MemoryAccount, device: Device) -> None:
-        """Map the blocks. They take no memory before pages are written."""
-        self.num_pages = tuple(num_pages)  # of each group
+        """Allocate the blocks. The system provides physical memory only when pages are written."""
+        self.num_pages = tuple(num_pages)  # number of pages of each group
         self.groups = tuple(groups)
         account.resize("kv pool", sum(group.bytes_per_page * count for group, count in zip(groups, num_pages, strict=True)))
         self._device = device
@@ -28,11 +28,11 @@ class KVPool:
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:
-        """The arguments of a step: the tensors of all groups."""
+        """The tensors of all groups, in the order of the step's parameters."""
         return tuple(tensor for tensors in self.tensors for tensor in tensors)
 
     def copy_page(self, group: int, source: int, target: int) -> None:
-        """Copy a page in every layer of the group."""
+        """Copy a page in all layers of its group."""
         for page in (source, target):
             if not 0 <= page < self.num_pages[group]:
                 raise IndexError(f"page {page}: the pool has pages 0 to {self.num_pages[group] - 1}")

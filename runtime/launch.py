@@ -1,10 +1,11 @@
-"""Import this installation's own packages, whatever else has their names.
+"""Import the packages of this installation, even if other packages have the same names.
 
-`server`, `compiler`, `runtime` and `deploy` are names that others use, too: a folder of that name in the working directory or on PYTHONPATH
-would be imported in place of ours, and a package that is installed later would overwrite ours. The entry package `relaxserve` and every
-process that the server starts begin here: `python -P .../runtime/launch.py MODULE ARGUMENTS` runs a module of ours as `-m` would.
+Other software also uses the names `server`, `compiler`, `runtime` and `deploy`: a folder of that name in the working directory or on
+PYTHONPATH would be imported in place of ours, and a package that is installed later would overwrite ours. The entry package `relaxserve`
+and every process that the server starts begin in this file: `python -P .../runtime/launch.py MODULE ARGUMENTS` runs a module of ours as
+`python -m` would.
 
-This file imports nothing of ours, for whose it would be is not certain yet.
+This file imports none of our packages, because the import might find another package of the same name.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ REMEDY = "install relaxserve by itself (pipx install relaxserve, uv tool install
 
 
 class _Own:
-    """Finds our packages before the path is looked at."""
+    """A finder that finds our packages before Python searches the path."""
 
     @staticmethod
     def find_spec(fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -31,13 +32,14 @@ class _Own:
 
 
 def command(module: str) -> tuple[str, ...]:
-    """What runs `module` in a process of its own. `-P` keeps files of the working directory, as a http.py, from the standard library's
-    names."""
+    """Return the command that runs `module` in a separate process. With `-P`, files in the working directory, such as a http.py, do not
+    shadow modules of the standard library."""
     return (sys.executable, "-P", str(Path(__file__).resolve()), module)
 
 
 def own_packages_first() -> None:
-    """End the process if an import would load other packages than the installed ones."""
+    """Make Python find our packages first. End the process if another package has been imported under our names, or has overwritten our
+    files."""
     if fault := foreign_module() or changed_file():
         sys.exit(f"error: {fault}; {REMEDY}")
     if not any(isinstance(finder, type) and finder.__name__ == _Own.__name__ for finder in sys.meta_path):
@@ -45,7 +47,8 @@ def own_packages_first() -> None:
 
 
 def foreign_module() -> str:
-    """Something that Python imports at its start may have imported another package by now."""
+    """Return a description of the fault if a package with one of our names was imported before ours, for instance by code that Python runs
+    at its start. Return "" if there is no such package."""
     for name in PACKAGES:
         file = getattr(sys.modules.get(name), "__file__", None)
         if file is not None and not Path(file).resolve().is_relative_to(ROOT):
@@ -54,7 +57,8 @@ def foreign_module() -> str:
 
 
 def changed_file(root: Path = ROOT) -> str:
-    """The first of our modules that has another size than the one that was installed; "" in a checkout, where files may change."""
+    """Return a description of the fault that names our first module whose size differs from the installed one. Return "" if no size
+    differs, or in a checkout, where files may change."""
     record = next(root.glob("relaxserve-*.dist-info/RECORD"), None)
     if record is None:
         return ""

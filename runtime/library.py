@@ -1,7 +1,7 @@
-"""Host routines, in NumPy, for operators that loop nests cannot express: sorting, and results whose size depends on data.
+"""Host routines in NumPy for operators that loop nests cannot express: sorting, and results whose size depends on data.
 
-A call passes the inputs, then the attributes in the order of the signature, then, for a routine in destination-passing style, the
-outputs. The other routines return fresh arrays, whose shapes depend on data.
+A call passes the inputs, then the attributes in the order of the signature. A routine in destination-passing style also takes its output
+arrays. All other routines return new arrays, whose shapes depend on data.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Routine:
-    """`compute(*inputs, *attributes)` returns one array per output."""
+    """A routine that programs call as "lib.NAME". `compute(*inputs, *attributes)` returns one array per output."""
 
     name: str
     inputs: tuple[str, ...]
     attributes: tuple[str, ...]
     outputs: tuple[str, ...]
     compute: Callable[..., tuple[Array, ...]]
-    fresh: bool = False  # returns its outputs instead of filling given ones
+    fresh: bool = False  # the routine returns new arrays instead of filling given ones
 
     @property
     def num_args(self) -> int:
@@ -46,12 +46,12 @@ def routine(name: str) -> Routine:
     return LIBRARY[name]
 
 
-# --- order -------------------------------------------------------------------------------------------------------------
-# Equal elements keep their order, NaN counts as the largest, descending order is the reverse of that but for equal elements.
+# Sorting is stable, and NaN counts as the largest value. Descending order is the reverse of ascending order, except that equal elements
+# keep their order.
 
 
 def _sortable(x: Array) -> Array:
-    """Convert bf16 to f32, which holds it exactly: NumPy's sorts do not order the NaNs of foreign types."""
+    """Convert bf16 to f32, which is exact: NumPy cannot order the NaNs of element types that it does not define itself."""
     return x.astype(np.float32) if x.dtype.kind == "V" else x
 
 
@@ -88,12 +88,12 @@ def _cumsum(x: Array, axis: int) -> tuple[Array, ...]:
 
 
 def _unique(x: Array) -> tuple[Array, ...]:
-    """The distinct elements of the flattened array, ascending."""
+    """Return the distinct elements of the flattened array in ascending order."""
     return (np.unique(_sortable(x)).astype(x.dtype),)
 
 
 def _nonzero(x: Array) -> tuple[Array, ...]:
-    """The positions of elements that are not zero, in row-major order: i64 [rank, count]."""
+    """Return the positions of elements that are not zero, in row-major order: i64 [rank, count]."""
     return (np.array(np.nonzero(x), np.int64).reshape(x.ndim, -1),)
 
 

@@ -1,4 +1,4 @@
-"""Count the bytes of each part of the runtime against a limit, and hold the arena that the planned tensors of all functions share."""
+"""Count the bytes of each part of the runtime, and hold the arena that the planned tensors of all functions share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from runtime.sections import align
 
 
 class MemoryAccount:
-    """Counts bytes by part and refuses, before anything is allocated, what would exceed the limit (None: unlimited)."""
+    """Counts bytes by part. A request that would exceed `limit` is refused before anything is allocated. A limit of None means no limit."""
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
@@ -19,12 +19,12 @@ class MemoryAccount:
         return sum(self.parts.values())
 
     def resize(self, part: str, num_bytes: int) -> None:
-        """Set the bytes that `part` holds."""
+        """Set the number of bytes that `part` holds. Raise OutOfMemory if it exceeds the limit."""
         self.check(part, num_bytes)
         self.parts[part] = num_bytes
 
     def check(self, part: str, num_bytes: int) -> None:
-        """Whether `part` could hold `num_bytes` in place of what it holds."""
+        """Raise OutOfMemory if `part` cannot hold `num_bytes` instead of its present bytes."""
         if self.limit is None:
             return
         free = self.limit - self.used + self.parts.get(part, 0)
@@ -33,16 +33,15 @@ class MemoryAccount:
 
 
 class Arena:
-    """One block that grows to the largest demand and stays. Calls within calls stack up in it: each takes the bytes above its
-    caller's. A call that does not fit while others are running gets a block of its own; the next outermost call finds one block
-    that is large enough for all of them. A call with `keep_last` lies above the last outermost
-    call and leaves its bytes alone."""
+    """One block of memory that grows to the largest demand and never shrinks. Nested calls form a stack in it: each takes the bytes after
+    its caller's bytes. A nested call that does not fit gets a separate block, and the next outermost call grows the arena so that all of
+    them fit. A call with `keep_last` takes the bytes after those of the last outermost call, which it preserves."""
 
     def __init__(self, account: MemoryAccount, device: Device) -> None:
         self._account = account
         self._device = device
         self._use(device.allocate(0))
-        self._tops: list[int] = [0]  # bytes in use below each running call
+        self._tops: list[int] = [0]  # for each running call, the end of its bytes in the arena
         self._last = 0  # bytes of the last outermost call without `keep_last`
         self._demand = 0
 
@@ -51,7 +50,7 @@ class Arena:
         return self._num_bytes
 
     def enter(self, num_bytes: int, *, keep_last: bool = False) -> Memory:
-        """The memory of one call, until `leave`. It is not initialised."""
+        """Reserve memory for a call until `leave`, and return it. The memory is not initialised."""
         tops = self._tops
         outermost = len(tops) == 1
         bottom = 0 if outermost and not keep_last else align(self._last if keep_last else tops[-1])
@@ -73,25 +72,26 @@ class Arena:
         return self._view
 
     def _apart(self, top: int, num_bytes: int) -> Memory:
-        """Allocate a separate block for a call that does not fit while others are running."""
+        """Allocate a separate block for a nested call that does not fit into the arena."""
         self._account.check("arena", max(top, self._num_bytes + num_bytes))
         return self._device.allocate(num_bytes)
 
     def _grow(self, num_bytes: int) -> None:
         self._account.check("arena", num_bytes)
-        self._use(self._device.allocate(0))  # the old block goes before the new one comes
+        self._use(self._device.allocate(0))  # free the old block before the new one is allocated
         self._account.resize("arena", 0)
         self._use(self._device.allocate(num_bytes))
         self._account.resize("arena", num_bytes)
 
     def _use(self, block: Memory) -> None:
         self._block, self._num_bytes = block, block.num_bytes
-        self._span, self._view = (0, 0), self._device.part(block, 0, 0)  # of the last call that lay in the block: calls repeat
+        # Span and view of the last call in the block, reused if the next call has the same span.
+        self._span, self._view = (0, 0), self._device.part(block, 0, 0)
 
     def leave(self) -> None:
         self._tops.pop()
 
     def reserve(self, num_bytes: int) -> None:
-        """Grow now rather than at the first call that needs it."""
+        """Grow the arena now, so that the first call need not."""
         self.enter(num_bytes)
         self.leave()

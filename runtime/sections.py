@@ -1,9 +1,10 @@
-"""A file of named sections, each with its digest: how executables and packed weights lie on disk.
+"""A file of named sections, each with a checksum: the format of executables and packed weights on disk.
 
     magic | header length | sha256 of the header | header (MessagePack: name, offset, size, CRC-32 of each section) | sections
 
-A CRC finds every single flipped bit, and is several times as quick as a cryptographic digest: gigabytes of weights are verified. Sections
-begin at multiples of 64 bytes, so arrays in them are aligned when the file is mapped. Equal content gives equal bytes.
+A CRC detects every single flipped bit and is several times as fast as a cryptographic digest, which matters because gigabytes of weights
+are verified. Sections begin at multiples of 64 bytes, so arrays in them are aligned when the file is mapped. Files with equal content are
+equal byte for byte.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from runtime.errors import DamagedFile
 
 MAGIC = b"RLXSECT2"
 ALIGNMENT = 64
-BLOCK_BYTES = 8 << 20  # of a section, verified at a time
-MAX_VERIFIERS = 8  # threads; more would wait for the disk
+BLOCK_BYTES = 8 << 20  # bytes of a section that are verified between two pauses
+MAX_VERIFIERS = 8  # most verifying threads; more would only wait for the disk
 _PREFIX = struct.Struct("<8sQ32s")  # magic, header length, header digest
 
 
@@ -47,15 +48,16 @@ def write(path: Path, contents: Mapping[str, bytes | memoryview]) -> None:
 
 @contextmanager
 def writing(path: Path, sizes: Mapping[str, int]) -> Generator[Callable[[str, memoryview], None]]:
-    """Sections that come one by one, in any order. All or nothing: readers see the old file or the whole new one, also after a loss of
-    power."""
+    """Write a file whose sections arrive one by one, in any order. Readers see either the old file or the complete new file, even after a
+    power failure."""
     table = _layout(sizes)
     missing = set(sizes)
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as file:
-            file.truncate(max((s.offset + s.size for s in table.values()), default=0))  # also up to where an empty section begins
+            # an empty last section also lies within the file
+            file.truncate(max((s.offset + s.size for s in table.values()), default=0))
 
             def put(name: str, content: memoryview) -> None:
                 section = table[name]
@@ -80,7 +82,8 @@ def writing(path: Path, sizes: Mapping[str, int]) -> Generator[Callable[[str, me
 
 
 def _layout(sizes: Mapping[str, int]) -> dict[str, Section]:
-    """Place the sections. Offsets depend on the header's length, and the header holds the offsets: reserve for the longest integers."""
+    """Assign an offset to each section. Offsets depend on the header's length, and the header holds the offsets, so space is reserved for a
+    header with the longest integers."""
     unknown = 2**32 - 1
     widest = [Section(name, 2**63 - 1, size, unknown) for name, size in sizes.items()]
     offset = _PREFIX.size + len(msgspec.msgpack.encode(widest))
@@ -105,12 +108,12 @@ def _sync_directory(directory: Path) -> None:
 
 
 class SectionFile:
-    """A mapped file. Views stay valid as long as anything refers to them, also when the file is replaced meanwhile."""
+    """A mapped file of sections. Views stay valid as long as anything refers to them, even if the file is replaced meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if path.exists() and not path.is_file():  # to open a pipe would wait for whoever writes to it
-            raise DamagedFile(path, "header", "it is no regular file")
+        if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
+            raise DamagedFile(path, "header", "it is not a regular file")
         with path.open("rb") as file:
             self._map = _map(file)
         self._sections = self._read_header()
@@ -138,7 +141,7 @@ class SectionFile:
         return tuple(self._sections)
 
     def read(self, name: str, *, verify: bool = True) -> memoryview:
-        """A view of the mapping. Without `verify` nothing is read from disk before it is used."""
+        """Return a view of the section in the mapped file. Without `verify`, the section is read from disk only when the view is used."""
         section = self._sections.get(name)
         if section is None:
             raise DamagedFile(self.path, name, "it is missing")
@@ -148,13 +151,13 @@ class SectionFile:
         return view
 
     def verify(self, progress: Callable[[float], None] = lambda _: None) -> None:
-        """Read all sections, on several threads. Raises DamagedFile."""
+        """Verify all sections on several threads. Raises DamagedFile."""
         with ThreadPoolExecutor(min(MAX_VERIFIERS, len(os.sched_getaffinity(0)))) as pool:
             for number, _ in enumerate(pool.map(self._verify, self._sections), 1):
                 progress(number / len(self._sections))
 
     def verify_slowly(self, pause: Callable[[], None]) -> None:
-        """Verify on this thread, with a pause after each block. Raises DamagedFile."""
+        """Verify all sections on this thread, with a pause after each block. Raises DamagedFile."""
         for name in self._sections:
             self._verify(name, pause)
 
@@ -168,6 +171,6 @@ class SectionFile:
 
 
 def _map(file: BinaryIO) -> mmap.mmap | bytes:
-    """An empty file cannot be mapped."""
+    """Map the file, or return no bytes for an empty file, which cannot be mapped."""
     size = os.fstat(file.fileno()).st_size
     return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""

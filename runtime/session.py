@@ -1,6 +1,6 @@
-"""An executable at work: its weights, its arena, its device. Any thread may call; calls take turns.
+"""A running executable: its weights, its arena, its device. Any thread may call; one call runs at a time.
 
-Here is the edge between host and device: arrays that come in are uploaded, tensors that go out are downloaded. All below see tensors.
+This is the boundary between host and device: arguments are uploaded, results are downloaded. The layers below handle only tensors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Session:
         device_number: int = 0,
         assembled: Path | None = None,
     ) -> None:
-        """`device_threads`, `pinned`, `device_number` and `assembled`: see `open_device`."""
+        """Open the device and load the executable. For `device_threads`, `pinned`, `device_number` and `assembled` see `open_device`."""
         self.memory = memory or MemoryAccount()
         self.device: Device = open_device(
             executable.meta, num_threads=device_threads, pinned=pinned, number=device_number, assembled=assembled
@@ -50,18 +50,18 @@ class Session:
 
     @property
     def busy_s(self) -> float:
-        """Seconds in kernels so far; the rest of a call is the host's."""
+        """Seconds that the device has spent in kernels so far. A call takes further time on the host."""
         return self.device.busy_s
 
     def bind(self, function: str, weights: Mapping[str, NDArray[Any] | Tensor]) -> None:
-        """Set all weights of a function. Tensors of the device are used where they are, and may be bound to several functions."""
+        """Set all weights of a function. Tensors that are already on the device are not copied, and may be bound to several functions."""
         with self._lock:
             self._machine.function(function).bind({name: self._uploaded(weight) for name, weight in weights.items()})
 
     def call(self, function: str, *args: Any, views: bool = False, keep_last: bool = False) -> Any:
-        """Arrays, tensors of the device, integers, floats, shapes (tuples of integers) and tuples go in. Arrays come out, the caller's to
-        keep. With `views`, tensors come out that may lie in the arena: valid until the next call without `keep_last`. A
-        parameter that is changed in place changes the array that was given."""
+        """Call a function. It takes arrays, tensors of the device, integers, floats, shapes (tuples of integers) and tuples. It returns
+        arrays, which belong to the caller. With `views` it returns tensors that may be in the arena; they are valid until the next call
+        without `keep_last`. A parameter that is changed in place changes the caller's array."""
         with self._lock:
             if self._pinned_thread != threading.get_ident():
                 self.device.use_thread()
@@ -85,7 +85,8 @@ class Session:
             return result if views or isinstance(result, np.ndarray) else self.download(result)
 
     def download(self, value: Any) -> Any:
-        """A result of `views` on the host: an array, or a tuple of arrays. On a device of host memory they are views, too."""
+        """Copy a result of a call with `views` to the host: an array, or a tuple of arrays. If the device's memory is host memory, the
+        arrays are views."""
         if isinstance(value, np.ndarray):
             return value
         if isinstance(value, self._tensor_type):
@@ -98,15 +99,16 @@ class Session:
         return tuple(map(self._uploaded, value)) if isinstance(value, tuple) else value
 
     def arena_bytes(self, function: str, dims: Mapping[str, int]) -> int:
-        """Bytes of the arena that a call takes, by the values of its variables."""
+        """Return the bytes of the arena that a call needs if its variables have the values `dims`."""
         return self._machine.function(function).arena_bytes(dims)
 
     def variables(self, function: str) -> dict[str, int | None]:
-        """The variables of a function, with the largest value of each where one is declared."""
+        """Return the variables of a function, each with its largest declared value, or None if none is declared."""
         return self._machine.function(function).variables
 
     def prepare(self, function: str, dims: Mapping[str, int]) -> None:
-        """Capture the launches of calls whose variables have values like these, so that no later call has to."""
+        """Capture graphs for calls whose variables have the same orders of magnitude as `dims`, so that later calls of such sizes need
+        not."""
         with self._lock:
             self._machine.function(function).prepare(dims)
 
@@ -116,13 +118,13 @@ class Session:
         return self.device.num_graphs
 
     def reserve(self, num_bytes: int) -> None:
-        """Make the arena this large now, so that no later call has to."""
+        """Grow the arena to this size now, so that no later call needs to."""
         with self._lock:
             self._machine.arena.reserve(num_bytes)
 
     @contextmanager
     def profile(self) -> Generator[Profile]:
-        """Time per kernel of the calls made inside."""
+        """Measure the time per kernel of the calls made inside the `with`."""
         profile = Profile()
         self._machine.profile = profile
         try:
@@ -131,5 +133,5 @@ class Session:
             self._machine.profile = None
 
     def close(self) -> None:
-        """End the helper threads now rather than when nobody refers to the session any more."""
+        """End the helper threads now. Otherwise they end when nothing refers to the session any more."""
         self.device.close()

@@ -1,4 +1,4 @@
-"""The arguments of a compiled step for a batch, in the order of its parameters."""
+"""Make the arguments of a compiled step for a batch, in the order of its parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ints = NDArray[np.int32]
 def step_arguments(
     groups: Sequence[CacheGroup], tokens: Ints, positions: Ints, query_starts: Ints, slots: Sequence[Ints], tables: Sequence[Ints]
 ) -> tuple[Any, ...]:
-    """The arguments before the rows. `slots` and `tables` have an entry per cache group."""
+    """Return the arguments of the step that precede `logit_rows`. `slots` and `tables` have one entry per cache group."""
     lengths = np.diff(query_starts)
     seq_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     paged = [not group.keeps_states for group in groups]
@@ -37,13 +37,13 @@ def step_arguments(
 
 
 def _saved(positions: Ints, query_starts: Ints, page_size: int) -> Ints:
-    """The last token in each page of each sequence."""
+    """Return the index of the last token in each page of each sequence."""
     is_saved = positions % page_size == page_size - 1
     is_saved[query_starts[1:] - 1] = True
     return np.flatnonzero(is_saved).astype(np.int32)
 
 
 def _sources(starts: Ints, table: Ints, page_size: int) -> Ints:
-    """The page with the state before the first token of each sequence; 0 at its beginning."""
+    """Return, for each sequence, the page with the state before its first token of this step; 0 if the sequence begins in this step."""
     pages = table[np.arange(len(starts)), np.maximum(starts - 1, 0) // page_size]
     return np.where(starts > 0, pages, 0).astype(np.int32)

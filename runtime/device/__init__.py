@@ -1,1 +1,1 @@
-"""Devices: the protocol, and a folder for each kind."""
+"""The protocol that devices implement, and a folder for each kind of device."""

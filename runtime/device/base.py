@@ -1,9 +1,9 @@
-"""What a device is to the rest of the runtime: memory, code, regions that replay, and a clock. Everything is a handle: only the device
-that made one knows an address.
+"""The protocol between a device and the rest of the runtime: memory, code, regions that replay, and a clock. Only the device knows
+addresses; all other parts of the runtime hold handles.
 
-The CPU (`runtime/device/cpu`) implements it with host memory: its tensors are NumPy arrays, so upload and download copy nothing. With
-CUDA a tensor is device memory with a shape, `upload` is one copy out of pinned memory, a heap is pinned words with a device's address,
-and a region is a graph whose nodes read the heap. `runtime/device/registry.py` finds the device of an executable.
+The CPU (`runtime/device/cpu`) implements it with host memory: its tensors are NumPy arrays, so upload and download copy nothing. With CUDA
+a tensor is device memory with a shape, `upload` is one copy from pinned memory, a heap is pinned words with a device address, and a region
+is a graph whose nodes read the heap. `runtime/device/registry.py` finds the device of an executable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runtime.executable import HostCode
 
 Words = memoryview  # of int64
 HeapHandle = NewType("HeapHandle", object)  # where kernels and shape functions find the words of a heap
-Derive = Callable[[HeapHandle], int]  # returns what a shape function does, see runtime/executable.py
+Derive = Callable[[HeapHandle], int]  # calls a shape function and returns its result, see runtime/executable.py
 
 TimeTo = Callable[[str, float], None]
 
@@ -39,7 +39,7 @@ class Tensor(Protocol):
 
 
 class Memory(Protocol):
-    """A block of bytes that begins at a multiple of 64."""
+    """A block of memory that begins at a multiple of 64 bytes."""
 
     @property
     def num_bytes(self) -> int: ...
@@ -47,50 +47,50 @@ class Memory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    free_bytes: int  # that programs may still take of the device's memory
-    reads_host_arrays: bool  # kernels read arrays of the host as fast as memory of the device: weights in a mapped file can stay there
-    launch_bytes: int = 0  # of the device's memory that a captured launch takes; 0 where launches are not captured
+    free_bytes: int  # device memory that programs may still allocate
+    reads_host_arrays: bool  # whether kernels read host arrays as fast as device memory: weights in a mapped file can then stay there
+    launch_bytes: int = 0  # device memory that a captured launch occupies; 0 if the device does not capture launches
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One phase of a kernel. A buffer is the number of its base and the heap slot of its offset."""
+    """One phase of a kernel with its operands. A buffer is a pair: the number of its base, and the heap slot of its offset."""
 
     kernel: str
-    body: str  # symbols of the code
+    body: str  # name of the function that runs the phase; like `grid`, a symbol of the code
     grid: str
     buffers: tuple[tuple[int, int], ...]
     dims: tuple[int, ...]  # heap slots
-    threads: int = 1  # of a block on a GPU
-    num_counters: int = 0  # that the blocks share
+    threads: int = 1  # threads per block on a GPU
+    num_counters: int = 0  # number of counters that the blocks share
 
 
 @dataclass(frozen=True, slots=True)
 class Bases:
-    """The tensors in which a region's buffers lie, by the numbers of the bases."""
+    """The tensors that hold a region's buffers. A buffer refers to its tensor by a number, the base."""
 
     count: int
-    registers: tuple[tuple[int, int], ...]  # (base, register) of those looked up at each run
-    arena: int | None  # the base that is the arena of the call
+    registers: tuple[tuple[int, int], ...]  # (base, register) of each base whose tensor is read from a register at every run
+    arena: int | None  # the base that stands for the arena of the call; None: the region does not use the arena
 
 
 class Code(Protocol):
-    """A loaded object."""
+    """Machine code that the device has loaded."""
 
     def derive(self, symbol: str) -> Derive:
-        """The shape function with this name."""
+        """Return the shape function with this name."""
         ...
 
 
 class Region(Protocol):
-    """Launches that run in order, as often as asked, with one call each time."""
+    """Launches that run in order. One call runs them all, and may be repeated."""
 
     def place(self, base: int, tensor: Tensor) -> None:
-        """Set a base for all runs that follow: constants and weights stay in place."""
+        """Set the tensor of a base for all later runs. This is for constants and weights, which do not move."""
         ...
 
     def prepare(self, heap: HeapHandle) -> None:
-        """Prepare for later runs whose integers have the magnitudes of these. Nothing runs now."""
+        """Prepare for later runs whose integers have the same orders of magnitude as those in `heap`, without running now."""
         ...
 
     def run(self, heap: HeapHandle, arena: Memory, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
@@ -114,12 +114,12 @@ class Device(Protocol):
 
     @property
     def busy_s(self) -> float:
-        """Seconds in kernels so far."""
+        """Seconds that the device has spent in kernels so far."""
         ...
 
     @property
     def num_graphs(self) -> int:
-        """The number of graphs that its regions captured; 0 on a device that captures none."""
+        """The number of graphs that the device captured for its regions; 0 if the device captures none."""
         ...
 
     # --- memory ---
@@ -131,15 +131,16 @@ class Device(Protocol):
     def part(self, memory: Memory, begin: int, end: int) -> Memory: ...
 
     def tensor(self, memory: Memory, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
-        """An array at an offset in `memory`."""
+        """Return an array at an offset in `memory`."""
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Tensor:
-        """An array in newly allocated memory. Raises OutOfMemory."""
+        """Return an array in newly allocated memory. Raises OutOfMemory."""
         ...
 
     def kept(self, tensor: Tensor, memory: Memory) -> Tensor:
-        """The tensor, or a copy if it lies in this memory or among inputs of a call, which are about to be reused."""
+        """Return the tensor itself, or a copy if later calls will overwrite it: if it is in `memory` or among the inputs of the present
+        call."""
         ...
 
     def is_compact(self, tensor: Any) -> bool: ...
@@ -149,49 +150,50 @@ class Device(Protocol):
     # --- transfers ---
 
     def upload(self, array: NDArray[Any]) -> Tensor:
-        """A tensor with the values of an array. It is writable if the array is."""
+        """Return a tensor with the values of an array. It is writable if the array is."""
         ...
 
     def upload_inputs(self, arrays: Sequence[NDArray[Any]]) -> Sequence[Tensor]:
-        """Upload the arrays of one call together. The next `upload_inputs` may write over their memory: see `kept`."""
+        """Upload the arrays of one call together. The next `upload_inputs` may overwrite the returned tensors: see `kept`."""
         ...
 
     def download(self, tensor: Tensor) -> NDArray[Any]:
-        """The values as an array of the host. Read it before the tensor's memory changes."""
+        """Return the tensor's values as an array of the host. The array may be a view, so read it before the tensor's memory changes."""
         ...
 
     def copy(self, target: Tensor, source: Tensor | NDArray[Any]) -> None:
-        """Copy between tensors of one shape. Elements convert as NumPy's "same_kind" allows."""
+        """Copy between tensors of the same shape. Elements are converted under NumPy's casting rule "same_kind"."""
         ...
 
     def copy_weight(self, target: Tensor, source: Tensor | NDArray[Any]) -> None:
-        """Copy into memory that nobody has written yet. Where the device has several memory nodes, each part of the copy lies near the
+        """Copy into memory that has not been written yet. If the machine has several memory nodes, each part of the copy is placed near the
         cores that read it."""
         ...
 
     def copy_index(self, tensor: Tensor, axis: int, source: int, target: int) -> None:
-        """Copy the slice at one index of the axis to another index."""
+        """Copy the slice at index `source` of the axis to index `target`."""
         ...
 
     # --- code ---
 
     def heap(self, words: Sequence[int]) -> tuple[Words, HeapHandle]:
-        """A heap over `words`: integers of a call, which the host writes and kernels read. It is valid as long as `words` lives."""
+        """Make a heap that holds `words`, the integers of a call. Return the words, which the host writes, and the handle by which kernels
+        read them. The handle is valid as long as the returned words live."""
         ...
 
     def load(self, object_code: bytes, target: str, host: HostCode | None = None) -> Code:
-        """Load code. `target` states the features that it needs, as in an executable; `host` holds the functions that the host calls.
+        """Load code. `target` states the features that the code needs, as in an executable; `host` holds the functions that the host calls.
         Raises IncompatibleExecutable or DamagedCode."""
         ...
 
     def region(self, code: Code, launches: Sequence[Launch], bases: Bases, function: str) -> Region:
-        """Build a region. Messages name it by `function`."""
+        """Build a region. `function` is the name of its function, for messages."""
         ...
 
     # --- threads ---
 
     def use_thread(self) -> None:
-        """Let the calling thread run regions from now on."""
+        """Prepare the calling thread for running regions."""
         ...
 
     def close(self) -> None: ...

@@ -1,5 +1,5 @@
-"""Find the device of an executable. A device is a folder in here, found by itself: it runs code for its `ARCHITECTURES`, and the
-`open_device` of its module `device` opens it."""
+"""Find the device of an executable. Each subfolder of this folder is a kind of device, and needs no registration: it runs code for its
+`ARCHITECTURES`, and the function `open_device` of its module `device` opens it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _FOLDERS = [f"{device.__name__}.{found.name}" for found in iter_modules(device._
 DEVICES = {arch: f"{folder}.device" for folder in _FOLDERS for arch in import_module(folder).ARCHITECTURES}
 
 
-NAME = rf"({'|'.join(folder.rpartition('.')[2] for folder in _FOLDERS)})(:\d{{1,3}})?"  # of a device: cpu, cuda, cuda:1
+NAME = rf"({'|'.join(folder.rpartition('.')[2] for folder in _FOLDERS)})(:\d{{1,3}})?"  # pattern of the names of devices: cpu, cuda, cuda:1
 CPU = "cpu"
 
 
 def number_of(name: str) -> int:
-    """The number of the device among those of its kind."""
+    """Return the number of the device among the devices of its kind."""
     return int(name.partition(":")[2] or 0)
 
 
 def open_device(
     meta: ExecutableMeta, *, num_threads: int | None = None, pinned: bool = False, number: int = 0, assembled: Path | None = None
 ) -> Device:
-    """Open the device for an architecture. Its module is imported now, so a device that nobody opens needs none of its libraries.
-    `num_threads` counts threads of the host: by default RELAXSERVE_THREADS, or the number of usable cores. `pinned`: each thread, the
-    caller's too, stays on a core of its own. `number` chooses among several devices of a kind. `assembled` is the path, less its ending,
-    at which a device may keep what it makes of the code."""
+    """Open the device for the architecture of an executable. Its module is imported only now, so a device that is never opened needs none
+    of its libraries. `num_threads` counts threads of the host and defaults to RELAXSERVE_THREADS, or else to the number of usable cores.
+    With `pinned`, each thread, including the caller, is pinned to a separate core. `number` chooses among several devices of a kind.
+    `assembled` is the path, without suffix, of a file in which a device may store code that it assembled."""
     arch = meta.target.partition(":")[0]
     if arch not in DEVICES:
         raise IncompatibleExecutable(f"the executable is for {arch or 'no machine'}; this runtime has devices for {', '.join(DEVICES)}")

@@ -1,1 +1,1 @@
-"""The virtual machine: its instructions, checks of arguments, and captured regions."""
+"""The virtual machine: instructions, argument checks, and captured regions."""

@@ -1,19 +1,20 @@
-"""What instructions can call under "vm.". Each entry checks its operands when a program is loaded and returns the closure that runs.
+"""The builtins that instructions call as "vm.NAME". Each builtin checks its operands when a program is loaded, and returns the closure that
+runs.
 
-vm.match(value, label, spec, symbol)      check, fill the slots that the specification defines, derive others (symbol or None)
-vm.make_shape(*dims)                      a shape; a register among the dims that holds a shape stands for its dims
-vm.make_scalar(word, dtype)               a number; a float's word is the bits of its f64
-vm.shape_of(array)
-vm.tensor_to_shape(array)                 the shape that its elements are
-vm.alloc_arena(offset, dtype, *dims)      an array at that offset of the arena
-vm.alloc(dtype, *dims)                    an array of its own
+vm.match(value, label, spec, symbol)      check the value, fill the slots that the specification defines, derive others (symbol or None)
+vm.make_shape(*dims)                      a shape; a register among the dims that holds a shape stands for all its dims
+vm.make_scalar(word, dtype)               a number; the word of a float is the bits of its f64
+vm.shape_of(array)                        the shape of the array
+vm.tensor_to_shape(array)                 the shape whose dimensions are the elements of the array
+vm.alloc_arena(offset, dtype, *dims)      an array at this offset of the arena
+vm.alloc(dtype, *dims)                    an array in newly allocated memory
 vm.reshape(array, *dims)                  another view of the same memory
-vm.tuple(*values)
-vm.tuple_get(tuple, index)
-vm.run_region(number)                     see regions.py
-vm.read_bool(value)                       of a scalar or an array of rank 0
+vm.tuple(*values)                         a tuple of the values
+vm.tuple_get(tuple, index)                one field of the tuple
+vm.run_region(number)                     run a captured region, see regions.py
+vm.read_bool(value)                       the truth value of a scalar or of an array of rank 0
 vm.copy(value)                            the same value in another register
-vm.invoke(function, *args)                a function named by a value
+vm.invoke(function, *args)                call the function whose name is the value of `function`
 """
 
 from __future__ import annotations
@@ -218,7 +219,8 @@ def _dtype(loader: Loader, arg: Arg) -> np.dtype[Any]:
 
 
 def _dims(loader: Loader, args: Args | list[Arg]) -> Callable[[Frame], tuple[int, ...]]:
-    """Integers, slots, and registers that hold an integer or a whole shape."""
+    """Return a function that computes a list of dimensions. The operands are integers, slots, and registers that hold an integer or a whole
+    shape."""
     refs = [a.value if isinstance(a, Imm) else a for a in args]
     numbers = [ref for ref in refs if isinstance(ref, (int, Slot))]
     if len(numbers) == len(refs):

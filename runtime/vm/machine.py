@@ -1,7 +1,7 @@
-"""The machine: four instructions over registers, a shape heap per call, and the planned arena. It runs anything.
+"""The virtual machine: four instructions over registers, a shape heap per call, and the planned arena. It runs every program.
 
-Loading turns every instruction into a closure, so running is a loop over closures. A closure returns None to go on with the next
-instruction, or the index of the one to go to.
+Loading turns each instruction into a closure, so running is a loop over closures. A closure returns None to continue with the next
+instruction, or the index of the instruction to jump to.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from runtime.memory import Arena, MemoryAccount
 from runtime.vm.matching import INT64, Item, Match, mentions_slots
 from runtime.vm.profile import Profile
 
-MAX_DEPTH = 100  # of calls within calls
+MAX_DEPTH = 100  # nested calls
 
 Step = Callable[["Frame"], int | None]
 Read = Callable[["Frame"], Any]
@@ -42,7 +42,7 @@ _NO_REGISTERS: list[Any] = []
 
 
 class Frame:
-    """The state of one call; kept for the next one."""
+    """The state of one call. Later calls reuse the object."""
 
     __slots__ = ("arena", "heap", "heap_handle", "registers", "result")
     heap: memoryview
@@ -56,7 +56,7 @@ class Frame:
 
 
 class Function:
-    """A loaded function."""
+    """A loaded function, with its bound weights."""
 
     def __init__(self, machine: Machine, source: VMFunction, builtins: Mapping[str, Builtin]) -> None:
         self.source = source
@@ -65,9 +65,10 @@ class Function:
         if any(p.weight for p in source.params[: self._num_inputs]):
             raise InvalidProgram(f"{source.name}: weights must come after the other parameters")
         if not source.instructions or not isinstance(source.instructions[-1], (Ret, Goto)):
-            raise InvalidProgram(f"{source.name}: the last instruction must return or go to another")
+            raise InvalidProgram(f"{source.name}: the last instruction must return or jump to another")
         self.regions: list[Region] = []
-        self.on_bind: list[Callable[[list[Any]], None]] = []  # regions that keep the places of weights
+        # functions to call when weights are bound; regions store the addresses of weights
+        self.on_bind: list[Callable[[list[Any]], None]] = []
         self._num_registers = max(source.num_registers, len(source.params))
         self._use([None] * len(source.weights), [p.name for p in source.weights])
         self._frames: list[Frame] = []
@@ -75,7 +76,7 @@ class Function:
         loader = Loader(machine, self, builtins)
         varying = [i for i, p in enumerate(source.params) if not p.weight or mentions_slots(p.spec)]
         self._match = loader.match([Item(i, f"parameter {source.params[i].name!r}", source.params[i].spec) for i in varying], source.derive)
-        self.written = [i for i, p in enumerate(source.inputs) if p.written]  # inputs that are changed in place
+        self.written = [i for i, p in enumerate(source.inputs) if p.written]  # indices of the inputs that are changed in place
         self._arena_slot = loader.slot(source.arena_bytes)
         self._steps = [loader.step(i) for i in source.instructions]
         self._jumps = any(isinstance(i, (Goto, If, Ret)) for i in source.instructions[:-1])
@@ -83,7 +84,7 @@ class Function:
         self._literals = loader.literals
 
     def bind(self, arrays: Mapping[str, Tensor]) -> None:
-        """Bind all weights at once. They are kept, not copied."""
+        """Bind all weights at once. The tensors themselves are stored, not copies."""
         source = self.source
         names = [p.name for p in source.weights]
         if missing := [n for n in names if n not in arrays]:
@@ -102,13 +103,14 @@ class Function:
     def _use(self, weights: list[Any], missing: list[str]) -> None:
         self._weights, self._missing = weights, missing
         unused = self._num_registers - self._num_inputs - len(weights)
-        self._registers = [*[None] * self._num_inputs, *weights, *[None] * unused]  # as a call finds them
+        self._registers = [*[None] * self._num_inputs, *weights, *[None] * unused]  # values of the registers at the beginning of a call
         if not missing:
             for notify in self.on_bind:
                 notify(weights)
 
     def call_with_weights(self, args: Sequence[Any]) -> Any:
-        """Call a function with all parameters as arguments, as functions of the program call each other. Bound weights stay bound."""
+        """Call with values for all parameters, including weights. Functions of a program call each other in this way. Afterwards the
+        weights that were bound before are bound again."""
         if len(args) == self._num_inputs:
             return self.call(args)
         if len(args) != len(self.source.params):
@@ -121,7 +123,8 @@ class Function:
             self._use(*previous)
 
     def call(self, args: Sequence[Any], *, views: bool = False, keep_last: bool = False) -> Any:
-        """Results that lie in the arena are copied out of it, unless `views`. With `keep_last`, what the last call left there stays."""
+        """Call with the bound weights. Results in the arena are copied out of it, unless `views` is true. With `keep_last`, the results of
+        the last call stay intact in the arena."""
         machine = self._machine
         if len(args) != self._num_inputs or self._missing or machine.depth >= MAX_DEPTH:
             self._cannot_call(len(args))
@@ -141,7 +144,8 @@ class Function:
         finally:
             machine.depth -= 1
             machine.arena.leave()
-        frame.registers, frame.arena, frame.result = _NO_REGISTERS, machine.no_arena, None  # keep nothing alive until the next call
+        # the frame must not keep tensors alive until the next call
+        frame.registers, frame.arena, frame.result = _NO_REGISTERS, machine.no_arena, None
         self._frames.append(frame)
         return result
 
@@ -158,24 +162,24 @@ class Function:
         return frame.result
 
     def arena_bytes(self, dims: Mapping[str, int]) -> int:
-        """The bytes of the arena in a call whose variables have these values."""
+        """Return the bytes of the arena that a call needs if its variables have the values `dims`."""
         return self._sized(dims).heap[self._arena_slot]
 
     def prepare(self, dims: Mapping[str, int]) -> None:
-        """Prepare the regions for calls whose variables have values like these."""
+        """Prepare the regions for calls whose variables have the same orders of magnitude as `dims`."""
         frame = self._sized(dims)
         for region in self.regions:
             region.prepare(frame.heap_handle)
 
     @property
     def variables(self) -> dict[str, int | None]:
-        """The largest value of each; None where any will do, or where that depends on others."""
+        """The variables, each with its largest value, or None if there is no limit or if the limit depends on other variables."""
         upper = {bound.slot: bound.upper for bound in self.source.bounds}
         found = {slot: upper.get(slot) for slot in sorted(self._match.defined)}
         return {self.source.slots[slot]: most if isinstance(most, int) else None for slot, most in found.items()}
 
     def _sized(self, dims: Mapping[str, int]) -> Frame:
-        """A frame whose variables have these values, with what follows from them."""
+        """Make a frame whose variables have the values `dims`, and derive its other slots."""
         frame = self._new_frame()
         names = {self.source.slots[slot]: slot for slot in self._match.defined}
         for name, value in dims.items():
@@ -197,7 +201,7 @@ class Function:
             raise ArgumentMismatch(f"{name}: expected {self._num_inputs} arguments ({names}), got {num_args}")
         if self._missing:
             raise ArgumentMismatch(f"{name}: bind its weights before calling it: {', '.join(self._missing)}")
-        raise TooDeep(f"{name}: more than {MAX_DEPTH} calls within calls")
+        raise TooDeep(f"{name}: more than {MAX_DEPTH} nested calls")
 
 
 def _out_of(device: Device, arena: Memory, value: Any) -> Any:
@@ -209,7 +213,7 @@ def _out_of(device: Device, arena: Memory, value: Any) -> Any:
 
 
 class Machine:
-    """An executable, loaded. One thread at a time."""
+    """A loaded executable. Only one thread at a time may use it."""
 
     def __init__(self, executable: Executable, device: Device, account: MemoryAccount, builtins: Mapping[str, Builtin]) -> None:
         self.executable = executable
@@ -239,13 +243,13 @@ class Machine:
 
 
 class Loader:
-    """Compiles the instructions of one function into closures, and checks that all that they refer to exists."""
+    """Compiles the instructions of one function into closures, and checks that everything they refer to exists."""
 
     def __init__(self, machine: Machine, function: Function, builtins: Mapping[str, Builtin]) -> None:
         self.machine = machine
         self.function = function
         self.source = function.source
-        self._literals: dict[int, int] = {}  # value -> place behind the slots
+        self._literals: dict[int, int] = {}  # value of a literal -> its index in the heap, after the slots
         self._builtins = builtins
         self._bounded: set[int] = set()
 
@@ -266,7 +270,7 @@ class Loader:
 
     def _target(self, target: int) -> int:
         if not 0 <= target < len(self.source.instructions):
-            raise self.invalid(f"there is no instruction {target} to go to")
+            raise self.invalid(f"there is no instruction {target} to jump to")
         return target
 
     def _call(self, dst: int | None, callee: str, args: tuple[Arg, ...]) -> Step:
@@ -310,7 +314,7 @@ class Loader:
         assert_never(arg)
 
     def literal(self, arg: Arg, type_: type | tuple[type, ...]) -> Any:
-        """An operand that must be known when the program is loaded."""
+        """Return the value of an operand that must be known when the program is loaded."""
         if not isinstance(arg, Imm) or not isinstance(arg.value, type_):
             raise self.invalid(f"expected a literal of {type_}, got {arg}")
         return arg.value
@@ -326,7 +330,7 @@ class Loader:
         return self.machine.constants[index]
 
     def slot(self, ref: DimRef) -> int:
-        """The place of an integer in the heap. Literals lie behind the slots."""
+        """Return the index of an integer in the heap. Literals come after the slots."""
         if isinstance(ref, Slot):
             if not 0 <= ref.index < len(self.source.slots):
                 raise self.invalid(f"slot {ref.index} does not exist, there are {len(self.source.slots)}")

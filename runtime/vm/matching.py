@@ -1,7 +1,7 @@
-"""Match values against specifications. An error names the place where they differ.
+"""Match values against specifications. An error names the place where a value differs.
 
-A match goes through all its values three times: structure, and slots that get their value; bounds of those slots, and the native
-function that derives further ones; comparison of the slots that are only mentioned.
+A match passes over its values three times. First it checks structure and fills the slots that specifications define. Then it checks the
+bounds of those slots and calls the native function that derives further slots. Last it compares the slots that specifications only mention.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INT64 = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One value of a match: the register that holds it and what messages call it."""
+    """A value to match: its register, its name in messages, and its specification."""
 
     register: int
     label: str
@@ -43,7 +43,7 @@ class Match:
         device: Device,
         place: str = "",
     ) -> None:
-        """`place` is the match's place in the function, empty at its entry."""
+        """`place` says in messages where in the function the match is; "" for the match at its entry."""
         self.defined = {slot for item in items for slot in _defined(item.spec)}
         self._place = f"{function}: {place}" if place else function
         self._slots = slots
@@ -52,7 +52,7 @@ class Match:
         self._binds = [(c.bind(item.spec, ""), item.register) for c, item in compilers]
         compares = [(c.compare(item.spec, ""), item.register) for c, item in compilers]
         self._compares = [(check, register) for check, register in compares if check is not None]
-        # Plain bounds come before the derivation, which may divide by what they exclude.
+        # Bounds that are constants are checked before the derivation, since it may divide by a value that they exclude.
         own = [b for b in bounds if b.slot in self.defined]
         self._bounds = [(b.slot, b.lower, _plain_upper(b), b.multiple_of, b) for b in own]
         self._symbolic = [(b, b.upper.index) for b in own if isinstance(b.upper, Slot)]
@@ -114,7 +114,7 @@ def _defined(spec: Spec) -> list[int]:
 
 
 class _Compiler:
-    """Compiles specifications into closures, so that a call makes comparisons only."""
+    """Compiles specifications into closures, so that calls do not interpret specifications."""
 
     def __init__(self, where: str, slots: Sequence[str], device: Device) -> None:
         self._where = where
@@ -265,8 +265,9 @@ class _Compiler:
 
 
 def scalar_word(value: Any, dtype: np.dtype[Any] | None) -> int | None:
-    """The heap word of a number: an integer itself, a float as the bits of its f64. None if the number is not of the type."""
-    if not isinstance(value, (int, float)) and getattr(value, "ndim", None) == 0:  # NumPy's scalars
+    """Return the heap word of a number: an integer itself, a float as the bits of its f64. Return None if the number is not of type
+    `dtype`."""
+    if not isinstance(value, (int, float)) and getattr(value, "ndim", None) == 0:  # NumPy scalars
         value = value.item()
     is_float = isinstance(value, float) if dtype is None else dtype.kind in "fV"
     if is_float:
@@ -281,7 +282,7 @@ def scalar_word(value: Any, dtype: np.dtype[Any] | None) -> int | None:
 
 
 def word_scalar(word: int, dtype: np.dtype[Any]) -> int | float | bool:
-    """The number that `scalar_word` made a word of."""
+    """Return the number whose heap word is `word`: the inverse of `scalar_word`."""
     if dtype.kind in "fV":
         return struct.unpack("<d", struct.pack("<q", word))[0]
     return bool(word) if dtype.kind == "b" else word

@@ -1,4 +1,4 @@
-"""Measure the time per kernel. While it is on, launch lists run record by record."""
+"""Measure the time per kernel. While a profile is active, the launches of a region run one by one."""
 
 from __future__ import annotations
 

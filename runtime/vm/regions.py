@@ -1,4 +1,4 @@
-"""Captured regions: launches without anything between them that needs the host, replayed by one call of the device."""
+"""Captured regions: launches with no host work between them, which the device replays in one call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from runtime.vm.machine import Frame, Loader, Step
 
 
 def region_step(loader: Loader, region: Region) -> Step:
-    """Constants and weights have their place once, the arena and other registers at each run."""
+    """Return a step that runs a region. The addresses of constants and weights are set once; the addresses of the arena and of other
+    registers are set at each run."""
     numbers = _Numbers(loader)
     launches = [phase for launch in region.launches for phase in _phases(loader, numbers, launch)]
     machine = loader.machine
@@ -44,7 +45,7 @@ def _phases(loader: Loader, numbers: _Numbers, launch: NativeLaunch) -> list[Lau
 
 
 class _Numbers:
-    """Numbers the bases of a region in order of appearance."""
+    """Assigns numbers to the bases of a region, in the order in which they appear."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -65,7 +66,7 @@ class _Numbers:
         return Bases(len(self._numbers), varying, self._numbers.get((Base.ARENA, 0)))
 
     def place(self, captured: Any) -> None:
-        """Fill in what does not change."""
+        """Set the tensors of bases that do not change between runs: constants now, weights whenever they are bound."""
         for (base, index), number in self._numbers.items():
             if base is Base.CONSTANT:
                 captured.place(number, self._loader.constant(index))

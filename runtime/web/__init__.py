@@ -1,4 +1,4 @@
-"""The runtime of exported models in JavaScript: ES modules for browsers and Node, without a bundler. An export copies them."""
+"""The runtime of exported models in JavaScript: ES modules for browsers and Node, without a bundler. An export copies these files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SUFFIXES = (".mjs", ".html", ".css", ".txt")
 
 
 def page_files() -> dict[str, bytes]:
-    """The page, its modules and their licences, by their paths."""
+    """Return the page, its modules and their licences, by path."""
     return dict(_read(files(__name__), ""))
 
 

@@ -1,4 +1,4 @@
-// The page chat.html: a conversation with the model beside it. Nothing leaves the browser.
+// The script of chat.html: chat with the model of this export. No message leaves the browser.
 
 import { RelaxServe } from './relaxserve.mjs';
 
@@ -39,7 +39,7 @@ async function answer(client) {
   abort = null;
 }
 
-/** The key of the console, which lies in the same tab. Where it is missing or wrong, the page asks for one. */
+/** Load the model, with the API key that the console stored in this tab. If it is missing or wrong, the page asks for one. */
 async function load() {
   const key = sessionStorage.getItem(KEY);
   progress.hidden = false;

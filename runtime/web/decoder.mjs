@@ -1,16 +1,16 @@
-// A decoder in memory: it takes the tokens of one sequence, gives logits, and draws tokens from them by the compiled sampler; or, without a
-// head, it gives hidden states alone. What a step takes is written in runtime/step_arguments.py.
-// What the sampler's columns mean is written in runtime/sampling.py and compiler/ops/sampling/meaning.py.
+// A decoder in memory. It takes the tokens of one sequence, computes logits, and draws tokens from them with the compiled sampler. Without a
+// head it only computes hidden states. runtime/step_arguments.py describes the arguments of a step;
+// runtime/sampling.py and compiler/ops/sampling/meaning.py describe the sampler's columns.
 
 import { Program, align, sizeOf } from './program.mjs';
 
 const SHARE_ONE = 2 ** 30, WEIGHT_BITS = 40, SHARPEST = 1e30;
 const NOT_A_NUMBER = -1;
 
-/** Groups of the cache after the first have a number behind the names of their inputs. */
+/** Return the name of an input without the number of its cache group. Groups after the first append their number. */
 const kindOf = (name) => name.replace(/\d+$/, '');
 
-/** Defaults are those of the server. */
+/** Default sampling parameters, the same as the server's. */
 export const SAMPLING = {
   temperature: 1, top_p: 1, top_k: 0, min_p: 0, typical_p: 1, seed: 0n,
   repetition_penalty: 1, frequency_penalty: 0, presence_penalty: 0, logit_bias: {}, logprobs: -1,
@@ -52,7 +52,7 @@ export class Decoder {
 
   get keepsStates() { return this.named.saved !== undefined; }
 
-  /** Views of the inputs of a kind, one for each group of the cache. */
+  /** Return views of the inputs of a kind, one for each cache group. */
   #inputs(kind) {
     return Object.entries(this.named).filter(([name]) => kindOf(name) === kind).map(([, tensor]) => this.program.view(tensor, Int32Array));
   }
@@ -60,7 +60,7 @@ export class Decoder {
   /** Forget the sequence. */
   reset() { this.length = 0; }
 
-  /** Go back to the first tokens of the sequence; the number that is left. A state is kept behind full pages, and behind the last token. */
+  /** Cut the sequence to at most `length` tokens and return how many are left. States are kept only after full pages and after the last token. */
   rewind(length) {
     const { page_size: page } = this.description;
     if (length < this.length) this.length = this.keepsStates ? Math.floor(length / page) * page : length;
@@ -103,7 +103,7 @@ export class Decoder {
     return program.call(entry, this.inputs.map((tensor, i) => ({ ...tensor, shape: used[kindOf(inputs[i].name)] ?? tensor.shape })));
   }
 
-  /** Where the step finds the state before its tokens, and where it leaves those behind the last token of each page; how many it leaves. */
+  /** Write where the step reads the state before its tokens, and where it saves the state after the last token of each page. Return how many it saves. */
   #states(start, count) {
     const { program, named, description: { page_size: page } } = this, saved = [];
     for (let i = 0; i < count; i++) if ((start + i) % page === page - 1 || i === count - 1) saved.push(i);
@@ -114,7 +114,7 @@ export class Decoder {
     return saved.length;
   }
 
-  /** A token from the logits of the last `append`. `seen`: of each token of the sequence, how often it was drawn (0: in the prompt only). */
+  /** Draw a token from the logits of the last `append`. `seen` maps each token of the sequence to how often it was drawn (0: only in the prompt). */
   draw(settings = {}, seen = new Map()) {
     const { program, named } = this, asked = { ...SAMPLING, ...settings };
     const view = (name, Type) => program.view(named[name], Type);
@@ -151,7 +151,7 @@ export class Decoder {
     this.program.view(this.named[values], Type).set(pairs.map(([, value]) => value));
   }
 
-  /** A distance is measured from the best token, whose weight is 2^WEIGHT_BITS. */
+  /** Convert distances to log-probabilities. A distance is measured from the best token, whose weight is 2^WEIGHT_BITS. */
   #logprob([distances, totals, , topIds, topDistances]) {
     const { program } = this;
     const normaliser = Math.log(Number(program.view(totals, BigInt64Array)[0])) - WEIGHT_BITS * Math.log(2);

@@ -1,4 +1,4 @@
-// An encoder in memory: it takes the tokens of one text and gives its vector.
+// An encoder in memory: it takes the tokens of one text and computes the text's vector.
 
 import { Program, align, sizeOf } from './program.mjs';
 

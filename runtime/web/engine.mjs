@@ -1,11 +1,11 @@
-// Requests to answers: one at a time, token by token, in OpenAI's shapes.
+// Answer requests one at a time, token by token, in the shapes of OpenAI's API.
 
 import { loadModel } from './loader.mjs';
 import { parsed, parsedEmbedding, RequestError } from './request.mjs';
 import { Detokenizer, TextCodec } from './text.mjs';
 import { ToolParser } from './tools.mjs';
 
-const nextTurn = () => new Promise((resolve) => {   // lets an abort in; a timer would wait for milliseconds
+const nextTurn = () => new Promise((resolve) => {   // lets an abort message arrive; a timer would wait for milliseconds
   const { port1, port2 } = new MessageChannel();
   port1.onmessage = () => { port1.close(); resolve(); };
   port2.postMessage(0);
@@ -21,12 +21,12 @@ export class Engine {
   /** End the threads. */
   close() { this.network.program.team?.close(); }
 
-  /** Methods that a client may name, each an async generator of events: chunks, and last the whole answer. */
+  /** The methods that a client may call. Each is an async generator of events: chunks if the body asks for a stream, else the whole answer. */
   get methods() {
     return { 'chat.completions': (body, signal) => this.#chat(body, signal), completions: (body, signal) => this.#completion(body, signal), embeddings: (body, signal) => this.#embeddings(body, signal) };
   }
 
-  /** Requests wait for each other: one sequence is in memory. */
+  /** Run a request after all earlier ones have ended: memory holds one sequence. */
   async *run(method, body, signal) {
     const before = this.running;
     let done;
@@ -88,7 +88,7 @@ export class Engine {
     yield { ...head, choices: [{ index: 0, text: asked.stream ? '' : whole, finish_reason: last, logprobs: null }], ...(asked.stream ? {} : { usage }) };
   }
 
-  /** An encoder pools its text; of a decoder, the hidden state of the last token has seen it. */
+  /** Embed texts. An encoder pools over the tokens of a text; for a decoder, the hidden state of the last token is the vector. */
   async *#embeddings(body, signal) {
     const { texts, dimensions, normalize, format } = parsedEmbedding(body, this.model), data = [];
     let total = 0;
@@ -135,7 +135,7 @@ export class Engine {
     }
   }
 
-  /** How many tokens of the last sequence a prompt begins with; at least one is left to compute. */
+  /** Return how many tokens a prompt shares with the beginning of the last sequence. At least one token is left to compute. */
   #shared(prompt) {
     let length = 0;
     while (length < prompt.length - 1 && this.tokens[length] === prompt[length]) length++;
@@ -148,7 +148,7 @@ export class Engine {
   }
 }
 
-/** A part of an answer as a delta; what it adds to the whole answer is written there. */
+/** Add a part to the whole answer, and return it as a delta. */
 function told(part, answer) {
   if (part.content !== undefined) {
     answer.content += part.content;
@@ -163,7 +163,7 @@ function told(part, answer) {
   return { tool_calls: [{ index, function: { arguments: part.arguments } }] };
 }
 
-/** Of length 1. */
+/** Scale a vector to length 1. */
 function unit(vector) {
   const length = Math.fround(Math.max(Math.sqrt(vector.reduce((total, x) => total + x * x, 0)), 1e-12));
   return vector.map((x) => x / length);

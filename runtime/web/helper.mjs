@@ -1,4 +1,5 @@
-// A thread of a team, in a worker of its own. It is told once what it shares, answers when it has its instance, and does not come back.
+// A thread of a team, in a worker of its own. It receives one message with what the threads share, answers "ready" when it has its module
+// instance, and then works without ever returning to its event loop.
 
 import { help } from './team.mjs';
 

@@ -1,14 +1,14 @@
-// From the files of an export to a model in memory. Weights are verified by their digests, and kept in the browser's own file system.
+// Load the files of an export as a model in memory. Weights are verified by their digests and kept in the browser's own file system.
 
 import { Decoder } from './decoder.mjs';
 import { Encoder } from './encoder.mjs';
 import { MOST_THREADS, canShare, usualThreads } from './team.mjs';
 
-const TRIES = 3;   // of a file that arrives damaged, or does not go on to arrive
-const SHARED = 3;  // flags of a memory that has a maximum and belongs to several threads
+const TRIES = 3;   // downloads of a file that arrives damaged or makes no progress
+const SHARED = 3;  // flags of a memory that has a maximum and is shared between threads
 const NOTHING = new Uint8Array(0);
 
-// A module that an engine accepts if it has the feature: one function that uses one instruction of it.
+// One instruction of each feature. An engine that has the feature accepts a module whose only function uses it.
 const PROBES = {
   'simd128': [253, 15],              // i8x16.splat
   'relaxed-simd': [253, 128, 2],     // i8x16.relaxed_swizzle
@@ -16,7 +16,7 @@ const PROBES = {
 
 function supports(feature) {
   const opcode = PROBES[feature];
-  if (opcode === undefined) return true;   // in every engine that has simd128
+  if (opcode === undefined) return true;   // every engine with simd128 has all other features
   const operands = feature === 'simd128' ? [65, 0] : [65, 0, 253, 15, 65, 0, 253, 15];
   const body = [0, ...operands, ...opcode, 26, 11];
   return WebAssembly.validate(new Uint8Array([
@@ -24,7 +24,7 @@ function supports(feature) {
   ]));
 }
 
-/** The first level whose features this engine has. */
+/** Return the first level whose features this engine has. */
 export function bestLevel(levels) {
   const level = levels.find(({ features }) => features.every(supports));
   if (level === undefined) throw new Error('this engine has no WebAssembly SIMD; take a newer browser');
@@ -32,11 +32,12 @@ export function bestLevel(levels) {
 }
 
 /**
- * `read(file)` gives a file's bytes; `pieces(file, begin)` those from a place on as they arrive, as {at, bytes}. `kept` has the files of
- * earlier visits. With several `threads` the module is linked to shared memory. `onProgress` is told how many bytes of how many are there, `onDamage` each file that arrived damaged and is fetched again.
+ * Load the model. `read(file)` returns a file's bytes. `pieces(file, begin)` yields the bytes from `begin` on as they arrive, as {at, bytes}.
+ * `kept` has the files of earlier visits. With several `threads` the module is linked to shared memory. `onProgress(loaded, total)` reports
+ * bytes, `onDamage(file)` each file that arrived damaged and is fetched again.
  */
 export async function loadModel({ read, pieces = whole(read), target, threads = usualThreads(), kept = null, onProgress = () => {}, onDamage = () => {} }) {
-  if (!globalThis.crypto?.subtle) throw new Error('this browser verifies files on secure pages alone; open the page by https, or as localhost');
+  if (!globalThis.crypto?.subtle) throw new Error('this browser can verify files only on secure pages; open the page over https or on localhost');
   const { model, levels } = JSON.parse(new TextDecoder().decode(await read('program.json')));
   const level = target === undefined ? bestLevel(levels) : levels.find((known) => known.target === target);
   if (level === undefined) throw new Error(`this export has no level ${target}; it has ${levels.map((known) => known.target).join(', ')}`);
@@ -56,7 +57,7 @@ export async function loadModel({ read, pieces = whole(read), target, threads = 
   return { network, model, level, threads };
 }
 
-/** The bytes of a shard whose digest is right: those kept if they are sound, else fetched. A download that was cut off goes on where it was. */
+/** Return the bytes of a shard once their digest is right: the kept bytes if they are sound, else downloaded ones. An interrupted download continues. */
 async function verified(shard, { pieces, kept, arrived, onDamage }) {
   let known = (await kept?.read(shard.file)) ?? NOTHING;
   if (await isSound(known, shard)) return known;
@@ -72,7 +73,7 @@ async function verified(shard, { pieces, kept, arrived, onDamage }) {
   }
 }
 
-/** What is there of a shard after one request for the bytes behind those that are known, and why the request ended too early. */
+/** Request the bytes of a shard that follow the known ones. Return all bytes received so far, and the failure if the request ended too early. */
 async function downloaded({ file, num_bytes: most }, known, { pieces, kept, arrived }) {
   const all = new Uint8Array(most), sink = await kept?.open(file);
   let end = known.length, failure;
@@ -80,7 +81,7 @@ async function downloaded({ file, num_bytes: most }, known, { pieces, kept, arri
   try {
     for await (const { at, bytes } of pieces(file, known.length)) {
       end = at + bytes.length;
-      if (end > most) break;   // its digest will not be right
+      if (end > most) break;   // too long: the digest will be wrong
       all.set(bytes, at);
       sink?.write(bytes, at);
       arrived(end);
@@ -98,7 +99,7 @@ async function isSound(bytes, { num_bytes: expected, sha256 }) {
 
 const whole = (read) => async function* (file) { yield { at: 0, bytes: await read(file) }; };
 
-/** Files below an address, asked for with these headers. */
+/** Read files below an address. `headers` go with each request. */
 export function fetched(base, headers = {}) {
   const answerTo = async (file, more = {}) => {
     const answer = await fetch(new URL(file, base), { headers: { ...headers, ...more } });
@@ -110,7 +111,7 @@ export function fetched(base, headers = {}) {
     read: async (file) => new Uint8Array(await (await answerTo(file)).arrayBuffer()),
     async *pieces(file, begin) {
       const answer = await answerTo(file, begin > 0 ? { range: `bytes=${begin}-` } : {}), reader = answer.body.getReader();
-      let at = answer.status === 206 ? begin : 0;   // a server without ranges begins again
+      let at = answer.status === 206 ? begin : 0;   // a server without range support sends the whole file
       for (let part = await reader.read(); !part.done; part = await reader.read()) {
         yield { at, bytes: part.value };
         at += part.value.length;
@@ -119,7 +120,7 @@ export function fetched(base, headers = {}) {
   };
 }
 
-/** The browser's file system for this origin; null where there is none. A file may hold the beginning of a download. */
+/** Open a folder in the browser's file system for this origin; null if there is none. A file may hold only the beginning of a download. */
 export async function browserFiles(folder) {
   if (!globalThis.navigator?.storage?.getDirectory) return null;
   try {
@@ -130,7 +131,7 @@ export async function browserFiles(folder) {
           return new Uint8Array(await (await (await place.getFileHandle(file)).getFile()).arrayBuffer());
         } catch { return null; }
       },
-      /** To write pieces in their place, so that they are there after a page that was closed; null where another page writes. */
+      /** Open a file to write pieces in place, so that they survive closing the page; null if another page is writing it. */
       async open(file) {
         try {
           const sink = await (await place.getFileHandle(file, { create: true })).createSyncAccessHandle();
@@ -142,5 +143,5 @@ export async function browserFiles(folder) {
 }
 
 function written(sink, bytes, at) {
-  try { sink.write(bytes, { at }); } catch { /* no room: the next visit fetches it again */ }
+  try { sink.write(bytes, { at }); } catch { /* storage is full: the next visit downloads it again */ }
 }

@@ -1,9 +1,9 @@
-// Messages as clients send them into messages as chat templates read them, as server/api/request/conversation.py does it.
+// Convert messages from the form in which clients send them to the form that chat templates read, as server/api/request/conversation.py does.
 
 import { RequestError } from './request.mjs';
 
-const ROLES = { developer: 'system', function: 'tool' };   // former and newer names
-const TEXTS = { text: 'text', input_text: 'text', output_text: 'text', refusal: 'refusal' };   // kinds of parts, and where their text is
+const ROLES = { developer: 'system', function: 'tool' };   // other names of the same roles
+const TEXTS = { text: 'text', input_text: 'text', output_text: 'text', refusal: 'refusal' };   // type of a part -> the field with its text
 
 export function forTemplate(messages) {
   if (!Array.isArray(messages) || messages.length === 0) throw new RequestError('messages', 'messages has to be a list with at least one message');
@@ -29,7 +29,7 @@ function textOf(content, where) {
   }).join('');
 }
 
-/** Templates want arguments as an object. Those of a call that was cut off are given as they are. */
+/** Parse the arguments of a call, because templates read an object. Arguments that were cut off stay a string. */
 function unpacked(text) {
   if (typeof text !== 'string') return text ?? {};
   try { return JSON.parse(text); } catch { return text; }

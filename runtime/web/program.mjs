@@ -1,17 +1,17 @@
 // A flat program in memory: its functions are called with tensors and replay their records.
-// What a record is, and the steps of a call, is written in runtime/flat_program.py.
+// runtime/flat_program.py describes records and the steps of a call.
 
 import { CONTROL_BYTES, Team } from './team.mjs';
 
 export const BYTES = { f32: 4, f16: 2, bf16: 2, i8: 1, i16: 2, i32: 4, i64: 8, u8: 1, u32: 4, bool: 1 };
 const ARENA = 0, WEIGHTS = 1, INPUT = 2;   // FlatBase
 const PAGE = 65536, ALIGNMENT = 64, POINTER = 4, WORD = 8, MOST_BYTES = 4 * 2 ** 30;
-const STACK_SPARE = 65536;                 // for registers that an engine spills, beside the local buffers of kernels
+const STACK_SPARE = 65536;                 // stack bytes for registers that an engine spills, beyond the local buffers of kernels
 
 export const align = (bytes) => Math.ceil(bytes / ALIGNMENT) * ALIGNMENT;
 export const sizeOf = (dtype, shape) => shape.reduce((total, extent) => total * extent, BYTES[dtype]);
 
-/** Where everything lies in the linear memory of a module. Addresses only grow: nothing is given back. */
+/** Assigns addresses in the linear memory of a module. Addresses only grow: no memory is given back. */
 class Layout {
   constructor(begin) { this.top = align(begin); }
   take(bytes) {
@@ -23,7 +23,7 @@ class Layout {
 }
 
 export class Program {
-  /** `extraBytes`: what the caller takes with `take` for inputs. `module`: a compiled WebAssembly.Module; for several threads, of shared memory. */
+  /** `extraBytes`: bytes that the caller takes with `take` for inputs. `module`: a compiled WebAssembly.Module; for several threads it must import a shared memory. */
   static async load(description, module, extraBytes, threads = 1) {
     const program = new Program(), isShared = threads > 1;
     program.description = description;
@@ -60,10 +60,10 @@ export class Program {
 
   take(bytes) { return this.layout.take(bytes); }
 
-  /** A tensor of the caller's, for inputs. */
+  /** Allocate a tensor for an input of the caller. */
   tensor(dtype, shape) { return { dtype, shape, at: this.take(sizeOf(dtype, shape)) }; }
 
-  /** A view of a tensor's elements; it stays valid, for memory does not grow. */
+  /** Return a view of a tensor's elements. It stays valid, because memory does not grow. */
   view(tensor, Type) {
     return new Type(this.memory.buffer, tensor.at, sizeOf(tensor.dtype, tensor.shape) / Type.BYTES_PER_ELEMENT);
   }
@@ -84,11 +84,11 @@ export class Program {
 
   #exported(symbol) {
     const found = this.exports[symbol];
-    if (found === undefined) throw new Error(`the module has no function ${symbol}; program.json and the .wasm file are not of one export`);
+    if (found === undefined) throw new Error(`the module has no function ${symbol}; program.json and the .wasm file are from different exports`);
     return found;
   }
 
-  /** Outputs lie in the arena until the next call of this function. */
+  /** Call a function. Its outputs stay in the arena until the next call of this function. */
   call(name, inputs) {
     const { f, heap, heapAt, records, derive } = this.functions[name];
     this.#match(f, heap, heapAt, derive, inputs);
@@ -134,10 +134,10 @@ export class Program {
   }
 }
 
-/** A maximum is what shared memory has to declare. */
+/** Allocate a memory. Shared memory has to declare a maximum. */
 const memoryOf = (pages, shared) => new WebAssembly.Memory({ initial: pages, maximum: pages, shared });
 
-/** The first address behind a module's data, which only an instance tells. */
+/** Return the first address after a module's data, which only an instance exports. */
 async function heapBase(module, memory) {
   const imports = { env: { memory, __stack_pointer: new WebAssembly.Global({ value: 'i32', mutable: true }, 0) } };
   return (await WebAssembly.instantiate(module, imports)).exports.__heap_base.value;

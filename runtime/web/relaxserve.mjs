@@ -4,12 +4,12 @@
 //   const answer = await client.chat.completions.create({ messages: [{ role: 'user', content: 'Hello' }] });
 //   for await (const chunk of await client.chat.completions.create({ messages, stream: true }, { signal })) ...
 //
-// The model runs in a worker, so that the page stays alive. In Node, which has no such worker, `RelaxServe.of(engine)` runs it in place.
+// The model runs in a worker, so that the page stays responsive. In Node, which lacks such workers, `RelaxServe.of(engine)` runs it in place.
 
 import { scriptUrl } from './script.mjs';
 
 export class RelaxServe {
-  /** `headers` go with each request for a file of the model, as those with a key. */
+  /** `headers` go with each request for a file of the model, for instance a header with an API key. */
   static async load({ base = new URL('./', import.meta.url), name = 'relaxserve', target, threads, headers, onProgress = () => {}, onDamage = () => {} } = {}) {
     const worker = new Worker(scriptUrl('./worker.mjs', import.meta.url), { type: 'module' });
     const remote = new Remote(worker);

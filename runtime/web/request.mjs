@@ -1,4 +1,4 @@
-// What a request asks for, in OpenAI's names. A parameter is honoured or refused by name.
+// Parse the parameters of a request, by their names in OpenAI's API. Each parameter is either honoured or refused by name.
 
 export class RequestError extends Error {
   constructor(param, message) {
@@ -30,7 +30,7 @@ const OTHERS = new Set([
 const EMBEDDED = new Set(['model', 'input', 'encoding_format', 'dimensions', 'normalize', 'prompt_name', 'user']);
 const MOST_TOP = 20;
 
-/** The parameters of a chat or a text completion, checked and with the model's defaults. */
+/** Check the parameters of a chat or text completion, and fill in the model's defaults. */
 export function parsed(body, model) {
   for (const name of Object.keys(body)) {
     if (!(name in SAMPLED) && !OTHERS.has(name)) throw new RequestError(name, `${name} is not supported in the browser; leave it out`);
@@ -54,7 +54,7 @@ export function parsed(body, model) {
   };
 }
 
-/** The tools that the model may call. A browser follows no grammars, so a call cannot be demanded. */
+/** Return the tools that the model may call. The browser runtime has no grammars, so it cannot force a call. */
 function toolsOf({ tools, tool_choice: choice }) {
   if (choice !== undefined && choice !== null && choice !== 'auto' && choice !== 'none') {
     throw new RequestError('tool_choice', `tool_choice is ${JSON.stringify(choice)}; in the browser expected "auto" or "none"`);
@@ -69,7 +69,7 @@ function toolsOf({ tools, tool_choice: choice }) {
   return choice === 'none' ? [] : tools;
 }
 
-/** The texts of a request for vectors, each behind the prompt that the model was trained with, and the form of the answer. */
+/** Check an embeddings request. Return its texts, each after the prompt that the model was trained with, and the form of the answer. */
 export function parsedEmbedding(body, { hidden_size: size, embedding: { normalize, prompts, default_prompt: usual } }) {
   for (const name of Object.keys(body)) {
     if (!EMBEDDED.has(name)) throw new RequestError(name, `${name} is not supported in the browser; leave it out`);

@@ -1,4 +1,4 @@
-// Addresses of workers. Where a policy of the page demands trusted types, the policy `relaxserve` makes them of files beside this one.
+// Make script URLs for workers from files beside a module. If the page requires trusted types, the trusted-types policy `relaxserve` makes them.
 
 const policy = globalThis.trustedTypes?.createPolicy('relaxserve', { createScriptURL: (url) => url });
 

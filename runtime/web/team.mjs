@@ -1,26 +1,26 @@
-// Threads that run the records of a program together, as the native loop does (runtime/device/cpu/team.ll): a record is cut into chunks of
-// neighbouring iterations, and whoever is free claims the next one. What a chunk computes does not depend on who runs it.
+// Threads that run the records of a program together, as the native loop does (runtime/device/cpu/team.ll). A record is cut into chunks of
+// neighbouring iterations, and a free thread claims the next chunk. The result of a chunk does not depend on the thread that runs it.
 //
-// Control words, in the memory that all threads share. A thread claims a chunk by raising `state`, which tells the record, too: a helper that
-// comes late claims nothing of a record that has ended.
+// Control words are in the memory that all threads share. A thread claims a chunk by incrementing `state`. The state also contains the number
+// of the record, so a helper that comes late cannot claim a chunk of a record that has ended.
 
 import { scriptUrl } from './script.mjs';
 
 export const CONTROL_BYTES = 32;
 const STATE = 0, CHUNKS = 1, BODY = 2, ITERATIONS = 3, FINISHED = 4, SLEEPERS = 5, LEADER_SLEEPS = 6;
-const CHUNK_BITS = 8, CHUNK_MASK = 255, MOST_RECORDS = 2 ** 23;   // a state is a number of 32 bits
-const SHARES = 8;        // chunks per thread: what a thread that loses its core can delay is one of them
-const SPINS = 4000;      // looks at a word before a thread sleeps, some microseconds
-const NAP_MS = 5;        // of the leader, should it miss that a helper has finished
+const CHUNK_BITS = 8, CHUNK_MASK = 255, MOST_RECORDS = 2 ** 23;   // a state has 32 bits
+const SHARES = 8;        // chunks per thread: a thread that loses its core delays only one of them
+const SPINS = 4000;      // polls of a word before a thread sleeps, which take some microseconds
+const NAP_MS = 5;        // limit of the leader's sleep, in case it misses that a helper has finished
 
-export const MOST_THREADS = 16;   // so that chunks have numbers of 8 bits
+export const MOST_THREADS = 16;   // keeps chunk numbers within 8 bits
 
 const inNode = () => typeof process === 'object' && Boolean(process.versions?.node);
 
-/** Whether threads can share memory here: in Node, and on pages that are isolated from other origins. */
+/** Return whether threads can share memory here: in Node, and on pages that are isolated from other origins. */
 export const canShare = () => typeof SharedArrayBuffer === 'function' && (inNode() || globalThis.crossOriginIsolated === true);
 
-/** How many threads a model takes. Of many logical cores, two often share the units that multiply. */
+/** Return the default number of threads of a model. It is half of many logical cores, because two of them often share the multipliers. */
 export function usualThreads() {
   const cores = globalThis.navigator?.hardwareConcurrency ?? 1;
   return canShare() ? Math.min(cores <= 4 ? cores : Math.ceil(cores / 2), MOST_THREADS) : 1;
@@ -37,7 +37,7 @@ export class Team {
     return team;
   }
 
-  /** Run all iterations of one record, whose buffers and dimensions lie in memory. */
+  /** Run all iterations of one record, whose buffers and dimensions are in memory. */
   run(body, number, iterations, buffersAt, dimsAt) {
     const { words } = this, chunks = Math.min(iterations, SHARES * this.numThreads);
     if (chunks <= 1) return body(buffersAt, dimsAt, 0n, BigInt(iterations));
@@ -60,7 +60,7 @@ export class Team {
   close() { for (const helper of this.helpers) helper.terminate(); }
 }
 
-/** Run chunks of the open record until none is left; how many this thread ran. */
+/** Run chunks of the open record until none is left. Return how many this thread ran. */
 function claimed(words, bodyOf, buffersAt, dimsAt) {
   for (let count = 0; ;) {
     const state = Atomics.load(words, STATE), chunk = state & CHUNK_MASK;
@@ -73,7 +73,7 @@ function claimed(words, bodyOf, buffersAt, dimsAt) {
   }
 }
 
-/** The life of a helper: it sleeps while no record is open. It ends with its worker. */
+/** Return the endless loop of a helper, which sleeps while no record is open. The loop ends with its worker. */
 export function help({ module, memory, controlAt, buffersAt, dimsAt, stack, names }) {
   const words = new Int32Array(memory.buffer, controlAt, CONTROL_BYTES / 4);
   const stackPointer = new WebAssembly.Global({ value: 'i32', mutable: true }, stack);
@@ -97,7 +97,7 @@ export function help({ module, memory, controlAt, buffersAt, dimsAt, stack, name
   };
 }
 
-/** A worker that has its instance and waits for records. */
+/** Start a worker, and return it when it has its module instance and waits for records. */
 async function started(shared) {
   if (inNode()) {
     const { Worker: Thread } = await import('node:worker_threads'), helper = new Thread(new URL('./helper.mjs', import.meta.url), { execArgv: [] });

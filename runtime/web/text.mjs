@@ -1,4 +1,4 @@
-// Text to tokens and back: the model's tokenizer and chat template, and the bytes that each token stands for.
+// Convert text to tokens and back: the model's tokenizer and chat template, and the bytes that each token stands for.
 
 import { forTemplate } from './messages.mjs';
 import { overlap } from './tools.mjs';
@@ -24,7 +24,7 @@ export class TextCodec {
     return this.tokenizer.encode(text, { add_special_tokens: special }).ids;
   }
 
-  /** The prompt of a conversation. A template writes its special tokens itself. */
+  /** Render the prompt of a conversation. The template writes special tokens itself. */
   prompt(messages, tools = []) {
     if (this.template === null) throw new Error(`${this.model.name} has no chat template; use completions`);
     const hasTools = tools.length > 0, template = hasTools ? this.toolTemplate : this.template;
@@ -32,7 +32,7 @@ export class TextCodec {
   }
 }
 
-/** Lengths as 16-bit integers, and behind them all bytes. */
+/** Cut the bytes of all tokens apart. The file has the lengths as 16-bit integers, followed by the bytes. */
 function cutPieces(bytes, count) {
   const lengths = new DataView(bytes.buffer, bytes.byteOffset, 2 * count), pieces = [];
   for (let i = 0, at = 2 * count; i < count; i++) {
@@ -42,7 +42,7 @@ function cutPieces(bytes, count) {
   return pieces;
 }
 
-/** Tokens of one answer into text: never half a character, never the beginning of a stop string, and nothing behind one. */
+/** Converts tokens of one answer to text. It never emits half a character, a beginning of a stop string, or text after a stop string. */
 export class Detokenizer {
   constructor(pieces, stops = []) {
     this.pieces = pieces;
@@ -52,7 +52,7 @@ export class Detokenizer {
     this.stopped = false;
   }
 
-  /** The text that is certain. */
+  /** Add a token, and return the text that is certain by now. */
   push(token) {
     const pending = this.held + this.decoder.decode(this.pieces[token], { stream: true });
     const ends = this.stops.map((stop) => [pending.indexOf(stop), stop]).filter(([at]) => at >= 0);
@@ -67,7 +67,7 @@ export class Detokenizer {
     return pending.slice(0, pending.length - keep);
   }
 
-  /** What was held back only because a stop string might have come. */
+  /** Return the text that was held back because it could have begun a stop string. */
   finish() {
     const text = this.held;
     this.held = '';

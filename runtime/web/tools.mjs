@@ -1,4 +1,4 @@
-// Finds tool calls in an answer as it streams. Formats, and the parts that are found, are those of server/text/tools.py.
+// Find tool calls in an answer while it streams. Formats and parts are those of server/text/tools.py.
 //
 // A part is {content}, {call: index, id, name}, or {arguments, call: index}.
 
@@ -7,7 +7,7 @@ const ALPHABET = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789
 
 export class ToolParser {
   #form; #names; #mostCalls; #state; #held = ''; #scanner; #started = false;
-  #raw = '';          // what was read since the text stopped, to give it back if it is no call
+  #raw = '';          // text read since the content stopped, given back if it is not a call
   #marked = false;    // whether a marker announced the call, so that even an unknown name is one
   numCalls = 0;
 
@@ -18,7 +18,7 @@ export class ToolParser {
     this.#state = form.bare ? 'start' : 'text';
   }
 
-  /** Whether all the calls allowed have been made. */
+  /** True if all allowed calls have been made. */
   get done() { return this.#state === 'done'; }
 
   push(text) {
@@ -28,7 +28,7 @@ export class ToolParser {
     return parts;
   }
 
-  /** What was held back. A call that was cut off stays as far as it came. */
+  /** Return the text that was held back. A call that was cut off stays as it is. */
   finish() {
     const held = this.#held;
     this.#held = '';
@@ -40,7 +40,7 @@ export class ToolParser {
     return text === '' ? [] : [{ content: text }];
   }
 
-  /** One change of state; false when more text is needed. */
+  /** Make one change of state. Return false if more text is needed. */
   #advance(parts) {
     if (this.#held === '') return false;
     switch (this.#state) {
@@ -138,7 +138,7 @@ export class ToolParser {
     this.#held = this.#held.slice(length);
   }
 
-  /** It was no call: what was read is text, and only a marker can begin another. */
+  /** Give back as content what was read, because it is not a call. After that, only a marker can begin a call. */
   #giveBack(parts) {
     let text = this.#raw;
     this.#raw = '';
@@ -148,7 +148,7 @@ export class ToolParser {
   }
 }
 
-/** Reads one call's object, character by character. When the name is known already, the whole object is the arguments. */
+/** Reads the JSON object of one call, character by character. If the name is known already, the whole object is the arguments. */
 class CallScanner {
   done = false;
   failed = false;
@@ -160,7 +160,7 @@ class CallScanner {
     this.bare = name !== null;
   }
 
-  /** How many characters belong to the object. */
+  /** Read text up to the end of the object. Return how many characters belong to it. */
   feed(text) {
     for (let at = 0; at < text.length; at++) {
       this.#take(text[at]);
@@ -169,7 +169,7 @@ class CallScanner {
     return text.length;
   }
 
-  /** New text of the arguments. Arguments written as a string of JSON are unpacked, so they come as a whole. */
+  /** Return the new text of the arguments. Arguments that are written as a JSON string are unpacked, so they come as a whole. */
   takeArguments() {
     if (this.#arguments.startsWith('"') && !this.#anyArguments) {
       try { this.#arguments = String(JSON.parse(this.#arguments)); } catch { return ''; }
@@ -238,7 +238,7 @@ class CallScanner {
   }
 }
 
-/** The length of the longest end of a text with which a marker begins. */
+/** Return the length of the longest suffix of a text that is a prefix of the marker. */
 export function overlap(text, marker) {
   for (let length = Math.min(text.length, marker.length - 1); length > 0; length--) if (text.endsWith(marker.slice(0, length))) return length;
   return 0;

@@ -1,4 +1,4 @@
-// The engine in a worker: a message {id, method, body} starts a request, {id, abort} ends it; answers are {id, event}, {id, done}, {id, error}.
+// Run the engine in a worker. A message {id, method, body} starts a request, {id, abort} ends it; answers are {id, event}, {id, done}, {id, error}.
 
 import { Engine } from './engine.mjs';
 import { browserFiles, fetched } from './loader.mjs';

@@ -1,4 +1,5 @@
-"""Kernels for the tests of the runtime: written as LLVM IR and compiled here, so that no compiler of ours is needed."""
+"""Kernels for the runtime's tests. They are written in LLVM IR and compiled by LLVM directly, so these tests do not depend on our
+compiler."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ import pytest
 
 from runtime.device.cpu.host import ARCH
 
-# Per kernel: the buffers (address of element i in %p0, %p1, ...) and what happens to iteration %i. dims: %n, then %d1.
+# name -> (number of buffers, element type, code of iteration %i). In the code, %p0, %p1, ... point to element %i of each buffer, and %n,
+# %d1, ... are integers of the shape heap.
 KERNELS = {
     "add_one": (2, "float", "%x = load float, ptr %p0\n %y = fadd float %x, 1.0\n store float %y, ptr %p1"),
     "scale": (
@@ -20,7 +22,7 @@ KERNELS = {
   store float %y, ptr %p1""",
     ),
     "count": (1, "i64", "%old = atomicrmw add ptr %p0, i64 1 seq_cst"),
-    # out[i] = 3 * in[i] + in[n - 1 - i]: wrong as soon as one iteration of the record before is missing
+    # out[i] = 3 * in[i] + in[n - 1 - i]. The result is wrong if the previous record of a list has not finished all its iterations.
     "mix": (
         2,
         "i64",
@@ -93,11 +95,12 @@ def compile_object():
 
 @pytest.fixture(scope="session")
 def object_code() -> bytes:
-    """All kernels; `grid`, their first integer; `derive`: slot 1 = bytes of slot 0 f32, aligned, slot 2 = twice that."""
+    """Compile all kernels and two functions: `grid` returns a kernel's first integer; `derive` sets slot 1 to the aligned size in bytes of
+    as many floats as slot 0 says, and slot 2 to twice that size."""
     return compile_ir(GRID + "".join(kernel_text(name, *rest) for name, rest in KERNELS.items()))
 
 
 @pytest.fixture(scope="session")
 def host_target() -> str:
-    """A target of this machine that needs no feature."""
+    """Return a target of this machine's architecture that requires no CPU features."""
     return f"{ARCH}:"

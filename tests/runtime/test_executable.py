@@ -97,7 +97,7 @@ def test_constants_are_aligned_read_only_views(path: Path) -> None:
 
 def test_equal_programs_give_equal_bytes(path: Path, tmp_path: Path) -> None:
     again = program()
-    again.texts["main.ir"] = again.texts.pop("main.ir")  # the order of entries is not content
+    again.texts["main.ir"] = again.texts.pop("main.ir")  # equal content with another order of entries
     again.save(tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
 
@@ -124,7 +124,7 @@ def test_a_damaged_section_is_named(path: Path, name: str) -> None:
 
 
 def replace_section(path: Path, name: str, content: bytes) -> None:
-    """A file whose digests are right and whose content is not."""
+    """Replace a section of a file, with a valid checksum for the new content."""
     file = sections.SectionFile(path)
     old = {n: bytes(file.read(n)) for n in file.names}
     sections.write(path, {**old, name: content})
@@ -138,7 +138,7 @@ def test_another_format_is_not_read(path: Path) -> None:
 
 def test_a_constant_of_another_size_is_damaged(path: Path) -> None:
     replace_section(path, "constant/0", b"short")
-    with pytest.raises(DamagedFile, match="5 bytes are no f32 array of shape \\(3, 2\\)"):
+    with pytest.raises(DamagedFile, match="it has 5 bytes, not the size of a f32 array of shape \\(3, 2\\)"):
         Executable.load(path)
 
 

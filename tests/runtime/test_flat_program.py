@@ -1,4 +1,4 @@
-"""Flat programs: what they hold of a planned function, and which functions stay with the virtual machine."""
+"""Flat programs: what they contain of a planned function, and which functions cannot be made flat."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_records_name_what_the_virtual_machine_launches() -> None:
 
 
 def test_functions_lie_side_by_side_in_the_arena() -> None:
-    """What one has left there another reads."""
+    """Each function of a flat program has its own part of the arena, so that a function can read what another one left there."""
     both = PROGRAM.replace("main", "step") + PROGRAM.replace("main", "sample")
     executable = compiled(both)
     flat = flat_program(executable, "step", ["sample"])
@@ -64,8 +64,8 @@ def test_it_is_read_as_it_is_written() -> None:
             "func main(x: f32[4], c: bool[]) -> object { y = if c { a = exp(x) return a } else { b = log(x) return b } return y }",
             "it calls vm.read_bool",
         ),
-        ("func main(x: f32[4]) -> object { return x }", "register 0 is no tensor of the arena"),
-        ("func main(x: f32[n], s: shape[n]) -> object where n in 1..8 { y = exp(x) return y }", "is no tensor of known rank"),
+        ("func main(x: f32[4]) -> object { return x }", "register 0 is not a tensor of the arena"),
+        ("func main(x: f32[n], s: shape[n]) -> object where n in 1..8 { y = exp(x) return y }", "is not a tensor of known rank"),
     ],
     ids=["bounds", "branch", "input", "shape"],
 )

@@ -49,7 +49,7 @@ def test_rows_of_one_head_in_a_page_are_one_stream() -> None:
 
 
 def test_errors_name_value_and_expectation() -> None:
-    with pytest.raises(ValueError, match="'i4': expected one of f32, f16, bf16, i8"):
+    with pytest.raises(ValueError, match="'i4'; expected one of f32, f16, bf16, i8"):
         KVGroup((0,), 1, 8, "i4")
 
 

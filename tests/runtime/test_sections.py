@@ -39,9 +39,9 @@ def test_equal_content_gives_equal_bytes(path: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
-    """To open a named pipe would wait until somebody writes to it."""
+    """A named pipe is refused without being opened: opening it would block until somebody writes to it."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DamagedFile, match="no regular file"):
+    with pytest.raises(DamagedFile, match="not a regular file"):
         SectionFile(tmp_path / "pipe")
 
 
@@ -52,7 +52,7 @@ def test_a_view_outlives_the_replacement_of_its_file(path: Path) -> None:
 
 
 def test_every_flipped_bit_is_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with blocks smaller than a section, and on one thread that pauses between them."""
+    """Verification finds every flipped bit, also if a section has several blocks, and in the slow mode that pauses after each block."""
     monkeypatch.setattr(sections, "BLOCK_BYTES", 100)
     file, sound = SectionFile(path), path.read_bytes()
     paused: list[int] = []
@@ -121,7 +121,7 @@ def test_no_flipped_bit_goes_unnoticed(path: Path, tmp_path: Path, at: int, flip
     damaged = tmp_path / "damaged"
     damaged.write_bytes(content)
     with contextlib.suppress(DamagedFile):
-        assert read_all(damaged) == CONTENT  # between two sections lies padding that nobody reads
+        assert read_all(damaged) == CONTENT  # an undetected change may only be in the padding between sections
 
 
 @given(st.binary(max_size=300), st.booleans())

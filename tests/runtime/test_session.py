@@ -43,7 +43,7 @@ from runtime.session import Session
 
 HOST = f"{ARCH}:"
 
-# --- a program by hand: what `derive` of conftest.py fills in -------------------------------------------------------------
+# --- a program by hand; `derive` of conftest.py fills in its sizes --------------------------------------------------------
 
 N, BYTES, TWO_BYTES = Slot(0), Slot(1), Slot(2)
 SLOTS = ("n", "bytes", "2*bytes", "s")
@@ -54,7 +54,7 @@ ADD_ONE, SCALE, ADD_TWO = 0, 1, 2
 KERNELS = (
     Kernel("add_one", (Phase("add_one", "grid"),), 2, 2),
     Kernel("scale", (Phase("scale", "grid"),), 2, 2),
-    Kernel("add_two", (Phase("add_one", "grid"), Phase("add_one", "grid")), 2, 2),  # in place only
+    Kernel("add_two", (Phase("add_one", "grid"), Phase("add_one", "grid")), 2, 2),  # runs only in place
 )
 CONSTANT = np.array([9, 1, 2, 3], np.float32)
 
@@ -63,7 +63,7 @@ def register(index: int) -> Operand:
     return Operand(Base.REGISTER, index)
 
 
-FIRST, SECOND = Operand(Base.ARENA, 0, 0), Operand(Base.ARENA, 0, BYTES)  # the two vectors of the arena
+FIRST, SECOND = Operand(Base.ARENA, 0, 0), Operand(Base.ARENA, 0, BYTES)  # places of two vectors in the arena
 
 
 def launch(kernel: int, source: Operand, target: Operand, n: DimRef = N, scale: DimRef = 0) -> NativeLaunch:
@@ -75,14 +75,14 @@ def vm(dst: int | None, name: str, *args: Any) -> Call:
 
 
 class Program:
-    """Functions of one region each."""
+    """Builds an executable whose functions have at most one captured region each."""
 
     def __init__(self) -> None:
         self.functions: dict[str, VMFunction] = {}
         self.regions: list[Region] = []
 
     def add(self, name: str, params: tuple[ParamSpec, ...], launches: list[NativeLaunch], result: Call, **more: Any) -> None:
-        """The result lies in the register after the parameters."""
+        """Add a function that runs `launches` and returns the value of `result`, which is in the first register after the parameters."""
         number = len(params)
         run = [vm(None, "run_region", Imm(len(self.regions)))] if launches else []
         more = {"bounds": (), "derive": "derive", **more}
@@ -94,7 +94,7 @@ class Program:
 def program() -> ExecutableMeta:
     p = Program()
     p.add(
-        "plus_three",  # through the arena, where the result is
+        "plus_three",  # the result is a place in the arena
         (X,),
         [launch(ADD_ONE, register(0), FIRST), launch(ADD_ONE, FIRST, SECOND), launch(ADD_ONE, SECOND, FIRST)],
         vm(1, "alloc_arena", Imm(0), Imm("f32"), N),
@@ -137,7 +137,7 @@ def executable(object_code: bytes) -> Executable:
 
 @pytest.fixture(params=[1, 2, 3, "opaque"])
 def session(request: pytest.FixtureRequest, executable: Executable, monkeypatch: pytest.MonkeyPatch):
-    """On the processor with so many threads, or on a device whose memory nobody else can read."""
+    """Yield a session on the CPU with the parameter's number of threads, or on the opaque device, whose memory the host cannot read."""
     if request.param == "opaque":
         monkeypatch.setitem(DEVICES, ARCH, "tests.runtime.device.opaque")
     session = Session(executable, device_threads=1 if request.param == "opaque" else request.param)
@@ -231,7 +231,7 @@ def test_a_stored_executable_runs(executable: Executable, tmp_path: Path) -> Non
 
 @given(st.data())
 def test_a_program_that_was_tampered_with_is_refused_or_loads(executable: Executable, data: st.DataObject) -> None:
-    """Every number in it is checked before anything native sees it."""
+    """A program changed at random is refused or loads, but never crashes: every number is checked before native code uses it."""
     content = bytearray(msgspec.msgpack.encode(executable.meta))
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -333,7 +333,7 @@ def test_an_outgrown_arena_is_given_back(executable: Executable) -> None:
 
 
 def test_a_call_does_little_in_python() -> None:
-    """What a call costs is the functions that it enters: the session, the machine, a matcher for each argument, the arena."""
+    """A call enters few Python functions: the session, the virtual machine, one matcher per argument, and the arena."""
     function = VMFunction("same", (X,), 1, ("n",), (Bound("n", 0, 0),), (Ret(Reg(0)),))
     session = Session(Executable(ExecutableMeta(HOST, {"same": function}, (), ()), b"", []), device_threads=1)
     x = np.zeros(3, np.float32)

@@ -1,4 +1,4 @@
-"""Machine code of this machine, loaded and made callable."""
+"""Load machine code of this machine and make it callable."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from runtime.device.cpu.link import Places, linked
 from runtime.errors import DeviceFault, UnresolvedSymbol
 from runtime.sections import align
 
-COPIES = frozenset({"memcpy", "memmove", "memset"})  # LLVM may call them
+COPIES = frozenset({"memcpy", "memmove", "memset"})  # functions to which LLVM may insert calls
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ObjectCode:
-    """Machine code, loaded. Addresses are valid as long as this object lives.
+    """Loaded machine code. Addresses are valid as long as this object lives.
 
-    All sections lie in one block. LLVM's own loader maps each section where there is room, and ends the process if two of them lie too
-    far apart for a relative address.
+    All sections are in one block of memory. LLVM's own loader maps each section wherever there is free space, and ends the process if two
+    sections are too far apart for a relative address.
     """
 
     def __init__(self, code: bytes, imports: frozenset[str] = COPIES) -> None:
@@ -35,7 +35,7 @@ class ObjectCode:
         if _libc.mprotect(ctypes.c_void_p(self._begin), ctypes.c_size_t(len(self._block)), mmap.PROT_READ | mmap.PROT_EXEC):
             refusal = os.strerror(ctypes.get_errno())
             raise DeviceFault(
-                f"memory for code cannot be made executable: {refusal}; allow it to this process (systemd: "
+                f"memory for code cannot be made executable: {refusal}; allow this process to do that (systemd: "
                 "MemoryDenyWriteExecute=no; SELinux: execmem)"
             )
         self._offsets = {name: places.of_symbol(symbol) for name, symbol in parts.defined.items()}

@@ -1,5 +1,5 @@
-"""The CPU as a device. A tensor is a NumPy array, memory is a `HostMemory`, a heap is known by its address. Handles come back as `Any`:
-whoever holds one has it from this device."""
+"""The CPU as a device. A tensor is a NumPy array, memory is a `HostMemory`, and the handle of a heap is its address. Parameters that take
+handles have type `Any`: only the device itself makes handles."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CpuCode:
 
 
 class CpuRegion:
-    """A launch list of the thread team. The bases of constants and weights are written once, the others at each run."""
+    """A launch list of the thread team. The bases of constants and weights are written once; all other bases are written at each run."""
 
     def __init__(self, team: Team, code: CpuCode, launches: Sequence[Launch], bases: Bases, function: str) -> None:
         records = [Record(code.address(x.body), code.address(x.grid), x.buffers, x.dims) for x in launches]
@@ -62,7 +62,7 @@ class CpuRegion:
         self._words[base] = address_of(tensor)
 
     def prepare(self, heap: Any) -> None:
-        """Launches of all sizes are one list."""
+        """Do nothing: one launch list serves calls of all sizes."""
 
     def run(self, heap: Any, arena: Any, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
         words = self._words
@@ -94,7 +94,7 @@ class CpuDevice:
     tensor_type: type = np.ndarray
 
     def __init__(self, num_threads: int | None = None, *, pinned: bool = False, stack_bytes: int = 0) -> None:
-        """`num_threads` is by default the number of usable cores. `pinned`: each thread stays on a core of its own."""
+        """Start the team. `num_threads` defaults to the number of usable cores. With `pinned`, each thread is pinned to a separate core."""
         cores = available_cores()
         self.num_threads = num_threads or len(cores)
         self._placement = Placement.of(cores[: self.num_threads]) if pinned and self.num_threads <= len(cores) else Placement()

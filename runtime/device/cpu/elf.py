@@ -1,4 +1,5 @@
-"""Read ELF objects: sections to load, symbols, relocations. A damaged object raises DamagedCode here, before any of its code is loaded."""
+"""Read ELF objects: sections to load, symbols, relocations. For a damaged object, `read` raises DamagedCode before any of its code is
+loaded."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQq")
 
-_RELOCATABLE = 1  # kind of file
-_SYMBOLS, _RELOCATIONS, _NO_BITS = 2, 4, 8  # kinds of sections
-_WRITE, _ALLOC = 1, 2  # flags of sections
-_ABSOLUTE_NUMBER = 0xFFF1  # of a symbol that lies in no section
+_RELOCATABLE = 1  # type of a relocatable file
+_SYMBOLS, _RELOCATIONS, _NO_BITS = 2, 4, 8  # types of sections
+_WRITE, _ALLOC = 1, 2  # flags of sections: writable, takes memory
+_ABSOLUTE_NUMBER = 0xFFF1  # section number of a symbol that is in no section
 _MOST_ALIGNMENT = 4096
 
 
@@ -26,7 +27,7 @@ _MOST_ALIGNMENT = 4096
 class Section:
     kind: int
     flags: int
-    offset: int  # in the file
+    offset: int  # offset in the file, in bytes
     size: int
     link: int
     info: int
@@ -40,14 +41,14 @@ class Section:
 @dataclass(frozen=True, slots=True)
 class Symbol:
     name: str
-    section: int  # 0: the object only uses it
-    value: int  # its offset in the section
+    section: int  # section that contains the symbol; 0: the object only refers to the symbol
+    value: int  # offset of the symbol in its section
     is_global: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Relocation:
-    section: int  # the section that is changed
+    section: int  # section whose bytes the relocation changes
     offset: int
     kind: int
     symbol: int
@@ -72,7 +73,7 @@ class Object:
 
 
 def read(code: bytes, arch: str = ARCH) -> Object:
-    """The object in `code`; every section, symbol and relocation lies where its numbers say."""
+    """Parse the object in `code`. Raise DamagedCode if a section, symbol or relocation is outside its bounds."""
     try:
         sections = list(_sections(code, arch))
         symbols = [symbol for section in sections if section.kind == _SYMBOLS for symbol in _symbols(code, section, sections)]
@@ -80,7 +81,7 @@ def read(code: bytes, arch: str = ARCH) -> Object:
     except (struct.error, ValueError, IndexError, OverflowError) as error:
         raise DamagedCode(f"the object code is not a valid ELF object: {error}") from error
     if any(not 0 <= r.symbol < len(symbols) for r in relocations):
-        raise DamagedCode("the object code relocates by a symbol that it does not have")
+        raise DamagedCode("a relocation of the object code refers to a symbol that the object code does not have")
     return Object(code, arch, sections, symbols, relocations)
 
 
@@ -94,7 +95,7 @@ def _sections(code: bytes, arch: str) -> Iterator[Section]:
         _, section_kind, flags, _, offset, size, link, info, alignment, _ = _SECTION.unpack_from(code, table + i * entry)
         section = Section(section_kind, flags, offset, size, link, info, max(alignment, 1))
         if section_kind != _NO_BITS and offset + size > len(code):
-            raise DamagedCode(f"section {i} of the object code ends behind the object: {offset + size} of {len(code)} bytes")
+            raise DamagedCode(f"section {i} of the object code ends at byte {offset + size}, but the object has {len(code)} bytes")
         if section.is_loaded:
             if flags & _WRITE or section_kind == _NO_BITS:
                 raise DamagedCode(f"section {i} of the object code is writable; kernels have no data of their own")
@@ -112,7 +113,7 @@ def _symbols(code: bytes, table: Section, sections: Sequence[Section]) -> Iterat
         if section < len(sections):
             inside = section == 0 or not sections[section].is_loaded or value <= sections[section].size
         else:
-            inside = section == _ABSOLUTE_NUMBER and i < table.info  # the name of the source file
+            inside = section == _ABSOLUTE_NUMBER and i < table.info  # such a symbol is the name of the source file
         if not inside:
             raise DamagedCode(f"symbol {i} of the object code lies in no section")
         start = names + name
@@ -121,7 +122,7 @@ def _symbols(code: bytes, table: Section, sections: Sequence[Section]) -> Iterat
 
 def _relocations(code: bytes, table: Section, sections: Sequence[Section]) -> Iterator[Relocation]:
     if not sections[table.info].is_loaded:
-        return  # of debug information
+        return  # skip relocations of debug information
     for at in range(table.offset, table.offset + table.size, _RELOCATION.size):
         offset, info, addend = _RELOCATION.unpack_from(code, at)
         yield Relocation(table.info, offset, info & 0xFFFFFFFF, info >> 32, addend)

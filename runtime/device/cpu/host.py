@@ -1,4 +1,4 @@
-"""The features of this machine, and whether it runs code for a target."""
+"""The CPU features of this machine, and the check that they suffice for a target."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 from runtime.errors import IncompatibleExecutable
 
-# What Linux tells a process on AArch64: number of the word, bit, LLVM's name. LLVM itself finds only the first two.
+# CPU features that Linux reports to a process on AArch64: number of the word, bit, LLVM's name. LLVM itself finds only the first two.
 _ARM_WORDS = 16, 26  # AT_HWCAP, AT_HWCAP2
 _ARM_BITS = (
     (0, 0, "fp-armv8"),
@@ -19,12 +19,12 @@ _ARM_BITS = (
     (1, 14, "bf16"),
 )
 
-ARCH = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())  # as LLVM names it
+ARCH = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())  # architecture of this machine as LLVM names it
 
 
 def features() -> frozenset[str]:
-    """The CPU features that this process may use, in LLVM's spelling."""
-    import llvmlite.binding as llvm  # late: the front knows targets by name, and LLVM would take 40 MB of its memory
+    """Return the CPU features that this process may use, in LLVM's spelling."""
+    import llvmlite.binding as llvm  # imported late: the front only needs names of targets, and LLVM would take 40 MB of its memory
 
     found = {name for name, present in llvm.get_host_cpu_features().items() if present} | _told_by_linux()
     return frozenset(found if matrix_tiles_allowed() else {name for name in found if not name.startswith("amx-")})
@@ -38,21 +38,21 @@ def _told_by_linux() -> set[str]:
 
 
 def _auxiliary(number: int) -> int:
-    """A word of the auxiliary vector, which the system hands a process at its start."""
+    """Return an entry of the auxiliary vector, which the kernel passes to a process at its start."""
     read = ctypes.CDLL(None).getauxval
     read.argtypes, read.restype = [ctypes.c_ulong], ctypes.c_ulong
     return int(read(number))
 
 
 def matrix_tiles_allowed() -> bool:
-    """Linux gives a process the AMX tile registers only when asked (arch_prctl, ARCH_REQ_XCOMP_PERM, tile data); a machine without them
-    refuses, and so may a container's policy."""
+    """Ask Linux for the AMX tile registers and return whether it grants them. Linux gives them to a process only on request (arch_prctl,
+    ARCH_REQ_XCOMP_PERM, tile data). The request fails if the machine has none, or if a container's policy forbids it."""
     return sys.platform == "linux" and ARCH == "x86_64" and ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
 
 
 def check_target(target: str) -> None:
-    """`target` is "arch:+feature,+feature". An instruction that the machine lacks, or that nobody asked leave for, ends the
-    process."""
+    """Raise IncompatibleExecutable unless this process can run code for `target`, which is "arch:+feature,+feature". An instruction that
+    the machine lacks, or whose registers the system did not grant, would end the process."""
     arch, _, needed = target.partition(":")
     if arch != ARCH:
         raise IncompatibleExecutable(f"the executable is for {arch}, this machine is {ARCH}; compile the program here")

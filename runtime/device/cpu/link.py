@@ -1,4 +1,4 @@
-"""Link an object: place its sections in one block and write its relocations."""
+"""Link an object: place its sections in one block and apply its relocations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from runtime.sections import align
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Offsets in the block: of the loaded sections by number, and, behind these, of a jump to each imported function."""
+    """Offsets in the linked block: the loaded sections by number, then, for each imported function, a jump to it."""
 
     sections: Mapping[int, int]
     jumps: Mapping[str, int]
@@ -42,7 +42,7 @@ class Places:
 
 
 def linked(parts: Object, places: Places, begin: int, address_of: Callable[[str], int]) -> bytearray:
-    """The bytes of the block for the address `begin`. `address_of` gives the addresses of imported functions."""
+    """Return the bytes of the block, linked for the address `begin`. `address_of` returns the address of an imported function."""
     image = bytearray(places.num_bytes)
     for i, offset in places.sections.items():
         section = parts.sections[i]
@@ -59,7 +59,7 @@ def linked(parts: Object, places: Places, begin: int, address_of: Callable[[str]
             )
         at = places.sections[r.section] + r.offset
         if r.offset + rule.num_bytes > parts.sections[r.section].size:
-            raise DamagedCode(f"a relocation of the object code lies behind its section of {parts.sections[r.section].size} bytes")
+            raise DamagedCode(f"a relocation of the object code lies outside its section of {parts.sections[r.section].size} bytes")
         target = begin + places.of_symbol(parts.symbols[r.symbol]) + r.addend
         rule.write(image, at, rule.value(target, begin + at))
     return image

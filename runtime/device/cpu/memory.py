@@ -1,4 +1,4 @@
-"""Aligned host memory, and addresses."""
+"""Aligned host memory, and the addresses of arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HUGE_PAGE = 2 << 20
 
 
 def host_buffer(num_bytes: int) -> NDArray[np.uint8]:
-    """Zeroed memory at a multiple of 64 bytes. Large blocks lie on huge pages where the system has them, and take no memory before
+    """Allocate zeroed memory at a multiple of 64 bytes. Large blocks use huge pages where the system has them. Pages take no memory before
     they are touched."""
     alignment = HUGE_PAGE if num_bytes >= 2 * HUGE_PAGE else ALIGNMENT
     try:
@@ -38,7 +38,7 @@ _first_byte = ctypes.c_char.from_buffer
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """`array.ctypes.data`, four times as fast for memory that is writable and not empty."""
+    """Return the same address as `array.ctypes.data`, four times as fast if the memory is writable and not empty."""
     try:
         return ctypes.addressof(_first_byte(array.data))
     except (TypeError, ValueError, BufferError):

@@ -1,4 +1,4 @@
-"""Memory nodes: the node of each core, and copies near the cores that read them."""
+"""Memory nodes (NUMA): the node of each core, and copies that are placed near the cores that read them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ SYSTEM = Path("/sys/devices/system/node")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The cores that threads are pinned to, and their memory nodes, numbered as they come."""
+    """The cores to which threads are pinned, and the memory node of each core. Nodes are numbered in the order in which they first
+    appear."""
 
     cores: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
 
     @staticmethod
     def of(cores: Sequence[int], system: Path = SYSTEM) -> Placement:
-        """The placement of these cores. They share one node where the system does not list nodes."""
+        """Return the placement of these cores. If the system lists no nodes, all cores are on one node."""
         known = {core: path.name for path in sorted(system.glob("node[0-9]*")) for core in _cores((path / "cpulist").read_text())}
         names = [known.get(core, "") for core in cores]
         numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
@@ -35,8 +36,9 @@ class Placement:
         return any(self.nodes)
 
     def copy(self, target: NDArray[Any], array: NDArray[Any]) -> None:
-        """Copy into memory of the same shape and type that nobody has written yet. Each node writes a part in proportion to its threads: a
-        page lies on the node that first writes it, and a team claims its work in the same parts."""
+        """Copy into memory of the same shape and type that has not been written yet. The cores of each node write a part whose size is
+        proportional to the node's number of threads. The system places a page on the node that first writes it, and the team divides its
+        work among nodes in the same proportions."""
         copy, source = (np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (target, array))
         numbers = range(1 + max(self.nodes))
         spans = [slice(*(source.nbytes * sum(n < at for n in self.nodes) // len(self.nodes) for at in (k, k + 1))) for k in numbers]

@@ -1,4 +1,5 @@
-"""Relocations of position-independent code: what each kind writes, where, and how far it reaches."""
+"""Relocations of position-independent code. Each kind has a rule: the value to write, the bits to write it to, and the range of values that
+fit."""
 
 from __future__ import annotations
 
@@ -7,16 +8,16 @@ from dataclasses import dataclass
 
 from runtime.errors import DamagedCode
 
-Value = Callable[[int, int], int]  # from the address of the symbol plus the addend, and the address of the place, to the number written
+Value = Callable[[int, int], int]  # computes the number to write, given the symbol's address plus the addend, and the address of the place
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     value: Value
     num_bytes: int
-    num_bits: int = 0  # of the field inside an instruction; 0: the number fills `num_bytes`
-    low_bit: int = 0  # where the field begins
-    unit: int = 1  # the field counts multiples of this
+    num_bits: int = 0  # bits of the field inside an instruction; 0: the number fills `num_bytes`
+    low_bit: int = 0  # lowest bit of the field inside the instruction
+    unit: int = 1  # the field counts in units of this many bytes
     is_signed: bool = True
 
     def write(self, image: bytearray, at: int, number: int) -> None:
@@ -32,7 +33,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class PageRule(Rule):
-    """ADRP: the distance in pages of 4 KiB, its low two bits apart from the others."""
+    """ADRP: the distance in pages of 4 KiB. The instruction stores the lowest two bits of the distance apart from the higher bits."""
 
     def write(self, image: bytearray, at: int, number: int) -> None:
         pages = number >> 12
@@ -56,7 +57,7 @@ def _in_page(target: int, _place: int) -> int:
 
 
 def _immediate(unit: int) -> Rule:
-    """The immediate of ADD, or of a load or store of `unit` bytes."""
+    """Make the rule for the immediate of ADD, or of a load or store of `unit` bytes."""
     return Rule(_in_page, 4, num_bits=12, low_bit=10, unit=unit, is_signed=False)
 
 
@@ -64,7 +65,7 @@ def _branch(num_bits: int, low_bit: int) -> Rule:
     return Rule(_relative, 4, num_bits=num_bits, low_bit=low_bit, unit=4)
 
 
-# By machine and by the kind's number in the ELF supplement of that machine.
+# Rules by machine, then by the number of the kind in the ELF supplement of that machine.
 RULES: Mapping[str, Mapping[int, Rule]] = {
     "x86_64": {
         2: Rule(_relative, 4),  # PC32
@@ -88,7 +89,7 @@ RULES: Mapping[str, Mapping[int, Rule]] = {
     },
 }
 
-# A jump to the address in the eight bytes behind it: functions of the system lie further away than a call reaches.
+# Code that jumps to the address stored in the eight bytes after it. A call cannot reach functions of the system, which are too far away.
 FAR_JUMP: Mapping[str, bytes] = {
     "x86_64": bytes.fromhex("ff25 00000000"),  # jmp [rip]
     "aarch64": bytes.fromhex("50000058 00021fd6"),  # ldr x16, #8; br x16

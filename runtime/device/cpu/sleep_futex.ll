@@ -10,7 +10,7 @@ define void @sleep_while(ptr %word, i32 %value) {
 }
 
 define void @wake(ptr %word) {
-  ; FUTEX_WAKE_PRIVATE, everyone
+  ; FUTEX_WAKE_PRIVATE, all sleepers
   %ignored = call i64 (i64, ...) @syscall(i64 @FUTEX@, ptr %word, i64 129, i64 2147483647)
   ret void
 }

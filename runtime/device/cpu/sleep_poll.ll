@@ -1,4 +1,4 @@
-; Elsewhere: look again every half millisecond. Costs a little, loses nothing.
+; Systems other than Linux: poll every half millisecond. This costs little CPU time, and no wake-up can be lost.
 
 declare i32 @usleep(i32)
 

@@ -1,4 +1,4 @@
-"""How much memory this process may use."""
+"""Find out how much memory the machine has, and how much this process may use."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 @dataclass(frozen=True, slots=True)
 class SystemMemory:
     total_bytes: int
-    available_bytes: int  # without swapping, and within the limit of the control group
-    limit_bytes: int | None  # of the control group
+    available_bytes: int  # memory that can be allocated without swapping, within the limit of the control group
+    limit_bytes: int | None  # limit of the control group; None: no limit
 
 
 def system_memory(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> SystemMemory:

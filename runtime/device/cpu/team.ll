@@ -5,21 +5,21 @@
 ;     (base, slot) per buffer               address = bases[base] + heap[slot]
 ;     slot per dimension                    value = heap[slot]
 ;
-; Literals are slots too (the heap ends with them), so resolving a record takes no branch.
+; Literals are slots too (they are at the end of the heap), so resolving a record takes no branch.
 ;
-; One thread runs it with @run_alone. A team runs it with @lead on the calling thread and @help on the others. Each of them is given a
-; stack, for those of the system may be smaller than what kernels keep. Nobody waits for a helper to arrive: `state` says which chunk of
-; which record is next, whoever claims a chunk runs it, and whoever finishes the last chunk of a record opens the next one. A thread that
-; comes late finds the work done and moves on; one that loses its core delays the chunk it holds. What a chunk computes does not depend
-; on who runs it.
+; A single thread runs a list with @run_alone. A team runs it with @lead on the calling thread and @help on the helpers. Each thread gets a
+; stack, because the system's may be smaller than what kernels need. No thread waits for a helper to arrive: `state` says which chunk of
+; which record is next, a thread that claims a chunk runs it, and the thread that finishes the last chunk of a record opens the next one.
+; A thread that comes late finds the work done and moves on; a thread that loses its core delays only the chunk it holds. The result of a
+; chunk does not depend on the thread that runs it.
 ;
-; Threads form groups (team.py). There is a %Team per group, one behind the other; the states of all of them count, and nothing else
-; but the first one's. Each group has a span of a record's chunks, as large as its share of the threads. A thread claims from its own
-; group's first, then from the others'. The first group's span is never empty, and its state opens a record last and says which one is
-; open.
+; Threads form groups (team.py). There is an array with one %Team per group. Every group uses its own `state` and its own range of threads;
+; all other fields are used in the first %Team only. Each group has a span of a record's chunks, in proportion to its share of the threads.
+; A thread claims chunks of its own group's span first, then of the others'. The first group's span is never empty. Its state is advanced
+; last when a record is opened, so it tells which record is open.
 
 %Team = type {
-  i64, i64, i64, [5 x i64],       ;  0  state: record << 32 | next chunk of the group's span   1  threads of groups before   2  and this one
+  i64, i64, i64, [5 x i64],       ;  0  state: record << 32 | next chunk of the group's span   1  threads in earlier groups  2  1, and in this group
   i64, i64, [6 x i64],            ;  4  done: finished chunks of the open record   5  number of groups
   i32, i32, [7 x i64],            ;  7  epoch: odd while a list is open      8  stop
   i32, i32, i32, i32, [6 x i64],  ; 10  active helpers  11  sleepers on state  12  sleepers on epoch   13  leader sleeps on active
@@ -30,12 +30,12 @@
 
 declare void @cpu_pause()
 declare void @sleep_while(ptr, i32)  ; until woken, if the word still has that value; may return early
-declare void @wake(ptr)              ; all who sleep on the word
+declare void @wake(ptr)              ; all threads that sleep on the word
 
-; --- a stack of one's own ----------------------------------------------------------------------------------------------
+; --- stacks ------------------------------------------------------------------------------------------------------------
 
-; Call function(first, second) on the stack that ends at `top`, a multiple of 64. The frame pointer finds the way back, also for
-; debuggers and profilers.
+; Call function(first, second) on the stack that ends at `top`, a multiple of 64. The frame pointer leads back to the caller's stack, also
+; for debuggers and profilers.
 define internal void @on_stack(ptr %top, ptr %function, ptr %first, ptr %second) noinline nounwind "frame-pointer"="all" {
   %before = call ptr @llvm.stacksave.p0()
   call void @llvm.stackrestore.p0(ptr %top)
@@ -44,7 +44,7 @@ define internal void @on_stack(ptr %top, ptr %function, ptr %first, ptr %second)
   ret void
 }
 
-; What Python calls.
+; The functions that Python calls.
 define void @run_alone(ptr %top, ptr %list) {
   call void @on_stack(ptr %top, ptr @run_list, ptr %list, ptr null)
   ret void
@@ -175,7 +175,7 @@ exit:
 
 ; --- a team ------------------------------------------------------------------------------------------------------------
 
-; Run chunks until the list is done. The leader is of the first group.
+; Run chunks until the list is done. The leader belongs to the first group.
 define internal void @take_part(ptr %team, i1 %leads, i64 %group) {
 entry:
   %groups.p = getelementptr %Team, ptr %team, i64 0, i32 5
@@ -197,13 +197,13 @@ entry:
   %max_dims = load i64, ptr %max_dims.p
   %threads.p = getelementptr %Team, ptr %team, i64 0, i32 16
   %threads = load i64, ptr %threads.p
-  %shares = mul i64 %threads, 8  ; chunks that a record is cut into, about: what a lost core can delay is one of them
+  %shares = mul i64 %threads, 8  ; approximate number of chunks per record: a thread that loses its core delays only one chunk
   %buffers = alloca i64, i64 %max_buffers
   %dims = alloca i64, i64 %max_dims
   br label %look
 
 look:
-  ; what the thread knows: the open record, its successor, its iterations and number of chunks
+  ; state of this thread: the open record, its successor, its number of iterations and of chunks
   %at = phi i64 [ -1, %entry ], [ %at.now, %wait ], [ %at.now, %lost ], [ %at.now, %pass ], [ %at.now, %more ]
   %record = phi ptr [ null, %entry ], [ %record.now, %wait ], [ %record.now, %lost ], [ %record.now, %pass ], [ %record.now, %more ]
   %record.next = phi ptr [ %words, %entry ], [ %next.now, %wait ], [ %next.now, %lost ], [ %next.now, %pass ], [ %next.now, %more ]
@@ -220,7 +220,7 @@ compare:
   %same = icmp eq i64 %open, %at
   br i1 %same, label %ready, label %walk
 
-walk:  ; to the open record; records between were done without us
+walk:  ; to the open record; other threads did the records in between
   %w = phi i64 [ %at, %compare ], [ %w.next, %step ]
   %w.record = phi ptr [ %record.next, %compare ], [ %w.record.next, %step ]
   %w.next = add i64 %w, 1
@@ -246,7 +246,7 @@ open.record:
   %call.now = and i1 %several, %call.leads
   br i1 %call.now, label %call.helpers, label %ready
 
-call.helpers:  ; only now: a list of small records wakes nobody
+call.helpers:  ; at the first record with several chunks: a list of small records wakes no thread
   %idle.p = getelementptr %Team, ptr %team, i64 0, i32 12
   %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 7
   call void @wake_sleepers(ptr %idle.p, ptr %epoch.p)
@@ -261,7 +261,7 @@ ready:
   %called.now = phi i1 [ %called, %compare ], [ %called, %open.record ], [ true, %call.helpers ]
   br label %group.look
 
-group.look:  ; a chunk of this group's, or else of the next one's; the record stays open while we have not told of all that we ran
+group.look:  ; claim a chunk of this group's span, or else of the next group's; the record stays open until this thread has counted its chunks as done
   %tried = phi i64 [ 0, %ready ], [ %tried.next, %group.next ], [ 0, %run ], [ 0, %lost.untold ]
   %k = phi i64 [ %group, %ready ], [ %k.wrapped, %group.next ], [ %group, %run ], [ %group, %lost.untold ]
   %untold = phi i64 [ 0, %ready ], [ %untold, %group.next ], [ %untold.next, %run ], [ %untold, %lost.untold ]
@@ -274,7 +274,7 @@ group.look:  ; a chunk of this group's, or else of the next one's; the record st
   %span.end = call i64 @first_chunk(i64 %chunks.now, i64 %through, i64 %threads)
   %span = load atomic i64, ptr %span.p acquire, align 8
   %span.record = lshr i64 %span, 32
-  %span.open = icmp eq i64 %span.record, %open  ; or it is ahead already: all of this record is done
+  %span.open = icmp eq i64 %span.record, %open  ; false: the span is at a later record, and all of this record is done
   %claimed.before = and i64 %span, 4294967295
   %chunk = add i64 %span.begin, %claimed.before
   %span.left = icmp ult i64 %chunk, %span.end
@@ -293,8 +293,8 @@ none.left:
   %ran = icmp ne i64 %untold, 0
   br i1 %ran, label %tell, label %none.ran
 
-tell:  ; once per record, not per chunk: between cores that share no cache each time takes as long as a fetch from memory
-  ; a locked instruction on x86-64, which orders also what kernels wrote past the caches: a plain releasing store would not
+tell:  ; count chunks as done once per record, not per chunk: between cores that share no cache this takes as long as a memory access
+  ; On x86-64 this is a locked instruction. It also orders the non-temporal stores of kernels, which a plain release store would not.
   %done.before = atomicrmw add ptr %done.p, i64 %untold acq_rel
   %done = add i64 %done.before, %untold
   %complete = icmp eq i64 %done, %chunks.now
@@ -306,7 +306,7 @@ none.ran:
   %pass.now = and i1 %empty, %unpassed
   br i1 %pass.now, label %pass, label %wait
 
-pass:  ; nothing to run: any one thread opens the next record
+pass:  ; the record has no chunks: the thread that wins this exchange opens the next record
   %passing.state = add i64 %state, 1
   %passing = cmpxchg ptr %state.p, i64 %state, i64 %passing.state acq_rel acquire
   %passes = extractvalue { i64, i1 } %passing, 1
@@ -340,13 +340,13 @@ run:
   %untold.next = add i64 %untold, 1
   br label %group.look
 
-advance:  ; nobody else touches the states of a record whose chunks are all claimed
+advance:  ; no other thread writes the states of a record whose chunks are all claimed
   store atomic i64 0, ptr %done.p monotonic, align 8
   %following = add i64 %open, 1
   %following.state = shl i64 %following, 32
   br label %advance.group
 
-advance.group:  ; the first one last
+advance.group:  ; from the last group to the first
   %a = phi i64 [ %groups, %advance ], [ %a.next, %advance.group ]
   %a.next = sub i64 %a, 1
   %advanced.p = getelementptr %Team, ptr %team, i64 %a.next, i32 0
@@ -366,7 +366,8 @@ exit:
   ret void
 }
 
-; The first chunk of the span behind that of so many threads: rounded up, so that the first span has one if there is any.
+; Return the first chunk of the span that follows the spans of %threads.before threads. It is rounded up, so that the first span has a chunk
+; if there is any.
 define internal i64 @first_chunk(i64 %chunks, i64 %threads.before, i64 %threads) alwaysinline {
   %scaled = mul i64 %chunks, %threads.before
   %more = add i64 %scaled, %threads
@@ -375,14 +376,14 @@ define internal i64 @first_chunk(i64 %chunks, i64 %threads.before, i64 %threads)
   ret i64 %first
 }
 
-; Where a chunk begins: no two of a record differ by more than one iteration, or threads with as many of them would wait for each other.
+; Return the first iteration of a chunk. Chunks of a record differ by at most one iteration, so threads with equally many chunks finish together.
 define internal i64 @split(i64 %n, i64 %chunk, i64 %chunks) alwaysinline {
   %scaled = mul i64 %n, %chunk
   %begin = udiv i64 %scaled, %chunks
   ret i64 %begin
 }
 
-; Let the helpers in, work with them, close the list, and see the last of them out.
+; Open the list to the helpers, run chunks with them, close the list, and wait until the last helper has left it.
 define internal void @lead_list(ptr %team, ptr %list) {
 entry:
   %list.p = getelementptr %Team, ptr %team, i64 0, i32 15
@@ -421,8 +422,8 @@ exit:
   ret void
 }
 
-; What a helper does until the team stops. It counts itself active before it looks whether a list is open, and the leader closes the
-; list before it looks at the count: one of them sees the other.
+; Run lists as a helper until the team stops. A helper counts itself active before it checks whether a list is open, and the leader closes the
+; list before it checks the count, so at least one of them sees the other.
 define internal void @help_lists(ptr %team, ptr %group.word) {
 entry:
   %group = ptrtoint ptr %group.word to i64
@@ -463,15 +464,15 @@ define void @stop(ptr %team) {
   %stop.p = getelementptr %Team, ptr %team, i64 0, i32 8
   store atomic i32 1, ptr %stop.p seq_cst, align 4
   %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 7
-  %closed = atomicrmw add ptr %epoch.p, i32 2 seq_cst  ; even: nothing to join
+  %closed = atomicrmw add ptr %epoch.p, i32 2 seq_cst  ; stays even: no list is open
   call void @wake(ptr %epoch.p)
   ret void
 }
 
 ; --- waiting -----------------------------------------------------------------------------------------------------------
 
-; Return soon after the word changed: spin for a while, then sleep. A sleeper counts itself before it looks at the word a last time,
-; and who changes the word looks at the count afterwards.
+; Return soon after the word changes: spin for a while, then sleep. A sleeper counts itself before it checks the word for the last time,
+; and a thread that changes the word checks the count afterwards.
 define internal void @wait_while(ptr %team, ptr %word, i32 %value, ptr %sleepers) {
 entry:
   %spins.p = getelementptr %Team, ptr %team, i64 0, i32 17

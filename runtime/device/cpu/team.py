@@ -1,8 +1,9 @@
-"""A team of threads that executes launch lists in step. The loop itself is native (team.ll): Python threads enter it through ctypes,
-which lets go of the interpreter, and come back only to end. Each thread has a stack of the team's for it, as large as the kernels ask for:
-what the system gave the thread may be smaller, and differs by machine, by limit and by who made the thread.
+"""A team of threads that execute launch lists together. Its loop is native code (team.ll): Python threads enter it through ctypes, which
+releases the GIL, and return only when the team stops. Each thread runs on a stack that the team allocates, as large as the kernels need.
+The system's own stack may be too small: its size depends on the machine, on limits, and on how the thread was created.
 
-Forking: a child has no helpers; its teams go on with the calling thread alone. Do not fork while another thread runs a list.
+Forking: a child process has no helper threads, so its teams continue with the calling thread alone. Do not fork while another thread runs a
+launch list.
 """
 
 from __future__ import annotations
@@ -30,26 +31,30 @@ from runtime.device.cpu.memory import host_buffer
 from runtime.errors import OutOfMemory
 from runtime.sections import align
 
-MOST_GROUPS = 8  # who opens a record writes a word for each
-SPIN_S = 50e-6  # long enough to bridge the host's work between two steps, short enough to cost an idle machine nothing
-OVERSUBSCRIBED_SPIN_S = 1e-6  # a spinning thread may be what keeps the one it waits for from running
-GUARD = 64 << 10  # below a stack, nobody may touch it: a page of any machine
-STACK_SPARE = 256 << 10  # beside what kernels ask for: registers that they spill, signals, the loop that calls them; lazily taken
+MOST_GROUPS = 8  # more groups would slow down each record: the thread that opens it writes a word for each group
+# how long an idle helper spins before it sleeps: longer than the host's work between two steps, and too short to load an idle machine
+SPIN_S = 50e-6
+# spinning time with more threads than cores: a spinning thread may occupy the core that the thread it waits for needs
+OVERSUBSCRIBED_SPIN_S = 1e-6
+GUARD = 64 << 10  # size of the inaccessible memory below a stack, in bytes: a multiple of the page size of every machine
+# Stack bytes in addition to what kernels declare, for spilled registers, signals and the loop that calls kernels. Pages take memory only
+# when touched.
+STACK_SPARE = 256 << 10
 
-SLEEPING = frozenset({"syscall", "usleep"})  # functions of the C library by which a thread sleeps
+SLEEPING = frozenset({"syscall", "usleep"})  # functions of the C library with which a thread sleeps
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _PAUSE = {
     "x86_64": "call void @llvm.x86.sse2.pause()\n  ret void\n}\ndeclare void @llvm.x86.sse2.pause()",
     "aarch64": "call void @llvm.aarch64.hint(i32 1)\n  ret void\n}\ndeclare void @llvm.aarch64.hint(i32)",
 }
 
-# Layout of %Team in team.ll, of which there is one per group.
+# Layout of %Team in team.ll. There is one %Team per group.
 _TEAM_BYTES = 320
 _BEFORE, _THROUGH, _GROUPS, _ACTIVE, _THREADS, _SPINS = 8, 16, 72, 192, 304, 312
 
 
 def native_module(arch: str, system: str) -> llvm.ModuleRef:
-    """team.ll with what differs by machine: how to pause, and how to sleep."""
+    """Return team.ll linked with the code that differs by machine: how a thread pauses, and how it sleeps."""
     futex = _FUTEX.get(arch) if system == "linux" else None
     sleep = _text("sleep_poll.ll") if futex is None else _text("sleep_futex.ll").replace("@FUTEX@", str(futex))
     module = llvm.parse_assembly(_text("team.ll"))
@@ -104,7 +109,7 @@ class Record:
 
 
 class LaunchList:
-    """%List of team.ll. `bases` and `heap` are filled in by the owner; heap and bases are read while a run lasts."""
+    """A launch list, the struct %List of team.ll. The owner fills in `bases` and `heap`, which threads read during a run."""
 
     def __init__(self, records: Sequence[Record], num_bases: int) -> None:
         self._words = np.array([word for record in records for word in record.words], np.int64)
@@ -114,11 +119,11 @@ class LaunchList:
         most_buffers = max((len(r.buffers) for r in records), default=0)
         most_dims = max((len(r.dims) for r in records), default=0)
         self._fields = np.array([self._words.ctypes.data, len(records), self._bases.ctypes.data, 0, most_buffers, most_dims], np.int64)
-        self.heap = self._fields.data[3:4]  # the address of the heap
+        self.heap = self._fields.data[3:4]  # holds the address of the heap
         self.address = self._fields.ctypes.data
 
     def singles(self) -> Iterator[LaunchList]:
-        """The records one by one, with the bases and the heap of the whole."""
+        """Yield a list for each record, with the bases and the heap of this list."""
         for record in self._records:
             single = LaunchList([record], 0)
             single._fields[2:4] = self._fields[2:4]
@@ -126,17 +131,17 @@ class LaunchList:
 
 
 class Team:
-    """`num_threads` counts the caller."""
+    """Threads that run launch lists together. `num_threads` includes the calling thread."""
 
     def __init__(
         self, num_threads: int, *, cores: Sequence[int] = (), pinned: bool = False, nodes: Sequence[int] = (), stack_bytes: int = 0
     ) -> None:
-        """`cores`: those the process may use. `pinned`: helper i stays on cores[i], and `pin_caller` puts the caller on cores[0]. `nodes`:
-        the memory node of each thread, the caller's being 0, where there are several. `stack_bytes`: the most that a kernel keeps on its
-        stack."""
+        """Allocate the stacks and start the helpers. `cores`: the cores that the process may use. `pinned`: helper i is pinned to cores[i],
+        and `pin_caller` pins the caller to cores[0]. `nodes`: the memory node of each thread, if there are several nodes; the caller's node
+        is 0. `stack_bytes`: the most stack memory that a kernel uses."""
         assert num_threads >= 1, num_threads
         self.num_threads = num_threads
-        self.busy_s = 0.0  # in launch lists, since it was made
+        self.busy_s = 0.0  # seconds spent in launch lists so far
         self._cores = tuple(cores)
         self._pinned = pinned and len(self._cores) >= num_threads and hasattr(os, "sched_setaffinity")
         self._groups = _groups(num_threads, nodes)
@@ -144,7 +149,7 @@ class Team:
         self._run_alone = native.run_alone
         self._lead = native.lead
         self._stack_bytes = align(stack_bytes + STACK_SPARE)
-        self._stack = _stack(self._stack_bytes)  # the caller's
+        self._stack = _stack(self._stack_bytes)  # stack of the calling thread
         self._top = _top(self._stack)
         self._lock = threading.Lock()
         self._memory = host_buffer(_TEAM_BYTES * (1 + max(self._groups)))
@@ -180,7 +185,8 @@ class Team:
         return thread
 
     def pin_caller(self) -> None:
-        """Pin the calling thread, which only runs lists, to its core: on the core of a helper it would wait for that helper."""
+        """Pin the calling thread to its core. The thread must only run launch lists. If it ran on the core of a helper, it would wait for
+        that helper."""
         if self._pinned:
             os.sched_setaffinity(0, {self._cores[0]})
 
@@ -194,13 +200,14 @@ class Team:
         self.busy_s += time.perf_counter() - began_s
 
     def forget_helpers(self) -> None:
-        """Forget the helpers after a fork: they exist in the parent alone."""
+        """Forget the helpers after a fork: they exist only in the parent process."""
         self._memory[_ACTIVE : _ACTIVE + 4] = 0
 
 
 def _groups(num_threads: int, nodes: Sequence[int]) -> tuple[int, ...]:
-    """Which threads claim their chunks from one span: those of a memory node. On one node each thread has its own, while they are few: what
-    it reads in a row lies in a row, which is what prefetching is built for."""
+    """Assign each thread to a group. The threads of a group claim chunks of work from the same span. If there are several memory nodes,
+    each node's threads form a group. Otherwise each thread is a group, up to MOST_GROUPS groups: a thread then reads contiguous memory,
+    which hardware prefetching needs."""
     if any(nodes):
         return tuple(nodes[:num_threads])
     count = min(num_threads, MOST_GROUPS)
@@ -208,7 +215,8 @@ def _groups(num_threads: int, nodes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _stack(num_bytes: int) -> NDArray[np.uint8]:
-    """A stack with a guard page: a kernel that uses more than it declares ends the process, and overwrites nothing."""
+    """Allocate a stack with inaccessible memory below it: a kernel that uses more stack than it declares ends the process instead of
+    overwriting memory."""
     try:
         memory = np.frombuffer(mmap.mmap(-1, GUARD + num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
     except (OSError, OverflowError) as error:

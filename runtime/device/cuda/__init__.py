@@ -1,6 +1,7 @@
-"""NVIDIA GPUs: their memory, the kernels that they run, and a step as one copy and one launch of a graph.
+"""NVIDIA GPUs: their memory, their kernels, and regions that run as one copy and one graph launch.
 
-pycuda owns the device, its context, memory, streams and events; `driver.py` calls the driver for what pycuda lacks. Nothing here is
-imported before a GPU is asked for."""
+pycuda owns the device, its context, memory, streams and events; `driver.py` calls the driver for what pycuda lacks. No module of this
+folder is imported before a GPU is opened.
+"""
 
-ARCHITECTURES = ("nvptx64",)  # as LLVM names it
+ARCHITECTURES = ("nvptx64",)  # architectures as LLVM names them

@@ -1,7 +1,7 @@
-"""PTX as the driver assembled it, kept in a file for the next start. Assembling a large program takes seconds.
+"""Store the code that the driver assembled from PTX in a file for the next start. Assembling a large program takes seconds.
 
-What is assembled is for one GPU's generation and one driver, so both are in the name. A file that is damaged, or that the driver does not
-take, is made anew.
+Assembled code is for one model of GPU and one driver, so the file name depends on both. A file that is damaged, or that the driver rejects,
+is written again.
 """
 
 from __future__ import annotations
@@ -21,27 +21,28 @@ _CHECKSUM_BYTES = 32
 
 
 def load_module(card: Card, ptx: bytes, beside: Path | None) -> int:
-    """The code on the card. `beside`: the path, less an ending, to which what is assembled is kept; None: nowhere."""
+    """Load the code on the card and return its module. `beside` is the path, without suffix, of the file for the assembled code; None: the
+    assembled code is not stored."""
     if beside is None:
         return driver.load_module(ptx)
     path = beside.with_name(f"{beside.name}-{_digest(card, ptx)}{SUFFIX}")
     with suppress(OSError, DamagedFile, DamagedCode, IncompatibleExecutable):
         module = driver.load_module(read(path))
-        with suppress(OSError):  # of a folder that may only be read
+        with suppress(OSError):  # the folder may be read-only
             os.utime(path)
         return module
     code = driver.assemble(ptx)
-    with suppress(OSError):  # it is assembled again next time
+    with suppress(OSError):  # if the code cannot be stored, the next start assembles it again
         _keep(path, code)
     return driver.load_module(code)
 
 
 def read(path: Path) -> bytes:
-    """Raises OSError or DamagedFile."""
+    """Read a file of assembled code and verify its checksum. Raises OSError or DamagedFile."""
     content = regular(path).read_bytes()
     checksum, code = content[:_CHECKSUM_BYTES], content[_CHECKSUM_BYTES:]
     if hashlib.sha256(code).digest() != checksum:
-        raise DamagedFile(path, "code", "its checksum is that of other bytes")
+        raise DamagedFile(path, "code", "its checksum differs")
     return code
 
 

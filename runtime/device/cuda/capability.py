@@ -1,4 +1,4 @@
-"""Tell whether a GPU of a compute capability runs the code of a target."""
+"""Determine whether a GPU of a compute capability runs the code of a target."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import re
 
 from runtime.errors import IncompatibleExecutable
 
-Capability = tuple[int, int]  # compute capability: 9, 0
+Capability = tuple[int, int]  # compute capability (major, minor), such as (9, 0)
 
 
 def runs(target: str, capability: Capability) -> bool:
-    """`target` is "nvptx64:+ptxN,+sm_N@system". Code of a generation runs on those that follow; with an "a", on that generation alone."""
+    """Return whether a GPU of this capability runs code for `target`, which is "nvptx64:+ptxN,+sm_N@system". Code for one generation of
+    GPUs also runs on later generations; with the suffix "a" it runs on one generation alone."""
     found = re.search(r"\+sm_(\d+)(\d)(a?)", target)
     if found is None:
         raise IncompatibleExecutable(f"the executable is for {target}, which names no generation of GPUs; compile the program again")

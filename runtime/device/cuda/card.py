@@ -1,4 +1,4 @@
-"""A GPU of this machine: its context, its memory, its one stream. The only file that imports pycuda."""
+"""A GPU of this machine: its context, its memory, its only stream. No other file imports pycuda."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from runtime.device.cuda.capability import Capability
 from runtime.errors import DeviceFault, NoDevice, OutOfMemory
 from runtime.units import in_mib
 
-LEAST_DRIVER = 12040  # of CUDA 12.4: the first that reads PTX 8.4
-INSTALL = "pip install 'relaxserve[cuda]' with the headers of CUDA at hand, and NVIDIA's driver 550 or newer"
+LEAST_DRIVER = 12040  # CUDA 12.4, the first version that reads PTX 8.4
+INSTALL = "pip install 'relaxserve[cuda]' with CUDA's headers installed, and NVIDIA's driver 550 or newer"
 
 
 def pycuda() -> Any:
-    """The module, initialised. Raises NoDevice, which says what to install."""
+    """Return the initialised module `pycuda.driver`. Raises NoDevice, whose message says what to install."""
     try:
         found = import_module("pycuda.driver")
     except ModuleNotFoundError as error:
@@ -52,12 +52,12 @@ class Owned:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A GPU of this machine."""
+    """A GPU of this machine, as the driver describes it."""
 
     name: str
     capability: Capability
     total_bytes: int
-    driver: str  # the CUDA that the driver is for
+    driver: str  # newest version of CUDA that the driver supports
 
     def __str__(self) -> str:
         major, minor = self.capability
@@ -94,9 +94,10 @@ class Card:
         self.num_units: int = device.multiprocessor_count
         self._context = device.retain_primary_context()
         self._entered = threading.local()
-        self.last_launch: Callable[[], str] = str  # for messages about faults
+        self.last_launch: Callable[[], str] = str  # describes the last launch in messages about faults
         self._owned: weakref.WeakSet[Owned] = weakref.WeakSet()
-        weakref.finalize(self, _release, self._context, self._owned)  # at exit, too: the driver may be gone when objects go by themselves
+        # Also runs when the process exits: the driver may be gone by the time that objects are destroyed.
+        weakref.finalize(self, _release, self._context, self._owned)
         self._stream = self.own(self._cuda.Stream)
 
     def __enter__(self) -> Card:
@@ -129,7 +130,7 @@ class Card:
             return self._cuda.mem_get_info()[0]
 
     def allocate(self, owner: object, num_bytes: int, part: str) -> int:
-        """The address of zeroed memory, which is freed with its owner."""
+        """Allocate zeroed memory that is freed with its owner, and return its address."""
         if num_bytes == 0:
             return 0
         with self, self._faults(part):
@@ -142,7 +143,7 @@ class Card:
         return int(block)
 
     def pinned(self, owner: object, num_words: int) -> NDArray[np.int64]:
-        """Pinned words of the host, which the card reads and writes by itself. They live as long as the owner."""
+        """Allocate pinned memory of the host, which the card can read and write. It is freed with its owner."""
         flags = self._cuda.host_alloc_flags.DEVICEMAP
         with self, self._faults("pinned memory"):
             words = self._cuda.pagelocked_zeros(max(1, num_words), np.int64, mem_flags=flags)
@@ -150,13 +151,13 @@ class Card:
         return words
 
     def address_of(self, pinned: NDArray[np.int64]) -> int:
-        """The device address of pinned words."""
+        """Return the address by which the card reaches pinned words."""
         with self:
             base: Any = pinned.base
             return int(base.get_device_pointer())
 
     def _free(self, block: Any) -> None:
-        with suppress(self._cuda.Error), self:  # a context that a kernel has ended frees nothing, and needs not
+        with suppress(self._cuda.Error), self:  # after a fault, the context and its memory are destroyed already
             block.free()
 
     def _free_pinned(self, words: NDArray[np.int64]) -> None:
@@ -164,7 +165,7 @@ class Card:
             base: Any = words.base
             base.free()
 
-    # --- transfers: behind what was launched before --------------------------------------------------------------------
+    # --- transfers: each begins after all earlier launches -------------------------------------------------------------
 
     def upload(self, address: int, data: NDArray[np.uint8]) -> None:
         with self, self._faults("upload"):
@@ -181,7 +182,7 @@ class Card:
             self._cuda.memcpy_dtod_async(target, source, num_bytes, self.stream)
 
     def copy_pinned(self, address: int, words: NDArray[np.int64]) -> None:
-        """Copy pinned words to the card. Do not write to them before the next `wait` ends."""
+        """Copy pinned words to the card asynchronously. Do not write to them before the next `wait` returns."""
         with self, self._faults("copy"):
             self._cuda.memcpy_htod_async(address, words, self.stream)
 
@@ -193,13 +194,13 @@ class Card:
             self.stream.synchronize()
 
     def event(self, owner: object) -> Owned:
-        """A new event. It is destroyed with its owner, in whatever thread the owner ends."""
+        """Make an event. It is destroyed with its owner, on whatever thread that happens."""
         event = self.own(self._cuda.Event)
         weakref.finalize(owner, self._drop, event)
         return event
 
     def elapsed_s(self, begin: Owned, end: Owned) -> float | None:
-        """Between two events that were recorded; None while the second is still to come."""
+        """Return the time between two recorded events, or None if the card has not reached the second event yet."""
         with self, self._faults("step"):
             return end.thing.time_since(begin.thing) / 1000 if end.thing.query() else None
 

@@ -1,4 +1,4 @@
-"""The time in which the card was busy with regions, by its own events."""
+"""Measure with events of the card how long it was busy with regions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from runtime.device.cuda.card import Card, Owned
 class Clock:
     def __init__(self, card: Card) -> None:
         self._card = card
-        self._running: deque[tuple[Owned, Owned]] = deque()  # the events around each run that has not been counted
+        self._running: deque[tuple[Owned, Owned]] = deque()  # pairs of events around each run whose time is not counted yet
         self._idle: list[tuple[Owned, Owned]] = []
         self._done_s = 0.0
 
     @property
     def busy_s(self) -> float:
-        """Seconds of the runs that have ended."""
+        """Total seconds of the runs that have ended."""
         while self._running and (passed_s := self._card.elapsed_s(*self._running[0])) is not None:
             self._done_s += passed_s
             self._idle.append(self._running.popleft())
@@ -26,7 +26,7 @@ class Clock:
 
     @contextmanager
     def running(self) -> Generator[None]:
-        """Count the time of the work that is launched inside."""
+        """Count the card's time for the work that is launched inside the `with`."""
         begin, end = self._idle.pop() if self._idle else (self._card.event(self), self._card.event(self))
         begin.thing.record(self._card.stream)
         yield

@@ -1,5 +1,5 @@
-"""A GPU as a device. A tensor is memory of the card with a shape, a heap is an array of the host that regions read at each run. Handles
-come back as `Any`: whoever holds one has it from this device."""
+"""A GPU as a device. A tensor is memory of the card with a shape, a heap is an array of the host that regions read at each run. Parameters
+that take handles have type `Any`: only the device itself makes handles."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, numb
 
 class CudaDevice:
     tensor_type: type = CudaTensor
-    num_threads = 1  # of the host
+    num_threads = 1  # threads of the host
 
     def __init__(self, number: int = 0, assembled: Path | None = None) -> None:
         self._card = Card(number)
@@ -184,7 +184,7 @@ class CudaDevice:
     # --- threads -----------------------------------------------------------------------------------------------------
 
     def use_thread(self) -> None:
-        """Any thread may call; each enters the card's context by itself."""
+        """Do nothing: each call makes the card's context current for its thread."""
 
     def close(self) -> None:
         self._card.wait()

@@ -1,4 +1,4 @@
-"""The driver's calls that pycuda lacks: modules with the assembler's messages, launches by handle, and graphs. One table has the errors."""
+"""Calls of the CUDA driver that pycuda lacks: modules with the assembler's messages, launches by handle, and graphs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from runtime.errors import DamagedCode, DeviceFault, IncompatibleExecutable, Run
 
 LIBRARY = "libcuda.so.1"
 LOG_BYTES = 8192
-_ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # options of a load
-_PTX = 1  # the kind of what is assembled
-_OF_THIS_THREAD = 1  # calls of other threads do not end a capture
+_ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # driver options: the buffer for error messages, and its size
+_PTX = 1  # input type of a link
+_OF_THIS_THREAD = 1  # capture mode in which calls of other threads do not end the capture
 
 _Handle = c_void_p
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
@@ -37,7 +37,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuGetErrorString": (c_int, c_void_p),
 }
 
-# What a status means for us; any other is a fault of the device.
+# The error that a status of the driver raises; any other status raises DeviceFault.
 _ERRORS: dict[int, type[RuntimeFault]] = {
     200: DamagedCode,  # INVALID_IMAGE
     209: IncompatibleExecutable,  # NO_BINARY_FOR_GPU
@@ -56,14 +56,14 @@ def _library() -> ctypes.CDLL:
 
 
 def call(name: str, *args: Any, about: str = "") -> None:
-    """Call the driver. Raises the error that its status means; `about` says what was being done."""
+    """Call the driver. Raise an error if its status is not success; `about` says in the message what was being done."""
     status = getattr(_library(), name)(*args)
     if status:
         raise _error(status, about or name)
 
 
 def message(status: int) -> str:
-    """The driver's name of a status and its description."""
+    """Return the driver's name for a status and its description."""
     texts: list[str] = []
     for name in ("cuGetErrorName", "cuGetErrorString"):
         text = c_char_p()
@@ -80,7 +80,7 @@ def _error(status: int, about: str) -> RuntimeFault:
 
 
 def load_module(image: bytes) -> int:
-    """Load PTX, which the driver assembles for its card, or what `assemble` returned."""
+    """Load PTX, which the driver assembles for its card, or code that `assemble` returned. Return the module."""
     module = c_void_p()
     with _log() as (options, values):
         call("cuModuleLoadDataEx", byref(module), c_char_p(image), 2, options, values, about="the code of the executable")
@@ -88,7 +88,7 @@ def load_module(image: bytes) -> int:
 
 
 def assemble(ptx: bytes) -> bytes:
-    """Assemble PTX for the card of the context. The driver loads the result at once."""
+    """Assemble PTX for the card of the current context. Return code that the driver can load without assembling it again."""
     state, code, size = c_void_p(), c_void_p(), c_size_t()
     text = ptx + b"\0"
     with _log() as (options, values):
@@ -103,7 +103,7 @@ def assemble(ptx: bytes) -> bytes:
 
 @contextmanager
 def _log() -> Generator[tuple[Any, Any]]:
-    """Yield options of a load. An error inside repeats the assembler's messages."""
+    """Yield options that collect the assembler's messages. A RuntimeFault that is raised inside the `with` gets these messages appended."""
     log = ctypes.create_string_buffer(LOG_BYTES)
     try:
         yield (c_int * 2)(_ERROR_LOG, _ERROR_LOG_BYTES), (c_void_p * 2)(ctypes.addressof(log), LOG_BYTES)
@@ -126,7 +126,7 @@ def unload_module(module: int) -> None:
 
 
 class Parameters:
-    """The parameters of a kernel that takes one address. The driver copies them at the launch."""
+    """The parameters of a kernel that takes one address. The driver copies them when the kernel is launched."""
 
     def __init__(self, address: int) -> None:
         self._word = c_ulonglong(address)
@@ -141,7 +141,7 @@ def launch(function: int, blocks: int, threads: int, parameters: Parameters, str
 
 
 class Graph:
-    """Launches that one call repeats."""
+    """A captured list of launches. One call runs the whole list."""
 
     def __init__(self, executable: int) -> None:
         self._executable = executable
@@ -155,7 +155,7 @@ class Graph:
 
 @contextmanager
 def captured(stream: int) -> Generator[list[Graph]]:
-    """Capture the launches on the stream as a graph instead of running them. The yielded list holds it afterwards."""
+    """Capture the launches on the stream as a graph instead of running them. The graph is appended to the yielded list at the end."""
     found: list[Graph] = []
     call("cuStreamBeginCapture_v2", stream, _OF_THIS_THREAD)
     graph = c_void_p()

@@ -1,4 +1,4 @@
-"""The arrays of a call, in one copy out of pinned memory."""
+"""Upload the arrays of a call with one copy from pinned memory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 from runtime.device.cuda.card import Card
 from runtime.device.cuda.memory import Block, CudaTensor
 
-ALIGNMENT = 256  # bytes: vectors of any width are aligned, and two arrays share no line
-MOST_BYTES = 16 << 20  # of an array that goes with the others; a larger one is a copy worth its call
+ALIGNMENT = 256  # alignment of each array in bytes: enough for vectors of any width, and no two arrays share a cache line
+MOST_BYTES = 16 << 20  # largest array that is copied together with others, in bytes; larger arrays are copied separately
 
 
 class Inputs:
-    """Pinned memory, and memory of the card of the same size. Both grow to the largest call, and each call writes over the last one."""
+    """Pinned memory of the host, and memory of the card of the same size. Both grow to the size of the largest call. Each call overwrites
+    the inputs of the previous call."""
 
     def __init__(self, card: Card) -> None:
         self._card = card
-        self._copied = card.event(self)  # the pinned memory may be written
+        self._copied = card.event(self)  # event after which the pinned memory may be rewritten
         self._grow(0)
 
     def holds(self, tensor: CudaTensor) -> bool:

@@ -1,4 +1,5 @@
-"""Name the kernel that began last: after a fault, the one that failed. Each kernel writes its record's address to a word of the host."""
+"""Name the kernel that began last. After a fault, this is the kernel that failed. Each kernel writes the address of its record to one word
+of the host when it begins."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from runtime.device.cuda.card import Card
 class LastLaunch:
     def __init__(self, card: Card) -> None:
         self._word = card.pinned(self, 1)
-        self.address = card.address_of(self._word)  # for the card
+        self.address = card.address_of(self._word)  # the address at which the card reaches the word
         self._records: dict[int, str] = {}
         self.num_runs = 0
 

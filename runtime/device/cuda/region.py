@@ -1,10 +1,11 @@
-"""A region is a list of launches whose integers and addresses lie in one array of words, the records: a run writes them in pinned memory,
-copies them once and launches one graph.
+"""A region is a list of launches. Their integers and addresses are in one array of words, the records. A run writes the records to pinned
+memory, copies them to the card once, and launches one graph.
 
-Every kernel takes the address of its record: the word of the last launch, the addresses of its buffers, its integers, and the address of
-counters where its blocks share some. So nothing in a graph changes from run to run. Blocks share what there is to do, however many there
-are, so any graph serves all sizes; a good one has about as many blocks as there is work. Graphs are captured by `prepare`, for the sizes
-that are about to come. A region that was not prepared captures one for each magnitude of its integers, when that first comes.
+Every kernel takes the address of its record. The record holds the address of the word for the last launch, the addresses of the kernel's
+buffers, its integers, and, if its blocks share counters, the address of the counters. So nothing in a graph changes from run to run. The
+blocks of a launch divide its work among themselves, whatever their number, so every graph gives correct results for all sizes; a graph is
+fast if it has about as many blocks as there is work. `prepare` captures graphs for expected sizes. A region that was not prepared captures
+a graph for each order of magnitude of its integers, when it first occurs.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from runtime.errors import InvalidProgram
 
 WORD = 8  # bytes
 COUNTER = 4
-LAUNCH_BYTES = 16 << 10  # that the driver keeps of a launch in a graph, by an estimate from above
-BLOCKS_PER_UNIT = 32  # that any NVIDIA multiprocessor holds at once, at most: more would only wait
-Magnitudes = NDArray[np.int32]  # of a region's integers: a power of two above each
-Grid = Callable[[int], int]  # of the address of a launch's integers
+LAUNCH_BYTES = 16 << 10  # bytes of device memory per launch in a graph that the driver needs, an upper estimate
+BLOCKS_PER_UNIT = 32  # most blocks that an NVIDIA multiprocessor holds at once: additional blocks would only wait
+Magnitudes = NDArray[np.int32]  # per integer of a region: the exponent of the least power of two that exceeds the integer
+Grid = Callable[[int], int]  # returns the number of blocks that have work, given the address of a launch's integers
 
 
 class Loaded(Protocol):
@@ -49,7 +50,7 @@ class _Launched:
     threads: int
     parameters: Parameters
     grid: Grid
-    dims: int  # the host's address of its integers
+    dims: int  # host address of the launch's integers
 
 
 class CudaRegion:
@@ -58,9 +59,9 @@ class CudaRegion:
     ) -> None:
         self._card, self._last, self._clock, self._function = card, last, clock, function
         self._arena, self._registers = bases.arena, bases.registers
-        zero, marker, counters = range(bases.count, bases.count + 3)  # bases of our own
+        zero, marker, counters = range(bases.count, bases.count + 3)  # bases that the region adds itself
         self._bases = np.zeros(bases.count + 3, np.int64)
-        # Word by word: the base to which it is relative, and the slot of what is added to that. -1: nothing is.
+        # For each word: the base to which it is relative, and the heap slot whose value is added; -1: nothing is added.
         words: list[tuple[int, int]] = []
         for x in launches:
             words += [(marker, -1), *x.buffers, *((zero, slot) for slot in x.dims), *([(counters, -1)] if x.num_counters else [])]
@@ -70,15 +71,16 @@ class CudaRegion:
         self._slots = slots[self._added]
         self._sizes = np.unique([slot for x in launches for slot in x.dims]).astype(np.intp)
         self._words = card.pinned(self, len(words))
-        # Launches come one after another, and each leaves its counters at zero, so all have the same.
+        # Launches run one after another, and each resets its counters to zero, so all launches share the same counters.
         num_counters = max(x.num_counters for x in launches)
         self._block = Block(card, len(words) * WORD + num_counters * COUNTER, "records")
         self._bases[[marker, counters]] = last.address, self._block.address + len(words) * WORD
         self._launches = self._launched(code, launches)
-        self._captured: dict[tuple[int, ...], Graph] = {}  # by the blocks of each launch
-        self._prepared: list[tuple[Magnitudes, tuple[int, ...]]] = []  # those for which graphs were captured, and the blocks of these
-        self._graphs: dict[bytes, Graph] = {}  # by magnitudes
-        self._copied = card.event(self)  # the card has read the words
+        self._captured: dict[tuple[int, ...], Graph] = {}  # graphs by the number of blocks of each launch
+        # orders of magnitude for which graphs were captured, with the number of blocks of each launch
+        self._prepared: list[tuple[Magnitudes, tuple[int, ...]]] = []
+        self._graphs: dict[bytes, Graph] = {}  # graphs by the bytes of a `Magnitudes` array
+        self._copied = card.event(self)  # event after which the card has read the words
 
     def _launched(self, code: Loaded, launches: Sequence[Launch]) -> list[_Launched]:
         found: list[_Launched] = []
@@ -132,7 +134,7 @@ class CudaRegion:
             self._run_singly(time_to)
 
     def _write(self, heap: NDArray[np.int64]) -> None:
-        """Write the records on the host."""
+        """Write the records to pinned memory."""
         self._copied.thing.synchronize()
         np.take(self._bases, self._base_of, out=self._words[: len(self._base_of)])
         self._words[self._added] += heap[self._slots]
@@ -148,8 +150,8 @@ class CudaRegion:
         return graph
 
     def _prepared_blocks(self, magnitudes: Magnitudes) -> tuple[int, ...] | None:
-        """The blocks of the smallest prepared graph that was captured for sizes as large; of the largest graph if none was. None without
-        prepared graphs."""
+        """Return the number of blocks of each launch in a prepared graph: in the smallest graph whose sizes are at least these magnitudes,
+        or, if there is none, in the largest graph. Return None if no graph is prepared."""
         enough = [blocks for prepared, blocks in self._prepared if (prepared >= magnitudes).all()]
         if enough:
             return min(enough, key=sum)
@@ -166,7 +168,7 @@ class CudaRegion:
         return graph
 
     def _blocks(self) -> tuple[int, ...]:
-        """The number of blocks of each launch, by the integers in the records."""
+        """Return the number of blocks of each launch for the integers in the records."""
         most = self._card.num_units * BLOCKS_PER_UNIT
         return tuple(min(max(1, launched.grid(launched.dims)), most) for launched in self._launches)
 

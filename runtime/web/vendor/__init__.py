@@ -1,4 +1,4 @@
-"""Modules of others, as npm has them.
+"""Third-party modules, unchanged from npm.
 
 tokenizers.mjs    @huggingface/tokenizers 0.2.0, dist/tokenizers.min.mjs, Apache-2.0
 jinja.mjs         @huggingface/jinja 0.5.11, dist/index.js, MIT

@@ -1,8 +1,8 @@
-"""A second device: the processor's kernels over memory that nobody else can read.
+"""A fake second device: it runs the CPU's kernels on memory that the host cannot use directly.
 
-What lies in its memory is kept with every bit inverted. A region copies the memory that it uses to where kernels run, and back; the
-copy is spoiled afterwards. Whoever takes a tensor of it for an array, or keeps an address, computes with nonsense. So does whoever
-expects kernels to read the words of a heap where the host writes them.
+The device's memory holds every bit inverted. A region copies the memory that it uses to a staging area, runs kernels there, copies the
+result back and overwrites the staging area. Code that treats a device tensor as an array, keeps an address, or expects kernels to read
+integers where the host stored them therefore computes nonsense.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SPOILED = 0xA5
 
 
 class Block:
-    """Memory of the device: `hidden` is its content, inverted; kernels run on `staged`."""
+    """A block of device memory. `hidden` holds its content, inverted; kernels run on the copy in `staged`."""
 
     def __init__(self, num_bytes: int) -> None:
         self.hidden = np.full(num_bytes, 0xFF, np.uint8)
@@ -70,18 +70,18 @@ class OpaqueTensor:
         return OpaqueTensor(self.block, self.begin, shape, self.dtype, self.writable)
 
     def of(self, memory: NDArray[np.uint8]) -> Array:
-        """Its elements in `hidden` or `staged`."""
+        """Return the tensor's elements in one of its block's memories, `hidden` or `staged`."""
         return np.ndarray(self.shape, self.dtype, memory, self.begin)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Heap:
-    words: NDArray[np.int64]  # the host's
-    block: Block  # what kernels and shape functions read
+    words: NDArray[np.int64]  # the host's copy
+    block: Block  # the copy that kernels and shape functions read
 
     @contextmanager
     def at_work(self) -> Iterator[int]:
-        """The address for kernels; what they write there comes back."""
+        """Copy the host's integers to the staging area, yield its address, and afterwards copy back what kernels stored there."""
         staged = self.block.staged.view(np.int64)
         staged[: len(self.words)] = self.words
         yield address_of(staged)
@@ -176,7 +176,7 @@ class OpaqueDevice:
         return tensor
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> OpaqueTensor:
-        self._cpu.empty(shape, dtype)  # raises OutOfMemory
+        self._cpu.empty(shape, dtype)  # raises OutOfMemory if the host lacks the memory
         return OpaqueTensor(Block(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize), 0, shape, dtype)
 
     def kept(self, tensor: Any, memory: Any) -> OpaqueTensor:

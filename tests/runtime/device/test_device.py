@@ -1,4 +1,4 @@
-"""What every device keeps to: the processor, one whose memory only its own transfers reach, and a GPU, in software."""
+"""The device protocol: tests that each device passes, here the CPU, the opaque device and a software GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.gpu.fixtures import needs_pycuda
 from tests.gpu.fixtures import software_gpu as software_gpu
 from tests.runtime.device.opaque import OpaqueDevice
 
-# What the type checker holds against the protocol.
+# These annotations make the type checker compare each device with the protocol.
 CPU: Device = CpuDevice(1)
 OPAQUE: Device = OpaqueDevice(1)
 
@@ -63,7 +63,7 @@ def test_only_what_lies_in_a_memory_is_copied_out_of_it(device: Device) -> None:
     device.copy(inside, np.ones(16, np.float32))
     assert kept is not inside and not read(device, kept).any()
     assert device.kept(outside, memory) is outside
-    assert device.kept(inside, device.part(memory, 0, 0)) is inside, "no byte of it is used for something else"
+    assert device.kept(inside, device.part(memory, 0, 0)) is inside, "no copy is needed, because the memory does not overlap"
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int8, np.bool_])
@@ -107,7 +107,8 @@ def test_a_heap_is_written_by_the_host(device: Device) -> None:
 
 
 def test_shape_functions_read_and_write_the_heap_of_the_device(device: Device, object_code: bytes, host_target: str) -> None:
-    """`derive` of the conftest: 4 * n, a multiple of 64, and twice that."""
+    """A shape function reads and stores integers in the device's shape heap. `derive` of conftest.py computes 4 * n, rounded up to a
+    multiple of 64, and twice that."""
     words, handle = device.heap([17, 0, 0, 0])
     on_host = isinstance(device, CpuDevice | OpaqueDevice)
     code = device.load(object_code, host_target) if on_host else device.load(PTX, "nvptx64:+sm_80", HostCode(object_code, host_target))

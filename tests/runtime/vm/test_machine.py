@@ -70,7 +70,7 @@ def test_branches_and_jumps() -> None:
 
 
 def test_a_loop() -> None:
-    """Takes tuples apart until one says stop."""
+    """A loop of instructions runs until its condition is false: here it unpacks nested tuples."""
     instructions = [
         call(1, "vm.tuple_get", Reg(0), Imm(0)),
         If(Reg(1), 4),
@@ -102,7 +102,7 @@ def test_recursion_without_end_is_an_error_and_the_session_survives() -> None:
     forever = function("forever", {}, [call(0, "forever"), Ret(Reg(0))])
     fine = function("fine", {}, [Ret(Imm(1))])
     s = session(forever, fine)
-    with pytest.raises(TooDeep, match="forever: more than 100 calls within calls"):
+    with pytest.raises(TooDeep, match="forever: more than 100 nested calls"):
         s.call("forever")
     assert s.call("fine") == 1
 
@@ -220,8 +220,8 @@ def test_a_routine_fills_what_it_is_given_and_returns_what_it_made() -> None:
         ([Ret(Reg(-1))], "register -1 does not exist"),
         ([Ret(Slot(0))], "slot 0 does not exist, there are 0"),
         ([Ret(ConstantRef(0))], "constant 0 does not exist, there are 0"),
-        ([Goto(5)], "there is no instruction 5 to go to"),
-        ([If(Imm(1), -1), Ret(Imm(1))], "there is no instruction -1 to go to"),
+        ([Goto(5)], "there is no instruction 5 to jump to"),
+        ([If(Imm(1), -1), Ret(Imm(1))], "there is no instruction -1 to jump to"),
         ([call(9, "vm.copy", Imm(1)), Ret(Imm(1))], "register 9 does not exist"),
         ([call(0, "vm.alloc", Imm("f99")), Ret(Imm(1))], "unknown element type 'f99'"),
         ([call(0, "vm.copy", Imm(1), Imm(2)), Ret(Imm(1))], "takes 1 operands was given 2"),

@@ -41,13 +41,13 @@ def test_a_system_that_refuses_executable_memory_is_named(object_code: bytes, mo
         return -1
 
     monkeypatch.setattr(code, "_libc", SimpleNamespace(mprotect=refuse))
-    with pytest.raises(DeviceFault, match="executable: Permission denied; allow it to this process"):
+    with pytest.raises(DeviceFault, match="executable: Permission denied; allow this process to do that"):
         ObjectCode(object_code)
 
 
 def test_a_block_holds_all_sections_of_an_object(compile_object) -> None:
-    """Code reads its constants by relative addresses of 32 bits. Were each section mapped apart, wherever there is room, they might lie
-    further apart than that."""
+    """All sections of an object file are mapped in one block. Code reads its constants by 32-bit relative addresses, which could not reach
+    a separate mapping."""
     parts = elf.read(compile_object(TABLE))
     assert sum(section.is_loaded for section in parts.sections) > 1
     places = Places.of(parts)
@@ -96,7 +96,7 @@ def test_copies_of_memory_may_come_from_the_system(compile_object) -> None:
 
 @pytest.mark.skipif(ARCH != "x86_64", reason="other machines address relative to the code")
 def test_absolute_addresses_are_refused() -> None:
-    """The code lies above what 32 bits can address."""
+    """An object file with absolute 32-bit addresses is refused, because code is mapped above the addresses that 32 bits can hold."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(reloc="static", codemodel="small")

@@ -1,4 +1,4 @@
-"""Memory nodes, of a machine that is made up: where threads are, and where copies are first written."""
+"""NUMA placement on a made-up machine: the node of each thread, and the cores that first write a copy of weights."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from runtime.device.cpu.numa import Placement
 
 @pytest.fixture
 def system(tmp_path: Path) -> Path:
-    """Three nodes; the first has no cores."""
+    """Return a sysfs folder that describes three nodes; the first node has no cores."""
     for number, cores in enumerate(["", "0-1,8-9", "4,6-7"]):
         (tmp_path / f"node{number}").mkdir()
         (tmp_path / f"node{number}" / "cpulist").write_text(f"{cores}\n")

@@ -1,4 +1,4 @@
-"""Relocations of the machine that this one is not: linked here, run by an emulator."""
+"""Code for a CPU architecture other than this machine's is linked here and run by an emulator."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from runtime.device.cpu.link import Places, linked
 from runtime.device.cpu.relocate import RULES
 
 BEGIN = 0x400000
-HEADERS_BYTES = 0x1000  # of the file, before the block
+HEADERS_BYTES = 0x1000  # bytes of the executable file before the block of code
 START_AT = 0x800
-# Machine code that calls a function and ends the process with what it returns: the kind of relocation of the call, its place, the bytes.
+# architecture -> (relocation type of the call, offset of the call, machine code). The code calls a function and exits with its result.
 START = {
     "x86_64": (4, 1, bytes.fromhex("e800000000 89c7 b83c000000 0f05")),  # call; mov edi, eax; mov eax, 60; syscall
     "aarch64": (283, 0, bytes.fromhex("00000094 a80b80d2 010000d4")),  # bl; mov x8, #93; svc #0
 }
 ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
-# Reads constants of every width, calls a function near by, and one that lies outside.
+# A program that reads constants of every width and calls a nearby function and an external one.
 PROGRAM = """
 @bytes = internal constant [4 x i8] [i8 1, i8 2, i8 3, i8 4]
 @halves = internal constant [4 x i16] [i16 5, i16 6, i16 7, i16 8]
@@ -87,7 +87,8 @@ def compiled(arch: str) -> elf.Object:
 
 
 def program(parts: elf.Object, arch: str) -> bytes:
-    """A file that the system runs: the block, mapped at `BEGIN`, and a start. `outside` is resolved to the address of `inside`."""
+    """Return an executable file with the linked block, mapped at `BEGIN`, and start code. The external name `outside` gets the address of
+    `inside`."""
     places = Places.of(parts)
     at = {symbol.name: BEGIN + places.of_symbol(symbol) for symbol in parts.symbols if symbol.is_global}
     image = linked(parts, places, BEGIN, lambda _name: at["inside"])
@@ -95,7 +96,7 @@ def program(parts: elf.Object, arch: str) -> bytes:
     start = bytearray(code)
     begin = BEGIN - HEADERS_BYTES + START_AT
     rule = RULES[arch][kind]
-    addend = -4 if arch == "x86_64" else 0  # the number is counted from the end of the instruction
+    addend = -4 if arch == "x86_64" else 0  # x86 counts from the end of the instruction, 4 bytes after the place to relocate
     rule.write(start, place, rule.value(at["compute"] + addend, begin + place))
     ident = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
     header = struct.pack("<16sHHIQQQIHHHHHH", ident, 2, ELF_MACHINES[arch], 1, begin, 64, 0, 0, 64, 56, 1, 0, 0, 0)

@@ -25,7 +25,7 @@ def code(object_code: bytes) -> ObjectCode:
 
 @pytest.fixture(params=[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0, 0), (0, 1), (0, 2, 1, 2, 2), (0,) * 12], ids=str)
 def team(request: pytest.FixtureRequest):
-    """By the memory nodes of its threads."""
+    """Yield a team of threads, on the NUMA nodes that the parameter lists."""
     team = Team(len(request.param), cores=available_cores(), nodes=request.param)
     yield team
     team.close()
@@ -34,7 +34,8 @@ def team(request: pytest.FixtureRequest):
 def make_list(
     code: ObjectCode, kernel: str, sizes: list[int], arrays: list[np.ndarray], pick, *, found_in: ObjectCode | None = None
 ) -> tuple[LaunchList, np.ndarray]:
-    """One record per size; record r works on the arrays numbered pick(r). The kernel may be found elsewhere than the grid."""
+    """Return a list of launches with one record per size. Record r works on the arrays numbered pick(r). The kernel may come from other
+    code, `found_in`, than the function `grid`."""
     heap = np.array([*sizes, 0], np.int64)
     zero = len(sizes)
     body, grid = (found_in or code).address(kernel), code.address("grid")
@@ -71,7 +72,7 @@ def test_a_record_sees_all_of_the_one_before(team: Team, code: ObjectCode) -> No
 
 @pytest.mark.parametrize("size", [1, 15, 28, 152, 4748, 1000003])
 def test_chunks_are_alike(code: ObjectCode, compile_object, size: int) -> None:
-    """At most one iteration apart, so that as many of them take as long."""
+    """The chunks of a launch differ by at most one iteration, so that they take equally long."""
     text = """
     define void @ends(ptr %buffers, ptr %dims, i64 %begin, i64 %end) {
       %p = load ptr, ptr %buffers
@@ -102,7 +103,7 @@ def test_an_empty_list(team: Team) -> None:
 
 
 def test_helpers_take_part(code: ObjectCode, compile_object) -> None:
-    """A chunk waits for another one to run at the same time: only two threads can finish the list."""
+    """Each chunk waits until another chunk runs at the same time, so one thread alone would never finish."""
     text = """
     define void @meet(ptr %buffers, ptr %dims, i64 %begin, i64 %end) {
     entry:
@@ -123,7 +124,7 @@ def test_helpers_take_part(code: ObjectCode, compile_object) -> None:
     team = Team(2)
     for _ in range(20):
         count[:] = 0
-        time.sleep(0.002)  # let the helper fall asleep
+        time.sleep(0.002)  # meanwhile the helper thread falls asleep
         team.run(launches)
         assert count[0] == 2
     team.close()
@@ -131,7 +132,8 @@ def test_helpers_take_part(code: ObjectCode, compile_object) -> None:
 
 @pytest.mark.parametrize("nodes", [(), (0, 1)])
 def test_a_thread_claims_what_is_in_its_own_span_first(code: ObjectCode, compile_object, nodes: tuple[int, ...]) -> None:
-    """Chunks run two at a time, so each of two threads gets two of four; an address on the stack says which thread it was."""
+    """A thread first claims the chunks of its own half of the grid. Each chunk waits for a second one to run, so two threads run two chunks
+    each. A stack address tells which thread ran a chunk."""
     text = """
     define void @pairs(ptr %buffers, ptr %dims, i64 %begin, i64 %end) {
     entry:
@@ -261,7 +263,8 @@ define i64 @grid(ptr %dims) {
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_kernel_that_keeps_more_than_it_says_ends_the_process(num_threads: int, compile_object, tmp_path: Path) -> None:
-    """A new worker goes on from there; with spoilt memory nobody could."""
+    """A kernel that uses more stack than it declares ends the process. A new worker takes its place; corrupted memory could not be
+    repaired."""
     (tmp_path / "deep.o").write_bytes(compile_object(DEEP.replace("4000000", str(STACK_SPARE + GUARD // 2))))
     result = run_python(f"""
         import numpy as np
@@ -282,7 +285,8 @@ def test_a_kernel_that_keeps_more_than_it_says_ends_the_process(num_threads: int
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("limited", ["process", "thread"])
 def test_a_kernel_has_the_stack_that_it_asks_for(num_threads: int, limited: str, compile_object, tmp_path: Path) -> None:
-    """Whatever stack the system gave the threads: `ulimit -s 1024`, or a thread that was made with little."""
+    """A kernel gets the stack that it declares, even if the system gives threads little stack: under `ulimit -s 1024`, and in a thread that
+    was created with a small stack."""
     (tmp_path / "deep.o").write_bytes(compile_object(DEEP))
     result = run_python(f"""
         import resource, sys, threading
