@@ -1,1 +1,1 @@
-"""HTTP requests to tokens and back: APIs, models, workers, the engine."""
+"""The server: APIs, models, workers and the engine, from HTTP requests to tokens and back."""

@@ -1,4 +1,4 @@
-"""Puts the HTTP application together."""
+"""Build the HTTP application."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
         docs_url=None,
         openapi_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # a redirected POST is more trouble than a plain answer
-        strict_content_type=False,  # clients of Ollama name none; what a page of another site sends, the guard has refused
+        redirect_slashes=False,  # clients handle a redirected POST worse than an error
+        strict_content_type=False,  # Ollama clients send no content type; requests from pages of other sites have been refused before
     )
     context = Context(settings, registry)
     routers = endpoints.routers(context)
@@ -66,7 +66,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
 
     @app.get("/openapi.json", include_in_schema=False)
     async def describe() -> Response:
-        return json_answer(await asyncio.to_thread(app.openapi))  # made when first asked for, which takes a while
+        return json_answer(await asyncio.to_thread(app.openapi))  # built at the first request, which takes a while
 
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -97,7 +97,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:
-    """The first complaint of the validation, under the name that the client used."""
+    """Answer with the first validation error, with the field's name as the client wrote it."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     kind, message = first["type"], first["msg"]
@@ -113,7 +113,7 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
 
 
 def _shown(value: object) -> str:
-    """A beginning of it, without writing down all of it first."""
+    """Return the beginning of a value without formatting all of it."""
     match value:
         case str():
             return f"{value[:80]!r:.80}"
@@ -126,7 +126,7 @@ def _shown(value: object) -> str:
 
 
 def _path(location: tuple[str | int, ...]) -> str:
-    """`messages[0].content`; the names of union members, which pydantic adds, are left out."""
+    """Return a path such as `messages[0].content`. Names of union members, which pydantic adds, are left out."""
     path = ""
     for part in location[1:]:
         if isinstance(part, int):
@@ -153,7 +153,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> str:
-    """The methods of all routes at this path; the error knows those of the first."""
+    """Return the methods of all routes at this path. The error itself lists only the methods of the first route."""
     routes: list[BaseRoute] = request.app.state.routes
     found = [route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE]
     methods = {method for route in found for method in route.methods or ()}
@@ -161,7 +161,7 @@ def _allowed(request: Request) -> str:
 
 
 def _near(request: Request) -> str | None:
-    """The path that was probably meant: without /v1, or with it twice, or with a slash at the end."""
+    """Return the existing path most like the requested one: clients often leave out /v1, repeat it, or add a slash."""
     routes: list[BaseRoute] = request.app.state.routes
     paths = [route.path for route in routes if isinstance(route, APIRoute) and route.include_in_schema]
     return next(iter(get_close_matches(request.url.path[:200], paths, n=1, cutoff=0.75)), None)

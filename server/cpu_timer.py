@@ -1,7 +1,7 @@
-"""SIGPROF after so much CPU time of this process, in native code too: by default it ends the process.
+"""A timer that sends SIGPROF after a given CPU time of this process, also during native code. By default that signal ends the process.
 
-`signal.setitimer` counts ticks of the kernel. Beside other load it counted 1.6 times the time that a process had run for. This timer
-takes the scheduler's own count, as `time.process_time` does.
+`signal.setitimer` counts ticks of the kernel. On a busy machine it counted 1.6 times the CPU time of a process. This timer uses the
+scheduler's own count, as `time.process_time` does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SIGEVENT_BYTES = 64
 
 
 class _Event(ctypes.Structure):
-    """`struct sigevent`"""
+    """C's `struct sigevent`."""
 
     _fields_ = (
         ("value", ctypes.c_void_p),
@@ -26,18 +26,18 @@ class _Event(ctypes.Structure):
 
 
 class _Spec(ctypes.Structure):
-    """`struct itimerspec`: the period, which is zero, and the time left."""
+    """C's `struct itimerspec`: the period, which stays zero, and the time left."""
 
     _fields_ = tuple((name, ctypes.c_long) for name in ("period_s", "period_ns", "left_s", "left_ns"))
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
 if not hasattr(_libc, "timer_create"):
-    _libc = ctypes.CDLL("librt.so.1", use_errno=True)  # before glibc 2.34
+    _libc = ctypes.CDLL("librt.so.1", use_errno=True)  # has the timer functions before glibc 2.34
 
 
 class CpuTimer:
-    """Of the process that makes it: a fork has none."""
+    """A CPU timer of the process that creates it. A forked child does not inherit it."""
 
     def __init__(self) -> None:
         self._id = ctypes.c_void_p()
@@ -45,7 +45,7 @@ class CpuTimer:
         _checked(_libc.timer_create(CLOCK_PROCESS_CPUTIME_ID, ctypes.byref(event), ctypes.byref(self._id)))
 
     def start(self, seconds: float) -> None:
-        """From now on; what was left of an earlier start is forgotten."""
+        """Send the signal after `seconds` of CPU time from now. This replaces an earlier start."""
         whole = int(seconds)
         self._set(_Spec(left_s=whole, left_ns=max(int((seconds - whole) * 1e9), 1)))
 

@@ -1,6 +1,6 @@
-"""Every error a client can see: one table of stable codes, and the one envelope they travel in.
+"""The errors that a client can see: one table of stable codes, and the envelope of every error.
 
-`docs/errors.md` is this table, printed by `python -m server.errors`; a test holds the two together.
+`python -m server.errors` prints this table as `docs/errors.md`; a test compares the two.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class ErrorKind:
     type: str
     meaning: str
     remedy: str
-    retry: bool = False  # whether the same request may succeed later; else clients are told not to try
+    retry: bool = False  # the same request may succeed later; otherwise clients are told not to retry
 
 
 INVALID = "invalid_request_error"
@@ -130,7 +130,7 @@ ADMIN_DISABLED = ErrorKind(
     "admin_disabled",
     403,
     "permission_error",
-    "API keys are set, or the server is `insecure`, and no admin key is, so nobody may administrate.",
+    "API keys are set or the server is `insecure`, but there is no admin key, so the administration is closed.",
     "Start the server with an admin key.",
 )
 HOST_NOT_ALLOWED = ErrorKind(
@@ -160,17 +160,17 @@ NOT_JSON = ErrorKind(
     "not_json",
     415,
     INVALID,
-    "A change asked of the administration is not called JSON.",
+    "A request that changes something in the administration has another content type than JSON.",
     "Send `Content-Type: application/json`.",
 )
 UNSUPPORTED_ENCODING = ErrorKind(
-    "unsupported_encoding", 415, INVALID, "The body is compressed in a way that is not understood.", "Compress it with gzip, or not at all."
+    "unsupported_encoding", 415, INVALID, "The body has an unsupported compression.", "Compress it with gzip, or not at all."
 )
 RESPONSE_NOT_FOUND = ErrorKind(
     "response_not_found",
     404,
     NOT_FOUND,
-    "No response of this id is kept, or another key made it.",
+    "No stored response has this id, or it belongs to another key.",
     "Responses are forgotten `response_store_s` after their last use, earlier where `response_store_bytes` is reached, and when the "
     "server stops.",
 )
@@ -178,7 +178,7 @@ PREVIOUS_RESPONSE_NOT_FOUND = ErrorKind(
     "previous_response_not_found",
     400,
     INVALID,
-    "The response that `previous_response_id` names is not kept, or another key made it.",
+    "The response that `previous_response_id` names is not stored, or it belongs to another key.",
     "Send the whole conversation as `input`.",
 )
 METHOD_NOT_ALLOWED = ErrorKind("method_not_allowed", 405, INVALID, "The path exists and takes other methods.", "See the `Allow` header.")
@@ -203,7 +203,7 @@ PROBE_FAILED = ErrorKind(
     "probe_failed",
     409,
     CONFLICT,
-    "The model that an alias was to be moved to did not answer as it should, and the alias was not moved.",
+    "The target model did not answer the probe as expected, so the alias was not moved.",
     "Read the message; ask the model under its own name.",
 )
 LOAD_CANCELLED = ErrorKind("load_cancelled", 409, CONFLICT, "Somebody cancelled the load.", "Load the model again, if it is wanted.")
@@ -220,7 +220,7 @@ BODY_TOO_COMPLEX = ErrorKind(
 )
 HEADERS_TOO_LARGE = ErrorKind("headers_too_large", 431, INVALID, "The request line and headers exceed `max_header_bytes`.", "Send less.")
 QUEUE_FULL = ErrorKind("queue_full", 429, OVERLOADED, "The model's queue is full.", "Wait for `Retry-After`.", retry=True)
-CLIENT_CLOSED = ErrorKind("client_closed", 499, INVALID, "The client went away; seen in logs and metrics only.", "None.")
+CLIENT_CLOSED = ErrorKind("client_closed", 499, INVALID, "The client closed the connection; appears in logs and metrics only.", "None.")
 INTERNAL = ErrorKind(ErrorCode.INTERNAL_ERROR, 500, SERVER, "The server has a bug.", "Report it with the `x-request-id`.")
 GENERATION_FAILED = ErrorKind(
     ErrorCode.GENERATION_FAILED,
@@ -279,7 +279,7 @@ DEADLINE_EXCEEDED = ErrorKind(
     ErrorCode.DEADLINE_EXCEEDED,
     504,
     SERVER,
-    "The request's `timeout` passed; `usage` tells what was generated.",
+    "The request's `timeout` passed; `usage` counts what was generated.",
     "Allow more time, or ask for less.",
 )
 INSUFFICIENT_MEMORY = ErrorKind(
@@ -295,7 +295,7 @@ BY_CODE = {kind.code: kind for kind in TABLE}
 
 
 class ErrorDetail(TypedDict):
-    """What every error has; some have details of their own beside it."""
+    """The fields that every error has. Some errors have further fields."""
 
     message: str
     type: str
@@ -308,7 +308,7 @@ class ErrorBody(TypedDict):
 
 
 class ApiError(Exception):
-    """An error of the table, with what is particular to this request."""
+    """An error of the table, with the message and details of this request."""
 
     def __init__(
         self,
@@ -331,22 +331,22 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": {**error, **self.details}})
 
     def response_headers(self) -> dict[str, str]:
-        # The official clients repeat 409 and every 5xx unless told not to, which triples a load that cannot succeed.
+        # Unless told otherwise, the official clients repeat requests that got 409 or 5xx, which triples a load that cannot succeed.
         wait = {"retry-after": "1"} if self.kind.status == 503 else {}
         return {"x-should-retry": "true" if self.kind.retry else "false", **wait, **self.headers}
 
 
-ErrorShape = Callable[[ApiError], bytes]  # the JSON in which an API tells errors
+ErrorShape = Callable[[ApiError], bytes]  # encodes an error as JSON in the form of one API
 
 
 def of_request(error: RequestError) -> ApiError:
-    """What the client is told of an error in the worker."""
+    """Return the client's error for an error in the worker."""
     headers = {} if error.retry_after_s is None else {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
     return ApiError(BY_CODE[error.code], error.message, headers=headers)
 
 
 def as_markdown() -> str:
-    """The page `docs/errors.md`."""
+    """Return the page `docs/errors.md`."""
     lines = [
         "# Errors",
         "",

@@ -1,4 +1,4 @@
-"""What the front needs of a loaded model and of its tokenizer, and nothing of how they come about."""
+"""The interfaces of a loaded model and of its tokenizer, as the front uses them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from server.messages import Embed, Embedding, ErrorCode, Progress, Ready, Stats,
 
 if TYPE_CHECKING:
     from server.text.pairs import PairTemplate
-    from server.text.templates.meter import Limits  # a worker renders nothing, and needs no Jinja
+    from server.text.templates.meter import Limits  # imported for types only: a worker renders no templates and needs no Jinja
 
 ProgressCallback = Callable[[Progress], None]
 
 
 class LoadError(Exception):
-    """Loading ended without a model; the byte counts are set when memory was the reason."""
+    """Raised when loading fails. The byte counts are set if memory was the reason."""
 
     def __init__(self, code: ErrorCode, message: str, required_bytes: int = 0, free_bytes: int = 0) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class LoadError(Exception):
 
 
 class RequestError(Exception):
-    """One request ended in an error in the worker; the others go on."""
+    """Raised when one request fails in the worker. Other requests go on."""
 
     def __init__(self, code: ErrorCode, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -40,13 +40,13 @@ class RequestError(Exception):
 
 @dataclass(slots=True)
 class Outage:
-    """A worker died and no other is ready yet. Times are of the monotonic clock."""
+    """The time from a worker's death until another one is ready. Times are of the monotonic clock."""
 
     began_s: float
-    patience_s: float  # how long new requests wait for its end; later ones are refused until a worker is ready
+    patience_s: float  # seconds for which new requests wait for the end of the outage; after that they are refused until a worker is ready
     num_tries: int = 0
-    error: str | None = None  # why the last try failed
-    next_try_s: float | None = None  # None: a try runs
+    error: str | None = None  # reason why the last try failed
+    next_try_s: float | None = None  # time of the next try; None while a try is running
 
     @property
     def is_long(self) -> bool:
@@ -54,20 +54,20 @@ class Outage:
 
 
 class WorkerHandle(Protocol):
-    """One loaded model, in a process of its own."""
+    """One loaded model, which runs in a process of its own."""
 
     stats: Stats | None
     restarts: int
     resubmitted: int
     outage: Outage | None
-    before_wake: Callable[[], None]  # raises RequestError where there is no room for it
+    before_wake: Callable[[], None]  # called before the model wakes up; raises RequestError if there is no room for it
 
     @property
     def state(self) -> StrEnum: ...
 
     @property
     def pid(self) -> int | None:
-        """Of its process, while there is one."""
+        """The process id of the worker, or None while there is none."""
         ...
 
     async def start(self) -> Ready: ...
@@ -88,7 +88,7 @@ class WorkerHandle(Protocol):
 
 
 class GenerationDefaults(Protocol):
-    """What the model's authors recommend; None where they say nothing."""
+    """The sampling defaults that the model's authors recommend. None: no recommendation."""
 
     @property
     def temperature(self) -> float | None: ...

@@ -1,11 +1,11 @@
-"""What the front process and a model's worker say to each other: one struct per arrow.
+"""The messages between the front process and a model's worker: one struct per arrow.
 
     front  -> worker   Load  Submit  Embed  Abort  Drain  Shutdown
     worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats
 
-A message is MessagePack, prefixed by its length as four little-endian bytes, over a Unix socket. Times are seconds; deadlines are
-`time.monotonic()` values, which all processes of a machine read alike, and which setting the clock does not move. The front owns text: a
-worker never sees anything but token ids.
+A message is MessagePack, prefixed by its length as four little-endian bytes, over a Unix socket. Times are seconds. Deadlines are
+`time.monotonic()` values, which are the same in all processes of a machine and do not move when the clock is set. The front owns text: a
+worker sees only token ids.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
-MAX_GAP_MS = 1000  # unless a load says otherwise
+MAX_GAP_MS = 1000  # default of `max_gap_ms`
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
@@ -22,14 +22,14 @@ class Message(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class FinishReason(StrEnum):
-    STOP = "stop"  # end of sequence, a stop token, or a constraint that is complete
+    STOP = "stop"  # an end-of-sequence token, a stop token, or a complete constraint
     LENGTH = "length"
     ABORT = "abort"
     DEADLINE = "deadline"
 
 
 class ErrorCode(StrEnum):
-    """Why a load or a request ended: what processes tell each other of it. `server/errors.py` has what a client is told of each."""
+    """Reasons why a load or a request failed, as processes report them. `server/errors.py` has the client's error for each."""
 
     INVALID_VALUE = "invalid_value"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
@@ -56,38 +56,40 @@ class ConstraintKind(StrEnum):
 
 
 class Trigger(msgspec.Struct, frozen=True):
-    """The token behind which a constraint governs until it is met; what is outside is free. Within thoughts the token means nothing."""
+    """The token that opens a constrained part of an answer, which ends when the constraint's grammar is complete. All other text is
+    unconstrained. Inside a think block the token has no effect."""
 
     token_id: int
-    offers: tuple[tuple[int, ...], ...] = ()  # what may begin behind it, none the beginning of another; empty: as the grammar says
-    open_id: int | None = None  # of thoughts, which come first
+    # token sequences that may follow the trigger, none a prefix of another; empty: the grammar alone decides
+    offers: tuple[tuple[int, ...], ...] = ()
+    open_id: int | None = None  # token that opens a think block; such a block comes first or not at all
     close_id: int | None = None
-    is_open: bool = False  # the prompt ends inside of thoughts
+    is_open: bool = False  # the prompt ends inside a think block
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: ConstraintKind
     source: str
-    trigger: Trigger | None = None  # None: it governs from the first token on
-    fallback: str = ""  # in place of a source that cannot be compiled
-    head: str = ""  # rules of Lark that come before the source; they call it `answer`
+    trigger: Trigger | None = None  # None: the constraint applies to the whole answer
+    fallback: str = ""  # used if `source` cannot be compiled
+    head: str = ""  # Lark rules that refer to the grammar of `source` as `answer`
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """How long a think block may get before it is closed."""
+    """The budget of a think block, which is closed once it is spent."""
 
-    budget: int  # tokens between the markers
+    budget: int  # largest number of tokens in the block
     open_id: int
     close_id: int
     is_open: bool  # the prompt ends inside the block
 
 
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How tokens are drawn. All values are resolved: defaults of the model and of the API are applied by the front."""
+    """The parameters for drawing tokens. The front has applied the defaults of the model and of the API."""
 
     max_tokens: int
     min_tokens: int = 0
-    temperature: float = 1.0  # 0 takes the most probable token
+    temperature: float = 1.0  # 0: draw the most probable token
     top_p: float = 1.0
     top_k: int = 0  # 0: off
     min_p: float = 0.0
@@ -98,12 +100,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     banned_token_ids: tuple[int, ...] = ()
-    banned_sequences: tuple[tuple[int, ...], ...] = ()  # two tokens or more; the last is banned behind those before it
+    # banned sequences of two tokens or more: the last token is banned after those before it
+    banned_sequences: tuple[tuple[int, ...], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int = 0
-    logprobs: int | None = None  # how many alternatives beside the drawn token; None: none at all
-    processed_logprobs: bool = False  # after penalties, temperature and truncation instead of before
+    logprobs: int | None = None  # number of alternatives to report with each drawn token; None: no log-probabilities
+    processed_logprobs: bool = False  # computed after penalties, temperature and truncation instead of before
     prompt_logprobs: int | None = None
     constraint: Constraint | None = None
     thinking: Thinking | None = None
@@ -113,7 +116,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Load(Message, frozen=True, tag=True):
-    """Compile or load `source` and get ready to serve it."""
+    """Compile `source`, or load it from the cache, and get ready to serve it."""
 
     name: str
     source: str
@@ -123,19 +126,19 @@ class Load(Message, frozen=True, tag=True):
     max_gap_ms: int = MAX_GAP_MS
     kv_cache_bytes: int | None = None
     memory_limit_bytes: int | None = None
-    kv_dtype: str = "auto"  # of the pages: f32, f16, bf16, int8; auto is bf16, beside weights of f32 it is f32
-    target: str = "host"  # what code is generated for
-    device: str = "cpu"  # what runs it: cpu, cuda, cuda:1
-    hub_token: str | None = None  # to download with; None: what the machine has, a file or a variable
-    verify: bool = False  # what earlier loads kept, completely and before it is used: that of the last worker was damaged
-    reserved_bytes: int = 0  # of what is free, for models that are still to come: the KV cache leaves it to them
-    kv_share: float = 1.0  # of the room that is left then, for a load that does not say kv_cache_bytes
-    restart: bool = False  # this server has served the model: kept files are verified beside the worker, however the last one ended
+    kv_dtype: str = "auto"  # type of the pages: f32, f16, bf16, int8; auto is f32 beside weights of f32, else bf16
+    target: str = "host"  # CPU or GPU architecture to generate code for
+    device: str = "cpu"  # device that runs the code: cpu, cuda, cuda:1
+    hub_token: str | None = None  # token for downloads; None: the one stored on this machine, in a file or a variable
+    verify: bool = False  # verify all kept files before use, because those of the last worker were damaged
+    reserved_bytes: int = 0  # free bytes that the KV cache must leave to models that are still to load
+    kv_share: float = 1.0  # share that the KV cache may take of the bytes that are left, for a load without kv_cache_bytes
+    restart: bool = False  # this server has served the model before: verify kept files while serving, however the last worker ended
 
 
 class Submit(Message, frozen=True, tag=True):
-    """Generate `num_choices` continuations of a prompt. `emitted` holds, per choice, what a former worker already produced: the
-    continuation goes on behind it as if nothing had happened. A choice in `finished` is not run again."""
+    """Generate `num_choices` continuations of a prompt. `emitted` holds, for each choice, the tokens that another worker has already
+    produced; the choice continues after them. A choice in `finished` does not run again."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -143,7 +146,7 @@ class Submit(Message, frozen=True, tag=True):
     num_choices: int = 1
     emitted: tuple[tuple[int, ...], ...] = ()
     finished: tuple[int, ...] = ()
-    priority: int = 0  # lower runs earlier
+    priority: int = 0  # lower values run earlier
     fairness_key: str = ""
     cache_salt: str = ""
     deadline: float | None = None
@@ -155,17 +158,17 @@ class Embed(Message, frozen=True, tag=True):
     normalize: bool = True
     fairness_key: str = ""
     deadline: float | None = None
-    per_token: bool = False  # a vector for each token instead of one for the text
-    second: int | None = None  # where the second text of a pair begins, for models that tell the two apart
+    per_token: bool = False  # one vector per token instead of one for the text
+    second: int | None = None  # index where the second text of a pair begins, for models that distinguish the two
 
 
 class Abort(Message, frozen=True, tag=True):
     request_id: str
-    choice: int | None = None  # None: all of them
+    choice: int | None = None  # None: all choices
 
 
 class Drain(Message, frozen=True, tag=True):
-    """Finish what is running, accept nothing new, then exit."""
+    """Finish the running requests, accept no new ones, then exit."""
 
 
 class Shutdown(Message, frozen=True, tag=True):
@@ -176,16 +179,16 @@ class Shutdown(Message, frozen=True, tag=True):
 
 
 class Progress(Message, frozen=True, tag=True):
-    stage: str  # fetch, verify, compile, pack, warm-up
+    stage: str  # fetch, verify, compile, pack or warm-up
     fraction: float
 
 
 class ClassScores(StrEnum):
-    """How the numbers of classes become scores."""
+    """The function that turns the outputs of a classifier into scores."""
 
     SOFTMAX = "softmax"  # a text has one class
     SIGMOID = "sigmoid"  # a text has any of the classes
-    RAW = "raw"  # the numbers are the scores
+    RAW = "raw"  # the outputs are the scores
 
 
 class CachePages(Message, frozen=True):
@@ -194,20 +197,20 @@ class CachePages(Message, frozen=True):
     num_pages: int
     page_bytes: int
     page_size: int  # tokens
-    most_each: int | None = None  # what a sequence holds at most, however long it is; None: the longer it is, the more
+    most_each: int | None = None  # largest number of pages that a sequence holds; None: the number grows with its length
 
 
 class PairPrompt(Message, frozen=True):
-    """The text around an instruction, a query and a document, of a model that judges documents."""
+    """The text around an instruction, a query and a document, for a model that scores documents."""
 
     before: str
     marks: tuple[str, str, str]  # before the instruction, the query and the document
     after: str
-    instruction: str  # unless a request has its own
+    instruction: str  # default, if a request has none
 
 
 class Ready(Message, frozen=True, tag=True):
-    """The worker serves; what the model is and what it cost."""
+    """The worker is ready. Describes the model and the memory that it takes."""
 
     signature: str
     cache_hit: bool
@@ -217,19 +220,19 @@ class Ready(Message, frozen=True, tag=True):
     weights_bytes: int
     arena_bytes: int
     kv_cache_bytes: int
-    cache_groups: tuple[CachePages, ...] = ()  # num_pages and kv_cache_bytes are of all of them
-    context_note: str = ""  # why max_context is less than the model could have, and what takes more
+    cache_groups: tuple[CachePages, ...] = ()  # num_pages and kv_cache_bytes are sums over these
+    context_note: str = ""  # why max_context is less than the model allows, and what a longer one needs
     embedding_size: int = 0  # 0: not an embedding model
-    embeds_tokens: bool = False  # it gives the vector of each token, too
+    embeds_tokens: bool = False  # the model also gives a vector per token
     generates: bool = True
-    normalize: bool = True  # embeddings have length one unless a request says otherwise
-    prompts: tuple[tuple[str, str], ...] = ()  # name, and text before what is embedded
-    default_prompt: str | None = None  # its name
-    classes: tuple[str, ...] = ()  # names; a text has a number for each in the place of a vector
+    normalize: bool = True  # scale embeddings to length one unless a request says otherwise
+    prompts: tuple[tuple[str, str], ...] = ()  # pairs of a prompt's name and the text that the prompt puts before a text to embed
+    default_prompt: str | None = None  # name of the default prompt
+    classes: tuple[str, ...] = ()  # names of classes; if there are any, a text gets a number per class instead of a vector
     class_scores: ClassScores = ClassScores.SOFTMAX
     pair_prompt: PairPrompt | None = None  # None: the tokenizer joins pairs
-    graphs_bytes: int = 0  # as planned
-    num_graphs: int = 0  # that the device captured; 0 where it replays launches without capturing them
+    graphs_bytes: int = 0  # bytes of captured graphs, as the compiler planned them
+    num_graphs: int = 0  # number of graphs that the device captured; 0 if it replays launches without capturing them
     compile_s: float = 0.0
     load_s: float = 0.0
 
@@ -239,7 +242,7 @@ class Ready(Message, frozen=True, tag=True):
 
 
 class LoadFailed(Message, frozen=True, tag=True):
-    """Loading ended without a model. `required_bytes` and `free_bytes` are set when memory was the reason."""
+    """Loading failed. `required_bytes` and `free_bytes` are set if memory was the reason."""
 
     code: ErrorCode
     message: str
@@ -248,7 +251,7 @@ class LoadFailed(Message, frozen=True, tag=True):
 
 
 class Damaged(Message, frozen=True, tag=True):
-    """The worker serves from files that are damaged: it must be replaced."""
+    """The worker serves from damaged files and must be replaced."""
 
     fault: str
 
@@ -261,56 +264,57 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TokenEvent(msgspec.Struct, frozen=True, array_like=True):
-    """The next tokens of one choice (more than one where a grammar forces them)."""
+    """The next tokens of one choice, more than one if a grammar forces them."""
 
     request_id: str
     choice: int
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
-    stop_token_id: int | None = None  # the stop token that ended it; never part of token_ids
+    stop_token_id: int | None = None  # the stop token that ended the choice; not part of token_ids
     num_cached: int = 0  # prompt tokens found in the prefix cache
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # with the first event of choice 0, when asked for
+    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # sent with the first event of choice 0, if requested
 
 
 class Tokens(Message, frozen=True, tag=True):
-    """All that one engine step produced."""
+    """The tokens of one engine step."""
 
     events: tuple[TokenEvent, ...]
 
 
 class Embedding(Message, frozen=True, tag=True):
     request_id: str
-    vector: bytes  # little-endian f32; with `per_token` all vectors, one behind the other
+    vector: bytes  # little-endian f32; with `per_token` the vectors of all tokens, concatenated
     num_tokens: int
 
 
 class Failed(Message, frozen=True, tag=True):
-    """One request ended in an error; the others go on."""
+    """One request failed. Other requests go on."""
 
     request_id: str
     code: ErrorCode
     message: str
 
 
-STEP_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # tokens of a step: upper bounds of what is counted as one
+# upper bounds of the buckets that count steps by their tokens
+STEP_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 class Stats(Message, frozen=True, tag=True):
-    """The engine's state after a step, at most every 100 ms and once when it falls idle."""
+    """The engine's state after a step. Sent at most every 100 ms, and once when the engine runs out of work."""
 
     num_running: int
     num_waiting: int
     num_pages_used: int
     num_pages: int
-    num_preemptions: int  # counters since the worker started
+    num_preemptions: int  # this and the next fields count since the worker started
     prefix_queries: int
     prefix_hits: int
     num_steps: int
-    step_s: float  # the last step
-    kernel_s: float  # of which the device worked
-    num_step_tokens: int = 0  # of all steps together
-    steps_by_size: tuple[int, ...] = (0,) * (len(STEP_SIZES) + 1)  # the last counts those beyond every bound
+    step_s: float  # duration of the last step
+    kernel_s: float  # part of step_s in which the device worked
+    num_step_tokens: int = 0  # tokens of all steps since the worker started
+    steps_by_size: tuple[int, ...] = (0,) * (len(STEP_SIZES) + 1)  # steps per bucket; the last bucket is above all bounds
 
 
 FromFront = Load | Submit | Embed | Abort | Drain | Shutdown

@@ -1,7 +1,7 @@
-"""What Prometheus reads: vLLM's names, so that its dashboards work unmodified, and our own beside them.
+"""The metrics for Prometheus: vLLM's names, so that its dashboards work unmodified, and metrics of our own.
 
-Buckets are vLLM's, whose dashboards name some of them, and finer ones below. Every series of a model exists from its first load on, at 0:
-of a counter that appears with its first event, Prometheus never sees that event.
+The buckets are vLLM's, since its dashboards name some of them, and finer ones below vLLM's smallest. Every series of a model exists from
+its first load, at 0: if a counter appeared with its first event, Prometheus would miss that event.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ ENGINE = "0"  # one worker per model
 UNUSED = Usage()
 IDLE = Stats(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
-# The values of labels that are there at 0.
+# Label values whose series start at 0.
 FINISHED = ("stop", "length", "abort", "error")
 FAILED = tuple(kind.code for kind in (GENERATION_FAILED, DEADLINE_EXCEEDED, SHUTTING_DOWN, INTERNAL))
 OUTCOMES = ("succeeded", "failed", "cancelled")
 STAGES = ("prefill", "decode")
-CACHE = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")  # "gpu": what vLLM and gateways call the device
+CACHE = ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching")  # "gpu" is vLLM's word for the device
 
 
 @dataclass(frozen=True, slots=True)
 class ModelReading:
-    """What the gauges show of one model at the moment of a scrape."""
+    """The gauges of one model at the moment of a scrape."""
 
     name: str
     state: str
@@ -50,26 +50,26 @@ class ModelReading:
     restarts: int = 0
     resubmitted: int = 0
     bytes_by_part: dict[str, int] = field(default_factory=dict)
-    cache: dict[str, str] = field(default_factory=dict)  # its KV cache, in vLLM's words
+    cache: dict[str, str] = field(default_factory=dict)  # configuration of the KV cache, in vLLM's words
     usage: Usage = UNUSED
-    num_graphs: int = 0  # that its device captured
+    num_graphs: int = 0  # number of graphs that the model's device captured
 
 
 class Metrics:
     def __init__(self) -> None:
         self.collectors = CollectorRegistry()
         histogram, counter = self._histogram, self._counter
-        self.ttft = histogram("vllm:time_to_first_token_seconds", "From arrival to the first token.", TTFT)
-        self.itl = histogram("vllm:inter_token_latency_seconds", "Between two steps of one choice.", ITL)
-        self.tpot = histogram("vllm:request_time_per_output_token_seconds", "Mean over a request's decode.", ITL)
-        self.e2e = histogram("vllm:e2e_request_latency_seconds", "From arrival to the last token.", REQUEST)
-        self.queue = histogram("vllm:request_queue_time_seconds", "From arrival to submission.", REQUEST)
-        self.inference = histogram("vllm:request_inference_time_seconds", "From submission to the end.", REQUEST)
-        self.prefill = histogram("vllm:request_prefill_time_seconds", "From submission to the first token.", REQUEST)
-        self.decode = histogram("vllm:request_decode_time_seconds", "From the first token to the last.", REQUEST)
+        self.ttft = histogram("vllm:time_to_first_token_seconds", "Time from arrival to the first token.", TTFT)
+        self.itl = histogram("vllm:inter_token_latency_seconds", "Time between two steps of one choice.", ITL)
+        self.tpot = histogram("vllm:request_time_per_output_token_seconds", "Mean time per token after the first, for each request.", ITL)
+        self.e2e = histogram("vllm:e2e_request_latency_seconds", "Time from arrival to the last token.", REQUEST)
+        self.queue = histogram("vllm:request_queue_time_seconds", "Time from arrival to submission to the worker.", REQUEST)
+        self.inference = histogram("vllm:request_inference_time_seconds", "Time from submission to the end.", REQUEST)
+        self.prefill = histogram("vllm:request_prefill_time_seconds", "Time from submission to the first token.", REQUEST)
+        self.decode = histogram("vllm:request_decode_time_seconds", "Time from the first token to the last.", REQUEST)
         self.prompt_length = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
         self.output_length = histogram("vllm:request_generation_tokens", "Generated tokens of a request.", TOKENS)
-        self.max_length = histogram("vllm:request_max_num_generation_tokens", "Longest choice of a request.", TOKENS)
+        self.max_length = histogram("vllm:request_max_num_generation_tokens", "Tokens of the longest choice of a request.", TOKENS)
         self.param_n = histogram("vllm:request_params_n", "`n` of requests.", CHOICES)
         self.param_max_tokens = histogram("vllm:request_params_max_tokens", "`max_tokens` of requests.", TOKENS)
         self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens processed.")
@@ -78,21 +78,21 @@ class Metrics:
         self.generated_tokens = counter("vllm:generation_tokens", "Tokens generated.")
         self.success = counter("vllm:request_success", "Choices that ended, for any reason.", ("finished_reason",))
 
-        self.rejected = counter("relaxserve:requests_rejected", "Requests not taken.", ("code",))
+        self.rejected = counter("relaxserve:requests_rejected", "Requests refused.", ("code",))
         self.cancelled = counter("relaxserve:requests_cancelled", "Requests whose client left.", ("stage",))
         self.failed = counter("relaxserve:requests_failed", "Requests that ended in an error.", ("code",))
-        self.loads = counter("relaxserve:model_loads", "Loads by outcome.", ("outcome",))
-        self.unloads = counter("relaxserve:model_unloads", "Unloads.")
-        self.load_s = histogram("relaxserve:model_load_seconds", "Whole loads.", LOAD)
-        self.compile_s = histogram("relaxserve:compile_seconds", "Compilation within a load.", LOAD)
-        self.stage_s = histogram("relaxserve:load_stage_seconds", "Stages of loads.", LOAD, ("stage",))
+        self.loads = counter("relaxserve:model_loads", "Loads that ended, by outcome.", ("outcome",))
+        self.unloads = counter("relaxserve:model_unloads", "Models unloaded.")
+        self.load_s = histogram("relaxserve:model_load_seconds", "Duration of whole loads.", LOAD)
+        self.compile_s = histogram("relaxserve:compile_seconds", "Time of compilation within a load.", LOAD)
+        self.stage_s = histogram("relaxserve:load_stage_seconds", "Duration of each stage of a load.", LOAD, ("stage",))
         self.cache = counter("relaxserve:compile_cache", "Look-ups of compiled models.", ("signature", "result"))
 
-        ProcessCollector(registry=self.collectors)  # of the front; workers have gauges of their own
+        ProcessCollector(registry=self.collectors)  # measures the front; workers have gauges of their own
         self._of_models: dict[str, ModelSeries] = {}
         self.http = Counter("http_requests", "HTTP requests.", ("handler", "method", "status"), registry=self.collectors)
         self.http_s = Histogram(
-            "http_request_duration_seconds", "Until the response ended.", ("handler", "method"), registry=self.collectors
+            "http_request_duration_seconds", "Time until the response ended.", ("handler", "method"), registry=self.collectors
         )
 
     def of(self, model: str) -> ModelSeries:
@@ -101,7 +101,7 @@ class Metrics:
         return self._of_models[model]
 
     def watch(self, read: Callable[[], Iterable[ModelReading]]) -> None:
-        """Have every scrape ask `read` for the gauges."""
+        """Call `read` at every scrape to get the gauges."""
         self.collectors.register(_Gauges(read))
 
     def exposition(self) -> bytes:
@@ -115,7 +115,7 @@ class Metrics:
 
 
 class ModelSeries:
-    """The series of one model. Those that every token touches are looked up once."""
+    """The series of one model. The series that change with every token are looked up once."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self.metrics = metrics
@@ -160,11 +160,11 @@ class _Gauges(Collector):
             ("relaxserve:device_graphs", "Graphs that the device captured at load.", lambda m: m.num_graphs),
         )
         counters: tuple[tuple[str, str, Callable[[ModelReading], float]], ...] = (
-            ("vllm:num_preemptions", "Sequences pushed out of the batch.", lambda m: m.stats.num_preemptions),
-            ("vllm:prefix_cache_queries", "Prompt tokens looked up.", lambda m: m.stats.prefix_queries),
-            ("vllm:prefix_cache_hits", "Prompt tokens found.", lambda m: m.stats.prefix_hits),
+            ("vllm:num_preemptions", "Sequences preempted.", lambda m: m.stats.num_preemptions),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda m: m.stats.prefix_queries),
+            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda m: m.stats.prefix_hits),
             ("relaxserve:worker_restarts", "Workers started again after a crash.", lambda m: m.restarts),
-            ("relaxserve:requests_resubmitted", "Requests carried over a crash.", lambda m: m.resubmitted),
+            ("relaxserve:requests_resubmitted", "Requests resubmitted after a crash.", lambda m: m.resubmitted),
             ("relaxserve:worker_cpu_seconds", "Processor time of the worker and its processes.", lambda m: m.usage.cpu_s),
         )
         for name, text, value in gauges:
@@ -178,13 +178,13 @@ class _Gauges(Collector):
                 counter.add_metric((reading.name, ENGINE), value(reading))
             yield counter
         state = GaugeMetricFamily("relaxserve:model_state", "1 for the state a model is in.", labels=(*MODEL, "state"))
-        parts = GaugeMetricFamily("relaxserve:model_bytes", "Memory by part.", labels=(*MODEL, "part"))
+        parts = GaugeMetricFamily("relaxserve:model_bytes", "Memory of the model, by part.", labels=(*MODEL, "part"))
         resident = GaugeMetricFamily(
             "relaxserve:worker_resident_bytes", "Memory of the worker and its processes, as the kernel counts it.", labels=(*MODEL, "kind")
         )
         waiting = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", "Sequences that wait.", labels=(*MODEL, "reason"))
         steps = HistogramMetricFamily("vllm:iteration_tokens_total", "Tokens of a step.", labels=MODEL)
-        caches = GaugeMetricFamily("vllm:cache_config_info", "The KV cache.", labels=(*MODEL, *CACHE))
+        caches = GaugeMetricFamily("vllm:cache_config_info", "Configuration of the KV cache.", labels=(*MODEL, *CACHE))
         for reading in readings:
             labels, stats = (reading.name, ENGINE), reading.stats
             state.add_metric((*labels, reading.state), 1)
@@ -193,7 +193,7 @@ class _Gauges(Collector):
             resident.add_metric((*labels, "own"), reading.usage.own_bytes)
             resident.add_metric((*labels, "mapped"), reading.usage.mapped_bytes)
             waiting.add_metric((*labels, "capacity"), stats.num_waiting)
-            waiting.add_metric((*labels, "deferred"), 0)  # nothing is held back for another reason
+            waiting.add_metric((*labels, "deferred"), 0)  # nothing waits for any other reason
             bounds = [*map(float, STEP_SIZES), "+Inf"]
             steps.add_metric(labels, list(zip(map(str, bounds), accumulate(stats.steps_by_size), strict=True)), stats.num_step_tokens)
             if reading.cache:

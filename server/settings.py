@@ -1,4 +1,4 @@
-"""What the front process can be told. The command line builds it; nothing in the server reads the environment."""
+"""The settings of the front process. The command line builds them; nothing in the server reads the environment."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 
 class SettingsError(ValueError):
-    """A setting whose value the server refuses to start with."""
+    """Raised for a setting with which the server refuses to start."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     log_level: str = "info"
     log_format: str = "text"
-    otlp_traces_endpoint: str | None = None  # where traces of requests are sent; None: nowhere
+    otlp_traces_endpoint: str | None = None  # traces of requests are sent here; None: nowhere
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -27,39 +27,39 @@ class ServerSettings:
     api_key_file: Path | None = None  # one key per line, read again when it changes
     admin_keys: tuple[str, ...] = ()
     admin_key_file: Path | None = None
-    open_metrics: bool = False  # /metrics without a key
+    open_metrics: bool = False  # serve /metrics without a key
     allowed_hosts: tuple[str, ...] = ()  # further Host values accepted while no keys are set
     cors_origins: tuple[str, ...] = ()
 
     model_root: Path = Path("models")
     allow_hub: bool = False
     publish: tuple[str, ...] = ()  # models that browsers may download and run
-    state_file: Path | None = None  # the set of loaded models, to come back after a restart
-    memory_limit_bytes: int | None = None  # of all models together; None leaves it to each worker
-    default_kv_cache_bytes: int | None = None  # for a load that does not say
+    state_file: Path | None = None  # stores the loaded models, which a restart loads again
+    memory_limit_bytes: int | None = None  # limit on all models together; None: each worker decides
+    default_kv_cache_bytes: int | None = None  # bytes of the KV cache for loads that do not set them
 
     strict: bool = False  # refuse unknown fields instead of reporting them
     max_body_bytes: int = 8 << 20
     max_header_bytes: int = 32 << 10
     max_connections: int = 4096
-    max_choices: int = 128  # prompts x n of one request
-    max_inputs: int = 2048  # texts of one embedding request
+    max_choices: int = 128  # limit on the number of prompts times `n` in one request
+    max_inputs: int = 2048  # limit on the texts of one embedding request
     max_schema_bytes: int = 64 << 10
     max_stop_strings: int = 16
     max_stop_chars: int = 256
-    max_queued_requests: int = 256  # per model, beyond those its batch holds
-    max_queued_tokens: int = 1 << 20  # prompt tokens admitted and not yet prefilled, per model
-    response_store_bytes: int = 64 << 20  # of responses that are kept for later requests; 0: none
-    response_store_s: float = 86400.0  # after their last use
-    max_timeout_s: float = 3600.0  # the longest deadline a request may ask for
+    max_queued_requests: int = 256  # limit on waiting requests per model, in addition to the size of its batch
+    max_queued_tokens: int = 1 << 20  # limit on prompt tokens that are admitted and not yet prefilled, per model
+    response_store_bytes: int = 64 << 20  # total size of responses kept for later requests; 0: none are kept
+    response_store_s: float = 86400.0  # time for which they are kept after their last use
+    max_timeout_s: float = 3600.0  # longest deadline that a request may set
 
     header_timeout_s: float = 10.0  # from the first byte of a request to the end of its headers
-    body_timeout_s: float = 30.0  # for the whole body
-    write_timeout_s: float = 60.0  # how long a client may leave a full buffer unread
+    body_timeout_s: float = 30.0  # time for the whole body
+    write_timeout_s: float = 60.0  # time for which a client may leave a full buffer unread
     keep_alive_s: float = 75.0
-    heartbeat_s: float = 10.0  # comment lines on a silent stream
-    drain_s: float = 30.0  # for running requests when the server is told to stop
-    stall_s: float = 20.0  # without a word from a worker that has work: longer than its longest step
+    heartbeat_s: float = 10.0  # seconds between comment lines on a stream that sends nothing else
+    drain_s: float = 30.0  # time for running requests when the server is told to stop
+    stall_s: float = 20.0  # seconds after which a worker that has work and is silent is replaced: more than its longest step takes
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -78,7 +78,7 @@ class ServerSettings:
         if not (self.has_api_keys or self.insecure or is_loopback(self.host)):
             raise SettingsError(
                 f"host is {self.host!r}, which other machines can reach, and no API key is set; "
-                "set a key (or a key file), bind to 127.0.0.1, or say insecure"
+                "set a key (or a key file), bind to 127.0.0.1, or set insecure"
             )
 
     @property
@@ -88,7 +88,7 @@ class ServerSettings:
 
 CHOICES = {"log_level": ("debug", "info", "warning", "error"), "log_format": ("text", "json")}
 
-# What headers are compared with, letter by letter: of another form it would never be met.
+# These values are compared with headers literally: a value in another form would never match.
 FORMS = {
     "allowed_hosts": (r"[\w.-]+|\[[0-9A-Fa-f:.]+\]", "a name without scheme and port, or an IPv6 address in brackets"),
     "cors_origins": (
@@ -101,9 +101,9 @@ MAY_BE_0 = ("response_store_bytes", "max_stop_strings", "max_queued_requests", "
 
 
 def _require_size(name: str, value: float | None) -> None:
-    """Of what is counted or lasts; None is left to others."""
+    """Raise SettingsError unless a count or a time is positive and finite. None is allowed, and 0 for the names in MAY_BE_0."""
     if value is not None and not (0 < value < math.inf or (value == 0 and name in MAY_BE_0)):
-        raise SettingsError(f"{name} is {value}; expected {'0 or more' if name in MAY_BE_0 else 'more than 0'}, and no infinity")
+        raise SettingsError(f"{name} is {value}; expected {'0 or more' if name in MAY_BE_0 else 'more than 0'}, and finite")
 
 
 def is_loopback(host: str) -> bool:

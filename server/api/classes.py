@@ -1,4 +1,4 @@
-"""POST /classify, in vLLM's shape: the class of each text, by a model with a head that classifies. A reranker is such a model, with one
+"""POST /classify, as in vLLM: a model with a classification head gives the class of each text. A reranker is such a model with one
 class."""
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from server.models.model import Loaded, Model
 
 
 class ClassifyBody(EmbeddingBody):
-    use_activation: bool | None = None  # false: the numbers as the head gives them
-    activation: bool | None = None  # an earlier name of the same
+    use_activation: bool | None = None  # False: return the outputs of the head as they are
+    activation: bool | None = None  # an older name of use_activation
 
 
 class Classified(TypedDict):
@@ -53,7 +53,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/classify", responses=gives(ClassifiedTexts))
     @routes.post("/v1/classify", include_in_schema=False)
     async def classify(request: Request, body: ClassifyBody) -> Response:
-        """Tell the class of each text, and the score of every class."""
+        """Classify each text: return its class, and the score of every class."""
         ignored = check_unknown(body, strict=context.settings.strict)
         model, loaded = context.registry.serve(body.model)
         require_classes(model, loaded)
@@ -79,7 +79,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _pieces(answer: ClassifiedTexts, found: Sequence[Vector], ready: Ready, *, raw: bool) -> list[bytes]:
-    """The answer text by text, each of which is written quickly."""
+    """Return the answer in small pieces, one per text, so that no call takes long."""
     head, _, tail = msgspec.json.encode(answer).partition(b'"data":[')
     pieces = [head + b'"data":[']
     for index, numbers in enumerate(found):
@@ -99,7 +99,7 @@ def require_classes(model: Model, loaded: Loaded) -> None:
 
 
 def numbers_of(body: EmbeddingBody) -> EmbeddingBody:
-    """What asks for the numbers of classes as they are."""
+    """Return a request for the outputs of the classification head as they are."""
     return EmbeddingBody.model_construct(normalize=False, timeout=body.timeout)
 
 

@@ -1,4 +1,4 @@
-"""POST /v2/embed, in Cohere's shape; its rerank is in `rerank.py`."""
+"""POST /v2/embed, in Cohere's shape. Cohere's rerank is in `rerank.py`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class CohereEmbedBody(Options):
     input_type: Label | None = None
     embedding_types: Annotated[list[Form], Field(max_length=8, fail_fast=True)] | None = None  # None: float
     output_dimension: Int | None = Field(default=None, ge=1)
-    truncate: Literal["NONE", "START", "END"] | None = None  # None: at the end
-    priority: Int | None = None  # no queue of vectors has any
+    truncate: Literal["NONE", "START", "END"] | None = None  # None: END
+    priority: Int | None = None  # accepted, but embeddings have no priorities
 
 
 class CohereMeta(TypedDict):
@@ -50,7 +50,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v2/embed", responses=gives(CohereEmbedded))
     async def embed(request: Request, body: CohereEmbedBody) -> Response:
-        """Turn texts into vectors. A text that is too long is cut where `truncate` says."""
+        """Turn texts into vectors. A text that is too long is truncated as `truncate` says."""
         ignored = check_unknown(body, strict=context.settings.strict)
         model, loaded = context.registry.serve(body.model)
         forms: list[Form] = list(dict.fromkeys(body.embedding_types or ()) or ("float",))
@@ -75,7 +75,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _written(vectors: Sequence[Vector], forms: Sequence[Form]) -> list[bytes]:
-    """Vector by vector, each of which is written quickly."""
+    """Encode the vectors in small pieces, so that no call takes long."""
     pieces: list[bytes] = []
     for number, form in enumerate(forms):
         pieces.append((b',"%b":[' if number else b'"%b":[') % form.encode())

@@ -1,4 +1,4 @@
-"""What every endpoint is given."""
+"""The context of every endpoint, and the caller of a request."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from server.settings import ServerSettings
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and since when; made by the gateway for each request."""
+    """The caller of a request, made by the gateway."""
 
     request_id: str
-    key_digest: str = ""  # of the API key, for fairness between keys; empty without one
-    access: Access = Access.KEY  # what the path was taken for when the key was judged
+    key_digest: str = ""  # digest of the API key, for fairness between keys; empty without one
+    access: Access = Access.KEY  # access level of the path when the gateway checked the key
     arrived_s: float = field(default_factory=time.monotonic)
     num_body_bytes: int = 0
     record: RequestRecord = field(default_factory=lambda: RequestRecord(""))
@@ -45,5 +45,5 @@ def caller(request: Request) -> Caller:
 
 
 def answer_id(prefix: str, asked: str | None) -> str:
-    """Of the answer, for the client: the name that the request gave it, or a new one."""
+    """Return the id of an answer: the one that the request chose, or a new one."""
     return f"{prefix}-{asked or secrets.token_hex(12)}"

@@ -1,4 +1,5 @@
-"""What /openapi.json says of answers. Routes name their shapes; the shapes themselves are described when somebody asks for the document."""
+"""The description of answers in /openapi.json. Routes name the shapes of their answers; the shapes are described when the document is first
+requested."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from server.api.routes import COMPONENTS
 from server.models import operations
 from server.models.model import Unloaded
 
-ELSEWHERE = (operations, errors)  # shapes of what is not made for answers alone
+ELSEWHERE = (operations, errors)  # modules with shapes that are not only for answers
 
 
 def describe_answers(app: FastAPI) -> None:

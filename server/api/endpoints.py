@@ -1,4 +1,4 @@
-"""Finds the endpoints: every file in here, or in a folder in here, that has a `router(context)`. Nothing else lists them."""
+"""Find the endpoints: every module in this folder, or in a folder inside, that has a `router(context)`. There is no other list of them."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from server.errors import ErrorShape
 
 
 def routers(context: Context) -> list[APIRouter]:
-    """Sorted by file; the administration comes last, and `/docs` shows them in this order."""
+    """Return all routers sorted by file, with the administration last. `/docs` shows them in this order."""
     made: list[APIRouter] = [module.router(context) for module in _modules() if hasattr(module, "router")]
     return sorted(made, key=lambda router: ADMINISTRATION in router.tags)
 
 
 def error_shapes() -> dict[str, ErrorShape]:
-    """By the beginning of a path; a file whose API tells errors otherwise than OpenAI's says so as its `ERROR_SHAPES`."""
+    """Return the error shapes by the prefix of paths. A module whose API has other errors than OpenAI's declares them as `ERROR_SHAPES`."""
     return {path: shape for module in _modules() for path, shape in getattr(module, "ERROR_SHAPES", {}).items()}
 
 
 def shapes() -> list[type]:
-    """The typed dictionaries that the files of this folder define, which are the shapes of answers."""
+    """Return the typed dictionaries that the modules define: the shapes of answers."""
     return [
         shape for module in _modules() for shape in vars(module).values() if is_typeddict(shape) and shape.__module__ == module.__name__
     ]

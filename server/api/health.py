@@ -1,4 +1,4 @@
-"""Whether the process lives, whether it should get requests, what it is, and its metrics."""
+"""Health checks, the version, and the metrics."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def router(context: Context) -> APIRouter:
     routes = new_router("Operation")
     registry = context.registry
 
-    @routes.head("/health/live", include_in_schema=False)  # as some load balancers ask
+    @routes.head("/health/live", include_in_schema=False)  # some load balancers send HEAD
     @routes.get("/health/live", responses=gives(Liveness))
     @routes.get("/v2/health/live", include_in_schema=False)
     async def live() -> JSONResponse:
-        """200 while the process answers at all."""
+        """Answer 200 while the process answers at all."""
         alive: Liveness = {"status": "ok"}
         return JSONResponse(alive)
 
@@ -36,39 +36,39 @@ def router(context: Context) -> APIRouter:
     @routes.get("/v1/health", include_in_schema=False)
     @routes.get("/v2/health/ready", include_in_schema=False)
     async def ready() -> JSONResponse:
-        """200 when requests should be sent here, 503 while loading, draining, or without a working model."""
+        """Answer 200 when requests should be sent here, 503 while loading, draining, or without a working model."""
         models = {model.spec.name: model.condition for model in registry.models()}
         status = "ok" if registry.ready else "shutting down" if registry.closing else "unavailable"
         readiness: Readiness = {"status": status, "models": models}
         if restarting := {model.spec.name: progress_of(model.outage) for model in registry.models() if model.outage is not None}:
-            readiness["restarting"] = restarting  # without the cause, which may name paths: nobody has shown a key here
+            readiness["restarting"] = restarting  # the cause is left out: it may name files, and this endpoint needs no key
         if not registry.ready:
             is_loading = ModelState.LOADING in readiness["models"].values()
-            why = "Loading model" if is_loading else f"The server is {status}"  # llama.cpp's clients show it
+            why = "Loading model" if is_loading else f"The server is {status}"  # llama.cpp's clients show this text
             readiness["error"] = {"code": 503, "message": why, "type": "unavailable_error"}
         return JSONResponse(readiness, 200 if registry.ready else 503)
 
     @routes.get("/v2/models/{model:path}/ready", response_class=Response, include_in_schema=False)
     async def model_ready(model: str) -> Response:
-        """200 when this model takes requests, as Triton tells it; 400 when it does not, or is not here."""
+        """Answer 200 if this model takes requests, and 400 if it does not or is not loaded, as Triton does."""
         found = next((one for one in registry.models() if model in (one.spec.name, *registry.aliases_of(one.spec.name))), None)
         return Response(status_code=200 if found is not None and found.is_serving else 400)
 
     @routes.get("/ping", response_class=Response, include_in_schema=False)
     @routes.post("/ping", response_class=Response, include_in_schema=False)
     async def ping() -> Response:
-        """SageMaker's question whether requests should be sent here."""
+        """Answer SageMaker's health check, as `/health/ready` does."""
         return Response(status_code=200 if registry.ready else 503)
 
     @routes.get("/version", responses=gives(Version))
     async def get_version() -> JSONResponse:
-        """What runs here."""
+        """Return the version of this server."""
         running: Version = {"version": distribution_version(), "name": "relaxserve"}
         return JSONResponse(running)
 
     @routes.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
-        """Prometheus text."""
+        """Return the metrics as Prometheus text."""
         return Response(context.metrics.exposition(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     return routes

@@ -1,4 +1,4 @@
-"""POST /invocations, SageMaker's one path for requests: what a body has says which API it is for."""
+"""POST /invocations, SageMaker's only path for requests. The fields of the body decide which API answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.api.context import Context
 from server.api.routes import new_router
 from server.errors import INVALID_JSON, MISSING_FIELD, ApiError
 
-PATHS = {  # by the field that only this API requires; the first that is there counts
+PATHS = {  # the API's path by a field that only this API requires; the first field that the body has decides
     "messages": "/v1/chat/completions",
     "prompt": "/v1/completions",
     "documents": "/v1/rerank",
@@ -26,7 +26,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/invocations", include_in_schema=False)
     async def invocations(request: Request) -> Response:
-        """Answer a request for chat, completions, embeddings, rerank or scores."""
+        """Answer a request for chat, completions, rerank, scores or embeddings."""
         try:
             body: Any = await request.json()
         except ValueError as error:
@@ -43,7 +43,7 @@ def router(context: Context) -> APIRouter:
 
 
 class _Forwarded(Response):
-    """The answer of another path to the same request."""
+    """The response of another path to the same request."""
 
     def __init__(self, request: Request, path: str, body: bytes) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""The pages for people: the console at `/`, the API at `/docs`, and their files below `/console/`. They need nothing from elsewhere."""
+"""The pages for people: the console at `/`, the list of endpoints at `/docs`, and their files below `/console/`. They load nothing from
+other servers."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from server.api.routes import new_router
 from server.errors import NOT_FOUND_PATH, ApiError
 
 MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-# A page runs the scripts of this server alone, and no text becomes markup or code: browsers refuse `innerHTML` and the like.
+# A page runs only scripts of this server, and no text becomes markup or code: browsers refuse `innerHTML` and the like.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -23,12 +24,12 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-cache",  # ask each time whether it is still the same: a new version of the server has new pages
+    "cache-control": "no-cache",  # revalidate every time: a new version of the server has new pages
 }
 
 
 def router(context: Context) -> APIRouter:
-    del context  # pages are the same for everybody; what they show, they ask the API for
+    del context  # pages are the same for everybody; scripts on them get data from the API
     routes = new_router("Pages")
     pages = _read(files("server.console"), "")
 
@@ -57,7 +58,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _read(folder: Traversable, prefix: str) -> dict[str, bytes]:
-    """Every file that a browser may ask for, by its path below the folder."""
+    """Return every file that a browser may request, by its path below the folder."""
     found: dict[str, bytes] = {}
     for entry in folder.iterdir():
         if entry.is_dir():

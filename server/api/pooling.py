@@ -1,4 +1,4 @@
-"""POST /pooling, in vLLM's shape: the vector of a text, the vector of each of its tokens, or the scores of its classes."""
+"""POST /pooling, as in vLLM: the vector of a text, the vector of each of its tokens, or the scores of its classes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from server.api.vectors import Vector, embed_all, plan_embedding, plan_texts
 from server.errors import NOT_A_CLASSIFIER, NOT_AN_EMBEDDER, ApiError
 from server.models.model import Loaded, Model
 
-MAX_VALUES = 1 << 21  # of the token vectors of one answer: 40 MB of JSON
+MAX_VALUES = 1 << 21  # values of the token vectors in one answer: 40 MB of JSON
 encode = msgspec.json.encode
 
 
 class PoolingBody(EmbeddingBody):
     task: Literal["embed", "encode", "token_embed", "classify", "token_classify", "score"] | None = None
-    input_type: Label | None = None  # elsewhere `task` is another name of it
+    input_type: Label | None = None  # declared again, because EmbeddingBody accepts `task` as another name of it
 
 
 class Pooled(TypedDict):
@@ -90,7 +90,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
-    """Whether the vectors of tokens are wanted."""
+    """Return whether vectors of tokens are requested. Raise ApiError if the model does not support the task."""
     match body.task:
         case "token_classify":
             raise ApiError(NOT_A_CLASSIFIER, f"model {model.spec.name!r} has no head that classifies tokens", param="model")
@@ -118,7 +118,7 @@ def _check_values(num_tokens: int, body: PoolingBody, loaded: Loaded) -> None:
 
 
 def _pieces(answer: PooledTexts, vectors: Iterator[Vector], *, as_base64: bool) -> list[bytes]:
-    """The answer in parts, each of which is written quickly."""
+    """Return the answer in small pieces, so that no call takes long."""
     head, _, tail = encode(answer).partition(b'"data":[')
     pieces = [head + b'"data":[']
     for index, vector in enumerate(vectors):

@@ -1,5 +1,5 @@
-"""Rerank and score: how near texts are to a query, in the shapes of Cohere, Jina and vLLM. A reranker reads each pair of texts; a model
-that embeds judges by the cosine of the angle between its vectors."""
+"""Rerank and score: how relevant texts are to a query, in the shapes of Cohere, Jina and vLLM. A reranker reads each pair of texts; for an
+embedding model the score is the cosine of the angle between two vectors."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Document(Options):
 
 Documents = Annotated[list[Text | Document], Field(max_length=2048, fail_fast=True)]
 Texts = Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
-Named = tuple[Sequence[str], str]  # texts, and the field that they are from
+Named = tuple[Sequence[str], str]  # texts, and the name of the field they come from
 
 
 class VectorOptions(Options):
-    """What all requests for scores have in common."""
+    """The fields that all requests for scores share."""
 
     model: Label | None = None
     truncate_prompt_tokens: Kept | None = Field(
@@ -48,7 +48,7 @@ class VectorOptions(Options):
     )
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
-    instruction: Text | None = None  # of models that judge documents by one
+    instruction: Text | None = None  # used by models that score documents by an instruction
     timeout: float | None = Field(default=None, gt=0)
     user: Label | None = None
 
@@ -115,7 +115,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/reranking", include_in_schema=False)
     @routes.post("/v1/reranking", include_in_schema=False)
     async def rerank(request: Request, body: RerankBody) -> Response:
-        """Order documents by how near they are to a query."""
+        """Order documents by their relevance to a query."""
         ignored = check_unknown(body, strict=context.settings.strict)
         model, loaded = context.registry.serve(body.model)
         texts = [text if isinstance(text, str) else text.text for text in body.documents]
@@ -139,7 +139,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/score", responses=gives(Scores))
     @routes.post("/score", include_in_schema=False)
     async def score(request: Request, body: ScoreBody) -> Response:
-        """Tell how near texts are to each other: one to each of many, or pair by pair."""
+        """Score how similar texts are: one text with each of many, or pair by pair."""
         ignored = check_unknown(body, strict=context.settings.strict)
         model, loaded = context.registry.serve(body.model)
         first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
@@ -168,7 +168,7 @@ async def _scores(
     queries: Named,
     documents: Named,
 ) -> tuple[Vector, int]:
-    """One query beside each document, or as many queries as documents; with the number of tokens."""
+    """Score one query with each document, or as many queries as documents pair by pair. Return the scores and the number of tokens."""
     if loaded.ready.classes:
         return await _scores_of_pairs(request, body, model, loaded, context, queries, documents)
     vectors, num_tokens = await _vectors(request, body, model, loaded, context, queries, documents)
@@ -209,7 +209,7 @@ async def _scores_of_pairs(
 def _prompted(
     asked: Sequence[tuple[str, str]], prompt: PairPrompt, instruction: str | None, loaded: Loaded, keep: int | None, param: str
 ) -> list[Pair]:
-    """Queries and documents within the model's prompt. With `keep` the end of a document is cut."""
+    """Build the model's prompt for each query and document. With `keep`, documents are truncated at their end."""
     context = context_of(loaded)
     before, after = encode_texts([prompt.before, prompt.after], loaded.tokenizer, special=False)
     room = None if keep is None else max(0, min(keep, context) - len(before) - len(after))
@@ -228,7 +228,8 @@ def _pieces(texts: Named, loaded: Loaded, keep: int | None) -> list[list[int]]:
 
 
 def _joined(first: list[int], second: list[int], loaded: Loaded, keep: int | None, param: str) -> Pair:
-    """With `keep` the second text is cut first: a query says more than the end of a document."""
+    """Join two texts into a pair. With `keep`, the second text is truncated before the first, because the query says more than the end of a
+    document."""
     template, context = loaded.tokenizer.pair_template, context_of(loaded)
     if keep is not None:
         room = max(0, min(keep, context) - template.num_special)
@@ -249,7 +250,7 @@ async def _vectors(
     queries: Named,
     documents: Named,
 ) -> tuple[list[Vector], int]:
-    """Of queries and documents, each behind the model's prompt for it, with the number of their tokens."""
+    """Embed queries and documents, each with the model's prompt for its kind in front. Return the vectors and the number of tokens."""
 
     def plan() -> list[list[int]]:
         asked = _planned(queries, "query", body, model, loaded, context.settings)

@@ -1,4 +1,4 @@
-"""How routers are made here: with JSON as the standard has it, and the administration closed twice."""
+"""Routers with strict JSON, and with a second check of keys for the administration."""
 
 from __future__ import annotations
 
@@ -24,47 +24,49 @@ Responses = dict[int | str, Schema]
 def new_router(tag: str, *, prefix: str = "", error_shape: type = ErrorBody) -> APIRouter:
     error = gives(error_shape)[200]
     errors: Responses = {
-        "4XX": {**error, "description": "The request is at fault."},
-        "5XX": {**error, "description": "The server is, or has no room, or no time left."},
+        "4XX": {**error, "description": "The request is invalid or was refused."},
+        "5XX": {**error, "description": "The server failed, or has no capacity or no time left."},
     }
     guards = [Depends(_only_for_admins)] if tag == ADMINISTRATION else []
     return APIRouter(prefix=prefix, tags=[tag], route_class=_StrictJsonRoute, dependencies=guards, responses=errors)
 
 
 def gives(*shapes: type | Schema, event: type | None = None, status: int = 200, done: bool = True) -> Responses:
-    """What a route says of its answer, which has one of the shapes, and of the events that a stream of it has instead."""
+    """Return the description of a route's answer. The answer has one of `shapes`; if it streams, its events have the shape `event`."""
     one_of = [shape if isinstance(shape, dict) else schema_of(shape) for shape in shapes]
     answer = {"application/json": {"schema": one_of[0] if len(one_of) == 1 else {"anyOf": one_of}}}
     return {status: {"content": answer if event is None else {**answer, **events(event, done=done)}}}
 
 
 def events(event: type, *, done: bool = True) -> Schema:
-    """The content of a stream. `done`: `[DONE]` ends it."""
+    """Return the description of a stream of events. With `done`, the event `[DONE]` ends the stream."""
     data: Schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema_of(event)}
     data = {"anyOf": [data, {"const": "[DONE]"}]} if done else data
     return {"text/event-stream": {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}}
 
 
 def schema_of(shape: type) -> Schema:
-    """Only its name: to describe all shapes takes longer than to make the routes, so `description.py` does it when it is asked."""
+    """Return a reference to a shape. `description.py` resolves it on request, because describing all shapes takes longer than making the
+    routes."""
     return {"$ref": COMPONENTS.format(model=shape.__name__)}
 
 
 async def _only_for_admins(request: Request) -> None:
-    """The gateway judges paths before there is a route. Should it ever take an admin's path for another's, this stops it."""
+    """Raise ApiError unless the caller has admin access. The gateway has checked access by the path already; this check covers paths that
+    the gateway took for others."""
     if caller(request).access is not Access.ADMIN:
         raise ApiError(ADMIN_KEY_REQUIRED, f"{request.url.path} needs an admin key")
 
 
 class _StrictJsonRequest(Request):
-    """No NaN, no lone surrogates: nothing that a later step would trip over."""
+    """A request whose JSON has no NaN and no lone surrogates, which would fail in later steps."""
 
     async def json(self) -> Any:
         try:
             value = msgspec.json.decode(await self.body())
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise json.JSONDecodeError(str(error), "", 0) from error
-        await asyncio.sleep(0)  # others' turn between this long call and the next, which validates
+        await asyncio.sleep(0)  # let other tasks run between this long call and the next, which validates
         return value
 
 

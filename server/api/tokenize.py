@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize: text to ids and back, as the model does it."""
+"""POST /tokenize and /detokenize: convert text to token ids and back with a model's tokenizer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.interfaces import Tokenizer
 from server.models.model import Loaded
 
-MAX_TOKENS = 1 << 17  # of a text that is longer than the context; who counts tokens may want to know by how much
+MAX_TOKENS = 1 << 17  # tokens returned for a text longer than the context: a client may want to know by how much it is too long
 PIECE = 4096
 encode = msgspec.json.encode
 
@@ -31,7 +31,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/tokenize", responses=gives(TokenIds, LlamaTokenIds))
     @routes.post("/v1/tokenize", include_in_schema=False)
     async def tokenize(request: Request, body: TokenizeBody) -> Response:
-        """The token ids of a text, or of a conversation. With `content` the answer has llama.cpp's shape."""
+        """Return the token ids of a text, or of a conversation. With `content` the answer has llama.cpp's shape."""
         ignored = check_unknown(body, strict=strict)
         _, loaded = registry.serve(body.model)
         text, special = await _text(body, loaded, caller(request))
@@ -42,7 +42,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/detokenize", responses=gives(Text))
     @routes.post("/v1/detokenize", include_in_schema=False)
     async def detokenize(request: Request, body: DetokenizeBody) -> Response:
-        """The text of token ids, special tokens included unless told otherwise."""
+        """Return the text of token ids, with special tokens unless `skip_special_tokens` is set."""
         ignored = check_unknown(body, strict=strict)
         _, loaded = registry.serve(body.model)
         answer = await off_loop(caller(request).num_body_bytes, lambda: _detokenized(body, loaded))
@@ -52,7 +52,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _tokenized(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) -> list[bytes]:
-    """The answer in pieces, each of which is written quickly."""
+    """Return the answer in small pieces, so that no call takes long."""
     tokenizer, context = loaded.tokenizer, context_of(loaded)
     (ids,) = encode_prompts([text], tokenizer, "prompt", special=special, context=max(context, MAX_TOKENS))
     if not body.return_token_strs:
@@ -69,7 +69,7 @@ def _tokenized(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) 
 
 
 def _with_pieces(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) -> list[bytes]:
-    """The same in llama.cpp's shape."""
+    """Return the answer in llama.cpp's shape, in small pieces, so that no call takes long."""
     tokenizer = loaded.tokenizer
     (ids,) = encode_prompts([text], tokenizer, "content", special=special, context=max(context_of(loaded), MAX_TOKENS))
     if not body.with_pieces:
@@ -85,7 +85,7 @@ def _piece(token_id: int, tokenizer: Tokenizer) -> str | list[int]:
     raw = tokenizer.token_bytes(token_id)
     try:
         return raw.decode() or tokenizer.decode([token_id], skip_special_tokens=False)
-    except UnicodeDecodeError:  # part of a character
+    except UnicodeDecodeError:  # the token has only a part of a character
         return list(raw)
 
 
@@ -98,7 +98,7 @@ def _detokenized(body: DetokenizeBody, loaded: Loaded) -> bytes:
 
 
 async def _text(body: TokenizeBody, loaded: Loaded, who: Caller) -> tuple[str, bool]:
-    """What to encode, and whether the model's special tokens are put around it."""
+    """Return the text to encode, and whether to put the model's special tokens around it."""
     if [body.prompt, body.messages, body.content].count(None) != 2:
         raise invalid("prompt", "expected one of prompt, messages and content")
     if body.content is not None:

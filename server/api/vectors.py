@@ -1,4 +1,4 @@
-"""Texts into vectors: which prompt goes before them, how they are cut, and the model's queue. Every API of vectors is written from this."""
+"""Embed texts: choose the model's prompt, truncate, and submit to the worker. Every API that returns vectors uses this."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 
 Vector = NDArray[np.float32]
-KINDS = (  # of texts, as Cohere, Jina, Google and models call them
+KINDS = (  # each row names one kind of text, in the words of Cohere, Jina, Google and of models
     ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query"),
     ("document", "passage", "search_document", "retrieval.passage", "retrieval_document", "corpus"),
 )
-TURN = 32  # texts handed to the worker before others get a turn
+TURN = 32  # texts sent to the worker before other tasks get a turn
 
 
 def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
@@ -44,7 +44,7 @@ def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: 
 
 
 def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
-    """The tokens of each text, or of `text`, which the messages of the body made."""
+    """Return the tokens of each text of the body. If the body has messages, `text` is their rendering, and the only text."""
     given = _prompted(body, loaded.ready) if text is None else text
     num_texts = len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
     if num_texts > settings.max_inputs:
@@ -64,8 +64,8 @@ def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: 
 
 
 def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
-    """Texts behind the prompt of that name, by default the one that the model was trained with; an empty name is none. Tokens are as they
-    are."""
+    """Put the named prompt before each text. Without a name, use the model's default prompt; an empty name means none. Token ids stay as
+    they are."""
     known, given = dict(ready.prompts), "" if body.input is None else body.input
     name = body.prompt_name if body.input_type is None else _prompt_of_type(body.input_type, known)
     parts = [given] if isinstance(given, str) else given
@@ -79,7 +79,7 @@ def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
 
 
 def _prompt_of_type(input_type: str, known: Mapping[str, str]) -> str:
-    """The model's name for what a text is embedded as, whatever the client's API calls it."""
+    """Return the model's prompt name for `input_type`, which each client's API spells differently."""
     if not known:
         raise ApiError(UNSUPPORTED_FIELD, f"input_type is {input_type!r:.40}; the model has no prompts", param="input_type")
     kind = next((names for names in KINDS if input_type in names), (input_type,))
@@ -87,7 +87,7 @@ def _prompt_of_type(input_type: str, known: Mapping[str, str]) -> str:
         if name in known:
             return name
     if kind is KINDS[1]:
-        return ""  # models that tell queries apart may embed documents as they are
+        return ""  # a model that marks only queries may embed documents without a prompt
     raise invalid("input_type", f"input_type is {input_type!r:.40}; expected {_names(known)}")
 
 
@@ -106,11 +106,12 @@ async def embed_all(
     per_token: bool = False,
     seconds: Sequence[int | None] | None = None,
 ) -> list[Vector]:
-    """The vectors of all prompts, which the model's queue takes or refuses together. `per_token`: [tokens, size] of each prompt. `seconds`:
-    where the second text of each pair begins.
+    """Return the vectors of all prompts, which the model's queue admits or refuses together. With `per_token` each prompt gets an array
+    [tokens, size]. `seconds` tells for each pair where its second text begins.
 
-    The worker has a part of the prompts at a time, and admission counts no more than that part: a request of 2,048 texts neither fills the
-    queue nor waits until the queue is empty."""
+    The worker gets only a part of the prompts at a time, and admission counts only that part: a request of 2,048 texts neither fills the
+    queue nor waits until the queue is empty.
+    """
     num_tokens, labels = sum(map(len, prompts)), (model.spec.name, ENGINE)
     record = caller(request).record
     most = min(len(prompts), loaded.admission.max_at_once)
@@ -171,7 +172,7 @@ async def _embed_all(
 
 
 def _shortened(vector: Vector, dimensions: int, *, normalize: bool) -> Vector:
-    """The first values, at length one again: what models trained for it mean by fewer dimensions."""
+    """Return the first `dimensions` values, scaled to length one again. This is how models trained for several vector lengths are used."""
     head = vector[:dimensions]
     norm = float(np.linalg.norm(head)) if normalize else 1.0
     return head / np.float32(norm or 1.0)

@@ -1,6 +1,7 @@
-"""Published models: a page at /web/MODEL/ on which a browser runs the model itself. The page needs no key, the model's files do.
+"""Published models: a page at /web/MODEL/ on which a browser runs the model itself. Requests for the page need no key; requests for the
+model's files do.
 
-A page that is isolated from other origins may share memory between threads; everything it loads is of this server.
+The page is isolated from other origins, so that it may share memory between threads. It loads files of this server only.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ MEDIA_TYPES = {
     ".wasm": "application/wasm",
     ".bin": "application/octet-stream",
 }
-# Scripts of this server alone, which may compile WebAssembly; one named policy of trusted types, for the address of the worker.
+# The page may run only scripts of this server, which may compile WebAssembly. One named policy of trusted types is allowed: it checks the
+# address of the worker's script.
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types relaxserve"
@@ -64,7 +66,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _part_or_whole(name: str, found: PublishedFile) -> Response:
-    """The response reads `Range` and `If-Range` of the request itself."""
+    """Return a response to the file. FileResponse itself reads `Range` and `If-Range` of the request."""
     return FileResponse(found.path, headers=_headers(name, found.etag))
 
 

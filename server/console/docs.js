@@ -1,4 +1,4 @@
-/* The list of endpoints, from what the server says of itself. */
+/* The list of endpoints, built from /openapi.json. */
 
 import {ask, key} from "./core/api.js";
 import {find, h} from "./core/dom.js";
@@ -40,7 +40,7 @@ function asked(operation, all) {
   return [table([...rows, ...properties(operation.requestBody?.content?.["application/json"]?.schema, all)])];
 }
 
-// Every value of an answer with its path, as `choices[].message.content`.
+// Return every value of an answer with its path, such as `choices[].message.content`.
 function values(schema, all, path = "") {
   schema = followed(schema, all) ?? {};
   const some = (schema.anyOf ?? []).filter(one => one.type !== "null");
@@ -75,7 +75,7 @@ async function load() {
   find("#paths").replaceChildren(...Object.entries(groups).flatMap(([group, list]) => [h("h2", {}, group), ...list.map(one => endpoint(...one, all))]));
 }
 
-/* What it takes and answers is drawn when it is opened. */
+/* Return the entry of one endpoint. Its fields and answers are drawn when it is opened. */
 function endpoint(method, path, operation, all) {
   const box = h("details", {}, h("summary", {}, h("b", {}, method.toUpperCase()), h("code", {}, path), h("span", {}, inline(parseInline(operation.description ?? "")))));
   box.addEventListener("toggle", () => box.append(...asked(operation, all), ...answered(operation, all)), {once: true});

@@ -1,4 +1,4 @@
-/* Puts the console together: places, models, conversations. */
+/* Build the console: its pages, models and conversations. */
 
 import {ask, key} from "./core/api.js";
 import {drawIcons, find, toast} from "./core/dom.js";
@@ -12,13 +12,13 @@ import {CompareView} from "./compare/view.js";
 import {LiveView} from "./live/view.js";
 import {ModelsView} from "./models/view.js";
 
-const MODELS_EVERY_MS = 15_000;  // others may load and unload
+const MODELS_EVERY_MS = 15_000;  // other clients may load and unload models
 
 class App {
   conversations = new Map();
-  models = null;  // those that generate; null until the server has told
-  model = null;  // the chosen one
-  fault = null;  // why the models are unknown
+  models = null;  // the generating models; null until the server has answered
+  model = null;  // the selected model
+  fault = null;  // the error that kept the list of models from loading
   #listeners = [];
 
   constructor() {
@@ -40,7 +40,7 @@ class App {
   async start() {
     await Promise.all([this.#openStore(), this.findModels()]);
     this.#enter();
-    addEventListener("hashchange", () => /^#(\/|$)/.test(location.hash || "#") && this.#enter());  // others are places within the page
+    addEventListener("hashchange", () => /^#(\/|$)/.test(location.hash || "#") && this.#enter());  // other hashes are anchors within the page
     setInterval(() => document.hidden || this.findModels(), MODELS_EVERY_MS);
   }
 
@@ -85,7 +85,7 @@ class App {
   async #openStore() {
     await this.store.open();
     for (const conversation of await this.store.all()) this.conversations.set(conversation.id, markInterrupted(conversation));
-    if (!this.store.isLasting) toast("This browser keeps nothing: conversations end with the page.");
+    if (!this.store.isLasting) toast("This browser stores nothing: conversations are lost when the page is closed.");
   }
 
   adopt(conversation) {
@@ -99,7 +99,7 @@ class App {
   }
 
   save(conversation) {
-    if (!this.conversations.has(conversation.id)) return;  // it was deleted while it was answered
+    if (!this.conversations.has(conversation.id)) return;  // it was deleted while an answer streamed
     this.store.put(conversation).catch(error => toast(`The conversation could not be saved: ${error.message}`));
   }
 
@@ -111,7 +111,7 @@ class App {
     this.sidebar.show();
   }
 
-  // --- options, which belong to a conversation; new ones begin with the last ---
+  // --- options: each conversation has its own; a new one starts with those set last ---
 
   get options() {
     return this.place === "compare" ? load("options", {}) : this.views.chat.options;
@@ -125,7 +125,7 @@ class App {
     this.changed(conversation);
   }
 
-  // --- places ---
+  // --- pages ---
 
   go(hash, {again = false} = {}) {
     if (location.hash !== hash) location.hash = hash;

@@ -1,1 +1,1 @@
-"""Constraints on what a sequence may say next: grammars, schemas, banned tokens."""
+"""Constraints on the tokens that a sequence may continue with: grammars, schemas, banned tokens."""

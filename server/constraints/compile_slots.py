@@ -1,4 +1,4 @@
-"""Which grammars are compiled at the same time: some few, those that waited longest."""
+"""The slots for compiling grammars: a few grammars compile at a time, in the order in which they ask."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import weakref
 class CompileSlots:
     def __init__(self, num_at_once: int) -> None:
         self._num_at_once = num_at_once
-        self._taken: weakref.WeakSet[object] = weakref.WeakSet()  # a grammar that nobody waits for any more gives its turn back
+        self._taken: weakref.WeakSet[object] = weakref.WeakSet()  # weak, so a grammar that no request waits for any more frees its slot
 
     def take(self, who: object) -> bool:
         if who not in self._taken and len(self._taken) >= self._num_at_once:

@@ -1,4 +1,4 @@
-"""The constraints of one model: which grammars are compiled, and a matcher for each sequence that asks for one."""
+"""The constraints of one model: which grammars are compiled, and a matcher for each constrained sequence."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from server.messages import Constraint
 @dataclass(frozen=True, slots=True)
 class ConstraintLimits:
     source_bytes: int = 256 << 10
-    compile_s: float = 3.0  # CPU time, with the first mask; a schema of 1,000 fields takes 0.1
+    compile_s: float = 3.0  # CPU time, including the first mask; a schema of 1,000 fields takes 0.1 s
     grammar_size: int = 200_000
-    row_items: int = 10_000  # ways to read a text so far: 1,000 optional fields have 4,000, which take 6 ms a token
+    # ways in which the text so far may be parsed; a schema with 1,000 optional fields has 4,000, which take 6 ms per token
+    row_items: int = 10_000
     initial_fuel: int = 5_000_000  # about 0.1 s of building lexers
-    slow_s: float = 0.02  # CPU time for a token; those of large schemas take a twentieth
-    excess_s: float = 1.0  # CPU time beyond that, in all tokens of a sequence together
-    memory_bytes: int = 128 << 20  # of one process, beyond what it shares
-    num_compiling: int = 2  # one constraint that takes long does not hold up the next
-    num_cached: int = 32  # a process with about 2 MB each
-    cached_bytes: int = 256 << 20  # of all that are cached
+    slow_s: float = 0.02  # CPU time for a token; large schemas take a twentieth of that
+    excess_s: float = 1.0  # CPU time beyond slow_s, summed over the tokens of a sequence
+    memory_bytes: int = 128 << 20  # memory of one process, beyond what it shares
+    num_compiling: int = 2  # grammars compiled at a time, so that one slow grammar does not hold up the next
+    num_cached: int = 32  # compiled grammars, each a process with about 2 MB
+    cached_bytes: int = 256 << 20  # memory of all cached grammars together
 
 
 class ConstraintCompiler:
-    """To be called by one thread at a time. Nothing here waits."""
+    """Opens matchers for constraints. Only one thread may call it at a time. No method blocks."""
 
     def __init__(self, tokenizer_json: str, *, eos_ids: Sequence[int], vocab_size: int, limits: ConstraintLimits | None = None) -> None:
         self.limits = limits or ConstraintLimits()
@@ -50,15 +51,16 @@ class ConstraintCompiler:
         )
         self._zygote = Zygote(self._settings, tokenizer_json)
         self._slots = CompileSlots(self.limits.num_compiling)
-        self._grammars: weakref.WeakValueDictionary[Source, Grammar] = weakref.WeakValueDictionary()  # all that are in use
-        self._cached: OrderedDict[Source, Grammar] = OrderedDict()  # those used last, which stay
+        self._grammars: weakref.WeakValueDictionary[Source, Grammar] = weakref.WeakValueDictionary()  # all grammars in use
+        self._cached: OrderedDict[Source, Grammar] = OrderedDict()  # least recently used first; keeps them alive
 
     def warm(self) -> None:
-        """Start the zygote now rather than with the first constraint: its tokenizer takes a second on a large vocabulary."""
+        """Start the zygote now rather than with the first constraint: loading the tokenizer of a large vocabulary takes a second."""
         self._zygote.start()
 
     def open(self, constraint: Constraint, token_ids: Sequence[int] = ()) -> Matcher:
-        """For one sequence, behind these tokens. What is wrong with the constraint, `poll` raises."""
+        """Return the matcher of one sequence that has these tokens already. If the constraint is faulty, `poll` of the matcher raises the
+        error."""
         grammar = self._grammar(constraint, constraint.source)
         if constraint.trigger is None:
             return IsolatedMatcher(grammar, token_ids)
@@ -81,7 +83,7 @@ class ConstraintCompiler:
         return grammar
 
     def _keep(self, grammar: Grammar) -> None:
-        """One that is compiled. Before that it lasts as long as a request waits for it."""
+        """Cache a compiled grammar. Before it is compiled, only the requests that wait for it keep it alive."""
         self._cached[grammar.source] = grammar
         self._cached.move_to_end(grammar.source)
         while len(self._cached) > self.limits.num_cached or self._cached_bytes() > self.limits.cached_bytes:

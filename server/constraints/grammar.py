@@ -1,4 +1,4 @@
-"""A compiled constraint, in a process of its own. Where that process is lost, it is compiled again."""
+"""A compiled grammar, which a separate process holds. If that process is lost, the grammar is compiled again."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from server.constraints.retries import Retries
 
 
 class Grammar:
-    """The process begins with the first `poll` that finds a turn free, and ends when nothing refers to the grammar any more."""
+    """A grammar and its process. The process starts with the first `poll` that gets a slot, and ends with the last reference to the
+    grammar."""
 
     def __init__(
         self, source: Source, settings: GrammarSettings, zygote: Zygote, slots: CompileSlots, on_compiled: Callable[[Grammar], None]
     ) -> None:
         self.source = source
         self.settings = settings
-        self.memory_bytes = 0  # that the compiled grammar takes
+        self.memory_bytes = 0  # memory that the compiled grammar takes
         self.error: ConstraintError | None = None
         self._zygote = zygote
         self._slots = slots
@@ -32,7 +33,7 @@ class Grammar:
         self._retries = Retries()
 
     def poll(self) -> bool:
-        """Whether it is compiled. Raises ConstraintError."""
+        """Return whether the grammar is compiled. Raise ConstraintError if it cannot be."""
         if self.error is not None:
             raise self.error.with_traceback(None)
         try:
@@ -46,7 +47,8 @@ class Grammar:
         return self.is_compiled
 
     def open_child(self) -> ProcessSocket | None:
-        """To a new process for a sequence; None while the grammar is being compiled. Raises ConstraintError."""
+        """Return the socket to a new process for a sequence, or None while the grammar is being compiled. Raise ConstraintError if it
+        cannot be."""
         if self.is_compiled and self._socket is not None and self._socket.has_ended:
             self.compile_again()
         return self._socket.open_child(self.settings.vocab_size) if self.poll() and self._socket is not None else None
@@ -56,7 +58,7 @@ class Grammar:
         self.is_compiled = False
 
     def _proceed(self) -> bool:
-        """One step towards being compiled; False if it must be waited for."""
+        """Do one step of compiling. Return False if there is nothing to do but wait."""
         socket = self._socket
         if socket is None:
             if not self._retries.is_due or not self._slots.take(self):
@@ -68,8 +70,8 @@ class Grammar:
             return True
         if socket.is_stalled:
             if socket.pid is None:
-                self._zygote.kill()  # it did not fork: so it is the one that is stopped
-            self._lose(ConstraintLost("its process was stopped; try again"))
+                self._zygote.kill()  # the zygote did not fork, so the zygote itself is stopped or stuck
+            self._lose(ConstraintLost("the process of the constraint was stopped; try again"))
         return False
 
     def _hear(self, socket: ProcessSocket) -> None:

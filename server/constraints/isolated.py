@@ -1,4 +1,4 @@
-"""A matcher that asks a process of its own, and waits for an answer no longer than a step can bear."""
+"""A matcher whose grammar runs in a separate process. The matcher waits for that process only as long as a step can afford."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from server.constraints.process.process_socket import ProcessSocket
 from server.constraints.process.wire import Answer, Question, question
 from server.constraints.retries import Retries
 
-PATIENCE_S = 0.02  # from question to answer
+PATIENCE_S = 0.02  # longest wait for an answer
 
 
 class IsolatedMatcher(Matcher):
-    """Its process begins with the first question and ends with the matcher. A process that is lost is replaced by one that takes in
-    all tokens again: what may come next depends on them alone."""
+    """Follows a grammar in a process of its own. The process starts with the first question and ends with the matcher. If the process is
+    lost, a new one is sent all tokens again, since the tokens alone decide what may come next."""
 
     def __init__(self, grammar: Grammar, token_ids: Sequence[int] = ()) -> None:
-        self.refused: list[int] = []  # the last tokens given, from the first on that the grammar does not take
+        self.refused: list[int] = []  # the last tokens, from the first one that the grammar refused
         self._grammar = grammar
         self._socket: ProcessSocket | None = None
         self._retries = Retries()
         self._token_ids = list(token_ids)
-        self._num_sent = 0  # of them, to the present process
-        self._asked: Question | None = None  # and not answered
-        self._is_put = False  # to the present process
+        self._num_sent = 0  # number of the tokens that the present process has been sent
+        self._asked: Question | None = None  # the question that is not answered yet
+        self._is_put = False  # the question was sent to the present process
         self._give_way_s = 0.0
-        self._is_slow = {Question.STATE: False, Question.MASK: False}  # the last time
-        self._comes_mask = False  # unasked
-        self._forced: list[int] | None = None  # None: not known
+        self._is_slow = {Question.STATE: False, Question.MASK: False}  # the last answer of each kind was slow
+        self._comes_mask = False  # the process will send a mask without being asked
+        self._forced: list[int] | None = None  # None: unknown
         self._prefetched: list[int] = []
         self._has_mask = False
         self._is_complete = False
@@ -90,16 +90,16 @@ class IsolatedMatcher(Matcher):
         self._token_ids += token_ids
         num_known, forced = len(token_ids), self._forced or []
         if len(forced) > num_known and forced[:num_known] == list(token_ids):
-            self._forced = forced[num_known:]  # it goes on, and how is known
+            self._forced = forced[num_known:]  # these tokens were forced, so the forced tokens after them stay known
         else:
             self._ask(Question.STATE)
 
     def _ask(self, kind: Question) -> None:
         assert self._asked is None, "one question at a time"
         self._asked = kind
-        # A sequence whose last answer was slow is not waited for: it would hold up the others with each of its tokens.
+        # Do not wait for a sequence whose last answer was slow: each of its tokens would delay all other sequences.
         self._give_way_s = time.monotonic() + (0.0 if self._is_slow[kind] else PATIENCE_S)
-        # The mask that follows a state is on its way already, unless there are tokens to take in before.
+        # After a state, the process sends the mask unasked, unless it must read further tokens first.
         self._is_put = kind is Question.MASK and self._comes_mask and self._num_sent == len(self._token_ids)
         if kind is Question.STATE:
             self._forced = None
@@ -107,7 +107,7 @@ class IsolatedMatcher(Matcher):
             self._put()
 
     def _put(self) -> None:
-        """Hand the open question to the process, or to a new one."""
+        """Send the open question to the process, or to a new one."""
         if self._socket is None:
             if not self._retries.is_due:
                 return
@@ -126,12 +126,12 @@ class IsolatedMatcher(Matcher):
             self._put()
             socket = self._socket
             if socket is None:
-                return  # the grammar is being compiled, or a lost process not yet replaced
+                return  # the grammar is being compiled, or a lost process has not been replaced yet
             if not socket.receive(max(self._give_way_s - time.monotonic(), 0.0) if patience_s is None else patience_s):
                 if socket.is_stalled:
                     if socket.pid is None:
-                        self._grammar.compile_again()  # its process did not fork: so it is the one that is stopped
-                    self._lose(ConstraintLost("its process was stopped; try again"))
+                        self._grammar.compile_again()  # the grammar's process did not fork, so that process is stopped or stuck
+                    self._lose(ConstraintLost("the process of the constraint was stopped; try again"))
                 return
             if socket.answer is Answer.ENDED:
                 error = socket.error(self._grammar.settings)
@@ -157,7 +157,7 @@ class IsolatedMatcher(Matcher):
             self._asked = None
             self._retries.answered()
         if self.refused:
-            raise ConstraintError("it does not allow the tokens that were drawn before")
+            raise ConstraintError("the grammar does not allow the tokens drawn so far")
 
     def _lose(self, error: ConstraintError) -> None:
         self._socket = None

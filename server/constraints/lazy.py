@@ -1,6 +1,7 @@
-"""A constraint with a trigger is lazy: it governs what is behind that token until the grammar is met, and nothing else.
+"""A lazy constraint. It applies from its trigger token until its grammar is complete; all other text is unconstrained.
 
-It is an offer to the model, not a demand of the client, so it never fails a request: what cannot be compiled or followed is free.
+A lazy constraint only supports calls that the model may make, and no client demands it. So it never fails a request: where it cannot be
+compiled or followed, the text is unconstrained.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from server.messages import Trigger
 
 
 class LazyMatcher(Matcher):
-    """Watches a sequence that is free but for what its trigger begins: first a selection between the offers, then the grammar. It is
-    never complete: more text may always follow."""
+    """Follows a sequence that is unconstrained until the trigger token. After the trigger, the model first selects one of the offers, if
+    there are any; then the grammar applies. The matcher is never complete: more text may always follow."""
 
     def __init__(self, grammars: Sequence[Grammar], trigger: Trigger, vocab_size: int, token_ids: Sequence[int] = ()) -> None:
-        self._grammars = deque(grammars)  # the first that can be compiled governs; where none can, nothing does
+        self._grammars = deque(grammars)  # the first one that can be compiled applies; if none can, none applies
         self._is_compiled = False
         self._trigger = trigger
         self._vocab_size = vocab_size
         self._offers = tuple(offer for offer in trigger.offers if max(offer) < vocab_size)
         self._thinks = trigger.is_open
         self._at_start = True
-        self._unread = deque(token_ids)  # what waits for the grammar
+        self._unread = deque(token_ids)  # tokens that wait for the grammar
         self._selection: ToolSelection | None = None
-        self._begun: IsolatedMatcher | None = None  # between its trigger and the token that meets it
+        # matcher of the open grammar: set by the trigger, cleared by the token that completes the grammar
+        self._begun: IsolatedMatcher | None = None
 
     @property
     def is_late(self) -> bool:
@@ -95,7 +97,7 @@ class LazyMatcher(Matcher):
         self._selection = self._begun = None
         return governed
 
-    # --- while it chooses ------------------------------------------------------------------------------------------------
+    # --- while it selects a tool -----------------------------------------------------------------------------------------
 
     @property
     def is_choosing(self) -> bool:
@@ -117,10 +119,10 @@ class LazyMatcher(Matcher):
         self._selection = self._selection.without_draft()
         return num_tokens
 
-    # --- what the tokens mean --------------------------------------------------------------------------------------------
+    # --- reading tokens --------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """All tokens, unless the grammar is late with some of them."""
+        """Read all tokens, unless the grammar is late with some of them."""
         while self._unread and not (self._begun is not None and self._begun.is_late):
             if self._begun is not None:
                 begun, token_ids = self._begun, list(self._unread)
@@ -135,7 +137,7 @@ class LazyMatcher(Matcher):
         elif self._thinks:
             self._thinks = token_id != self._trigger.close_id
         elif self._at_start and token_id == self._trigger.open_id:
-            self._thinks = True  # as the parser has it: thoughts come first, or not at all
+            self._thinks = True  # a think block comes first or not at all, as in the parser of answers
         elif token_id == self._trigger.token_id and self._grammars:
             self._begin()
         self._at_start = False
@@ -148,7 +150,7 @@ class LazyMatcher(Matcher):
 
     def _say(self, selection: ToolSelection, token_id: int) -> None:
         if self.refuses(token_id):
-            self._selection = None  # only where a former worker let it go
+            self._selection = None  # possible only if an earlier worker dropped the selection here
             return
         selection.say(token_id)
         if selection.is_made:
@@ -157,13 +159,14 @@ class LazyMatcher(Matcher):
             self._follow(lambda: begun.advance(selection.draft))
 
     def _follow(self, step: Callable[[], object]) -> None:
-        """Let the grammar take a step. Where it is met, or left, what follows is free: a former worker may have drawn tokens without it."""
+        """Let the grammar take a step. Once it is complete, or the tokens leave it, later text is unconstrained. Tokens can leave the
+        grammar because an earlier worker may have drawn them without it."""
         begun = self._begun
         assert begun is not None
         try:
             step()
         except ConstraintError:
-            # The token that leaves the grammar is none of the free text either.
+            # The token that leaves the grammar does not belong to the free text either.
             self._free(begun.refused if begun.is_complete else begun.refused[1:])
         else:
             if begun.is_complete and not begun.is_late:

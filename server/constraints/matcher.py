@@ -1,11 +1,11 @@
-"""What the engine knows of the constraints of one sequence: how far it has come in them, and what may come next. A matcher may follow
-a grammar in a process of its own (`isolated`, `lazy`), the rules of the request (`rules.Rules`), or both (`rules.RuledMatcher`).
+"""The interface to the constraints of one sequence: they follow its tokens and say which may come next.
 
-A matcher takes in every token of its sequence. Where one token alone may come next, the mask has one bit: appending such tokens without a
-step of the model (`forced`) therefore gives the tokens that drawing one by one would have given.
+A matcher may follow a grammar in a separate process (`isolated`, `lazy`), the rules of the request (`rules.Rules`), or both
+(`rules.RuledMatcher`). It is told every token of its sequence. If only one token may come next, the mask has one bit. Appending such tokens
+without a step of the model (`forced`) therefore gives the same tokens as drawing them one by one.
 
-A matcher may be late: it was asked something that another process has not answered yet. Until `poll` says that it has, nothing else may be
-asked. A clock thus decides in which step a token is drawn, and never which.
+A matcher is late while it waits for an answer of another process. Until `poll` returns True, only `poll` may be called. So the clock
+decides in which step a token is drawn, but never which token.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ LATE: Final = Late.LATE
 
 
 class ConstraintError(Exception):
-    """A constraint that cannot be compiled or followed; the message is for the client."""
+    """Raised if a constraint cannot be compiled or followed. The message is for the client."""
 
 
 class ConstraintTooHeavy(ConstraintError):
-    """Following it takes more of the processor, or of memory, than one request may ask for."""
+    """Raised if a constraint takes more processor time or memory than it may use."""
 
 
 class ConstraintLost(ConstraintError):
-    """The process that followed it ended again and again, for a reason that is not the client's."""
+    """Raised if the process that follows a constraint ended repeatedly, for a reason that is not the client's fault."""
 
 
 class Matcher(ABC):
-    """`poll`, `mask`, `advance` and `forced` may raise ConstraintError."""
+    """Follows the constraints of one sequence. `poll`, `mask`, `advance` and `forced` may raise ConstraintError."""
 
     @abstractmethod
     def mask(self) -> Mask | Literal[Late.LATE] | None:
-        """None where every token may come next. To be read only, and valid until the next call."""
+        """Return the mask of the next token, or None if every token may come next. The mask is read-only and valid until the next call."""
 
     @abstractmethod
     def advance(self, token_ids: Sequence[int]) -> None: ...
 
     @property
     def is_complete(self) -> bool:
-        """Nothing may follow."""
+        """True if no token may follow."""
         return False
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, where there is no choice; none while it is late."""
+        """Return the tokens that must come next, as far as there is no choice; none while the matcher is late."""
         return []
 
-    # --- a matcher that asks a process may be late -------------------------------------------------------------------------
+    # --- a matcher that asks another process may be late -------------------------------------------------------------------
 
     @property
     def is_late(self) -> bool:
@@ -67,42 +67,44 @@ class Matcher(ABC):
 
     @property
     def has_mask(self) -> bool:
-        """The next mask has been computed already."""
+        """True if the next mask has been computed already."""
         return False
 
     def poll(self) -> bool:
-        """Whether it is compiled and not late."""
+        """Return whether the matcher is compiled and not late."""
         return True
 
     def prefetch_mask(self) -> None:  # noqa: B027 - most matchers have nothing to begin
-        """Begin to compute the next mask, so that the masks of a step are computed side by side."""
+        """Begin to compute the next mask, so that the masks of all sequences of a step are computed in parallel."""
 
     def prefetch(self, token_id: int) -> None:  # noqa: B027 - likewise
-        """Begin to take in this token. `advance` by the same token follows, or nothing does."""
+        """Begin to follow a token before `advance` is called. Unless the sequence ends, the next call must be `advance` with the same
+        token."""
 
-    # --- a matcher may draft tokens that it takes back; most never do ------------------------------------------------------
+    # --- a matcher may draft tokens and take them back; most never do ------------------------------------------------------
 
     @property
     def is_choosing(self) -> bool:
-        """The last tokens are a draft: they may be taken back, so nobody is told of them."""
+        """True while the last tokens are a draft. They may be taken back, so they are not sent to the client yet."""
         return False
 
     def candidates(self) -> list[int]:
-        """Tokens whose log-probabilities `weigh` wants, before the next one is drawn."""
+        """Return the tokens whose log-probabilities `weigh` needs before the next token is drawn."""
         return []
 
     def weigh(self, logprobs: dict[int, float]) -> None:
-        """How probable the model finds each candidate."""
+        """Take the model's log-probabilities of the candidates."""
         raise AssertionError("nothing is a candidate")
 
     def refuses(self, token_id: int) -> bool:
-        """Whether the draft cannot go on with this token."""
+        """Return whether `token_id` cannot continue the draft."""
         return False
 
     def take_back(self) -> int:
-        """Choose anew, without the draft; returns the number of tokens in it."""
+        """Drop the draft and select again without it. Return the number of tokens dropped."""
         raise AssertionError("nothing was drafted")
 
     def let_go(self) -> bool:
-        """Leave to the model what the constraint only offers; False if it demands, or governs nothing now."""
+        """Drop a constraint that is only an offer, and leave the model free. Return False if the constraint is a demand, or does not apply
+        now."""
         return False

@@ -1,4 +1,4 @@
-"""How often a lost process is replaced, and when."""
+"""The limit and the pauses for replacing a process that is lost."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 
 from server.constraints.matcher import ConstraintError
 
-MAX_LOSSES = 6  # one after the other, without an answer between them
-FIRST_PAUSE_S = 0.05  # doubled with each loss: all together 3 s
+MAX_LOSSES = 6  # losses in a row, without an answer in between
+FIRST_PAUSE_S = 0.05  # doubles with each loss: 3 s in total
 
 
 class Retries:
@@ -23,7 +23,7 @@ class Retries:
         self._num_lost = 0
 
     def lost(self, error: ConstraintError) -> None:
-        """Raises the error if it was lost too often."""
+        """Count a loss and schedule the next try. Raise `error` if there were too many."""
         self._num_lost += 1
         if self._num_lost > MAX_LOSSES:
             raise error

@@ -1,5 +1,5 @@
-"""What the parameters of a request restrict by themselves: tokens that are allowed or banned, words of several tokens that are banned,
-thoughts that must end, and the least number of tokens. Nothing here is ever late."""
+"""The restrictions that a request's parameters set without a grammar: allowed and banned tokens, banned token sequences, the length of
+think blocks, and the least number of tokens. They are computed in this process, so they are never late."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from server.constraints.matcher import LATE, Late, Mask, Matcher
 from server.constraints.process.wire import num_mask_words
 from server.messages import SamplingParams
 
-ALL = np.int32(-1)  # 32 tokens, all allowed
+ALL = np.int32(-1)  # mask of 32 tokens that are all allowed
 
 
 class Bans:
-    """What a request restricts at every token. All its choices share it, since hundreds of thousands of tokens may be named."""
+    """The restrictions of a request that do not depend on a choice. All choices share them, since a request may name hundreds of thousands
+    of tokens."""
 
     def __init__(self, params: SamplingParams, ender_ids: frozenset[int], vocab_size: int) -> None:
         allowed, banned = params.allowed_token_ids, params.banned_token_ids
@@ -36,7 +37,7 @@ class Bans:
 
 
 class Rules(Matcher):
-    """The restrictions of one sequence."""
+    """Follows the tokens of one sequence and restricts the next one."""
 
     def __init__(self, bans: Bans, token_ids: Sequence[int] = ()) -> None:
         self._bans = bans
@@ -45,7 +46,7 @@ class Rules(Matcher):
 
     @property
     def restrict_text(self) -> bool:
-        """More is restricted than where the text ends."""
+        """True if the rules restrict which tokens may come, not only where the text may end."""
         return self._bans.restrict_text
 
     def mask(self) -> Mask | None:
@@ -78,17 +79,18 @@ class Rules(Matcher):
     def _restart(self) -> None:
         thinking = self._bans.params.thinking
         self._token_ids: list[int] = []
-        self._thinks_from = 0 if thinking is not None and thinking.is_open else None  # its first token in the open think block
+        # index of the first token in the open think block, or None outside of one
+        self._thinks_from = 0 if thinking is not None and thinking.is_open else None
 
     def _completing(self) -> list[int]:
-        """Tokens that would complete a banned sequence."""
+        """Return the tokens that would complete a banned sequence."""
         drawn = self._token_ids
         candidates = self._bans.endings.get(drawn[-1], ()) if drawn else ()
         return [sequence[-1] for sequence in candidates if tuple(drawn[1 - len(sequence) :]) == sequence[:-1]]
 
 
 class RuledMatcher(Matcher):
-    """A grammar under rules: a token must be allowed by both."""
+    """Combines a grammar and rules: a token must be allowed by both."""
 
     def __init__(self, rules: Rules, grammar: Matcher) -> None:
         self._rules = rules
@@ -127,7 +129,7 @@ class RuledMatcher(Matcher):
         self._grammar.advance(token_ids)
 
     def forced(self) -> list[int]:
-        """Where rules restrict the text, the model's step decides: a forced token may be banned."""
+        """Return the tokens that the grammar forces, or none if rules restrict the text, because a forced token may be banned."""
         return [] if self._rules.restrict_text else self._grammar.forced()
 
     @property
@@ -153,7 +155,7 @@ class RuledMatcher(Matcher):
 
 
 def matcher_of(bans: Bans, grammar: Matcher | None, token_ids: Sequence[int] = ()) -> Matcher | None:
-    """For one sequence, behind these tokens. None where every token may come next, always."""
+    """Return the matcher of one sequence that has these tokens already, or None if every token is always allowed."""
     if not bans.exist:
         return grammar
     rules = Rules(bans, token_ids)

@@ -1,19 +1,20 @@
-"""Which of the tools that are offered a sequence means."""
+"""Decide which of the offered tools a sequence calls."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
 
-Offer = tuple[int, ...]  # the tokens that a call of one tool begins with
+Offer = tuple[int, ...]  # first tokens of a call of one tool
 
 
 class ToolSelection:
-    """Which of the offers a sequence means. It says freely what it would, as a draft; while an offer goes on with every token, that stands.
+    """The selection of an offer by a sequence. The model drafts tokens freely. If every drafted token continues an offer, that offer is
+    selected.
 
-    A mask looks one token ahead: a model about to write `get_weather`, to which `weather` and `get_time` are offered, would be left with
-    `get_`, and then with `time`. So a draft that leaves all offers is taken back, and offers are compared as wholes: each by how
-    probable it was as far as it went with the draft, and one token more.
+    A mask looks only one token ahead. A model that is about to write `get_weather`, while `weather` and `get_time` are offered, would write
+    `get_` and then have only `time` left. So a draft that leaves all offers is taken back, and the offers are compared as wholes: by the
+    log-probability of their tokens up to and including the first one that differs from the draft.
     """
 
     def __init__(self, offers: Sequence[Offer]) -> None:
@@ -34,7 +35,7 @@ class ToolSelection:
         return list(self._common[len(self._draft) :])
 
     def candidates(self) -> list[int]:
-        """What the offers that go with the draft go on with."""
+        """Return the tokens that continue the draft in some offer."""
         return sorted({offer[len(self._draft)] for offer in self._open()})
 
     def weigh(self, logprobs: dict[int, float]) -> None:
@@ -45,7 +46,8 @@ class ToolSelection:
         self._draft = (*self._draft, token_id)
 
     def without_draft(self) -> ToolSelection:
-        """Between the offers that begin with the best token at which one left the draft."""
+        """Return a selection among the offers that share the most probable offer's tokens up to and including the first one that differs
+        from the draft."""
         best = max(self._offers, key=self._scores.__getitem__)
         num_right = len(shared(best, self._draft)) + 1
         return ToolSelection([offer for offer in self._offers if offer[:num_right] == best[:num_right]])
@@ -56,5 +58,5 @@ class ToolSelection:
 
 
 def shared(*offers: Offer) -> Offer:
-    """What all begin with."""
+    """Return the longest common prefix of the offers."""
     return tuple(column[0] for column in takewhile(lambda column: len(set(column)) == 1, zip(*offers, strict=False)))

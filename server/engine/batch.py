@@ -1,7 +1,7 @@
-"""From a settled plan to the arrays that a model runs on.
+"""Build the arrays of a step from a settled plan.
 
-All arrays are views of buffers allocated once; they are valid until the next `build`. Each running sequence owns a row of the tables of
-each cache group, rewritten only when its pages changed.
+All arrays are views of buffers allocated once; they are valid until the next `build`. Each running sequence owns a row in the page table of
+every cache group. The row is rewritten only when the sequence's pages have changed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ class BatchBuilder:
         self._page_sizes = [group.page_size for group in limits.groups]
         max_pages = [-(-limits.max_context // size) for size in self._page_sizes]
         self._tables = [np.zeros((limits.max_seqs, most), np.int32) for most in max_pages]
-        self._table_state: list[tuple[Sequence | None, int]] = [(None, 0)] * limits.max_seqs  # what each row shows
+        # per row: the sequence that its table shows, and the version of that sequence's pages
+        self._table_state: list[tuple[Sequence | None, int]] = [(None, 0)] * limits.max_seqs
         self._tokens = np.zeros(limits.max_tokens, np.int32)
         self._gathered = [np.zeros(limits.max_seqs * most, np.int32) for most in max_pages]
         self._ramp = np.arange(max(limits.max_tokens, limits.max_seqs) + 1, dtype=np.int32)
@@ -27,7 +28,7 @@ class BatchBuilder:
         num_seqs = len(plan.items)
         begins: list[int] = []
         rows: list[int] = []
-        ends: list[int] = [0]  # in the batch
+        ends: list[int] = [0]  # end of each sequence's tokens in the batch
         logit_rows: list[int] = []
         hidden_rows: list[int] = []
         num_pages = [0] * len(self._tables)
@@ -50,7 +51,7 @@ class BatchBuilder:
         starts = np.array(begins, np.int32)
         query_starts = np.array(ends, np.int32)
         counts = query_starts[1:] - query_starts[:-1]
-        if at == num_seqs:  # only single tokens
+        if at == num_seqs:  # every sequence runs a single token
             owners, positions = self._ramp[:num_seqs], starts
         else:
             owners = np.repeat(self._ramp[:num_seqs], counts)

@@ -1,7 +1,7 @@
-"""Messages over a Unix socket: MessagePack behind four little-endian bytes of length.
+"""The worker's end of the Unix socket to the front. A message is MessagePack after four little-endian bytes of length.
 
-The worker's end. The engine's thread never touches the socket: one thread reads into a bounded inbox, one writes from a bounded
-outbox. While the front does not read, the outbox fills; the engine then stops stepping, and goes on hearing aborts.
+The engine's thread never touches the socket: one thread reads into a bounded inbox, one writes from a bounded outbox. While the front does
+not read, the outbox fills; the engine then stops stepping, but still takes aborts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 
 
 class ChannelError(Exception):
-    """The peer broke the protocol."""
+    """The peer violated the protocol."""
 
 
 def frame(message: FromFront | FromWorker) -> bytes:
@@ -39,14 +39,14 @@ def frame(message: FromFront | FromWorker) -> bytes:
 def payload_bytes(header: bytes) -> int:
     length = int.from_bytes(header, "little")
     if length > MAX_MESSAGE_BYTES:
-        raise ChannelError(f"a message of {length} bytes, expected at most {MAX_MESSAGE_BYTES}")
+        raise ChannelError(f"a message has {length} bytes; expected at most {MAX_MESSAGE_BYTES}")
     return length
 
 
 class WorkerChannel:
     def __init__(self, connection: socket.socket, *, on_lost: Callable[[], None]) -> None:
         self.inbox: queue.Queue[FromFront] = queue.Queue(INBOX_MESSAGES)
-        self._outbox: queue.Queue[FromWorker | None] = queue.Queue()  # bounded by `has_room`, so that `send` never blocks
+        self._outbox: queue.Queue[FromWorker | None] = queue.Queue()  # `has_room` bounds it, so `send` never blocks
         self._socket = connection
         self._on_lost = on_lost
         self._is_closing = False
@@ -59,16 +59,16 @@ class WorkerChannel:
         return self._outbox.qsize() < OUTBOX_MESSAGES
 
     def send(self, message: FromWorker) -> None:
-        """Never blocks. Only statistics are dropped: newer ones follow."""
+        """Queue a message without blocking. Only statistics are dropped when the queue is full: newer ones follow."""
         if self.has_room or not isinstance(message, Stats):
             self._outbox.put(message)
 
     def close(self) -> None:
-        """After everything sent has left."""
+        """Send all that is queued, then close the socket."""
         self._outbox.put(None)
         self._writer.join()
-        self._is_closing = True  # what the reader sees from now on is no loss: the process ends in order
-        with suppress(OSError):  # the front may have left first
+        self._is_closing = True  # from now on, losing the connection is no error
+        with suppress(OSError):  # the front may have closed it first
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 

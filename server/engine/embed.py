@@ -1,5 +1,7 @@
-"""Texts to vectors by an encoder: whole texts, batched by tokens, in the same turns between keys as generation. A decoder's texts are
-prompts of the engine (see `requests.Requests.embed`)."""
+"""The engine of an encoder: embed whole texts, batched by tokens, with the same fair turns between keys as generation.
+
+Texts for a decoder go through the generating engine instead (`requests.Requests.embed`).
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,7 @@ class Embedder:
         return True
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: this engine holds no resources."""
 
     def _remove(self, request_id: str) -> None:
         text = self._texts.pop(request_id, None)
@@ -101,7 +103,7 @@ class Embedder:
 
 
 def embedding_of(embed: Embed, vectors: Iterable[NDArray[np.float32]]) -> Embedding:
-    """Of the text's vector, or of each token's."""
+    """Encode the vector of a text, or one vector per token, as an Embedding."""
     written = [(_unit(vector) if embed.normalize else vector).astype("<f4").tobytes() for vector in vectors]
     return Embedding(embed.request_id, b"".join(written), len(embed.prompt_ids))
 

@@ -1,4 +1,4 @@
-"""A Submit or an Embed becomes a request of the engine, or is refused by name."""
+"""Turn a Submit or an Embed into a request of the engine, or raise a named error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from server.messages import Embed, ErrorCode, SamplingParams, Submit
 
 
 def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: tuple[int, ...]) -> Request:
-    """Raises RequestError. A choice that a former worker finished is FINISHED, one it began goes on behind what it emitted."""
+    """Return the request of a Submit. A choice that an earlier worker finished is FINISHED; a choice that it began continues after the
+    tokens it sent. Raise RequestError if this model cannot serve the request."""
     if not limits.generates:
         raise RequestError(ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text")
     _check_ids(submit, limits.vocab_size)
@@ -53,7 +54,7 @@ def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: t
 
 
 def row_behind(submit: Submit, choice: int, emitted: Iterable[int]) -> RowState:
-    """The sampler's memory of a choice that has emitted these tokens."""
+    """Return the sampler's state of a choice after the tokens `emitted`."""
     row = RowState(submit.params, choice, submit.prompt_ids)
     for token_id in emitted:
         row.advance(token_id)
@@ -61,7 +62,7 @@ def row_behind(submit: Submit, choice: int, emitted: Iterable[int]) -> RowState:
 
 
 def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
-    """Raises RequestError."""
+    """Return the request of a text to embed. Raise RequestError if this model cannot embed it."""
     if not limits.embedding_size:
         raise RequestError(ErrorCode.NOT_AN_EMBEDDING_MODEL, "this model generates text and gives no embeddings")
     submit = Submit(
@@ -81,7 +82,7 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
 
 
 def _check_ids(submit: Submit, vocab_size: int) -> None:
-    """A token outside the vocabulary must not reach the arrays: it would end the worker for everybody."""
+    """Raise RequestError if a token is outside the vocabulary. Such a token in the arrays would end the worker and fail every request."""
     params = submit.params
     if not submit.prompt_ids:
         raise RequestError(ErrorCode.INVALID_VALUE, "the prompt has 0 tokens, expected at least 1")
@@ -98,9 +99,9 @@ def _check_ids(submit: Submit, vocab_size: int) -> None:
     for name, ids in named.items():
         for token_id in _ends(ids):
             if not 0 <= token_id < vocab_size:
-                raise RequestError(ErrorCode.INVALID_VALUE, f"{name}: token {token_id}, expected 0 to {vocab_size - 1}")
+                raise RequestError(ErrorCode.INVALID_VALUE, f"{name} has token {token_id}; expected 0 to {vocab_size - 1}")
 
 
 def _ends(ids: Collection[int]) -> tuple[int, ...]:
-    """The least and the greatest: a loop over all of a long prompt would delay the step."""
+    """Return the least and the greatest id. Checking every token of a long prompt in Python would delay the step."""
     return (min(ids), max(ids)) if ids else ()

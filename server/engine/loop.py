@@ -1,7 +1,7 @@
 """The engine: admit -> schedule -> run -> sample -> publish.
 
-`Engine.step` does these one after the other. `overlap.OverlappedEngine` publishes the last tokens, computes masks and schedules the next
-step while the device runs. What becomes of a request meanwhile is in `requests.py`.
+`Engine.step` does these one after the other. `overlap.OverlappedEngine` publishes the tokens of the last step, computes masks and schedules
+the next step while the device runs. `requests.Requests` holds the requests between steps.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         deadline_clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`clock` measures steps, `deadline_clock` deadlines."""
+        """`clock` measures the duration of steps, `deadline_clock` gives the time that deadlines are compared with."""
         self.scheduler = Scheduler(model.limits, pace)
         self.timing = Timing()
         self._model = model
@@ -68,7 +68,7 @@ class Engine:
     # --- one step --------------------------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """False if there was nothing to run."""
+        """Run one step. Return False if no sequence could run."""
         self._requests.admit()
         plan = self.scheduler.settle(self.scheduler.schedule())
         if plan.items:
@@ -80,7 +80,7 @@ class Engine:
         return bool(plan.items)
 
     def _masks(self, plan: Plan) -> dict[Sequence, Mask]:
-        """Of the rows that a constraint restricts. They depend on the tokens before the step, so the device may run meanwhile."""
+        """Return the masks of constrained rows. A mask depends only on tokens before the step, so this may happen while the device runs."""
         masks: dict[Sequence, Mask] = {}
         seqs = [seq for seq, item in plan.items.items() if item.draws and seq.matcher is not None]
         for seq in seqs:
@@ -88,7 +88,7 @@ class Engine:
                 seq.matcher.prefetch_mask()
         for seq in seqs:
             if seq.matcher is None:
-                continue  # another choice has just failed the request
+                continue  # the mask of another choice has just failed the request
             try:
                 mask = seq.matcher.mask()
             except ConstraintError as error:
@@ -136,7 +136,8 @@ class Engine:
                 self._requests.take(seq, drawn)
 
     def _deliver(self, plan: Plan) -> None:
-        """Take the vectors of texts in, and send those of texts that are computed to the end."""
+        """Pass on the vectors of texts: a vector per token as soon as it is computed, or only the vector of the last token. The last token
+        ends the text."""
         items = [item for item in plan.items.values() if item.seq.request.embed is not None and item.num_rows]
         ends = np.cumsum([item.num_rows for item in items])
         for item, rows in zip(items, np.split(self._model.hidden(), ends[:-1]) if items else (), strict=True):
@@ -144,7 +145,7 @@ class Engine:
                 self._requests.take_vectors(item.seq, rows, is_last=item.draws)
 
     def _add_prompt_logprobs(self, seq: Sequence, logits: Logits, first: int, num_rows: int) -> None:
-        """The rows from `first` on stand before the next tokens of the prompt."""
+        """Add log-probabilities of the next prompt tokens of `seq`, whose logits begin at row `first`."""
         num_top = seq.request.submit.params.prompt_logprobs
         assert seq.prompt_logprobs is not None and num_top is not None
         if num_rows:
@@ -153,7 +154,7 @@ class Engine:
                 seq, self._sampler.prompt_logprobs(logits, first, seq.token_ids[num_done : num_done + num_rows], num_top)
             )
 
-    # --- what leaves -----------------------------------------------------------------------------------------------------
+    # --- output ----------------------------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
         self._outbox.flush()

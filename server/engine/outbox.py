@@ -1,4 +1,4 @@
-"""What leaves the engine: the tokens of a step together, and now and then how it fares."""
+"""The engine's output: the tokens of a step in one message, and statistics at intervals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ STATS_INTERVAL_S = 0.1
 
 @dataclass(slots=True)
 class Timing:
-    """Of steps: their tokens, from one launch to the next, and of that what the device took. Sums since the engine started."""
+    """Counts and times of steps since the engine started. `step_s` is the time from launch to the last draw, `kernel_s` the part of it in
+    which the device worked."""
 
     num_steps: int = 0
     num_tokens: int = 0
@@ -53,12 +54,12 @@ class Outbox:
             self._publish(Tokens(tuple(events)))
 
     def send(self, message: FromWorker) -> None:
-        """Behind what was added before."""
+        """Send a message after the events added before it."""
         self.flush()
         self._publish(message)
 
     def wants_stats(self, *, is_busy: bool) -> bool:
-        """In intervals while there is work, and once when it ends: the last word, and silence until a request comes."""
+        """Return whether statistics are due: at intervals while there is work, and once more when it ends."""
         now = time.monotonic()
         if is_busy and now >= self._stats_due:
             self._stats_due = now + STATS_INTERVAL_S

@@ -1,4 +1,5 @@
-"""The engine's step with the host's work beside the device's. `Engine.step` is the meaning; a test holds the two to the same tokens."""
+"""The engine's step with the host's work done while the device runs. `Engine.step` defines the meaning; a test checks that both give the
+same tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ from server.engine.scheduling.scheduler import Plan
 
 
 class OverlappedEngine(Engine):
-    """While this thread runs a step, a helper publishes the tokens of the last one and plans the next. The device's thread never
-    waits to be woken: it calls the model itself, and when it returns the helper is done long since."""
+    """An engine whose helper thread publishes the last tokens and plans the next step while this thread runs the model. So the thread that
+    calls the model never has to be woken, and the helper is usually done long before the model returns."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._is_planned = False  # the scheduler's open plan is the next step's
+        self._is_planned = False  # the scheduler's open plan is for the next step
 
     def step(self) -> bool:
         self._requests.admit()
@@ -35,7 +36,7 @@ class OverlappedEngine(Engine):
         return True
 
     def _next_plan(self) -> Plan:
-        """The one made while the last step ran, with what has arrived since."""
+        """Return the plan made while the last step ran, extended by requests that have arrived since."""
         if self._is_planned:
             self._is_planned = False
             plan = self.scheduler.settle(self.scheduler.extend())

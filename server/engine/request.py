@@ -1,4 +1,4 @@
-"""What the engine knows about a request and about each of its choices."""
+"""The engine's state of a request and of each of its choices."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from server.messages import Embed, FinishReason, Submit, TokenLogprob
 
 
 class Stage(Enum):
-    """Changed by the scheduler alone."""
+    """The stage of a sequence. Only the scheduler changes it."""
 
-    WAITING = "waiting"  # for its constraint to be compiled, or for a slot
-    PARKED = "parked"  # until its matcher answers
-    RUNNING = "running"  # it has a slot of the batch
+    WAITING = "waiting"  # waits for its constraint to be compiled, or for a slot
+    PARKED = "parked"  # skips steps until its matcher answers
+    RUNNING = "running"  # has a slot of the batch
     FINISHED = "finished"
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A Submit and its choices. `leader` computes the prompt, those in `followers` are forked from it when it has. A text to embed is a
-    prompt that draws nothing."""
+    """A Submit and its choices. `leader` computes the prompt; then each of `followers` is forked from it. A text to embed is a request
+    whose only sequence draws no tokens."""
 
     submit: Submit
     arrival: int
@@ -34,8 +34,8 @@ class Request:
     sequences: list[Sequence] = field(default_factory=lambda: list[Sequence]())
     leader: Sequence | None = None
     followers: list[Sequence] = field(default_factory=lambda: list[Sequence]())
-    ender_ids: frozenset[int] = frozenset()  # they end a choice, once min_tokens are drawn
-    num_cached: int | None = None  # what the first prefill of any choice found in the prefix cache
+    ender_ids: frozenset[int] = frozenset()  # tokens that end a choice once it has min_tokens tokens
+    num_cached: int | None = None  # prompt tokens that the first prefill of any choice found in the prefix cache
 
     @property
     def is_finished(self) -> bool:
@@ -44,12 +44,13 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One choice of a request. In counts of tokens, at any time:
+    """One choice of a request. These counts of tokens hold at any time:
 
         num_reused <= num_computed <= num_tokens == num_known + num_awaited     num_prompt <= num_known <= max_len
 
-    reused: taken from the prefix cache or from the leader when it last began to run; computed: in the KV cache, or in a step handed
-    to the device, which works in order; known: `token_ids`; awaited: rows being computed whose token is not drawn yet.
+    reused: taken from the prefix cache or from the leader when the sequence was last admitted; computed: in the KV cache, or in a step that
+    the device has been given (it works in order); known: `token_ids`; awaited: tokens whose rows are being computed and that are not drawn
+    yet.
     """
 
     request: Request
@@ -57,42 +58,42 @@ class Sequence:
     token_ids: list[int]
     held: Held
     row: RowState
-    max_len: int  # tokens at which it ends for length
+    max_len: int  # tokens after which the choice ends with FinishReason.LENGTH
     stage: Stage = Stage.WAITING
-    slot: int = -1  # its row in the batch's tables while RUNNING
-    matcher: Matcher | None = None  # None: every token may come next, always
+    slot: int = -1  # its row in the page tables of the batch while RUNNING
+    matcher: Matcher | None = None  # None: every token is always allowed
     num_reused: int = 0
     num_computed: int = 0
     num_awaited: int = 0
     rank: tuple[int, int, int] = (0, 0, 0)
-    prompt_logprobs: list[TokenLogprob | None] | None = None  # None: not asked for, or delivered
-    prompt_vectors: list[NDArray[np.float32]] | None = None  # of a text to embed token by token; None: not asked for
-    unsent_ids: list[int] = field(default_factory=list[int])  # drawn while its matcher chooses
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # None: not requested, or sent already
+    prompt_vectors: list[NDArray[np.float32]] | None = None  # vectors of a text's tokens so far; None: one vector for the text, or no text
+    unsent_ids: list[int] = field(default_factory=list[int])  # drawn, but held back while the matcher selects a tool
     unsent_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     stop_token_id: int | None = None
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Log-probabilities of its prompt are wanted that are not there yet."""
+        """True while log-probabilities of the prompt are requested and not complete."""
         return self.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt
 
     @property
     def num_rows_known(self) -> int | None:
-        """The row of each token of the prompt is wanted, and those of so many are there. None: only the last token's row is wanted. The row
-        of token i gives the log-probability of token i + 1, or the vector of token i."""
+        """The number of prompt tokens whose rows are known already, if the row of each token is requested; None if only the row of the last
+        token is needed. The row of token i gives the log-probability of token i + 1, or the vector of token i."""
         if self.prompt_logprobs is not None and self.wants_prompt_logprobs:
             return len(self.prompt_logprobs) - 1
         return None if self.prompt_vectors is None else len(self.prompt_vectors)
 
     @property
     def choosing(self) -> Matcher | None:
-        """Its matcher, while that decides what the last tokens are for; they may be taken back."""
+        """The matcher while it selects a tool, which may take back the last tokens; otherwise None."""
         return self.matcher if self.matcher is not None and self.matcher.is_choosing else None
 
     @property
     def is_late(self) -> bool:
-        """Its matcher was asked, and has not answered yet."""
+        """True while the matcher has not answered."""
         return self.matcher is not None and self.matcher.is_late
 
     @property
@@ -117,11 +118,12 @@ class Sequence:
 
     @property
     def num_reusable(self) -> int:
-        """How much of the beginning may come from the cache: every token whose row is wanted must run, and the last one always."""
+        """The largest number of tokens that may come from the prefix cache. A token whose row is requested must run, and so must the last
+        token."""
         return self.num_known - 1 if self.num_rows_known is None else self.num_rows_known
 
     def append(self, token_id: int) -> FinishReason | None:
-        """Why it ends with this token, if it does; a stop token is no part of it."""
+        """Append a drawn token. Return the reason if the choice ends with it. A stop token is recorded, but not appended."""
         if token_id in self.request.ender_ids and self.num_known - self.num_prompt >= self.request.submit.params.min_tokens:
             self.stop_token_id = token_id
             return FinishReason.STOP
@@ -132,14 +134,14 @@ class Sequence:
         return self.ending
 
     def drop(self, num_tokens: int) -> None:
-        """Take the last tokens off. Nobody was told of them."""
+        """Remove the last tokens, none of which was sent to the client."""
         del self.token_ids[self.num_known - num_tokens :]
         self.unsent_ids = self.unsent_ids[: len(self.unsent_ids) - num_tokens]
         self.unsent_logprobs = self.unsent_logprobs[: len(self.unsent_ids)]
 
     @property
     def ending(self) -> FinishReason | None:
-        """Why it ends with the tokens it has, as far as that is known."""
+        """The reason why the choice ends with its present tokens, or None while it continues or its matcher is late."""
         if self.is_late:
             return None
         if self.matcher is not None and self.matcher.is_complete:
@@ -147,8 +149,9 @@ class Sequence:
         return FinishReason.LENGTH if self.num_known >= self.max_len else None
 
     def follow(self) -> tuple[list[int], FinishReason | None]:
-        """Append what the matcher forces, without running the model. Only where drawing could give nothing else: with
-        log-probabilities wanted, logits changed or a stop token in the way, the model's step decides."""
+        """Append the tokens that the matcher forces, without a step of the model. Return them, and the reason if the choice ends with one.
+        This is done only where drawing would give the same tokens. Log-probabilities, changed logits and stop tokens need a step of the
+        model."""
         joined: list[int] = []
         if self.matcher is None or not self.row.is_plain or self.row.params.logprobs is not None or self.prompt_logprobs is not None:
             return joined, None

@@ -1,6 +1,6 @@
-"""The requests that the engine has: how they come, wait for their constraints, take in what is drawn, and end.
+"""The living requests of an engine: they arrive, wait for their constraints, receive tokens, and end.
 
-Of the step that computes them nothing is known here. Whatever ends a request gives its pages back at once, and says the last word of it.
+`Engine` runs the steps. When a request ends for any reason, its pages are free at once, and this module sends its last event.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Requests:
         constraints: ConstraintCompiler | None,
         clock: Callable[[], float],
     ) -> None:
-        """`clock`: of deadlines."""
+        """`clock` gives the time that deadlines are compared with."""
         self.living: dict[str, Request] = {}
         self._limits = limits
         self._scheduler = scheduler
@@ -44,16 +44,16 @@ class Requests:
         self._eos_ids = eos_ids
         self._constraints = constraints
         self._clock = clock
-        self._compiling: dict[Sequence, None] = {}  # in the order of arrival
+        self._compiling: dict[Sequence, None] = {}  # sequences that wait for their constraints, in order of arrival
         self._parked: set[Sequence] = set()
-        self._deadlines: list[tuple[float, int, str]] = []  # ids only: it outlives the requests
+        self._deadlines: list[tuple[float, int, str]] = []  # a heap of deadline, arrival and request id; entries may outlive their requests
         self._num_arrived = 0
 
     @property
     def sequences(self) -> Iterator[Sequence]:
         return (seq for request in self.living.values() for seq in request.sequences)
 
-    # --- how they come ---------------------------------------------------------------------------------------------------
+    # --- arrival ---------------------------------------------------------------------------------------------------------
 
     def submit(self, submit: Submit) -> None:
         try:
@@ -107,7 +107,7 @@ class Requests:
             heapq.heappush(self._deadlines, (submit.deadline, request.arrival, submit.request_id))
 
     def admit(self) -> None:
-        """Let compiled constraints and late answers in, and expired requests out."""
+        """End expired requests, schedule requests with compiled constraints, and resume parked sequences whose matchers have answered."""
         now = self._clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, arrival, request_id = heapq.heappop(self._deadlines)
@@ -115,7 +115,7 @@ class Requests:
             for seq in request.sequences if request is not None and request.arrival == arrival else ():
                 self._end(seq, FinishReason.DEADLINE)
         for seq in list(self._compiling):
-            if seq in self._compiling:  # or its request has just failed
+            if seq in self._compiling:  # an earlier turn of this loop may have failed the request
                 try:
                     self._constrain(seq)
                 except ConstraintError as error:
@@ -128,20 +128,20 @@ class Requests:
                     self.give_up(seq, error)
 
     def _constrain(self, seq: Sequence) -> None:
-        """The request may run when the constraint of its last choice is compiled. Forced tokens are drawn behind the prompt, so that
-        choices share the prompt and the first event can say how much of it the cache had."""
+        """Schedule the request once the constraints of all its choices are compiled. Forced tokens are appended only after the prompt has
+        run: until then choices share the prompt, and the first event can report how much of it the cache held."""
         assert seq.matcher is not None
         if not seq.matcher.poll():
             return
         del self._compiling[seq]
         if seq.matcher.is_complete:
-            self._end(seq, FinishReason.STOP)  # which the former worker had not sent
+            self._end(seq, FinishReason.STOP)  # an earlier worker died before it sent this end
         if seq.choosing is not None:
-            seq.choosing.let_go()  # as the former worker did: it would not have sent these tokens otherwise
+            seq.choosing.let_go()  # the earlier worker let the offer go too, or it would not have sent these tokens
         if not any(other in self._compiling for other in seq.request.sequences):
             self._scheduler.add(seq.request)
 
-    # --- what becomes of a token -----------------------------------------------------------------------------------------
+    # --- tokens ----------------------------------------------------------------------------------------------------------
 
     def take(self, seq: Sequence, drawn: Drawn) -> None:
         try:
@@ -154,7 +154,7 @@ class Requests:
 
     def _take(self, seq: Sequence, drawn: Drawn) -> None:
         if drawn.error is not None and seq.matcher is not None and seq.matcher.let_go():
-            self._take_back(seq, 0)  # what was banned left nothing to draw: an offer is not worth a failure
+            self._take_back(seq, 0)  # the constraint of a tool call left no token to draw, so it is dropped; the request goes on
             return
         if drawn.error is not None:
             self._fail(seq.request, drawn.error.code, str(drawn.error))
@@ -170,17 +170,17 @@ class Requests:
         self._tell(seq, joined, reason, () if drawn.logprob is None else (drawn.logprob,))
 
     def take_prompt(self, seq: Sequence, logprobs: list[TokenLogprob]) -> None:
-        """The log-probabilities of the next tokens of its prompt."""
+        """Collect the log-probabilities of the prompt tokens that come next in `seq`."""
         assert seq.prompt_logprobs is not None, seq
         seq.prompt_logprobs += logprobs
 
     def park(self, seq: Sequence) -> None:
-        """Its matcher takes long: the others go on without it."""
+        """Take `seq` out of the batch until its matcher answers. Other sequences go on."""
         self._scheduler.park(seq)
         self._parked.add(seq)
 
     def _go_on(self, seq: Sequence) -> None:
-        """Once its matcher has answered."""
+        """Continue a parked sequence if its matcher has answered."""
         assert seq.matcher is not None
         if not seq.matcher.poll():
             return
@@ -195,7 +195,7 @@ class Requests:
             self._scheduler.resume(seq)
 
     def _take_back(self, seq: Sequence, num_tokens: int) -> None:
-        """Its last tokens lead nowhere, and nobody was told of them: go on from before them."""
+        """Drop the last `num_tokens` tokens, which were not sent to the client, and continue from the token before them."""
         seq.drop(num_tokens)
         self._scheduler.rewind(seq)
         seq.row = row_behind(seq.request.submit, seq.choice, seq.token_ids[seq.num_prompt :])
@@ -232,18 +232,18 @@ class Requests:
             prompt_logprobs=tuple(prompt_logprobs) if prompt_logprobs is not None and len(prompt_logprobs) == seq.num_prompt else (),
         )
 
-    # --- how they end ----------------------------------------------------------------------------------------------------
+    # --- endings ---------------------------------------------------------------------------------------------------------
 
     def abort(self, abort: Abort) -> None:
         request = self.living.get(abort.request_id)
         if request is None:
-            return  # it has just ended
+            return  # the request has just ended
         for seq in list(request.sequences):
             if abort.choice in (None, seq.choice):
                 self._end(seq, FinishReason.ABORT)
 
     def take_vectors(self, seq: Sequence, rows: NDArray[np.float32], *, is_last: bool) -> None:
-        """The vectors of the next tokens of a text, or of its last token; with the last, the text is done."""
+        """Take the vectors of the next tokens of a text, or the vector of its last token. The last vectors end the request."""
         request, known = seq.request, seq.prompt_vectors
         assert request.embed is not None, request
         if known is not None:
@@ -259,7 +259,7 @@ class Requests:
         token_ids: list[int] | None = None,
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> None:
-        """With its pages, within the step."""
+        """End one choice and free its pages within this step."""
         if seq.stage is Stage.FINISHED:
             return
         if seq.request.embed is not None:
@@ -275,10 +275,10 @@ class Requests:
         if reason is FinishReason.DEADLINE:
             self._fail(request, ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the text's turn")
         else:
-            self._drop(request)  # aborted: nobody listens
+            self._drop(request)  # aborted: nobody waits for an answer
 
     def give_up(self, seq: Sequence, error: ConstraintError) -> None:
-        """Its constraint leads no further."""
+        """Fail the request of `seq`, whose constraint allows no continuation."""
         self._fail(seq.request, _whose(error), f"the constraint cannot be followed: {error}")
 
     def _fail(self, request: Request, code: ErrorCode, message: str) -> None:
@@ -295,9 +295,9 @@ class Requests:
         self._compiling.pop(seq, None)
         self._parked.discard(seq)
         self._scheduler.finish(seq)
-        seq.matcher = None  # a process may hang on it
+        seq.matcher = None  # drops the last reference, which may end a process
 
 
 def _whose(error: ConstraintError) -> ErrorCode:
-    """A constraint is the client's, and so are the limits that it meets."""
+    """Return the error code of a failed constraint: the client's fault, except where the constraint's process was lost."""
     return ErrorCode.GENERATION_FAILED if isinstance(error, ConstraintLost) else ErrorCode.INVALID_SCHEMA

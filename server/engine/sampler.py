@@ -1,7 +1,7 @@
-"""What a request asks of its draws, written down as the arrays that a model samples by; and what came of it.
+"""Turn sampling parameters into the arrays from which a model samples, and the results into tokens and log-probabilities.
 
-The batch is that of `runtime.sampling`; the model draws where its logits lie. A row of a batch comes from the state of a sequence, which
-changes with every token that joins it.
+The batch is `runtime.sampling.SampleBatch`; the model draws on the device, where its logits are. Each row of a batch comes from the
+`RowState` of a sequence, which changes with every token appended.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from server.messages import ErrorCode, SamplingParams, TokenLogprob
 
 Ids = NDArray[np.int32]
 
-SHARPEST = 1e30  # of 1 / temperature
+SHARPEST = 1e30  # largest 1 / temperature
 NONE = np.empty(0, np.int32)
 
 
 class SamplingError(Exception):
-    """No token can be drawn from this row."""
+    """No token can be drawn from a row of logits."""
 
     code = ErrorCode.GENERATION_FAILED
 
@@ -39,7 +39,7 @@ class Drawn:
 
 
 class Seen:
-    """The tokens of a sequence that penalties look at, and how often each was drawn."""
+    """The distinct tokens to which the penalties of a sequence apply, and how often each was drawn."""
 
     def __init__(self, prompt_ids: Ids) -> None:
         self._num = len(prompt_ids)
@@ -67,17 +67,17 @@ class Seen:
 
 @dataclass(slots=True, eq=False)
 class RowState:
-    """What the sampler remembers of one sequence; `advance` is called for every token that joins it, forced ones included."""
+    """The sampler's state of one sequence. `advance` is called for every appended token, forced ones included."""
 
     params: SamplingParams
     choice: int
     prompt_ids: Sequence[int]
     num_drawn: int = 0
-    is_plain: bool = field(init=False)  # logits reach the draw unchanged
+    is_plain: bool = field(init=False)  # the request changes no logits before the draw
     bias_ids: Ids = field(init=False)
     bias_values: NDArray[np.float32] = field(init=False)
-    seen: Seen | None = field(init=False)  # None: nothing is penalised
-    numbers: tuple[float, ...] = field(init=False)  # of runtime.sampling.Number
+    seen: Seen | None = field(init=False)  # None: no penalties
+    numbers: tuple[float, ...] = field(init=False)  # in the order of runtime.sampling.Number
 
     def __post_init__(self) -> None:
         params = self.params
@@ -93,7 +93,7 @@ class RowState:
 
     @property
     def position(self) -> int:
-        """Of the token to draw next, in its sequence."""
+        """The position in the sequence of the token to draw next."""
         return len(self.prompt_ids) + self.num_drawn
 
     def advance(self, token_id: int) -> None:
@@ -102,7 +102,7 @@ class RowState:
             self.seen.add(token_id)
 
     def settings(self, mask: int) -> tuple[int, ...]:
-        """Of runtime.sampling.Setting; `mask` is the number of the row's mask, -1 for none."""
+        """Return the row's integers in the order of runtime.sampling.Setting. `mask` is the index of the row's mask, or -1."""
         params = self.params
         seed = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
         shares = (min(round(p * SHARE_ONE), SHARE_ONE) for p in (params.top_p, params.typical_p))
@@ -119,7 +119,8 @@ class Sampler:
     def sample(
         self, logits: Logits, rows: Sequence[RowState], masks: Sequence[Mask | None] | None = None, places: Sequence[int] | None = None
     ) -> list[Drawn]:
-        """One token per row, from the row of the logits at its place; without places, row by row. A mask says what a constraint allows."""
+        """Draw one token per row. Row i uses the logits at `places[i]` (default: i). `masks[i]` is the mask of the tokens that its
+        constraint allows."""
         if not rows:
             return []
         sampled = self._model.sample(logits, self._batch(rows, masks or [None] * len(rows), range(len(rows)) if places is None else places))
@@ -127,14 +128,14 @@ class Sampler:
         return [self._drawn(row, token_id, sampled.logprobs, i) for i, (row, token_id) in enumerate(zip(rows, tokens, strict=True))]
 
     def prompt_logprobs(self, logits: Logits, first: int, token_ids: Sequence[int], num_top: int) -> list[TokenLogprob]:
-        """The log-probabilities of tokens of the prompt, given the raw logits before each: those from row `first` on."""
+        """Return the log-probabilities of prompt tokens. Row `first + i` has the raw logits before token i."""
         rows = np.arange(first, first + len(token_ids), dtype=np.int32)
         tops = np.full(len(token_ids), min(num_top, NUM_TOP), np.int32)
         found = self._model.logprobs(logits, rows, np.array(token_ids, np.int32), tops)
         return [_logprob(token_id, found, i) for i, token_id in enumerate(token_ids)]
 
     def weigh(self, logits: Logits, place: int, token_ids: Sequence[int]) -> dict[int, float]:
-        """How probable each of these tokens is by one row of logits, before anything that a request asks for."""
+        """Return the log-probability of each of `token_ids` by the raw logits of row `place`."""
         most = self._model.limits.max_seqs
         chunks = [np.array(token_ids[at : at + most], np.int32) for at in range(0, len(token_ids), most)]
         by_chunk = [
@@ -172,7 +173,7 @@ class Sampler:
 
 
 def _logprob(token_id: int, logprobs: Logprobs, i: int) -> TokenLogprob:
-    """A distance is measured from the best token, whose weight is 2^WEIGHT_BITS."""
+    """Return the log-probability of a token from entry i. Distances are measured from the best token, whose weight is 2^WEIGHT_BITS."""
     total = int(logprobs.totals[i])
     normaliser = math.log(total) - WEIGHT_BITS * math.log(2) if total else math.nan
     top_pairs = zip(logprobs.top_ids[i].tolist(), logprobs.top_distances[i].tolist(), strict=True)
@@ -181,7 +182,7 @@ def _logprob(token_id: int, logprobs: Logprobs, i: int) -> TokenLogprob:
 
 
 def _listed(ids: list[Ids], values: list[NDArray[Any]]) -> tuple[Ids, Ids, NDArray[Any]]:
-    """Where the entries of each row begin, and all of them one behind the other."""
+    """Concatenate the entries of all rows, and return where each row's entries start."""
     starts = np.zeros(len(ids) + 1, np.int32)
     if not any(map(len, ids)):
         return starts, ids[0], values[0]

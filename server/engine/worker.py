@@ -1,4 +1,4 @@
-"""The worker process: load one model, then turn messages into tokens until told to stop."""
+"""The worker process: load one model, then serve its requests until told to stop."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ from server.messages import (
 log = logging.getLogger(__name__)
 
 ProgressFn = Callable[[str, float], None]
-WARM_AFTER_S = 1.0  # idle: not right after a restart, when requests are about to be resubmitted
-RECEIVE_S = 0.005  # of messages between two steps: a burst of requests must not hold up running ones
-STALL_S = 0.002  # between looks, while the engine waits for a constraint or for the front to read
+WARM_AFTER_S = 1.0  # seconds of idleness before the first warm-up; right after a restart requests are about to be resubmitted
+RECEIVE_S = 0.005  # longest time for taking messages between two steps: a burst of requests must not hold up running ones
+STALL_S = 0.002  # seconds between polls while no sequence can run: all wait for a constraint, or the front does not read
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """What a builder hands over: a decoder, which generates or embeds or both, or else an encoder."""
+    """The model that a builder returns: a decoder, which generates or embeds or both, or else an encoder."""
 
     ready: Ready
     step_model: StepModel | None = None
     embed_model: EmbedModel | None = None
     eos_ids: tuple[int, ...] = ()
-    tokenizer_json: str | None = None  # constraints are refused without it
+    tokenizer_json: str | None = None  # without a tokenizer, constraints are refused
     overlap: bool = True
-    pace: Pace | None = None  # what steps cost, and the longest gap; None: found out while serving
-    damage: Callable[[], str] | None = None  # verifies the files that it serves from; blocks, and tells what is wrong with them
+    # paces prefill by the measured costs of steps and the longest allowed gap; None: costs are measured while serving
+    pace: Pace | None = None
+    damage: Callable[[], str] | None = None  # verifies the files that the model is served from, blocking; returns what is damaged, or ""
 
 
 Build = Callable[[Load, ProgressFn], LoadedModel]
 
 
 def serve_worker(socket_fd: int, build: Build) -> None:
-    """Serve the front behind an inherited socket. Returns when told to stop or when drained; a front that is gone ends the process at
-    once."""
+    """Serve the front through an inherited socket until told to stop or drained. If the front is gone, the process exits at once."""
     connection = socket.socket(fileno=socket_fd)
-    connection.set_inheritable(False)  # a child that held it would hide the end of this process from the front
+    connection.set_inheritable(False)  # if a child inherited it, the front would not notice the end of this process
     channel = WorkerChannel(connection, on_lost=lambda: os._exit(0))
     load = channel.inbox.get()
     if not isinstance(load, Load):
@@ -87,9 +87,9 @@ def serve_worker(socket_fd: int, build: Build) -> None:
     try:
         Worker(model, channel).run()
     except BaseException:
-        log.critical("the worker of %s ends by an error", load.name, exc_info=True)
+        log.critical("the worker of %s ends after an error", load.name, exc_info=True)
         logging.shutdown()
-        os._exit(1)  # threads of the device or of a constraint may hang: the end must not wait for them
+        os._exit(1)  # threads of the device or of a constraint may hang, so do not wait for them
     channel.close()
 
 
@@ -121,7 +121,7 @@ class Worker:
         self._engine.close()
 
     def _receive(self) -> None:
-        """Take messages for RECEIVE_S at most. Wait for one if there is nothing else to do."""
+        """Take messages for at most RECEIVE_S. Wait for the first one if the engine has no work."""
         try:
             if not self._engine.has_work and not self._draining:
                 self._handle(self._channel.inbox.get(timeout=WARM_AFTER_S if self._is_cold else None))
@@ -153,7 +153,7 @@ class Worker:
             case Shutdown():
                 self._stopping = True
             case Load():
-                raise TypeError("a second Load, expected one per process")
+                raise TypeError("a second Load has arrived; expected one per process")
 
 
 def _constraints_of(model: LoadedModel) -> ConstraintCompiler | None:

@@ -1,4 +1,4 @@
-"""Who may do what: API keys for the models, admin keys for the administration, and neither for probes."""
+"""Access control: the models need an API key, the administration needs an admin key, and health checks need none."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Access(Enum):
     ADMIN = auto()
 
 
-# What is not listed needs an API key, so that a new path is closed until someone opens it.
+# Paths that are not listed need an API key, so a new path is closed until it is opened here.
 HEALTH_PATHS = ("/health", "/health/live", "/health/ready", "/v1/health", "/v2/health/live", "/v2/health/ready", "/ping")
 OPEN_PATHS = frozenset({"/", "/docs", *HEALTH_PATHS})
-OPEN_FILES = "/console/"  # of the two pages
+OPEN_FILES = "/console/"  # files of the console and of the docs page
 WEB_PAGE_SUFFIXES = (".html", ".mjs", ".css")
-WEB_PAGES = re.compile(rf"/web/.+(/|{'|'.join(map(re.escape, WEB_PAGE_SUFFIXES))})")  # the model's own files need a key
+WEB_PAGES = re.compile(rf"/web/.+(/|{'|'.join(map(re.escape, WEB_PAGE_SUFFIXES))})")  # other files of a published model need a key
 ADMIN_PATHS = re.compile(
     r"/admin(/.*)?|/models(/(load|unload))?|/v1/models/.*/(load|unload)|/v2/repository/.*"
     r"|/(sleep|wake_up|is_sleeping)|/api/(pull|delete)",
@@ -55,19 +55,20 @@ def access_of(path: str, *, open_metrics: bool) -> Access:
 
 
 class KeyRing:
-    """A set of keys, some of them perhaps in a file that is read again when it changes."""
+    """A set of keys, given in the settings or in a file. The file is read again when it changes."""
 
     def __init__(self, keys: Sequence[str], file: Path | None, setting: str) -> None:
         self._given = [_digest(_checked(key, setting)) for key in keys]
         self._file = file
         self._stamp: tuple[int, int] | None = None
         self._read: list[bytes] = []
-        self._fault = ""  # logged already
+        self._fault = ""  # the last fault that was logged
         self.exists = bool(keys) or file is not None
         self._refresh()
 
     def holds(self, key: str) -> bool:
-        """Compares with every key in constant time, so that the time tells neither which one nor how much of it fits."""
+        """Return whether `key` is in the set. Every key is compared in constant time, so the time reveals neither which key matches nor how
+        much of it."""
         self._refresh()
         digest, found = _digest(key), False
         for known in (*self._given, *self._read):
@@ -75,7 +76,8 @@ class KeyRing:
         return found
 
     def _refresh(self) -> None:
-        """Read the file if it changed. One that cannot be read later on leaves the keys as they are: better than nobody or anybody."""
+        """Read the file again if it changed. If that fails after the first time, the keys stay as they are, which is better than shutting
+        everyone out or letting everyone in."""
         if self._file is None:
             return
         try:
@@ -86,7 +88,7 @@ class KeyRing:
             lines = [line.strip() for line in regular(self._file).read_text().splitlines()]
             keys = [line for line in lines if line and not line.startswith("#")]
             if not keys and self._stamp is None:
-                raise SettingsError("no key is in it; expected one per line")
+                raise SettingsError("the file has no key; expected one per line")
             self._read = [_digest(_checked(key, "a line")) for key in keys]
             self._stamp = stamp
         except (OSError, UnicodeDecodeError, SettingsError) as error:
@@ -100,10 +102,10 @@ class KeyRing:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What a request was let through for."""
+    """The result of the access check of a request."""
 
     access: Access
-    key_digest: str = ""  # a name for the key, which is not the key
+    key_digest: str = ""  # identifies the key without revealing it
 
 
 class Guard:
@@ -114,9 +116,10 @@ class Guard:
         self._hosts = frozenset({"127.0.0.1", "localhost", "[::1]", settings.host, *map(str.lower, settings.allowed_hosts)})
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> Passed:
-        """Let the request pass or raise."""
+        """Return what the request may do, or raise ApiError."""
         if not path.isprintable():
-            # The router's patterns end in `$`, which lets a line feed pass; the paths compared here must be those compared there.
+            # The router's patterns end in `$`, which accepts a line feed after the path. The paths compared here must be the ones it
+            # compares.
             raise ApiError(NOT_FOUND_PATH, f"path {path!r:.120} has characters that no path here has")
         access = access_of(path, open_metrics=self._settings.open_metrics)
         if not self._api.exists and not self._settings.insecure:
@@ -134,9 +137,11 @@ class Guard:
             if access is Access.ADMIN and self._admin.exists:
                 raise ApiError(ADMIN_KEY_REQUIRED, f"{path} needs an admin key")
             if access is Access.ADMIN and self._api.exists:
-                raise ApiError(ADMIN_DISABLED, f"{path} needs an admin key, and the server was started without one; give it admin_keys")
+                raise ApiError(ADMIN_DISABLED, f"{path} needs an admin key, and the server was started without one; set admin_keys")
             if access is Access.ADMIN and self._settings.insecure:
-                raise ApiError(ADMIN_DISABLED, f"{path} needs an admin key; an insecure server without one refuses it; give it admin_keys")
+                raise ApiError(
+                    ADMIN_DISABLED, f"{path} needs an admin key, and this insecure server was started without one; set admin_keys"
+                )
         if access is Access.ADMIN and method in ("POST", "PUT", "PATCH"):
             _check_json(headers)
         return Passed(access, _digest(key).hex()[:16] if key else "")
@@ -146,11 +151,12 @@ class Guard:
         if name not in self._hosts:
             raise ApiError(
                 HOST_NOT_ALLOWED,
-                f"host is {host!r:.80}; without keys the server answers only to its own name; set a key, or name the host by allowed_hosts",
+                f"host is {host!r:.80}; without keys the server answers only to its own name; set a key, or add the host to allowed_hosts",
             )
 
     def _check_origin(self, headers: Mapping[str, str]) -> None:
-        """A browser adds no key of its own accord, so with keys a foreign page can do nothing; without them it could do everything."""
+        """Raise ApiError if a page of another origin sent the request and no keys are set. A browser adds no key by itself, so with keys a
+        foreign page can do nothing."""
         origin, allowed = headers.get("origin"), self._settings.cors_origins
         if origin is None:
             is_foreign, named = headers.get("sec-fetch-site", "").lower() == "cross-site", "another site"
@@ -162,19 +168,21 @@ class Guard:
             raise ApiError(
                 ORIGIN_NOT_ALLOWED,
                 f"a web page of {named} sent the request; without keys the server answers only its own pages; "
-                "set a key, or name the origin by cors_origins",
+                "set a key, or add the origin to cors_origins",
             )
 
 
 def _is_own(origin: str, host: str) -> bool:
-    """Whether the page came from the server that it now asks. A browser leaves out the port that the scheme implies."""
+    """Return whether a page's origin is this server, which the request names as `host`. Browsers leave out the port that the scheme
+    implies."""
     scheme, _, authority = origin.lower().partition("://")
     port = {"http": ":80", "https": ":443"}.get(scheme, "")
     return bool(port) and authority.removesuffix(port) == host.lower().removesuffix(port)
 
 
 def _check_json(headers: Mapping[str, str]) -> None:
-    """A page may send other types to any server without asking it first. Without a body the type may be absent."""
+    """Raise ApiError unless the content type is JSON: a foreign page may send other types without asking the server first. The type may be
+    absent if there is no body."""
     declared = headers.get("content-type", "")
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     if declared.partition(";")[0].strip().lower() != "application/json" and (declared or has_body):

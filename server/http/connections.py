@@ -1,7 +1,7 @@
-"""How many connections the front holds, so that descriptors are left for restarts of workers, for files, and for probes.
+"""The limit on open connections, which leaves descriptors for restarts of workers, for files, and for probes.
 
-one too many comes -> the one that has been idle longest is closed
-all are busy       -> a few more are let in, for probes only: other requests are refused with 503
+one connection too many -> the one that has been idle longest is closed
+all are busy            -> up to RESERVE more are accepted, for probes only: other requests are refused with 503
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ PROBES = frozenset({b"/health", b"/health/live", b"/health/ready", b"/v2/health/
 
 class Connection(Protocol):
     def give_way(self) -> None:
-        """Close at once."""
+        """Close the connection at once."""
         ...
 
 
 class Connections:
-    """Those of one server."""
+    """The connections of one server."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self._open: set[Connection] = set()
-        self._idle: dict[Connection, None] = {}  # without a request, longest first
+        self._idle: dict[Connection, None] = {}  # connections without a request, longest idle first
         self._surplus: set[Connection] = set()
 
     def opened(self, connection: Connection) -> None:
@@ -45,7 +45,7 @@ class Connections:
         self._surplus.discard(connection)
 
     def works(self, connection: Connection) -> None:
-        """It has a request that is being answered."""
+        """Mark a connection as busy with a request."""
         self._idle.pop(connection, None)
 
     def rests(self, connection: Connection) -> None:
@@ -53,7 +53,7 @@ class Connections:
             self._idle[connection] = None
 
     def takes(self, connection: Connection, path: bytes) -> bool:
-        """Whether a request for `path` may be answered."""
+        """Return whether a request for `path` may be answered on this connection."""
         if len(self._open) <= self.most:
             self._surplus.clear()
         return connection not in self._surplus or path in PROBES

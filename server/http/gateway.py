@@ -1,4 +1,4 @@
-"""What happens to every request around its endpoint: identity, permission, limits, time, and a last resort for errors."""
+"""The gateway around every endpoint: request id, permission, limits, metrics, and errors that nothing else has handled."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-QUIET = frozenset({*(path.decode() for path in PROBES), "/metrics"})  # asked every few seconds
-VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")  # what may stand in a header and in a log
+QUIET = frozenset({*(path.decode() for path in PROBES), "/metrics"})  # paths that are requested every few seconds
+VALID_ID = re.compile(r"[\x21-\x7e]{1,128}")  # ids that are safe in a header and in a log
 
 
 class Gateway:
@@ -64,7 +64,7 @@ class Gateway:
         headers = Headers(scope=scope)
         asked = headers.get("x-request-id", "")
         request_id = asked if VALID_ID.fullmatch(asked) else f"req-{secrets.token_hex(12)}"
-        REQUEST_ID.set(request_id)  # for this request has a task of its own
+        REQUEST_ID.set(request_id)  # safe to set: every request runs in its own task
         record = RequestRecord(request_id, scope["method"], scope["path"], began_s, headers.get("traceparent", ""))
         record.is_probe = record.path in QUIET
 
@@ -93,13 +93,13 @@ class Gateway:
                     await self._app(scope, _replay(body, receive), send_with_headers)
             except ApiError as error:
                 if status:
-                    raise  # too late for an answer; the stream has sent its own
+                    raise  # too late for an error response; the stream has sent its own error
                 await error_response(error, scope)(scope, receive, send_with_headers)
             except asyncio.CancelledError:
-                if not status:  # the server stops, and this answer was not ready in time
+                if not status:  # the server stops before this answer is ready
                     error = ApiError(SHUTTING_DOWN, "the server stops, and the answer was not ready in time")
                     await error_response(error, scope)(scope, receive, send_with_headers)
-                # Raised again, it would be a traceback in the log of every stop.
+                # Not raised again: that would log a traceback at every stop.
             except Exception:
                 log.exception("request %s failed", request_id)
                 if status:
@@ -109,8 +109,8 @@ class Gateway:
         finally:
             record.ended_s = time.monotonic()
             record.status = status or CLIENT_CLOSED.status
-            record.handler = getattr(scope.get("route"), "path", "none")  # the pattern, for the path could be anything
-            if not record.is_probe:  # a server that is not ready yet answers these by 503, and has no errors
+            record.handler = getattr(scope.get("route"), "path", "none")  # the route's pattern, not the path, which clients choose
+            if not record.is_probe:  # a server that is not ready answers probes with 503, which is no error
                 self._metrics.http.labels(record.handler, record.method, f"{record.status // 100}xx").inc()
                 self._metrics.http_s.labels(record.handler, record.method).observe(record.ended_s - began_s)
             write_line(record)
@@ -118,7 +118,7 @@ class Gateway:
                 watcher(record)
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
-        """The whole body, for no endpoint can begin without it; bounded in size, in the number of its values and in time."""
+        """Read the whole body, because no endpoint can begin without it. Bound its size, the number of its values and its time."""
         limit, declared = self._settings.max_body_bytes, headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes", headers={"connection": "close"})
@@ -137,7 +137,7 @@ class Gateway:
                     if not message.get("more_body", False):
                         return bytes(body)
         except ApiError as error:
-            error.headers["connection"] = "close"  # the rest is still under way, and nobody will read it
+            error.headers["connection"] = "close"  # the client is still sending the body, and nothing will read it
             raise
         except TimeoutError:
             waited_s = self._settings.body_timeout_s
@@ -146,13 +146,14 @@ class Gateway:
 
 
 def _decoder(encoding: str) -> Callable[[bytes], Iterator[bytes]]:
-    """What arrives in pieces of bounded size; a compressed body is held to the same limits as a plain one, piece by piece."""
+    """Return a function that decodes received bytes into pieces of bounded size. A compressed body is thus held to the same limits as a
+    plain one."""
     encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
         return lambda data: (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise ApiError(UNSUPPORTED_ENCODING, f"content-encoding is {encoding!r:.40}; expected gzip, deflate or none")
-    unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)  # tells gzip and zlib by their beginning
+    unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)  # detects gzip and zlib by their headers
 
     def decode(data: bytes) -> Iterator[bytes]:
         try:
@@ -160,13 +161,13 @@ def _decoder(encoding: str) -> Callable[[bytes], Iterator[bytes]]:
                 yield unpack.decompress(data, PIECE_BYTES)
                 data = unpack.unconsumed_tail
         except zlib.error as error:
-            raise ApiError(INVALID_JSON, f"the body is not {encoding}, which content-encoding calls it: {error}") from error
+            raise ApiError(INVALID_JSON, f"content-encoding is {encoding}, but the body cannot be decoded: {error}") from error
 
     return decode
 
 
 def _head_only(send: Send) -> Send:
-    """A HEAD request is answered as the GET would be, up to the body."""
+    """Send only the head of the response to GET, for a HEAD request."""
     ended = False
 
     async def send_head(message: Message) -> None:
@@ -181,7 +182,7 @@ def _head_only(send: Send) -> Send:
 
 
 def _without_client(body: bytes) -> Receive:
-    """A client that leaves at once: an answer that would go on ends after its head."""
+    """Return a `receive` that gives the body and then a disconnect, so that a streamed answer ends after its head."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def received() -> Message:
@@ -196,7 +197,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body again, then whatever comes, which is the disconnect."""
+    """Return a `receive` that gives the body again, then further messages of the client. The only one left is its disconnect."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:

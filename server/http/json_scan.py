@@ -1,7 +1,7 @@
-"""How much a JSON text holds, told without parsing it: its values are counted and its depth is measured while it arrives.
+"""Bound the work that decoding a JSON text takes: count its values and measure its depth while it arrives, without parsing it.
 
-One call decodes a text and one validates it, and nothing can interrupt either. The number of values and escapes decides how long a call
-takes, far more than the length: 8 MiB of one text decode in 5 ms, 8 MiB of escaped newlines in 28 ms, 8 MiB of empty objects in 250 ms.
+Decoding and validating are one call each, and nothing can interrupt either. The number of values and escapes decides how long a call takes,
+far more than the length: 8 MiB of one text decode in 5 ms, 8 MiB of escaped newlines in 28 ms, 8 MiB of empty objects in 250 ms.
 """
 
 from __future__ import annotations
@@ -13,30 +13,30 @@ import numpy as np
 
 from server.errors import BODY_TOO_COMPLEX, INVALID_JSON, ApiError
 
-MAX_NUMBERS = 5 << 16  # token ids, that is
-MAX_PARTS = 3 << 13  # objects, lists, names and texts, each of which takes as long as ten numbers
+MAX_NUMBERS = 5 << 16  # numbers in a body; most of them are token ids
+MAX_PARTS = 3 << 13  # objects, lists, names and texts; each takes as long to decode as ten numbers
 MAX_ESCAPES = 1 << 21  # backslashes; 8 MiB of "\u00e9" have 1.4 million
-MAX_DEPTH = 64  # lists and objects within each other; some later step walks down a schema by calling itself
+MAX_DEPTH = 64  # nested lists and objects; later steps walk schemas by recursion
 
 TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
-PIECE_BYTES = 64 << 10  # measured within 3 ms
+PIECE_BYTES = 64 << 10  # scanned within 3 ms
 KINDS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 NO_MARKS = bytes(set(range(256)) - set(b"[{]},"))
 
 
 @dataclass(slots=True)
 class JsonScan:
-    """Fed with a text piece by piece. What is no JSON is counted all the same; the decoder refuses it."""
+    """Counts the values of a JSON text that arrives in pieces. Invalid JSON is counted as well; the decoder refuses it."""
 
     num_commas: int = 0
     num_parts: int = 0
     num_escapes: int = 0
     depth: int = 0
-    _is_inside: bool = False  # of a text
-    _carried: bytes = b""  # the first half of an escape that the end of a piece divides
+    _is_inside: bool = False  # the last piece ended inside a text
+    _carried: bytes = b""  # a backslash at the end of the last piece, whose escape continues in the next
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
-        """Raises ApiError as soon as it is too much."""
+        """Scan the next piece. Raise ApiError as soon as a limit is exceeded."""
         view = memoryview(data)
         for at in range(0, len(view), PIECE_BYTES):
             self._feed(bytes(view[at : at + PIECE_BYTES]))
@@ -48,7 +48,7 @@ class JsonScan:
         piece, self._carried = (piece[:-1], b"\\") if num_last % 2 else (piece, b"")
         self.num_escapes += piece.count(b"\\")
         began_inside = self._is_inside
-        # The last quote is an addition: it ends a text that goes on in the next piece, or else begins one that nothing ends.
+        # The quote appended here ends a text that continues in the next piece, or else it starts a text that nothing ends.
         outside, num_texts = TEXT.subn(b"", (b'"' if began_inside else b"") + piece + b'"')
         self._is_inside = not outside.endswith(b'"')
         marks = outside.translate(None, NO_MARKS)

@@ -1,4 +1,4 @@
-"""What becomes known of one request while it is served: for its line in the log, and for its trace."""
+"""The record of one request while it is served, for its line in the log and for its trace."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from typing import Protocol
 
 log = logging.getLogger("server.access")
 
-REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")  # of the request that this task serves, for every line of the log
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")  # id of the request that this task serves; every log line shows it
 LONGEST_PATH = 200
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Endpoints fill in what they know. Times are of the monotonic clock; None is what the request has not reached."""
+    """Facts and times of one request, filled in by its endpoint. Times are of the monotonic clock; None: not reached."""
 
     request_id: str
     method: str = ""
     path: str = ""
     began_s: float = field(default_factory=time.monotonic)
-    traceparent: str = ""  # by which the client's own trace names the request
-    is_probe: bool = False  # of health or metrics: asked every few seconds
-    handler: str = ""  # the pattern that the path met
+    traceparent: str = ""  # the client's trace context, from the header of that name
+    is_probe: bool = False  # a health check or a scrape of metrics, repeated every few seconds
+    handler: str = ""  # the route's pattern that the path matched
     status: int = 0
     model: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    received_s: float | None = None  # the body was whole
-    submitted_s: float | None = None  # the model's worker had the prompt
-    first_s: float | None = None  # the first token came
-    generated_s: float | None = None  # the last one
+    received_s: float | None = None  # time when the whole body had arrived
+    submitted_s: float | None = None  # time when the first prompt was submitted to the model's worker
+    first_s: float | None = None  # time when the first token arrived
+    generated_s: float | None = None  # time when the last token arrived
     ended_s: float = 0.0
 
     def submit(self, model: str, now_s: float) -> None:
-        """Of several prompts the first counts."""
+        """Record when the first prompt was submitted."""
         self.model = model
         self.submitted_s = self.submitted_s or now_s
 
     def count(self, prompt_tokens: int, completion_tokens: int = 0, first_s: float | None = None, ended_s: float | None = None) -> None:
-        """The work on one prompt has ended."""
+        """Add the tokens and times of one prompt whose generation has ended."""
         self.prompt_tokens += prompt_tokens
         self.completion_tokens += completion_tokens
         if first_s is not None:
@@ -50,17 +50,17 @@ class RequestRecord:
 
 
 class Watcher(Protocol):
-    """Is told of every request once it is over."""
+    """Called with the record of every request that has ended."""
 
     def __call__(self, record: RequestRecord, /) -> None: ...
 
     def close(self) -> None:
-        """The server stops; may block for a while."""
+        """Flush when the server stops. May block for a while."""
         ...
 
 
 def write_line(record: RequestRecord) -> None:
-    """The access line. A failure of the server is a warning, a probe only worth a line where everything is."""
+    """Write the access line: at level warning if the server failed, at level debug if the request is a probe."""
     level = logging.DEBUG if record.is_probe else logging.WARNING if record.status >= 500 else logging.INFO
     if not log.isEnabledFor(level):
         return

@@ -1,4 +1,4 @@
-"""The HTTP server around the application: uvicorn, with the limits on slow and greedy clients that it does not have itself."""
+"""The HTTP server around the application: uvicorn, with added limits on slow and greedy clients."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-ACCEPTED_AT_ONCE = 8  # connections, before the first of them is counted
-HURRY_S = 3.0  # for the last words to clients after a second interrupt
-BACKLOG = 2048  # that wait to be accepted; they have no descriptor yet
+ACCEPTED_AT_ONCE = 8  # connections accepted before the first of them is counted
+HURRY_S = 3.0  # seconds to send errors to clients after a second interrupt
+BACKLOG = 2048  # connections that wait to be accepted; they have no descriptor yet
 
 
 class _Refused(Exception):
-    """The parser stops, and reports it to data_received."""
+    """Stops the parser; data_received catches it."""
 
 
-PROBE_S = 0.1  # between questions to a client that sends no more: a reset says that it reads no more either
-STILL_WORKING = b"HTTP/1.1 100 Continue\r\n\r\n"  # may come any number of times before an answer
+PROBE_S = 0.1  # seconds between writes to a client that has stopped sending: if it has stopped reading too, it resets the connection
+STILL_WORKING = b"HTTP/1.1 100 Continue\r\n\r\n"  # may be sent any number of times before an answer
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """Closes connections that send no request, whose headers take too long or too much space, or that read nothing. Speaks to clients of
-    HTTP/1.0 as they can hear it."""
+    """A connection with limits. It is closed if it sends no request, if its headers take too long or too much space, or if it reads
+    nothing. Clients of HTTP/1.0 get answers that they understand."""
 
-    limits: ServerSettings  # these are set on a subclass, for uvicorn makes the instances
+    limits: ServerSettings  # set on a subclass, because uvicorn makes the instances
     outbox: Outbox
     held: Connections
 
@@ -58,7 +58,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._probe_timer: asyncio.TimerHandle | None = None
         self._answering: list[RequestResponseCycle] = []
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as narrow as uvicorn's
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # the type is as narrow as uvicorn's
         super().connection_made(CoalescingTransport(transport, self.outbox))
         self._header_timer = self.loop.call_later(self.limits.keep_alive_s, transport.abort)
         self.held.opened(self)
@@ -72,12 +72,13 @@ class GuardedProtocol(HttpToolsProtocol):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
-        for cycle in self._answering:  # uvicorn tells only the last one of a pipeline
+        for cycle in self._answering:  # uvicorn notifies only the last request of a pipeline
             cycle.disconnected = True
             cycle.message_event.set()
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn closes
-        """Whether to keep the connection for answers. The client has closed its half, or all of it: the network does not tell which."""
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn returns None and closes
+        """Return whether to keep the connection for answers. The client has closed its sending half, or both halves: TCP does not tell
+        which."""
         waits = bool(self._unanswered) and not self.cycle.more_body and self.transport.get_extra_info("ssl_object") is None
         if waits:
             self.cycle.keep_alive = False
@@ -89,11 +90,12 @@ class GuardedProtocol(HttpToolsProtocol):
         return [cycle for cycle in self._answering if not cycle.response_complete]
 
     def _probe(self) -> None:
-        """A client that has closed all of it resets the connection when it is sent something, as streams are anyway."""
+        """Write to a client that has stopped sending. If it has stopped reading too, it resets the connection. Streams write often enough
+        themselves."""
         first = next(iter(self._unanswered), None)
         if first is None or self.transport.is_closing():
             return
-        if first.scope["http_version"] == "1.0":  # knows of no interim answers
+        if first.scope["http_version"] == "1.0":  # HTTP/1.0 has no interim answers
             self._probe_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
             return
         if not first.response_started:
@@ -118,7 +120,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._num_header_bytes = 0
         if self._header_timer is not None:
             self._header_timer.cancel()
-        num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)  # with colon, space, line end
+        num_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)  # plus colon, space and line end
         if num_bytes > self.limits.max_header_bytes:
             self._fault = HEADERS_TOO_LARGE
             raise _Refused
@@ -131,12 +133,12 @@ class GuardedProtocol(HttpToolsProtocol):
             assert self.parser is not None
             self.cycle.keep_alive = self.parser.should_keep_alive()
             self.cycle.waiting_for_100_continue = False
-            self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign]  # uvicorn makes the instances of this, too
+            self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign]  # uvicorn makes the instances of this class, too
         self._answering = [cycle for cycle in (*self._answering, self.cycle) if not cycle.response_complete]
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self._in_headers = True  # what follows is the next request
+        self._in_headers = True  # the next request begins
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -153,7 +155,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
-        """uvicorn's answer to what is not HTTP, in the envelope of every other error."""
+        """Send an error for a request that is not valid HTTP, in the envelope of every other error."""
         messages = {
             HEADERS_TOO_LARGE: f"the headers exceed {self.limits.max_header_bytes} bytes",
             TOO_MANY_CONNECTIONS: f"all {self.held.most} connections that this server holds are busy",
@@ -172,8 +174,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> Send:
-    """How an answer is sent to HTTP/1.0: as long as its headers say, or else as the connection lasts. That stays open only if the client
-    asks for it and is told so."""
+    """Return a `send` for HTTP/1.0, which has no chunks. An answer without a length ends when the connection closes. After an answer with a
+    length the connection stays open only if the client asked for that, and a header says so."""
     send: Send = cycle.send  # type: ignore[assignment]  # uvicorn's types of messages are narrower
     is_measured = True
 
@@ -187,18 +189,18 @@ def _without_chunks(cycle: RequestResponseCycle) -> Send:
             elif cycle.keep_alive and b"connection" not in names:
                 message = {**message, "headers": [*message["headers"], (b"connection", b"keep-alive")]}
         elif not is_measured:
-            cycle.expected_content_length = len(message.get("body", b""))  # nothing else is written of it
+            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn adds no bytes of its own
         await send(message)
 
     return send_plainly
 
 
 class Server(uvicorn.Server):
-    """Told to stop, it takes no more requests, finishes the running ones for `drain_s`, and then, or at a second interrupt, ends the
-    rest by an error."""
+    """The server. When told to stop, it takes no more requests and lets the running ones finish for `drain_s`. Then, or at a second
+    interrupt, it ends the rest with an error."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, registry: Registry, **options: Any) -> None:
-        """`options` go to uvicorn, as certificates. Its lines go where all lines go."""
+        """`options` go to uvicorn, for example certificates. uvicorn's log lines go to the same log."""
         own = {"limits": settings, "outbox": Outbox(), "held": Connections(settings.max_connections)}
         protocol = type("LimitedProtocol", (GuardedProtocol,), own)
         super().__init__(
@@ -224,7 +226,8 @@ class Server(uvicorn.Server):
         self._hurries = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """asyncio has one number for how many connections wait and for how many it accepts in a row."""
+        """Start, then set the length of the accept queue. asyncio uses one number for two things: that queue, and the connections that it
+        accepts in a row."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         for listener in (listener for server in self.servers for listener in server.sockets):
@@ -232,7 +235,7 @@ class Server(uvicorn.Server):
                 same.listen(BACKLOG)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Say what is waited for: at a terminal, nothing else shows that the interrupt was heard."""
+        """Shut down, and log how many requests still run. At a terminal, only this line shows that the interrupt was received."""
         if num_running := len(self.server_state.tasks):
             drain_s = self.config.timeout_graceful_shutdown
             log.info("stopping: requests still run (%d) and have %s s; a second interrupt ends them now", num_running, drain_s)
@@ -241,10 +244,10 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         log.info("stopped")
         for handler in logging.getLogger().handlers:
-            handler.flush()  # the signal that began this is raised again, and ends the process at once
+            handler.flush()  # the signal that stopped the server is raised again after this, and ends the process at once
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A second interrupt ends what runs now, by an error that its client hears; a third one waits for nothing."""
+        """Stop at a signal. A second interrupt ends running requests with an error to their clients; a third one exits at once."""
         self._registry.closing = True
         if self.should_exit and sig == signal.SIGINT and not self._hurries:
             self._hurries = True
@@ -261,7 +264,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
-        """A closed terminal ends the server as SIGTERM does, unless it was started to outlive it (`nohup`)."""
+        """Treat a closed terminal like SIGTERM, unless the server was started to outlive it (`nohup`)."""
         with super().capture_signals():
             hears = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
             before = signal.signal(signal.SIGHUP, self.handle_exit) if hears else None

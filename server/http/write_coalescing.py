@@ -1,7 +1,8 @@
-"""Writes of one turn of the event loop go out together, behind the work of that turn.
+"""Send all writes of one turn of the event loop together, at the end of the turn.
 
-An engine step brings a token to every stream at once. Written one by one, each write wakes its reader in the middle of the others'
-work; written in a row, the whole step is out sooner. What one connection got in a turn leaves in a single call.
+An engine step brings a token for every stream. If each token were sent as soon as it is formatted, each write would wake its client while
+other tokens still wait to be formatted. Written together, the tokens of a step are all sent sooner. One call sends all that a connection
+writes in a turn.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-MAX_HELD_BYTES = 64 << 10  # of one connection; from here on its own flow control must see them
+MAX_HELD_BYTES = 64 << 10  # bytes held for one connection; more are passed on at once, so that the transport's own flow control sees them
 
 
 class Outbox:
-    """The connections that have something to send, of one event loop."""
+    """The connections of one event loop that have something to send."""
 
     def __init__(self) -> None:
         self._waiting: list[CoalescingTransport] = []
@@ -30,7 +31,7 @@ class Outbox:
 
 
 class CoalescingTransport(asyncio.Transport):
-    """A transport whose writes wait for the end of the turn. Closing sends them first, aborting drops them."""
+    """A transport that holds writes until the end of the turn. Closing sends held writes first, aborting drops them."""
 
     def __init__(self, transport: asyncio.Transport, outbox: Outbox) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whether a model takes one more request, and if not, when to come back. Decided before a stream's headers are sent."""
+"""Admission: decide whether a model takes one more request, and when a refused one should retry, before a stream's headers are sent."""
 
 from __future__ import annotations
 
@@ -7,26 +7,28 @@ import time
 
 from server.errors import QUEUE_FULL, ApiError
 
-SMOOTHING = 0.2  # weight of the newest completion in the estimate of the pace
-FIRST_GUESS_S = 0.5  # between completions, until one of a full model was seen
+SMOOTHING = 0.2  # weight of the newest completion in the estimated time between completions
+FIRST_GUESS_S = 0.5  # seconds between completions to assume until a full model has completed a request
 
 
 class Admission:
-    """Counts the sequences of one model that run or wait, and the prompt tokens that no step has read yet."""
+    """Counts the running and waiting sequences of one model, and its prompt tokens that no step has read yet."""
 
     def __init__(self, model: str, *, max_running: int, max_queued: int, max_queued_tokens: int) -> None:
         self.model = model
         self.max_sequences = max_running + max_queued
         self.max_running = max_running
-        self.max_at_once = min(2 * max_running, self.max_sequences)  # of one request: what the model computes, and what it takes up next
+        # most sequences of one request in the worker at a time: as many as run now, and as many to run next
+        self.max_at_once = min(2 * max_running, self.max_sequences)
         self.max_queued_tokens = max_queued_tokens
         self.num_sequences = 0
         self.num_queued_tokens = 0
-        self._pace_s = FIRST_GUESS_S  # between completions while the model is busy
-        self._full_since: float | None = None  # and without a completion
+        self._pace_s = FIRST_GUESS_S  # estimated seconds between completions while the model is full
+        self._full_since: float | None = None  # time of the last completion, or of becoming full; None: not full
 
     def admit(self, num_sequences: int, num_tokens: int) -> Lease:
-        """Take the request in, or say when a retry makes sense. The only request there is is never kept out: no retry would help it."""
+        """Count the request in. Raise QUEUE_FULL, with the time after which to retry, if the queue has no room. A request is never refused
+        while no other one is counted, because no retry would help it."""
         too_many = self.num_sequences + num_sequences - self.max_sequences
         too_long = self.num_queued_tokens and self.num_queued_tokens + num_tokens > self.max_queued_tokens
         if (self.num_sequences and too_many > 0) or too_long:
@@ -34,7 +36,7 @@ class Admission:
             raise ApiError(
                 QUEUE_FULL,
                 f"model {self.model!r} has {self.num_sequences} of {self.max_sequences} sequences and "
-                f"{self.num_queued_tokens} of {self.max_queued_tokens} queued prompt tokens, and this request brings "
+                f"{self.num_queued_tokens} of {self.max_queued_tokens} queued prompt tokens, and this request adds "
                 f"{num_sequences} and {num_tokens}; retry in {wait_s:.1f} s",
                 headers={
                     "retry-after": str(max(1, math.ceil(wait_s))),
@@ -64,7 +66,7 @@ class Admission:
     def ended(self, num_sequences: int) -> None:
         now = time.monotonic()
         if self._full_since is not None:
-            # Only a full model shows how fast it can go; an idle one shows how rarely it is asked.
+            # Only a full model shows how fast it completes sequences; an idle one shows how rarely requests come.
             pace_s = (now - self._full_since) / num_sequences
             self._pace_s += SMOOTHING * (pace_s - self._pace_s)
         self.num_sequences -= num_sequences
@@ -72,7 +74,7 @@ class Admission:
 
 
 class Lease:
-    """One request's share; `prefilled` and `release` may be called more than once."""
+    """One request's share of an admission. `prefilled` and `release` may be called more than once."""
 
     def __init__(self, admission: Admission, num_sequences: int, num_tokens: int) -> None:
         self._admission = admission

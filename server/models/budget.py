@@ -1,4 +1,4 @@
-"""The memory that all models share: what is taken, what is free, and who may load with how much of it."""
+"""The memory budget that all models share: what is used, what is free, and how much of it each load may take."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from server.settings import ServerSettings
 
 
 class Evictable(TypedDict):
-    """What unloading would free."""
+    """The memory that unloading a model would free."""
 
     model: str
     bytes: int
 
 
 class Budget:
-    """Loads run side by side once it is known what each takes. A load that runs alone is not planned for; the next one to begin asks
-    the planner about it. Without a limit or a planner the next waits instead, to see what the one before it has left."""
+    """Decides how much memory each load may take. Loads run at the same time once it is known how much each takes.
+
+    The memory of a load that runs alone is not estimated. When another load begins, the planner estimates the running one. Without a limit
+    or a planner, the new load waits until the running one has ended, to see how much memory is left.
+    """
 
     def __init__(
         self, settings: ServerSettings, preflight: Preflight | None, weigh: Weigh, models: Callable[[], Collection[Model]]
@@ -36,7 +39,7 @@ class Budget:
         self._preflight = preflight
         self._weigh = weigh
         self._models = models
-        self._turn = asyncio.Lock()  # one claim at a time
+        self._turn = asyncio.Lock()  # held while a load claims memory
 
     @property
     def used_bytes(self) -> int:
@@ -48,17 +51,18 @@ class Budget:
         return None if limit is None else max(0, limit - self.used_bytes)
 
     def _free_for(self, spec: ModelSpec) -> int | None:
-        """The limit is on memory of the host. A worker asks its GPU how much is free there."""
+        """Return the free bytes for a model, or None if unlimited. The limit covers memory of the host; a worker on a GPU asks the GPU
+        itself."""
         return self.free_bytes if spec.device == CPU else None
 
     def evictable(self) -> list[Evictable]:
-        """The largest first; pinned models are not offered."""
+        """Return the models that may be unloaded, largest first. Pinned models are left out."""
         models = [m for m in self._models() if m.state is ModelState.READY and not m.spec.pin]
         models.sort(key=lambda model: -model.total_bytes)
         return [{"model": model.spec.name, "bytes": model.total_bytes} for model in models]
 
     async def claim(self, model: Model) -> ModelSpec:
-        """What to load, with the memory it may take; returns when that is certain."""
+        """Return the specification to load, with the memory that it may take, once it is known what earlier loads take."""
         async with self._turn:
             for other in self._models():
                 if other is not model and other.claim is not None:
@@ -67,7 +71,7 @@ class Budget:
             return model.claim
 
     async def dry_run(self, spec: ModelSpec) -> tuple[Footprint, int | None]:
-        """The memory a load would take and the memory that is free; raises if it would be refused."""
+        """Return the memory that a load would take, and the memory that is free. Raise ApiError if the load would be refused."""
         if self._preflight is None:
             raise ApiError(PREFLIGHT_UNAVAILABLE, "this server was started without a memory planner", param="dry_run")
         free_bytes = self._free_for(spec)
@@ -81,7 +85,7 @@ class Budget:
         return footprint, free_bytes
 
     def require_room(self, spec: ModelSpec, num_bytes: int) -> None:
-        """For a model that sleeps. Raises RequestError."""
+        """Raise RequestError unless a sleeping model has room to wake up."""
         free_bytes = self._free_for(spec)
         if free_bytes is not None and num_bytes > free_bytes:
             amounts = f"{in_mib(num_bytes)}, of which {in_mib(free_bytes)} are free"
@@ -100,7 +104,7 @@ class Budget:
         )
 
     async def _settle(self, other: Model) -> None:
-        """Until it is known what a running load takes, or the load has ended."""
+        """Return once it is known how much memory a running load takes, or once the load has ended."""
         if other.planned_bytes or other.claim is None:
             return
         ended = asyncio.create_task(other.operation.wait())
@@ -117,7 +121,7 @@ class Budget:
             await asyncio.gather(ended, planning, return_exceptions=True)
 
     async def _plan(self, spec: ModelSpec) -> int:
-        """What a load will take; 0 if nobody can tell, or if it will fail."""
+        """Return the bytes that a load will take; 0 if unknown, or if the load will fail."""
         if self._preflight is None or self._settings.memory_limit_bytes is None:
             return 0
         try:
@@ -126,8 +130,8 @@ class Budget:
             return 0
 
     def _limited(self, spec: ModelSpec, model: Model | None = None) -> ModelSpec:
-        """The weights of models that are still to come are left to them, and the rest is shared alike. Under a limit, one share more stays
-        free, for a model that is loaded later."""
+        """Return `spec` with the memory that it may take. Bytes for the weights of models that are still to load stay free; the rest is
+        shared equally. Under a limit, one more share stays free for models loaded later."""
         waiting = [other.spec for other in self._models() if other is not model and _has_no_memory_yet(other)]
         coming = [other for other in waiting if other.device == spec.device]
         reserved_bytes = sum(self._weigh(other) + (other.kv_cache_bytes or self._settings.default_kv_cache_bytes or 0) for other in coming)

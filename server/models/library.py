@@ -1,4 +1,4 @@
-"""The models of the hub on this machine, as the front asks for them: how one comes, and how it goes."""
+"""The interface to models of the hub that are stored on this machine: download one, or remove one."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """How far a download is."""
+    """The progress of a download."""
 
-    total_bytes: int  # that were missing; 0 where the hub does not say
+    total_bytes: int  # bytes that were missing when the download began; 0 if the hub does not say
     completed_bytes: int
 
 
 class Library(Protocol):
     def pull(self, source: str, /) -> AsyncGenerator[Pulled, None]:
-        """Ends when all is here; closing it ends the download, and the next goes on from there. Raises LoadError."""
+        """Download a model and yield the progress. Closing the generator stops the download; the next `pull` resumes it. Raise LoadError if
+        the download fails."""
         ...
 
     async def remove(self, source: str, /) -> int:
-        """How many bytes that gave; 0 if it was not here. Raises LoadError."""
+        """Remove a model. Return how many bytes that freed, 0 if it was not stored here. Raise LoadError if it cannot be removed."""
         ...

@@ -1,4 +1,4 @@
-"""A model of this server from the outside: how it is asked for, what it takes, and what exists once it is loaded."""
+"""A model of this server as the front sees it: its specification, the memory it takes, and the objects that exist once it is loaded."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from server.text.templates.renderer import Renderer
 
 MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
 LoadTokenizer = Callable[[str], Tokenizer]
-Weigh = Callable[[ModelSpec], int]  # about what its weights take, without compiling anything; 0 where nobody can tell
-Identify = Callable[[str], str]  # what a source holds right now, told by a text that changes with it; "" where nobody can tell
+Weigh = Callable[[ModelSpec], int]  # estimates the bytes of a model's weights without compiling anything; 0 if unknown
+Identify = Callable[[str], str]  # returns a text that changes whenever the files of a source do; "" if unknown
 
 
 SLEEPING = "sleeping"
-SERVING = ("ready", "restarting", SLEEPING)  # a worker that restarts keeps its requests, and one that sleeps is woken by them
+SERVING = ("ready", "restarting", SLEEPING)  # a restarting worker keeps its requests, and a request wakes a sleeping one
 
 
 class ModelState(StrEnum):
@@ -37,14 +37,14 @@ class ModelState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The memory a load will take, from the compiler's plan."""
+    """The memory that a load will take, by the compiler's plan."""
 
     weights_bytes: int
     arena_bytes: int
     kv_cache_bytes: int
-    page_bytes: int  # of one KV page
+    page_bytes: int  # bytes of one KV page
     cache_hit: bool = False
-    graphs_bytes: int = 0  # of a device that captures launches
+    graphs_bytes: int = 0  # bytes of captured graphs, on a device that captures launches
 
     @property
     def total_bytes(self) -> int:
@@ -55,7 +55,7 @@ class CompileCache(Protocol):
     def entries(self) -> Sequence[CachedModel]: ...
 
     def clear(self, *, keep: frozenset[str]) -> int:
-        """Remove what is not in `keep`; the bytes that gave."""
+        """Remove all entries but those in `keep`. Return how many bytes that freed."""
         ...
 
 
@@ -64,14 +64,14 @@ Preflight = Callable[[ModelSpec], Awaitable[Footprint]]  # raises LoadError
 
 @dataclass(slots=True, weakref_slot=True)
 class Loaded:
-    """What exists once a model is ready."""
+    """The objects that exist once a model is ready."""
 
     worker: WorkerHandle
     ready: Ready
     tokenizer: Tokenizer
     dialect: Dialect
     admission: Admission
-    renderer: Renderer | None  # of its chat template, if it has one
+    renderer: Renderer | None  # renderer of the chat template, or None without one
 
 
 @dataclass(slots=True, eq=False)
@@ -80,15 +80,15 @@ class Model:
     operation: Operation
     state: ModelState = ModelState.LOADING
     loaded: Loaded | None = None
-    identity: str = ""  # of the source, when its load began
-    claim: ModelSpec | None = None  # while it loads: what its worker was told to load, and in how much memory
-    swaps: bool = False  # models that lose their last alias to it are unloaded
-    planned_bytes: int = 0  # what it will take, if that was asked before it was there
+    identity: str = ""  # identity of the source when its load began
+    claim: ModelSpec | None = None  # the specification with the memory it may take, while the model loads
+    swaps: bool = False  # when this model is loaded, unload models that lose their last alias to it
+    planned_bytes: int = 0  # bytes that the model will take, planned while it loads; 0 if unknown
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def created_at(self) -> str:
-        """As RFC 3339 writes it."""
+        """The time of creation in RFC 3339 format."""
         return datetime.fromtimestamp(self.created, UTC).isoformat().replace("+00:00", "Z")
 
     @property
@@ -105,14 +105,14 @@ class Model:
 
     @property
     def condition(self) -> str:
-        """The model's state, or its worker's where that says more."""
+        """The worker's state once the model is ready, before that the state of the model."""
         if self.state is ModelState.READY and self.loaded is not None:
             return self.loaded.worker.state.value
         return self.state.value
 
     @property
     def is_sleeping(self) -> bool:
-        """Its worker has given its memory back until a request comes."""
+        """True while its worker has given its memory back, until a request comes."""
         return self.condition == SLEEPING
 
     @property
@@ -121,12 +121,12 @@ class Model:
 
     @property
     def is_serving(self) -> bool:
-        """New requests are answered, if need be after a restart that is not to take long."""
+        """True if new requests are answered, at once or after a restart that should be short."""
         return self.condition in SERVING and not (self.outage is not None and self.outage.is_long)
 
     @property
     def reading(self) -> ModelReading:
-        """What a scrape shows."""
+        """The model's figures for a scrape of the metrics."""
         if self.loaded is None:
             return ModelReading(self.spec.name, self.state)
         worker, ready = self.loaded.worker, self.loaded.ready
@@ -147,6 +147,6 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Unloaded:
     name: str
-    freed_bytes: int  # by the plan
-    resident_before_bytes: int  # of this process and its workers, as the kernel counts
+    freed_bytes: int  # as planned
+    resident_before_bytes: int  # memory of this process and its workers, as the kernel counts it
     resident_after_bytes: int

@@ -1,4 +1,4 @@
-"""Long work that an administrator can watch, wait for and cancel."""
+"""Operations: long work that an administrator can watch, wait for and cancel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from server.errors import ApiError
 from server.messages import Progress
 
-KEPT_S = 3600.0  # after its end an operation can still be asked about
+KEPT_S = 3600.0  # time for which an operation that has ended is remembered
 
 
 class OperationState(StrEnum):
@@ -32,14 +32,14 @@ class OperationReport(TypedDict):
     state: OperationState
     stage: str
     fraction: float
-    stages: dict[str, float]  # seconds spent in each
+    stages: dict[str, float]  # seconds spent in each stage
     started_at: float
     ended_at: float | None
-    error: dict[str, object] | None  # code, message, status, and details of its kind
+    error: dict[str, object] | None  # code, message, status, and further details of the error
 
 
 class Operation:
-    """The progress of one load. Watchers see every change of stage; fractions may be skipped by a slow one."""
+    """The progress of one load. Watchers see every change of stage; a slow watcher may miss progress within a stage."""
 
     def __init__(self, kind: str, model: str) -> None:
         self.id = f"op-{secrets.token_hex(8)}"
@@ -48,7 +48,7 @@ class Operation:
         self.state = OperationState.RUNNING
         self.stage = "queued"
         self.fraction = 0.0
-        self.stages: dict[str, float] = {}  # seconds spent in each
+        self.stages: dict[str, float] = {}  # seconds spent in each stage
         self.error: ApiError | None = None
         self.started_at = time.time()
         self.ended_at: float | None = None
@@ -77,12 +77,12 @@ class Operation:
         self._notify()
 
     async def wait(self) -> None:
-        """Until it has ended, well or not."""
+        """Return when the operation has ended, with or without success."""
         while self.state is OperationState.RUNNING:
             await self._changed.wait()
 
     async def watch(self) -> AsyncGenerator[OperationReport, None]:
-        """A description now and after each change; ends with the operation."""
+        """Yield a report now and after each change, until the operation ends."""
         while True:
             changed = self._changed
             yield self.describe()

@@ -1,4 +1,4 @@
-"""Whether a model answers, asked through everything that a request goes through in the front and the worker."""
+"""Probe a model: check that it answers a request that takes the same path as any other through front and worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from server.models.model import Loaded
 @dataclass(frozen=True, slots=True)
 class Probe:
     prompt: str = "Hello"
-    expect: str = ""  # must appear in the answer
+    expect: str = ""  # text that the answer must contain
     max_tokens: int = 8
     timeout_s: float = 30.0
 
@@ -27,7 +27,7 @@ PLAIN = Probe()
 
 
 async def require_answer(name: str, loaded: Loaded, probe: Probe) -> None:
-    """Raises PROBE_FAILED."""
+    """Raise PROBE_FAILED unless the model answers."""
     try:
         if loaded.ready.generates:
             await _require_text(name, loaded, probe)

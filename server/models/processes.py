@@ -1,4 +1,4 @@
-"""What processes use, as the kernel counts it. All of it is 0 where there is no /proc."""
+"""Memory and CPU time of processes, as the kernel counts them. All figures are 0 where there is no /proc."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    own_bytes: int = 0  # resident memory that is nobody else's
-    mapped_bytes: int = 0  # resident pages of files, as packed weights: the page cache's, and shared by all that map them
-    cpu_s: float = 0.0  # with that of processes below it which have ended
+    own_bytes: int = 0  # resident memory that no other process shares
+    # resident pages of files such as packed weights: they belong to the page cache, and are shared by all processes that map them
+    mapped_bytes: int = 0
+    cpu_s: float = 0.0  # includes descendants that have ended
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(self.own_bytes + other.own_bytes, self.mapped_bytes + other.mapped_bytes, self.cpu_s + other.cpu_s)
 
 
 def usage_of(pid: int) -> Usage:
-    """Of a process and all below it."""
+    """Return the usage of a process and its descendants."""
     total, reached = Usage(), [pid]
     while reached:
         folder = Path(f"/proc/{reached.pop()}")
@@ -29,12 +30,12 @@ def usage_of(pid: int) -> Usage:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             _, resident, shared = map(int, (folder / "statm").read_text().split()[:3])
             reached += [int(child) for file in (folder / "task").glob("*/children") for child in file.read_text().split()]
-        except OSError:  # ended meanwhile
+        except OSError:  # the process has ended meanwhile
             continue
         total += Usage((resident - shared) * PAGE_BYTES, shared * PAGE_BYTES, sum(map(int, fields[11:15])) * TICK_S)
     return total
 
 
 def resident_bytes() -> int:
-    """What this process and all below it hold of memory."""
+    """Return the unshared memory of this process and its descendants."""
     return usage_of(os.getpid()).own_bytes

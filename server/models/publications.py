@@ -1,4 +1,4 @@
-"""Models that browsers download and run. Each model that the settings publish is exported, once it is loaded, by a process of its own."""
+"""Models that browsers download and run. Each model that the settings publish is exported by a separate process once it is loaded."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from server.models.state import ModelSpec
 
 log = logging.getLogger(__name__)
 
-Export = Callable[[ModelSpec, Path], Awaitable[None]]  # writes the files into an empty folder; raises LoadError
-RETRY_S = 5  # a browser that comes too early waits this long
+Export = Callable[[ModelSpec, Path], Awaitable[None]]  # writes the files of an export into an empty folder; raises LoadError
+RETRY_S = 5  # seconds after which a browser retries if it comes before the export is complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,35 +36,36 @@ class Publication:
 
     spec: ModelSpec
     folder: Path
-    lock: int  # descriptor: the folder is in use as long as it is open
-    files: Mapping[str, PublishedFile] = field(default_factory=dict[str, PublishedFile])  # none before the export is complete
+    lock: int  # descriptor of a lock that marks the folder as used
+    files: Mapping[str, PublishedFile] = field(default_factory=dict[str, PublishedFile])  # empty until the export is complete
     error: str = ""
     task: asyncio.Task[None] | None = None
 
 
 class Publications:
     def __init__(self, names: Sequence[str] = (), export: Export | None = None, folder: Path = Path()) -> None:
-        """Each export has a folder of its own below `folder`."""
+        """Publish the models in `names`. Each export gets its own folder below `folder`."""
         self._names = sorted(names, key=len, reverse=True)
         self._export = export
         self._folder = folder
         self._current: dict[str, Publication] = {}
 
     def begin(self, spec: ModelSpec) -> None:
-        """Export a model that has just been loaded, if it is to be published. Until the new export is complete there is none."""
+        """Export a model that has just been loaded, if the settings publish it. Nothing is served under its name until the export is
+        complete."""
         if self._export is None or spec.name not in self._names:
             return
         self.end(spec.name)
         try:
             folder, lock = _new_folder(self._folder)
         except OSError as error:
-            log.error("%s is not published: %s: %s; name another folder by RELAXSERVE_CACHE", spec.name, self._folder, error.strerror)
+            log.error("%s is not published: %s: %s; set RELAXSERVE_CACHE to another folder", spec.name, self._folder, error.strerror)
             return
         self._current[spec.name] = made = Publication(spec, folder, lock)
         made.task = asyncio.create_task(self._publish(made, self._export))
 
     def end(self, name: str) -> None:
-        """The model is unloaded, or another takes its name. Open downloads keep the files that they read."""
+        """Stop publishing a model that is unloaded or replaced. Downloads that have begun keep the files they read."""
         if (old := self._current.pop(name, None)) is not None:
             if old.task is not None:
                 old.task.cancel()
@@ -77,15 +78,15 @@ class Publications:
             self.end(name)
         await asyncio.gather(*tasks, return_exceptions=True)
         with suppress(OSError):
-            self._folder.rmdir()  # unless other servers use it
+            self._folder.rmdir()  # fails if other servers use the folder
 
     def address(self, name: str) -> str | None:
-        """The page of a model, once it can be opened."""
+        """Return the path of a model's page, or None until it can be opened."""
         found = self._current.get(name)
         return f"/web/{name}/" if found is not None and found.files else None
 
     def find(self, path: str) -> tuple[str, str]:
-        """The published model that a path below /web/ names, and the file of it."""
+        """Split a path below /web/ into the name of a published model and a file of its export."""
         for name in self._names:
             if path.startswith(f"{name}/"):
                 return name, path[len(name) + 1 :]
@@ -123,11 +124,11 @@ class Publications:
 
 
 def _new_folder(parent: Path) -> tuple[Path, int]:
-    """Also removes the folders of servers that were killed: the kernel has freed their locks."""
+    """Create and lock a folder for an export. Remove the folders of servers that were killed: the kernel has freed their locks."""
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     whole = _opened(parent)
     try:
-        fcntl.flock(whole, fcntl.LOCK_EX)  # nobody sweeps between a new folder and its lock
+        fcntl.flock(whole, fcntl.LOCK_EX)  # no other server may remove a new folder before it is locked
         for old in parent.iterdir():
             _remove_unused(old)
         folder = Path(tempfile.mkdtemp(dir=parent))

@@ -1,7 +1,7 @@
-"""The models of this server: which are loaded, under which names, and in what memory.
+"""The registry: which models are loaded, under which names, and in what memory.
 
-A load is a transaction: it takes its name and memory first, and gives both back unless the worker gets ready. A model whose source has
-changed is loaded again beside the one that serves, and takes its place once it has answered a probe.
+A load is a transaction: it claims its name and memory first, and gives both back unless the worker becomes ready. A model whose source has
+changed is loaded again beside the one being served, and replaces it once it has answered a probe.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Registry:
         publications: Publications | None = None,
     ) -> None:
         self.settings = settings
-        self.targets = targets  # that a load may name
+        self.targets = targets  # targets that a load may name
         self.metrics = Metrics() if metrics is None else metrics
         self.operations = Operations()
         self.publications = publications or Publications()
@@ -95,15 +95,15 @@ class Registry:
         self._starter = Starter(settings, self.budget, make_worker, load_tokenizer)
         self.metrics.watch(lambda: [model.reading for model in self._models.values()])
 
-    # --- life of the whole ---------------------------------------------------------------------------------------------
+    # --- start and end -------------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Begin to load what the command line and the state file name."""
+        """Begin to load the models that the command line and the state file name."""
         for spec in {**self._saved.read(), **{spec.name: spec for spec in self._initial}}.values():
             self._starting.append(await self._load_or_fail(spec))
 
     async def _load_or_fail(self, spec: ModelSpec) -> Operation:
-        """A name that clashes with another model's keeps nobody else from starting."""
+        """Begin a load. If its name clashes with another, record a failed operation, so that the other models still start."""
         try:
             return await self.load(spec)
         except ApiError as error:
@@ -125,15 +125,15 @@ class Registry:
 
     @property
     def ready(self) -> bool:
-        """Whether a load balancer should send requests here. Without a model it should only if none was to be here from the start: an
-        administrator may then load one."""
+        """True if a load balancer should send requests here. A server without models is ready only if it was started without any, because
+        an administrator may then load one."""
         if self.closing or any(operation.state is OperationState.RUNNING for operation in self._starting):
             return False
         if not self._models:
             return all(operation.state is OperationState.SUCCEEDED for operation in self._starting)
         return any(model.is_serving for model in self._models.values())
 
-    # --- looking up ----------------------------------------------------------------------------------------------------
+    # --- look-up -------------------------------------------------------------------------------------------------------
 
     def models(self) -> list[Model]:
         return list(self._models.values())
@@ -142,7 +142,7 @@ class Registry:
         return dict(self._aliases)
 
     def failed(self) -> list[Operation]:
-        """The last load of each model that is not here because it failed, as long as that is remembered."""
+        """Return the last load of each model that failed to load, while that operation is remembered."""
         last = {operation.model: operation for operation in self.operations.all() if operation.kind == "load"}
         return [one for name, one in last.items() if one.state is OperationState.FAILED and name not in self._models]
 
@@ -154,13 +154,13 @@ class Registry:
         return model
 
     def serve(self, name: str | None) -> tuple[Model, Loaded]:
-        """The model that answers a request. Without a name it is the only one there is."""
+        """Return the model that answers a request. A request without a name gets the only model, or an error if there are several."""
         if self.closing:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down", headers={"retry-after": "5"})
         if name is None:
             if len(self._models) != 1:
                 names = ", ".join(self._models) or "none"
-                raise ApiError(MISSING_FIELD, f"model is absent and {len(self._models)} are loaded: {names}", param="model")
+                raise ApiError(MISSING_FIELD, f"model is absent, and {len(self._models)} models are loaded: {names}", param="model")
             name = next(iter(self._models))
         model = self.find(name)
         if model.state is not ModelState.READY or model.loaded is None:
@@ -175,8 +175,8 @@ class Registry:
     # --- loading -------------------------------------------------------------------------------------------------------
 
     async def load(self, spec: ModelSpec, *, swap: bool = False) -> Operation:
-        """Begin a load, or join the one that runs. A model that is there already is compared with its source as it is now: if that has
-        changed, it is loaded again. `swap`: models that lose their last alias to this one are then unloaded."""
+        """Begin a load, or join the one that runs. A model that is loaded already is loaded again if its source has changed since. `swap`:
+        once the model is ready, unload models that lose their last alias to it."""
         known = self._models.get(spec.name)
         is_outdated = known is not None and known.spec.loads_like(spec) and await self._is_outdated(known)
         if self.closing:
@@ -188,7 +188,7 @@ class Registry:
                 raise ApiError(MODEL_EXISTS, f"alias {alias!r} is the name of a model", param="aliases")
         model = self._models.get(spec.name)
         if model is None:
-            self.metrics.of(spec.name)  # its series begin
+            self.metrics.of(spec.name)  # creates its metric series
             model = Model(spec, self.operations.begin("load", spec.name))
             self._models[spec.name] = model
             model.swaps = swap
@@ -213,7 +213,7 @@ class Registry:
         return model.operation
 
     async def _is_outdated(self, model: Model) -> bool:
-        """Whether the source is another than the one that was loaded. Where nobody can tell, it is taken for the same."""
+        """Return whether the source of a model has changed since its load. Return False if the source has no known identity."""
         if model.state is not ModelState.READY:
             return False
         identity = await asyncio.to_thread(self._identify, model.spec.source)
@@ -227,18 +227,18 @@ class Registry:
         return replacement.operation
 
     def _will_be_called(self, alias: str) -> str | None:
-        """The model whose load ends with this alias."""
+        """Return the name of a model that will own this alias once its load succeeds."""
         return next((model.spec.name for model in self._models.values() if alias in model.spec.aliases and model.loaded is None), None)
 
     def _add_names(self, model: Model, asked: ModelSpec) -> None:
-        """A repeated load may ask for further aliases, or for a pin; both come into force with the model, or at once."""
+        """Add the aliases and the pin of a repeated load. They take effect at once, or when the model becomes ready."""
         model.spec = model.spec.with_names(asked)
         if model.state is ModelState.READY:
             self._take_aliases(model, asked.aliases)
             self._save()
 
     def _take_aliases(self, model: Model, aliases: Iterable[str]) -> None:
-        """An alias of another model moves over, now that there is something to move to."""
+        """Point aliases at a ready model. If it `swaps`, unload models that lost their last alias."""
         owners = dict.fromkeys(self._aliases[alias] for alias in aliases if alias in self._aliases)
         self._aliases.update((alias, model.spec.name) for alias in aliases)
         for name in owners if model.swaps else ():
@@ -248,11 +248,11 @@ class Registry:
                 task.add_done_callback(self._retiring.discard)
 
     async def _retire(self, name: str) -> None:
-        """Unload a model that another has taken the place of, after its running requests."""
+        """Unload a replaced model once its running requests have finished."""
         try:
             await self.unload(name, drain_s=self.settings.drain_s)
-        except ApiError as error:  # pinned, or unloaded by somebody else
-            log.warning("%s was replaced and stays: %s", name, error.message)
+        except ApiError as error:  # pinned, or unloaded by another request
+            log.warning("%s was replaced but stays loaded: %s", name, error.message)
 
     async def cancel(self, operation: Operation) -> None:
         if operation.task is None or operation.task.done():
@@ -266,7 +266,8 @@ class Registry:
         began = time.monotonic()
         log.info("loading %s from %s", name, model.spec.source)
         try:
-            model.identity = await asyncio.to_thread(self._identify, model.spec.source)  # before the worker reads it: may be too old
+            # Before the worker reads it: if the source changes in between, the identity is too old, which costs one more load.
+            model.identity = await asyncio.to_thread(self._identify, model.spec.source)
             spec = await self.budget.claim(model)
             loaded = await self._starter.start(spec, operation.report)
             if replaces is not None or any(alias in self._aliases for alias in model.spec.aliases):
@@ -312,17 +313,17 @@ class Registry:
         log.error("loading %s: %s", model.spec.name, error.message)
 
     def _switch(self, old: Model, new: Model) -> None:
-        """From now on requests go to the new one; those that run end where they began."""
+        """Send new requests to `new`. Requests that `old` is running finish there."""
         self._models[new.spec.name] = new
         self._replacements.remove(new)
         self._replacements.retire(old)
 
-    # --- unloading and names -------------------------------------------------------------------------------------------
+    # --- unload and aliases --------------------------------------------------------------------------------------------
 
     async def unload(self, name: str, *, drain_s: float, force: bool = False) -> Unloaded:
-        """Take no more requests, let the running ones finish for `drain_s`, then end the worker."""
+        """Take no more requests, let the running ones finish for `drain_s`, then stop the worker."""
         if name in self._saved and name not in self._models:
-            self._saved.drop(name)  # its last load failed; now it is given up
+            self._saved.drop(name)  # its last load failed; do not load it at the next start
             self._save()
             self._starting = [operation for operation in self._starting if operation.model != name]
             return Unloaded(name, 0, resident_bytes(), resident_bytes())
@@ -356,10 +357,10 @@ class Registry:
         return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
 
     async def set_alias(self, alias: str, name: str, probe: Probe) -> None:
-        """Point `alias` at a ready model that has just shown that it answers; requests that already run stay where they are."""
+        """Point `alias` at a ready model that has just answered a probe. Running requests stay with their model."""
         model, loaded = self._may_be_called(alias, name)
         await require_answer(model.spec.name, loaded, probe)
-        model, _ = self._may_be_called(alias, name)  # much may have happened meanwhile
+        model, _ = self._may_be_called(alias, name)  # other requests may have changed the models meanwhile
         self._aliases[alias] = model.spec.name
         self._save()
 
@@ -372,7 +373,7 @@ class Registry:
         return model, model.loaded
 
     async def _prove(self, name: str, loaded: Loaded) -> None:
-        """Before it takes an alias from another model."""
+        """Probe a model before it takes an alias from another model. If the probe fails, stop the model's worker."""
         try:
             await require_answer(name, loaded, PLAIN)
         except BaseException:
@@ -386,7 +387,7 @@ class Registry:
 
     def _forget(self, model: Model) -> None:
         if self._replacements.remove(model):
-            return  # the names are those of the model that serves on
+            return  # the names stay with the model that is still served
         del self._models[model.spec.name]
         self.publications.end(model.spec.name)
         self._aliases = {alias: name for alias, name in self._aliases.items() if name != model.spec.name}

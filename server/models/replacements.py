@@ -1,4 +1,4 @@
-"""Models that load beside the one they will replace, and those that were replaced and finish what they have begun."""
+"""Models that load while the models they will replace are served, and replaced models that finish their running requests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from server.models.model import Model, ModelState
 
 class Replacements:
     def __init__(self) -> None:
-        self._coming: dict[str, Model] = {}  # by the name of the model that serves meanwhile
+        self._coming: dict[str, Model] = {}  # loading models, by the name of the model that is served meanwhile
         self._leaving: dict[Model, asyncio.Task[None]] = {}
 
     def models(self) -> list[Model]:
-        """All that take memory beside those that serve."""
+        """Return the models that take memory in addition to those that are served."""
         return [*self._coming.values(), *self._leaving]
 
     def coming(self, name: str) -> Model | None:
@@ -26,25 +26,26 @@ class Replacements:
         self._coming[model.spec.name] = model
 
     def remove(self, model: Model) -> bool:
-        """False if it replaces nothing."""
+        """Forget a loading model. Return False if it replaces no model."""
         if self._coming.get(model.spec.name) is not model:
             return False
         del self._coming[model.spec.name]
         return True
 
     def retire(self, model: Model) -> None:
-        """Stop the worker once the last request of the model has ended. Whoever looks the model up gets another from now on."""
+        """Stop the worker once the last request of the model has ended. From now on a look-up of its name finds another model."""
         loaded = model.loaded
         assert loaded is not None
         model.state, model.planned_bytes = ModelState.DRAINING, model.total_bytes
         model.loaded = None
         loop, unused = asyncio.get_running_loop(), asyncio.Event()
-        # A request holds `loaded` from its look-up to its end, also before the worker hears of it. The last may end on another thread.
+        # A request refers to `loaded` from its look-up to its end, even before the worker has its Submit. So the worker stops once `loaded`
+        # is freed. The last request may end on another thread.
         weakref.finalize(loaded, loop.call_soon_threadsafe, unused.set).atexit = False
         self._leaving[model] = asyncio.create_task(self._stop(model, loaded.worker, unused))
 
     async def close(self) -> None:
-        """Stop the workers of models that were replaced, whatever they still run."""
+        """Stop the workers of replaced models, even if they still run requests."""
         tasks = list(self._leaving.values())
         for task in tasks:
             task.cancel()
@@ -59,7 +60,7 @@ class Replacements:
 
 
 def beside(error: LoadError, replaces: Model | None) -> LoadError:
-    """What else stands in the way of a model that loads beside the one it will replace."""
+    """Extend a LoadError for lack of memory: say that the model to be replaced still holds memory."""
     if replaces is None or not error.required_bytes:
         return error
     name, held = replaces.spec.name, replaces.total_bytes

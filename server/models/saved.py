@@ -1,4 +1,4 @@
-"""The models that the next start brings back, in the state file if there is one."""
+"""The models that the next start loads, kept in the state file if there is one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class SavedModels:
-    """A model that could not be brought back stays until it is unloaded."""
+    """The saved models. A model that failed to load stays saved until it is unloaded."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
@@ -35,5 +35,5 @@ class SavedModels:
             return
         try:
             write_state(self._file, SavedState(tuple(self._specs.values())))
-        except OSError as error:  # a full disk must not keep models from coming and going
+        except OSError as error:  # models must load and unload even if the disk is full
             log.error("state file %s: %s; a restart will not know of this change", self._file, error.strerror)

@@ -1,4 +1,5 @@
-"""Sleep: a model whose worker has ended gives all of its memory back, keeps its names, and is loaded again by the next request."""
+"""Sleep: the worker of a sleeping model has ended and freed all of its memory. The model keeps its names, and the next request loads it
+again."""
 
 from __future__ import annotations
 
@@ -9,13 +10,14 @@ from server.errors import MODEL_NOT_READY, ApiError, of_request
 from server.interfaces import RequestError
 from server.models.model import SLEEPING, Loaded, Model
 
-LOOK_S = 0.01  # between looks at a worker that starts, and at one that is to become idle
+LOOK_S = 0.01  # seconds between polls of a worker that starts, or that is to become idle
 
 SleepMode = Literal["abort", "wait", "keep"]
 
 
 async def put_to_sleep(model: Model, mode: SleepMode, *, patience_s: float) -> None:
-    """`abort` fails what runs. `wait` lets it end, for `patience_s`. What runs even then, or with `keep`, goes on once the model wakes."""
+    """Put a model to sleep. `abort` fails its running requests. `wait` lets them finish for `patience_s`. Requests that still run after
+    that, and with `keep` all requests, continue when the model wakes."""
     loaded = _loaded(model)
     if mode == "wait":
         end_s = asyncio.get_running_loop().time() + patience_s
@@ -28,7 +30,7 @@ async def put_to_sleep(model: Model, mode: SleepMode, *, patience_s: float) -> N
 
 
 async def wake_up(model: Model) -> None:
-    """Returns when the model is ready."""
+    """Wake a model, and return when it is ready."""
     worker = _loaded(model).worker
     try:
         worker.wake()

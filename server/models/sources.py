@@ -1,4 +1,4 @@
-"""Where models may come from: folders below the model root, and hub ids when they are allowed."""
+"""Sources of models: folders below the model root, and hub ids where they are allowed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 from server.errors import INVALID_SOURCE, ApiError
 from server.settings import ServerSettings
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[A-Za-z0-9][\w./-]*)?")  # with a file of it, or the end of its name
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[A-Za-z0-9][\w./-]*)?")  # optionally with a file name, or the end of one
 
-MOST_LEVELS = 2  # NAME, or ORGANISATION/NAME
+MOST_LEVELS = 2  # below the model root: NAME, or ORGANISATION/NAME
 MOST_ENTRIES = 4096
 
 
 def resolve(source: str, settings: ServerSettings) -> str:
-    """A path that exists below the model root, or a hub id. Links are followed before the path is judged."""
+    """Return a path that exists below the model root, or a hub id; raise ApiError otherwise. Links are followed before the check."""
     root = settings.model_root.resolve()
     try:
         path = (root / source).resolve()
         exists = path.exists()
-    except (OSError, ValueError) as error:  # too long, or with a zero byte
+    except (OSError, ValueError) as error:  # too long, or contains a zero byte
         raise _invalid(source, "cannot be a path") from error
     if not path.is_relative_to(root):
         raise _invalid(source, "lies outside the model root")
@@ -39,13 +39,14 @@ def resolve(source: str, settings: ServerSettings) -> str:
 class Offer:
     """A model below the model root that may be loaded."""
 
-    source: str  # as a load names it
+    source: str  # the name by which a load refers to it
     num_bytes: int
     modified_s: float
 
 
 def offered(settings: ServerSettings) -> list[Offer]:
-    """Folders with a config.json and GGUF files, up to two levels below the root, sorted; of a large root only the first. Reads no file."""
+    """Return the folders with a config.json and the GGUF files up to two levels below the root, sorted by source. Of a large root only the
+    first MOST_ENTRIES entries are examined. No file is read."""
     root, found, pending = settings.model_root, list[Offer](), deque([(settings.model_root, 0)])
     num_seen = 0
     while pending:
@@ -62,7 +63,7 @@ def offered(settings: ServerSettings) -> list[Offer]:
                     found.append(_offer(root, entry, [file for file in islice(entry.iterdir(), MOST_ENTRIES) if file.is_file()]))
                 elif entry.is_dir() and depth + 1 < MOST_LEVELS:
                     pending.append((entry, depth + 1))
-        except OSError:  # gone or closed right now
+        except OSError:  # removed or made unreadable just now
             continue
     return sorted(found, key=lambda offer: offer.source)
 

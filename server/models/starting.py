@@ -1,4 +1,4 @@
-"""From a specification to what serves it: a worker that is ready, and the texts' side of the model."""
+"""Start what serves a model: a ready worker, the tokenizer, the dialect and admission."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Starter:
     load_tokenizer: LoadTokenizer
 
     async def start(self, spec: ModelSpec, report: ProgressCallback) -> Loaded:
-        """Raises LoadError, with the worker stopped, if it does not get ready."""
+        """Return the started model. If that fails, stop the worker and raise LoadError."""
         worker = self.make_worker(spec, report)
         try:
             ready = await worker.start()

@@ -1,4 +1,4 @@
-"""The set of loaded models on disk, so that a restart brings them back. Replaced as a whole, never half written."""
+"""The state file: the models to load again after a restart. It is replaced as a whole, never half written."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from runtime.device.registry import NAME as DEVICE
 from runtime.files import regular
 from server.messages import MAX_GAP_MS
 
-LEAST_CONTEXT, MOST_SEQUENCES, LONGEST_GAP_MS = 16, 4096, 3_600_000  # of a model
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"  # of a model and of an alias
+LEAST_CONTEXT, MOST_SEQUENCES, LONGEST_GAP_MS = 16, 4096, 3_600_000  # limits on a model's settings
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"  # names of models and aliases
 NAMED = "letters, digits and ._:/- of which the first is a letter or digit, 128 at most"
 
 
 class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What to load, and how. `source` is resolved: a path the server may read, or a hub id it may fetch."""
+    """The source and the settings of a load. `source` is resolved: a path the server may read, or a hub id it may fetch."""
 
     name: str
     source: str
@@ -31,24 +31,24 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     max_batch: Annotated[int, Meta(ge=1, le=MOST_SEQUENCES)] = 64
     max_gap_ms: Annotated[int, Meta(ge=1, le=LONGEST_GAP_MS)] = MAX_GAP_MS
     kv_cache_bytes: Annotated[int, Meta(ge=1)] | None = None
-    memory_limit_bytes: int | None = None  # set by the registry: what is free when the load begins
-    reserved_bytes: int = 0  # set by the registry: what of that other models need, which are still to come
-    kv_share: float = 1.0  # set by the registry: the part of the rest that the KV cache may take
+    memory_limit_bytes: int | None = None  # set by the registry: bytes that are free when the load begins
+    reserved_bytes: int = 0  # set by the registry: bytes of the free memory that models still to load need
+    kv_share: float = 1.0  # set by the registry: share that the KV cache may take of the bytes that are left
     kv_dtype: str = "auto"
     target: str = "host"
     device: Annotated[str, Meta(pattern=f"^{DEVICE}$")] = "cpu"
     aliases: tuple[str, ...] = ()
     pin: bool = False
-    tool_parser: str | None = None  # None: found out from the chat template
-    reasoning: bool | None = None  # None: found out from the vocabulary
+    tool_parser: str | None = None  # None: chosen by the chat template
+    reasoning: bool | None = None  # None: decided by the vocabulary
 
     def loads_like(self, other: ModelSpec) -> bool:
-        """Whether both make the same model; which aliases point at it does not matter."""
+        """Return whether both specifications load the same model. Aliases, the pin and the available memory do not matter."""
         plain = {"aliases": (), "pin": False, "memory_limit_bytes": None, "reserved_bytes": 0, "kv_share": 1.0}
         return msgspec.structs.replace(self, **plain) == msgspec.structs.replace(other, **plain)
 
     def with_names(self, other: ModelSpec) -> ModelSpec:
-        """With the aliases and the pin of both."""
+        """Return this specification with the aliases and pins of both."""
         return msgspec.structs.replace(self, aliases=tuple(dict.fromkeys((*self.aliases, *other.aliases))), pin=self.pin or other.pin)
 
 
@@ -72,7 +72,7 @@ def read_state(path: Path) -> SavedState:
 
 
 def require_writable(path: Path) -> None:
-    """Better known at the start than when the first model is there."""
+    """Raise StateError unless the state file can be written, so that the start fails and not the first load."""
     try:
         _fresh(path).touch()
         _fresh(path).unlink()
@@ -82,8 +82,11 @@ def require_writable(path: Path) -> None:
 
 @contextmanager
 def exclusive(path: Path) -> Generator[None]:
-    """Only one server may use a state file: each writes all that it knows, so two would erase each other's models. The lock is a file
-    beside it, for the state file itself is replaced by every write. The kernel frees the lock however the server ends."""
+    """Hold the lock of a state file while the server runs. Raise StateError if another server holds it.
+
+    Each server writes all models that it knows, so two servers would erase each other's models. The lock is a separate file, because every
+    write replaces the state file itself. The kernel frees the lock however the server ends.
+    """
     lock = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -121,6 +124,6 @@ def write_state(path: Path, state: SavedState) -> None:
     fresh.replace(path)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the rename itself survives a power cut
+        os.fsync(folder)  # makes the rename itself survive a power cut
     finally:
         os.close(folder)

@@ -1,1 +1,1 @@
-"""Text around tokens: tokenizing, detokenizing, chat templates, tool calls, reasoning."""
+"""Text processing around tokens: tokenizing, detokenizing, chat templates, tool calls, reasoning."""

@@ -1,4 +1,4 @@
-"""The text of one chat choice into parts: thoughts off the front, then tool calls out of the rest; or messages of several channels."""
+"""Parse the text of one chat choice into parts: a think block first, then tool calls and content; or messages in several channels."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class AnswerRules:
     dialect: Dialect
     thinking: bool = False  # the prompt has opened a think block
     split_reasoning: bool = True
-    tool_names: frozenset[str] = frozenset()  # empty: calls are not looked for
+    tool_names: frozenset[str] = frozenset()  # empty: no calls are parsed
     max_calls: int | None = None
 
 
 def answer_parser(rules: AnswerRules) -> AnswerParser | ChannelParser:
-    """Both tell the same of an answer."""
+    """Return the parser for an answer. Both classes have the same methods and give the same kinds of parts."""
     if rules.dialect.has_channels:
         return ChannelParser(rules.tool_names, rules.max_calls, splits=rules.split_reasoning and rules.dialect.thinks)
     return AnswerParser(rules)
@@ -35,7 +35,7 @@ class AnswerParser:
 
     @property
     def reasons(self) -> bool:
-        """Whether the next token belongs to a think block."""
+        """True if the next token belongs to a think block."""
         return self._splitter is not None and self._splitter.inside
 
     @property
@@ -44,7 +44,7 @@ class AnswerParser:
 
     @property
     def done(self) -> bool:
-        """Whether nothing that follows can matter: all the calls allowed have been made."""
+        """True once the allowed number of calls has been made, so that any further text is ignored."""
         return self._tools is not None and self._tools.done
 
     def push(self, text: str) -> list[Part]:

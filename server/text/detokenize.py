@@ -1,4 +1,4 @@
-"""Tokens of one choice into text: never half a character, never a stop string's beginning, and nothing behind one."""
+"""Turn the tokens of one choice into text, without partial characters, beginnings of stop strings, or text after a stop string."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class TokenBytes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """Which strings end the text. Of several matches the one complete first wins, as if the text came letter by letter."""
+    """The strings that end the text. If several match, the one that is complete first wins, as if the text came letter by letter."""
 
     strings: tuple[str, ...] = ()
-    include: bool = False  # whether the match itself belongs to the text
-    min_tokens: int = 0  # before so many tokens nothing matches
+    include: bool = False  # the match itself belongs to the text
+    min_tokens: int = 0  # no stop string matches before this many tokens
     prefixes: frozenset[str] = field(init=False, repr=False)
     max_prefix: int = field(init=False, repr=False)
 
@@ -29,10 +29,10 @@ class StopRules:
 
 
 class Detokenizer:
-    """`push` returns the text that is certain, `finish` what was held back only because a stop string might have come.
+    """`push` returns the text that is certain. `finish` returns text that was held back only because it might have begun a stop string.
 
-    A tail that is half a character when the tokens end is no text: the model was cut off, it wrote no invalid byte.
-    `token_starts` gives the character at which each token's text begins, counted from the answer's beginning.
+    Half a character at the end of the tokens is dropped: the model was cut off and did not write an invalid byte. `token_starts` gives the
+    position of each token's text, in characters from the beginning of the answer.
     """
 
     __slots__ = (
@@ -50,11 +50,11 @@ class Detokenizer:
     def __init__(self, tokenizer: TokenBytes, stops: StopRules, shown: Mapping[int, bytes] | None = None) -> None:
         self._tokenizer = tokenizer
         self._stops = stops
-        self._shown = shown or {}  # special tokens that appear as text, because a parser reads them
+        self._shown = shown or {}  # special tokens that appear as text because a parser needs them
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._held = ""
         self.num_tokens = 0
-        self.length = 0  # characters returned
+        self.length = 0  # characters returned so far
         self.stopped_by: str | None = None
         self.token_starts: list[int] = []
 
@@ -81,7 +81,7 @@ class Detokenizer:
         return text
 
     def _settle(self, pending: str) -> str:
-        """The part of `pending` that is certain; the rest is held."""
+        """Return the part of `pending` that is certain, and hold the rest."""
         stops = self._stops
         matches = [(at + len(stop), at, stop) for stop in stops.strings if (at := pending.find(stop)) >= 0]
         if matches:
@@ -97,5 +97,5 @@ class Detokenizer:
 
 
 def overlap(text: str, marker: str) -> int:
-    """Length of the longest end of `text` that is a proper beginning of `marker`."""
+    """Return the length of the longest end of `text` that is a proper prefix of `marker`."""
     return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if text.endswith(marker[:n])), 0)

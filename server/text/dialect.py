@@ -1,4 +1,4 @@
-"""How one model writes what is not plain text: calls, thoughts, gaps to fill. Found out once, when it is loaded."""
+"""A model's dialect: how it writes tool calls, thoughts and gaps to fill. Detected once, when the model is loaded."""
 
 from __future__ import annotations
 
@@ -13,41 +13,42 @@ from server.text.infill import Infill
 from server.text.templates.meter import Limits
 from server.text.tools import FORMATS, GENERIC, HARMONY, ToolFormat
 
-PROBE = Limits(time_s=0.25, memory_bytes=16 << 20)  # a thousand times what it takes as a rule
+PROBE = Limits(time_s=0.25, memory_bytes=16 << 20)  # a thousand times what a template usually takes
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
     tools: ToolFormat
     thinks: bool
-    shown: Mapping[int, bytes]  # markers that are one token: a parser needs the text even of a special one, a grammar the id
+    shown: Mapping[int, bytes]  # markers that are single tokens, by id: a parser needs their text even if they are special tokens
     infill: Infill | None = None
 
     @property
     def specials(self) -> dict[str, int]:
-        """The markers that are one token, by their text."""
+        """The ids of markers that are single tokens, by the marker's text."""
         return {text.decode(): token_id for token_id, text in self.shown.items()}
 
     @property
     def has_channels(self) -> bool:
-        """Whether thoughts, calls and content are messages of their own, in the harmony format."""
+        """True if thoughts, calls and content are separate messages, as in the harmony format."""
         return self.tools is HARMONY
 
     def forced_calls(self, tools: Sequence[ToolSchema], *, several: bool) -> Constraint:
-        """One call of one of `tools`, or any number from one on where the model makes several at once."""
+        """Return the constraint for one call of one of `tools`, or for one or more calls if the model makes several at once."""
         if self.has_channels:
             return harmony.forced_call(tools, self.specials)
         return forced_calls(self.tools, tools, self.specials, several=several)
 
     def framed(self, constraint: Constraint, *, thinking: bool, is_call: bool) -> Constraint:
-        """The same, behind the thoughts that the model may write, or is writing already (`thinking`)."""
+        """Return `constraint` preceded by a think block, which the model may write or is already writing (`thinking`)."""
         if self.has_channels:
             return harmony.behind_analysis(constraint, self.specials, is_call=is_call)
         return behind_thoughts(constraint, self.specials, open_already=thinking) if thinking or self.thinks else constraint
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tool_parser: str | None, thinks: bool | None) -> Dialect:
-        """Names win; else the template is asked to write a tool call, and the vocabulary whether it knows a think block."""
+        """Return the dialect of a model. Explicit settings win. Otherwise the way in which the chat template writes a tool call decides on
+        the format, and the vocabulary on whether the model has think blocks."""
         if tool_parser is None:
             tools = _written_by(tokenizer.chat_template)
         elif tool_parser in FORMATS:
@@ -63,7 +64,7 @@ class Dialect:
 
 
 def _written_by(template: ChatTemplate | None) -> ToolFormat:
-    """The format whose marker appears when the template renders a call from the past."""
+    """Return the format whose marker appears when the template renders a tool call in an earlier message."""
     if template is None:
         return GENERIC
     call = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {"x": 1}}}
@@ -74,12 +75,13 @@ def _written_by(template: ChatTemplate | None) -> ToolFormat:
     tool: dict[str, object] = {"type": "function", "function": {"name": "probe", "description": "", "parameters": {}}}
     try:
         text = template.render(conversation, tools=[tool], add_generation_prompt=False, limits=PROBE)
-    except Exception:  # templates are programs, and one that refuses calls writes none
+    except Exception:  # a template may raise any exception; a template that refuses calls writes none
         return GENERIC
     return next((f for f in FORMATS.values() if any(sign in text for sign in f.signs)), GENERIC)
 
 
 def _single_tokens(tokenizer: Tokenizer, markers: tuple[str, ...]) -> dict[int, bytes]:
-    """Also those not declared special, as Qwen's: a grammar that spells their bytes would never meet the token the model knows."""
+    """Return the markers that are single tokens, by id. Some, such as Qwen's, are not declared special; even so, a grammar that spells the
+    bytes of such a marker would never match the token that the model writes."""
     encoded = ((marker, tokenizer.encode(marker, False)) for marker in markers)
     return {ids[0]: marker.encode() for marker, ids in encoded if len(ids) == 1}

@@ -1,4 +1,4 @@
-"""What an answer must look like, as a constraint for the worker: forced tool calls, and a think block before anything."""
+"""Constraints for answers: forced tool calls, structures within free text, and a think block before both."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from server.messages import Constraint, ConstraintKind
 from server.text.reasoning import CLOSE, OPEN
 from server.text.tools import ToolFormat
 
-Specials = Mapping[str, int]  # markers that are one token
+Specials = Mapping[str, int]  # ids of markers that are single tokens, by the marker's text
 COMPOSED = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "$ref", "patternProperties", "unevaluatedProperties", "enum", "const"})
-WHITE_SPACE = r"[ ]|\n[ \t]{0,20}"  # between the parts of JSON
+WHITE_SPACE = r"[ ]|\n[ \t]{0,20}"  # white space allowed between the tokens of JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +26,21 @@ class ToolSchema:
 
 
 def json_text(schema: Mapping[str, object]) -> str:
-    """The schema, with less white space allowed than JSON has: one space, or a line's end and its indentation. Small models are
-    prone to write nothing but line ends once they are made to write JSON."""
+    """Return a schema that allows less white space than JSON does: one space, or a line end and its indentation. Small models tend to write
+    endless line ends once they are forced to write JSON."""
     return json.dumps({"x-guidance": {"whitespace_pattern": WHITE_SPACE}, **schema})
 
 
 def closed(schema: Mapping[str, object]) -> dict[str, object]:
-    """The schema of arguments without properties that it does not name: an absent `additionalProperties` is false, in objects that name
-    properties within it, too. An object put together from several schemas stays as it is, for each would refuse the others' properties."""
+    """Return the schema of a call's arguments so that it refuses properties that it does not name: where `additionalProperties` is absent
+    it becomes false, also in nested objects that name properties. An object composed of several schemas stays as it is, because each schema
+    would refuse the others' properties."""
     given, required = schema.get("properties", {}), schema.get("required", [])
     if COMPOSED & schema.keys() or not (isinstance(given, dict) and isinstance(required, list)):
         return {**schema}
     properties = cast("dict[str, object]", given)
     made: dict[str, object] = {**schema, "properties": {name: _closed_within(inner) for name, inner in properties.items()}}
-    if set(map(str, required)) <= properties.keys():  # else nothing would fit
+    if set(map(str, required)) <= properties.keys():  # otherwise no object would match the schema
         made.setdefault("additionalProperties", False)
     return made
 
@@ -55,7 +56,7 @@ def _closed_within(schema: object) -> object:
 
 
 def forced_calls(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
-    """One call of one of `tools`, or any number from one on, as `form` writes them."""
+    """Return the constraint for one call of one of `tools`, or for one or more if `several`, as `form` writes them."""
     one = "inside" if form.bare else f"{marker_rule(form.opening, specials)} inside"
     again = f" (between {one})*" if several else ""
     rules = [f"start: {one}{again}", f"between: {form.between}"]
@@ -63,12 +64,12 @@ def forced_calls(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specia
 
 
 def calls_behind_marker(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> str:
-    """What a call of one of `tools` must go on with, once its opening marker is there."""
+    """Return the grammar of a call of one of `tools` after its opening marker."""
     return "\n".join(["start: inside", *_inside(form, tools, specials, several=several)])
 
 
 def beginnings(form: ToolFormat, name: str) -> tuple[str, ...]:
-    """How a call of this tool may begin behind its marker, as models write it: up to where the arguments come."""
+    """Return the beginnings of a call of tool `name` after its marker, as models write them, up to the arguments."""
     head = f'{{"name": "{name}", "{form.arguments_key}":'
     if form.arguments_marker:
         return f" [{head}", f"[{head}", name + form.arguments_marker
@@ -76,7 +77,7 @@ def beginnings(form: ToolFormat, name: str) -> tuple[str, ...]:
 
 
 def by_schema(tools: Sequence[ToolSchema]) -> dict[str, list[str]]:
-    """The names of the tools that take arguments of one schema, as regular expressions. The key is the schema's text."""
+    """Return the names of tools as regular expressions, grouped by the text of the schema of their arguments."""
     names: dict[str, list[str]] = {}
     for tool in tools:
         schema = {} if tool.parameters is None else closed(tool.parameters)
@@ -85,7 +86,8 @@ def by_schema(tools: Sequence[ToolSchema]) -> dict[str, list[str]]:
 
 
 def _inside(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
-    """The rules of what is between a call's markers. Tools of one schema share a rule: a parser's work grows with rules, not with names."""
+    """Return the grammar rules between a call's markers. Tools with the same schema share a rule: a parser's work grows with rules, not
+    with names."""
     names = by_schema(tools)
     rules = [f"inside: {_around_calls(form, specials, several=several)}", f"call: {_alternatives('call', len(names))}"]
     if form.arguments_marker:
@@ -118,20 +120,21 @@ def _spaced(*parts: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A stretch of an otherwise free answer: what follows `trigger` must be the rest of `begin`, the schema, `end`."""
+    """A constrained stretch of an otherwise free answer: the text after `trigger` must be the rest of `begin`, JSON of the schema, then
+    `end`."""
 
-    trigger: str  # the beginning of `begin`
+    trigger: str  # a prefix of `begin`
     begin: str
     schema: Mapping[str, object]
     end: str
 
 
 def structured(structures: Sequence[Structure]) -> Constraint:
-    """Free text in which a trigger, wherever it appears, begins one of the structures."""
+    """Return the constraint for free text in which every trigger must continue as one of the structures."""
     triggers = list(dict.fromkeys(structure.trigger for structure in structures))
     tags = [f"tag{index}" for index in range(len(structures))]
     rules = [f"start: ({' | '.join(tags)})* rest", "rest: TEXT", "TEXT: /(?s:.*)/"]
-    # A lazy lexeme ends where its trigger does, and wins over the text that would go on: so no trigger stays without its structure.
+    # A lazy lexeme ends where its trigger ends, and beats a longer match of the text, so no trigger can be written without its structure.
     rules += [f"head{index}[lazy]: TEXT {json.dumps(trigger)}" for index, trigger in enumerate(triggers)]
     for tag, one in zip(tags, structures, strict=True):
         begin = one.begin.removeprefix(one.trigger)
@@ -141,21 +144,21 @@ def structured(structures: Sequence[Structure]) -> Constraint:
 
 
 def behind_thoughts(constraint: Constraint, specials: Specials, *, open_already: bool) -> Constraint:
-    """The same, behind the think block that the model may write, or is writing already."""
+    """Return `constraint` preceded by a think block, which the model may write or has already opened."""
     start = "thought gap" if open_already else f"({marker_rule(OPEN, specials)} thought gap)?"
     head = "\n".join([f"start: {start} answer", up_to_marker("thought", CLOSE, specials), "gap: /\\n*/"])
     return msgspec.structs.replace(constraint, head=head)
 
 
 def up_to_marker(rule: str, marker: str, specials: Specials) -> str:
-    """The rule of any text that ends with the marker."""
+    """Return the rule for any text that ends with the marker."""
     if marker in specials:
         return f"{rule}: /(?s:.*)/ {marker_rule(marker, specials)}"
     return f"{rule}[suffix={json.dumps(marker)}]: /(?s:.*)/"
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text) if text else ""  # the grammar has no empty literal
+    return json.dumps(text) if text else ""  # the grammar language has no empty literal
 
 
 def marker_rule(text: str, specials: Specials) -> str:

@@ -1,11 +1,11 @@
-"""Finds thoughts, calls and content in an answer in the harmony format, as gpt-oss writes it and as it streams.
+"""Parse thoughts, calls and content of a streamed answer in the harmony format, which gpt-oss writes.
 
     <|channel|>analysis<|message|>a thought<|end|>
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
     <|start|>assistant<|channel|>final<|message|>the content<|return|>
 
-A message is a header up to `<|message|>`, and a body up to one of the ends. The prompt stops within the first header, behind
-`<|start|>assistant`. The parts are the same for every cut of the text, apart from how the text of a part is divided.
+A message is a header up to `<|message|>`, and a body up to one of the ends. The prompt ends inside the first header, after
+`<|start|>assistant`. The parts do not depend on how the text is cut into pieces, except for where the text of a part is divided.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ FUNCTIONS = "functions."
 class _Kind(Enum):
     CONTENT = auto()
     THOUGHT = auto()
-    RAW_THOUGHT = auto()  # content, its header and its end included
+    RAW_THOUGHT = auto()  # passed on as content, with its header and its end
     CALL = auto()
 
 
 class ChannelParser:
     def __init__(self, names: frozenset[str], max_calls: int | None, *, splits: bool) -> None:
         self.num_calls = 0
-        self.done = False  # a call was made that ends the answer, or as many as were allowed
+        self.done = False  # a call has ended the answer, or the allowed number of calls has been made
         self._names = names
         self._max_calls = max_calls
         self._splits = splits
         self._held = ""  # undecided text
-        self._kind: _Kind | None = None  # of the body; None: inside a header
-        self._is_first = True  # no content yet in this body
-        self._has_content = False  # before this body
+        self._kind: _Kind | None = None  # kind of the current body; None: inside a header
+        self._is_first = True  # this body has given no part yet
+        self._has_content = False  # an earlier body had content
 
     @property
     def reasons(self) -> bool:
@@ -62,7 +62,7 @@ class ChannelParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """What was held back. A header that was cut off is nothing."""
+        """Return the parts that were held back. A header that was cut off gives none."""
         held, self._held = ("" if self.done else self._held), ""
         parts: list[Part] = []
         if self._kind is not None:
@@ -74,7 +74,7 @@ class ChannelParser:
         return parts
 
     def _advance(self, parts: list[Part]) -> bool:
-        """Read one header or one body; False when more text is needed."""
+        """Parse one header or one body. Return False if more text is needed."""
         return bool(self._held) and (self._in_header(parts) if self._kind is None else self._in_body(parts))
 
     def _in_header(self, parts: list[Part]) -> bool:
@@ -135,7 +135,7 @@ class ChannelParser:
                 parts.append(CallArguments(self.num_calls, text))
             case _Kind.RAW_THOUGHT:
                 parts.append(Content(text))
-            case _:  # a line stands between what is said before a call, or to comment on it, and the rest
+            case _:  # a blank line separates content of different messages
                 parts.append(Content(f"\n\n{text}" if self._is_first and self._has_content else text))
                 self._has_content = True
         self._is_first = False
@@ -153,7 +153,8 @@ class ChannelParser:
 
 
 def forced_call(tools: Sequence[ToolSchema], specials: Specials) -> Constraint:
-    """One call of one of `tools`: the model waits for what a call gives before it makes another."""
+    """Return the constraint for one call of one of `tools`. The model waits for a call's result before it makes another, so there is only
+    one."""
     channel, constrain, message = (marker_rule(marker, specials) for marker in (CHANNEL, CONSTRAIN, MESSAGE))
     found = by_schema(tools)
     calls = " | ".join(f"call_{index}" for index in range(len(found)))
@@ -167,7 +168,7 @@ def forced_call(tools: Sequence[ToolSchema], specials: Specials) -> Constraint:
 
 
 def behind_analysis(constraint: Constraint, specials: Specials, *, is_call: bool) -> Constraint:
-    """The same, behind any number of thoughts; in the final channel, unless it is a call, which has a header of its own."""
+    """Return `constraint` preceded by any number of thoughts, and in the final channel unless it is a call, which has its own header."""
     channel, message, start = (marker_rule(marker, specials) for marker in (CHANNEL, MESSAGE, START))
     final = "" if is_call else f'{channel} "final" {message} '
     head = [

@@ -1,4 +1,4 @@
-"""Filling in the middle: models that were trained for it have three tokens around what is there already."""
+"""Fill-in-the-middle prompts. Models trained for this task have three marker tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from server.interfaces import Tokenizer
 
-MARKERS = (  # before the text, before the suffix, before what is to be written
+MARKERS = (  # markers that stand before the text, before the suffix, and before the gap to fill
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
@@ -21,7 +21,7 @@ class Infill:
     before: int
     suffix: int
     middle: int
-    file: int | None = None  # before the name of another file, which comes before the text
+    file: int | None = None  # token before the name of another file; other files precede the text
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Infill | None:
@@ -34,5 +34,5 @@ class Infill:
         return None
 
     def prompt(self, text: Sequence[int], suffix: Sequence[int]) -> list[int]:
-        """For the model to write what stands between the two."""
+        """Return the prompt for the text between `text` and `suffix`."""
         return [self.before, *text, self.suffix, *suffix, self.middle]

@@ -1,4 +1,4 @@
-"""How a tokenizer joins two texts, as rerankers were trained to read them."""
+"""Joining two texts with a tokenizer's special tokens, as rerankers were trained on them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Pair:
     ids: list[int]
-    second: int | None  # where the second text begins; None: the tokenizer does not tell the two apart
+    second: int | None  # index where the second text begins; None: the tokenizer does not distinguish the two
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class PairTemplate:
     before: tuple[int, ...] = ()
     between: tuple[int, ...] = ()
     after: tuple[int, ...] = ()
-    num_first: int | None = None  # tokens of `between` that belong to the first text; None: the texts are not told apart
+    num_first: int | None = None  # tokens of `between` that belong to the first text; None: the texts are not distinguished
 
     @property
     def num_special(self) -> int:

@@ -1,4 +1,4 @@
-"""What the text of a chat answer consists of, in the order in which it comes."""
+"""The parts of a chat answer's text, in the order in which they are streamed."""
 
 from __future__ import annotations
 

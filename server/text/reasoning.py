@@ -1,4 +1,4 @@
-"""Takes the think block off the front of an answer as it streams."""
+"""Split the think block off the beginning of a streamed answer."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 class ReasoningSplitter:
-    """Text in, reasoning and content out, the same for every cut of the text.
+    """Splits text into reasoning and content. The result does not depend on how the text is cut into pieces.
 
-    A block counts only at the very beginning, or when the prompt has opened it already (`inside`). The newlines that templates put
-    behind either marker belong to neither side.
+    A block counts only at the very beginning, or if the prompt has already opened it (`inside`). The newlines that templates put after
+    either marker belong to neither part.
     """
 
     def __init__(self, *, inside: bool) -> None:
         self.inside = inside
-        self._held = ""  # undecided: perhaps the beginning of a marker
-        self._begun = inside  # whether it is settled that the answer begins with a block, or not
-        self._after_marker = inside  # newlines still belong to the marker
+        self._held = ""  # undecided text: it may be the beginning of a marker
+        self._begun = inside  # True once it is known whether the answer begins with a block
+        self._after_marker = inside  # newlines still belong to the last marker
 
     def push(self, text: str) -> list[Part]:
         text = self._held + text

@@ -1,6 +1,6 @@
-"""Text to token ids and back, from the files that lie beside a model's weights.
+"""A model's tokenizer: text to token ids and back, read from the files beside its weights.
 
-ModelFilesError        a file that is missing, damaged or not understood; a ValueError
+ModelFilesError        a file is missing, damaged or not understood; a ValueError
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ FILES = (
 )
 MAX_FILE_BYTES = 256 << 20  # the largest tokenizer.json in use has 33 MB
 MAX_SANE_CONTEXT = 1 << 30  # "no limit" is written as 1e30 in many tokenizer_config.json
-UNHEARD_OF = "\U0010fffd \U0010fffc"  # of no vocabulary
+UNHEARD_OF = "\U0010fffd \U0010fffc"  # a text that no vocabulary contains
 SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class ModelFilesError(ValueError):
-    """A file of the model directory that cannot be used."""
+    """Raised for a file of the model directory that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """What generation_config.json recommends; None where it is silent."""
+    """The recommendations of generation_config.json. A field is None if the file does not set it."""
 
     do_sample: bool | None = None
     temperature: float | None = None
@@ -56,9 +56,9 @@ class Tokenizer:
     """One model's tokenizer, chat template and declared defaults. Immutable, safe to share between threads."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        """`files` holds, by name, what a model directory holds (see FILES); only tokenizer.json is indispensable."""
+        """`files` maps the names of files in a model directory (see FILES) to their contents. Only tokenizer.json is required."""
         self._tokenizer = _load_tokenizer(files)
-        # Settings of the training run; a server neither truncates nor pads a prompt unasked.
+        # These are settings of the training run. A server neither truncates nor pads a prompt unless asked.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
@@ -99,15 +99,15 @@ class Tokenizer:
         return self.encode_all([text], add_special_tokens)[0]
 
     def encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        """Of the package's calls only those for batches release Python's lock."""
+        """Encode several texts. The batch calls are the only ones of the package that release Python's lock."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
 
     def count(self, text: str) -> int:
-        """The number of tokens, special ones apart."""
+        """Return the number of tokens without special ones."""
         return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
 
     def _pair_template(self) -> PairTemplate:
-        """Read off a pair of short texts: the tokens that belong to neither are special."""
+        """Find the special tokens around two texts by encoding a pair: tokens that belong to neither text are special."""
         (found,) = self._tokenizer.encode_batch([("a", "b")])
         owners, kinds = found.sequence_ids, found.type_ids
         first, second = ([at for at, owner in enumerate(owners) if owner == text] for text in (0, 1))
@@ -125,8 +125,8 @@ class Tokenizer:
         return self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
 
     def token_bytes(self, id: int) -> bytes:
-        """The bytes this token adds to a text, before UTF-8 decoding. Empty for special tokens, and for ids that name no
-        token: embedding tables are often padded beyond the vocabulary."""
+        """Return the bytes that a token adds to a text, before UTF-8 decoding. Return b"" for special tokens and for ids without a token:
+        embedding tables are often padded beyond the vocabulary."""
         if id in self.special_ids:
             return b""
         if (added := self._added.get(id)) is not None:
@@ -135,7 +135,7 @@ class Tokenizer:
         return b"" if piece is None else self._piece_bytes(piece)
 
     def to_json(self) -> str:
-        """The text of tokenizer.json, as llguidance wants it."""
+        """Return the text of tokenizer.json, which llguidance needs."""
         return self._tokenizer.to_str()
 
     def _role_id(self, special_tokens: Mapping[str, str], role: str) -> int | None:
@@ -143,7 +143,7 @@ class Tokenizer:
         return None if text is None else self._tokenizer.token_to_id(text)
 
 
-# --- reading the files --------------------------------------------------------------------------------------------------
+# --- files --------------------------------------------------------------------------------------------------------------
 
 
 def _read(file: Path) -> bytes:
@@ -175,7 +175,7 @@ def _load_tokenizer(files: Mapping[str, bytes]) -> tokenizers.Tokenizer:
         )
     try:
         tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
-        tokenizer.encode(UNHEARD_OF)  # some need a token for what they do not know, and have none
+        tokenizer.encode(UNHEARD_OF)  # some tokenizers need a token for unknown text and have none
         return tokenizer
     except Exception as error:  # the package raises bare Exception
         raise ModelFilesError(f"tokenizer.json is not understood: {error}") from error
@@ -187,7 +187,7 @@ def _load_tokenizer(files: Mapping[str, bytes]) -> tokenizers.Tokenizer:
 
 
 def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
-    """Texts of the special tokens by role; a later source fills what the former leave open."""
+    """Return the texts of the special tokens by role. The first source that has a role wins."""
     found: dict[str, str] = {}
     for source in sources:
         for role in SPECIAL_ROLES:
@@ -202,7 +202,7 @@ def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_unicode(text: str) -> bool:
-    """JSON can write halves of surrogate pairs, which are no characters."""
+    """Return whether a text can be encoded. JSON can contain lone halves of surrogate pairs, which are not characters."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -218,7 +218,7 @@ def _ids(value: object, file: str) -> list[int]:
 
 
 def _max_context(model: Mapping[str, Any], tokenizer_config: Mapping[str, Any], sentence: Mapping[str, Any]) -> int | None:
-    """What the files declare, before any scaling of positions: the loaded model has the last word."""
+    """Return the declared context, before any scaling of positions. The loaded model may decide otherwise."""
     declared = [
         sentence.get("max_seq_length"),
         model.get("max_position_embeddings"),
@@ -248,8 +248,8 @@ def _generation_defaults(source: Mapping[str, Any]) -> GenerationDefaults:
 def _chat_template(
     files: Mapping[str, bytes], tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> ChatTemplate | None:
-    """A template lies in a file of its own (newer models), in tokenizer_config.json as a string, or there as a list of
-    named ones, of which `default` and `tool_use` mean something."""
+    """Return the chat template. It is in its own file (newer models), or in tokenizer_config.json as a string or as a list of named
+    templates, of which `default` and `tool_use` are used."""
     declared = tokenizer_config.get("chat_template") or _load_object(files, "chat_template.json").get("chat_template")
     named: dict[str, Any] = {}
     if isinstance(declared, str):
@@ -272,7 +272,7 @@ def _chat_template(
 
 
 def _piece_decoder(spec: Mapping[str, Any]) -> Callable[[str], bytes]:
-    """How pieces spell bytes, told by the decoder that puts them together."""
+    """Return the function that gives the bytes of a piece, chosen by the tokenizer's decoder."""
     decoders = list(_flatten(spec.get("decoder")))
     kinds = {decoder.get("type") for decoder in decoders}
     if "ByteLevel" in kinds:
@@ -294,8 +294,8 @@ def _flatten(decoder: object) -> list[dict[str, Any]]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The 256 printable characters that byte-level BPE writes for bytes: printable Latin-1 stands for itself, the other
-    bytes in order are the characters from U+0100 on."""
+    """Return the 256 characters that byte-level BPE writes for bytes. Printable Latin-1 stands for itself; the other bytes, in order, are
+    the characters from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Finds tool calls in an answer as it streams, in the ways in which model families write them.
+"""Parse the tool calls in a streamed answer, in the formats of several model families.
 
     hermes, qwen   <tool_call>{"name": "f", "arguments": {...}}</tool_call>
     llama3         <|python_tag|>{"name": "f", "parameters": {...}}; ...     the marker is optional
@@ -6,7 +6,7 @@
     json           {"name": "f", "arguments": {...}}                          or a list of them, and nothing else
     harmony        a message with a recipient: server/text/harmony.py
 
-The parts are the same for every cut of the text, apart from how the arguments of a call are divided.
+The parts do not depend on how the text is cut into pieces, except for where the arguments of a call are divided.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ID_ALPHABET = string.ascii_letters + string.digits
 class ToolFormat:
     name: str
     opening: str = ""  # marker before a call
-    closing: str = ""  # marker behind it
-    bare: bool = False  # an answer may begin with a call, without a marker
+    closing: str = ""  # marker after a call
+    bare: bool = False  # an answer may begin with a call without a marker
     arguments_key: str = "arguments"
-    arguments_marker: str = ""  # if there is one: the function's name may stand before it, and the object behind it is the arguments
-    between: str = '";" " "?'  # calls, as a grammar says it
+    arguments_marker: str = ""  # if set: the function's name may stand before it, and the object after it is the arguments
+    between: str = '";" " "?'  # grammar of the text between two calls
     id_length: int = 24
-    sign: str = ""  # further text by which a template shows that it writes this format
+    sign: str = ""  # another text that shows that a chat template writes this format
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -68,11 +68,11 @@ def new_call_id(form: ToolFormat) -> str:
 
 
 class _State(Enum):
-    START = auto()  # nothing but white space yet, and a bare call would be one
+    START = auto()  # only white space so far; a bare call may still begin
     TEXT = auto()
-    BETWEEN = auto()  # inside the markers, outside a call
+    BETWEEN = auto()  # after an opening marker, outside a call
     CALL = auto()
-    DONE = auto()  # as many calls as were allowed
+    DONE = auto()  # the allowed number of calls has been made
 
 
 class ToolParser:
@@ -82,11 +82,11 @@ class ToolParser:
         self._names = names
         self._max_calls = max_calls
         self._state = _State.START if form.bare else _State.TEXT
-        self._held = ""  # undecided text
-        self._raw = ""  # what was read since the text stopped, to give it back if it is no call
-        self._marked = False  # whether a marker announced the call, so that even an unknown name is one
+        self._held = ""  # text that cannot be assigned to a part yet
+        self._raw = ""  # text read since the last content, given back as content if it is no call
+        self._marked = False  # a marker announced the call, so even an unknown name makes it one
         self._scanner = _CallScanner()
-        self._started = False  # whether the client knows of the call being scanned
+        self._started = False  # CallStart of the scanned call has been sent
 
     @property
     def done(self) -> bool:
@@ -100,7 +100,7 @@ class ToolParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """What was held back. A call that was cut off stays as far as it came."""
+        """Return the text that was held back. A call that was cut off ends where the text ends."""
         held, self._held = self._held, ""
         match self._state:
             case _State.START | _State.TEXT:
@@ -116,7 +116,7 @@ class ToolParser:
         return [Content(text)] if text else []
 
     def _advance(self, parts: list[Part]) -> bool:
-        """One change of state; False when more text is needed."""
+        """Make one change of state. Return False if more text is needed."""
         if not self._held:
             return False
         match self._state:
@@ -150,7 +150,7 @@ class ToolParser:
             text = text.rstrip()
         else:
             keep = len(text) - overlap(text, marker)
-            keep = len(text[:keep].rstrip())  # white space before a call is not worth a client's while
+            keep = len(text[:keep].rstrip())  # hold white space back: it is dropped if a call follows
             text, self._held = text[:keep], text[keep:]
         if text:
             parts.append(Content(text))
@@ -214,7 +214,7 @@ class ToolParser:
         self._held = self._held[length:]
 
     def _give_back(self, parts: list[Part]) -> None:
-        """It was no call: what was read is text, and only a marker can begin another."""
+        """Turn what was read back into content, because it is no call. From here only a marker can begin a call."""
         text, self._raw = self._raw, ""
         self._state = _State.TEXT
         if text := text.lstrip(SEPARATORS) if self.num_calls else text:
@@ -222,7 +222,7 @@ class ToolParser:
 
 
 class _CallScanner:
-    """Reads one call's object, letter by letter. When the name is known already, the whole object is the arguments."""
+    """Reads one call's object character by character. If the name is known already, the whole object is the arguments."""
 
     def __init__(self, name: str | None = None) -> None:
         self.name = name
@@ -232,14 +232,14 @@ class _CallScanner:
         self._depth = 0
         self._in_string = False
         self._escaped = False
-        self._at_key = True  # at depth 1: a key comes next, else a value
+        self._at_key = True  # at depth 1: True if a key comes next, False if a value does
         self._key = ""
         self._span = ""  # the key or value being read
-        self._arguments = ""  # read and not yet taken
+        self._arguments = ""  # text of the arguments that was read but not taken yet
         self._any_arguments = False
 
     def feed(self, text: str) -> int:
-        """How many characters belong to the object."""
+        """Read characters of the object. Return how many belong to it."""
         for position, char in enumerate(text):
             self._read(char)
             if self.done or self.failed:
@@ -247,7 +247,7 @@ class _CallScanner:
         return len(text)
 
     def take_arguments(self) -> str:
-        """New text of the arguments. Arguments written as a string of JSON are unpacked, so they come as a whole."""
+        """Return new text of the arguments. Arguments written as a JSON string are unpacked, so they are returned as a whole."""
         if self._arguments.startswith('"') and not self._any_arguments:
             try:
                 unpacked = json.loads(self._arguments)

@@ -1,4 +1,4 @@
-"""What the front keeps of each running request: enough to go on in another worker, and how often it was there when one died."""
+"""The ledger of running requests: enough to continue each one in another worker, and how often each ran in a worker that died."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import msgspec
 from server.interfaces import RequestError
 from server.messages import Embed, Embedding, Submit, TokenEvent
 
-CRASH = 1.0
-KILLED = 1 / 32  # a kill from outside says little about the requests, but one that recurs without end is not to be borne
-SUSPECT = 2.0
-PROVEN = 1.0
+CRASH = 1.0  # blame for a crash of the worker
+KILLED = 1 / 32  # blame for a kill from outside: it says little about the requests, but recurring kills must not restart workers for ever
+SUSPECT = 2.0  # blame from which a job is a suspect, which runs alone
+PROVEN = 1.0  # proof from which a suspect is failed
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Work a worker has or shall have. `blame` adds up over deaths in which it ran, `proof` over those of them in which nothing else
-    was accused; progress clears both."""
+    """Work that a worker runs or will run. `blame` adds up over the deaths of workers that ran the job, `proof` over the deaths for which
+    only this job was accused. Both are cleared when the job makes progress."""
 
     in_worker: bool = False
     blame: float = 0.0
@@ -43,8 +43,8 @@ class Generation(Job):
     submit: Submit = field(kw_only=True)
     emitted: list[list[int]] = field(init=False)
     finished: set[int] = field(init=False)
-    dropped: set[int] = field(default_factory=set[int])  # of these, ended from here
-    # Not bounded here: max_tokens and num_choices bound it, and a client that reads slowly must not hold up the others.
+    dropped: set[int] = field(default_factory=set[int])  # finished choices that the front itself ended
+    # Unbounded: max_tokens and num_choices limit it, and a client that reads slowly must not hold up the others.
     news: asyncio.Queue[TokenEvent | RequestError | None] = field(init=False)
     num_cached: int | None = None
 
@@ -63,11 +63,11 @@ class Generation(Job):
 
     def record(self, event: TokenEvent) -> None:
         if event.choice in self.finished:
-            return  # aborted here, and the worker had not heard of it
+            return  # the front has ended this choice, and the worker did not know yet
         self.clear()
         if self.num_cached is None:
             self.num_cached = event.num_cached
-        elif event.num_cached != self.num_cached:  # a later worker's cache is no news to the client
+        elif event.num_cached != self.num_cached:  # the client was told the first worker's figure
             event = msgspec.structs.replace(event, num_cached=self.num_cached)
         self.emitted[event.choice].extend(event.token_ids)
         if event.finish_reason is not None:
@@ -102,8 +102,11 @@ class Embedded(Job):
 
 
 def assign_blame(jobs: Iterable[J], weight: float) -> J | None:
-    """A worker died. The accused are those on trial, else all that ran; one who is accused alone, and not for the first time, is
-    the job to fail for it."""
+    """Blame the jobs that ran in a worker that died. Return the job to fail, if there is one.
+
+    Suspects are accused, or without suspects all jobs that ran. A job is failed if it is a suspect, is the only accused, and its proof has
+    reached PROVEN.
+    """
     present = [job for job in jobs if job.in_worker]
     accused = [job for job in present if job.is_suspect] or present
     for job in present:
@@ -117,7 +120,7 @@ def assign_blame(jobs: Iterable[J], weight: float) -> J | None:
 
 
 def next_to_run(jobs: Iterable[J]) -> list[J]:
-    """Suspects run one after the other, before all that waits, so that the next death has one name. Then everything runs."""
+    """Return the jobs to submit now. Suspects run one at a time and before all other jobs, so that the next death has one culprit."""
     jobs = list(jobs)
     suspects = [job for job in jobs if job.is_suspect]
     if any(job.in_worker for job in suspects):

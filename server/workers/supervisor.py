@@ -1,9 +1,9 @@
-"""The front's end of a worker: starts it, watches it, and when it dies starts another and hands it what was running.
+"""The supervisor of a worker in the front: starts it, watches it, and when it dies starts another and resubmits what was running.
 
     STARTING -> READY <-> RESTARTING      READY | RESTARTING -> DRAINING -> STOPPED      READY -> SLEEPING -> RESTARTING
 
-The first load may fail, and `start` says why. A model that was ready once is restarted until it is ready again: its files were good, so
-whatever is in the way may pass. Fulfils `server.interfaces.WorkerHandle`.
+The first load may fail; `start` then raises the reason. A model that was ready once is restarted until it is ready again: its files were
+good, so the obstacle may pass. Implements `server.interfaces.WorkerHandle`.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ class WorkerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Care:
-    """How long to wait for what."""
+    """The delays and timeouts of a supervisor."""
 
-    stall_s: float = 20.0  # without a word from a worker that has work; longer than the longest step
-    first_delay_s: float = 0.1  # before the second start in a row, doubling from there
+    stall_s: float = 20.0  # seconds without a message after which a worker that has work is replaced; more than the longest step takes
+    first_delay_s: float = 0.1  # seconds before the second start in a row; doubled for each further start
     longest_delay_s: float = 5.0
-    killed_delay_s: float = 0.5  # the longest after a kill from outside, which says nothing about the next start
-    settled_s: float = 30.0  # a worker that lived so long began well, whatever it died of
-    load_silence_s: float = 600.0  # without progress of a load that has been done before
-    patience_s: float = 60.0  # how long new requests wait for a restart
-    stop_s: float = 3.0  # for a worker told to stop
+    killed_delay_s: float = 0.5  # longest delay after a kill from outside, which says nothing about the next start
+    settled_s: float = 30.0  # a worker that lived this long counts as a good start
+    load_silence_s: float = 600.0  # seconds without progress after which a load is given up that has succeeded before
+    patience_s: float = 60.0  # time for which new requests wait for a restart
+    stop_s: float = 3.0  # time for a worker to obey Shutdown
 
 
 class EndedWhileLoading(LoadError):
@@ -86,7 +86,7 @@ class Supervisor:
         self.state = WorkerState.STARTING
         self.stats: Stats | None = None
         self.ready: Ready | None = None
-        self.outage: Outage | None = None  # while no worker is ready that was
+        self.outage: Outage | None = None  # while a worker that was ready is down
         self.restarts = 0
         self.resubmitted = 0
         self.before_wake: Callable[[], None] = lambda: None
@@ -100,18 +100,18 @@ class Supervisor:
         self._ready_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._silent_ticks = 0
-        self._num_fruitless = 0  # workers in a row that died early and without having produced anything
-        self._is_down = asyncio.Event()  # of a worker that was sent to sleep
-        self._is_called = asyncio.Event()  # to wake up
+        self._num_fruitless = 0  # workers in a row that died early, before they had produced anything
+        self._is_down = asyncio.Event()  # set when the worker that was put to sleep has ended
+        self._is_called = asyncio.Event()  # set when the sleeping model is to wake up
 
     @property
     def pid(self) -> int | None:
-        """Of the worker that serves, or else of the one that loads."""
+        """The process id of the worker that serves, or else of the worker that is loading."""
         worker = self._worker or self._loading
         return None if worker is None else worker.pid
 
     async def start(self) -> Ready:
-        """Raises LoadError, after which nothing is left of the worker."""
+        """Start the worker and return its Ready message. Raise LoadError if that fails; no process is left then."""
         try:
             self.ready = await self._launch()
         except BaseException:
@@ -122,7 +122,7 @@ class Supervisor:
         return self.ready
 
     async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:
-        """The events of all choices until each has ended. Closing the generator aborts what is left in the worker."""
+        """Yield the events of all choices until each has ended. Closing the generator aborts the choices that still run."""
         job = Generation(submit=submit)
         self._enter(submit.request_id, job)
         try:
@@ -136,7 +136,7 @@ class Supervisor:
             self._leave(submit.request_id, job)
 
     def abort(self, request_id: str, choice: int) -> None:
-        """End one choice; its generator gives no further events of it."""
+        """End one choice. Its generator yields no further events of it."""
         job = self._jobs.get(request_id)
         if isinstance(job, Generation) and choice not in job.finished:
             job.drop(choice)
@@ -154,7 +154,7 @@ class Supervisor:
             self._leave(embed.request_id, job)
 
     async def sleep(self, *, keep: bool) -> None:
-        """End the worker, which gives all of its memory back. What runs goes on after it has woken, or is failed unless `keep`."""
+        """End the worker, which frees all of its memory. Running requests continue when the model wakes; without `keep` they fail."""
         if self.state is WorkerState.SLEEPING:
             return
         if self.state is not WorkerState.READY or self._worker is None:
@@ -172,7 +172,7 @@ class Supervisor:
         await self._is_down.wait()
 
     def wake(self) -> None:
-        """Begin to load the model again; requests wait for it as they do for a restart. Raises what `before_wake` raises."""
+        """Begin to load the model again. Requests wait for it as for a restart. Raise what `before_wake` raises."""
         if self.state is WorkerState.SLEEPING:
             self.before_wake()
             self.state = WorkerState.RESTARTING
@@ -180,7 +180,7 @@ class Supervisor:
             self._is_called.set()
 
     async def drain(self, timeout_s: float) -> None:
-        """Finish what runs and take nothing new; what is not finished in time is failed. Ends STOPPED."""
+        """Finish the running requests for up to `timeout_s`, fail the rest, and stop. New requests are refused."""
         if self.state in (WorkerState.READY, WorkerState.RESTARTING):
             self.state = WorkerState.DRAINING
             self._hand_over()
@@ -218,21 +218,21 @@ class Supervisor:
 
     def _leave(self, request_id: str, job: Generation | Embedded) -> None:
         if self._jobs.get(request_id) is not job:
-            return  # it had ended
+            return  # the request has ended already
         if job.in_worker and self._worker is not None:
             self._worker.send(Abort(request_id))
         self._let_go(request_id, job)
 
     def _let_go(self, request_id: str, job: Generation | Embedded) -> None:
-        """It is no worker's any more, even if not all that came of it has been read: who reads slowly is not waiting for one."""
+        """Forget a job that no worker needs to run any more. Its client may still be reading events."""
         del self._jobs[request_id]
         if job.is_suspect:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Submit what may run now."""
+        """Submit the jobs that may run now."""
         if self._worker is None:
-            return  # after the restart
+            return  # the restart will do this
         for job in next_to_run(self._jobs.values()):
             job.in_worker = True
             self._worker.send(job.message())
@@ -246,7 +246,7 @@ class Supervisor:
     # --- the worker ------------------------------------------------------------------------------------------------------
 
     async def _launch(self, silence_s: float | None = None) -> Ready:
-        """Start a process and load the model in it. Raises LoadError, also if the load makes no progress for `silence_s`."""
+        """Start a process and load the model in it. Raise LoadError if that fails, or makes no progress for `silence_s`."""
         try:
             worker = self._loading = await WorkerProcess.open(self._command)
         except (OSError, RuntimeError, MemoryError) as error:
@@ -306,7 +306,7 @@ class Supervisor:
             self._hand_over()
 
     async def _sleep(self, worker: WorkerProcess) -> None:
-        """Until it is called, and another worker is ready."""
+        """Wait for the call to wake up, then start another worker."""
         await worker.close(self._care.stop_s)
         for job in self._jobs.values():
             job.in_worker = False
@@ -319,7 +319,7 @@ class Supervisor:
             self._hand_over()
 
     async def _restart(self, outage: Outage, *, killed: bool) -> None:
-        """Launch until a worker is ready, with growing patience between the tries; `killed` says whether the last one was, from outside."""
+        """Start workers until one is ready, with growing delays. `killed`: the last worker was killed from outside."""
         while not self._is_over:
             if (delay_s := self._delay_s(killed=killed)) > 0:
                 outage.next_try_s = time.monotonic() + delay_s
@@ -331,7 +331,7 @@ class Supervisor:
             except LoadError as error:
                 killed = isinstance(error, EndedWhileLoading) and error.from_outside
                 self._num_fruitless += 1
-                if outage.error != error.message:  # the log has each cause once, however long it lasts
+                if outage.error != error.message:  # log each cause once, however long it lasts
                     log.error("%s: restart failed at try %d: %s", self._load.name, outage.num_tries, error.message)
                 outage.error = error.message
                 continue
@@ -351,16 +351,16 @@ class Supervisor:
 
     @property
     def _is_over(self) -> bool:
-        """Nobody needs another worker."""
+        """True if no further worker is needed."""
         return self.state is WorkerState.STOPPED or (self.state is WorkerState.DRAINING and not self._jobs)
 
     def _quarantine(self, guilty: Generation | Embedded, how: str) -> None:
         self._jobs = {request_id: job for request_id, job in self._jobs.items() if job is not guilty}
-        guilty.fail(RequestError(ErrorCode.GENERATION_FAILED, f"every worker that ran this request died of it, the last with {how}"))
+        guilty.fail(RequestError(ErrorCode.GENERATION_FAILED, f"every worker that ran this request died, the last with {how}"))
 
     async def _watch(self) -> None:
-        """Kill a worker that has work and says nothing. Silence is counted in looks, not by the clock: if this process itself was
-        held up, what the worker said meanwhile is heard before the next look."""
+        """Kill a worker that has work and sends nothing. Silence is counted in polls and not by the clock: if this process itself was held
+        up, it reads what the worker has sent meanwhile before the next poll."""
         num_looks = 8
         while True:
             await asyncio.sleep(self._care.stall_s / num_looks)
@@ -398,7 +398,7 @@ class Supervisor:
                     job.fail(RequestError(message.code, message.message))
                     self._let_go(message.request_id, job)
             case Damaged():
-                log.error("%s: %s; worker %s served from it and is replaced", self._load.name, message.fault, self.pid)
+                log.error("%s: %s; worker %s used the damaged files and is replaced", self._load.name, message.fault, self.pid)
                 self._load = msgspec.structs.replace(self._load, verify=True)
                 if self._worker is not None:
                     self._worker.kill(is_blameless=True)

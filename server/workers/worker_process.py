@@ -1,4 +1,4 @@
-"""One worker process and the socket to it, seen from the front. A restart makes a new one."""
+"""One worker process and the front's socket to it. A restart makes a new one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import msgspec
 from server.engine.channel import LENGTH_BYTES, ChannelError, decode_from_worker, frame, payload_bytes
 from server.messages import FromFront, FromWorker
 
-# Nothing that a request does inside the process sends these.
+# No request can make the worker send itself these signals.
 FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-GUARD_S = 0.5  # between looks at a process that loads
+GUARD_S = 0.5  # seconds between checks of a process that loads
 
 
 class WorkerProcess:
@@ -28,25 +28,25 @@ class WorkerProcess:
     ) -> None:
         self.pid = process.pid
         self._guard = asyncio.create_task(_kill_when_stopped(process))
-        self._is_blameless = True  # as long as nobody here killed it for its silence
+        self._is_blameless = True  # False once the front has killed a silent worker: a request may be the cause
         self._process = process
         self._reader = reader
         self._writer = writer
-        # Not bounded here: a request adds one Submit and at most one Abort per choice, and admission bounds the requests.
+        # Unbounded: a request adds one Submit and at most one Abort per choice, and admission limits the requests.
         self._outbox: deque[FromFront] = deque()
         self._wake = asyncio.Event()
         self._sending = asyncio.create_task(self._send_all())
 
     @staticmethod
     async def open(command: Sequence[str]) -> WorkerProcess:
-        """Start `command` with the number of an open socket to this process as its last argument. A pair of sockets has no name in the
-        file system: nothing is left when this process is killed. Raises what keeps a process from starting: OSError, or RuntimeError and
-        MemoryError where no thread can be had that waits for its end."""
+        """Start `command` with the number of a connected socket as its last argument. A socket pair has no name in the file system, so
+        nothing is left behind if this process is killed. Raise OSError if the process cannot be started, or RuntimeError or MemoryError if
+        no thread can be started to wait for its end."""
         near, far = socket.socketpair()
         process = None
         try:
             with far:
-                # In a session of its own: an interrupt typed at the front's terminal is the front's to handle.
+                # In its own session: an interrupt typed at the front's terminal must reach only the front.
                 process = await asyncio.create_subprocess_exec(
                     *command, str(far.fileno()), pass_fds=(far.fileno(),), start_new_session=True
                 )
@@ -64,7 +64,7 @@ class WorkerProcess:
         self._wake.set()
 
     async def receive(self) -> FromWorker | None:
-        """None when the worker is gone, or said what is no message; what it sent before is delivered first."""
+        """Return the next message, or None when the worker is gone or has sent bytes that are no message."""
         try:
             header = await self._reader.readexactly(LENGTH_BYTES)
             return decode_from_worker(await self._reader.readexactly(payload_bytes(header)))
@@ -75,17 +75,17 @@ class WorkerProcess:
             return None
 
     def is_up(self) -> None:
-        """It has loaded: from now on it is judged by its silence."""
+        """End the watch over a loading process. From now on the supervisor watches for silence."""
         self._guard.cancel()
 
     def kill(self, *, is_blameless: bool = False) -> None:
-        """`is_blameless`: for a reason that has nothing to do with what the worker runs."""
+        """Kill the process. `is_blameless`: the reason has nothing to do with the requests it runs."""
         self._is_blameless = is_blameless or _is_stopped(self.pid)
         if self._process.returncode is None:
-            self._process.kill()  # SIGKILL, which a stopped process obeys too
+            self._process.kill()  # SIGKILL also ends a stopped process
 
     async def close(self, patience_s: float) -> str:
-        """Wait for the process to end, killing it if need be, and say how it did."""
+        """Wait for the process to end, kill it after `patience_s`, and describe how it ended."""
         try:
             await asyncio.wait_for(self._process.wait(), patience_s)
         except TimeoutError:
@@ -98,7 +98,7 @@ class WorkerProcess:
 
     @property
     def ended_from_outside(self) -> bool:
-        """By a signal that nobody here sent, or after one that stopped it."""
+        """True if a signal ended the process and this front did not send it, or sent it to a process that was stopped from outside."""
         returncode = self._process.returncode
         return returncode is not None and -returncode in FROM_OUTSIDE and self._is_blameless
 
@@ -109,13 +109,14 @@ class WorkerProcess:
                 self._wake.clear()
                 while self._outbox:
                     self._writer.write(frame(self._outbox.popleft()))
-                    await self._writer.drain()  # a worker that does not read stops this task and nothing else
+                    await self._writer.drain()  # waits while the worker does not read; only this task waits
         except OSError:
-            return  # `receive` sees the end too
+            return  # `receive` notices the end as well
 
 
 async def _kill_when_stopped(process: asyncio.subprocess.Process) -> None:
-    """How long loading takes nobody knows, so its silence says nothing; but a stopped process would be waited for without end."""
+    """Kill a loading process that a signal has stopped. Loading may take any time, so its silence says nothing, but a stopped process would
+    never end."""
     while True:
         await asyncio.sleep(GUARD_S)
         if process.returncode is None and _is_stopped(process.pid):
@@ -123,7 +124,7 @@ async def _kill_when_stopped(process: asyncio.subprocess.Process) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Whether a signal from outside stopped the process, as far as this system tells."""
+    """Return whether a signal from outside has stopped the process, as far as this system can tell."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except OSError:

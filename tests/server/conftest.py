@@ -1,4 +1,4 @@
-"""A real server on loopback, in a thread of its own, with models that compute nothing."""
+"""Fixtures that start a real server on loopback, in its own thread, with models that compute nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from server.settings import ServerSettings
 
 @dataclass
 class Running:
-    """A server with one model called `null`, unless told otherwise. Scripts are found by a model's name."""
+    """A running server. By default it has one model called `null`. `workers` and `scripts` have model names as keys."""
 
     settings: ServerSettings
     registry: Registry
@@ -54,7 +54,7 @@ class Running:
         return self.workers["null"]
 
     def openai(self, **options: Any) -> openai.OpenAI:
-        transport = openai.DefaultHttpxClient(verify=False)  # reading certificates takes longer than most tests
+        transport = openai.DefaultHttpxClient(verify=False)  # loading certificates would take longer than most tests
         defaults = {"api_key": "unused", "max_retries": 0, "timeout": 60, "http_client": transport}
         client = openai.OpenAI(base_url=f"{self.url}/v1", **{**defaults, **options})
         self.clients.append(client)
@@ -72,18 +72,18 @@ class Running:
         return self.http().post("/v1/completions", json={"prompt": "hi", **body})
 
     def connect(self) -> socket.socket:
-        """For what clients are too polite to send."""
+        """Open a plain socket to the server, to send requests that HTTP clients refuse to send."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     @staticmethod
     def read_all(sock: socket.socket) -> bytes:
-        """Until the server closes the connection."""
+        """Return all bytes that the server sends until it closes the connection."""
         answer = b""
         try:
             while data := sock.recv(1 << 16):
                 answer += data
         except ConnectionResetError:
-            pass  # closed without having read everything; the answer came before that
+            pass  # the server closed before it read the whole request; its answer has already arrived
         return answer
 
     def stop(self) -> None:
@@ -99,7 +99,7 @@ Serve = Callable[..., Running]
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Starts servers and stops them; see `_start` for what can be said."""
+    """Return a function that starts a server (`_start` describes its options). All servers stop at the end of the test."""
     running: list[Running] = []
 
     def start(**options: Any) -> Running:
@@ -113,7 +113,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 @pytest.fixture(scope="module")
 def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A module that wants another than the plain one says so as its parameter."""
+    """Yield one server that all tests of a module share. A module may give options of `_start` as an indirect parameter."""
     running = _start(tmp_path_factory.mktemp("server"), **getattr(request, "param", {}))
     yield running
     running.stop()
@@ -121,7 +121,7 @@ def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def server(shared_server: Running) -> Running:
-    """One server for the tests of a module that change nothing about it."""
+    """Return the module's shared server, for tests that do not change it."""
     shared_server.worker.submits.clear()
     shared_server.worker.aborted.clear()
     return shared_server
@@ -141,8 +141,8 @@ def _start(
     export: Export | None = None,
     **options: Any,
 ) -> Running:
-    """`script` is every worker's but those named in `scripts`; `footprints` are what a planner would say, `identify` tells the states of a
-    source apart; `options` are settings."""
+    """Start a server. Workers of the models that `scripts` does not name use `script`. `footprints` are the planner's estimates by model
+    name; `identify` returns the state of a source's files; `options` are settings."""
     (folder / "models").mkdir(exist_ok=True)
     settings = ServerSettings(**{"port": 0, "model_root": folder / "models", "drain_s": 5.0, **options})
     common, named = script or NullScript(), scripts or {}
@@ -193,7 +193,7 @@ def _settled(registry: Registry) -> bool:
 
 
 def with_answer(answer: str | bytes, *, step: int = 1, **fields: Any) -> NullScript:
-    """A script that answers `answer`, `step` bytes per token event."""
+    """Return a script whose model answers `answer`, with `step` bytes in each event."""
     data = answer.encode() if isinstance(answer, str) else answer
     steps = [list(data[at : at + step]) for at in range(0, len(data), step)]
     return replace(NullScript(), answer=lambda _submit, _choice: steps, **fields)

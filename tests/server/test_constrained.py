@@ -1,4 +1,4 @@
-"""From a demand in the request to an answer that meets it, with llguidance in a worker whose model writes noise."""
+"""Constraints from the request to the matching answer, with llguidance in a worker whose model generates random tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOOLS = [
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    """A tokenizer whose tokens are the bytes, runs of spaces and the markers of a call, and a template."""
+    """Return a folder with a chat template and a tokenizer whose tokens are bytes, runs of spaces and the markers of tool calls."""
     folder = tmp_path_factory.mktemp("model")
     alphabet = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     runs = {"Ġ" * length: 254 + length for length in range(2, 33)}
@@ -48,7 +48,7 @@ def model_folder(tmp_path_factory):
 
 @pytest.fixture
 def noise(serve, model_folder):
-    """Starts a server whose model draws from hashed logits."""
+    """Return a function that starts a server whose model has pseudo-random logits."""
     tokenizer = Tokenizer.from_dir(model_folder)
     config = NullConfig(vocab_size=290, tokenizer=str(model_folder / "tokenizer.json"), eos_ids=tokenizer.eos_ids)
 
@@ -90,10 +90,11 @@ def test_a_required_call_is_made(noise, form):
 
 
 def test_calls_that_a_model_chooses_to_make_are_of_the_tools_offered(noise):
-    """Noise begins calls out of the blue; without strict it may say anything in them, so it is given reasons to be short."""
+    """A call that the model begins without being told to names an offered tool. The random model begins calls by chance; a bias ends them
+    early, because free arguments may be long."""
     server = noise(tool_parser="hermes", reasoning=False)
     strict = {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}
-    odd = {"type": "object", "properties": {"a": {"pattern": "(?!x)"}}}  # what no worker can compile
+    odd = {"type": "object", "properties": {"a": {"pattern": "(?!x)"}}}  # the worker cannot compile this pattern
     client = server.openai()
     body = {"model": "null", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "temperature": 1}
     begin, end = 288, ord("}")
@@ -137,12 +138,12 @@ def test_what_cannot_be_compiled_is_refused(noise):
 
 
 def test_an_expression_that_expands_is_refused_and_another_followed(noise):
-    """As it is, and as a pattern; the worker lives on."""
+    """A regex whose expansion is too large is refused, alone and as a pattern in a schema; the worker then answers the next request."""
     server = noise(reasoning=False)
     for body in ({"guided_regex": "(e{1000}){4000}"}, {"guided_json": {"type": "string", "pattern": "^(e{1000}){4000}$"}}):
         for stream in (False, True):
             response = server.chat(**body, stream=stream)
-            assert stream or response.status_code == 400  # a stream has said that it is still working
+            assert stream or response.status_code == 400  # a streamed answer has sent status 200 before the regex is refused
             assert "invalid_schema" in response.text and "128 MiB of memory" in response.text
     answer = server.chat(guided_regex="[ab]{4}c", seed=1)
     assert re.fullmatch("[ab]{4}c", answer.json()["choices"][0]["message"]["content"])

@@ -1,4 +1,4 @@
-"""Processes that a client's work keeps busy are ended after the time that they were promised, and not before."""
+"""A process that works for a client is ended by a timer when it has used its CPU time, and not earlier."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ print("never")
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_signal_comes_after_the_cpu_time_that_was_asked_for(stopped: bool) -> None:
-    """Ticks of the kernel counted 1.6 times the time that a process had run for, and renderings were ended early."""
+    """The timer's signal comes after the requested CPU time. A timer that counted kernel ticks found 1.6 times the actual time and ended
+    renderings early."""
     command = [sys.executable, "-c", BUSY.replace("STOPPED", str(stopped))]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     assert said == "never" if stopped else ASKED_S <= float(said) < 5 * ASKED_S

@@ -1,7 +1,8 @@
-"""No request within the limits keeps the front end from others: every field of every endpoint, in every shape, at its limit.
+"""No request within the limits delays other requests in the front. Every field of every endpoint is tried at its limit, with each shape of
+value.
 
-What is measured is not time, which a busy machine stretches, but the processor time that this process used between two turns of the
-server's event loop: neither a long call on the loop, nor one on a thread that keeps Python's lock, lets a turn begin.
+The measure is the CPU time that this process uses between two turns of the server's event loop; unlike wall-clock time, it does not depend
+on other load. It includes long calls on the event loop and calls on other threads that hold the GIL.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from deploy.test_doubles.worker import NullScript
 from server.text.tokenizer import Tokenizer
 
 MODEL = Path("deploy/demo/model")
-MOST_S = 0.1  # twice what is promised: a core that is shared with another thread takes up to twice the processor time
-NUM_CLASSES = 500  # of which a thousand texts have scores of 10 MB
-ATTEMPTS = 3  # what else runs in this process, such as collecting garbage of other tests, happens once
+MOST_S = 0.1  # twice the promised delay: a thread that shares its core with another hyper-thread may need up to twice the CPU time
+NUM_CLASSES = 500  # a request of a thousand texts then gets 10 MB of scores
+ATTEMPTS = 3  # other work in this process, such as garbage collection, disturbs at most one attempt
 
 OPTIONS = {"script": NullScript(embedding_size=256, max_context=16384), "tokenizer": Tokenizer.from_dir(MODEL)}
 pytestmark = pytest.mark.parametrize("shared_server", [OPTIONS], indirect=True, ids=[""], scope="module")
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.parametrize("shared_server", [OPTIONS], indirect=True, 
 
 @contextmanager
 def turns(server) -> Iterator[list[float]]:
-    """Processor time between turns of the server's loop."""
+    """Yield a list to which each turn of the server's event loop appends the CPU time since the previous turn, in seconds."""
     found: list[float] = []
 
     async def count() -> None:
@@ -75,11 +76,12 @@ def check(server, trial: Trial) -> None:
 def requests(server) -> list[Trial]:
     found = list(trials(server.http().get("/openapi.json").json(), ""))
     assert len({trial.name for trial in found}) > 200, "fields are missing"
-    return [trial for trial in found if "/render" not in trial.name]  # has the body of the path above it
+    return [trial for trial in found if "/render" not in trial.name]  # a path that ends in /render has the same body as the path without it
 
 
 def test_no_field_at_its_own_limit_and_no_answer_holds_up_others(shared_server):
-    """Each field as large as its schema allows, and the largest answers. A field that several endpoints share is tried at one of them."""
+    """Other requests are delayed neither by a field at its schema's limit nor by the largest answers. A field that several endpoints share
+    is tried at one of them."""
     tried = set[tuple[str, bytes]]()
     for trial in requests(shared_server):
         if trial.name.endswith(" together"):
@@ -90,7 +92,7 @@ def test_no_field_at_its_own_limit_and_no_answer_holds_up_others(shared_server):
 
 
 def test_no_body_at_the_limit_holds_up_others(shared_server):
-    """Each shape of a body at its limit, in one field of each kind of endpoint."""
+    """A request body at the limit of its size delays no other request, whatever its shape. One field of each kind of endpoint is tried."""
     kinds = ("POST /v1/chat/completions tools", "POST /v1/completions prompt", "POST /v1/embeddings input", "POST /admin/models unknown")
     for trial in requests(shared_server):
         if trial.name in kinds:
@@ -99,7 +101,7 @@ def test_no_body_at_the_limit_holds_up_others(shared_server):
 
 @pytest.mark.slow
 def test_no_request_at_all_holds_up_others(shared_server):
-    """Each field of each endpoint in each shape."""
+    """No field of any endpoint, with any shape of value, delays other requests."""
     for trial in requests(shared_server):
         check(shared_server, trial)
 
@@ -112,8 +114,8 @@ def test_no_answer_with_many_classes_holds_up_others(shared_server, serve, path)
 
 
 def test_a_long_call_is_seen(shared_server):
-    """The measure itself: a call that keeps the lock shows, on the loop and on a thread."""
-    data = b"[" + b"{}," * 10**7 + b"{}]"  # several times the limit on any machine
+    """The measure detects a long call that holds the GIL, on the event loop and on another thread."""
+    data = b"[" + b"{}," * 10**7 + b"{}]"  # parsing this takes several times the permitted delay, even on a fast machine
 
     async def on_the_loop() -> None:
         msgspec.json.decode(data)

@@ -23,7 +23,7 @@ def test_clients_are_not_told_to_repeat_what_cannot_succeed():
 
 
 def test_what_ends_a_load_or_a_request_is_in_the_table():
-    """The type checker holds that errors between processes have a code of the enum; each has a row for clients."""
+    """The table of HTTP errors has every error code. The type checker ensures that errors between processes use these codes."""
     assert {str(code) for code in ErrorCode} <= BY_CODE.keys()
 
 

@@ -1,4 +1,4 @@
-"""A client may close its half of a connection and still read the answer; one that closed all of it is given up."""
+"""A client that closes only its sending side gets its answer; the request of a client that closed both sides is aborted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def ask_and_close_half(server, data: bytes) -> bytes:
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_half_closed_clients_are_answered(serve, answering, stream, version):
-    """Also when the answer takes longer than the first questions whether the client is there."""
+    """A client that closed its sending side gets its answer, even if the answer takes longer than the first checks for a closed
+    connection."""
     server = serve(script=answering("Hello", interval_s=0.1))
     body = {"prompt": "x", "max_tokens": 5, "stream": stream}
     answer = ask_and_close_half(server, request("POST", "/v1/completions", body, version))

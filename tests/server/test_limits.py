@@ -1,4 +1,5 @@
-"""Slow, oversized, malformed and path-escaping requests, over plain sockets where clients are too polite."""
+"""Requests that are slow, oversized, malformed, or try to leave the served folder. They use plain sockets, because HTTP clients would
+refuse to send some of them."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ HEAD = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: applic
 
 
 def talk(server, data: bytes) -> tuple[int, dict]:
-    """Status and error of the answer; the server must close the connection after it."""
+    """Send a request and return the answer's status and error. The server must close the connection after the answer."""
     with server.connect() as sock:
         sock.sendall(data)
         answer = server.read_all(sock)
@@ -56,7 +57,7 @@ def test_malformed_bodies(server, body, code):
 
 def test_a_body_that_is_not_called_json(server):
     response = server.http().post("/v1/completions", content=b'{"prompt": "x"}', headers={"content-type": "text/plain"})
-    assert response.status_code == 400, "a web page could send this without asking"
+    assert response.status_code == 400, "browsers send this content type across origins without a preflight request"
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -84,7 +85,7 @@ def test_a_body_that_does_not_come(serve):
         HEAD + "x: " + "y" * 5000 + "\r\n\r\n",
         HEAD + "x: y\r\n" * 1000 + "\r\n",
         "GET /" + "a" * 5000 + " HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
-        HEAD + "x: " + "y" * 5000,  # does not even end
+        HEAD + "x: " + "y" * 5000,  # headers without the empty line that ends them
     ],
 )
 def test_headers_too_large(serve, head):
@@ -116,7 +117,7 @@ def test_a_connection_that_asks_nothing_is_cut_off(serve):
 
 def test_a_client_that_reads_nothing_is_cut_off(serve, answering):
     script = answering("", interval_s=0.0005, max_context=1 << 21)
-    script.answer = lambda _submit, _choice: [[120] * 500] * 4000  # about 10 MB, more than the sockets hold
+    script.answer = lambda _submit, _choice: [[120] * 500] * 4000  # an answer of about 10 MB, more than the socket buffers hold
     server = serve(script=script, write_timeout_s=0.3)
     body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 2_000_000, "return_token_ids": True}).encode()
     with server.connect() as sock:
@@ -186,8 +187,9 @@ def test_tokens_waiting_for_prefill_are_limited_too(serve, answering):
     client = server.http()
     client.timeout = 0.3
     with pytest.raises(Exception, match="timed out"):
-        client.post("/v1/completions", json={"prompt": "x" * 200})  # more than the limit, but alone
-    # The first client's leaving is noticed, and gives its share back.
+        # exceeds the limit of queued tokens, but is admitted because nothing else waits
+        client.post("/v1/completions", json={"prompt": "x" * 200})
+    # Poll until the server notices that the client disconnected and gives up its share of the queue.
     end = time.monotonic() + 60
     while server.worker.running and time.monotonic() < end:
         time.sleep(0.005)
@@ -212,7 +214,8 @@ def test_a_deadline_does_not_move_with_the_clock(serve, answering, monkeypatch):
 
 
 def test_idle_connections_give_way_to_new_ones(serve):
-    """However many stay open without a request: probes and requests are answered, and what is busy is left alone."""
+    """At the limit of connections, a new connection closes an idle one: probes and requests are answered, and busy connections stay
+    open."""
     server = serve(max_connections=8, script=NullScript(answer=lambda _submit, _choice: [[120]] * 400, interval_s=0.005))
     body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 400}).encode()
     with ExitStack() as stack:
@@ -223,7 +226,7 @@ def test_idle_connections_give_way_to_new_ones(serve):
         idle = [stack.enter_context(server.connect()) for _ in range(40)]
         assert server.http().get("/health/ready").status_code == 200
         assert server.complete(max_tokens=1).status_code == 200
-        assert idle[0].recv(1) == b"", "the one that was idle longest is closed"
+        assert idle[0].recv(1) == b"", "the connection that was idle longest must be closed"
         assert server.read_all(busy).endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
 
 

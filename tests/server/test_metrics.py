@@ -1,4 +1,4 @@
-"""The scrape: vLLM's dashboard finds what it asks for, and the numbers are those of the requests."""
+"""The metrics contain all series that vLLM's dashboards read, and their values match the requests."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from server.messages import Stats
 
-# What vLLM's dashboards read (its repository has them below examples/observability: prometheus_grafana/grafana.json and
-# dashboards/grafana/vllm_overview.json, of November 2026), with the values of labels that their queries name.
+# The series that vLLM's dashboards read, with the label values in their queries. In vLLM's repository the dashboards are below
+# examples/observability (November 2026): prometheus_grafana/grafana.json and dashboards/grafana/vllm_overview.json.
 LATENCIES = (
     "e2e_request_latency_seconds",
     "inter_token_latency_seconds",
@@ -29,14 +29,15 @@ DASHBOARD: list[tuple[str, dict[str, str]]] = [
     *(("vllm:num_requests_waiting_by_reason", {"reason": reason}) for reason in ("capacity", "deferred")),
     *(("vllm:prompt_tokens_by_source_total", {"source": source}) for source in ("local_compute", "local_cache_hit")),
     *(("vllm:request_success_total", {"finished_reason": reason}) for reason in ("stop", "length", "abort", "error")),
-    *((TTFT, {"le": le}) for le in ("0.1", "0.25", "0.5", "1.0", "2.5", "5.0")),  # goals to choose from
+    # histogram buckets at thresholds that users of the dashboard choose from
+    *((TTFT, {"le": le}) for le in ("0.1", "0.25", "0.5", "1.0", "2.5", "5.0")),
     *((TPOT, {"le": le}) for le in ("0.025", "0.05", "0.1", "0.2")),
     ("http_requests_total", {"handler": "/v1/chat/completions", "status": "2xx"}),
     ("http_request_duration_seconds_sum", {"handler": "/v1/chat/completions"}),
     ("http_request_duration_seconds_count", {"handler": "/v1/chat/completions"}),
 ]
-# The rest of what they read is of features that this server does not have: caches shared by instances, inputs other than text, and the
-# stop at repetitions (request_success_total{finished_reason="repetition"}, prompt_tokens_by_source_total{source="external_kv_transfer"}).
+# The dashboards' other series belong to features that this server lacks: caches shared by instances, inputs other than text, and ending
+# repetitive answers (request_success_total{finished_reason="repetition"}, prompt_tokens_by_source_total{source="external_kv_transfer"}).
 NOT_HERE = ["external_prefix_cache_queries_total", "external_prefix_cache_hits_total", "mm_cache_queries_total", "mm_cache_hits_total"]
 
 
@@ -72,7 +73,7 @@ def test_the_dashboards_of_vllm_find_their_series(serve):
 
 
 def test_everything_that_is_counted_is_there_at_0(serve):
-    """Prometheus never sees the first event of a counter that appears with it."""
+    """Every counter is exported as 0 before its first event; otherwise Prometheus would miss that event."""
     server = serve()
     before = samples(server)
     server.chat()
@@ -80,7 +81,7 @@ def test_everything_that_is_counted_is_there_at_0(serve):
     appeared = {name for name in samples(server).keys() - before.keys() if not name.startswith("http_")}
     assert appeared == set()
     counted = {
-        "vllm:request_success_total": 4,  # finished reasons
+        "vllm:request_success_total": 4,  # a series per finish reason
         "relaxserve:requests_rejected_total": 1,
         "relaxserve:requests_cancelled_total": 2,
         "relaxserve:requests_failed_total": 4,
@@ -103,7 +104,8 @@ def test_failures_and_cancellations_are_finished_requests_too(serve, answering):
 
 
 def test_probes_are_no_requests(serve):
-    """A server that is not ready yet answers them by 503, which is no error."""
+    """Health probes and reads of the metrics are not counted as requests, so a probe's 503 while the server is not ready is no failed
+    request."""
     server = serve()
     for path in ("/health", "/health/live", "/metrics"):
         server.http().get(path)
@@ -137,7 +139,7 @@ def test_the_cache_is_told_as_gateways_read_it(serve):
 
 
 def test_the_worker_s_memory_and_processor_time_are_told(serve):
-    """Of its process and those below it; this one stands in for it."""
+    """The worker's memory and CPU time include its child processes. In this test, the process of the test stands in for the worker."""
     server = serve()
     server.worker.pid = os.getpid()
     found = samples(server)

@@ -1,4 +1,5 @@
-"""HTTP/1.0, as `ab` and old proxies speak it, over plain sockets: such a client knows no chunks, and may leave with words unread."""
+"""HTTP/1.0 requests over plain sockets, as `ab` and old proxies send them: the answer is not chunked, and a client may close the connection
+before it has read everything."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ def parted(answer: bytes) -> tuple[int, dict[str, str], bytes]:
     head, _, body = answer.partition(b"\r\n\r\n")
     status, *lines = head.decode().split("\r\n")
     headers = dict(line.split(": ", 1) for line in lines)
-    assert len(headers) == len(lines), f"something is said twice: {lines}"
+    assert len(headers) == len(lines), f"a header occurs twice: {lines}"
     return int(status.split()[1]), headers, body
 
 
 def talk(server, data: bytes) -> tuple[int, dict[str, str], bytes]:
-    """The whole answer; the server must close the connection behind it."""
+    """Send a request and return the answer's status, headers and body. The server must close the connection after the answer."""
     with server.connect() as sock:
         sock.sendall(data)
         return parted(server.read_all(sock))
@@ -70,7 +71,7 @@ def test_a_connection_is_kept_for_who_asks(server):
             assert json.loads(answers.read(int(headers["content-length"])))["object"] == "chat.completion"
         sock.sendall(request("POST", "/v1/chat/completions", {**CHAT, "stream": True}, headers=asking))
         _, headers, body = parted(answers.read())
-    assert headers["connection"] == "close" and body.endswith(b"data: [DONE]\n\n"), "nothing else tells where a stream ends"
+    assert headers["connection"] == "close" and body.endswith(b"data: [DONE]\n\n"), "without chunks only closing ends a stream"
 
 
 def test_nothing_is_promised_to_who_cannot_wait_for_it(server):

@@ -1,4 +1,5 @@
-"""Whatever the OpenAPI document allows, and what it does not: never a 5xx that is a bug, always an answer as the document says."""
+"""Random requests, valid and invalid according to the OpenAPI document, never cause an unexpected 5xx status, and all answers match the
+document."""
 
 from __future__ import annotations
 
@@ -24,16 +25,16 @@ def _document() -> dict:
 
 DOCUMENT = _document()
 OPERATIONS = [(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods]
-EXPECTED = {501, 503, 504}  # no planner, no cache; a model that is gone; a deadline that is as good as over
+EXPECTED = {501, 503, 504}  # 501: no planner or cache; 503: the model is gone; 504: a generated deadline is too short
 CONFORMANCE = [checks.status_code_conformance, checks.content_type_conformance, checks.response_schema_conformance]
-TWIN = "/v1/chat/completions/render"  # has the body of the path above it
-FURTHER_FIELDS = 2  # beside those required: with more of them, one is sure to be out of range
+TWIN = "/v1/chat/completions/render"  # has the same body as the path without /render
+FURTHER_FIELDS = 2  # optional fields kept in a generated request; if more were kept, at least one would usually be out of range
 
 
 def answer_to(case, server, client):
-    """The answer to a generated request, which is no fault of the server's."""
+    """Send a generated request and return the answer. Its status must not be a 5xx other than those in EXPECTED."""
     arguments = case.as_transport_kwargs(base_url=server.url)
-    arguments["content"] = arguments.pop("data", None)  # as httpx calls it
+    arguments["content"] = arguments.pop("data", None)  # httpx's name for the raw body
     arguments.pop("cookies", None)
     response = client.request(**arguments)
     assert response.status_code < 500 or response.status_code in EXPECTED, response.text
@@ -58,7 +59,7 @@ def test_nothing_breaks_it(shared_server, method, path, num_examples):
             error = answer["error"]
             told = (
                 (error, answer["code"]) if isinstance(error, str) else (error["message"], error["code"], error["type"])
-            )  # Ollama's is a text
+            )  # an error of Ollama's API is a string
             assert all(told)
         case.validate_response(response, checks=CONFORMANCE)
 
@@ -75,14 +76,14 @@ def test_nothing_breaks_it(shared_server, method, path, num_examples):
     every = settings(max_examples=num_examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     every(given(operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE))(check_of_the_model))()
     if body and path != TWIN:
-        few = settings(every, max_examples=(num_examples + 1) // 2)  # what is wrong is made slowly, and refused at once
+        few = settings(every, max_examples=(num_examples + 1) // 2)  # fewer: invalid requests take long to generate and are refused at once
         few(given(operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE))(check))()
     if path.startswith(("/v1/chat", "/v1/completions", "/v1/embeddings", "/detokenize")):
         assert statuses >= {200}, "no request came through to the model"
 
 
 def narrowed(body, required):
-    """A body for the model that is there, with few enough fields to be taken."""
+    """Return the body with only a few of its optional fields, so that the request is likely to be accepted."""
     if not isinstance(body, dict):
         return body
     further = [name for name in body if name not in required and name != "model"][:FURTHER_FIELDS]
@@ -90,7 +91,7 @@ def narrowed(body, required):
 
 
 def with_texts(body):
-    """Messages that a template takes; what else they hold stays. Few messages that the document allows come through by chance."""
+    """Return the body with plain user messages that a template accepts; it would refuse most generated messages."""
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         return body
     plain = [{**message, "role": "user", "content": "x", "tool_calls": None} for message in body["messages"]]

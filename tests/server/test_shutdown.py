@@ -1,4 +1,4 @@
-"""A process that is told to stop: running answers end well, or by an error, never silently."""
+"""When a server process is stopped, running answers are finished or end with an error; none is cut off silently."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def spawn(tmp_path):
     processes = []
 
     def start(drain_s: float, num_tokens: int = 40, *, on_hangup: signal.Handlers = signal.SIG_DFL) -> tuple[subprocess.Popen, str]:
-        """The process inherits `on_hangup`, whether or not the tests themselves were started by nohup."""
+        """Start a server process that handles SIGHUP as `on_hangup` says, whether or not the tests run under nohup."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -98,7 +98,7 @@ def test_an_answer_that_is_not_ready_in_time_is_refused(spawn):
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
 def test_running_answers_are_finished(spawn, sent):
-    """Also when the terminal of the server is closed."""
+    """After SIGTERM, and after the SIGHUP of a closed terminal, running answers are finished."""
     process, url = spawn(600)
     lines = stream_through(process, url, sent)
     assert lines[-1] == "[DONE]" and json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"
@@ -117,7 +117,7 @@ def test_the_log_says_what_an_interrupt_waits_for(spawn, tmp_path):
 
 
 def test_a_server_that_outlives_its_terminal_goes_on(spawn):
-    process, url = spawn(600, on_hangup=signal.SIG_IGN)  # as nohup has it
+    process, url = spawn(600, on_hangup=signal.SIG_IGN)  # the server ignores SIGHUP, as under nohup
     lines = stream_through(process, url, signal.SIGHUP)
     assert json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"
     assert httpx.get(f"{url}/health").status_code == 200
@@ -132,13 +132,13 @@ def test_what_does_not_finish_in_time_ends_by_an_error(spawn):
 
 
 def test_a_second_interrupt_ends_streams_by_an_error(spawn):
-    """Ctrl-C twice: clients hear that the server stops, and it does not wait for `drain_s`."""
+    """A second Ctrl-C ends streams with an error; it does not wait for `drain_s`."""
     process, url = spawn(3600, num_tokens=4000)
     with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "x", "stream": True, "max_tokens": 4000}, timeout=60) as response:
         lines = (line[6:] for line in response.iter_lines() if line.startswith("data: "))
         next(lines)
         os.kill(process.pid, signal.SIGINT)
-        while True:  # two signals at once would be one
+        while True:  # wait until the first signal is handled, because two pending signals would merge
             try:
                 httpx.get(f"{url}/health/live")
             except httpx.TransportError:

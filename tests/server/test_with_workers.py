@@ -1,4 +1,4 @@
-"""The front with worker processes behind it: nothing is lost when one is killed, and nothing stays when one is unloaded."""
+"""The front with real worker processes: killing a worker loses no answer, and unloading a model leaves nothing of its worker."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from server.workers.supervisor import Supervisor
 MESSAGES = [{"role": "user", "content": "hi"}]
 TEXT = b"All happy families are alike. "
 SOURCE = null_source(NullConfig(script=tuple(TEXT), step_s=0.005))
-EVERYTHING = null_source(NullConfig(vocab_size=256, embedding_size=8, step_s=0.005))  # its tokens are random bytes
+EVERYTHING = null_source(NullConfig(vocab_size=256, embedding_size=8, step_s=0.005))  # a model that generates random bytes
 NUM_NEW = 150
-MOST_AT_ONCE = 64  # texts of a request that the worker has at least, if there are as many
+MOST_AT_ONCE = 64  # a worker has at least this many texts of one request at a time
 DOCUMENTS = ["fox " * 50 + str(index) for index in range(128)]
-STREAMS = {  # fields, and the text of an event
+STREAMS = {  # path -> (fields of the request, function that returns the text of one event)
     "/v1/chat/completions": ({"messages": MESSAGES, "max_tokens": NUM_NEW}, lambda event: event["choices"][0]["delta"].get("content")),
     "/v1/completions": ({"prompt": [*b"hi"], "max_tokens": NUM_NEW}, lambda event: event["choices"][0]["text"]),
     "/v1/responses": (
@@ -74,7 +74,8 @@ def test_streams_survive_the_death_of_their_worker(processes):
 
 
 def test_no_api_loses_anything_when_the_worker_is_killed(serve):
-    """Of every API a stream at once, with answers in one piece beside them: each is what it is without a kill, to the byte."""
+    """Streams of every API and unstreamed answers run when the worker is killed. Each answer equals that of an undisturbed run, byte for
+    byte."""
     server = serve(make_worker=partial(make_worker, source=EVERYTHING))
     supervisor, client = server.registry.models()[0].loaded.worker, server.http()
 
@@ -92,7 +93,7 @@ def test_no_api_loses_anything_when_the_worker_is_killed(serve):
         return [(result["index"], result["relevance_score"]) for result in answer["results"]]
 
     def stored(**fields: object) -> list[object]:
-        """A response that is asked for until it is complete, and asked for again."""
+        """Create a response, poll it until it is complete, check that reading it twice gives the same, and return its output."""
         answer = client.post("/v1/responses", json={"input": "hi", "seed": 5, "max_output_tokens": NUM_NEW, **fields}).json()
         while answer["status"] in ("queued", "in_progress"):
             time.sleep(0.01)
@@ -115,7 +116,7 @@ def test_no_api_loses_anything_when_the_worker_is_killed(serve):
 
     num_answers = len(STREAMS) + 2
     with ThreadPoolExecutor(num_answers + 1) as pool:
-        os.kill(supervisor.pid, signal.SIGSTOP)  # to begin with all of them at once
+        os.kill(supervisor.pid, signal.SIGSTOP)  # stop the worker, so that all requests are in flight when it is killed
         killed = ask_everything()
         until(lambda: len(jobs(Generation)) == num_answers and len(jobs(Embedded)) >= MOST_AT_ONCE)
         texts = jobs(Embedded).keys()
@@ -150,7 +151,7 @@ def test_loads_give_everything_back(processes, tmp_path, num_loads):
         after.append(gone["resident_after_bytes"])
     memory = client.get("/admin/memory").json()
     assert memory["used_bytes"] == 0 and memory["free_bytes"] == baseline["free_bytes"]
-    assert max(after[num_loads // 2 :]) - after[num_loads // 4] < 8 << 20  # the first rounds fill caches
+    assert max(after[num_loads // 2 :]) - after[num_loads // 4] < 8 << 20  # later loads use no more memory; the first loads fill caches
 
 
 def test_what_the_worker_refuses_is_the_client_s_answer(processes):

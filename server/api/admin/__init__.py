@@ -1,1 +1,1 @@
-"""The administration: in its own words, and under the names of Triton and llama.cpp."""
+"""The administration API, under its own paths and under the paths of Triton and llama.cpp."""

@@ -1,6 +1,6 @@
-"""The administration under the names of Triton and llama.cpp, for clients that know those.
+"""The administration under the paths of Triton and llama.cpp, for clients written for those servers.
 
-A model that is named without a source is the folder of that name below the model root.
+If a request gives only a model's name, the source is the folder of that name below the model root.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def router(context: Context) -> APIRouter:
 
     async def load(name: str, body: TritonBody | None) -> Model:
         for parameter in (body.parameters if body else None) or {}:
-            raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; none is understood, use /admin/models")
+            raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}, which is not supported here; use /admin/models")
         source = body.source if body and body.source else name
         await waited(await registry.load(spec_of(LoadBody(name=name, source=source), registry)), registry)
         return registry.find(name)
 
     async def unload(name: str, body: TritonBody | None) -> None:
         for parameter in (body.parameters if body else None) or {}:
-            if parameter != "unload_dependents":  # no model has any
+            if parameter != "unload_dependents":  # accepted without effect: no model has dependents
                 raise invalid(f"parameters.{parameter}", f"parameters has {parameter!r:.40}; expected unload_dependents")
         await registry.unload(name, drain_s=settings.drain_s)
 
@@ -74,19 +74,20 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v2/repository/models/{model:path}/load", response_class=Response, include_in_schema=False)
     async def repository_load(model: Name, body: TritonBody | None = None) -> Response:
-        """The same by Triton's repository API, which answers with nothing."""
+        """Load a model and wait for it, through Triton's repository API. The answer is empty."""
         await load(model, body)
         return Response()
 
     @routes.post("/v2/repository/models/{model:path}/unload", response_class=Response, include_in_schema=False)
     async def repository_unload(model: str, body: TritonBody | None = None) -> Response:
-        """The same by Triton's repository API, which answers with nothing."""
+        """Unload a model, through Triton's repository API. The answer is empty."""
         await unload(model, body)
         return Response()
 
     @routes.post("/v2/repository/index", responses=gives({"type": "array", "items": schema_of(TritonModel)}))
     async def triton_index(body: TritonIndexBody | None = None) -> Response:
-        """Every model with its state, those whose load failed, and those that may be loaded; with `ready` only those that serve."""
+        """List every model with its state, including failed loads and models that may be loaded. With `ready`, list only models that are
+        ready."""
         known = [(model.spec.name, TRITON_STATES[model.state], "") for model in registry.models()]
         known += [(operation.model, "UNAVAILABLE", operation.error.message) for operation in registry.failed() if operation.error]
         known += [(name, "UNAVAILABLE", "unloaded") for name in await idle({name for name, _, _ in known})]
@@ -112,7 +113,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/models", responses=gives(LlamaModels))
     async def llama_models() -> Response:
-        """Every model with its state, those whose load failed, and those that may be loaded, as llama.cpp lists them."""
+        """List every model with its state, including failed loads and models that may be loaded, as llama.cpp does."""
         states: dict[str, LlamaStatus] = {model.spec.name: {"value": _llama_state(model)} for model in registry.models()}
         states |= {operation.model: {"value": "unloaded", "failed": True, "exit_code": 1} for operation in registry.failed()}
         states |= {name: {"value": "unloaded"} for name in await idle(states.keys())}
@@ -121,7 +122,7 @@ def router(context: Context) -> APIRouter:
         return json_answer(listed)
 
     async def idle(known: Collection[str]) -> list[str]:
-        """Sources below the model root that a load may name, and that no model was loaded from."""
+        """Return the sources below the model root that a load may name and that no loaded model uses."""
         root, offers = settings.model_root.resolve(), await asyncio.to_thread(offered, settings)
         used = {model.spec.source for model in registry.models()}
         return [offer.source for offer in offers if offer.source not in known and str((root / offer.source).resolve()) not in used]

@@ -1,4 +1,4 @@
-"""The shapes of the administration's answers, in its own words and in those of Triton and llama.cpp."""
+"""The shapes of the administration's answers, in its own form and in those of Triton and llama.cpp."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from server.models.operations import OperationReport
 class Pages(TypedDict):
     total: int
     used: int
-    tokens: int  # of a page
+    tokens: int  # per page
 
 
 class RestartReport(Restarting):
-    error: str | None  # why the last try failed
+    error: str | None  # reason why the last try failed
 
 
 class ModelReport(ModelEntry):
@@ -34,8 +34,8 @@ class ModelReport(ModelEntry):
     operation: str
     pages: NotRequired[Pages]
     cache_hit: NotRequired[bool]
-    context_note: NotRequired[str]  # why the context is less than it could be
-    graphs: NotRequired[int]  # that its GPU captured at load
+    context_note: NotRequired[str]  # reason why the context is shorter than the model allows
+    graphs: NotRequired[int]  # number of graphs that the model's GPU captured at load
     compile_s: NotRequired[float]
     load_s: NotRequired[float]
     restarts: NotRequired[int]
@@ -50,7 +50,7 @@ class ModelReport(ModelEntry):
 class ModelReports(TypedDict):
     object: Literal["list"]
     data: Sequence[ModelReport]
-    failed: Sequence[OperationReport]  # the last load of each model that is not here because it failed
+    failed: Sequence[OperationReport]  # for each model that failed to load, the operation of its last load
 
 
 class OfferedModel(TypedDict):
@@ -74,7 +74,7 @@ class Plan(TypedDict):
     model: str
     required_bytes: int
     free_bytes: int | None
-    fits: Literal[True]  # else it was refused with 507
+    fits: Literal[True]  # always true: a load that does not fit is refused with 507
     weights_bytes: int
     arena_bytes: int
     kv_cache_bytes: int

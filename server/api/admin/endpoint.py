@@ -1,4 +1,4 @@
-"""The administration: load, watch, unload, names, memory, cache."""
+"""The administration: load, watch and unload models; aliases, memory, and the cache of compiled models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Name = Annotated[str, Field(pattern=NAME, max_length=128)]
 Bytes = Annotated[int, Field(ge=1, lt=2**63)]
 
 
-WeightForm = Literal["auto", "f32", "bf16", "int8", "int8-32", "int8-64", "int8-128", "int4", "int4-32", "int4-64", "int4-128"]
+WeightForm = Literal["auto", "f32", "bf16", "int8", "int8-fast", "int8-32", "int8-64", "int8-128", "int4", "int4-32", "int4-64", "int4-128"]
 
 
 class LoadBody(Options):
@@ -67,11 +67,11 @@ class LoadBody(Options):
     reasoning: bool | None = None
     dry_run: bool = False
     wait: bool = False
-    swap: bool = False  # unload, after their running requests, the models that lose their last alias to this one
+    swap: bool = False  # once this model is ready, unload models that lose their last alias to it, after their running requests
 
 
 class ProbeBody(Options):
-    """What a model is asked before an alias is pointed at it, greedily."""
+    """The request that probes a model before an alias is pointed at it. The answer is decoded greedily."""
 
     prompt: str = Field(default=PLAIN.prompt, min_length=1, max_length=4096)
     expect: str = Field(default="", max_length=4096)
@@ -84,7 +84,7 @@ class AliasBody(Options):
     probe: ProbeBody = Field(default_factory=ProbeBody)
 
 
-ALIASES = {"type": "object", "additionalProperties": {"type": "string"}}  # the model of each
+ALIASES = {"type": "object", "additionalProperties": {"type": "string"}}  # the model of each alias
 EVENTS: Responses = {200: {"content": events(OperationReport), "description": "A report now and after each change."}}
 
 
@@ -94,7 +94,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/models", responses={**gives(OperationReport, FinishedLoad, Plan), **gives(OperationReport, status=202)})
     async def load(body: LoadBody) -> Response:
-        """Load a model: 202 with an operation, or 200 when waited for."""
+        """Load a model. Answer 202 with an operation at once, or with `wait` answer 200 when the model is ready."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         spec = spec_of(body, registry)
         if body.dry_run:
@@ -110,7 +110,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/models", responses=gives(ModelReports))
     async def list_models() -> Response:
-        """Every model with its state, memory and worker; and the last loads that failed, with their causes."""
+        """List every model with its state, memory and worker, and the last load of each model that failed to load, with the cause."""
         listed: ModelReports = {
             "object": "list",
             "data": [describe_fully(model, registry) for model in registry.models()],
@@ -120,7 +120,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/sources", responses=gives(Offers))
     async def list_sources() -> Response:
-        """What lies below the model root and may be loaded, with the names under which it is."""
+        """List the models below the model root that may be loaded. Those that are loaded come with their names."""
         loaded: dict[str, list[str]] = {}
         for model in registry.models():
             loaded.setdefault(model.spec.source, []).append(model.spec.name)
@@ -139,46 +139,46 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/models/{name:path}", responses=gives(ModelReport))
     async def get_model(name: str) -> Response:
-        """One model."""
+        """Describe one model."""
         return json_answer(describe_fully(registry.find(name), registry))
 
     @routes.delete("/models/{name:path}", responses=gives(Unloaded))
     async def unload(name: str, drain_s: Annotated[float, Query(ge=0, le=86400)] = settings.drain_s, force: bool = False) -> Response:
-        """Unload a model, after its running requests or after `drain_s`."""
+        """Unload a model once its running requests have finished, or after `drain_s`."""
         return json_answer(await registry.unload(name, drain_s=drain_s, force=force))
 
     @routes.get("/operations", responses=gives(OperationReports))
     async def list_operations() -> Response:
-        """Loads of the last hour."""
+        """List the loads of the last hour."""
         listed: OperationReports = {"object": "list", "data": [operation.describe() for operation in registry.operations.all()]}
         return json_answer(listed)
 
     @routes.get("/operations/{operation_id}", responses=gives(OperationReport))
     async def get_operation(operation_id: str) -> Response:
-        """How far a load is, or how it ended."""
+        """Return the progress of a load, or how it ended."""
         return json_answer(find_operation(operation_id, registry).describe())
 
     @routes.get("/operations/{operation_id}/events", response_class=Response, responses=EVENTS)
     async def watch_operation(operation_id: str) -> Response:
-        """The same as events, until it has ended."""
+        """Stream the reports of a load as events until it has ended."""
         operation = find_operation(operation_id, registry)
         return EventStream(_events(operation), {}, heartbeat_s=settings.heartbeat_s)
 
     @routes.delete("/operations/{operation_id}", responses=gives(OperationReport))
     async def cancel_operation(operation_id: str) -> Response:
-        """Cancel a load; nothing is left of it."""
+        """Cancel a load and free everything it has claimed."""
         operation = find_operation(operation_id, registry)
         await registry.cancel(operation)
         return json_answer(operation.describe())
 
     @routes.get("/aliases", responses=gives(ALIASES))
     async def list_aliases() -> Response:
-        """Which alias stands for which model."""
+        """List the aliases and the model of each."""
         return json_answer(registry.aliases())
 
     @routes.put("/aliases/{alias:path}", responses=gives(ALIASES))
     async def set_alias(alias: Annotated[str, Field(pattern=NAME)], body: AliasBody) -> Response:
-        """Point an alias at a model that answers a probe. New requests go there at once; running ones end where they began."""
+        """Point an alias at a model that answers a probe. New requests use it at once; running ones stay with their model."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         asked = body.probe
         probe = Probe(asked.prompt, asked.expect, asked.max_tokens, asked.timeout)
@@ -193,7 +193,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/memory", responses=gives(Memory))
     async def memory() -> Response:
-        """The budget: what each model holds, and what is free."""
+        """Report the memory budget: what each model holds, and what is free."""
         held: Memory = {
             "limit_bytes": settings.memory_limit_bytes,
             "used_bytes": registry.budget.used_bytes,
@@ -206,7 +206,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/cache", responses=gives(CachedModels))
     async def list_cache() -> Response:
-        """The compiled models on disk."""
+        """List the compiled models on disk."""
         if registry.cache is None:
             raise ApiError(CACHE_UNAVAILABLE, "this server was started without a cache of compiled models")
         listed: CachedModels = {"object": "list", "data": registry.cache.entries()}
@@ -254,7 +254,7 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
 
 
 async def waited(operation: Operation, registry: Registry) -> FinishedLoad:
-    """The model once it is there; a load that failed raises its error."""
+    """Wait for a load and return its operation with the model. Raise the error of a load that failed."""
     await operation.wait()
     if operation.error is not None:
         raise operation.error
@@ -268,7 +268,7 @@ async def dry_run(spec: ModelSpec, registry: Registry) -> Plan:
         "model": spec.name,
         "required_bytes": footprint.total_bytes,
         "free_bytes": free_bytes,
-        "fits": True,  # else it was refused with 507
+        "fits": True,  # always true: a load that does not fit is refused with 507
         "weights_bytes": footprint.weights_bytes,
         "arena_bytes": footprint.arena_bytes,
         "kv_cache_bytes": footprint.kv_cache_bytes,

@@ -1,4 +1,4 @@
-"""Sleep in vLLM's shape: /sleep, /wake_up, /is_sleeping. Without `model` they mean all models."""
+"""Sleep, as in vLLM: /sleep, /wake_up, /is_sleeping. Without `model` they apply to all models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ModelName = Annotated[str | None, Query(max_length=1024)]
 
 class Sleeping(TypedDict):
     is_sleeping: bool
-    models: Sequence[str]  # those that sleep
+    models: Sequence[str]  # names of the models that sleep
 
 
 def router(context: Context) -> APIRouter:
@@ -36,7 +36,8 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/sleep", responses=gives(Sleeping))
     async def sleep(model: ModelName = None, level: Annotated[int, Query(ge=0, le=2)] = 1, mode: SleepMode = "abort") -> Response:
-        """Give the memory of models back, at any level all of it; the next request wakes them. `mode` says what becomes of what runs."""
+        """Put models to sleep, which frees all of their memory whatever the `level`. The next request wakes them. `mode` says what happens
+        to running requests."""
         models = meant(model)
         await asyncio.gather(*(put_to_sleep(one, mode, patience_s=settings.drain_s) for one in models))
         return told(models)
@@ -45,7 +46,7 @@ def router(context: Context) -> APIRouter:
     async def wake(
         model: ModelName = None, tags: Annotated[list[Literal["weights", "kv_cache"]] | None, Query(max_length=8)] = None
     ) -> Response:
-        """Load models that sleep, and wait for them. A model wakes as a whole, whatever `tags` name."""
+        """Load models that sleep, and wait for them. A model wakes as a whole, whatever `tags` say."""
         models = meant(model)
         for one in models:
             await wake_up(one)
@@ -53,7 +54,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/is_sleeping", responses=gives(Sleeping))
     async def is_sleeping(model: ModelName = None) -> Response:
-        """Whether all models sleep, and which do."""
+        """Return whether all models sleep, and the names of those that do."""
         return told(meant(model))
 
     return routes

@@ -1,1 +1,1 @@
-"""From the tokens of a request to the body of its answer, streamed or whole."""
+"""Turn the tokens of a request into the body of its answer, streamed or whole."""

@@ -1,5 +1,5 @@
-"""An answer as a row of blocks, as the APIs of OpenAI's responses and of Anthropic's messages have it: thoughts, text and calls, each of
-which begins, grows and ends before the next begins. What the events are called is up to those who write them."""
+"""An answer as a sequence of blocks: thoughts, text and calls. Each block opens, grows and closes before the next one opens. Subclasses
+encode the events, for example in the shapes of OpenAI's responses or Anthropic's messages."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Block:
     id: str
     call: CallStart | None = None
     pieces: list[str] = field(default_factory=list[str])
-    logprobs: list[bytes] = field(default_factory=list[bytes])  # as JSON
-    cut_off: bool = False  # the answer ended for want of tokens before the block did
+    logprobs: list[bytes] = field(default_factory=list[bytes])  # log-probabilities, encoded as JSON
+    cut_off: bool = False  # the answer ran out of tokens before the block ended
 
     @property
     def text(self) -> str:
-        """Of a call its arguments."""
+        """The text of the block. A call's text is its arguments."""
         return "".join(self.pieces)
 
     @property
     def arguments(self) -> Mapping[str, Any]:
-        """Those of a call that was cut off are no JSON, and an API that has arguments as objects has no place for their beginning."""
+        """The arguments of a call as an object. If the call was cut off, its arguments are not valid JSON, and the object is empty."""
         try:
             read = msgspec.json.decode(self.text or "{}")
         except msgspec.MsgspecError:
@@ -51,7 +51,7 @@ class Block:
 
 
 class BlockAnswer(ABC):
-    """One answer, as events or as a whole; both are made of the same blocks. An event is a JSON text, or nothing."""
+    """An answer that is sent as events or as a whole. Both forms are built from the same blocks. An event is a JSON text, or empty."""
 
     def __init__(self, plan: ChatPlan, generation: Generation) -> None:
         self.blocks: list[Block] = []
@@ -59,7 +59,7 @@ class BlockAnswer(ABC):
         self.stop_reason: str | int | None = None
         self._generation = generation
         self._parser = StepParser(generation, plan.rules)
-        self._growing: type[Part] | None = None  # by which parts the last block grows, until it is closed
+        self._growing: type[Part] | None = None  # type of the parts that extend the last block; None once it is closed
 
     @property
     def usage(self) -> Usage:
@@ -87,7 +87,7 @@ class BlockAnswer(ABC):
             ending = self.end()
         except ApiError as error:
             if not begun:
-                raise  # it still gets a status of its own
+                raise  # no event was sent, so the error still decides the status
             ending = self.failed(error)
         for event in ending:
             yield event
@@ -97,7 +97,7 @@ class BlockAnswer(ABC):
         if step.entries:
             self.note_logprobs(step)
         if finish is None and len(parts) == 1 and type(part := parts[0]) is self._growing and not isinstance(part, CallStart):
-            self.blocks[-1].pieces.append(part.text)  # the path of nearly every token
+            self.blocks[-1].pieces.append(part.text)  # nearly every token takes this path
             return (self.grown(self.blocks[-1], part.text),)
         events: list[bytes] = []
         for part in parts:
@@ -130,11 +130,11 @@ class BlockAnswer(ABC):
         return self.closed(block)
 
     def note_logprobs(self, step: Step) -> None:
-        """Of a step, before its text. Few APIs tell them."""
+        """Receive the log-probabilities of a step, before the step's text is added. Few APIs report them."""
         del step
 
     def failed(self, error: ApiError) -> Sequence[bytes]:
-        """What ends a stream that has begun, or the error itself, which is told as the API tells errors."""
+        """Return the events that end a stream after an error. This default raises the error, so that the stream's framing encodes it."""
         raise error
 
     @abstractmethod
@@ -157,7 +157,7 @@ class BlockAnswer(ABC):
 
     @abstractmethod
     def pieces(self) -> list[bytes]:
-        """The whole answer, in pieces each of which is written quickly."""
+        """Return the whole answer in small pieces, so that no call takes long."""
 
 
 PARTS: dict[Kind, type[Part]] = {Kind.TEXT: Content, Kind.THOUGHT: Reasoning, Kind.CALL: CallArguments}

@@ -1,4 +1,4 @@
-"""From a submitted request to text: the one generator behind every answer, streamed or not."""
+"""Generate the text of a submitted request: the one generator that every answer uses, streamed or not."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from server.metrics import ModelSeries
 from server.models.model import Loaded
 from server.text.detokenize import Detokenizer, StopRules
 
-TURN = 8  # events taken before others get a turn; an engine step may bring a hundred of a request
-DEADLINE_GRACE_S = 1.0  # the worker keeps deadlines; this is for a worker that does not come to it
+TURN = 8  # events taken before other tasks get a turn; an engine step may bring a hundred for one request
+DEADLINE_GRACE_S = 1.0  # seconds after a deadline until the front gives up: the worker enforces deadlines, unless it hangs
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt, resolved: what the worker is asked, and how its tokens become text."""
+    """One resolved prompt: the worker's Submit, and how its tokens become text."""
 
     submit: Submit
     stops: StopRules
@@ -31,7 +31,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """A token's log-probabilities and where its text begins in the answer."""
+    """The log-probabilities of a token, and the position in the answer where its text begins."""
 
     start: int
     logprob: TokenLogprob
@@ -39,7 +39,7 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one event of the worker adds to one choice."""
+    """The text, tokens and log-probabilities that one event of the worker adds to one choice."""
 
     choice: int
     text: str
@@ -68,7 +68,7 @@ class Usage:
 
 
 class _Choice:
-    """One continuation: its text so far, and the log-probabilities whose text is not certain yet."""
+    """The state of one choice: its detokenizer, and the log-probabilities of tokens whose text is not certain yet."""
 
     __slots__ = ("detokenizer", "entries", "last_s")
 
@@ -89,7 +89,7 @@ class _Choice:
             text += detokenizer.finish()
             finish, stop_reason = event.finish_reason.value, event.stop_token_id
             if event.stop_token_id is not None:
-                token_ids += (event.stop_token_id,)  # the model drew it, so it is counted, though it has no text
+                token_ids += (event.stop_token_id,)  # the model drew the stop token, so it counts, although it has no text
         entries: tuple[TokenEntry, ...] = ()
         if event.logprobs:
             starts = detokenizer.token_starts[before:]
@@ -99,14 +99,16 @@ class _Choice:
         return Step(event.choice, text, token_ids, entries, finish, stop_reason, event.prompt_logprobs)
 
     def _certain(self, length: int, *, whole: bool) -> tuple[TokenEntry, ...]:
-        """Entries of tokens that reach into the text given out; a stop string takes those behind it along."""
+        """Return the entries of tokens whose text has begun to be returned. Entries of tokens after a stop string are dropped with their
+        text."""
         certain = tuple(entry for entry in self.entries if whole or entry.start < length)
         self.entries = self.entries[len(certain) :]
         return certain
 
 
 class Generation:
-    """Runs one job. `steps` may be iterated once; whatever ends it, the worker and the queue are told."""
+    """Runs one job. `steps` may be iterated once. However the iteration ends, the worker's part of the job is aborted and its admission
+    released."""
 
     def __init__(self, loaded: Loaded, job: Job, metrics: ModelSeries, caller: Caller) -> None:
         self.usage = Usage(prompt_tokens=len(job.submit.prompt_ids))
@@ -135,7 +137,7 @@ class Generation:
         try:
             async for event in events if submit.deadline is None else self._until(submit.deadline, events):
                 if event.choice not in running:
-                    continue  # was on its way when a stop string ended the choice
+                    continue  # the event was on its way when a stop string ended the choice
                 if self._first_s is None:
                     lease.prefilled()
                 step = self._take(event)
@@ -164,9 +166,9 @@ class Generation:
             self._account(outcome)
 
     def end(self, choice: int) -> None:
-        """The answer of `choice` is complete, though the worker does not know it."""
+        """End a choice before the worker does, and abort it there."""
         self._running.discard(choice)
-        if self._running:  # else closing the events ends the request as a whole
+        if self._running:  # without other choices, closing the events ends the whole request
             self._loaded.worker.abort(self._job.submit.request_id, choice)
 
     def _take(self, event: TokenEvent) -> Step:

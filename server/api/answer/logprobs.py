@@ -1,4 +1,4 @@
-"""Log-probabilities in the two shapes of the API, and in vLLM's for prompts."""
+"""Encode log-probabilities: in the shapes of chat and of completions, and for prompts in vLLM's shape."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from server.api.answer.shapes import ChatLogprobs, ChatToken, CompletionLogprobs
 from server.interfaces import Tokenizer
 from server.messages import TokenLogprob
 
-LEAST = -9999.0  # JSON has no minus infinity
+LEAST = -9999.0  # stands for minus infinity, which JSON does not have
 
 
-PIECE = 256  # tokens whose log-probabilities are written in one call
+PIECE = 256  # tokens whose log-probabilities are encoded in one call
 encode = msgspec.json.encode
 
 
 @dataclass(slots=True)
 class Columns:
-    """The log-probabilities of a completion, written as they come: to write those of a long answer all at once would hold up the streams
-    of others. Each part is some entries of a column."""
+    """The log-probabilities of a completion, encoded as they come, because encoding those of a long answer at once would hold up other
+    streams. Each list holds pieces of one column, as JSON."""
 
     tokens: list[bytes] = field(default_factory=list)
     token_logprobs: list[bytes] = field(default_factory=list)
@@ -55,17 +55,18 @@ class Columns:
 class LogprobWriter:
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         self._tokenizer = tokenizer
-        self._as_ids = as_ids  # "token_id:17" instead of the text, which two tokens may share
+        self._as_ids = as_ids  # write "token_id:17" instead of the text, which two tokens may share
 
     def chat_entries(self, entries: Sequence[TokenEntry]) -> list[bytes]:
-        """Written as they come, like `Columns`."""
+        """Encode entries as they come, because encoding those of a long answer at once would hold up other streams."""
         return [encode(self._chat_entry(entry.logprob)) for entry in entries]
 
     def chat(self, written: Sequence[bytes]) -> ChatLogprobs:
         return {"content": cast("Sequence[RankedChatToken]", msgspec.Raw(b"[" + b",".join(written) + b"]")), "refusal": None}
 
     def completion(self, entries: Sequence[TokenEntry], *, shift: int = 0) -> CompletionLogprobs:
-        """`shift`: where the answer begins in the text that the client gets."""
+        """Return log-probabilities in the shape of a completion. `shift` is the position in the client's text at which the answer
+        begins."""
         return {
             "tokens": [self._text(entry.logprob.token_id) for entry in entries],
             "token_logprobs": [_finite(entry.logprob.logprob) for entry in entries],
@@ -74,7 +75,8 @@ class LogprobWriter:
         }
 
     def echo(self, ids: Sequence[int], starts: Sequence[int], read: Sequence[TokenLogprob | None]) -> Columns:
-        """A prompt in the shape of `completion`; the first token follows nothing, so it has no probability."""
+        """Return the log-probabilities of a prompt in the shape of a completion. Nothing precedes the first token, so it has no
+        log-probability."""
         columns = Columns()
         for at in range(0, len(ids), PIECE):
             part = read[at : at + PIECE]
@@ -126,12 +128,12 @@ class LogprobWriter:
         raw = self._bytes(token_id) if raw is None else raw
         try:
             return raw.decode()
-        except UnicodeDecodeError:  # part of a character
+        except UnicodeDecodeError:  # the token has only a part of a character
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def count_logprobs(read: Sequence[TokenLogprob | None]) -> int:
-    """The log-probabilities that there are to write, alternatives included."""
+    """Count the log-probabilities, including alternatives."""
     return sum(1 + len(entry.top) for entry in read if entry is not None)
 
 

@@ -1,4 +1,4 @@
-"""The steps of several prompts as one stream."""
+"""Merge the steps of several prompts into one stream."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from server.api.answer.generate import Generation, Step
 
-TURN = 8  # prompts handed to the worker before others get a turn: each may have a thousand banned words
+TURN = 8  # prompts submitted to the worker before other tasks get a turn: each may have a thousand banned words
 
 
 async def merged(generations: Sequence[Generation], per_prompt: int) -> AsyncGenerator[Step, None]:
-    """Choices are numbered through: each prompt has `per_prompt` of them."""
+    """Yield the steps of all generations. Each prompt has `per_prompt` choices, which are numbered consecutively over all prompts."""
     if len(generations) == 1:
         async with aclosing(generations[0].steps()) as steps:
             async for step in steps:

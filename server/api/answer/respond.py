@@ -1,4 +1,4 @@
-"""An answer on its way out: as events, or as one JSON text. Either way a client that leaves ends the work."""
+"""Send an answer as events, or as one JSON text. In either case the work ends when the client disconnects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from server.settings import ServerSettings
 
 PIECE_BYTES = 256 << 10
 LEAST_PACKED_BYTES = 64 << 10
-LONG_BYTES = 32 << 10  # compressed on a thread, where they take no time from others
+LONG_BYTES = 32 << 10  # longer pieces are compressed on a thread, so that other tasks do not wait
 GZIP = re.compile(r"(?:^|,)\s*(?:gzip|\*)\s*(?:$|,|;(?!\s*q=0(?:\.0*)?\s*(?:$|,)))")
 T = TypeVar("T")
 
@@ -41,8 +41,8 @@ async def respond(
 
 
 class Pieces(Response):
-    """A JSON text in pieces. Others get a turn between them, and a large answer is never copied as a whole. It is compressed where it is
-    large and the client takes that."""
+    """A response of JSON in pieces. Other tasks get a turn between pieces, and a large answer is never copied as a whole. It is compressed
+    if it is large and the client accepts that."""
 
     media_type = "application/json"
 
@@ -55,13 +55,13 @@ class Pieces(Response):
         accepted = Headers(scope=scope).get("accept-encoding", "")
         pack = None
         if int(self.headers["content-length"]) >= LEAST_PACKED_BYTES and GZIP.search(accepted):
-            pack = zlib.compressobj(level=1, wbits=zlib.MAX_WBITS | 16)  # 16: with the header of gzip
+            pack = zlib.compressobj(level=1, wbits=zlib.MAX_WBITS | 16)  # 16: write gzip's header
             del self.headers["content-length"]
             self.headers["content-encoding"] = "gzip"
         self.headers["vary"] = "accept-encoding"
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         while self._pieces:
-            piece = self._pieces.pop()  # to free a large answer all at once takes long, too
+            piece = self._pieces.pop()  # freeing a large answer at once takes long, too
             for at in range(0, len(piece), PIECE_BYTES):
                 part = piece[at : at + PIECE_BYTES]
                 if pack is not None:
@@ -73,7 +73,7 @@ class Pieces(Response):
 
 
 async def while_connected(request: Request, work: Coroutine[None, None, T]) -> T:
-    """The result of `work`, which is cancelled if the client goes away first."""
+    """Return the result of `work`. Cancel it if the client disconnects first."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(request))
     try:

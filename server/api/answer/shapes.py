@@ -1,4 +1,4 @@
-"""The shapes of answers: what writes one is checked against them, and the API page shows them."""
+"""The shapes of answers. A type checker compares the code that writes answers with them, and the API page shows them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-# --- what answers have in common ---------------------------------------------------------------------------------------
+# --- common parts ------------------------------------------------------------------------------------------------------
 
 
 class PromptDetails(TypedDict):
@@ -32,7 +32,7 @@ class RankedToken(TypedDict):
     decoded_token: str
 
 
-PromptLogprobs = Sequence[Mapping[str, RankedToken] | None]  # by token id; nothing is known of the first
+PromptLogprobs = Sequence[Mapping[str, RankedToken] | None]  # by token id; None for the first token
 
 
 class Envelope(TypedDict):
@@ -205,7 +205,7 @@ class Embeddings(TypedDict):
 
 
 class ModelEntry(TypedDict):
-    """As OpenAI's clients and Anthropic's read it."""
+    """A model, as the clients of OpenAI and of Anthropic read it."""
 
     id: str
     object: Literal["model"]
@@ -221,7 +221,7 @@ class ModelEntry(TypedDict):
     max_input_tokens: NotRequired[int]
     signature: NotRequired[str]
     generates: NotRequired[bool]
-    web: NotRequired[str]  # the page on which a browser runs the model itself
+    web: NotRequired[str]  # path of the page on which a browser runs the model itself
     embedding_size: NotRequired[int | None]
     prompts: NotRequired[Mapping[str, str]]
 
@@ -243,7 +243,7 @@ class TokenIds(TypedDict):
 
 class LlamaPiece(TypedDict):
     id: int
-    piece: str | Sequence[int]  # bytes where they are no text by themselves
+    piece: str | Sequence[int]  # the token's text, or a list of its bytes if they are no text by themselves
 
 
 class LlamaTokenIds(TypedDict):
@@ -252,10 +252,10 @@ class LlamaTokenIds(TypedDict):
 
 class Text(TypedDict):
     prompt: str
-    content: str  # the same, under llama.cpp's name
+    content: str  # the same text under llama.cpp's name
 
 
-# --- operation ---------------------------------------------------------------------------------------------------------
+# --- operations --------------------------------------------------------------------------------------------------------
 
 
 class Liveness(TypedDict):
@@ -263,15 +263,15 @@ class Liveness(TypedDict):
 
 
 class Restarting(TypedDict):
-    """A model whose worker died and that has no new one yet."""
+    """A model whose worker has died and has not been replaced yet."""
 
     since_s: float
     tries: int
-    next_try_s: float | None  # None: a try runs
+    next_try_s: float | None  # seconds until the next try; None while a try is running
 
 
 class Unavailable(TypedDict):
-    """Why no requests should be sent here, as llama.cpp tells it."""
+    """The reason why no requests should be sent here, in llama.cpp's shape."""
 
     code: int
     message: str

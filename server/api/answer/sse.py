@@ -1,9 +1,9 @@
-"""Server-sent events: the only place that writes `data:`.
+"""Server-sent events. This is the only module that writes `data:`.
 
-APIs differ in how events are framed, how an error is told and how a stream ends: see `Framing`.
+APIs differ in how events are framed, how errors are encoded and how a stream ends: see `Framing`.
 
-A stream has one task that writes and one that listens for the client. Whatever ends it ends the generator behind it, and a stream whose
-headers are out never just stops: it ends as its API has it, after an error event if there was an error.
+A stream has one task that writes and one that watches for a disconnect. Whatever ends the stream also closes the generator of its payloads.
+A stream whose headers were sent always ends as its API requires, after an error event if there was an error.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from server.errors import INTERNAL, SHUTTING_DOWN, ApiError
 
 log = logging.getLogger(__name__)
 
-# How long the headers wait for the first event, so that an early failure still gets a status of its own.
+# The headers wait for the first event for this many seconds, so that an early failure still decides the status.
 PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Framing:
-    error: Callable[[ApiError], bytes] = ApiError.body  # the payload that tells an error
-    named: bool = False  # an event has the name that its payload begins with: {"type":"NAME",
+    error: Callable[[ApiError], bytes] = ApiError.body  # encodes an error as a payload
+    named: bool = False  # an event's name is the type that its payload begins with: {"type":"NAME",
     end: bytes = b"data: [DONE]\n\n"
-    lines: bool = False  # no events, but a line of JSON for each
+    lines: bool = False  # lines of JSON instead of events
 
     @property
     def media_type(self) -> str:
@@ -53,7 +53,7 @@ CHUNKS = Framing()
 
 
 class EventStream(Response):
-    """`payloads` are complete JSON texts, one per event."""
+    """A response of one event for each of `payloads`, which are complete JSON texts."""
 
     def __init__(
         self, payloads: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, heartbeat_s: float, framing: Framing = CHUNKS
@@ -82,7 +82,7 @@ class EventStream(Response):
             if writer.done():
                 await writer
         except asyncio.CancelledError:
-            # The server stops, and this stream did not end in time. The writer goes first, so that nothing follows the end.
+            # The server stops, and this stream did not end in time. End the writer first, so that nothing follows the end of the stream.
             await _end(writer)
             if self._started and not (self._ended or gone.done()):
                 await self._send(send, self._error(ApiError(SHUTTING_DOWN, "the server stops")) + self._framing.end, more_body=False)
@@ -95,7 +95,7 @@ class EventStream(Response):
         try:
             async for payload in payloads:
                 await self._send(send, self._framing.frame(payload))
-                await asyncio.sleep(0)  # a step may bring a hundred events; others get a turn between them
+                await asyncio.sleep(0)  # a step may bring a hundred events; let other tasks run between them
         except ApiError as error:
             if not self._started:
                 raise

@@ -1,1 +1,1 @@
-"""Anthropic's API: /v1/messages and its count of tokens."""
+"""Anthropic's API: /v1/messages and counting of tokens."""

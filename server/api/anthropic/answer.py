@@ -1,4 +1,4 @@
-"""A message as it grows: Anthropic's events, or the whole."""
+"""An answer in Anthropic's shape: the events of a message, or the whole message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ToolUseBlock(TypedDict):
 
 
 class MessageUsage(TypedDict):
-    """`input_tokens` are those that were not found in the prefix cache."""
+    """The token counts of a message. `input_tokens` excludes tokens found in the prefix cache."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -81,7 +81,7 @@ class EndDelta(TypedDict):
 
 
 class MessageEvent(TypedDict):
-    """`type` says which of the other fields there are."""
+    """An event of a stream. `type` decides which of the other fields it has."""
 
     type: str
     message: NotRequired[AnthropicAnswer]
@@ -103,14 +103,14 @@ encode = msgspec.json.encode
 
 
 class MessageAnswer(BlockAnswer):
-    """`is_capped`: the context ends before as many tokens as were asked for."""
+    """An answer of Anthropic's API. `is_capped`: the context leaves room for fewer tokens than the request's max_tokens."""
 
     def __init__(self, plan: ChatPlan, generation: Generation, model: str, *, is_capped: bool) -> None:
         super().__init__(plan, generation)
         self._id = self.new_id(Kind.TEXT)
         self._model = model
         self._is_capped = is_capped
-        self._head = b""  # of a delta of the open block
+        self._head = b""  # JSON that precedes the text in every delta of the open block
 
     def new_id(self, kind: Kind) -> str:
         return f"msg_{secrets.token_hex(12)}"
@@ -142,7 +142,7 @@ class MessageAnswer(BlockAnswer):
 
     @property
     def _ended(self) -> tuple[str | None, str | None]:
-        """Why, and by which of the client's strings."""
+        """The stop reason, and the client's stop string that caused it."""
         if self.finish == "stop" and isinstance(self.stop_reason, str):
             return "stop_sequence", self.stop_reason
         if self.finish == "length" and self._is_capped:

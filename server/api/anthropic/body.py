@@ -1,4 +1,4 @@
-"""The bodies of /v1/messages and of its count of tokens."""
+"""The bodies of /v1/messages and /v1/messages/count_tokens."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BLOCK_TYPES = ("text", "thinking", "redacted_thinking", "tool_use", "tool_result
 
 
 class ContentBlock(Options):
-    """Which of the fields belong to it, its type says."""
+    """A block of content. `type` decides which of the other fields it has."""
 
     type: Label
     text: Text | None = None
     thinking: Text | None = None
-    signature: Text | None = None  # nothing is signed here
+    signature: Text | None = None  # accepted, but thoughts are not signed here
     data: Text | None = None
     id: Label | None = None
     name: Label | None = None
@@ -28,13 +28,13 @@ class ContentBlock(Options):
     tool_use_id: Label | None = None
     content: Text | ContentBlocks | None = None
     is_error: bool | None = None
-    citations: Any = None  # of an earlier answer
-    cache_control: JsonObject | None = None  # the prefix cache finds what is shared by itself
+    citations: Any = None  # accepted because blocks of earlier answers contain them
+    cache_control: JsonObject | None = None  # not needed: the prefix cache finds shared beginnings by itself
     caller: JsonObject | None = None
 
     @property
     def unknown(self) -> Mapping[str, object]:
-        """A block that is not understood is refused by its type, so its fields need no complaint of their own."""
+        """Return the unknown fields of a known block. Any other block is refused by its type, so its fields are not reported."""
         return super().unknown if self.type in BLOCK_TYPES else {}
 
 
@@ -47,13 +47,14 @@ class AnthropicMessage(Options):
 
 
 class AnthropicTool(Options):
-    type: Literal["custom"] | None = None  # first, as a tool that Anthropic runs has no schema
+    # declared first, so that a tool that Anthropic runs is refused by its type and not for lack of a schema
+    type: Literal["custom"] | None = None
     name: ToolName
     description: Text | None = None
     input_schema: JsonObject
     strict: bool | None = None
     cache_control: JsonObject | None = None
-    eager_input_streaming: bool | None = None  # arguments are streamed as they come
+    eager_input_streaming: bool | None = None  # arguments are always streamed as they come
 
 
 class AnthropicToolChoice(Options):
@@ -65,7 +66,7 @@ class AnthropicToolChoice(Options):
 class ThinkingConfig(Options):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Int | None = Field(default=None, ge=1, lt=2**31)
-    display: Literal["summarized"] | None = None  # as thoughts are told; they are told in full
+    display: Literal["summarized"] | None = None  # thoughts are always returned in full
 
 
 class JsonOutput(Options):
@@ -83,7 +84,7 @@ class RequestMetadata(Options):
 
 
 class ContextEdit(Options):
-    type: Literal["clear_thinking_20251015"]  # which thoughts of earlier turns are shown is up to the chat template
+    type: Literal["clear_thinking_20251015"]  # the chat template decides which thoughts of earlier turns are shown
     keep: Any = None
 
 
@@ -92,7 +93,7 @@ class ContextManagement(Options):
 
 
 class PromptBody(Options):
-    """What makes up the prompt."""
+    """The fields that make up the prompt."""
 
     model: Label | None = None
     messages: list[AnthropicMessage] = Field(min_length=1, max_length=16384, fail_fast=True)
@@ -103,7 +104,7 @@ class PromptBody(Options):
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
 
-    # These hint at a cache, or name the caller or where to run; no answer depends on them.
+    # These hint at a cache, or name the caller or a place to run; no answer depends on them.
     cache_control: JsonObject | None = None
     speed: Literal["standard", "fast"] | None = None
     user_profile_id: Label | None = None

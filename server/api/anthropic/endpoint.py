@@ -1,4 +1,4 @@
-"""POST /v1/messages and its count of tokens, as Anthropic's clients know them."""
+"""POST /v1/messages and /v1/messages/count_tokens, as Anthropic's clients use them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from server.api.routes import gives, new_router
 from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from server.text.dialect import Dialect
 
-MAX_COUNTED = 1 << 17  # tokens of a conversation that is longer than the context
+MAX_COUNTED = 1 << 17  # tokens counted in a conversation that is longer than the context
 
 
 class TokenCount(TypedDict):
@@ -32,7 +32,7 @@ class TokenCount(TypedDict):
 
 
 def error_body(error: ApiError) -> bytes:
-    """Anthropic's envelope, with the code and the field of ours."""
+    """Encode an error in Anthropic's envelope, with our code and field."""
     fault = {"type": TYPES.get(error.kind.status, "api_error"), "message": error.message}
     return msgspec.json.encode({"type": "error", "error": {**fault, "code": error.kind.code, "param": error.param, **error.details}})
 
@@ -68,7 +68,7 @@ def router(context: Context) -> APIRouter:
         except ApiError as error:
             if error.kind is not CONTEXT_LENGTH_EXCEEDED:
                 raise
-            message = f"prompt is too long: {error.message}"  # by these words clients know when to summarise
+            message = f"prompt is too long: {error.message}"  # clients recognise these words and summarise the conversation
             raise ApiError(CONTEXT_LENGTH_EXCEEDED, message, param=error.param) from error
         room = plan.job.submit.params.max_tokens
         job = job_like(plan.job, plan.job.submit.prompt_ids, min(room, body.max_tokens))
@@ -80,7 +80,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/messages/count_tokens", responses=gives(TokenCount))
     async def count_tokens(request: Request, body: PromptBody) -> Response:
-        """Count the tokens of a conversation; nothing is generated."""
+        """Count the tokens of a conversation, without generating."""
         ignored = check_unknown(body, strict=settings.strict)
         model, loaded = context.registry.serve(body.model)
         require_generator(model, loaded)

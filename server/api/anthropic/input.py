@@ -1,4 +1,4 @@
-"""A request of Anthropic's API as the conversation that it is."""
+"""Convert a request of Anthropic's API to a chat request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from server.text.reasoning import CLOSE, OPEN
 
 
 def chat_of(body: PromptBody, dialect: Dialect) -> ChatBody:
-    """Every value of `body` has been checked. How many tokens are wanted is left to the caller, who knows how many fit."""
+    """Return the conversation as a ChatBody. Every value of `body` has been validated. The caller sets max_tokens, because it knows how
+    many tokens fit."""
     messages = [Message(role="system", content=_text(body.system, "system"))] if body.system is not None else []
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
@@ -53,7 +54,7 @@ def chat_of(body: PromptBody, dialect: Dialect) -> ChatBody:
 
 
 def _messages(message: AnthropicMessage, where: str) -> list[Message]:
-    """Results of tools are messages of their own; thoughts and calls belong to the assistant's."""
+    """Convert one message. Each tool result becomes a message of its own; thoughts and calls become fields of the assistant's message."""
     if isinstance(message.content, str):
         return [Message(role=message.role, content=message.content)]
     made: list[Message] = []
@@ -68,7 +69,7 @@ def _messages(message: AnthropicMessage, where: str) -> list[Message]:
             case "thinking":
                 thoughts.append(block.thinking or "")
             case "redacted_thinking":
-                pass  # nobody here can read it
+                pass  # ignored: another server encrypted these thoughts
             case "tool_use":
                 function = CalledFunction(name=_required(block.name, f"{at}.name"), arguments=block.input or {})
                 calls.append(MessageCall(id=_required(block.id, f"{at}.id"), type="function", function=function))
@@ -86,7 +87,7 @@ def _messages(message: AnthropicMessage, where: str) -> list[Message]:
 
 
 def _text(content: str | Sequence[ContentBlock] | None, where: str) -> str:
-    """Of what is told in text alone: instructions, and results of tools."""
+    """Return the text of instructions or of a tool result. Raise ApiError for blocks other than text."""
     if content is None or isinstance(content, str):
         return content or ""
     for index, block in enumerate(content):
@@ -96,7 +97,7 @@ def _text(content: str | Sequence[ContentBlock] | None, where: str) -> str:
 
 
 def _not_understood(block: ContentBlock, where: str) -> ApiError:
-    message = f"{where} has type {block.type!r:.40}; expected {', '.join(BLOCK_TYPES)} where they belong, as only text is understood"
+    message = f"{where} has type {block.type!r:.40}, which is not supported here; known types are {', '.join(BLOCK_TYPES)}"
     return ApiError(UNSUPPORTED_CONTENT, message, param=f"{where}.type")
 
 

@@ -1,4 +1,4 @@
-"""A completion in llama.cpp's words: an event for each part and one for the end, or one object for each choice."""
+"""A completion in llama.cpp's shape: an event for each part and one for the end, or one object for each choice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LlamaToken(TypedDict):
     token: str
     bytes: Sequence[int]
     logprob: NotRequired[float]
-    prob: NotRequired[float]  # with `post_sampling_probs`
+    prob: NotRequired[float]  # the token's probability, only with `post_sampling_probs`
 
 
 class LlamaProbabilities(LlamaToken):
@@ -122,7 +122,7 @@ class LlamaAnswer:
                     yield self._end(choice)
 
     def _take(self, step: Step) -> tuple[_Choice, str, Sequence[int], list[bytes]]:
-        """What the step adds to its choice: text, tokens, and their probabilities."""
+        """Return the text, the tokens and their probabilities that a step adds to its choice."""
         choice, now_s = self._choices[step.choice], time.monotonic()
         choice.first_s = choice.first_s or now_s
         choice.num_tokens += len(step.token_ids)
@@ -138,7 +138,7 @@ class LlamaAnswer:
             return choice, "", (), []
         token_ids = step.token_ids
         if isinstance(step.stop_reason, int) and token_ids[-1:] == (step.stop_reason,):
-            token_ids = token_ids[:-1]  # it has no text
+            token_ids = token_ids[:-1]  # the stop token has no text
         shown = token_ids if self._body.return_tokens or self._body.stream else ()
         return choice, step.text, shown, [self._probabilities(entry) for entry in step.entries]
 
@@ -210,7 +210,7 @@ class LlamaAnswer:
 
 
 def settings_of(job: Job, body: LlamaSampling, context: int) -> Mapping[str, Any]:
-    """What the answer was generated with: every default applied."""
+    """Return the settings that the answer was generated with, after all defaults."""
     return {
         **sampling_of(job.submit.params),
         "n_ctx": context,
@@ -243,7 +243,7 @@ def sampling_of(params: SamplingParams) -> Mapping[str, Any]:
 
 
 def _chosen(answer: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
-    """The fields that `response_fields` names; a path with slashes is the field's new name."""
+    """Return the fields that `response_fields` names. A nested field is named by a path with slashes, and gets that path as its key."""
     chosen: dict[str, Any] = {}
     for path in paths:
         value: Any = answer

@@ -1,4 +1,4 @@
-"""The bodies of llama.cpp's API, and the completions that they are."""
+"""The bodies of llama.cpp's API, and their conversion to completions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from server.api.request.schema import (
 )
 from server.interfaces import Tokenizer
 
-NEVER = -100.0  # the least bias there is
+NEVER = -100.0  # the lowest bias, which bans a token
 RANDOM_SEEDS = (-1, 2**32 - 1)
-# Samplers that are not implemented, at the values that turn them off: clients send all fields that they know. Each has fields that mean
-# nothing while it is off.
+# Samplers that are not implemented. Clients send all fields that they know, so the values that turn a sampler off are accepted. The second
+# tuple names the fields that mean nothing while the sampler is off.
 OFF: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "mirostat": ((0,), ("mirostat_tau", "mirostat_eta")),
     "dynatemp_range": ((0,), ("dynatemp_exponent",)),
@@ -37,17 +37,18 @@ OFF: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "n_keep": ((0, -1), ()),
 }
 
-# A bias is of a token id, or of all tokens of a text; false bans them.
+# The bias of a token id, or of all tokens of a text; false bans them.
 Bias = Annotated[list[Int | Label | float | bool], Field(min_length=2, max_length=2, fail_fast=True)]
 Biases = Annotated[list[Bias], Field(max_length=1024, fail_fast=True)] | Annotated[dict[Label, float | bool], Field(max_length=1024)]
 
 
 class LlamaSampling(SamplingBody):
-    """What completions and gaps to fill have in common."""
+    """The fields that completions and infill requests share."""
 
     model: Label | None = None
     stream: bool | None = None
-    n_predict: Int | None = Field(default=None, ge=-2, lt=2**31, validation_alias=AliasChoices("n_predict", "max_tokens"))  # below 0: all
+    # below 0: as many tokens as fit
+    n_predict: Int | None = Field(default=None, ge=-2, lt=2**31, validation_alias=AliasChoices("n_predict", "max_tokens"))
     n_cmpl: Int | None = Field(default=None, ge=1, validation_alias=AliasChoices("n_cmpl", "n"))
     n_probs: Alternatives | None = None
     post_sampling_probs: bool | None = None
@@ -59,7 +60,7 @@ class LlamaSampling(SamplingBody):
     response_fields: Annotated[list[Label], Field(max_length=256, fail_fast=True)] | None = None
     samplers: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | Label | None = None  # their order is fixed
 
-    # They hint at a cache or at memory; no answer depends on them.
+    # These hint at a cache or at memory; no answer depends on them.
     cache_prompt: bool | None = None
     id_slot: Int | None = None
     n_cache_reuse: Int | None = None
@@ -81,7 +82,7 @@ class LlamaSampling(SamplingBody):
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty not in (None, 1))
 
     def completion(self, prompt: object, tokenizer: Tokenizer) -> CompletionBody:
-        """The same in OpenAI's words. A prompt that is only to be computed still takes one step; its token is not shown."""
+        """Convert the request to a CompletionBody. A prompt that is only to be computed still takes one step, whose token is not shown."""
         sampling = {name: getattr(self, name) for name in SamplingBody.model_fields}
         sampling["logit_bias"] = self._bias(tokenizer)
         sampling["seed"] = None if self.seed in RANDOM_SEEDS else self.seed
@@ -130,4 +131,4 @@ class LlamaInfillBody(LlamaSampling):
     input_prefix: Text = ""
     input_suffix: Text = ""
     input_extra: Annotated[list[LlamaSnippet], Field(max_length=1024, fail_fast=True)] | None = None
-    prompt: Text = ""  # the beginning of what is to be written
+    prompt: Text = ""  # the beginning of the text to fill in

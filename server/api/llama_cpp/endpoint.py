@@ -98,12 +98,12 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/infill", responses=COMPLETIONS)
     async def infill(request: Request, body: LlamaInfillBody) -> Response:
-        """Write what stands between two texts, with models that have tokens for it."""
+        """Write the text between two given texts, with models that have tokens for this task."""
         return await complete(request, body, lambda loaded: _gap(body, loaded))
 
     @routes.post("/apply-template", responses=gives(LlamaPrompt))
     async def apply_template(request: Request, body: ChatBody) -> Response:
-        """The prompt that the chat template makes of a conversation; nothing is generated."""
+        """Return the prompt that the chat template makes of a conversation, without generating."""
         ignored = check_unknown(body, strict=settings.strict)
         _, loaded = registry.serve(body.model)
 
@@ -116,13 +116,13 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/props", responses=gives(LlamaProps))
     async def props(model: ModelName = None) -> Response:
-        """What the model is, and what a completion is generated with unless it says otherwise."""
+        """Describe the model and the default settings of a completion."""
         found, loaded = registry.serve(model)
         return json_answer(_props(found, loaded))
 
     @routes.get("/slots", responses={**gives({"type": "array", "items": schema_of(LlamaSlot)})})
     async def slots(model: ModelName = None, fail_on_no_slot: Annotated[str | None, Query(max_length=16)] = None) -> Response:
-        """The places of sequences that run at once. With `fail_on_no_slot`, 503 when all of them are taken."""
+        """List the slots for sequences that run at once. With `fail_on_no_slot`, answer 503 if all of them are taken."""
         found, loaded = registry.serve(model)
         stats = loaded.worker.stats
         num_running = 0 if stats is None else stats.num_running
@@ -138,7 +138,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _gap(body: LlamaInfillBody, loaded: Loaded) -> list[int]:
-    """The tokens around what is to be written. Other files come first, each behind its name where the model has a token for that."""
+    """Return the prompt for the text to fill in. Other files come first, each after its name if the model has a token for file names."""
     infill, tokenizer, context = loaded.dialect.infill, loaded.tokenizer, context_of(loaded)
     if infill is None:
         message = "/infill is not supported: this model has no tokens for filling in the middle"
@@ -172,7 +172,7 @@ def _props(model: Model, loaded: Loaded) -> LlamaProps:
         },
         "total_slots": model.spec.max_batch,
         "model_alias": model.spec.name,
-        "model_path": model.spec.name,  # where it lies is for administrators: see /admin/models
+        "model_path": model.spec.name,  # the path is shown only to administrators, at /admin/models
         "chat_template": "" if template is None else template.source,
         "modalities": {"vision": False, "audio": False},
         "build_info": f"relaxserve-{distribution_version()}",

@@ -1,4 +1,4 @@
-"""An answer in Ollama's words: a line of JSON for each part of it, or one object."""
+"""An answer in Ollama's shape: a line of JSON for each part, or one object."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OllamaSaid(TypedDict):
 
 
 class OllamaCounts(TypedDict, total=False):
-    """With the last line; durations are in nanoseconds."""
+    """The counts of the last line. Durations are in nanoseconds."""
 
     done_reason: str
     total_duration: int
@@ -73,7 +73,7 @@ class OllamaAnswer(BlockAnswer):
         self._head = encode({"model": model, "created_at": now()})[:-1]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """A call is told once it is whole, so its parts are no lines."""
+        """Yield the lines. A call becomes one line when it is complete, so events of its parts are dropped."""
         async with aclosing(super().chunks()) as lines:
             async for line in lines:
                 if line:

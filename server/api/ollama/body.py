@@ -1,4 +1,4 @@
-"""The bodies of Ollama's API, and the conversations and prompts that they are."""
+"""The bodies of Ollama's API, and their conversion to conversations and completions."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ Images = Annotated[list[Text], Field(max_length=64, fail_fast=True)]
 
 
 class OllamaOptions(SamplingBody):
-    num_predict: Int | None = Field(default=None, ge=-2, le=2**31 - 1)  # below 0: as many as fit
+    num_predict: Int | None = Field(default=None, ge=-2, le=2**31 - 1)  # below 0: as many tokens as fit
 
-    # How a model is run here is not up to a request; no answer depends on these.
+    # These say how to run the model, which a request cannot change here; no answer depends on them.
     num_ctx: Any = None
     num_batch: Any = None
     num_gpu: Any = None
@@ -60,14 +60,14 @@ class OllamaMessage(Options):
 
 
 class OllamaBody(Options):
-    """What chat and generate have in common."""
+    """The fields that chat and generate share."""
 
     model: Label
-    stream: bool | None = None  # None: yes
+    stream: bool | None = None  # None: true
     format: Literal["", "json"] | JsonObject | None = None
     options: OllamaOptions | None = None
     think: bool | Effort | None = None
-    keep_alive: Label | Int | float | None = None  # models stay until they are unloaded
+    keep_alive: Label | Int | float | None = None  # ignored: models stay until they are unloaded
 
     @property
     def streams(self) -> bool:
@@ -75,7 +75,7 @@ class OllamaBody(Options):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the conversation or the prompt, whichever it is."""
+        """The fields of the ChatBody or CompletionBody that this request is converted to."""
         options = self.options or OllamaOptions()
         form = None
         if self.format == "json":
@@ -103,7 +103,7 @@ class OllamaGenerateBody(OllamaBody):
 class OllamaEmbedBody(Options):
     model: Label
     input: Text | Annotated[list[Text], Field(max_length=2048, fail_fast=True)]
-    truncate: bool | None = None  # None: yes
+    truncate: bool | None = None  # None: true
     dimensions: Int | None = Field(default=None, ge=1)
     options: OllamaOptions | None = None
     keep_alive: Label | Int | float | None = None
@@ -127,14 +127,14 @@ def chat_of(body: OllamaChatBody) -> ChatBody:
 
 
 def chat_of_prompt(body: OllamaGenerateBody) -> ChatBody:
-    """A prompt that goes through the chat template, as Ollama's do."""
+    """Convert a prompt to a conversation, because Ollama applies the chat template to prompts too."""
     _check_images(body.images, "images")
     system = [Message(role="system", content=body.system)] if body.system else []
     return _chat(body, [*system, Message(role="user", content=body.prompt or "")], None)
 
 
 def completion_of(body: OllamaGenerateBody) -> CompletionBody:
-    """A prompt that is taken as it is."""
+    """Convert a prompt to a completion, which uses no chat template."""
     _check_images(body.images, "images")
     settings = body.settings
     settings["max_tokens"] = -1 if settings["max_tokens"] is None else settings["max_tokens"]

@@ -1,4 +1,4 @@
-"""Ollama's API under /api: chat, generate, embed, and what it tells about models. Models are loaded and unloaded by the administration."""
+"""Ollama's API under /api: chat, generate, embed, and descriptions of models. The administration loads and unloads models."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class OllamaVersion(TypedDict):
 
 
 class OllamaError(TypedDict):
-    """With the code and the field of ours."""
+    """Ollama's error, with our code and field."""
 
     error: str
     code: str
@@ -122,7 +122,7 @@ def router(context: Context) -> APIRouter:
     routes, settings, registry = new_router("Ollama", error_shape=OllamaError), context.settings, context.registry
 
     def serve(name: str) -> tuple[Model, Loaded]:
-        """Ollama's clients add a tag to names that have none."""
+        """Find a model. Ollama's clients add a tag to names without one."""
         try:
             return registry.serve(name)
         except ApiError as error:
@@ -150,7 +150,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/generate", responses=_lines(OllamaGenerated))
     async def generate(request: Request, body: OllamaGenerateBody) -> Response:
-        """Answer a prompt, or continue it where it is raw or has a suffix."""
+        """Answer a prompt. If the request is `raw` or has a suffix, continue the prompt without a chat template."""
         ignored = check_unknown(body, strict=settings.strict)
         model, loaded = serve(body.model)
         if not body.prompt:
@@ -170,7 +170,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/embed", responses=gives(OllamaEmbedded))
     async def embed(request: Request, body: OllamaEmbedBody) -> Response:
-        """Turn texts into vectors. A text that is too long is cut at its end, unless `truncate` is false."""
+        """Turn texts into vectors. A text that is too long is truncated at its end, unless `truncate` is false."""
         ignored, began_s = check_unknown(body, strict=settings.strict), time.monotonic()
         model, loaded = serve(body.model)
         keep = None if body.truncate is False else -1
@@ -185,7 +185,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/embeddings", responses=gives(OllamaEmbedding))
     async def embeddings(request: Request, body: OllamaEmbeddingsBody) -> Response:
-        """Turn one text into a vector; superseded by /api/embed."""
+        """Turn one text into a vector. /api/embed supersedes this."""
         ignored = check_unknown(body, strict=settings.strict)
         model, loaded = serve(body.model)
         asked = EmbeddingBody.model_construct(input=body.prompt, truncate_prompt_tokens=-1, truncation_side="right")
@@ -195,13 +195,13 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/api/tags", responses=gives(OllamaModels))
     async def tags() -> Response:
-        """The loaded models."""
+        """List the loaded models."""
         listed: OllamaModels = {"models": [_described(model) for model in registry.models() if model.state is ModelState.READY]}
         return json_answer(listed)
 
     @routes.get("/api/ps", responses=gives(OllamaRunningModels))
     async def ps() -> Response:
-        """The same, as models that run."""
+        """List the loaded models as running ones."""
         found = [(model, model.loaded) for model in registry.models() if model.state is ModelState.READY]
         running: list[OllamaRunning] = [
             {**_described(model), "expires_at": NEVER, "size_vram": 0, "context_length": context_of(loaded)}
@@ -213,14 +213,14 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/show", responses=gives(OllamaShown))
     async def show(body: OllamaShowBody) -> Response:
-        """What a model is and can do."""
+        """Describe a model and its capabilities."""
         ignored = check_unknown(body, strict=settings.strict)
         model, loaded = serve(body.model)
         return json_answer(_shown(model, loaded), headers=response_headers(loaded, ignored))
 
     @routes.get("/api/version", responses=gives(OllamaVersion))
     async def version() -> Response:
-        """The version of this server."""
+        """Return the version of this server."""
         told: OllamaVersion = {"version": distribution_version()}
         return json_answer(told)
 
@@ -232,7 +232,7 @@ def _lines(shape: type) -> Responses:
 
 
 def _loaded(model: str, empty: Mapping[str, object]) -> Response:
-    """Without anything to answer, Ollama loads the model, which is there."""
+    """Answer a request without a prompt. Ollama would load the model, which is loaded already."""
     return json_answer({"model": model, "created_at": now(), **empty, "done": True, "done_reason": "load"})
 
 

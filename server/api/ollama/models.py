@@ -1,4 +1,4 @@
-"""Ollama's /api/pull and /api/delete: models of the hub come, are loaded, and go. They belong to the administration."""
+"""Ollama's /api/pull and /api/delete: download a model from the hub and load it, or unload and delete it. They need an admin key."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ encode = msgspec.json.encode
 
 class OllamaPullBody(Options):
     model: Label = Field(validation_alias=AliasChoices("model", "name"))
-    stream: bool | None = None  # None: yes
-    insecure: bool | None = None  # the hub is asked by its own client
+    stream: bool | None = None  # None: true
+    insecure: bool | None = None  # accepted, but the hub is always accessed by its own client
 
 
 class OllamaDeleteBody(Options):
@@ -52,7 +52,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/pull", responses=_lines())
     async def pull(body: OllamaPullBody) -> Response:
-        """Bring a model here, going on where an earlier try broke off, and load it under the name that was asked for."""
+        """Download a model, resuming an interrupted download, and load it under the requested name."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         name = _plain(body.model)
         spec = spec_of(LoadBody.model_construct(source=name, name=name, quantize=None, dtype=None), registry)
@@ -65,7 +65,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.delete("/api/delete", response_class=Response, responses={200: {"description": "The model is gone."}})
     async def delete(body: OllamaDeleteBody) -> Response:
-        """Unload a model of the hub, and remove its files from this machine."""
+        """Unload a model of the hub, and delete its files from this machine."""
         check_unknown(body, strict=settings.strict)
         name = _plain(body.model)
         source = await _unloaded(name, registry, settings)
@@ -85,12 +85,12 @@ def _lines() -> Responses:
 
 
 def _plain(name: str) -> str:
-    """Without the host and the tag that Ollama's clients write."""
+    """Return the name without the host and the tag that Ollama's clients add."""
     return next((name.removeprefix(hub) for hub in HUBS if name.startswith(hub)), name).removesuffix(":latest")
 
 
 async def _pulled(spec: ModelSpec, registry: Registry) -> AsyncGenerator[bytes, None]:
-    """A line for each part of the way. Raises ApiError."""
+    """Yield a line for each step of the download and the load. Raise ApiError if either fails."""
     yield _line("pulling manifest")
     try:
         if registry.library is not None and _is_of_hub(spec.source):
@@ -115,7 +115,7 @@ def _line(status: str, **further: str | int) -> bytes:
 
 
 async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> str:
-    """Where the model came from, once it is no longer loaded."""
+    """Unload the model if it is loaded, and return its source."""
     model = next((model for model in registry.models() if model.spec.name == name or name in registry.aliases_of(model.spec.name)), None)
     source = resolve(name, settings) if model is None else model.spec.source
     if not _is_of_hub(source):
@@ -127,5 +127,5 @@ async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> 
 
 
 def _is_of_hub(source: str) -> bool:
-    """A path of a spec is absolute."""
+    """Return whether a source is a hub id. Sources that are paths are absolute."""
     return not source.startswith("/") and HUB_ID.fullmatch(source) is not None

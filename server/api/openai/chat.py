@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions, and its twin that only shows the prompt."""
+"""POST /v1/chat/completions, and /v1/chat/completions/render, which only shows the prompt."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/v1/chat/completions/render", responses=gives(Render))
     async def render(request: Request, body: ChatBody) -> Response:
-        """Show the prompt and the effective parameters; nothing is generated."""
+        """Return the prompt and the effective parameters, without generating."""
         ignored = check_unknown(body, strict=context.settings.strict)
         model, loaded = context.registry.serve(body.model)
         who = caller(request)
@@ -127,7 +127,7 @@ def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: S
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a template is given."""
+    """The arguments for a chat template."""
 
     messages: list[dict[str, object]]
     tools: list[dict[str, object]] | None
@@ -172,14 +172,15 @@ async def render_prompt(make: Callable[[], Conversation], loaded: Loaded, who: C
 
 
 def _check_conversation(body: ChatBody, loaded: Loaded) -> None:
-    """What a template is given, it writes; so more than the context can hold need not be rendered."""
+    """Raise ApiError if the conversation is certainly too long, before it is rendered: the prompt contains at least the texts of the
+    messages and tools."""
     context = context_of(loaded)
     given = [body.messages, body.tools if body.tool_choice != "none" else None]
     check_chars(num_chars(given, most_chars(loaded.tokenizer, context)), loaded.tokenizer, "messages", context)
 
 
 def describe_plan(prompt: str, job: Job, model: Model, loaded: Loaded) -> Render:
-    """What would be asked of the worker, and what it would cost."""
+    """Describe the job that would be sent to the worker, and the KV pages it would take."""
     submit, ready = job.submit, loaded.ready
     longest = len(submit.prompt_ids) + submit.params.max_tokens
     pages = [pages_needed(group, len(submit.prompt_ids), longest, submit.num_choices) for group in ready.cache_groups]
@@ -202,8 +203,9 @@ def describe_plan(prompt: str, job: Job, model: Model, loaded: Loaded) -> Render
 
 
 def pages_needed(group: CachePages, num_prompt: int, longest: int, num_choices: int) -> int:
-    """Of one cache group, for choices of at most `longest` tokens with their prompt. A choice holds no more than its window."""
-    shared = num_prompt // group.page_size  # full pages of the prompt are held once
+    """Return how many pages of one cache group a request needs if each choice has at most `longest` tokens, including the prompt. A choice
+    holds at most the pages of its window."""
+    shared = num_prompt // group.page_size  # choices share the full pages of the prompt
     whole = shared + (-(-longest // group.page_size) - shared) * num_choices
     return whole if group.most_each is None else min(whole, group.most_each * num_choices)
 
@@ -239,7 +241,7 @@ def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSe
 
 
 def _thinking(budget: int | None, loaded: Loaded, *, is_open: bool) -> Thinking | None:
-    if budget is None or budget < 0:  # -1 is no limit
+    if budget is None or budget < 0:  # -1: no limit
         return None
     specials = loaded.dialect.specials
     if OPEN not in specials or CLOSE not in specials:

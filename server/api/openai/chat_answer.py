@@ -1,4 +1,4 @@
-"""The answer to a conversation, in the shapes of the API: chunks as it comes, or all at once."""
+"""The answer to a conversation in OpenAI's shapes: a stream of chunks, or one object."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ encode = msgspec.json.encode
 
 
 class _ChatChoice:
-    """The answer of one choice as it grows."""
+    """The state of one choice while it is generated."""
 
     __slots__ = ("arguments", "content", "entries", "finish", "reasoning", "stop_reason", "token_ids", "tool_calls")
 
@@ -39,7 +39,7 @@ class _ChatChoice:
         self.reasoning: list[str] = []
         self.tool_calls: list[CallStart] = []
         self.arguments: list[list[str]] = []
-        self.entries: list[bytes] = []  # as JSON
+        self.entries: list[bytes] = []  # log-probabilities as JSON
         self.token_ids: list[int] = []
         self.finish: str | None = None
         self.stop_reason: str | int | None = None
@@ -59,7 +59,7 @@ class _ChatChoice:
 
 
 class ChatAnswer:
-    """One answer, as chunks or as a whole; both are made of the same parts."""
+    """An answer of one or more choices, as chunks or as a whole. Both are built from the same parts."""
 
     def __init__(self, body: ChatBody, plan: ChatPlan, generation: Generation, model: Model, loaded: Loaded) -> None:
         self._body = body
@@ -89,7 +89,7 @@ class ChatAnswer:
         return await off_loop(size, self._pieces)
 
     def _pieces(self) -> list[bytes]:
-        """The answer, choice by choice."""
+        """Return the answer in pieces, one per choice."""
         pieces = [encode(self._envelope)[:-1] + b',"choices":[']
         for index, choice in enumerate(self._choices):
             pieces.append((b"," if index else b"") + encode(self._describe(index, choice)))
@@ -113,7 +113,7 @@ class ChatAnswer:
                     opened.add(step.choice)
                     yield head + await off_loop(count_logprobs(step.prompt_logprobs), lambda step=step: self._opening(step)) + tail
                 if self._is_plain(choice, step, parts):
-                    for part in parts:  # at most one; the path of nearly every token
+                    for part in parts:  # at most one part; this is the path of nearly every token
                         text = encode(part.text) if isinstance(part, Content) else b'""'
                         yield b'%b{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}%b' % (
                             head,
@@ -127,7 +127,7 @@ class ChatAnswer:
             yield chunk
 
     def _take(self, choice: _ChatChoice, step: Step) -> list[Part]:
-        """The parts that a step brings."""
+        """Return the parts that a step adds to its choice."""
         parts, finish = self._parser.parse(step)
         if finish is not None:
             choice.finish, choice.stop_reason = finish, step.stop_reason
@@ -161,7 +161,7 @@ class ChatAnswer:
         choice.token_ids += step.token_ids
         delta = self._delta(parts)
         if not delta and choice.finish is None:
-            return None  # its log-probabilities go with the next text
+            return None  # its log-probabilities are sent with the next text
         chunk: ChatChunkChoice = {
             "index": step.choice,
             "delta": delta,

@@ -1,4 +1,4 @@
-"""The answer to one or more prompts, in the shapes of the API: chunks as it comes, or all at once."""
+"""The answer to one or more prompts in OpenAI's shapes: a stream of chunks, or one object."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Choice:
 
 @dataclass(slots=True)
 class _Prompt:
-    """A prompt that is echoed: its text, and what it is made of."""
+    """A prompt to echo: its text, and its tokens."""
 
     ids: Sequence[int]
     text: str
@@ -56,7 +56,7 @@ class _Prompt:
 
 
 class CompletionAnswer:
-    """One answer, as chunks or as a whole."""
+    """An answer to all prompts, as chunks or as a whole."""
 
     def __init__(self, body: CompletionBody, jobs: Sequence[Job], generations: Sequence[Generation], model: Model, loaded: Loaded) -> None:
         self._body = body
@@ -65,7 +65,7 @@ class CompletionAnswer:
         self._prompts = [_Prompt.of(job.submit.prompt_ids, loaded.tokenizer) for job in jobs] if body.echo else []
         self._prompt_ids = [job.submit.prompt_ids for job in jobs]
         self._prompt_logprobs: dict[int, tuple[TokenLogprob | None, ...]] = {}
-        self._echoes: dict[int, Columns] = {}  # of each prompt, written once for all its choices
+        self._echoes: dict[int, Columns] = {}  # by prompt; encoded once for all its choices
         self._choices = [_Choice(index) for index in range(len(jobs) * self._per_prompt)]
         self._writer = LogprobWriter(loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._envelope = envelope("text_completion", "cmpl", body, model, loaded)
@@ -95,7 +95,7 @@ class CompletionAnswer:
         return await off_loop(size, self._pieces)
 
     def _pieces(self) -> list[bytes]:
-        """The answer, choice by choice."""
+        """Return the answer in pieces, one per choice."""
         pieces = [encode(self._envelope)[:-1] + b',"choices":[']
         for index, choice in enumerate(self._best()):
             pieces.append((b"," if index else b"") + encode(self._describe(index, choice)))
@@ -127,7 +127,8 @@ class CompletionAnswer:
             yield chunk
 
     async def _steps_behind_prompts(self) -> AsyncGenerator[Step, None]:
-        """The same, but none of a prompt's before the step that brings what an echo needs to know about it."""
+        """Yield the steps. If a prompt is echoed with log-probabilities, hold its steps back until the step with these log-probabilities
+        arrives."""
         held: dict[int, list[Step]] = {}
         if self._prompts and self._body.logprobs is not None:
             held = {index: [] for index in range(len(self._prompts))}
@@ -151,7 +152,7 @@ class CompletionAnswer:
             choice.stop_reason = step.stop_reason
 
     def _best(self) -> list[_Choice]:
-        """`n` of each prompt's choices: all, or those whose tokens were most probable."""
+        """Return `n` choices of each prompt: all of them, or those with the highest mean log-probability."""
         wanted, best = self._body.n or 1, list[_Choice]()
         for first in range(0, len(self._choices), self._per_prompt):
             group = self._choices[first : first + self._per_prompt]

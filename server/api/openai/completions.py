@@ -35,7 +35,7 @@ from server.interfaces import Tokenizer
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 
-DEFAULT_MAX_TOKENS = 16  # of the API
+DEFAULT_MAX_TOKENS = 16  # the API's default
 
 
 def router(context: Context) -> APIRouter:
@@ -61,7 +61,7 @@ def router(context: Context) -> APIRouter:
 
 
 def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> list[Job]:
-    """One job per prompt."""
+    """Return one job per prompt."""
     require_generator(model, loaded)
     check_sizes(body)
     num_choices = max(body.n or 1, body.best_of or 1)
@@ -71,7 +71,7 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
     ranked = num_choices > (body.n or 1)
     prompt_logprobs = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
     check_num_logprobs(sum(map(len, prompts)), prompt_logprobs, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
-    # A prompt that is only to be scored still takes one step; its token is not shown.
+    # A prompt that is only to be scored still takes one step; the token that the step draws is not shown.
     asked = 1 if body.max_tokens == 0 else body.max_tokens
     lengths = [max_tokens_of(asked, DEFAULT_MAX_TOKENS, ids, loaded, param="prompt") for ids in prompts]
     params = sampling_params(
@@ -112,7 +112,7 @@ def token_ids(
     side: str | None,
     may_be_empty: bool = False,
 ) -> list[list[int]]:
-    """The prompts of a request, in any of the four forms the API knows, cut to what is kept of them."""
+    """Return the tokens of a request's prompts, which come in any of the API's four forms, truncated if requested."""
     parts = _one_by_one(prompt)
     texts = [part for part in parts if isinstance(part, str)]
     encoded = iter(encode_prompts(texts, tokenizer, param, special=special, context=context, keep=keep, side=side))
@@ -142,6 +142,6 @@ def _check_fields(body: CompletionBody, num_choices: int, settings: ServerSettin
     if body.best_of is not None and body.best_of > (body.n or 1) and body.stream:
         raise invalid("best_of", "best_of is greater than n and stream is true; the best is known only at the end")
     if body.suffix and body.echo:
-        raise invalid("echo", "echo and suffix are given; the answer stands between two texts, so there is no one place for it")
+        raise invalid("echo", "echo and suffix are given; with a suffix there is no place to echo the prompt")
     if body.max_tokens == 0 and not body.echo:
         raise invalid("max_tokens", "max_tokens is 0 and echo is not true; nothing would be answered")

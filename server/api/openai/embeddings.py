@@ -53,7 +53,8 @@ def router(context: Context) -> APIRouter:
 
 
 async def conversation_text(body: EmbeddingBody, loaded: Loaded, who: Caller) -> str | None:
-    """The text of a conversation, if one is to be embedded."""
+    """Return the rendered conversation of a request with messages, or None for one with input. Raise ApiError unless there is exactly one
+    of them."""
     if body.input is None and body.messages is None:
         raise ApiError(MISSING_FIELD, "input is absent and required; or send messages", param="input")
     if body.input is not None and body.messages is not None:
@@ -74,7 +75,7 @@ async def conversation_text(body: EmbeddingBody, loaded: Loaded, who: Caller) ->
 
 
 def _pieces(answer: Embeddings, vectors: Sequence[Vector], body: EmbeddingBody) -> list[bytes]:
-    """The answer as a text in parts, each of which is written quickly: all at once, a thousand vectors take a second."""
+    """Return the answer in small pieces, because encoding a thousand vectors at once takes a second."""
     head, _, tail = msgspec.json.encode(answer).partition(b'"data":[')
     pieces = [head + b'"data":[']
     for index, vector in enumerate(vectors):

@@ -1,4 +1,4 @@
-"""The parts that chat and completion answers share: the envelope, and the usage that a stream reports."""
+"""The parts that chat and completion answers share: the envelope, and the usage in streams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def envelope(kind: str, id_prefix: str, body: ChatBody | CompletionBody, model: 
 
 
 class ChunkFrame:
-    """The bytes around the choices of each chunk. `stream_options` says which chunks report usage."""
+    """The bytes around the choices of each chunk. `stream_options` decides which chunks report usage."""
 
     def __init__(self, envelope: Envelope, body: ChatBody | CompletionBody, usage: Callable[[], Usage]) -> None:
         options = body.stream_options
@@ -44,7 +44,7 @@ class ChunkFrame:
 
     @property
     def last_chunks(self) -> list[bytes]:
-        """The chunk without choices that ends a stream, if the client asked for usage."""
+        """The final chunk, which has no choices, if the client requested usage."""
         return [self.head + self._usage_tail()] if self._in_a_last_chunk else []
 
     def _usage_tail(self) -> bytes:

@@ -1,4 +1,4 @@
-"""GET /v1/models: what can be asked, under which names."""
+"""GET /v1/models: the loaded models and their names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v1/models", responses=gives(ModelList))
     async def list_models() -> Response:
-        """The loaded models."""
+        """List the loaded models."""
         ready = [model for model in registry.models() if model.state is ModelState.READY]
         entries = [describe(model, registry) for model in ready]
         first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
@@ -31,7 +31,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v1/models/{model:path}", responses=gives(ModelEntry))
     async def get_model(model: str) -> Response:
-        """One loaded model, by name or alias."""
+        """Describe one loaded model, by name or alias."""
         found, _ = registry.serve(model)
         return json_answer(describe(found, registry))
 

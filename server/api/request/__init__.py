@@ -1,1 +1,1 @@
-"""From the body of a request to what the engine is asked: schemas, limits, defaults, prompts."""
+"""Turn the body of a request into a Submit for the worker: schemas, limits, defaults, prompts."""

@@ -1,4 +1,4 @@
-"""Messages as clients send them into messages as chat templates read them."""
+"""Convert messages from the form that clients send to the form that chat templates read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from server.api.request.prepare import invalid
 from server.api.request.schema import TEXT_PARTS, ContentPart, Message, MessageCall
 from server.errors import INVALID_JSON, UNSUPPORTED_CONTENT, ApiError
 
-ROLES = {"developer": "system", "function": "tool"}  # former and newer names
+ROLES = {"developer": "system", "function": "tool"}  # newer and older names of roles
 
 
 def for_template(messages: Sequence[Message]) -> list[dict[str, object]]:
@@ -32,7 +32,7 @@ def _message(message: Message, where: str) -> dict[str, object]:
     if calls:
         rendered["tool_calls"] = [_call(call) for call in calls]
     if reasoning is not None and not (calls and rendered["content"]):
-        rendered["thinking"] = reasoning  # gpt-oss's template calls it this, and refuses it beside calls and content
+        rendered["thinking"] = reasoning  # gpt-oss's template uses this name, and refuses thoughts in a message with calls and content
     if not calls and message.content is None and message.role != "assistant":
         raise invalid(f"{where}.content", f"{where} has neither content nor tool_calls")
     return rendered
@@ -57,7 +57,7 @@ def text_of(content: str | Sequence[ContentPart] | None, where: str = "content")
 
 
 def _call(call: MessageCall) -> dict[str, object]:
-    """Templates want the arguments as an object; the API has them as a string."""
+    """Return a tool call for the template. Templates expect arguments as an object, while the API has them as a string."""
     arguments: object = call.function.arguments or {}
     if isinstance(arguments, str):
         try:
@@ -65,7 +65,7 @@ def _call(call: MessageCall) -> dict[str, object]:
         except ApiError as error:
             if error.kind is not INVALID_JSON:
                 raise
-            # a call that was cut off; the template gets it as it was
+            # the arguments were cut off and are not valid JSON; the template gets them unchanged
     function = {**(call.function.model_extra or {}), "name": call.function.name, "arguments": arguments}
     rendered: dict[str, object] = {**(call.model_extra or {}), "type": "function", "function": function}
     if call.id is not None:

@@ -1,4 +1,4 @@
-"""Fields that are known and refused, with what to do instead; and those that are accepted because they change no answer."""
+"""Fields that are refused, with the remedy for each, and the check for unknown fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "audio": NO_MULTIMODAL,
     "mm_processor_kwargs": NO_MULTIMODAL,
     "prediction": "predicted outputs are not implemented",
-    "moderation": "nothing is moderated; ask a model for it before or behind",
+    "moderation": "moderation is not implemented; ask a model to check the text",
     "web_search_options": "the server has no access to the web",
     "functions": "deprecated by the API; use tools",
     "function_call": "deprecated by the API; use tool_choice",
@@ -46,7 +46,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "stop_regex": "use stop, or a regex constraint",
     "structural_tag": "use response_format with type structural_tag",
     "best_of": "only completions have it",
-    "guided_decoding_backend": "there is one backend",
+    "guided_decoding_backend": "there is only one backend",
     "guided_whitespace_pattern": "use grammar",
     "thinking_token_budget": "only chat has it",
     "reasoning_budget": "only chat has it",
@@ -74,7 +74,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "ec_transfer_params": NO_DISTRIBUTED,
     "return_token_offsets": "use logprobs of a completion, which have text_offset",
     "return_prompt_text": "ask /v1/chat/completions/render for the prompt",
-    "stream_interval": "each step is an event",
+    "stream_interval": "every step is sent as an event",
     "watermarking": "nothing is watermarked",
     "n_probs": "use logprobs and top_logprobs",
     "samplers": "the order of samplers is fixed",
@@ -88,7 +88,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "adaptive_decay": NO_SAMPLER,
     "t_max_predict_ms": "use timeout",
     "reasoning_format": "use separate_reasoning and include_reasoning",
-    "grammar_lazy": "offer tools; calls are held to their grammar from their marker on",
+    "grammar_lazy": "offer tools; their grammar constrains calls from the marker on",
     "grammar_triggers": "use response_format with type structural_tag",
     "response_fields": "answers have all their fields",
     "timings_per_token": "use stream_options.continuous_usage_stats",
@@ -102,14 +102,14 @@ UNSUPPORTED: Mapping[str, str] = {
     "late_chunking": "texts are embedded one by one",
     "embd_normalize": "use normalize",
     "padding": "texts are never padded",
-    "priority": "embeddings have none",
+    "priority": "embeddings have no priorities",
     "cache_salt": "embeddings are not cached",
     "conversation": "use previous_response_id",
     "context_management": "the context is never shifted; send less",
     "prompt": "prompt templates are not kept; send the text itself",
     "image": NO_MULTIMODAL,
-    "access_programs": "there are none",
-    "container": "nothing is run here",
+    "access_programs": "this server has no access programs",
+    "container": "this server runs no containers",
     "mcp_servers": "the server calls no tools; offer them as tools",
     "logprobs": "ask /v1/chat/completions for them",
     "top_logprobs": "ask /v1/chat/completions for them",
@@ -126,10 +126,10 @@ NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})
 
 
 def check_unknown(body: Options, *, strict: bool) -> list[str]:
-    """Refuse what is known and missing here; return the names of what nobody knows."""
+    """Raise ApiError for unsupported fields. Return the names of unknown fields; if `strict`, raise ApiError for unknown fields too."""
     ignored: list[str] = []
     for name, value in _unknown(body, None, []):
-        reason = None if "[" in name else UNSUPPORTED.get(name.rpartition(".")[2])  # lists hold what has fields of its own
+        reason = None if "[" in name else UNSUPPORTED.get(name.rpartition(".")[2])  # items of lists have fields of their own
         if reason is not None:
             if value not in NEUTRAL:
                 raise ApiError(UNSUPPORTED_FIELD, f"{name} is not supported: {reason}", param=name)
@@ -141,7 +141,8 @@ def check_unknown(body: Options, *, strict: bool) -> list[str]:
 
 
 def ignored_header(ignored: list[str]) -> dict[str, str]:
-    """Names come from the client, so what may not stand in a header is written as in an address, and a flood is counted."""
+    """Return the header that lists ignored fields. The names come from the client, so they are quoted as in a URL, and only the first are
+    listed."""
     names = [quote(name[:64], safe="!#$&'*+-.^_`|~:/@()<>?[]{}=") for name in ignored[:MAX_NAMES]]
     if len(ignored) > MAX_NAMES:
         names.append(f"and {len(ignored) - MAX_NAMES} more")
@@ -149,7 +150,7 @@ def ignored_header(ignored: list[str]) -> dict[str, str]:
 
 
 class Options(BaseModel):
-    """An object of a request. Its unknown fields are reported, wherever in the request it is."""
+    """An object of a request. Its unknown fields are reported, however deep in the request the object is."""
 
     model_config = {"extra": "allow", "strict": True, "allow_inf_nan": False, "protected_namespaces": ()}
 
@@ -158,16 +159,17 @@ class Options(BaseModel):
         return self.model_extra or {}
 
 
-Place = tuple["Place", str, int] | None  # of an object: that which holds it, the field's name, and the index, or -1 where it is no list
+# path of an object in the request: its parent's place, the field's name, and the index in a list or -1
+Place = tuple["Place", str, int] | None
 
 
 def _unknown(body: Options, place: Place, found: list[tuple[str, object]]) -> list[tuple[str, object]]:
-    """With where they are. A body may hold ten thousand objects, so a place is written down only where something is found."""
+    """Collect unknown fields with their places. A body may hold ten thousand objects, so a place is written only for an unknown field."""
     if unknown := body.unknown:
         found += [(_written(place) + name, value) for name, value in unknown.items()]
     for name, value in body.__dict__.items():
         if value is None:
-            continue  # as most are
+            continue  # most fields are absent
         if isinstance(value, Options):
             _unknown(value, (place, name, -1), found)
         elif isinstance(value, list) and value and not isinstance(value[0], int):  # token ids are many, and have no fields

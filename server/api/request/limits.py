@@ -1,7 +1,7 @@
-"""What a request may hold, beyond what its schema says of each field: checked before the work that it bounds.
+"""Limits on a whole request, beyond the limits of its single fields. Each is checked before the work that it bounds.
 
-No call that keeps Python's lock may take longer than some ten milliseconds, for every stream waits for it. Such calls parse, validate, copy
-or write values, so what they are given is bounded in number (`server/http/json_scan.py`) and in length (here and in `schema.py`).
+No call that holds Python's lock may take longer than about ten milliseconds, because every stream waits for it. Such calls parse, validate,
+copy or write values, so their input is bounded in number (`server/http/json_scan.py`) and in length (here and in `schema.py`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from server.errors import INVALID_JSON, INVALID_VALUE, ApiError
 from server.http.json_scan import JsonScan
 
-MAX_OBJECT_CHARS = 1 << 20  # of a field whose values are the client's own: tools, documents, metadata
-MAX_PROMPT_LOGPROBS = 1 << 17  # log-probabilities of a request's prompts
+MAX_OBJECT_CHARS = 1 << 20  # characters of a field with free content: tools, documents, metadata
+MAX_PROMPT_LOGPROBS = 1 << 17  # log-probabilities of all prompts of a request
 PROMPTS = frozenset({"messages", "prompt", "input"})  # bounded by the model's context
 
 
@@ -24,7 +24,7 @@ def check_sizes(body: BaseModel) -> None:
 
 
 def check_num_logprobs(num_tokens: int, num_alternatives: int | None, param: str) -> None:
-    """Of all prompts together; each token comes with its alternatives."""
+    """Raise ApiError if the prompts of a request have too many log-probabilities. Each token comes with its alternatives."""
     num = num_tokens * (1 + (num_alternatives or 0))
     if num_alternatives is not None and num > MAX_PROMPT_LOGPROBS:
         message = (
@@ -34,7 +34,7 @@ def check_num_logprobs(num_tokens: int, num_alternatives: int | None, param: str
 
 
 def num_chars(value: object, most: int) -> int:
-    """The characters of all names and texts in `value`, and one for any other value. Counting ends beyond `most`."""
+    """Count the characters of all names and texts in `value`, and one for any other value. Stop once the count exceeds `most`."""
     pending, num = [value], 0
     while pending and num <= most:
         match pending.pop():
@@ -56,7 +56,7 @@ def num_chars(value: object, most: int) -> int:
 
 
 def read_json(text: str) -> object:
-    """JSON that a client sent within a text."""
+    """Parse JSON that a client sent inside a text."""
     data = text.encode()
     JsonScan().feed(data)
     try:

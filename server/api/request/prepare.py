@@ -1,4 +1,4 @@
-"""From a body to what the worker is asked: every default applied, every limit checked, every refusal by name."""
+"""Build the worker's job from a request's body: apply every default, check every limit, and refuse with a named error."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from server.text.grammar import Structure, json_text, structured
 
 T = TypeVar("T")
 ANY_OBJECT = Constraint(ConstraintKind.JSON_SCHEMA, json_text({"type": "object"}))
-LEAST_SHARE = 1e-9  # of top_p: the most probable token alone, as 0 asks for
-LONG = 4096  # bytes of a body, or tokens of an answer: more of them would hold up the streams of others
+LEAST_SHARE = 1e-9  # used for a top_p of 0: only the most probable token remains
+LONG = 4096  # bytes of a body, or tokens of an answer; longer ones are processed on a thread, or they would hold up other streams
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPlan:
-    """A conversation, resolved."""
+    """A resolved conversation: its prompt, the job for the worker, and the rules for parsing the answer."""
 
     prompt: str
     job: Job
@@ -46,7 +46,7 @@ def invalid(param: str, message: str) -> ApiError:
 
 
 def context_of(loaded: Loaded) -> int:
-    """The longest sequence: the model's context, or what the KV cache holds if that is less."""
+    """Return the largest number of tokens that a sequence may have: the model's context, or the size of the KV cache if that is smaller."""
     ready = loaded.ready
     return min(ready.max_context, max(0, ready.num_pages - 1) * ready.page_size or ready.max_context)
 
@@ -57,7 +57,7 @@ def require_generator(model: Model, loaded: Loaded) -> None:
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """Run what a body asks for or an answer consists of, on a thread if there is much of it. That helps only as no call in `work` holds
+    """Run `work` on a thread if `size` is large, otherwise in place. A thread lets other tasks run only because no call in `work` holds
     Python's lock for long: see `limits.py`."""
     return await asyncio.to_thread(work) if size > LONG else work()
 
@@ -88,8 +88,8 @@ def stop_rules(body: GenerationBody, settings: ServerSettings) -> StopRules:
 
 
 def max_tokens_of(asked: int | None, default: int | None, prompt_ids: Sequence[int], loaded: Loaded, *, param: str) -> int:
-    """What was asked for, or `default`, or what is left; never more than fits, and never less than was asked. `param` is the field
-    that the prompt came in."""
+    """Return the requested number of tokens. Without a request, return `default`, or else as many as fit. Raise ApiError if the request
+    does not fit. `param` is the field with the prompt."""
     context = context_of(loaded)
     room = context - len(prompt_ids)
     if asked == -1:
@@ -126,7 +126,7 @@ def sampling_params(
         min_tokens=body.min_tokens or 0,
         temperature=0.0 if body.do_sample is False else _first(body.temperature, defaults.temperature, 1.0),
         top_p=max(LEAST_SHARE, _first(body.top_p, defaults.top_p, 1.0)),
-        top_k=max(0, _first(body.top_k, defaults.top_k, 0)),  # -1 is off, too
+        top_k=max(0, _first(body.top_k, defaults.top_k, 0)),  # -1 means off, like 0
         min_p=_first(body.min_p, defaults.min_p, 0.0),
         typical_p=_first(body.typical_p, defaults.typical_p, 1.0),
         frequency_penalty=body.frequency_penalty or 0.0,
@@ -165,7 +165,7 @@ def job_of(
     if body.skip_special_tokens is False:
         shown = loaded.tokenizer.special_texts
     submit = Submit(
-        request_id=secrets.token_hex(12),  # never the client's: two clients may choose the same
+        request_id=secrets.token_hex(12),  # never the client's id: two clients may choose the same
         prompt_ids=tuple(prompt_ids),
         params=params,
         num_choices=num_choices,
@@ -178,7 +178,7 @@ def job_of(
 
 
 def job_like(job: Job, prompt_ids: Sequence[int], max_tokens: int) -> Job:
-    """Another prompt of the same request."""
+    """Return a job for another prompt of the same request."""
     submit = msgspec.structs.replace(
         job.submit,
         request_id=secrets.token_hex(12),
@@ -189,7 +189,7 @@ def job_like(job: Job, prompt_ids: Sequence[int], max_tokens: int) -> Job:
 
 
 def constraint_of(body: GenerationBody, settings: ServerSettings) -> Constraint | None:
-    """The one thing that the answer must match, however the request spells it."""
+    """Return the constraint on the answer, whichever field of the request sets it. Raise ApiError if more than one does."""
     found = [(param, constraint) for param, constraint in _constraints(body, settings.max_schema_bytes) if constraint is not None]
     if len(found) > 1:
         names = ", ".join(param for param, _ in found)
@@ -266,7 +266,8 @@ def _structures(form: ResponseFormat, most: int) -> list[Structure]:
 
 
 def _check_size(value: object, param: str, most: int) -> None:
-    """Before it is read or written down; its JSON text has at least as many bytes."""
+    """Raise ApiError before a value is parsed or encoded if it is too large. Its JSON text has at least as many bytes as `num_chars`
+    counts."""
     if num_chars(value, most) > most:
         raise invalid(param, f"{param} has more than {most} bytes; expected at most {most}")
 
@@ -307,7 +308,7 @@ def _logit_bias(bias: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[
 
 
 def _banned(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """A word that begins a text and one behind a space are different tokens; both are banned."""
+    """Return the tokens of banned words. A word at the beginning of a text and one after a space have different tokens; both are banned."""
     for word in words:
         if not word.strip():
             raise invalid("bad_words", f"bad_words has {word!r:.40}; expected words that are not empty")

@@ -1,4 +1,4 @@
-"""The bodies of the OpenAI endpoints: which fields there are, and which values each may have on its own."""
+"""The bodies of the OpenAI endpoints: their fields, and the values that each may have on its own."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from server.http.json_scan import MAX_NUMBERS
 
 
 def _integer(value: object) -> object:
-    """20.0 is an integer in JSON."""
+    """Accept 20.0 as an integer, as JSON does."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Int = Annotated[int, BeforeValidator(_integer)]  # not for items of long lists, each of which would call it
+Int = Annotated[int, BeforeValidator(_integer)]  # not for items of long lists: the validator would be called for each
 
-# Every text, list and object has a limit of its own, and a list ends its complaints with the first: a million of them take seconds.
-MAX_TEXT_CHARS = 8 << 20  # of what the context bounds, or the setting for schemas
+# Every text, list and object has a limit, and a list reports only its first error: a million errors take seconds.
+MAX_TEXT_CHARS = 8 << 20  # limit for texts that the context or the schema setting bounds further
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NUMBERS, fail_fast=True)]
 FewTokenIds = Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)]
 Logit = Annotated[float, Field(ge=-100, le=100)]
-Kept = Literal[-1] | Annotated[Int, Field(ge=1)]  # tokens of a prompt; -1: as many as fit
+Kept = Literal[-1] | Annotated[Int, Field(ge=1)]  # tokens of a prompt to keep; -1: as many as fit
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Alternatives = Annotated[Int, Field(ge=0, le=20)]
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
@@ -39,7 +39,7 @@ Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
 
 class StreamOptions(Options):
     include_usage: bool = False
-    include_obfuscation: Literal[False] | None = None  # no event is padded
+    include_obfuscation: Literal[False] | None = None  # events are never padded
     continuous_usage_stats: bool = False
 
 
@@ -59,8 +59,8 @@ class StructureTag(Options):
 class ResponseFormat(Options):
     type: Literal["text", "json_object", "json_schema", "regex", "structural_tag"]
     json_schema: JsonSchemaFormat | None = None
-    schema_: JsonObject | bool | Text | None = Field(default=None, alias="schema")  # json_object with a schema
-    value: JsonObject | Text | None = None  # regex, or a schema
+    schema_: JsonObject | bool | Text | None = Field(default=None, alias="schema")  # the schema for type json_object
+    value: JsonObject | Text | None = None  # a regex, or a schema
     regex_schema: Text | None = None
     structures: list[StructureTag] | None = Field(default=None, min_length=1, max_length=128, fail_fast=True)
     triggers: list[Label] | None = Field(default=None, min_length=1, max_length=128, fail_fast=True)
@@ -75,7 +75,7 @@ class StructuredOutputs(Options):
 
 
 class SamplingBody(Options):
-    """What every API that generates may be told: how tokens are drawn, and for whom."""
+    """The sampling parameters and the caller's fields that every generating API accepts."""
 
     temperature: float | None = Field(default=None, ge=0, le=100)
     do_sample: bool | None = None
@@ -118,14 +118,14 @@ class SamplingBody(Options):
 
 
 class GenerationBody(SamplingBody):
-    """What chat and completions have in common."""
+    """The fields that chat and completions share."""
 
     model: Label | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     max_tokens: Int | None = Field(
         default=None,
-        ge=-1,  # as many as fit
+        ge=-1,  # -1: as many as fit
         le=2**31 - 1,
         validation_alias=AliasChoices("max_tokens", "max_new_tokens", "n_predict", "num_predict"),
     )
@@ -156,7 +156,7 @@ class ContentPart(Options):
 
     @property
     def unknown(self) -> Mapping[str, object]:
-        """A part that is no text is refused by its type, so its fields need no complaint of their own."""
+        """Return the unknown fields of a text part. Any other part is refused by its type, so its fields are not reported."""
         return super().unknown if self.type in TEXT_PARTS else {}
 
 
@@ -176,7 +176,7 @@ class MessageCall(Options):
 
 
 class Message(Options):
-    role: str = Field(max_length=64, pattern=r"^\w[\w.-]*$")  # what a role means is up to the template
+    role: str = Field(max_length=64, pattern=r"^\w[\w.-]*$")  # any role is accepted: the template decides what it means
     content: Text | ContentParts | None = None
     name: Label | None = None
     tool_calls: Annotated[list[MessageCall], Field(max_length=4096, fail_fast=True)] | None = None
@@ -184,7 +184,7 @@ class Message(Options):
     tool_call_id: Label | None = None
     refusal: Text | None = None
     reasoning_content: Text | None = None
-    reasoning: Text | None = None  # the same under its other name; answers have both
+    reasoning: Text | None = None  # another name of reasoning_content; answers have both
 
 
 FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9_.-]+$")]
@@ -279,7 +279,7 @@ class EmbeddingBody(Options, json_schema_extra={"anyOf": [{"required": ["input"]
 class TokenizeBody(Options):
     model: Label | None = None
     prompt: Text | None = None
-    content: Text | None = None  # llama.cpp's word for it, with fields and an answer of its own
+    content: Text | None = None  # the text, in llama.cpp's form of this request, which has further fields and an answer of its own
     add_special: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None

@@ -1,7 +1,7 @@
-"""Texts into tokens, within bounds that are checked before the work they bound.
+"""Encode texts into tokens, within limits that are checked before the work they bound.
 
-`tokenizers` works without Python's lock, but hands over and frees its results under it, 0.2 us a token. So short texts go together, and
-of a long text only as much is encoded as shows that it is too long.
+`tokenizers` works without Python's lock, but returns and frees its results while holding it, 0.2 us per token. So short texts are encoded
+together, and a long text is encoded only as far as needed to show that it is too long.
 """
 
 from __future__ import annotations
@@ -12,59 +12,60 @@ from collections.abc import Iterable, Sequence
 from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from server.interfaces import Tokenizer
 
-PIECE_CHARS = 64 << 10  # encoded in one call
-DENSE = 4  # characters a token; a text with more of them than that in its context is counted piece by piece first
-SPARSE = 6  # characters a token; most texts have fewer, so that one piece holds as many tokens as are kept
+PIECE_CHARS = 64 << 10  # characters encoded in one call
+DENSE = 4  # characters per token; a text with more than DENSE * context characters is first counted piece by piece
+SPARSE = 6  # characters per token; most texts have fewer, so that one piece usually holds all tokens to keep
 WORD_END = re.compile(r"\S(?=\s)")
 LAST_WORD_END = re.compile(r".*\S(?=\s)", re.DOTALL)
-LEAST_TOKEN_CHARS = 128  # a normaliser may drop white space, and WordPiece makes one token of a word that it does not know
+LEAST_TOKEN_CHARS = 128  # a normaliser may drop white space, and WordPiece makes one token of an unknown word
 
 
 def encode_texts(
     texts: Sequence[str], tokenizer: Tokenizer, *, special: bool, keep: int | None = None, side: str | None = None
 ) -> list[list[int]]:
-    """Texts that are known to fit, or of which `keep` tokens are left. Each group is cut before the next is encoded: to free millions of
-    tokens at once takes 0.1 s."""
+    """Encode texts that are known to fit, or keep only `keep` tokens of each. Each group of texts is truncated before the next group is
+    encoded, because freeing millions of tokens at once takes 0.1 s."""
     return [truncate(ids, keep, side) for group in _grouped(texts) for ids in tokenizer.encode_all(group, special)]
 
 
 def encode_prompts(
     texts: Sequence[str], tokenizer: Tokenizer, param: str, *, special: bool, context: int, keep: int | None = None, side: str | None = None
 ) -> list[list[int]]:
-    """Each text's tokens, of which there may be as many as the context holds. With `keep`, a text may be longer, and so many of its tokens
-    are left, on that side."""
+    """Encode texts. Raise ApiError if one has more tokens than the context. With `keep`, longer texts are truncated to that many tokens
+    instead, by removing tokens at `side`."""
     needed = [_needed(text, tokenizer, param, context, keep, side) for text in texts]
     return encode_texts(needed, tokenizer, special=special, keep=keep, side=side)
 
 
 def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | None:
-    """How many tokens of a prompt are kept; -1 asks for as many as leave room for the answer."""
+    """Return how many tokens of a prompt to keep. -1 keeps as many as leave room for the answer."""
     return max(1, context - max(1, max_tokens or 1)) if asked == -1 else asked
 
 
 def truncate(ids: list[int], keep: int | None, side: str | None) -> list[int]:
-    """Only where the request asks for it."""
+    """Remove tokens at `side` until `keep` are left. Return all tokens without `keep`."""
     if keep is None or len(ids) <= keep:
         return ids
     return ids[:keep] if side == "right" else ids[-keep:]
 
 
 def too_long(context: int, found: str, param: str) -> ApiError:
-    """Clients tell this error from others by its words: most by OpenAI's, with which it begins, LangChain by its code."""
+    """Return the error for a prompt that does not fit. Most clients recognise it by OpenAI's words, with which it begins, and LangChain by
+    its code."""
     remedy = "shorten the prompt, lower max_tokens, or set truncate_prompt_tokens"
     message = f"This model's maximum context length is {context} tokens. However, {found} ({CONTEXT_LENGTH_EXCEEDED.code}); {remedy}."
     return ApiError(CONTEXT_LENGTH_EXCEEDED, message, param=param)
 
 
 def most_chars(tokenizer: Tokenizer, context: int) -> int:
-    """A longer text does not fit, whatever is in it."""
+    """Return the largest number of characters that a text of `context` tokens can have."""
     return context * max(tokenizer.max_token_chars, LEAST_TOKEN_CHARS)
 
 
 def check_chars(num_chars: int, tokenizer: Tokenizer, param: str, context: int) -> None:
     most = most_chars(tokenizer, context)
     if num_chars > most:
-        raise too_long(context, f"{param} has {num_chars} characters or more, and so many tokens have {most} characters at most", param)
+        raise too_long(context, f"{param} has at least {num_chars} characters, and so many tokens have at most {most}", param)
 
 
 def _needed(text: str, tokenizer: Tokenizer, param: str, context: int, keep: int | None, side: str | None) -> str:
@@ -82,7 +83,8 @@ def _needed(text: str, tokenizer: Tokenizer, param: str, context: int, keep: int
 
 
 def _reach(text: str, tokenizer: Tokenizer, limit: int, piece_chars: int) -> int:
-    """Where the first pieces end that certainly hold more than `limit` tokens; the end of the text if it may have fewer."""
+    """Return the end of the shortest beginning of the text, in whole pieces, that certainly has more than `limit` tokens, or the text's end
+    if none has."""
     num_tokens, end = 0, 0
     while end < len(text) and num_tokens <= limit:
         begin, end = end, _next_cut(text, end, piece_chars)
@@ -91,7 +93,7 @@ def _reach(text: str, tokenizer: Tokenizer, limit: int, piece_chars: int) -> int
 
 
 def _reach_from_end(text: str, tokenizer: Tokenizer, limit: int, piece_chars: int) -> int:
-    """Where the last pieces begin that certainly hold more than `limit` tokens; 0 if the text may have fewer."""
+    """Return the start of the shortest end of the text, in whole pieces, that certainly has more than `limit` tokens, or 0 if none has."""
     num_tokens, begin = 0, len(text)
     while begin > 0 and num_tokens <= limit:
         begin, end = _last_cut(text, begin, piece_chars), begin
@@ -100,18 +102,20 @@ def _reach_from_end(text: str, tokenizer: Tokenizer, limit: int, piece_chars: in
 
 
 def _least_tokens(piece: str, tokenizer: Tokenizer) -> int:
-    """A cut can part a token into as many as it has characters, but into no more."""
+    """Return a lower bound for the number of tokens that a piece contributes to its text. A cut inside a token can make at most as many
+    tokens of it as it has characters."""
     return tokenizer.count(piece) - tokenizer.max_token_chars
 
 
 def _next_cut(text: str, begin: int, piece_chars: int) -> int:
-    """The end of a piece: of a word, as words are encoded apart, or of as many characters as are encoded in one call."""
+    """Return the end of the next piece: the end of a word, since words are encoded independently, or `begin` + PIECE_CHARS if no word ends
+    before."""
     found = WORD_END.search(text, begin + piece_chars - 1, begin + PIECE_CHARS)
     return found.end() if found else min(begin + PIECE_CHARS, len(text))
 
 
 def _last_cut(text: str, end: int, piece_chars: int) -> int:
-    """Where a piece begins, by the same rule."""
+    """Return the beginning of the last piece before `end`, by the rule of `_next_cut`."""
     first = max(end - PIECE_CHARS, 0)
     found = LAST_WORD_END.match(text, first, max(end - piece_chars + 1, 0))
     return found.end() if found else first

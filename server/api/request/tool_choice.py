@@ -1,5 +1,5 @@
-"""Which tools a conversation offers, whether a call is demanded, and what holds calls to it. What may not be called is not shown to the
-model either."""
+"""The tools that a conversation offers, whether a call is required, and the constraints on calls. A tool that may not be called is not
+shown to the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from server.text.tools import ToolFormat
 class ToolUse:
     tools: Sequence[Tool]
     demanded: bool = False  # the answer must be a call
-    single: bool = False  # of one tool, once
+    single: bool = False  # at most one call
 
 
 def tool_use(body: ChatBody) -> ToolUse:
@@ -52,7 +52,7 @@ def _named(tools: Sequence[Tool], names: Sequence[NamedTool], param: str) -> lis
 
 
 def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint:
-    """Calls and nothing else, their arguments as the schemas say."""
+    """Return the constraint for an answer that consists of calls only, with arguments that match the schemas."""
     schemas = [ToolSchema(tool.function.name, tool.function.parameters or {}) for tool in use.tools]
     constraint = dialect.forced_calls(schemas, several=not use.single)
     if len(constraint.source.encode()) > max_bytes:
@@ -61,9 +61,9 @@ def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint
 
 
 def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool, thinking: bool) -> Constraint | None:
-    """Holds calls, where the model makes any, to the tools that are offered, and to the schemas of those that are strict. Nothing is
-    refused for it: where a worker could not tell by tokens what a call is and what a thought, or where it would be too much, the model
-    is as free as it was. `splits`: thoughts are taken off the answer, and no call is taken from them."""
+    """Return the constraint on calls that the model may make: only offered tools, and for strict tools only arguments that match the
+    schema. Return None, which leaves the model unconstrained, if a worker could not tell calls from thoughts by their tokens, or if the
+    schemas are too large. `splits`: thoughts are split off the answer, and calls inside them are ignored."""
     form, specials = loaded.dialect.tools, loaded.dialect.specials
     splits_text = splits and not {OPEN, CLOSE} <= specials.keys()
     if not use.tools or form.bare or form.opening not in specials or splits_text:
@@ -82,7 +82,8 @@ def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool,
 
 
 def _offers(form: ToolFormat, tools: Sequence[ToolSchema], tokenizer: Tokenizer, opening_id: int) -> tuple[tuple[int, ...], ...]:
-    """Encoded behind the marker, as some tokenizers write the beginning of a text otherwise."""
+    """Return the token sequences that may follow the token which opens a call. The texts are encoded together with that token, because some
+    tokenizers encode the beginning of a text differently."""
     texts = [form.opening + text for tool in tools for text in beginnings(form, tool.name)]
     encoded = [tuple(tokenizer.encode(text, False)) for text in texts]
     return tuple(dict.fromkeys(ids[1:] for ids in encoded if ids[0] == opening_id))

@@ -1,4 +1,4 @@
-/* The form in which somebody answers what the model calls. */
+/* The form in which the user enters the results of the model's tool calls. */
 
 import {h} from "../core/dom.js";
 

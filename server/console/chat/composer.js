@@ -1,4 +1,4 @@
-/* The field in which messages are written, with the context that they take. */
+/* The field for writing a message, and the share of the context that the conversation takes. */
 
 import {h, icon} from "../core/dom.js";
 
@@ -51,7 +51,7 @@ export class Composer {
     this.#enable();
   }
 
-  /* How much of the context the conversation takes; null hides it. */
+  /* Show how many tokens of the context the conversation takes. A null count hides it. */
   showContext(count, limit) {
     const {context} = this;
     context.hidden = count === null;

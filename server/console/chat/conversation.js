@@ -1,8 +1,8 @@
-/* A conversation is a tree of nodes: an answer that is asked for again, or a question that is edited, is a branch of its own.
+/* A conversation is a tree of nodes. A repeated answer or an edited question begins a new branch.
 
    conversation: {id, title, created, updated, options, leaf, nodes: {id: node}}     `leaf` is the last node of the branch that is shown
    node: {id, parent, created, role, content, reasoning, calls, call, model, finish, error, usage, figures, dropped}
-     role: user | assistant | tool;   calls: [{id, name, arguments}] of an assistant;   call: the id that a tool's node answers
+     role: user | assistant | tool;   calls: [{id, name, arguments}] of an assistant;   call: the id of the call that a tool's node answers
      dropped: how many messages did not fit into the context of this answer */
 
 export const newId = () => crypto.getRandomValues(new Uint32Array(3)).reduce((id, part) => id + part.toString(36), "");
@@ -22,14 +22,14 @@ export function add(conversation, parent, fields) {
   return node;
 }
 
-/* The nodes of the shown branch, the first one first. */
+/* Return the nodes of the shown branch, from the root to the leaf. */
 export function path(conversation, leaf = conversation.leaf) {
   const nodes = [];
   for (let id = leaf; id !== null; id = conversation.nodes[id].parent) nodes.push(conversation.nodes[id]);
   return nodes.reverse();
 }
 
-/* The node and those that branch off beside it, in the order of their making. */
+/* Return the node and its alternatives at the same place, in order of creation. */
 export function siblings(conversation, node) {
   return childrenOf(conversation, node.parent).filter(other => other.role === node.role && other.call === node.call);
 }
@@ -40,13 +40,13 @@ export function choose(conversation, id) {
   conversation.leaf = id;
 }
 
-/* Answers that a page left behind when it was closed will get no end any more. */
+/* Mark answers as interrupted that were unfinished when an earlier page was closed. */
 export function markInterrupted(conversation) {
   for (const node of Object.values(conversation.nodes)) if (node.finish === null && !node.error) node.finish = "interrupted";
   return conversation;
 }
 
-/* Tool calls of the last answer that have no result yet. */
+/* Return the tool calls of the last answer that have no result yet. */
 export function openCalls(conversation) {
   const nodes = path(conversation), asked = nodes.findLast(node => node.role === "assistant");
   if (!asked?.calls?.length || nodes.slice(nodes.indexOf(asked) + 1).some(node => node.role === "user")) return [];

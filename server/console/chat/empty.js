@@ -1,4 +1,4 @@
-/* What a chat shows before the first message. */
+/* The contents of a chat before the first message. */
 
 import {h} from "../core/dom.js";
 

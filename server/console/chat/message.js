@@ -1,4 +1,4 @@
-/* One node of a conversation as an element, which follows the node while it is written. */
+/* The element of one node of a conversation, which is updated while the answer streams. */
 
 import {copyButton} from "../core/clipboard.js";
 import {h, iconButton} from "../core/dom.js";
@@ -7,7 +7,7 @@ import {figuresOf} from "./figures.js";
 
 const SMALL = {class: "icon-button small act"};
 
-/* `actions` are functions of a node; those that are absent have no button: edit(node, text), again(node), choose(node), fixKey(). */
+/* Return the message of a node. `actions` may have edit(node, text), again(node), choose(node), fixKey(); an absent one has no button. */
 export function messageOf(node, actions) {
   return new {user: UserMessage, assistant: AssistantMessage, tool: ToolMessage}[node.role](node, actions);
 }
@@ -97,7 +97,7 @@ class ToolMessage {
   }
 
   update() {
-    // a result stays as it was given
+    // a result never changes
   }
 }
 
@@ -111,7 +111,7 @@ function indented(text) {
   try {
     return JSON.stringify(JSON.parse(text), null, 2);
   } catch {
-    return text;  // it is still being written
+    return text;  // the JSON is incomplete while the call streams
   }
 }
 

@@ -1,14 +1,14 @@
-/* What can be said about an answer: the fields of the form, and what each becomes in a request. Empty fields leave it to the model. */
+/* The options of answers: the fields of the form, and the field of a request for each. An empty field leaves the choice to the model. */
 
 export const NUMBERS = [
   {name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.1, hint: "0 takes the most probable token"},
-  {name: "top_p", label: "Top-p", min: 0.01, max: 1, step: 0.05, hint: "least set of tokens with this probability"},
-  {name: "top_k", label: "Top-k", min: 0, step: 1, hint: "so many most probable tokens; 0 takes all"},
-  {name: "min_p", label: "Min-p", min: 0, max: 1, step: 0.01, hint: "share of the best token's probability"},
+  {name: "top_p", label: "Top-p", min: 0.01, max: 1, step: 0.05, hint: "draw from the smallest set of tokens with this total probability"},
+  {name: "top_k", label: "Top-k", min: 0, step: 1, hint: "number of most probable tokens to draw from; 0: all"},
+  {name: "min_p", label: "Min-p", min: 0, max: 1, step: 0.01, hint: "least probability, as a share of the best token's"},
   {name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1, hint: "for tokens that have occurred"},
   {name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, hint: "for each time they occurred"},
-  {name: "repetition_penalty", label: "Repetition penalty", min: 0.1, max: 2, step: 0.05, hint: "1 is none"},
-  {name: "max_tokens", label: "Longest answer", min: 1, step: 1, hint: "tokens; empty: what fits"},
+  {name: "repetition_penalty", label: "Repetition penalty", min: 0.1, max: 2, step: 0.05, hint: "1: no penalty"},
+  {name: "max_tokens", label: "Longest answer", min: 1, step: 1, hint: "in tokens; empty: as many as fit"},
   {name: "seed", label: "Seed", step: 1, hint: "same seed, same answer"},
 ];
 export const TEXTS = ["system", "schema", "tools"];
@@ -19,7 +19,7 @@ export const PRESETS = {
   Creative: {temperature: 1, top_p: 0.95},
 };
 
-/* The fields of a request. Throws an OptionFault that names the field. */
+/* Return the request's fields for the options. Throw an OptionFault that names the field if one is invalid. */
 export function asFields(options) {
   const fields = {};
   for (const {name} of NUMBERS) if (options[name] !== undefined) fields[name] = options[name];
@@ -31,7 +31,7 @@ export function asFields(options) {
   return fields;
 }
 
-/* Tools as OpenAI lists them; bare functions are taken, too. */
+/* Return the tools in OpenAI's form. Bare functions are accepted, too. */
 export function toolsOf(options) {
   if (!options.tools?.trim()) return [];
   const tools = parsed("tools", options.tools, Array.isArray, "a list of tools: [{\"type\": \"function\", \"function\": {\"name\": …}}]");

@@ -1,11 +1,11 @@
-/* The options of answers, as a form beside the chat. */
+/* The form beside the chat for the options of answers. */
 
 import {find, h, iconButton} from "../core/dom.js";
 import {keep, load} from "../core/settings.js";
 import {asFields, NUMBERS, OptionFault, PRESETS, TEXTS} from "./options.js";
 
 const AREAS = {
-  system: {label: "System prompt", rows: 4, hint: "How the model is to answer", code: false},
+  system: {label: "System prompt", rows: 4, hint: "How the model should answer", code: false},
   schema: {label: "JSON schema of the answer", rows: 4, hint: '{"type": "object", "properties": …}', code: true},
   tools: {label: "Tools", rows: 5, hint: '[{"name": "weather", "parameters": …}]', code: true},
 };
@@ -34,7 +34,7 @@ export class OptionsPanel {
     else if (hadFocus) [...document.querySelectorAll("[data-action=options]")].find(button => button.checkVisibility())?.focus();
   }
 
-  /* Show those of another conversation. */
+  /* Show the options of the conversation that is now open. */
   refresh() {
     if (!this.root.hidden) this.#draw();
   }
@@ -56,7 +56,7 @@ export class OptionsPanel {
       h("div", {class: "numbers"}, NUMBERS.map(({name, label, hint}) => h("label", {class: "field", title: hint}, label, this.fields[name]))),
       h("label", {class: "check"}, this.truncate, "Leave out the oldest messages when the context is full"),
       field("schema", AREAS.schema.label), field("tools", AREAS.tools.label),
-      h("p", {class: "hint"}, "Empty fields leave the choice to the model. You answer the calls of tools yourself.")));
+      h("p", {class: "hint"}, "Empty fields leave the choice to the model. You enter the results of tool calls yourself.")));
     this.#check();
   }
 
@@ -81,7 +81,7 @@ export class OptionsPanel {
     this.app.setOptions(options);
   }
 
-  /* Say below a field what is wrong with it. */
+  /* Show the error of a field below it. */
   #check(options = this.app.options) {
     for (const name of ["schema", "tools"]) {
       let message = "";
@@ -117,7 +117,7 @@ export class OptionsPanel {
         keep("presets", {...load("presets", {}), [name.value.trim()]: this.app.options});
         this.#listPresets(name.value.trim());
       }},
-      h("h2", {}, "Save preset"), h("p", {}, "All options of this chat, under a name."), name,
+      h("h2", {}, "Save preset"), h("p", {}, "Save all options of this chat under a name."), name,
       h("div", {class: "row end"},
         h("button", {type: "button", class: "plain", onclick: () => dialog.close()}, "Cancel"), h("button", {class: "primary"}, "Save"))));
     document.body.append(dialog);

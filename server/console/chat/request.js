@@ -1,10 +1,10 @@
-/* From a branch of a conversation to a request, and from the stream of its answer back to a node. */
+/* Convert a branch of a conversation to a request, and the stream of its answer to a node. */
 
 import {ask, stream} from "../core/api.js";
 import {path} from "./conversation.js";
 import {asFields, toolsOf} from "./options.js";
 
-const LEAST_ROOM = 256;  // tokens for the answer, where the request names no limit; a quarter of a small context
+const LEAST_ROOM = 256;  // tokens reserved for an answer without a limit; at most a quarter of the context
 
 export function messagesOf(nodes, options) {
   const system = options.system?.trim() ? [{role: "system", content: options.system}] : [];
@@ -19,7 +19,7 @@ function message(node) {
       return [{role: "user", content: node.content}];
     default: {
       const calls = (node.calls ?? []).map(({id, name, arguments: given}) => ({id, type: "function", function: {name, arguments: given}}));
-      if (!node.content && !calls.length) return [];  // it was stopped before it began, or failed
+      if (!node.content && !calls.length) return [];  // the answer was stopped before it began, or failed
       return [{role: "assistant", content: node.content || null, ...(calls.length ? {tool_calls: calls} : {})}];
     }
   }
@@ -31,14 +31,14 @@ export async function countTokens(model, messages, options, signal) {
   return (await ask("/tokenize", {method: "POST", body, signal})).count;
 }
 
-/* The nodes that fit into the context, the oldest left out: whole exchanges, so that what is kept begins with a question. */
+/* Return the nodes that fit into the context, without the oldest ones. Whole exchanges are left out, so that the remaining ones begin with a question. */
 export async function fitted(nodes, model, options, signal) {
   const room = Math.min(options.max_tokens ?? LEAST_ROOM, Math.floor(model.max_model_len / 4));
   const count = kept => countTokens(model.id, messagesOf(kept, options), options, signal);
   const limit = model.max_model_len - room;
   if (await count(nodes) <= limit) return nodes;
   const starts = nodes.flatMap((node, at) => node.role === "user" && at > 0 ? [at] : []);
-  let low = 0, high = starts.length;  // the fewest exchanges to leave out; all but the last is the most that can be done
+  let low = 0, high = starts.length;  // search for the fewest exchanges to leave out; the last one always stays
   while (low < high) {
     const middle = (low + high) >> 1;
     if (await count(nodes.slice(starts[middle])) <= limit) high = middle;
@@ -47,7 +47,7 @@ export async function fitted(nodes, model, options, signal) {
   return nodes.slice(starts[Math.min(low, starts.length - 1)] ?? 0);
 }
 
-/* Ask for the answer that `node` is, and write it there as it comes; `changed` is called after each change. */
+/* Request an answer and write it into `node` while it streams. Call `changed` after each change. */
 export async function answer(conversation, node, model, {signal, changed}) {
   const {options} = conversation;
   const before = path(conversation, node.parent);

@@ -15,7 +15,7 @@ export class Sidebar {
   }
 
   show() {
-    if (this.list.querySelector("input")) return;  // somebody writes a title
+    if (this.list.querySelector("input")) return;  // a title is being edited
     const all = [...this.app.conversations.values()].sort((a, b) => b.updated - a.updated);
     const found = all.filter(one => matches(one, this.search.value));
     const rows = [];

@@ -1,5 +1,5 @@
-/* The messages of a branch in a scrolling pane. Long conversations are drawn in slices, the last messages first, so that no task is long;
-   while something is written the pane follows it, unless its reader has scrolled away. */
+/* The messages of a branch in a scrolling pane. Long conversations are drawn in slices, the last messages first, so that no task is long.
+   While an answer streams, the pane stays at its end, unless the reader has scrolled away. */
 
 import {siblings} from "./conversation.js";
 import {messageOf} from "./message.js";
@@ -24,7 +24,7 @@ export class Transcript {
     new ResizeObserver(() => this.#keepPlace()).observe(pane);
   }
 
-  /* Show these nodes, and `last` below them. Elements of nodes that stay are kept. */
+  /* Show the nodes, and the element `last` below them. Nodes that are shown already keep their elements. */
   async show(conversation, nodes, {isRunning, last = null}) {
     const drawing = ++this.#drawing, wanted = new Set(nodes.map(node => node.id));
     for (const [id, message] of this.#shown) {
@@ -64,7 +64,7 @@ export class Transcript {
   toEnd() {
     this.#follows = true;
     this.#keepPlace();
-    requestAnimationFrame(() => this.#keepPlace());  // heights of messages that come into view are known by now
+    requestAnimationFrame(() => this.#keepPlace());  // the heights of messages that came into view are known only now
   }
 
   #keepPlace() {

@@ -1,4 +1,4 @@
-/* The chat: one conversation at a time, while others may still be answered. */
+/* The chat page. It shows one conversation, while answers in others may still stream. */
 
 import {announce, find, h} from "../core/dom.js";
 import {load} from "../core/settings.js";
@@ -9,11 +9,11 @@ import {noModel, trouble, welcome} from "./empty.js";
 import {answer, countTokens, emptyAnswer, messagesOf} from "./request.js";
 import {Transcript} from "./transcript.js";
 
-const COUNT_AFTER_MS = 400;  // after the last key
-const SAVE_EVERY_MS = 2000;  // while an answer comes: the page may be closed
+const COUNT_AFTER_MS = 400;  // milliseconds from the last keystroke to the count of tokens
+const SAVE_EVERY_MS = 2000;  // milliseconds between saves of a streaming answer, because the page may be closed
 
 export class ChatView {
-  #runs = new Map();  // by conversation: {node, abort}
+  #runs = new Map();  // running answers, by conversation: {node, abort}
   #counting = null;
 
   constructor(app) {
@@ -88,7 +88,7 @@ export class ChatView {
   #emptyState() {
     const {app} = this;
     if (app.fault) return trouble(app.fault, {retry: () => app.findModels(), enterKey: () => app.enterKey()});
-    if (!app.models) return h("span");  // not asked yet
+    if (!app.models) return h("span");  // the models have not been requested yet
     return app.model ? welcome(app.model, text => this.send(text)) : noModel();
   }
 
@@ -128,7 +128,7 @@ export class ChatView {
     this.composer.focus();
   }
 
-  /* Draws at most once a frame, and less often where drawing takes long. */
+  /* Return a function that redraws a node at most once a frame, and less often if drawing takes long. */
   #drawer(conversation, node) {
     let isStale = false, spent = 0;
     return () => {
@@ -157,7 +157,7 @@ export class ChatView {
       const count = await countTokens(app.model.id, messagesOf(nodes, this.options), this.options);
       if (conversation === this.conversation) this.composer.showContext(count, app.model.max_model_len);
     } catch {
-      this.composer.showContext(null);  // a template may refuse what is no whole exchange yet
+      this.composer.showContext(null);  // a chat template may refuse an incomplete exchange
     }
   }
 }

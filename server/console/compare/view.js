@@ -1,4 +1,4 @@
-/* Several models side by side: each gets every question, with the same options and the same seed, and has a conversation of its own. */
+/* The compare page: several models side by side. Each gets every question with the same options and the same seed, and has its own conversation. */
 
 import {announce, find, h, iconButton, toast} from "../core/dom.js";
 import {keep, load} from "../core/settings.js";
@@ -15,7 +15,7 @@ const SEEDS = 2 ** 31;
 export class CompareView {
   #columns = [];
   #abort = null;
-  #seed = 0;  // of this comparison, unless the options name one
+  #seed = 0;  // seed of this comparison, unless the options set one
 
   constructor(app) {
     this.app = app;
@@ -48,7 +48,7 @@ export class CompareView {
   }
 
   leave() {
-    // answers go on
+    // keep answers running
   }
 
   stop() {
@@ -139,7 +139,7 @@ class Column {
 
   #adopt() {
     this.view.app.adopt(this.conversation);
-    toast("The conversation is among your chats.");
+    toast("The conversation was added to your chats.");
     this.view.app.go(`#/chat/${this.conversation.id}`);
     this.restart();
   }

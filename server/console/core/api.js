@@ -1,4 +1,4 @@
-/* The server, as this page asks it. */
+/* Requests to the server. */
 
 import {events} from "./events.js";
 
@@ -21,7 +21,7 @@ export const key = {
   set: value => value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY),
 };
 
-/* The response to a request, or its error as an ApiFault. */
+/* Return the response to a request. Throw its error as an ApiFault. */
 async function respond(path, {method = "GET", body, signal} = {}) {
   const headers = {};
   if (key.get()) headers.authorization = `Bearer ${key.get()}`;
@@ -46,7 +46,7 @@ export async function askText(path, options) {
   return (await respond(path, options)).text();
 }
 
-/* Every event of a stream as a value. An event that is an error ends it, and so does the loss of the connection. */
+/* Yield the events of a stream as values. Throw an ApiFault at an error event, or if the connection is lost. */
 export async function* stream(path, options) {
   const {body} = await respond(path, options);
   try {

@@ -1,10 +1,10 @@
-/* Copying, with a sign that it was done. Pages of plain HTTP have no clipboard of their own unless they are on this machine. */
+/* A button that copies a text and confirms it. Over plain HTTP, browsers offer the clipboard API only on localhost, so there is a fallback. */
 
 import {h, icon, iconButton, toast} from "./dom.js";
 
 export function copyButton(label, text, attributes = {}) {
   const button = iconButton("copy", label, async () => {
-    if (!await copy(text())) return toast("The browser lets nothing be copied.");
+    if (!await copy(text())) return toast("The browser does not allow copying.");
     button.replaceChildren(icon("check"));
     setTimeout(() => button.replaceChildren(icon("copy")), 1500);
   }, attributes);

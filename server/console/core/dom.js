@@ -1,8 +1,8 @@
-/* Elements are made here, from values and never from text: what a model writes can only become a text node. */
+/* Create elements from values and never from markup, so that a model's text can only become a text node. */
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/* Outlines on a grid of 20 by 20. */
+/* Paths of icons on a grid of 20 by 20. */
 const ICONS = {
   menu: "M3 6h14M3 10h14M3 14h14",
   plus: "M10 4v12M4 10h12",
@@ -52,28 +52,28 @@ export function icon(name) {
   return svg("svg", {viewBox: "0 0 20 20", class: "icon", "aria-hidden": "true"}, svg("path", {d: ICONS[name]}));
 }
 
-/* A button that is only an icon has its label for screen readers and as a tooltip. */
+/* Return a button with only an icon. Its label is for screen readers and is its tooltip. */
 export function iconButton(name, label, onclick, attributes = {}) {
   return h("button", {type: "button", class: "icon-button", "aria-label": label, title: label, onclick, ...attributes}, icon(name));
 }
 
 export const find = selector => document.querySelector(selector);
 
-/* Static markup names its icons, so that each is drawn once. */
+/* Draw the icons that the static markup names. */
 export function drawIcons(root = document) {
   for (const place of root.querySelectorAll("[data-icon]")) place.prepend(icon(place.dataset.icon));
 }
 
 let announcing = 0;
 
-/* Say something to screen readers, and to nobody else. */
+/* Announce a text to screen readers only. */
 export function announce(text) {
   find("#announcer").textContent = text;
   clearTimeout(announcing);
   announcing = setTimeout(() => { find("#announcer").textContent = ""; }, 5000);
 }
 
-/* A short message at the lower edge, with one thing that may be done about it. */
+/* Show a short message at the lower edge, optionally with a button for one action. */
 export function toast(text, action = null) {
   const box = h("div", {class: "toast"}, h("span", {}, text));
   const close = () => box.remove();
@@ -89,7 +89,7 @@ export function save(name, text, type) {
   setTimeout(() => URL.revokeObjectURL(address), 10000);
 }
 
-/* Ask before what cannot be undone. */
+/* Ask for confirmation before an action that cannot be undone. */
 export function confirmed(question, verb) {
   return new Promise(resolve => {
     const dialog = h("dialog", {class: "confirm", "aria-label": question, onclose: () => { dialog.remove(); resolve(dialog.returnValue === "yes"); }},

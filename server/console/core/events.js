@@ -1,4 +1,4 @@
-/* Server-sent events: the data of each, as text, for any split of the bytes. */
+/* Parse server-sent events: yield the data of each as text, however the bytes are split into chunks. */
 export async function* events(body) {
   const decoder = new TextDecoder();
   let rest = "", data = [];

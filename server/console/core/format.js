@@ -1,4 +1,4 @@
-/* Numbers as people read them. */
+/* Format numbers for people. */
 
 export function bytes(count) {
   if (count === null || count === undefined) return "unknown";

@@ -1,4 +1,4 @@
-/* What pages beside the chat have in common: a head, and the way they say that something is wrong. */
+/* The parts that all pages but the chat share: a head, and the display of an error. */
 
 import {h, icon} from "./dom.js";
 
@@ -8,7 +8,7 @@ export function pageHead(title, ...tools) {
     h("h1", {}, title), h("span", {class: "grow"}), ...tools);
 }
 
-/* A button of the head, which on a phone is its icon alone. */
+/* Return a button for the head of a page. On a phone it shows only its icon. */
 export function tool(name, label, attributes) {
   return h("button", {type: "button", class: "plain", title: label, ...attributes}, icon(name), h("span", {class: "label"}, label));
 }

@@ -1,8 +1,8 @@
-/* What this browser keeps beside conversations: the theme, the options of new chats, presets. */
+/* The settings stored in this browser: the theme, the options of new chats, presets. */
 
 const PREFIX = "relaxserve.";
 
-/* A browser may forbid storage; settings then last as long as the page. */
+/* A browser may forbid storage. Settings then last as long as the page. */
 const unsaved = new Map();
 
 export function load(name, otherwise) {
@@ -19,6 +19,6 @@ export function keep(name, value) {
   try {
     localStorage.setItem(PREFIX + name, JSON.stringify(value));
   } catch {
-    // it lasts as long as the page
+    // storage is forbidden, so the setting lasts as long as the page
   }
 }

@@ -1,4 +1,4 @@
-/* Conversations in IndexedDB. Where a browser forbids that they last as long as the page, and `isLasting` says so. */
+/* The store of conversations, in IndexedDB. If the browser forbids it, they last only as long as the page, and `isLasting` is false. */
 
 const NAME = "relaxserve", STORE = "conversations", VERSION = 1;
 

@@ -1,4 +1,4 @@
-/* Runs before the first paint, so that a chosen theme does not flash. Without a choice the system's theme holds. */
+/* Apply the theme before the first paint, so that the page does not flash. Without a choice the system's theme applies. */
 
 (() => {
   const NAME = "relaxserve.theme", THEMES = ["system", "light", "dark"];
@@ -7,7 +7,7 @@
   try {
     theme = JSON.parse(localStorage.getItem(NAME)) ?? theme;
   } catch {
-    // storage is forbidden, or holds something else
+    // storage is forbidden, or its content is invalid
   }
   root.dataset.theme = THEMES.includes(theme) ? theme : "system";
 
@@ -17,7 +17,7 @@
     try {
       localStorage.setItem(NAME, JSON.stringify(root.dataset.theme));
     } catch {
-      // it lasts as long as the page
+      // storage is forbidden, so the theme lasts as long as the page
     }
   });
 })();

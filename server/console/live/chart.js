@@ -1,11 +1,11 @@
-/* A small chart of a few series over time, with its present values as text. */
+/* A small chart of a few series over time, with the latest values as text. */
 
 import {h, svg} from "../core/dom.js";
 
 const [WIDTH, HEIGHT] = [300, 96];
 
 export class Chart {
-  /* `series` are names, `format` writes a value, `top` is the least upper end of the axis. */
+  /* `series`: names. `format`: formats a value. `top`: the smallest upper end of the axis. */
   constructor(title, series, {format, top}) {
     this.title = title;
     this.format = format;
@@ -23,10 +23,10 @@ export class Chart {
       h("header", {}, h("h2", {}, title), this.when),
       h("dl", {class: "legend"}, series.map((name, at) => h("div", {}, h("dt", {}, h("i", {class: `series-${at + 1}`}), name), h("dd", {}, this.values[at])))),
       h("div", {class: "plot"}, this.top, this.picture));
-    this.at = null;  // the sample that is pointed at
+    this.at = null;  // index of the sample under the pointer
   }
 
-  /* `lines` has a list of values per series, null where there is none; `times` are in seconds, and `span` of them are as wide as the chart. */
+  /* `lines`: a list of values per series, null where there is none. `times`: in seconds. `span`: the width of the chart in seconds. */
   update(lines, times, span) {
     this.lines = lines;
     this.times = times;
@@ -71,7 +71,7 @@ export class Chart {
   }
 }
 
-/* The next of 1, 2, 5, 10, 20, … */
+/* Return the least of …, 1, 2, 5, 10, 20, … that is not below the value. */
 function niceTop(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map(step => step * power).find(step => step >= value * 0.999999);

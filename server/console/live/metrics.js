@@ -1,9 +1,9 @@
-/* What /metrics says, over the last minutes: gauges, rates of counters, quantiles of histograms. */
+/* Samples of /metrics over the last minutes: gauges, rates of counters, quantiles of histograms. */
 
 const LINE = /^([\w:]+)(?:\{(.*)\})? (\S+)$/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 
-/* {name: [{labels, value}]} */
+/* Parse Prometheus text into {name: [{labels, value}]}. */
 export function parseExposition(text) {
   const series = {};
   for (const line of text.split("\n")) {
@@ -16,10 +16,10 @@ export function parseExposition(text) {
 }
 
 export class Samples {
-  #samples = [];  // {time, series}, the oldest first
+  #samples = [];  // {time, series}, oldest first
 
   constructor(most, spread) {
-    this.most = most;  // samples that are kept
+    this.most = most;  // number of samples to keep
     this.spread = spread;  // samples over which a rate or a quantile is taken
   }
 
@@ -36,7 +36,7 @@ export class Samples {
     return [...new Set((this.#samples.at(-1)?.series["relaxserve:model_state"] ?? []).map(({labels}) => labels.model_name))];
   }
 
-  /* The sum of a gauge over the series that have these labels, at each time; null where there is none. */
+  /* Return the sum of a gauge over the series with these labels for each sample, or null where there is no such series. */
   gauge(name, labels) {
     return this.#samples.map(({series}) => total(series, name, labels));
   }
@@ -48,7 +48,7 @@ export class Samples {
     });
   }
 
-  /* The growth of a counter per second. A counter that shrank began anew. */
+  /* Return the growth of a counter per second for each sample. A counter that shrank has been reset. */
   rate(name, labels) {
     return this.#samples.map((sample, at) => {
       const before = this.#samples[Math.max(0, at - this.spread)];
@@ -58,7 +58,7 @@ export class Samples {
     });
   }
 
-  /* A quantile of what a histogram took in lately, interpolated inside its bucket; null where it took in nothing. */
+  /* Return a quantile of a histogram's latest observations for each sample, interpolated within its bucket, or null where there are none. */
   quantile(name, share, labels) {
     return this.#samples.map((sample, at) => {
       const before = buckets(this.#samples[Math.max(0, at - this.spread)].series, name, labels);

@@ -1,4 +1,4 @@
-/* The live page: what the server does at this moment. */
+/* The live page: the server's present activity. */
 
 import {askText} from "../core/api.js";
 import {find, h} from "../core/dom.js";
@@ -12,7 +12,7 @@ const MOST = 181;  // samples: three minutes
 const SPREAD = 5;  // seconds over which rates are taken
 const ALL = "";
 
-/* Title, series with the way to read each from the samples, and how its values are written. */
+/* For each chart: its title, the format of its values, and the series with a function that reads each from the samples. */
 const CHARTS = [
   ["Tokens per second", {format: count, top: 10}, {
     generated: (samples, of) => samples.rate("vllm:generation_tokens_total", of),
@@ -52,7 +52,7 @@ export class LiveView {
 
   enter() {
     clearTimeout(this.#timer);
-    if (Date.now() / 1000 - (this.samples.times.at(-1) ?? 0) > SPREAD) this.samples = new Samples(MOST, SPREAD);  // lines span no gap
+    if (Date.now() / 1000 - (this.samples.times.at(-1) ?? 0) > SPREAD) this.samples = new Samples(MOST, SPREAD);  // a line must not span the gap since the page was last open
     this.#poll();
   }
 

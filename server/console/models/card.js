@@ -1,4 +1,4 @@
-/* A model that is here, with what may be done about it; a load that runs or has failed. */
+/* The cards of the models page: a loaded model with its actions, a running load, a failed load. */
 
 import {h, icon, iconButton} from "../core/dom.js";
 import {bytes, seconds} from "../core/format.js";
@@ -26,7 +26,7 @@ export function modelCard(model, acts) {
       h("button", {type: "button", class: "plain", onclick: () => acts.log(model)}, "Load log"),
       h("button", {type: "button", class: "outline", onclick: () => acts.unload(model)}, "Unload")),
     model.context_note && h("p", {class: "notice"}, model.context_note),
-    model.restarting && h("p", {class: "fault-box"}, `Its worker ended and is started again: ${model.restarting.error ?? "trying"}`),
+    model.restarting && h("p", {class: "fault-box"}, `Its worker has ended and is being restarted: ${model.restarting.error ?? "trying"}`),
     h("dl", {class: "facts"}, facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {class: "number"}, value)))),
     aliases(model, acts));
 }
@@ -39,7 +39,7 @@ function aliases(model, acts) {
     field, h("button", {class: "plain"}, "Add"));
 }
 
-/* A load that runs, with the seconds of each stage so far. */
+/* Return the card of a running load, with the seconds of each stage so far. */
 export function loadCard(operation, cancel) {
   const bar = h("i");
   bar.style.width = `${100 * operation.fraction}%`;
@@ -57,7 +57,7 @@ export function failedCard(operation, again) {
     h("p", {class: "fault-text"}, operation.error.message), stages(operation));
 }
 
-/* The stages of a load with their seconds, as bars of one scale. */
+/* Return the stages of a load with their seconds, as bars on one scale. */
 export function stages(operation) {
   const all = Object.entries(operation.stages), longest = Math.max(0.001, ...all.map(([, spent]) => spent));
   return h("ol", {class: "stages"}, all.map(([stage, spent]) => {

@@ -1,14 +1,14 @@
-/* The form by which a model is loaded, with what it would take before it is. */
+/* The form for loading a model, and for a plan of the memory it would take. */
 
 import {ask} from "../core/api.js";
 import {h} from "../core/dom.js";
 import {bytes} from "../core/format.js";
 
-const FORMS = ["bf16", "f32", "int8", "int8-32", "int8-64", "int8-128", "int4", "int4-32", "int4-64", "int4-128"];
+const FORMS = ["bf16", "f32", "int8", "int8-fast", "int8-32", "int8-64", "int8-128", "int4", "int4-32", "int4-64", "int4-128"];
 const CACHES = ["auto", "bf16", "f32", "f16", "int8"];
 
 export class LoadForm {
-  /* `begun` is told the operation of a load. */
+  /* `begun` is called with the operation of each load. */
   constructor(begun) {
     this.begun = begun;
     this.sources = h("datalist", {id: "sources"});
@@ -16,7 +16,7 @@ export class LoadForm {
     this.verdict = h("div", {role: "status"});
     this.fields = {
       source: h("input", {required: true, maxlength: 1024, list: "sources", placeholder: "folder, file or org/name", autocomplete: "off", spellcheck: "false"}),
-      name: h("input", {maxlength: 128, placeholder: "as its source", autocomplete: "off"}),
+      name: h("input", {maxlength: 128, placeholder: "same as the source", autocomplete: "off"}),
       quantize: h("select", {}, FORMS.map(form => new Option(form))),
       kv_dtype: h("select", {}, CACHES.map(form => new Option(form))),
       max_context: h("input", {type: "number", min: 1, placeholder: "the model's"}),
@@ -36,7 +36,7 @@ export class LoadForm {
       h("div", {class: "row end"}, h("button", {type: "button", class: "outline", onclick: () => this.#check()}, "What would it take?"), this.submit));
   }
 
-  /* `offers` are what /admin/sources lists. */
+  /* `offers`: the entries of /admin/sources. */
   showOffers(offers) {
     const idle = offers.filter(offer => !offer.loaded_as.length);
     this.sources.replaceChildren(...idle.map(offer => h("option", {value: offer.source}, bytes(offer.bytes))));
@@ -63,7 +63,7 @@ export class LoadForm {
     this.verdict.replaceChildren(h("p", {class: "faint small"}, "Planning …"));
     try {
       const plan = await ask("/admin/models", {method: "POST", body: {...this.#body, dry_run: true}});
-      const rows = [["Weights", plan.weights_bytes], ["KV cache", plan.kv_cache_bytes], ["Work space", plan.arena_bytes], ["Together", plan.required_bytes], ["Free now", plan.free_bytes]];
+      const rows = [["Weights", plan.weights_bytes], ["KV cache", plan.kv_cache_bytes], ["Work space", plan.arena_bytes], ["Total", plan.required_bytes], ["Free now", plan.free_bytes]];
       this.verdict.replaceChildren(h("div", {class: "verdict"},
         h("p", {}, h("strong", {}, `${plan.model} fits.`), plan.cache_hit ? " Its code is in the cache." : " It will be compiled."),
         h("dl", {class: "facts"}, rows.filter(([, size]) => size !== null).map(([name, size]) => h("div", {}, h("dt", {}, name), h("dd", {class: "number"}, bytes(size)))))));

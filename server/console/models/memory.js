@@ -1,11 +1,11 @@
-/* The memory of all models as one bar, and as a list for those who cannot see it. */
+/* The memory of all models as a bar, and as a list for screen readers. */
 
 import {h} from "../core/dom.js";
 import {bytes} from "../core/format.js";
 
 const NUM_COLOURS = 4;
 
-/* `memory` is what /admin/memory answers. Without a limit the bar is as wide as what is taken. */
+/* Return the card for an answer of /admin/memory. Without a limit, the full bar is the memory in use. */
 export function memoryBar({limit_bytes: limit, used_bytes: used, free_bytes: free, models}) {
   const shares = Object.entries(models).map(([name, parts]) => ({name, size: Object.values(parts).reduce((sum, part) => sum + part, 0)}));
   const whole = Math.max(limit ?? used, 1);

@@ -1,4 +1,4 @@
-/* The models page: what is here, what it takes, what comes and goes. */
+/* The models page: loaded models, their memory, and running loads. */
 
 import {ask, stream} from "../core/api.js";
 import {confirmed, find, h, toast} from "../core/dom.js";
@@ -11,7 +11,7 @@ const EVERY_MS = 3000;
 
 export class ModelsView {
   #timer = null;
-  #watched = new Map();  // loads that run, by operation
+  #watched = new Map();  // elements that show running loads, by operation
   #written = "";
 
   constructor(app) {
@@ -60,7 +60,7 @@ export class ModelsView {
     if (this.app.place === "models") this.#timer = setTimeout(() => this.#refresh(), EVERY_MS);
   }
 
-  /* Nothing is drawn anew while it is the same, or while somebody writes in it. */
+  /* Redraw the list, unless nothing has changed or the user is writing in it. */
   #draw({data, failed}, memory) {
     const written = JSON.stringify([data, failed, memory.models, memory.limit_bytes]);
     if (written === this.#written || this.list.contains(document.activeElement) && document.activeElement.value) return;
@@ -75,7 +75,7 @@ export class ModelsView {
     if (focused && document.activeElement === document.body) this.list.querySelector(`[aria-label="${CSS.escape(focused)}"]`)?.focus();
   }
 
-  /* Follow a load by its events until it has ended. */
+  /* Show the progress of a load from its events until it has ended. */
   async #watch(operation) {
     if (this.#watched.has(operation.id)) return;
     const place = h("div");
@@ -88,7 +88,7 @@ export class ModelsView {
     try {
       for await (const event of stream(`/admin/operations/${operation.id}/events`)) draw(last = event);
     } catch (error) {
-      if (last.state === "running") toast(`The load of ${operation.model} cannot be followed: ${error.message}`);
+      if (last.state === "running") toast(`The progress of loading ${operation.model} is unknown: ${error.message}`);
     }
     place.remove();
     this.#watched.delete(operation.id);
@@ -122,7 +122,7 @@ export class ModelsView {
       const operation = await ask(`/admin/operations/${model.operation}`);
       dialog.append(h("h2", {}, `Load of ${model.id}`), h("p", {}, new Date(operation.started_at * 1000).toLocaleString([], {dateStyle: "medium", timeStyle: "medium"})), stages(operation), close);
     } catch (error) {
-      const isOld = error.status === 404;  // operations are kept for an hour
+      const isOld = error.status === 404;  // operations are forgotten after an hour
       dialog.append(h("h2", {}, `Load of ${model.id}`), h("p", {}, isOld ? "It was loaded more than an hour ago; the server's log has the rest." : error.message), close);
     }
     document.body.append(dialog);

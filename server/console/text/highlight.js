@@ -1,6 +1,6 @@
-/* Code in colours: pieces of a text with the kind of each. Not a parser, only what helps the eye: comments, strings, numbers, keywords. */
+/* Syntax highlighting: split code into pieces with a kind each. It is no parser and finds only comments, strings, numbers and keywords. */
 
-const LONGEST = 100_000;  // characters; what is longer stays plain
+const LONGEST = 100_000;  // characters; longer code stays plain
 
 const words = text => text.split(" ");
 const C_LIKE = {line: "//", block: true, quotes: "\"'"};
@@ -26,7 +26,7 @@ const LANGUAGES = {
 
 const patterns = new Map();
 
-/* [{kind, text}], which together are the text; `kind` is "" for what is plain. */
+/* Return [{kind, text}], whose texts concatenate to the code. `kind` is "" for plain text. */
 export function highlight(text, language) {
   const rules = LANGUAGES[language];
   if (!rules || text.length > LONGEST) return [{kind: "", text}];

@@ -1,12 +1,12 @@
-/* The inside of a line of Markdown, as plain values, in time linear in the text:
+/* Parse the inline part of Markdown into plain values, in time linear in the text:
      "text"   {type: "code", text}   {type: "strong" | "em" | "del", children}   {type: "link", href, children}   {type: "break"}
-   A picture is a link to it: nothing is fetched from elsewhere. Only links of harmless schemes are links. */
+   A picture becomes a link to it, so that nothing is fetched from other servers. Only links with harmless schemes become links. */
 
 const DEEPEST = 24;
 const PUNCTUATION = /[!-/:-@[-`{-~]/;
 const SCHEME = /^(?:https?:\/\/|mailto:)/i;
 const ADDRESS = /https?:\/\/[^\s<>"`]+/y;
-const TRAILING = /[.,:;!?'\])*_~]/;  // ends a sentence rather than an address
+const TRAILING = /[.,:;!?'\])*_~]/;  // these characters end the sentence around an address, not the address
 const ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&nbsp;": "\u00a0"};
 const ENTITY = /&(?:amp|lt|gt|quot|#39|nbsp);/y;
 const BREAK = /<br ?\/?>/iy;
@@ -24,10 +24,10 @@ class Scanner {
   constructor(text) {
     this.text = text;
     this.tokens = [];
-    this.runs = [];  // of *, _ and ~ that may yet be paired
-    this.brackets = [];  // that may yet begin a link
+    this.runs = [];  // runs of *, _ and ~ that may still be paired
+    this.brackets = [];  // opening brackets that may still begin a link
     this.pending = "";
-    this.unclosed = new Map();  // after which place there are no backticks of a length
+    this.unclosed = new Map();  // by length: the place after which there is no run of that many backticks
   }
 
   scan() {
@@ -137,14 +137,14 @@ class Scanner {
     this.flush();
     pair(this.runs.splice(bracket.run));
     this.tokens[bracket.token] = {type: "begin", of: {type: "link", href}};
-    this.brackets = [];  // a link holds no link
+    this.brackets = [];  // links cannot be nested
     return this.push({type: "end"}, at + 1 + found[0].length);
   }
 
   address(at) {
     let found = match(ADDRESS, this.text, at);
     if (!found) return this.take("h", at + 1);
-    let end = found.length, surplus = found.split(")").length - found.split("(").length;  // brackets that close what is outside
+    let end = found.length, surplus = found.split(")").length - found.split("(").length;  // surplus closing brackets belong to the text around
     for (; end > 0 && TRAILING.test(found[end - 1]); end -= 1) {
       if (found[end - 1] === ")" && surplus-- <= 0) break;
     }
@@ -153,15 +153,15 @@ class Scanner {
   }
 }
 
-/* Marks which runs begin and end what, the innermost first. A run that found no partner is not looked through again for its kind. */
+/* Pair the runs of emphasis marks, innermost first. A run without a partner is not searched again for its kind. */
 function pair(runs) {
   const open = {"*": [], "_": [], "~": []};
-  const order = [];  // of all open runs, to close what a match encloses
+  const order = [];  // all open runs in order, to drop those that a match encloses
   for (const run of runs) {
     while (run.closes && run.left) {
       const partner = open[run.char].at(-1);
       if (!partner) break;
-      while (order.at(-1) !== partner) open[order.pop().char].pop();  // runs inside stay text
+      while (order.at(-1) !== partner) open[order.pop().char].pop();  // enclosed runs stay text
       const width = run.char === "~" || (run.left >= 2 && partner.left >= 2) ? 2 : 1;
       const type = run.char === "~" ? "del" : width === 2 ? "strong" : "em";
       partner.begins.push(type);

@@ -1,13 +1,13 @@
-/* Markdown as plain values, in time linear in the text. HTML is text here like everything else.
+/* Parse Markdown into plain values, in time linear in the text. HTML is treated as text.
 
-   parse(text) gives blocks; a block of the top level has its `source`, and depends on nothing beside it:
+   parse(text) returns blocks. A top-level block has its `source` and does not depend on its neighbours:
      {type: "heading", level, inline}   {type: "paragraph", inline}   {type: "code", language, text, isOpen}   {type: "rule"}
      {type: "quote", blocks}   {type: "list", start, items: [{checked, blocks}]}   {type: "table", align, head, rows}
-   `start` is null where items have bullets; `checked` is null where an item is no task. Inline values are those of inline.js. */
+   `start` is null for bullet lists; `checked` is null for items that are no tasks. Inline values are those of inline.js. */
 
 import {parseInline} from "./inline.js";
 
-const DEEPEST = 12;  // lists and quotes inside one another; what is deeper is a paragraph
+const DEEPEST = 12;  // levels of nested lists and quotes; deeper text becomes a paragraph
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`\n]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*))?$/;
 const RULE = /^ {0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,})$/;
@@ -66,13 +66,13 @@ function quote(lines, at, depth) {
   let end = at;
   for (; end < lines.length; end += 1) {
     if (QUOTE.test(lines[end])) inner.push(lines[end].replace(QUOTE, ""));
-    else if (lines[end].trim() && continues(lines[end]) && inner.at(-1).trim()) inner.push(lines[end]);  // the quoted paragraph goes on
+    else if (lines[end].trim() && continues(lines[end]) && inner.at(-1).trim()) inner.push(lines[end]);  // the quoted paragraph continues
     else break;
   }
   return {block: {type: "quote", blocks: blocks(inner, depth + 1)}, end};
 }
 
-/* Models indent what belongs to an item by two, three or four spaces, whatever its marker: two are enough here. */
+/* Models indent the contents of an item by two, three or four spaces, whatever its marker, so two are enough. */
 function list(lines, at, depth) {
   const [, lead, marker] = MARKER.exec(lines[at]), kind = marker.at(-1), outer = lead.length;
   const items = [];
@@ -99,7 +99,7 @@ function list(lines, at, depth) {
     }
     isAfterBlank = false;
   }
-  while (end > at && !lines[end - 1].trim()) end -= 1;  // blank lines at the end belong to nobody
+  while (end > at && !lines[end - 1].trim()) end -= 1;  // blank lines at the end do not belong to the item
   return {block: {type: "list", start: /\d/.test(marker) ? parseInt(marker, 10) : null, items: items.map(one => listItem(one, depth))}, end};
 }
 
@@ -123,7 +123,7 @@ function table(lines, at) {
   return {block: {type: "table", align, head: head.map(cell => parseInline(cell)), rows}, end};
 }
 
-/* A bar that is escaped, or inside code, divides nothing. */
+/* Split a table row at its bars, except escaped ones and those inside code. */
 function cells(line) {
   const found = [""], text = line.trim();
   let ticks = false;
@@ -148,7 +148,7 @@ function paragraph(lines, at) {
   return {block: {type: "paragraph", inline: parseInline(inner.join("\n"))}, end};
 }
 
-/* Whether a line goes on with the paragraph above it. */
+/* Return whether a line continues the paragraph above it. */
 function continues(line) {
   return line.trim() !== "" && !FENCE.test(line) && !HEADING.test(line) && !RULE.test(line) && !QUOTE.test(line) && !beginsList(line);
 }

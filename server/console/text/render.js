@@ -1,4 +1,4 @@
-/* Markdown as elements. While a text grows, the blocks that have not changed keep their elements. */
+/* Render Markdown as elements. While a text grows, unchanged blocks keep their elements. */
 
 import {copyButton} from "../core/clipboard.js";
 import {h} from "../core/dom.js";
@@ -25,7 +25,7 @@ export class Rendered {
 function block(one) {
   switch (one.type) {
     case "heading":
-      return h(`h${Math.min(6, Math.max(3, one.level + 1))}`, {}, inline(one.inline));  // below that of the message
+      return h(`h${Math.min(6, Math.max(3, one.level + 1))}`, {}, inline(one.inline));  // headings in an answer are smaller than the heading of its message
     case "paragraph":
       return h("p", {}, inline(one.inline));
     case "rule":
@@ -43,7 +43,7 @@ function block(one) {
 }
 
 function item({checked, blocks}) {
-  const isTight = blocks[0]?.type === "paragraph";  // its text stands beside the bullet
+  const isTight = blocks[0]?.type === "paragraph";  // the text is on the line of the bullet
   const content = isTight ? [...inline(blocks[0].inline), ...blocks.slice(1).map(block)] : blocks.map(block);
   if (checked === null) return h("li", {}, content);
   return h("li", {class: "task"}, h("input", {type: "checkbox", disabled: true, checked, "aria-label": checked ? "done" : "to do"}), content);
@@ -74,7 +74,7 @@ export function inline(values) {
         return h("code", {}, value.text);
       case "break":
         return h("br");
-      case "link":  // parseInline lets only harmless schemes through
+      case "link":  // parseInline accepts only harmless schemes
         return h("a", {href: value.href, target: "_blank", rel: "noopener noreferrer"}, inline(value.children));
       case "strong":
       case "em":

@@ -1,1 +1,1 @@
-"""The processes in which grammars run apart from the engine, and the sockets to them."""
+"""The processes in which grammars run outside the engine, and the sockets to them."""

@@ -1,4 +1,4 @@
-"""A process that forks a child for each socket it receives, and sees to the child's end."""
+"""A process that forks a child for each socket it receives, and reports how each child ends."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ Serve = Callable[[socket.socket], None]
 
 
 def die_with(parent_pid: int) -> None:
-    """The kernel kills this process when its parent ends, even where this one is stopped or at work."""
+    """Have the kernel kill this process when its parent ends, even if this process is stopped or busy."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
-        os._exit(1)  # it has ended before
+        os._exit(1)  # the parent has ended already
 
 
 class ForkServer:
-    """The sockets of new children come over `control`. A child is killed when the other end of its socket is closed; when a child
-    ends before that, its parent writes a last answer for it."""
+    """Forks a child per socket received over `control`. A child is killed when the other end of its socket is closed. When a child ends by
+    itself, the server writes its last answer."""
 
     def __init__(self, control: socket.socket, serve: Serve) -> None:
         self._control = control
@@ -39,7 +39,7 @@ class ForkServer:
         self._poll = select.poll()
 
     def run(self) -> None:
-        """Until `control` is closed. The children end with this process."""
+        """Serve until `control` is closed. The children end with this process."""
         wakened, waker = os.pipe()
         os.set_blocking(waker, False)
         signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
@@ -49,7 +49,7 @@ class ForkServer:
         is_open = True
         while is_open:
             ready = {fd for fd, _ in self._poll.poll()}
-            # In this order: a number that is let go of may be taken again at once.
+            # Close sockets before new ones are received, because a closed descriptor's number may be reused at once.
             for fd in ready - {wakened, self._control.fileno()}:
                 self._kill(fd)
             if self._control.fileno() in ready:
@@ -59,7 +59,7 @@ class ForkServer:
                 self._reap()
 
     def _receive(self) -> bool:
-        """False when no socket will come any more."""
+        """Fork a child for the next socket. Return False if no more sockets will come."""
         try:
             _, fds, _, _ = socket.recv_fds(self._control, 1, 1)
         except OSError:
@@ -72,12 +72,12 @@ class ForkServer:
             pid = os.fork()
         except OSError as error:
             print(f"no process for a constraint: {error}", file=sys.stderr)
-            sock.close()  # which says that the child is lost
+            sock.close()  # tells the other end that the child is lost
             return True
         if pid == 0:
             _become(sock, self._serve, own_pid)
         self._children[pid] = sock
-        self._poll.register(sock, 0)  # its other end was closed, and nothing else
+        self._poll.register(sock, 0)  # report only the close of the other end
         return True
 
     def _kill(self, fd: int) -> None:
@@ -94,13 +94,13 @@ class ForkServer:
                 with suppress(KeyError):
                     self._poll.unregister(sock)
                 with suppress(OSError):
-                    sock.setblocking(False)  # the child may have left it full
+                    sock.setblocking(False)  # never block here: the child may have filled the socket's buffer
                     write_answer(sock, Answer.ENDED, number=os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0)
                 sock.close()
 
 
 def _become(sock: socket.socket, serve: Serve, parent_pid: int) -> NoReturn:
-    """A child's life. Nothing is left of its parent's sockets."""
+    """Run a child to its end, without any of its parent's sockets."""
     status = 1
     try:
         die_with(parent_pid)
@@ -117,7 +117,7 @@ def _become(sock: socket.socket, serve: Serve, parent_pid: int) -> NoReturn:
             write_answer(own, Answer.TOO_LARGE)
         status = 0
     except ConnectionError:
-        pass  # the worker has hung up
+        pass  # the worker has closed the connection
     except BaseException:
         traceback.print_exc()
     finally:

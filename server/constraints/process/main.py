@@ -1,11 +1,11 @@
-"""The zygote of a model's constraints: `python -m server.constraints.process.main FD PARENT`, started by its worker.
+"""The zygote of a model's constraints: `python -m server.constraints.process.main FD PARENT`, started by the worker.
 
     worker ── zygote ── a process per grammar ── a process per sequence
 
-A constraint is input of a stranger, and nothing but the kernel interrupts native code that computes a mask. So a grammar is compiled, and
-each sequence of it is followed, in a process that may use so much CPU time and memory, and ends where it takes more. All are forks of the
-zygote: they share the tokenizer and the compiled grammar without a copy, and have one thread. Each serves the socket that is its
-standard input, whose other end the worker has.
+Constraints come from untrusted clients, and only the kernel can interrupt native code that computes a mask. So each grammar is compiled,
+and each sequence followed, in a process with limited CPU time and memory, which ends when it exceeds them. All are forks of the zygote:
+they share the tokenizer and the compiled grammar without a copy, and have one thread. Each serves a socket, which is its standard input;
+the worker has the other end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from server.constraints.process.wire import (
 )
 from server.cpu_timer import CpuTimer
 
-TIMER_SLACK_S = 0.01  # a timer is no more exact than that, and is off at 0
+TIMER_SLACK_S = 0.01  # added to every timer: its resolution; it also keeps the timer above 0, which would turn it off
 
 
 def main(settings_fd: str, parent_pid: str) -> None:
@@ -51,7 +51,7 @@ def main(settings_fd: str, parent_pid: str) -> None:
 
 
 def _tokenizer(tokenizer_json: str, settings: GrammarSettings) -> LLTokenizer | str:
-    """A text where the tokenizer cannot be used."""
+    """Return the tokenizer, or a message if it cannot be used."""
     try:
         return LLTokenizer(tokenizer_json, n_vocab=settings.vocab_size, eos_token=settings.eos_ids or None)
     except ValueError as error:
@@ -76,7 +76,7 @@ def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, settings: 
 
 
 def _compiled(tokenizer: LLTokenizer, source: Source, settings: GrammarSettings) -> LLMatcher:
-    """Raises ValueError."""
+    """Compile a grammar. Raise ValueError if it is faulty or too large."""
     bounds = LLParserLimits(
         initial_lexer_fuel=settings.initial_fuel,
         max_grammar_size=settings.grammar_size,
@@ -85,14 +85,15 @@ def _compiled(tokenizer: LLTokenizer, source: Source, settings: GrammarSettings)
     )
     matcher = LLMatcher(tokenizer, grammar_of(source), log_level=0, limits=bounds)
     if not matcher.is_error():
-        matcher.compute_bitmask()  # expressions are expanded only now; all sequences begin with what that made
+        matcher.compute_bitmask()  # expands expressions, which all sequences then share
     if matcher.is_error():
         raise ValueError(f"the {source.kind} cannot be compiled: {matcher.get_error()}")
     return matcher
 
 
 def _serve_sequence(sock: socket.socket, matcher: LLMatcher, settings: GrammarSettings) -> None:
-    """Behind a state that leaves a choice comes the mask unasked: it is computed while the worker does other things."""
+    """Answer the questions about one sequence. After a state that allows several tokens, send the mask unasked: it is computed while the
+    worker does other things."""
     meter, mask_bytes = _Meter(settings), 4 * num_mask_words(settings.vocab_size)
     while found := read_question(sock):
         question, token_ids = found
@@ -107,20 +108,20 @@ def _serve_sequence(sock: socket.socket, matcher: LLMatcher, settings: GrammarSe
             if not _reply(sock, answer, payload, matcher, meter, number=num_refused) or is_complete or forced or num_refused:
                 continue
             num_tokens = 0
-        mask = matcher.compute_bitmask()[:mask_bytes]  # it may have a word more
+        mask = matcher.compute_bitmask()[:mask_bytes]  # the result may have one word more
         meter.count(num_tokens + 1)
         _reply(sock, Answer.MASK, mask, matcher, meter)
 
 
 class _Meter:
-    """Of the CPU time that a sequence takes. A process that has none left is ended by the kernel, in native code too: it has no handler
-    for the timer's signal."""
+    """Limits the CPU time of a sequence. The kernel ends a process that has used all of it, even in native code, because the process has no
+    handler for the timer's signal."""
 
     def __init__(self, settings: GrammarSettings) -> None:
-        self.took_s = 0.0  # what was counted last
+        self.took_s = 0.0  # CPU seconds that the last `count` charged
         self._settings = settings
         self._timer = CpuTimer()
-        self._left_s = settings.excess_s  # beyond what tokens regularly take
+        self._left_s = settings.excess_s  # CPU time left beyond slow_s per token
         self._began_s = 0.0
 
     @property
@@ -132,14 +133,14 @@ class _Meter:
         self._began_s = time.process_time()
 
     def count(self, num_tokens: int) -> None:
-        """CPU time since the start or the last count, in which so many tokens were computed."""
+        """Charge the CPU time since the start or the last count, in which `num_tokens` tokens were computed."""
         now_s = time.process_time()
         self.took_s, self._began_s = now_s - self._began_s, now_s
         self._left_s -= max(self.took_s - num_tokens * self._settings.slow_s, 0.0)
 
 
 def _reply(sock: socket.socket, answer: Answer, payload: bytes, matcher: LLMatcher, meter: _Meter, *, number: int = 0) -> bool:
-    """False where it sends an error instead."""
+    """Send an answer, or an error instead. Return False for an error."""
     if matcher.is_error():
         write_answer(sock, Answer.ERROR, matcher.get_error().encode())
     elif meter.is_spent:
@@ -159,7 +160,7 @@ def _bound_memory(memory_bytes: int) -> None:
 
 
 def _own_memory_kib() -> int:
-    """What this process does not share with the zygote."""
+    """Return the memory that this process does not share with the zygote."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 

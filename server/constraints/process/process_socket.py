@@ -1,4 +1,4 @@
-"""The worker's end of a socket to one constraint process. Nothing here waits longer than the caller allows."""
+"""The worker's end of a socket to one constraint process. No call waits longer than the caller allows."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ import numpy as np
 from server.constraints.matcher import ConstraintError, ConstraintLost, ConstraintTooHeavy, Mask
 from server.constraints.process.wire import ANSWER, MAX_TEXT_BYTES, Answer, GrammarSettings, num_mask_words
 
-LOOK_S = 0.25  # between looks at a process that owes an answer
-MAX_IDLE_LOOKS = 8  # a process that was found idle so often is stopped or stuck
-BY_SIGNAL = {signal.SIGPROF: Answer.TOO_SLOW, signal.SIGABRT: Answer.TOO_LARGE}  # the limits, as the kernel and native code report them
+LOOK_S = 0.25  # seconds between checks of a process that owes an answer
+MAX_IDLE_LOOKS = 8  # a process found idle this often in a row is stopped or stuck
+BY_SIGNAL = {signal.SIGPROF: Answer.TOO_SLOW, signal.SIGABRT: Answer.TOO_LARGE}  # limits, as the kernel and native code report them
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
 class ProcessSocket:
-    """Closed with the last reference to it; the process then ends, too."""
+    """A socket to a process. The last reference closes it, which ends the process."""
 
     def __init__(self, sock: socket.socket, parent: ProcessSocket | None = None, vocab_size: int = 0) -> None:
         self.answer = Answer.ENDED
         self.number = 0
         self.took_s = 0.0
-        self.pid: int | None = None  # not known before the process has begun
+        self.pid: int | None = None  # unknown until the process has started
         num_words = num_mask_words(vocab_size)
         sock.setblocking(False)
         self._sock = sock
@@ -55,29 +55,30 @@ class ProcessSocket:
 
     @property
     def has_ended(self) -> bool:
-        """Of a process that owes no answer."""
+        """True if a process that owes no answer has ended."""
         return bool(self._poll.poll(0))
 
     @property
     def is_stalled(self) -> bool:
-        """The process that owes an answer is stopped or stuck, or its parent is, before it has begun. Looks at it now and then."""
+        """True if the process that owes an answer is stopped or stuck. Before the process has started, its parent is checked instead.
+        Checks every LOOK_S."""
         return self._stall.look(self.pid or (self._parent.pid if self._parent is not None else None))
 
     def send(self, data: bytes) -> None:
-        """All of it, as `receive` is called."""
+        """Send `data`. Later calls of `receive` send the part that does not fit now."""
         self._unsent = memoryview(bytes(self._unsent) + data)
         self._stall.begin()
         self._flush()
 
     def open_child(self, vocab_size: int = 0) -> Self:
-        """To a new child of this process. Where the process cannot be reached, the new line has ended at once."""
+        """Return a socket to a new child of this process. If the process cannot be reached, the new socket has ended at once."""
         near, far = socket.socketpair()
         with far, suppress(OSError):
             socket.send_fds(self._sock, [b"\0"], [far.fileno()], socket.MSG_DONTWAIT)
         return type(self)(near, self, vocab_size)
 
     def receive(self, patience_s: float) -> bool:
-        """False if no answer is there yet. `ENDED` is the last answer."""
+        """Receive the next answer. Return False if none comes within `patience_s`. `ENDED` is the last answer."""
         end_s = time.monotonic() + patience_s
         while True:
             self._flush()
@@ -101,16 +102,20 @@ class ProcessSocket:
                 return ConstraintError(self.text)
             case Answer.TOO_SLOW:
                 return ConstraintTooHeavy(
-                    f"its tokens took {settings.excess_s:g} s more than the {1000 * settings.slow_s:g} ms that each may; write it so that "
-                    'a text can be read in one way only, and repeat with `x*` or `xs: x | xs "," x`'
+                    f"the tokens took {settings.excess_s:g} s more than the {1000 * settings.slow_s:g} ms allowed each; write the "
+                    'constraint so that a text can be read in one way only, and repeat with `x*` or `xs: x | xs "," x`'
                 )
             case Answer.TOO_LARGE:
-                return ConstraintTooHeavy(f"it took more than {settings.memory_bytes >> 20} MiB of memory; repeat or expand less in it")
+                return ConstraintTooHeavy(
+                    f"the constraint took more than {settings.memory_bytes >> 20} MiB of memory; use fewer repetitions"
+                )
             case Answer.ENDED if self.number in CRASHES:
-                return ConstraintTooHeavy(f"it crashes the process that follows it ({signal.Signals(self.number).name}); simplify it")
+                return ConstraintTooHeavy(
+                    f"the constraint crashes the process that follows it ({signal.Signals(self.number).name}); simplify it"
+                )
             case Answer.ENDED:
                 how = f" by {signal.Signals(self.number).name}" if self.number else ""
-                return ConstraintLost(f"its process was ended{how}; try again")
+                return ConstraintLost(f"the process of the constraint was ended{how}; try again")
             case _:
                 return None
 
@@ -119,7 +124,7 @@ class ProcessSocket:
         return bytes(self._buffer[ANSWER.size : ANSWER.size + self._num_payload])
 
     def _flush(self) -> None:
-        with suppress(OSError):  # it takes no more now, or has ended: `receive` says which
+        with suppress(OSError):  # the process accepts no more now, or has ended: `receive` finds out which
             while self._unsent:
                 self._unsent = self._unsent[self._sock.send(self._unsent) :]
 
@@ -139,7 +144,7 @@ class ProcessSocket:
 
 
 class _Stall:
-    """Counts looks, not seconds: a machine that stands still as a whole says nothing about the process."""
+    """Detects a stalled process by counting checks, not seconds: seconds would also pass while the whole machine stands still."""
 
     def __init__(self) -> None:
         self.begin()
@@ -161,9 +166,9 @@ class _Stall:
 
 
 def _cpu_ticks_if_idle(pid: int) -> str | None:
-    """What it has used of the CPU, or None while it runs, waits for the CPU, or waits for a disk."""
+    """Return the CPU time a process has used, or None while it runs, waits for the CPU, or waits for a disk."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return "gone"  # and nobody could write its last answer
+        return "gone"  # the process has ended, and so has the parent that should have written the last answer
     return None if fields[0] in "RD" else f"{fields[11]} {fields[12]}"

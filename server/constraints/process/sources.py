@@ -1,4 +1,4 @@
-"""From a client's constraint to the grammar that llguidance compiles. Reading a constraint may take long, so its process does it."""
+"""Translate a client's constraint into a grammar for llguidance. Parsing may take long, so the grammar's process does it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LITERAL_ENDS = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 
 
 def grammar_of(source: Source) -> str:
-    """Raises ValueError; the message is for the client."""
+    """Return the grammar for llguidance. Raise ValueError with a message for the client."""
     kind = ConstraintKind(source.kind)
     if source.head:
         return LLMatcher.grammar_from_lark(f"{source.head}\n{_named_answer(_lark_of(kind, source.source))}")
@@ -43,21 +43,22 @@ def _lark_of(kind: ConstraintKind, source: str) -> str:
 
 
 def _lark(source: str) -> str:
-    """Lark as it is; the EBNF of llama.cpp, which vLLM and SGLang take too, translated."""
+    """Return a grammar as Lark. GBNF, the EBNF of llama.cpp that vLLM and SGLang accept too, is translated."""
     try:
         return any_to_lark(source)
-    except Exception as error:  # its parser raises whatever it stumbles over
+    except Exception as error:  # the translator raises any exception
         raise ValueError(f"the grammar is neither Lark (no rule is called start) nor GBNF: {error}") from error
 
 
 def _named_answer(lark: str) -> str:
-    """The grammar with its head called `answer`."""
+    """Return the grammar with its start rule named `answer`."""
     lines = lark.splitlines()
     return "\n".join("answer:" + line.removeprefix("start:") if line.startswith("start:") else line for line in lines)
 
 
 def _without_ends(expression: str) -> str:
-    """With nothing in it that would end a literal of Lark: a slash or a line's end. What is escaped already stays so."""
+    """Return a regular expression without anything that would end a Lark literal: slashes and line ends are escaped, unless they are
+    already."""
     return re.sub(r"\\?\n|\\.|/", lambda found: LITERAL_ENDS.get(found[0], found[0]), expression)
 
 

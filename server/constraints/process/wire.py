@@ -1,6 +1,6 @@
-"""What a worker and the processes of its constraints write to each other, over a pair of sockets for each process.
+"""The protocol between a worker and its constraint processes, over one socket pair per process.
 
-A question is a header and token ids. An answer is a header and a text, token ids or a mask.
+A question is a header and token ids. An answer is a header, followed by a text, token ids or a mask.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 QUESTION = struct.Struct("<BxxxI")  # Question, number of token ids that follow
 ANSWER = struct.Struct("<BxxxIfI")  # Answer, its number, CPU seconds, bytes that follow
-MAX_TEXT_BYTES = 4096  # of what follows an answer that is not a mask
+MAX_TEXT_BYTES = 4096  # payload bytes of an answer other than a mask
 
 
 class Question(IntEnum):
@@ -23,19 +23,19 @@ class Question(IntEnum):
 
 
 class Answer(IntEnum):
-    BORN = 1  # number: the pid of the process
-    COMPILED = 2  # number: KiB of memory that are the process's own
-    COMPLETE = 3  # number: how many of the tokens, at the end, were not taken in: the grammar refuses them
-    GOES_ON = 4  # number: as with COMPLETE; the forced tokens follow
+    BORN = 1  # number: pid of the process
+    COMPILED = 2  # number: KiB of memory that the process does not share
+    COMPLETE = 3  # number: how many of the last tokens the grammar refuses
+    GOES_ON = 4  # number: as for COMPLETE; payload: the forced tokens
     MASK = 5
-    ERROR = 6  # the client's; its text follows
+    ERROR = 6  # the client's fault; payload: the message
     TOO_SLOW = 7
     TOO_LARGE = 8
     ENDED = 9  # written by the parent of the process that owed the answer; number: the signal that ended it, or 0
 
 
 class GrammarSettings(msgspec.Struct, frozen=True):
-    """What all grammars of a model share, and what each may use."""
+    """The settings that all grammars of a model share, and their limits."""
 
     eos_ids: list[int]
     vocab_size: int
@@ -44,12 +44,12 @@ class GrammarSettings(msgspec.Struct, frozen=True):
     initial_fuel: int
     compile_s: float
     slow_s: float  # CPU time that each token may take
-    excess_s: float  # CPU time beyond that, in all tokens of a sequence together
-    memory_bytes: int  # of one process, beyond what it shares
+    excess_s: float  # CPU time beyond slow_s, summed over the tokens of a sequence
+    memory_bytes: int  # memory of one process, beyond what it shares
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A constraint as its process compiles it, see `server.messages.Constraint`."""
+    """A constraint as its process compiles it: see `server.messages.Constraint`."""
 
     kind: str
     source: str
@@ -65,8 +65,8 @@ def question(kind: Question, token_ids: list[int]) -> bytes:
 
 
 def read_question(sock: socket.socket) -> tuple[int, list[int]] | None:
-    """None where the other end was closed."""
-    found = sock.recv(4096)  # as a rule all of it
+    """Return the next question, or None if the other end was closed."""
+    found = sock.recv(4096)  # usually the whole question
     if not found:
         return None
     found += _read(sock, QUESTION.size - len(found))
@@ -76,7 +76,7 @@ def read_question(sock: socket.socket) -> tuple[int, list[int]] | None:
 
 
 def write_answer(sock: socket.socket, answer: Answer, payload: bytes = b"", *, number: int = 0, took_s: float = 0.0) -> None:
-    """Raises ConnectionError where the other end was closed."""
+    """Send an answer. Raise ConnectionError if the other end was closed."""
     if answer is not Answer.MASK:
         payload = payload[:MAX_TEXT_BYTES]
     sock.sendall(ANSWER.pack(answer, number, took_s, len(payload)) + payload)
@@ -91,7 +91,7 @@ def read_framed(sock: socket.socket) -> bytes:
 
 
 def _read(sock: socket.socket, num_bytes: int) -> bytes:
-    """Raises ConnectionError where the other end was closed before that."""
+    """Read `num_bytes`. Raise ConnectionError if the other end was closed before that."""
     found = bytearray()
     while len(found) < num_bytes:
         more = sock.recv(num_bytes - len(found))

@@ -1,4 +1,5 @@
-"""The worker's side of the zygote (`server.constraints.process.main`): started when it is first needed, and again when it ended."""
+"""The worker's handle to the zygote (`server.constraints.process.main`). The zygote is started at first use, and again after it has
+ended."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Zygote:
         self._settings_fd = os.memfd_create("constraint-settings")
         with open(self._settings_fd, "wb", closefd=False) as file:
             file.write(msgspec.msgpack.encode((settings, tokenizer_json)))
-        # Starting a process takes milliseconds, and the kernel ends the zygote with the thread that started it.
+        # Starting a process takes milliseconds, so a thread does it. The thread lives on, because the kernel ends the zygote when the
+        # thread that started it ends.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="zygote")
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: ProcessSocket | None = None
@@ -38,14 +40,14 @@ class Zygote:
             self._starter.submit(self._start, far, self._socket)
 
     def open_child(self) -> ProcessSocket:
-        """To a new child."""
+        """Return a socket to a new child."""
         self.start()
         if self._socket is None:
             raise ConstraintLost("the model is being unloaded")
         return self._socket.open_child()
 
     def kill(self) -> None:
-        """With all that came of it; the next child starts another."""
+        """Kill the zygote and all its descendants. The next child starts another."""
         process, self._process, self._socket = self._process, None, None
         if process is not None:
             process.kill()
@@ -61,7 +63,7 @@ class Zygote:
 
     def _start(self, far: socket.socket, own: ProcessSocket) -> None:
         arguments = str(self._settings_fd), str(os.getpid())
-        with far, suppress(OSError):  # where no process can be started, the socket has ended at once
-            # In a group of its own: a signal from the terminal is for the server.
+        with far, suppress(OSError):  # if no process can be started, the socket has ended at once
+            # In its own process group: a signal from the terminal must reach only the server.
             self._process = subprocess.Popen((*COMMAND, *arguments), stdin=far.fileno(), pass_fds=[self._settings_fd], process_group=0)
             own.pid = self._process.pid

@@ -1,1 +1,1 @@
-"""Which tokens run in the next step, in whose turn, on which pages of the cache."""
+"""Scheduling: which tokens run in the next step, in which order of turns, on which pages of the cache."""

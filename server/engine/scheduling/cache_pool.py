@@ -1,4 +1,4 @@
-"""The pages of all cache groups. A sequence goes on behind a token only where every group has what its next token reads."""
+"""The pages of all cache groups. A sequence can continue after a token only if every group still has what the next token reads."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from runtime.cache_groups import PAGE_SIZE
 from server.engine.scheduling.page_pool import Chain, PageList, PagePool
 from server.engine.step_model import StepLimits
 
-Copy = tuple[int, int, int]  # group, source page, target page
+Copy = tuple[int, int, int]  # (group, source page, target page)
 
 
 @dataclass(slots=True)
 class Held:
-    """What one sequence holds: a list of pages per group."""
+    """The pages that one sequence holds: a list per cache group."""
 
     chain: Chain
     lists: tuple[PageList, ...]
-    version: int = 0  # changes whenever pages do
+    version: int = 0  # changes whenever a list of pages does
 
     @staticmethod
     def nothing(limits: StepLimits, salt: str) -> Held:
@@ -38,19 +38,20 @@ class CachePool:
 
     @property
     def num_pages(self) -> int:
-        """In all groups, without those of padding."""
+        """The pages of all groups, without the page of padding in each."""
         return sum(pool.num_pages - 1 for pool in self.pools)
 
     @property
     def num_used(self) -> int:
         return sum(pool.num_used for pool in self.pools)
 
-    # --- beginnings that are computed already --------------------------------------------------------------------------------
+    # --- prefix cache --------------------------------------------------------------------------------------------------------
 
     def reuse(self, held: Held, token_ids: Sequence[int], max_tokens: int) -> int:
-        """Hold the published pages that begin `token_ids`, at most `max_tokens` tokens of them; say how many tokens that is."""
+        """Let `held` hold published pages with the first tokens of `token_ids`, at most `max_tokens` of them. Return how many tokens those
+        pages cover."""
         found, before = max_tokens, -1
-        while found != before:  # a group that goes less far may not be able to go on where another one can
+        while found != before:  # every group must find its pages for the same number of tokens, so repeat until no group shortens it
             before = found
             for pool in self.pools:
                 found = pool.num_found(held.chain, token_ids, found)
@@ -66,7 +67,8 @@ class CachePool:
         self.num_found_tokens += num_found
 
     def fork(self, source: Held, target: Held, num_tokens: int) -> int:
-        """Let `target` hold what `source` has of its first tokens, at most `num_tokens`; say how many. 0 if that is gone in part."""
+        """Let `target` share the pages of the first tokens of `source`, at most `num_tokens` of them. Return how many tokens are shared, or
+        0 if some pages are gone."""
         assert source.chain.salt == target.chain.salt
         num_tokens = self._last_stop(num_tokens)
         if not self._can_go_on(source, num_tokens):
@@ -78,7 +80,7 @@ class CachePool:
         return num_tokens
 
     def _last_stop(self, num_tokens: int) -> int:
-        """The last token up to this one behind which pages can be gone on from: of a state, the end of a page."""
+        """Round `num_tokens` down to where a sequence can continue: a group with states has them only at the ends of pages."""
         step = lcm(*(pool.page_size for pool in self.pools if pool.keeps_states))
         return num_tokens // step * step
 
@@ -88,13 +90,13 @@ class CachePool:
     # --- pages to write ------------------------------------------------------------------------------------------------------
 
     def can_admit(self, held: Held, start: int, stop: int, num_spare: int) -> bool:
-        """Whether there are pages to compute from `start` to `stop`, and so many spare ones."""
+        """Return whether there are pages to compute positions start .. stop, and `num_spare` more."""
         lists = zip(self.pools, held.lists, strict=True)
         return all(pool.num_to_admit(pages, start, stop) + num_spare <= pool.num_available for pool, pages in lists)
 
     def make_writable(self, held: Held, start: int, stop: int) -> list[Copy] | None:
-        """Give `held` private pages for the positions start .. stop, and take back those that no later token reads; the copies to make
-        first, or None if pages are short."""
+        """Give `held` private pages for the positions start .. stop, and take back pages that no later token reads. Return the copies to
+        make first, or None if pages are short."""
         is_writable = True
         for pool, pages in zip(self.pools, held.lists, strict=True):
             held.version += pool.give_back_past(pages, start)
@@ -114,8 +116,8 @@ class CachePool:
     # --- pages to give back --------------------------------------------------------------------------------------------------
 
     def rewind(self, held: Held, token_ids: Sequence[int], num_computed: int) -> int:
-        """The tokens behind `token_ids` were others, and those behind `num_computed` will be computed again. Say how many stay computed:
-        fewer where pages are gone that the next token reads."""
+        """Shorten `held` after tokens were removed. `token_ids` are the tokens left, of which the first `num_computed` need not be computed
+        again. Return how many stay computed: fewer than `num_computed` if pages that the next token reads are gone."""
         del held.chain.digests[len(token_ids) // PAGE_SIZE :]
         num_computed = self._last_stop(num_computed)
         if not self._can_go_on(held, num_computed):

@@ -1,4 +1,4 @@
-"""Whose turn it is: strict priorities, and between the keys of one priority deficit round robin on tokens."""
+"""A queue with strict priorities, and deficit round robin on tokens between the fairness keys of a priority."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from bisect import insort
 from collections import OrderedDict
 from typing import Generic, Protocol, TypeVar
 
-QUANTUM = 64  # tokens a key may spend before the next one has its turn; a chunk of a prompt may overdraw it
-DEEPEST_DEBT = 4096  # bounds how long a key that used much can be made to wait
+QUANTUM = 64  # tokens that a key may spend before the next key's turn; a chunk of a prompt may overdraw it
+DEEPEST_DEBT = 4096  # the debt of a key in tokens never exceeds this, which bounds how long a key that used many tokens has to wait
 
 
 class Waiting(Protocol):
@@ -50,7 +50,7 @@ class FairQueue(Generic[T]):
         if not ring:
             del self._levels[level]
         if not self._levels:
-            self._deficits.clear()  # without contention there is nothing to remember
+            self._deficits.clear()  # without contention all keys start afresh
 
     def head(self) -> T | None:
         if not self._levels:
@@ -65,6 +65,6 @@ class FairQueue(Generic[T]):
             ring.move_to_end(key)
 
     def charge(self, key: str, num_tokens: int) -> None:
-        """Tokens of a key were worked on, waiting or not."""
+        """Charge a key for tokens that were computed, whether or not it has anything queued."""
         if self._levels:
             self._deficits[key] = max(self._deficits.get(key, 0) - num_tokens, -DEEPEST_DEBT)

@@ -1,10 +1,10 @@
-"""How many prompt tokens a step takes beside the decoding streams.
+"""The pace of prefill: how many prompt tokens a step takes in addition to the tokens of decoding sequences.
 
-All streams wait for the whole step. In total they wait for the prompts' work, in however many chunks it is done. Chunks below the
-efficient size cost more per token; larger ones only make the first of several prompts wait for the others. So a step takes the efficient
-chunk, or a smaller one if the step would else be longer than `max_gap_s`, which is the operator's bound. Chunks of several prompts share
-it. A short chunk behind a long context takes longer than its tokens tell: the context is counted as further tokens. What a step costs is
-measured when the model is loaded; later steps correct it.
+A decoding sequence waits for each whole step. Over all steps it waits for all work on prompts, whatever the size of their chunks. Chunks
+below the efficient size cost more per token; larger ones only make the first of several prompts wait for the others. So a step takes a
+chunk of the efficient size, or a smaller one if the step would take longer than `max_gap_s`, the operator's bound. Several prompts share a
+chunk. A short chunk after a long context takes longer than its number of tokens suggests, so the context is counted as further tokens. The
+costs of steps are measured when the model is loaded, and corrected by later steps.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log2
 
-SMALLEST = 16  # prompt tokens, where even they take longer than the bound: prompts go on
-MOVES = 0.25  # of the difference between a step and its estimate: one disturbed step changes little
-FURTHEST = 4.0  # between a step and its estimate: what is beyond says nothing about the next step
-EFFICIENT = 1.03  # at most so much of the least cost per token
-LEAST_SHARE = 2  # an efficient chunk is at least this part of the largest: smaller ones gain nobody time, and one measurement says little
-RECENT = 64  # steps for which a size class keeps its correction
+SMALLEST = 16  # prompt tokens of a step that are allowed even if the step then exceeds the bound: prompts must make progress
+MOVES = 0.25  # weight of a new observation in a correction, so that one disturbed step changes little
+FURTHEST = 4.0  # a step counts as slower or faster than its estimate by at most this factor
+EFFICIENT = 1.03  # a size is efficient if its cost per token is at most this factor times the least cost per token
+LEAST_SHARE = 2  # a chunk has at least max_tokens / LEAST_SHARE tokens: smaller ones gain nobody time, and one measurement is noisy
+RECENT = 64  # steps after which the correction of a size class expires
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What steps took when the model was loaded."""
+    """Measured costs of steps when the model was loaded."""
 
-    steps: Mapping[int, float] = field(default_factory=dict[int, float])  # seconds by number of tokens, of one prompt
-    context_s: float = 0.0  # in addition, for each token of the context behind which a short chunk begins
+    steps: Mapping[int, float] = field(default_factory=dict[int, float])  # seconds of a step by its number of tokens, all of one prompt
+    context_s: float = 0.0  # further seconds of a short chunk for each token of the context before it
 
 
 class StepCosts:
-    """Seconds of a step by its number of tokens: as measured at load, times the correction of its size class."""
+    """Seconds of a step by its number of tokens: the cost measured at load, times a correction for its size class."""
 
     def __init__(self, steps: Mapping[int, float]) -> None:
         self._sizes = sorted(steps)
         self._seconds = [steps[size] for size in self._sizes]
-        self._corrections: dict[int, tuple[float, int]] = {}  # by size class: the factor, and the step of its last observation
+        self._corrections: dict[int, tuple[float, int]] = {}  # by size class: the factor, and the step of the last observation
         self._latest = 1.0
         self._num_steps = 0
 
@@ -54,7 +54,7 @@ class StepCosts:
         self._corrections[size] = self._latest, self._num_steps
 
     def most_tokens(self, least: int, most: int, limit_s: float) -> int:
-        """The largest number from `least` to `most` whose step stays within the limit; `least` if none does."""
+        """Return the largest number of tokens from `least` to `most` whose step takes at most `limit_s`, or `least` if there is none."""
         for size in range(_size_class(most), _size_class(least) - 1, -1):
             low, high = max(least, _first_of(size)), min(most, _first_of(size + 1) - 1)
             limit = limit_s / self._correction(size)
@@ -64,12 +64,12 @@ class StepCosts:
 
     @property
     def efficient(self) -> int | None:
-        """The smallest size whose tokens cost little more than those of the cheapest; None while nothing is known."""
+        """The smallest size whose cost per token is close to the least, or None before anything was measured."""
         each_s = [seconds / size for size, seconds in zip(self._sizes, self._seconds, strict=True)]
         return next((size for size, s in zip(self._sizes, each_s, strict=True) if s <= EFFICIENT * min(each_s)), None)
 
     def _as_measured(self, num_tokens: int) -> float:
-        """Linear between two sizes, in proportion beyond the largest; 0 while nothing is known."""
+        """Interpolate linearly between two measured sizes, and scale beyond the largest. Return 0 before anything was measured."""
         sizes, seconds = self._sizes, self._seconds
         at = bisect_right(sizes, num_tokens)
         if at == 0:
@@ -80,7 +80,8 @@ class StepCosts:
         return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
 
     def _correction(self, size: int) -> float:
-        """A class that was not seen of late is as fast or slow as what was: else a size once found too slow were never tried again."""
+        """Return the correction of a size class. If its last observation is too old, return the latest correction of any class. Otherwise a
+        size once found too slow would never be tried again."""
         factor, seen_at = self._corrections.get(size, (1.0, -RECENT))
         return factor if self._num_steps - seen_at < RECENT else self._latest
 
@@ -98,7 +99,7 @@ class Pace:
         self._costs.observe(num_tokens, step_s)
 
     def prefill_budget(self, num_decode: int) -> int:
-        """Prompt tokens of a step beside so many streams."""
+        """Return how many prompt tokens a step may take if it also runs `num_decode` decoding sequences."""
         most = self._max_tokens - num_decode
         chunk = min(self._chunk, most)
         if num_decode == 0 or chunk <= SMALLEST:
@@ -106,16 +107,16 @@ class Pace:
         return self._costs.most_tokens(num_decode + SMALLEST, num_decode + chunk, self._max_gap_s) - num_decode
 
     def context_tokens(self, context: int) -> int:
-        """As many tokens of a prompt cost as much as to read this context for a short chunk."""
+        """Return the number of prompt tokens that cost as much as reading a context of `context` tokens for a short chunk."""
         return int(self._context_tokens * context)
 
 
 def _size_class(num_tokens: int) -> int:
-    """Two from one power of two to the next."""
+    """Return the size class of a number of tokens. There are two classes per power of two."""
     return int(2 * log2(num_tokens))
 
 
 def _first_of(size: int) -> int:
-    """The smallest number of tokens in a class."""
+    """Return the smallest number of tokens in a size class."""
     num_tokens = max(int(2 ** (size / 2)), 1)
     return num_tokens if _size_class(num_tokens) == size else num_tokens + 1

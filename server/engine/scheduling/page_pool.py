@@ -1,10 +1,10 @@
-"""Pages of one cache group: who holds them, which can be found again, which may be written.
+"""The pages of one cache group: which sequences hold them, which can be found by their tokens, and which may be written.
 
-A page is in exactly one of three places: free, cached (nobody holds it, but its content can be found), or held by one or more
-sequences. A full page is *published* under the digest of everything before and in it, so that a later prompt with the same beginning
-shares it. A page is written only while one sequence holds it and it is not published; `make_writable` copies otherwise.
+A page is in exactly one of three places: free, cached (no sequence holds it, but it can be found), or held by one or more sequences. A full
+page is *published* under the digest of all tokens up to its end, so that a later prompt with the same beginning can share it. A page is
+written only while one sequence holds it and it is not published; otherwise `make_writable` copies it.
 
-In a group with a window, a sequence gives back the pages that no later token reads; 0 stands in their place.
+In a group with a window, a sequence gives back the pages that no later token reads. Its list then has 0 in place of their numbers.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from server.engine.step_model import GroupLimits
 
 @dataclass(slots=True)
 class Chain:
-    """The digests of a sequence's first runs of PAGE_SIZE tokens as far as they were ever computed. Tokens are only appended, or taken
-    back with `rewind`, so it outlives the pages."""
+    """The digests of a sequence's tokens: one for each PAGE_SIZE tokens, as far as they were computed. Tokens are only appended, or removed
+    with `rewind`, so the digests stay valid when the pages are given back."""
 
     salt: bytes
     digests: list[bytes] = field(default_factory=list[bytes])
 
     def digest(self, index: int, token_ids: Sequence[int]) -> bytes:
-        """Of run `index`. Each digest covers the one before, so it stands for the whole beginning of the sequence."""
+        """Return the digest of the PAGE_SIZE tokens with index `index`. It covers the previous digest, and so identifies the whole
+        beginning of the sequence."""
         while index >= len(self.digests):
             parent = self.digests[-1] if self.digests else blake2b(self.salt, digest_size=16).digest()
             first = len(self.digests) * PAGE_SIZE
@@ -40,8 +41,10 @@ class Chain:
 
 @dataclass(slots=True)
 class PageList:
-    """The pages of one sequence in order of position. The first `num_returned` were given back; the first `num_published` are done with:
-    found by others, or known to have a twin that is.   num_returned <= num_published <= len(pages)
+    """The pages of one sequence in order of position. The first `num_returned` pages were given back. Each of the first `num_published`
+    pages is published, or has the same content as a published page.
+
+        num_returned <= num_published <= len(pages)
     """
 
     pages: list[int] = field(default_factory=list[int])
@@ -59,17 +62,17 @@ class PageList:
 
 
 class IntegrityError(AssertionError):
-    """The books of the page pool do not balance."""
+    """The page pool's records contradict each other."""
 
 
 class PagePool:
     def __init__(self, limits: GroupLimits, max_tokens: int) -> None:
-        """`max_tokens`: of one sequence in a step."""
-        self.num_pages = limits.num_pages  # page 0 is padding and never handed out
+        """A step runs at most `max_tokens` tokens of one sequence."""
+        self.num_pages = limits.num_pages  # page 0 is padding and never allocated
         self._window = limits.window
         self.keeps_states = limits.keeps_states
         self.page_size = limits.page_size
-        self._digests_each = limits.page_size // PAGE_SIZE  # of a page: its name is the last one
+        self._digests_each = limits.page_size // PAGE_SIZE  # digests per page; a page is published under its last one
         self._most_each = limits.most_pages(max_tokens)
         self._free = list(range(self.num_pages - 1, 0, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -85,10 +88,11 @@ class PagePool:
     def num_used(self) -> int:
         return self.num_pages - 1 - self.num_available
 
-    # --- beginnings that are computed already --------------------------------------------------------------------------------
+    # --- prefix cache --------------------------------------------------------------------------------------------------------
 
     def num_found(self, chain: Chain, token_ids: Sequence[int], max_tokens: int) -> int:
-        """The largest number of tokens in full pages, at most `max_tokens`, behind which a sequence can go on with published pages."""
+        """Return the largest number of tokens in full pages, at most `max_tokens`, after which a sequence can continue with published
+        pages."""
         most = max_tokens // self.page_size
         if self._window is None:
             return next((i for i in range(most) if self._name(chain, i, token_ids) not in self._page_of), most) * self.page_size
@@ -101,7 +105,7 @@ class PagePool:
         return most * self.page_size
 
     def hold(self, held: PageList, chain: Chain, token_ids: Sequence[int], num_tokens: int) -> None:
-        """Hold the published pages that are needed to go on behind so many tokens, which end with a page."""
+        """Let `held` hold the published pages needed to continue after `num_tokens` tokens, a multiple of the page size."""
         assert not held.pages and num_tokens % self.page_size == 0
         count = num_tokens // self.page_size
         held.num_returned = self._first_needed(num_tokens)
@@ -112,11 +116,11 @@ class PagePool:
         held.num_published = count
 
     def can_go_on(self, held: PageList, start: int) -> bool:
-        """Whether its pages have what a token at position `start` reads."""
+        """Return whether `held` still has all pages that a token at position `start` reads."""
         return held.num_returned <= self._first_needed(start)
 
     def fork(self, source: PageList, target: PageList, num_tokens: int) -> None:
-        """Let `target` hold the pages of the first `num_tokens` tokens of `source`, a partly filled last one included."""
+        """Let `target` hold the pages of the first `num_tokens` tokens of `source`, including a partly filled last page."""
         assert not target.pages
         target.pages = source.pages[: -(-num_tokens // self.page_size)]
         target.num_returned = source.num_returned
@@ -127,23 +131,24 @@ class PagePool:
     # --- pages to write ------------------------------------------------------------------------------------------------------
 
     def num_needed(self, held: PageList, start: int, stop: int) -> int:
-        """How many pages `make_writable` would take."""
+        """Return how many pages `make_writable` would take."""
         fresh = max(0, -(-stop // self.page_size) - len(held.pages))
         first = start // self.page_size
         return fresh + sum(not self._is_private(page) for page in held.pages[first : -(-stop // self.page_size)])
 
     def num_to_admit(self, held: PageList, start: int, stop: int) -> int:
-        """How many pages it takes to compute from `start` to `stop`, in however many steps."""
+        """Return how many further pages are needed to compute positions start .. stop, in any number of steps."""
         needed = self.num_needed(held, start, stop)
         return needed if self._most_each is None else min(needed, self._most_each - len(held.held))
 
     def is_writable(self, held: PageList, start: int, stop: int) -> bool:
-        """Whether nothing needs to be done for the positions start .. stop, as for one more token in a page of one's own."""
+        """Return whether the positions start .. stop lie in one private page: `make_writable` then has nothing to do."""
         pages, last = held.pages, -(-stop // self.page_size) - 1
         return last < len(pages) and start // self.page_size == last and self._is_private(pages[last])
 
     def make_writable(self, held: PageList, start: int, stop: int) -> list[tuple[int, int]]:
-        """Give `held` private pages for the positions start .. stop; the copies to make first. There are enough pages."""
+        """Give `held` private pages for the positions start .. stop. Return the copies (source page, target page) to make first. The caller
+        has checked that there are enough pages."""
         pages, num_pages = held.pages, -(-stop // self.page_size)
         copies: list[tuple[int, int]] = []
         for i in range(start // self.page_size, min(num_pages, len(pages))):
@@ -157,8 +162,8 @@ class PagePool:
         return copies
 
     def publish(self, held: PageList, chain: Chain, token_ids: Sequence[int], num_computed: int) -> None:
-        """Let others find the full pages among the first `num_computed` tokens. If a page with that content is known already, this
-        one stays private: two pages under one digest would make eviction ambiguous."""
+        """Publish the full pages among the first `num_computed` tokens. A page stays private if another page with the same content is
+        published: two pages under one digest would make eviction ambiguous."""
         for i in range(held.num_published, num_computed // self.page_size):
             digest = self._name(chain, i, token_ids)
             if digest not in self._page_of:
@@ -169,7 +174,7 @@ class PagePool:
     # --- pages to give back --------------------------------------------------------------------------------------------------
 
     def give_back_past(self, held: PageList, start: int) -> bool:
-        """Give back the pages that no token from position `start` on reads; whether there were any."""
+        """Give back the pages that no token from position `start` on reads. Return whether there were any."""
         if self._window is None or (first := min(self._first_needed(start), held.num_published)) <= held.num_returned:
             return False
         for i in range(held.num_returned, first):
@@ -179,23 +184,23 @@ class PagePool:
         return True
 
     def rewind(self, held: PageList, num_computed: int) -> None:
-        """Tokens behind `num_computed` will be written again. A page that was published with them stays so, and is copied before it is
-        written."""
+        """Drop the pages after `num_computed`, whose tokens will be written again. A published page in that range stays published and is
+        copied before it is written."""
         while len(held.pages) * self.page_size >= num_computed + self.page_size:
             self._drop(held.pages.pop())
         held.num_published = min(held.num_published, num_computed // self.page_size)
 
     def release(self, held: PageList) -> None:
-        """Give all pages back. The last goes first, so that the beginning of a chain outlives its end in the cache."""
+        """Give all pages back, the last one first, so that the cache evicts the end of a sequence before its beginning."""
         for page in reversed(held.held):
             self._drop(page)
         held.pages.clear()
         held.num_returned = held.num_published = 0
 
-    # --- books ---------------------------------------------------------------------------------------------------------------
+    # --- integrity -----------------------------------------------------------------------------------------------------------
 
     def check_integrity(self, holders: Iterable[PageList]) -> None:
-        """Compare the books with the page lists of all living sequences."""
+        """Raise IntegrityError if the records differ from the page lists of all living sequences, given as `holders`."""
         counted = [0] * self.num_pages
         for held in holders:
             if any(held.pages[: held.num_returned]) or 0 in held.held or held.num_published > len(held.pages):
@@ -206,21 +211,21 @@ class PagePool:
                 counted[page] += 1
         if counted != self._holders:
             wrong = [(p, self._holders[p], n) for p, n in enumerate(counted) if n != self._holders[p]]
-            raise IntegrityError(f"(page, holders on the books, holders found): {wrong}")
+            raise IntegrityError(f"pages with a wrong number of holders (page, recorded, found): {wrong}")
         idle = sorted([*self._free, *self._cached])
         if idle != [page for page in range(1, self.num_pages) if not counted[page]]:
-            raise IntegrityError(f"pages nobody holds and idle pages differ: {idle}")
+            raise IntegrityError(f"the pages that no sequence holds are not the idle pages: {idle}")
         if {page: digest for digest, page in self._page_of.items()} != self._digest_of:
-            raise IntegrityError("published pages and their digests do not pair up")
+            raise IntegrityError("the tables of published pages and of their digests contradict each other")
         if any(page in self._digest_of for page in self._free) or any(p not in self._digest_of for p in self._cached):
             raise IntegrityError("a free page is published, or a cached page is not")
 
     def _name(self, chain: Chain, index: int, token_ids: Sequence[int]) -> bytes:
-        """Of full page `index`."""
+        """Return the digest under which full page `index` is published."""
         return chain.digest((index + 1) * self._digests_each - 1, token_ids)
 
     def _first_needed(self, start: int) -> int:
-        """The first page that a token at position `start` reads."""
+        """Return the index of the first page that a token at position `start` reads."""
         return 0 if self._window is None else max(0, start - self._window + 1) // self.page_size
 
     def _is_private(self, page: int) -> bool:

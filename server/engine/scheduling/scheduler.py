@@ -1,12 +1,12 @@
-"""Which tokens run in the next step.
+"""The scheduler: which tokens run in the next step.
 
-Decoding sequences come first, in order of rank; what is left of the token budget goes to prompts, in chunks, by turns of the fair
-queue. When pages are short, the sequence of the worst rank gives way and is computed again later (mostly from the prefix cache); when
-slots are, one of a key that has more of them than its share.
-The best-ranked sequence always advances, and no sequence is admitted that could not finish alone, so the whole always advances.
+Decoding sequences come first, in order of rank. The rest of the token budget goes to prompts, in chunks, in the order of the fair queue.
+When pages run short, the worst-ranked sequence is preempted and computed again later (mostly from the prefix cache). When slots run short,
+a sequence of a key that has more than its share of slots is preempted. The best-ranked sequence always advances, and no sequence is
+admitted that could not finish alone, so the engine always makes progress.
 
-A plan may be made while the step before it still runs: tokens of that step are `awaited`. `settle` closes the plan once they are
-known. Everything that happens to a sequence between the two, an abort say, is undone in the open plan.
+A plan may be made while the step before it still runs: the tokens of that step are then `awaited`. `settle` closes the plan once they are
+known. If a sequence ends or is parked before that, it is taken out of the open plan.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from server.messages import MAX_GAP_MS
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """Tokens start .. start + count of a sequence. Its last `num_rows` tokens give rows of logits: one to draw the next token
-    from, or more where log-probabilities of the prompt are wanted."""
+    """Tokens start .. start + count of a sequence in a plan. The last `num_rows` of them give rows of logits: one row to draw the next
+    token from, or more if log-probabilities of the prompt are requested."""
 
     seq: Sequence
     start: int
     count: int
     num_rows: int
-    draws: bool  # the last row is drawn from
+    draws: bool  # a token is drawn from the last row
     is_prefill: bool
-    num_context: int  # prompt tokens that cost as much as the context behind which this chunk begins
+    num_context: int  # cost of reading the context before this chunk, in prompt tokens
 
     @property
     def stop(self) -> int:
@@ -44,10 +44,10 @@ class Item:
 @dataclass(slots=True, eq=False)
 class Plan:
     items: dict[Sequence, Item] = field(default_factory=dict[Sequence, Item])
-    copies: list[Copy] = field(default_factory=list[Copy])  # before the step
+    copies: list[Copy] = field(default_factory=list[Copy])  # pages to copy before the step
     num_tokens: int = 0
     num_rows: int = 0
-    num_prefill: int = 0  # of the tokens
+    num_prefill: int = 0  # prompt tokens, which num_tokens includes
     num_context: int = 0
 
     @property
@@ -61,21 +61,22 @@ class Scheduler:
         self.limits = limits
         self.pool = CachePool.of(limits)
         self.pace = pace or Pace(limits.max_tokens, Measured(), MAX_GAP_MS / 1000)
-        self.queue: FairQueue[Sequence] = FairQueue()  # waiting, or running with a prompt not yet computed
+        self.queue: FairQueue[Sequence] = FairQueue()  # sequences that wait, and running ones whose prompt is not computed yet
         self.running: list[Sequence] = []  # in order of rank
         self.num_preemptions = 0
         self.paused = False
         self._slots = list(range(limits.max_seqs - 1, -1, -1))
-        self._open = Plan()  # planned and not settled
-        self._launched: list[Sequence] = []  # of the last settled plan
+        self._open = Plan()  # planned but not settled
+        self._launched: list[Sequence] = []  # sequences of the last settled plan
         self._preempted: set[Sequence] = set()  # preempted while making the open plan
 
     def pause(self, paused: bool) -> None:
-        """Plan nothing until further notice; what ends is let go all the same."""
+        """While paused, plan nothing. Sequences may still end."""
         self.paused = paused
 
     def add(self, request: Request) -> None:
-        """Choices that begin alike wait until the first of them has computed the prompt, and are forked from it."""
+        """Queue the sequences of a request. The first choice without tokens of its own computes the prompt; the others like it wait for
+        that, and are then forked from it."""
         alive = [seq for seq in request.sequences if seq.stage is Stage.WAITING]
         fresh = [seq for seq in alive if seq.num_known == seq.num_prompt]
         request.leader, request.followers = (fresh[0], fresh[1:]) if fresh else (None, [])
@@ -84,7 +85,7 @@ class Scheduler:
                 self.queue.push(seq)
 
     def finish(self, seq: Sequence) -> None:
-        """Take a sequence out, at whatever stage; its pages are free at once."""
+        """End a sequence at any stage. Its pages are free at once."""
         request = seq.request
         self._unplan(seq)
         if seq in self.queue:
@@ -98,7 +99,7 @@ class Scheduler:
             self.queue.push(request.leader)
 
     def park(self, seq: Sequence) -> None:
-        """Do without it until `resume`; a row of it that is being computed is not drawn from."""
+        """Take a sequence out of the batch until `resume`. If one of its rows is in flight, no token is drawn from that row."""
         self._unplan(seq)
         if seq in self.queue:
             self.queue.remove(seq)
@@ -111,7 +112,7 @@ class Scheduler:
         self.queue.push(seq)
 
     def rewind(self, seq: Sequence) -> None:
-        """Its last tokens were taken off: it goes on behind those that are left, in its place. No row of it is being computed."""
+        """Continue a sequence after its last tokens were removed. It keeps its slot. None of its rows may be in flight."""
         self._unplan(seq)
         assert not seq.num_awaited, seq
         seq.num_computed = self.pool.rewind(seq.held, seq.token_ids, min(seq.num_computed, seq.num_known - 1))
@@ -135,7 +136,7 @@ class Scheduler:
         return self._open
 
     def extend(self) -> Plan:
-        """Plan prompts as far as the open plan has room for them; what was planned stays."""
+        """Add prompts to the open plan while it has room. What was planned before stays."""
         plan = self._open
         if self.paused:
             return plan
@@ -146,19 +147,19 @@ class Scheduler:
                 break
             self._plan_prompt(seq, budget)
             if seq not in plan.items or not plan.items[seq].draws:
-                break  # the chunk ended where the budget, the pages or the rows did
+                break  # the budget, the pages or the rows ended this chunk
         return plan
 
     def _left_of(self, most: int) -> int:
-        """Tokens that the open plan has room for, of so many for prompts."""
+        """Return how many more prompt tokens the open plan may take, if `most` is the budget of prompts."""
         plan = self._open
         return min(self.limits.max_tokens - plan.num_tokens, most - plan.num_prefill - plan.num_context)
 
     def settle(self, plan: Plan) -> Plan:
-        """Close the plan: the tokens awaited when it was made are known now. A row that became pointless is dropped."""
+        """Close the plan, now that the tokens awaited when it was made are known. Drop rows that are no longer needed."""
         assert plan is self._open
         for item in plan.items.values():
-            if item.draws and item.stop < item.seq.num_known:  # a grammar forced the tokens behind it
+            if item.draws and item.stop < item.seq.num_known:  # a grammar forced the tokens after this row, so none is drawn
                 assert item.num_rows == 1
                 item.draws = False
                 item.num_rows -= 1
@@ -169,7 +170,7 @@ class Scheduler:
         return plan
 
     def collect(self, plan: Plan) -> None:
-        """The device has computed the rows of this plan: their tokens are drawn now."""
+        """Mark the plan's rows as computed: their tokens are drawn now, and no longer awaited."""
         for item in plan.items.values():
             item.seq.num_awaited -= item.draws
 
@@ -192,17 +193,17 @@ class Scheduler:
         max_tokens = self.limits.max_tokens
         for seq in list(self.running):
             if seq.stage is not Stage.RUNNING or seq.num_tokens >= seq.max_len or seq in self.queue:
-                continue  # preempted just now, or its last token is awaited, or a prompt
+                continue  # preempted just now, or its last token is awaited, or its prompt is not computed
             count = min(seq.num_to_compute, max_tokens - self._open.num_tokens)
             if count > 0 and self._place(seq, count, num_rows=1, is_prefill=False):
                 self.queue.charge(seq.fairness_key, count)
 
     def _plan_prompt(self, seq: Sequence, budget: int) -> None:
-        """Plan a chunk."""
+        """Plan the next chunk of a prompt."""
         count = min(seq.num_to_compute, budget)
         num_rows = 1
         if (num_known := seq.num_rows_known) is not None:
-            # A step has as many rows as it may have sequences. A preempted sequence has some of its rows already.
+            # A step has max_seqs rows at most. A sequence that was preempted has some of its rows already.
             num_done = max(num_known - seq.num_computed, 0)
             count = min(count, num_done + self.limits.max_seqs - self._open.num_rows)
             num_rows = max(count - num_done, 0)
@@ -213,13 +214,15 @@ class Scheduler:
             self.queue.remove(seq)
 
     def _plan_admitted(self, most: int) -> None:
-        """The next in turn cannot be admitted: those admitted go on, or nobody would ever make room."""
+        """Plan chunks of admitted prompts when the queue's head cannot be admitted. Otherwise these prompts would never finish and free
+        pages for the head."""
         for seq in list(self.running):
             if seq.stage is Stage.RUNNING and seq in self.queue and seq not in self._open.items and (budget := self._left_of(most)) > 0:
                 self._plan_prompt(seq, budget)
 
     def _place(self, seq: Sequence, count: int, *, num_rows: int, is_prefill: bool = True) -> bool:
-        """Put `count` tokens into the plan, taking pages from worse-ranked sequences if need be."""
+        """Add the next `count` tokens of `seq` to the plan. Preempt worse-ranked sequences if pages are short. Return False if `seq` itself
+        was preempted."""
         start = seq.num_computed
         while (copies := self.pool.make_writable(seq.held, start, start + count)) is None:
             if not self._preempt_worst(seq):
@@ -228,7 +231,7 @@ class Scheduler:
         plan = self._open
         wanted = num_rows if draws or seq.num_rows_known is not None else 0
         assert draws <= wanted <= count, (seq, wanted)
-        # One token reads its context as streams do.
+        # A single token reads its context as a decoding sequence does, so the context costs nothing extra.
         num_context = self.pace.context_tokens(start) if is_prefill and count > 1 else 0
         plan.items[seq] = Item(seq, start, count, wanted, draws, is_prefill, num_context)
         plan.copies += copies
@@ -244,7 +247,7 @@ class Scheduler:
 
     def _admit(self, seq: Sequence) -> bool:
         if seq.num_awaited or seq in self._preempted:
-            return False  # rows of it may still be computed: let them arrive first
+            return False  # rows of it may still be in flight: wait until they arrive
         while not self._slots:
             if not self._preempt_lower_priority(seq) and not self._preempt_greediest(seq):
                 return False
@@ -265,11 +268,11 @@ class Scheduler:
         return True
 
     def _has_room(self, seq: Sequence) -> bool:
-        """Room for its whole prompt, and for a page more of each that runs: else one of them would soon be preempted."""
+        """Return whether there are pages for the whole prompt of `seq` and one more per running sequence, lest one be preempted soon."""
         return self.pool.can_admit(seq.held, seq.num_computed, seq.num_known, len(self.running))
 
     def _find_beginning(self, seq: Sequence) -> None:
-        """Share what is computed already: the leader's prompt, or published pages."""
+        """Let `seq` hold pages that are computed already: those of the leader's prompt, or published ones."""
         leader = seq.request.leader
         seq.num_reused = 0
         if leader is not None and leader is not seq and self._has_launched_prompt(leader) and seq.num_known == seq.num_prompt:
@@ -279,21 +282,24 @@ class Scheduler:
         seq.num_computed = seq.num_reused
 
     def _has_launched_prompt(self, seq: Sequence) -> bool:
-        """Its prompt is in pages that the open plan does not write: copies are made before the step runs."""
+        """Return whether the prompt of `seq` was computed before the open plan. Only then may it be forked: a fork copies pages before the
+        step runs, so the open plan must not write them."""
         item = self._open.items.get(seq)
         num_launched = seq.num_computed if item is None else item.start
         return seq.stage is Stage.RUNNING and num_launched >= seq.num_prompt
 
     def _preempt_lower_priority(self, seq: Sequence) -> bool:
-        """Preempt the worst-ranked running sequence if its priority is lower than that of `seq`, which waits."""
+        """Preempt the worst-ranked running sequence if its priority is lower than that of the waiting `seq`. Return whether one was
+        preempted."""
         if not self.running or self.running[-1].rank[0] <= seq.rank[0]:
             return False
         self._preempt(self.running[-1])
         return True
 
     def _preempt_greediest(self, seq: Sequence) -> bool:
-        """Preempt the worst-ranked sequence of the key that has most slots, so that one client cannot starve others. The key of `seq` must
-        hold fewer slots even with one more: then the two keys differ less than before, and preempting comes to an end."""
+        """Preempt the worst-ranked sequence of the key with the most slots, so that one client cannot starve others. Return whether one was
+        preempted. The key of `seq` must hold fewer slots even with one more: each preemption then narrows the gap between the two keys, so
+        preempting ends."""
         held = Counter(other.fairness_key for other in self.running)
         greediest, most = max(held.items(), key=lambda pair: pair[1])
         if most <= held[seq.fairness_key] + 1 or not self._has_room(seq):
@@ -305,7 +311,7 @@ class Scheduler:
         return True
 
     def _preempt_worst(self, seq: Sequence) -> bool:
-        """Preempt the worst-ranked running sequence in favour of `seq`, which runs; False if that is itself."""
+        """Preempt the worst-ranked running sequence to free pages for the running `seq`. Return False if it is `seq` itself."""
         worst = self.running[-1]
         self._preempt(worst)
         return worst is not seq
@@ -320,7 +326,7 @@ class Scheduler:
             self.queue.push(seq)
 
     def _vacate(self, seq: Sequence) -> None:
-        """Give back pages and slot. What is computed stays findable."""
+        """Give back the slot and the pages of a sequence. Its full pages stay in the prefix cache."""
         if seq.stage is Stage.RUNNING:
             self.pool.publish(seq.held, seq.token_ids, min(seq.num_computed, seq.num_known))
             self.running.remove(seq)

@@ -1,1 +1,1 @@
-"""Chat templates in a sandbox, and the process that renders the slow ones."""
+"""Chat templates in a sandbox, and the process for slow renderings."""

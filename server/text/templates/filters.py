@@ -1,7 +1,7 @@
-"""Filters and tests that a template may use, each under the meter.
+"""The filters and tests that a template may use, each counted by the meter.
 
-The table is closed: a filter of Jinja that is not listed does not exist here. None of them gives `Markup`, whose methods are
-Python code that the sandbox could not see; `e` and `escape` give plain text, and `safe` changes nothing.
+The table is closed: a filter of Jinja that is not listed does not exist here. No filter returns `Markup`, whose methods are Python code
+that the sandbox could not see; `e` and `escape` return plain text, and `safe` changes nothing.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from jinja2.utils import pass_context
 from server.text.templates.meter import Meter, TemplateLimit, meter_of
 from server.text.templates.metered_text import call_text, format_percent, items_of
 
-# Jinja's own, without their exact signatures.
+# Jinja's own tables, without exact signatures
 FILTERS: Mapping[str, Callable[..., Any]] = jinja2.filters.FILTERS
 TESTS: Mapping[str, Callable[..., Any]] = jinja2.tests.TESTS
 
-MAX_ATTRIBUTE_PARTS = 16  # of "a.b.c", which is looked up for every item
+MAX_ATTRIBUTE_PARTS = 16  # dots and commas in an attribute such as "a.b.c", which is looked up for every item
 
 # fmt: off
-SCALAR_FILTERS = ("abs", "count", "d", "default", "float", "int", "length")  # look at no more than one value
+SCALAR_FILTERS = ("abs", "count", "d", "default", "float", "int", "length")  # examine a single value
 ITEM_FILTERS = ("first", "items", "last", "map", "reject", "rejectattr", "reverse", "select", "selectattr")
 COMPARING_FILTERS = ("dictsort", "groupby", "max", "min", "sort", "unique")
 SHALLOW_TESTS = (
     "boolean", "callable", "defined", "false", "float", "integer", "iterable",
     "mapping", "none", "number", "sameas", "sequence", "string", "true", "undefined",
 )
-DEEP_TESTS = (  # compare or write out what lies inside
+DEEP_TESTS = (  # compare or write nested values
     "!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan", "lower", "lt", "ne", "upper",
 )
 # fmt: on
 
 
 def _jinja(function: Callable[..., Any], *, by_item: bool = False, deep: bool = False) -> Callable[..., Any]:
-    """Jinja's `function` under the meter. Jinja says by an attribute what a filter wants as its first argument; here it always
-    gets the context, and passes on what the original asks for."""
+    """Return Jinja's `function` with metering. Jinja notes on a function which first argument it takes, such as the context. The metered
+    function always takes the context, and passes on the argument that the original takes."""
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
 
     @pass_context
@@ -75,15 +75,15 @@ def _check_attributes(args: tuple[Any, ...]) -> None:
 
 
 def _text(meter: Meter, value: Any) -> str:
-    """As Jinja takes any value for text."""
+    """Convert a value to text, as Jinja does."""
     if isinstance(value, str):
         return value
-    meter.charge(10 * meter.measure(value))  # repr() writes up to 10 characters for one
+    meter.charge(10 * meter.measure(value))  # repr() may write 10 characters for one
     return str(value)
 
 
 def _method(name: str) -> Callable[..., Any]:
-    """The method of that name as a filter."""
+    """Return a filter that calls the text method `name`."""
 
     @pass_context
     def metered(context: Context, value: Any, /, *args: Any) -> Any:
@@ -102,7 +102,7 @@ def _string(context: Context, value: Any, /) -> str:
 def _escape(context: Context, value: Any, /) -> str:
     meter = meter_of(context)
     text = _text(meter, value)
-    meter.charge(5 * len(text))  # &#39;
+    meter.charge(5 * len(text))  # the longest escape, &#39;, has 5 characters
     return str(markupsafe.escape(text))
 
 
@@ -169,7 +169,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as models were trained on it: Jinja's own filter escapes for HTML."""
+    """Return JSON in the form that models were trained on. Jinja's own filter escapes it for HTML."""
     meter = meter_of(context)
     meter.charge(meter.measure(value))
     if indent is not None and not 0 <= indent <= 16:
@@ -184,7 +184,8 @@ def _tojson(
         meter.charge(len(text))
         return text
     parts: list[str] = []
-    for part in encoder.iterencode(value):  # the indentation of a deep value can outweigh all else, so count as it comes
+    # the indentation of a deep value can exceed everything else, so each part is counted as it is made
+    for part in encoder.iterencode(value):
         meter.charge(len(part))
         parts.append(part)
     return "".join(parts)
@@ -195,7 +196,7 @@ def _tojson(
 
 @pass_context
 def _attr(context: Context, value: Any, /, name: str) -> Any:
-    return context.environment.attribute(value, name)  # type: ignore[attr-defined]  # of ours
+    return context.environment.attribute(value, name)  # type: ignore[attr-defined]  # defined by our environment
 
 
 @pass_context
@@ -236,7 +237,7 @@ def metered_filters() -> dict[str, Callable[..., Any]]:
 
 
 def _number(value: Any) -> Any:
-    """Of a text, `%` would make a format of any width, and `*` a text of any length."""
+    """Return a number, or raise TypeError. With a text, `%` would be a format of any width, and `*` a text of any length."""
     if isinstance(value, int | float | Undefined):
         return value
     raise TypeError(f"a {type(value).__name__} is given where a number is expected")

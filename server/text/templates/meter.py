@@ -1,4 +1,4 @@
-"""What rendering a template may take, and the account of it."""
+"""The limits on rendering a template, and the meter that counts what one rendering uses."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, cast
 
-from jinja2.filters import _GroupTuple as GroupTuple  # pyright: ignore[reportPrivateUsage]  # what groupby gives
+from jinja2.filters import _GroupTuple as GroupTuple  # pyright: ignore[reportPrivateUsage]  # returned by groupby
 from jinja2.runtime import Context, Undefined
 
-MAX_ITEMS = 1_000_000  # of one list
+MAX_ITEMS = 1_000_000  # items of one list
 MAX_INT_BITS = 64
 
-STEPS_PER_LOOK = 16  # asking for the time of a thread costs as much as a few steps
-CHARS_PER_STEP = 1 << 12  # a scan of so many characters takes about as long as a step
-ITEM_BYTES = 80  # of a list: its place, and a short text
+STEPS_PER_LOOK = 16  # reading a thread's clock costs as much as a few steps
+CHARS_PER_STEP = 1 << 12  # scanning this many characters takes about as long as a step
+ITEM_BYTES = 80  # bytes counted for a list item: its slot, and a short text
 
-METER = "the meter"  # not an identifier: a template has no way to name it
+METER = "the meter"  # not an identifier, so templates cannot name it
 
 SCALARS = frozenset((NoneType, bool, int, float))
 SEQUENCES = frozenset((list, tuple, range, GroupTuple, type({}.keys()), type({}.values()), type({}.items())))
 
 
 class TemplateLimit(Exception):
-    """A template went beyond what rendering may take."""
+    """Raised when a template exceeds a limit of rendering."""
 
 
 class TemplateRaise(Exception):
-    """A template called raise_exception: it does not accept these messages."""
+    """Raised when a template calls raise_exception: it does not accept these messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one rendering may take."""
+    """The limits of one rendering."""
 
-    time_s: float  # of the processor
-    memory_bytes: int  # of all texts and lists that it makes
+    time_s: float  # processor time
+    memory_bytes: int  # bytes of all texts and lists that a rendering makes
 
     @property
     def search_chars(self) -> int:
-        """Comparisons of characters by one search: half of the time in the worst case."""
+        """The comparisons of characters allowed in one search: half of the time in the worst case."""
         return int(self.time_s * (1 << 29))
 
 
 class Meter:
-    """What one rendering may still take. Its time is that of the processor, on the thread that renders: a busy machine
-    makes no template too slow."""
+    """Counts what one rendering uses, and raises TemplateLimit beyond its limits. The time is processor time of the rendering thread, so no
+    template fails only because the machine is busy."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -56,7 +56,7 @@ class Meter:
         self._left_bytes = limits.memory_bytes
 
     def step(self, num_chars: int = 0) -> None:
-        """Count an operation that scans `num_chars`."""
+        """Count an operation that scans `num_chars` characters."""
         self._steps += 1 + num_chars // CHARS_PER_STEP
         if self._steps >= STEPS_PER_LOOK:
             self._steps = 0
@@ -73,14 +73,14 @@ class Meter:
         self.step(num_bytes)
 
     def charge_value(self, value: object) -> None:
-        """Count a value that was just made; its parts were counted when they were."""
+        """Count a value that was just made. Its parts were counted when they were made."""
         if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
             raise TemplateLimit(f"an integer has {value.bit_length()} bits; at most {MAX_INT_BITS} are allowed")
         self.charge(sys.getsizeof(value) if isinstance(value, str | list | tuple | dict) else 16)
 
     def measure(self, value: object) -> int:
-        """How many characters `str(value)` has, about. A list may hold another one twice, and so on: writing it out can take
-        exponentially more than building it, which is why it is walked under the budget before anything else touches it."""
+        """Return the approximate length of `str(value)`. A list may contain another one twice, and so on: writing it can take exponentially
+        more than building it. So values are walked under the budget before any other use."""
         if type(value) is str:
             return len(value)
         size = steps = 0

@@ -1,4 +1,4 @@
-"""Methods of text and formats, for templates: what each can make is charged before it is made."""
+"""Text methods and formats for templates. The memory that a call may take is charged before the call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
 def call_text(meter: Meter, name: str, text: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`text.name(*args, **kwargs)`."""
+    """Call `text.name(*args, **kwargs)`."""
     if name == "format":
         return format_braces(meter, text, args, kwargs)
     if name == "join":
@@ -37,10 +37,11 @@ def call_text(meter: Meter, name: str, text: str, args: tuple[Any, ...], kwargs:
 
 
 def _most_bytes(meter: Meter, name: str, text: str, args: tuple[Any, ...]) -> int:
-    """What the call can make, at most, beside as much as the text has. A search that would take too long is refused."""
+    """Return an upper bound for the bytes that a call creates in addition to the size of the text. Raise TemplateLimit if a search would
+    take too long."""
     first = args[0] if args else None
     if isinstance(first, str):
-        # Searching backwards and stripping compare, at worst, every position with every character sought.
+        # In the worst case, searching backwards and stripping compare every position with every character of the argument.
         turns = len(text) - len(first) + 1 if name in SEARCHES else len(text) if name in STRIPS else 0
         work = max(turns, 0) * len(first)
         if work > meter.limits.search_chars:
@@ -62,12 +63,12 @@ def _most_bytes(meter: Meter, name: str, text: str, args: tuple[Any, ...]) -> in
 
 def _parts_bytes(count: int) -> int:
     if count > MAX_ITEMS:
-        raise TemplateLimit(f"a text falls into {count} parts; at most {MAX_ITEMS} are allowed")
+        raise TemplateLimit(f"a text splits into {count} parts; at most {MAX_ITEMS} are allowed")
     return ITEM_BYTES * (count + 1)
 
 
 def items_of(meter: Meter, values: Any) -> list[Any]:
-    """A list of what an iteration gives, each item under the meter."""
+    """Return the items of an iterable as a list, charging each item."""
     if type(values) is list:
         return cast(list[Any], values)
     items: list[Any] = []
@@ -86,11 +87,11 @@ MAX_PADDING = 999
 _PERCENT = re.compile(r"%(\([^()%]*\))?[#0\- +]*(\d*)(?:\.(\d*))?[hlL]?[diouxXeEfFgGcrsa%]")
 _SPEC = re.compile(r"(?:.?[<>=^])?[ +-]?z?#?0?(\d*)[,_]?(?:\.(\d+))?[a-zA-Z%]?", re.DOTALL)
 _CONVERSIONS = {None: str, "s": str, "r": repr, "a": ascii}
-_MOST_CHARS_OF_ONE = 10  # repr() writes \U0001f600
+_MOST_CHARS_OF_ONE = 10  # repr() writes one character as \U0001f600
 
 
 def format_percent(meter: Meter, text: str, args: Any) -> str:
-    """`text % args`, where each width is a small number."""
+    """Return `text % args`. Each width must be a small number."""
     args_chars = 0 if isinstance(args, tuple) else _MOST_CHARS_OF_ONE * meter.measure(args)
     start = 0
     while (start := text.find("%", start)) >= 0:
@@ -106,8 +107,8 @@ def format_percent(meter: Meter, text: str, args: Any) -> str:
 
 
 def format_braces(meter: Meter, text: str, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
-    """`text.format(*args, **kwargs)` for plain fields: `{}`, `{0}`, `{name}`, with a conversion and a format. Attributes, items
-    and fields in a format are refused: str.format would reach past the sandbox."""
+    """Return `text.format(*args, **kwargs)` for plain fields: `{}`, `{0}`, `{name}`, with a conversion and a format. Attributes, items and
+    nested fields are refused, because str.format would reach past the sandbox."""
     parts: list[str] = []
     num_automatic = 0
     meter.charge(len(text))

@@ -1,9 +1,9 @@
-"""The process that renders what takes long: `python -m server.text.templates.render_process`, started by `server.text.templates.renderer`.
+"""The process for slow renderings: `python -m server.text.templates.render_process`, started by `server.text.templates.renderer`.
 
     front ── this process ── a process per rendering
 
-This process compiles the template once. Each rendering is a fork, so that the kernel bounds its time and memory, and ends it inside
-of an operation too. A fork can open no file, no socket and no process; its environment has no secrets.
+This process compiles the template once. Each rendering is a fork, so that the kernel limits its time and memory, and can end it during an
+operation. A fork can open no file, no socket and no process; its environment has no secrets.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from server.cpu_timer import CpuTimer
 from server.text.templates.meter import Limits
 from server.text.templates.template import LIMITS, TemplateError, TemplateLimitError, TemplateRejection
 
-TAKEN = b"\1"  # the first byte of a fork: it has begun
-SLACK_S = 2.0  # beyond what the meter allows, which ends a template first and says where
+TAKEN = b"\1"  # the first byte that a fork sends: it has begun
+SLACK_S = 2.0  # seconds beyond the meter's limit: the meter should stop a template first, because only the meter can tell the line
 SLACK_FACTOR = 2  # the meter counts characters, which have 1 to 4 bytes
 
 KINDS = {kind.__name__: kind for kind in (TemplateError, TemplateRejection, TemplateLimitError)}
@@ -38,7 +38,7 @@ Render = Callable[..., str]
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """The text, or an error: its kind, message and line."""
+    """The result of a rendering: the text, or the kind, message and line of an error."""
 
     text: str | None = None
     kind: str = TemplateError.__name__
@@ -55,7 +55,7 @@ def main() -> None:
     control = socket.socket(fileno=0)
     with os.fdopen(_received(control)[0], "rb") as recipe:
         render: Render = pickle.load(recipe).render
-    # Read here what a fork cannot: the time zone, and what jinja2 imports with the first error.
+    # Forks cannot read files, so read the time zone here, and what jinja2 imports at the first error.
     datetime.now().strftime("%c")
     import_module("jinja2.debug")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the forks
@@ -71,12 +71,12 @@ def main() -> None:
 
 
 def _received(control: socket.socket) -> list[int]:
-    """Empty when the front is gone."""
+    """Return the descriptors of the next message, or none if the front is gone."""
     return socket.recv_fds(control, 1, 1)[1]
 
 
 def _serve(fd: int, render: Render) -> None:
-    """The life of a fork."""
+    """Render one template in a fork, answer, and exit."""
     try:
         os.dup2(fd, 0)
         os.closerange(3, 1 << 20)
@@ -85,7 +85,7 @@ def _serve(fd: int, render: Render) -> None:
         outcome = _rendered(0, render)
         _answer(0, outcome)
     except ConnectionError:
-        pass  # the front has hung up
+        pass  # the front has closed the connection
     except BaseException:
         traceback.print_exc()
     finally:
@@ -124,8 +124,8 @@ def _confine(limits: Limits) -> None:
 
 
 def _end_with_peer(fd: int, *, is_on: bool) -> None:
-    """End this process when the other end is closed: nobody wants the text any more. The kernel wakes a reader before it sends the SIGIO of
-    what was read, so on a busy machine the SIGIO of the work itself comes only now: the handler looks whether it means the close."""
+    """End this process when the front closes the connection, because nobody needs the text any more. SIGIO also announces arriving data,
+    and on a busy machine it may come only after the data was read. So the handler checks whether the connection is closed."""
 
     def end_if_closed(*_: object) -> None:
         peer = socket.socket(fileno=fd)

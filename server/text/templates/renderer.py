@@ -1,8 +1,8 @@
-"""A chat template as the front uses it: what is short is rendered in place, and the rest in a process of its own.
+"""A chat template as the front uses it: short renderings run in place, long ones in a separate process.
 
-An ordinary conversation takes a fraction of a millisecond, less than it takes to ask another process. What has not ended after
-`IN_PLACE` would hold up the streams of others: a long conversation, or a template that a message sends round and round.
-Rendering has no effects, so it begins again in `server.text.templates.render_process`.
+An ordinary conversation takes a fraction of a millisecond, less than a call to another process. A rendering that exceeds `IN_PLACE` would
+hold up other streams: a long conversation, or a template that a message sends into a long loop. Rendering has no side effects, so it is
+started again in `server.text.templates.render_process`.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from server.text.templates.template import LIMITS, TemplateError, TemplateLimitE
 
 COMMAND = command("server.text.templates.render_process")
 IN_PLACE = Limits(time_s=0.005, memory_bytes=2 << 20)
-MAX_AT_ONCE = 8  # processes
-PATIENCE_S = 20.0  # for a process that may use 4 s of CPU time; it is tried twice, within the minute that clients wait
-MOST_ASKED = 30  # times, until a process has taken a rendering
+MAX_AT_ONCE = 8  # largest number of processes that render at a time
+PATIENCE_S = 20.0  # seconds to wait for a rendering that may use 4 s of CPU time; it is tried twice, within the minute that clients wait
+MOST_ASKED = 30  # largest number of tries until a process accepts a rendering
 CHUNK_BYTES = 1 << 20
 
 
 class Renderer:
-    """Renders on the event loop it is used from. Its process starts with the first long rendering and ends with this object."""
+    """Renders a template on one event loop. Its process starts with the first long rendering and ends with this object."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -51,7 +51,7 @@ class Renderer:
         continue_final_message: bool,
         variables: Mapping[str, Any],
     ) -> str:
-        """Raises TemplateError."""
+        """Return the rendered prompt. Raise TemplateError if rendering fails."""
         args = (messages, tools, add_generation_prompt, continue_final_message)
         with suppress(TemplateLimitError):
             return self._template.render(*args, variables=variables, limits=IN_PLACE)
@@ -68,21 +68,21 @@ class Renderer:
                 num_lost += answer == TAKEN
                 if num_lost == 2:
                     break
-                await asyncio.sleep(0.01)  # a process that is being killed may still take what it never answers
+                await asyncio.sleep(0.01)  # a process that is being killed may still accept work and never answer
         if num_lost < 2:
-            raise TemplateError(f"there is no process to render the template: {MOST_ASKED} times none took it")
+            raise TemplateError(f"no process could render the template: all {MOST_ASKED} tries failed")
         raise TemplateLimitError(
-            f"rendering was ended: it took more than {LIMITS.time_s + SLACK_S:g} s of the processor "
+            f"rendering was ended: it took more than {LIMITS.time_s + SLACK_S:g} s of CPU time "
             f"or {SLACK_FACTOR * LIMITS.memory_bytes >> 20} MiB"
         )
 
     async def _ask(self, work: bytes) -> bytes:
-        """TAKEN and the answer of a fork; TAKEN alone if it ended without one; nothing if no fork took the work."""
+        """Send the work to a fork. Return TAKEN and its answer, TAKEN alone if it ended without one, or b"" if no fork took the work."""
         near, far = socket.socketpair()
         try:
             with far:
                 process = self._started()
-                if not process.hand_over(far.fileno()):  # it has ended, though the kernel may not say so yet
+                if not process.hand_over(far.fileno()):  # the process has ended, though the kernel may not report it yet
                     process.end()
                     near.close()
                     return b""
@@ -115,7 +115,7 @@ class _Process:
         recipe = os.memfd_create("template")
         try:
             with far, os.fdopen(recipe, "wb") as file:
-                # In a session of its own: an interrupt typed at the front's terminal is the front's to handle.
+                # In its own session: an interrupt typed at the front's terminal must reach only the front.
                 process = subprocess.Popen(COMMAND, stdin=far.fileno(), start_new_session=True)
                 pickle.dump(template, file)
                 file.flush()
@@ -132,7 +132,7 @@ class _Process:
         return self.end.alive and self._process.poll() is None
 
     def hand_over(self, fd: int) -> bool:
-        """False where nobody is there to take it."""
+        """Send a descriptor to the process. Return False if it has ended."""
         try:
             socket.send_fds(self._control, [b"\0"], [fd])
         except OSError:

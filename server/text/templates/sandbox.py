@@ -1,15 +1,15 @@
-"""A Jinja environment for templates that nobody vouches for: away from Python, and bounded in time and memory, on any thread.
+"""A Jinja environment for untrusted templates: isolated from Python, and bounded in time and memory, on any thread.
 
-A template arrives with a model from the network, and reads what clients send. Three rules hold it:
+A template arrives with a model from the network, and reads what clients send. Three rules contain it:
 
-1. Everything a template can reach is on a list: kinds of statements, globals, filters, tests, and per type of value the attributes
-   that may be read and the methods that may be called. Types are compared exactly, so an object of any other type has no
-   attribute, cannot be called and cannot be written. No `Markup` exists, nor anything else with methods written in Python.
-2. Between two steps of the meter only a bounded amount of work happens. The syntax tree is rewritten so that each turn of a loop,
-   each macro, each comparison and each output takes a step; calls, filters and arithmetic pass through the environment.
-   A signal or a watchdog could not interrupt a string operation inside the interpreter.
-3. What can take or make much (text out of nested values, repetition, replacement, padding, joining) is measured before it
-   is done, and charged against one budget. What cannot be measured is refused.
+1. Everything a template can reach is on a list: kinds of statements, globals, filters, tests, and for each type of value the attributes
+   that may be read and the methods that may be called. Types are compared exactly, so an object of any other type has no attributes,
+   cannot be called and cannot be written. There is no `Markup`, nor any other object with methods written in Python.
+2. Between two steps of the meter only a bounded amount of work happens. The syntax tree is rewritten so that each iteration of a loop,
+   each macro, each comparison and each output takes a step; calls, filters and arithmetic go through the environment. A signal or a
+   watchdog could not interrupt a string operation inside the interpreter.
+3. Operations that can take or make much (text of nested values, repetition, replacement, padding, joining) are measured before they
+   run, and charged to one budget. Operations that cannot be measured are refused.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from server.text.templates.filters import metered_filters, metered_tests
 from server.text.templates.meter import MAX_INT_BITS, SCALARS, GroupTuple, Meter, TemplateLimit, TemplateRaise, meter_of
 from server.text.templates.metered_text import MAX_PADDING, STR_METHODS, call_text, format_percent
 
-# Ordinary templates have a node per seven characters. Compiling one takes a tenth of a millisecond.
+# Ordinary templates have one node per seven characters. Compiling a node takes a tenth of a millisecond.
 MAX_SOURCE_CHARS = 1 << 16
 MAX_NODES = 20_000
 MAX_RANGE = 100_000
 
-# --- what there is ----------------------------------------------------------------------------------------------------------
+# --- allowed nodes, methods and functions -----------------------------------------------------------------------------------
 
 STATEMENTS = (
     nodes.Template, nodes.Output, nodes.TemplateData, nodes.For, nodes.If, nodes.Macro, nodes.CallBlock, nodes.FilterBlock,
@@ -70,7 +70,7 @@ ATTRIBUTES: dict[type, frozenset[str]] = {
 }
 KEYS = SCALARS | {str}
 INDEXED = frozenset((str, list, tuple, range, GroupTuple))
-COMPARING = frozenset(("changed", "count", "get", "index"))  # methods that compare, or hash, what they are given
+COMPARING = frozenset(("changed", "count", "get", "index"))  # methods that compare or hash their argument
 
 
 class Method:
@@ -120,7 +120,7 @@ def _strftime_now(_context: Context, format: str) -> str:
     return datetime.now().strftime(format)
 
 
-# Each gets the context first.
+# Each of these functions takes the context as its first argument.
 GLOBALS: dict[str, Callable[..., Any]] = {
     "range": _range,
     "dict": _dict,
@@ -134,7 +134,8 @@ FUNCTIONS = frozenset(GLOBALS.values())
 
 # --- the syntax tree ------------------------------------------------------------------------------------------------------
 
-# Names of filters that only the rewriting below can write: most are no identifiers, and `step` costs without doing anything.
+# Names of the filters that the rewritten tree uses. Most are not identifiers, so templates cannot write them. A template that writes `step`
+# only spends its own budget.
 STEP, COMPARED, SEARCHED, MADE, KEY, CONCAT = "step", "compared value", "searched value", "made value", "key value", "joined text"
 
 
@@ -153,7 +154,7 @@ def _compared(context: Context, value: object) -> object:
 
 @pass_context
 def _searched(context: Context, value: object) -> object:
-    """Finding a key in a dict compares nothing inside of it, and tool schemas are searched by key all the time."""
+    """Charge for a search, except in a dict: looking up a key compares no nested values, and templates often search tool schemas by key."""
     return value if type(value) is dict else _compared(context, value)
 
 
@@ -192,10 +193,10 @@ def _filtered(value: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
 
 
 class _MeterTree(NodeTransformer):
-    """Puts the meter's steps into a template."""
+    """Inserts the meter's steps into a template."""
 
     def _with_step(self, body: list[nodes.Node]) -> list[nodes.Node]:
-        """A turn costs the literal text it may write: that text is never seen as a value."""
+        """Prepend a step that charges for the literal text that one iteration may write, because that text never appears as a value."""
         template = nodes.Template(body)
         literal = sum(len(data.data) for data in template.find_all(nodes.TemplateData))
         step = nodes.ExprStmt(_filtered(nodes.Const(literal), STEP))
@@ -245,9 +246,9 @@ class _MeterTree(NodeTransformer):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what an assistant said, for training; rendering passes its body through."""
+    """Supports `{% generation %}`, which marks assistant text for training. Rendering passes its body through."""
 
-    tags = {"generation"}  # noqa: RUF012  # as the base class has it
+    tags = {"generation"}  # noqa: RUF012  # mutable in the base class, too
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
@@ -262,7 +263,7 @@ def _output(context: Context, value: object) -> str:
 
 
 class MeteredEnvironment(SandboxedEnvironment):
-    """As model templates expect it: blocks trimmed, loop controls, `raise_exception`, `strftime_now`, plain `tojson`."""
+    """The environment that model templates expect: trimmed blocks, loop controls, `raise_exception`, `strftime_now`, plain `tojson`."""
 
     intercepted_binops = frozenset(("+", "-", "*", "**", "%", "/", "//"))
 
@@ -294,13 +295,13 @@ class MeteredEnvironment(SandboxedEnvironment):
         return self.from_string(_MeterTree().visit(tree))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """`obj.attribute`: a method comes before an item of that name, as in Jinja."""
+        """Return `obj.attribute`. A method comes before an item of that name, as in Jinja."""
         if type(obj) is dict and attribute not in METHODS[dict]:
             return self.getitem(obj, attribute)
         return self.attribute(obj, attribute)
 
     def attribute(self, obj: Any, name: str) -> Any:
-        """A method or an attribute that is on the lists, else an undefined value."""
+        """Return a listed method or attribute, otherwise an undefined value."""
         kind = type(obj)
         if name in METHODS.get(kind, ()):
             return Method(obj, name)
@@ -314,7 +315,7 @@ class MeteredEnvironment(SandboxedEnvironment):
         return self.undefined(obj=obj, name=name)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """`obj[argument]`: an item comes before a method of that name, as in Jinja."""
+        """Return `obj[argument]`. An item comes before a method of that name, as in Jinja."""
         kind = type(obj)
         if type(argument) not in KEYS:
             raise TypeError(f"a {type(argument).__name__} cannot be a key")
@@ -329,7 +330,7 @@ class MeteredEnvironment(SandboxedEnvironment):
     def call(self, context: Context, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         meter = meter_of(context)
         meter.step()
-        kwargs = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}  # Jinja's own
+        kwargs = {key: value for key, value in kwargs.items() if key not in ("_loop_vars", "_block_vars")}  # arguments that Jinja adds
         kind = type(obj)
         if kind is Method:
             return _call_method(meter, obj.owner, obj.name, args, kwargs)
@@ -347,7 +348,7 @@ class MeteredEnvironment(SandboxedEnvironment):
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Numbers with numbers, sequences with their like, a sequence times a number, and text % values."""
+        """Compute a binary operation of numbers, of two sequences of one type, of a sequence and a number, or `text % values`."""
         meter = meter_of(context)
         meter.step()
         kinds = (type(left), type(right))
@@ -356,7 +357,7 @@ class MeteredEnvironment(SandboxedEnvironment):
         if operator == "*" and (length := _repeated(left, right) or _repeated(right, left)):
             meter.charge(8 * length)
         elif operator == "+" and kinds[0] is kinds[1] and kinds[0] in (str, list, tuple):
-            pass  # no larger than what there is
+            pass  # the result is no larger than the operands
         elif not all(kind in SCALARS or issubclass(kind, Undefined) for kind in kinds):
             raise TypeError(f"unsupported operand types for {operator}: {kinds[0].__name__!r} and {kinds[1].__name__!r}")
         elif operator == "**" and isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > MAX_INT_BITS:
@@ -367,7 +368,7 @@ class MeteredEnvironment(SandboxedEnvironment):
 
 
 def _repeated(value: Any, times: Any) -> int:
-    """The length of `value * times`, at least 1; 0 if that is no repetition."""
+    """Return the length of `value * times`, at least 1, or 0 if the operation is no repetition."""
     is_repetition = type(value) in (str, list, tuple) and isinstance(times, int)
     return max(1, len(value) * times) if is_repetition else 0
 

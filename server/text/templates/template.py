@@ -1,8 +1,8 @@
 """A model's chat template: messages in, prompt text out.
 
 TemplateError              rendering failed; `line` says where; a ValueError
-    TemplateRejection      the template itself refused the messages (`raise_exception`): the client's to mend
-    TemplateLimitError     it took more time or memory than it may
+    TemplateRejection      the template refused the messages (`raise_exception`): the client must change them
+    TemplateLimitError     rendering exceeded its time or memory
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from server.text.templates.meter import METER, Limits, Meter, TemplateLimit, Tem
 from server.text.templates.sandbox import GLOBALS, MeteredEnvironment
 
 LIMITS = Limits(time_s=2.0, memory_bytes=256 << 20)
-MAX_MESSAGE_CHARS = 2000  # of an error: a template can raise any text
+MAX_MESSAGE_CHARS = 2000  # longest error message: a template can raise any text
 
-# Names that mean something else to a template than what a client could give under them.
+# names that templates use themselves, so clients may not define them
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "self", *GLOBALS})
 
-MARKER, FILLER = "\ue000", "\ue001"  # for private use: hardly any text has them
+MARKER, FILLER = "\ue000", "\ue001"  # private-use characters, which hardly any text contains
 
 Message = Mapping[str, Any]
 
@@ -44,10 +44,10 @@ class TemplateLimitError(TemplateError):
 
 
 class ChatTemplate:
-    """Compiled once, rendered from any thread."""
+    """A template that is compiled once and can be rendered on any thread."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], *, tool_source: str | None = None) -> None:
-        """`special_tokens` are variables of the template (bos_token, ...); `tool_source` is used instead when tools are given."""
+        """`special_tokens` are variables of the template (bos_token, ...). `tool_source` replaces `source` if tools are given."""
         self.source = source
         self.tool_source = tool_source
         self.special_tokens = dict(special_tokens)
@@ -67,8 +67,8 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         limits: Limits = LIMITS,
     ) -> str:
-        """`variables` are further ones of the template, under any name but a reserved one. With `continue_final_message` the
-        prompt ends inside the last message, for the model to go on with it."""
+        """Return the prompt. `variables` are further variables of the template, under any name that is not reserved. With
+        `continue_final_message` the prompt ends inside the last message, so that the model continues it."""
         variables = variables or {}
         if taken := RESERVED & variables.keys():
             raise TemplateError(f"{min(taken)} is a name that chat templates use for something else; choose another")
@@ -90,14 +90,14 @@ class ChatTemplate:
             **self.special_tokens,
             **variables,
             "messages": messages,
-            "tools": tools or None,  # templates ask `tools is not none` as often as `if tools`
+            "tools": tools or None,  # templates test `tools is not none` as often as `if tools`
             "add_generation_prompt": add_generation_prompt,
             METER: Meter(limits),
         }
         template = self._with_tools if tools else self._plain
         try:
             text = "".join(template.generate(names))
-        except Exception as error:  # a template can provoke any of them: TypeError, KeyError, RecursionError, ...
+        except Exception as error:  # a template can provoke any exception: TypeError, KeyError, RecursionError, ...
             raise _translate(error) from error
         if (found := _lone_surrogate(text)) is not None:
             raise TemplateError(f"the chat template writes {found[0]}, half of a surrogate pair, which is no character")
@@ -110,8 +110,9 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         limits: Limits,
     ) -> str:
-        """Templates close a message behind its text, and some trim the text. A marker at its end shows where that is; the
-        space after the marker shows whether trimming took place."""
+        """Render a prompt that ends inside the last message. Templates add text after each message, and some trim the message. A marker and
+        a space appended to the message show where the message ends in the prompt; if the space is missing there, the template trimmed the
+        message."""
         if not messages or not isinstance(content := messages[-1].get("content"), str):
             raise TemplateError("continue_final_message needs a last message whose content is text")
         try:
@@ -130,7 +131,7 @@ def _rebuilt(source: str, special_tokens: Mapping[str, str], tool_source: str | 
 
 
 def _marker_beside(values: object) -> str:
-    """A text that occurs nowhere in `values`, whatever a client has put there."""
+    """Return a text that occurs nowhere in `values`, which clients control."""
     text = json.dumps(values, ensure_ascii=False)
     longest = max(map(len, re.findall(f"{MARKER}({FILLER}*)", text)), default=-1)
     return MARKER + FILLER * (longest + 1)
@@ -143,7 +144,7 @@ def _compile(source: str) -> jinja2.Template:
         raise TemplateError(message, source.count("\n", 0, position) + 1)
     try:
         return MeteredEnvironment().template(source)
-    except Exception as error:  # RecursionError and MemoryError of nesting too deep, beside syntax errors
+    except Exception as error:  # syntax errors, and RecursionError or MemoryError if it nests too deeply
         raise _translate(error) from error
 
 
@@ -162,14 +163,14 @@ def _translate(error: Exception) -> TemplateError:
 
 
 def _printable(message: str) -> str:
-    """What an answer can carry: not too long, and characters only."""
+    """Return a message that an answer can carry: of limited length, and without lone surrogates."""
     if len(message) > MAX_MESSAGE_CHARS:
         message = message[:MAX_MESSAGE_CHARS] + " ..."
     return message.encode(errors="backslashreplace").decode()
 
 
 def _lone_surrogate(text: str) -> tuple[str, int] | None:
-    """Its name and its position."""
+    """Return the name and the position of the first lone surrogate, or None."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -178,7 +179,8 @@ def _lone_surrogate(text: str) -> tuple[str, int] | None:
 
 
 def _line(error: Exception) -> int | None:
-    """Jinja gives frames of a template the template's own line numbers; the innermost of them is the place."""
+    """Return the template's line that raised the error. Jinja gives frames of a template the template's own line numbers; the innermost one
+    counts."""
     line = None
     frame = error.__traceback__
     while frame is not None:

@@ -1,4 +1,4 @@
-"""What the tests with foreign clients have in common: what they ask, and what a model says to them."""
+"""Requests, and answers of the model, that all tests of third-party clients use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a model: load, watch, cancel, refuse, unload, come back after a restart."""
+"""The life cycle of a model: load, watch, cancel, refuse, unload, restore after a restart."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def said(server, **body) -> str:
 
 
 def test_a_load_of_changed_files_replaces_the_model_and_loses_no_request(serve, folder, answering):
-    """A request that runs ends with the bytes of the worker it began in, which is then stopped; later ones get the new model."""
+    """Loading a source whose files changed replaces the loaded model. A running request finishes on the old worker, which then stops; later
+    requests use the new model."""
     states = ["one"]
     server = serve(initial=(), scripts={"a": answering("old " * 20, interval_s=0.02)}, identify=lambda _source: states[-1])
     client = server.http()
@@ -102,7 +103,7 @@ def test_a_load_of_changed_files_replaces_the_model_and_loses_no_request(serve, 
     server.scripts["a"] = answering("new", load_s=0.2)
     begun = client.post("/admin/models", json={"source": "a", "aliases": ["mate"]})
     assert begun.status_code == 202 and begun.json()["kind"] == "reload"
-    assert client.post("/admin/models", json={"source": "a"}).json()["id"] == begun.json()["id"], "a second one joins"
+    assert client.post("/admin/models", json={"source": "a"}).json()["id"] == begun.json()["id"], "a second load joins the first"
     got = {}
     asking = threading.Thread(target=lambda: got.update(answer=said(server, model="friend")))
     asking.start()
@@ -116,7 +117,7 @@ def test_a_load_of_changed_files_replaces_the_model_and_loses_no_request(serve, 
     assert got["answer"] == "old " * 20
     while old.state != "stopped":
         time.sleep(0.002)
-    assert server.workers["a"].submits[0].request_id.startswith("probe-"), "it served before it was asked"
+    assert server.workers["a"].submits[0].request_id.startswith("probe-"), "the new model served a request before its probe"
     while client.get("/admin/memory").json()["used_bytes"] != (2 << 20) + (1 << 16):
         time.sleep(0.002)
     assert client.post("/admin/models", json={"source": "a"}).json()["id"] == begun.json()["id"], "nothing has changed since"
@@ -224,7 +225,7 @@ def test_a_dry_run_that_does_not_fit_is_refused_with_figures(serve, folder):
     assert error["evictable"] == [{"model": "a", "bytes": GIB + (1 << 16)}]  # b is pinned
     assert set(server.workers) == {"a", "b"}, "a worker was started for a dry run"
     fits = client.post("/admin/models", json={"source": "c", "dry_run": True, "kv_cache_bytes": 5})
-    assert fits.status_code == 507  # one GiB is not left
+    assert fits.status_code == 507  # refused: `kv_cache_bytes` is tiny, but the weights do not fit into the less than 1 GiB that is left
     client.delete("/admin/models/a")
     assert client.post("/admin/models", json={"source": "c", "dry_run": True}).json()["required_bytes"] == GIB
 
@@ -237,11 +238,13 @@ def test_loads_run_side_by_side_within_one_budget(serve, folder):
     first, second = (client.post("/admin/models", json={"source": name}).json() for name in "ab")
     while "b" not in server.workers:
         time.sleep(0.005)
-    assert client.get("/admin/models/a").json()["state"] == "loading", "the second waited for the first"
+    assert client.get("/admin/models/a").json()["state"] == "loading", "the second load waited for the first"
     assert server.registry.find("a").claim.memory_limit_bytes == 3 * GIB
-    assert server.registry.find("b").claim.memory_limit_bytes == 2 * GIB  # what the first will take is taken
+    # the second load may use only what the first load has not reserved
+    assert server.registry.find("b").claim.memory_limit_bytes == 2 * GIB
     assert {wait_for(client, operation)["state"] for operation in (first, second)} == {"succeeded"}
-    assert client.get("/admin/memory").json()["used_bytes"] == 2 * GIB  # what they took, not what was planned
+    # used_bytes counts the memory that the workers use, not what they reserved
+    assert client.get("/admin/memory").json()["used_bytes"] == 2 * GIB
 
 
 def test_without_a_planner_a_load_waits_for_the_one_before(serve, folder, answering):
@@ -345,7 +348,7 @@ def test_alias_moves_from_one_model_to_the_next(serve, folder, answering):
     client.post("/admin/models", json={"source": "b", "wait": True})
     assert client.put("/admin/aliases/chat", json={"model": "b"}).json() == {"chat": "b"}
     assert server.chat(model="chat").json()["choices"][0]["message"]["content"] == "new"
-    client.put("/admin/aliases/chat", json={"model": "a"})  # and back
+    client.put("/admin/aliases/chat", json={"model": "a"})  # back again
     assert server.chat(model="chat").json()["choices"][0]["message"]["content"] == "old"
     assert client.put("/admin/aliases/b", json={"model": "a"}).status_code == 409
     assert client.delete("/admin/aliases/chat").json() == {}
@@ -359,7 +362,8 @@ def test_sources_outside_the_root_are_refused(serve, folder, source):
 
 
 def test_a_folder_whose_name_is_none_of_a_model_needs_another(serve, folder):
-    """No alias and no probe could name it."""
+    """A folder whose name is not a valid model name can be loaded only under an explicit name: the folder's name could be neither an alias
+    nor part of a health probe's path."""
     (folder / "models" / "my model").mkdir()
     client = serve(initial=()).http()
     response = client.post("/admin/models", json={"source": "my model"})
@@ -427,7 +431,7 @@ def test_the_set_of_models_survives_a_restart(serve, folder):
 def test_a_state_file_that_cannot_be_written_keeps_no_model_from_serving(serve, folder, caplog):
     (folder / "state").mkdir()
     server = serve(initial=(), state_file=folder / "state" / "models.json")
-    (folder / "state" / "models.json.new").mkdir()  # as a full disk would, later on
+    (folder / "state" / "models.json.new").mkdir()  # a folder at the path of the new file makes writing fail, as a full disk would
     client = server.http()
     assert client.post("/admin/models", json={"source": "a", "wait": True}).status_code == 200
     assert client.delete("/admin/models/a").status_code == 200
@@ -459,7 +463,7 @@ def test_a_model_that_cannot_come_back_is_not_forgotten(serve, folder, answering
     broken = answering("", load_error=LoadError(ErrorCode.LOAD_REFUSED, "the disk is not mounted"))
     server = serve(initial=(), state_file=state, scripts={"lost": broken})
     assert [model.spec.name for model in server.registry.models()] == ["fine"]
-    names = lambda: [spec.name for spec in msgspec.json.decode(state.read_bytes(), type=SavedState).models]  # noqa: E731  # asked twice
+    names = lambda: [spec.name for spec in msgspec.json.decode(state.read_bytes(), type=SavedState).models]  # noqa: E731  # read twice
     assert names() == ["lost", "fine"]
     assert server.http().delete("/admin/models/lost").status_code == 200
     assert names() == ["fine"]
@@ -475,7 +479,7 @@ def test_twenty_loads_and_unloads_return_to_the_baseline(serve, folder):
         gone = client.delete("/admin/models/a").json()
         sizes.append(gone["resident_after_bytes"])
         assert client.get("/admin/memory").json()["used_bytes"] == 0
-    assert max(sizes[10:]) - sizes[5] < 8 << 20  # the first rounds fill caches
+    assert max(sizes[10:]) - sizes[5] < 8 << 20  # later rounds use no more memory; the first rounds fill caches
 
 
 def test_cache_without_a_cache(server):
@@ -508,11 +512,12 @@ def test_names_of_triton_and_llama(serve, folder):
     assert client.post("/models/unload", json={"model": "c"}).json() == {"success": True}
 
 
-# --- what may be loaded, what failed, and what takes the place of what ----------------------------------------------------
+# --- available sources, failed loads, and swaps --------------------------------------------------------------------------
 
 
 def test_what_the_root_offers_is_listed(serve, folder):
-    """In our shape with sizes and names, in Triton's and llama.cpp's with the state of models that are not loaded."""
+    """`/admin/sources` lists the loadable sources with sizes and names. Triton's and llama.cpp's lists show models that are not loaded too,
+    with their state."""
     server = serve(initial=())
     root, client = server.settings.model_root, server.http()
     for name in ("a", "org/x", "org/deep/er"):
@@ -562,7 +567,7 @@ def gone(client, name: str) -> bool:
 
 
 def test_a_model_takes_the_place_of_another_in_one_call(serve, folder):
-    """The alias moves once the new model answers; the old one ends what it has begun, and is unloaded."""
+    """A load with `swap` moves the alias once the new model is ready; the old model finishes its requests and is unloaded."""
     server = serve(initial=())
     client = server.http()
     client.post("/admin/models", json={"source": "a", "aliases": ["live"], "wait": True})

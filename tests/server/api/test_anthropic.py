@@ -1,4 +1,4 @@
-"""`/v1/messages` as Anthropic's official client sees it."""
+"""`/v1/messages`, used through Anthropic's official client."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture
 def connect():
-    """Clients of servers, closed at the end."""
+    """Return a function that makes a client for a server; clients are closed at the end."""
     made = []
 
     def connect(server, **options):
@@ -45,7 +45,7 @@ def ask(client, **fields) -> Message:
 
 
 def checked(message: Message) -> Message:
-    """Strictly of the client's type."""
+    """Validate the message strictly against the Anthropic client's own type, and return it."""
     return Message.model_validate_json(message.model_dump_json(exclude_unset=True), strict=True)
 
 
@@ -97,7 +97,8 @@ def test_stop_reasons(serve, answering, connect):
 
 
 def test_more_tokens_than_fit_are_as_many_as_fit(serve, answering, connect):
-    """`max_tokens` is required here, so clients send a large one."""
+    """A `max_tokens` above what the context has room for allows as many tokens as fit. This API requires `max_tokens`, so clients send a
+    large one."""
     server = serve(script=answering("x" * 9000, step=50))
     message = ask(connect(server), max_tokens=64000)
     submit = server.worker.submits[-1]
@@ -166,7 +167,8 @@ def test_one_call_where_parallel_calls_are_off(serve, answering, connect):
 
 
 def test_thoughts_are_asked_for(serve, connect, monkeypatch):
-    """Without `thinking` there are none where the template can do without, and a budget is kept where thoughts have an end."""
+    """Without `thinking` in the request, thoughts are off if the template can turn them off. A thinking budget is honoured if the model has
+    a token that ends thoughts."""
     tokenizer = ByteTokenizer(specials=["<think>", "</think>"])
     server = serve(tokenizer=tokenizer, initial=(ModelSpec("null", "null", tool_parser="hermes", reasoning=True),))
     seen = []
@@ -203,7 +205,7 @@ def test_tokens_are_counted(server, connect):
     ask(client, system="Be brief.", tools=[ADD])
     assert counted.input_tokens == len(server.worker.submits[-1].prompt_ids)
     long = [{"role": "user", "content": "x" * 9000}]
-    assert client.messages.count_tokens(model="null", messages=long).input_tokens > 9000, "more than fit can be counted"
+    assert client.messages.count_tokens(model="null", messages=long).input_tokens > 9000, "prompts beyond the context can be counted"
 
 
 # --- errors -------------------------------------------------------------------------------------------------------------
@@ -231,7 +233,7 @@ def test_what_is_not_understood_is_refused_by_name(server, body, param):
 
 
 def test_errors_have_the_shape_of_this_api(serve, connect):
-    """Also those of the gateway, which no endpoint sees."""
+    """All errors have Anthropic's format, even those that occur before any endpoint runs: a wrong key, a body that is too large."""
     server = serve(api_keys=["a-key-of-a-client"], max_body_bytes=2000)
     with pytest.raises(anthropic.AuthenticationError) as caught:
         ask(connect(server))
@@ -279,7 +281,7 @@ def test_unknown_fields_are_reported_wherever_they_are(serve):
 
 
 def test_the_client_s_fields_are_known():
-    """Each is honoured, taken without effect, or refused by its name."""
+    """The API honours, ignores, or refuses by name every parameter of the Anthropic client's `messages.create`."""
     fields = inspect.signature(anthropic.resources.Messages.create).parameters.keys() - {
         "self",
         "extra_headers",

@@ -1,4 +1,4 @@
-"""Classes of texts, and scores of pairs by a reranker."""
+"""Classification of texts, and a reranker's scores of (query, document) pairs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.messages import ClassScores, PairPrompt
 
 NAMES = ("low", "middle", "high")
 TEXTS = ["alpha", "beta"]
-SEPARATOR = 0  # of the null tokenizer's pairs
+SEPARATOR = 0  # token that the null tokenizer puts between the two texts of a pair
 
 
 @pytest.fixture

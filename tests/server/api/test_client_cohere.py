@@ -1,4 +1,4 @@
-"""Cohere's client: embeddings, ranks and errors."""
+"""Cohere's client: embeddings, reranking and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.parametrize("shared_server", [{"script": NullScript(emb
 def client(request, server, serve) -> Iterator[Any]:
     if request.param != "keyless":
         server = serve(script=server.script, strict=True, api_keys=["a-key-of-a-client"])
-    with httpx.Client(verify=False) as transport:  # reading certificates takes longer than most tests
+    with httpx.Client(verify=False) as transport:  # loading certificates would take longer than most tests
         yield cohere.ClientV2(api_key="a-key-of-a-client", base_url=server.url, httpx_client=transport)
 
 

@@ -1,4 +1,4 @@
-"""LangChain's chat and embedding models for OpenAI's API: chat completions, and responses."""
+"""LangChain's OpenAI chat and embedding models. The chat model uses chat completions and responses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BOTH = pytest.mark.parametrize("use_responses_api", [False, True], ids=["chat", 
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., Any]]:
-    with httpx.Client(verify=False) as transport:  # reading certificates takes longer than most tests
+    with httpx.Client(verify=False) as transport:  # loading certificates would take longer than most tests
 
         def connect(server, **options):
             common = {"model": "null", "api_key": "unused", "max_retries": 0, "http_client": transport, "stream_usage": True}
@@ -74,7 +74,7 @@ def test_a_conversation_that_is_too_long_is_known_as_such(server, connect, use_r
 
 @BOTH
 def test_keys_and_strictness(serve, connect, use_responses_api):
-    """What the client sends of its own accord is known to a strict server."""
+    """A wrong key raises the client's authentication error; a server with `strict` accepts every field that the client sends by default."""
     server = serve(strict=True, api_keys=["a-key-of-a-client"])
     with pytest.raises(openai.AuthenticationError):
         connect(server, use_responses_api=use_responses_api).invoke(HI)

@@ -1,4 +1,5 @@
-"""LiteLLM, by each API that it may use: OpenAI's chat and responses, Anthropic's messages, Ollama's chat, Cohere's and Jina's ranks."""
+"""LiteLLM with each API that it supports: OpenAI's chat and responses, Anthropic's messages, Ollama's chat, Cohere's and Jina's
+reranking."""
 
 from __future__ import annotations
 
@@ -11,12 +12,14 @@ import pytest
 from deploy.test_doubles.worker import NullScript
 from tests.server.api.foreign_clients import ADD, CALL, HERMES, HI, LONG, SAID, SCHEMA
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # or it asks the network as it is imported
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # without this, importing LiteLLM downloads a price list
 litellm = pytest.importorskip("litellm", reason="needs litellm: make .venv/clients")
 
 KEY = "a-key-of-a-client"
-MODELS = {"hosted_vllm/null": "/v1", "openai/null": "/v1", "anthropic/null": "", "ollama_chat/null": ""}  # with the path of the API
-SENDS_NO_CALLS = TELLS_NO_ERRORS_APART = {"ollama_chat/null"}  # as LiteLLM speaks this API
+# LiteLLM's name of the model -> path of the API that LiteLLM then uses
+MODELS = {"hosted_vllm/null": "/v1", "openai/null": "/v1", "anthropic/null": "", "ollama_chat/null": ""}
+# LiteLLM's own limits with Ollama's API: it does not send the tool calls of earlier messages, and raises one exception for all errors
+SENDS_NO_CALLS = TELLS_NO_ERRORS_APART = {"ollama_chat/null"}
 EVERY = pytest.mark.parametrize("model", MODELS)
 
 
@@ -65,7 +68,7 @@ def test_a_conversation_that_is_too_long_is_known_as_such(server, model):
 
 @EVERY
 def test_keys_and_strictness(serve, model):
-    """What the client sends of its own accord is known to a strict server."""
+    """A wrong key raises an exception; a server with `strict` accepts every field that LiteLLM sends by default."""
     server = serve(strict=True, api_keys=[KEY])
     with pytest.raises(litellm.APIConnectionError if model in TELLS_NO_ERRORS_APART else litellm.AuthenticationError):
         ask(server, model, api_key="another")

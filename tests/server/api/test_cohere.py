@@ -1,4 +1,4 @@
-"""Cohere's embed, as its official client sends it and reads the answer."""
+"""Cohere's embed endpoint, used through its official client."""
 
 from __future__ import annotations
 

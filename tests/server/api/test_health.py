@@ -40,7 +40,8 @@ def test_not_ready_when_the_only_worker_is_given_up(serve):
 
 
 def test_a_restart_is_shown_and_a_long_one_takes_the_server_out_of_rotation(serve):
-    """What is tried and when next, to everybody; the cause, which may name paths, to those who administrate."""
+    """`/health/ready` shows everybody that a worker is being restarted and when the next attempt is; only administrators see the cause,
+    which may contain paths. A long restart makes the server not ready."""
     server = serve()
     server.worker.state = NullState.RESTARTING
     server.worker.outage = Outage(time.monotonic(), patience_s=600.0, num_tries=3, error="no room", next_try_s=time.monotonic() + 900)
@@ -63,7 +64,8 @@ def test_a_restart_is_shown_and_a_long_one_takes_the_server_out_of_rotation(serv
 
 
 def test_not_ready_after_the_only_model_was_refused(serve, answering):
-    """A load balancer must not send requests to a server that is about to end, nor to one that waits to be mended."""
+    """The server is not ready once its only model was refused, whether it is about to exit or waits for a repair: a load balancer must send
+    it no requests."""
     broken = serve(script=answering("", load_error=LoadError(ErrorCode.LOAD_REFUSED, "no")))
     for path in ("/health", "/health/ready", "/v2/health/ready"):
         answer = broken.http().get(path)

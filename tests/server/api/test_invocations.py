@@ -1,4 +1,4 @@
-"""SageMaker's two paths."""
+"""The two paths of SageMaker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""llama.cpp's API in plain HTTP, as its own clients send it."""
+"""llama.cpp's API over plain HTTP, with the requests that llama.cpp's own clients send."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from server.messages import Stats
 SAID = "Hello from the null device."
 FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
 PREFIX, SUFFIX, MIDDLE, FILE = 258, 259, 260, 261
-# What a client sends that sends every field it knows.
+# Optional fields with values that turn them off. Some clients send every field in each request.
 ALL_OFF = {
     "mirostat": 0,
     "mirostat_tau": 5.0,
@@ -89,7 +89,8 @@ def test_how_an_answer_ends(server, fields, content, stop_type, word):
 
 
 def test_time_is_up_behind_the_first_new_line(serve, answering):
-    """What fills gaps while somebody types has a limit in time, which ends it at a line and not at an error."""
+    """`t_max_predict_ms`, which editors use for code completion, ends the answer without an error, once the time is over and the text has a
+    line end."""
     server = serve(script=answering("a\n" + "b" * 5000, interval_s=0.002))
     answer = complete(server, t_max_predict_ms=20)
     assert answer["stop_type"] == "limit" and answer["content"].startswith("a\nb") and len(answer["content"]) < 5000
@@ -168,7 +169,7 @@ def test_samplers_that_are_off_are_no_fault(server):
     response = server.http().post("/completion", json={"prompt": "hi", **ALL_OFF})
     assert response.status_code == 200 and "x-ignored-params" not in response.headers, response.text
     response = server.http().post("/completion", json={"prompt": "hi", "samplers": ["top_k", "temperature"]})
-    assert response.headers["x-ignored-params"] == "samplers", "their order is fixed"
+    assert response.headers["x-ignored-params"] == "samplers", "the order of samplers is fixed, so the field is ignored"
 
 
 @pytest.mark.parametrize(

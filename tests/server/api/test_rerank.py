@@ -1,4 +1,4 @@
-"""Rerank and score, in the shapes of Cohere, Jina and vLLM."""
+"""Rerank and score, in the formats of Cohere, Jina and vLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sleep and waking, in vLLM's shape."""
+"""Sleep and wake-up, in vLLM's format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_model_that_sleeps_holds_no_memory_and_a_request_wakes_it(serve):
     assert client.post("/sleep?level=1").json() == {"is_sleeping": True, "models": ["null"]}
     assert used > 0 == client.get("/admin/memory").json()["used_bytes"] and state_of(client) == "sleeping"
     assert client.get("/health").status_code == 200 and client.get("/props").json()["is_sleeping"] is True
-    assert client.get("/v1/models").json()["data"][0]["id"] == "null", "looking does not wake it"
+    assert client.get("/v1/models").json()["data"][0]["id"] == "null", "reading its state must not wake the model"
     assert state_of(client) == "sleeping"
     assert server.complete().status_code == 200 and state_of(client) == "ready"
     assert client.get("/admin/memory").json()["used_bytes"] == used
@@ -39,7 +39,7 @@ def test_waking_by_name_and_all_at_once(serve):
 
 
 def test_a_model_whose_memory_was_taken_is_not_woken(serve):
-    """The error has the figures; once there is room, the same request succeeds."""
+    """While another model uses the memory, waking a model fails, and the error names the sizes. Waking succeeds once there is room."""
     server = serve(initial=(), memory_limit_bytes=5 << 20)
     client = server.http()
     for name in ("a", "b"):

@@ -1,4 +1,4 @@
-"""Published models: who gets which file, in which parts, and what becomes of an export when its model changes."""
+"""Models published for browsers: access to their files, range requests, and a new export when a model changes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def export(spec: ModelSpec, folder: Path) -> None:
 
 
 def published(serve, export=export, **options):
-    """A server that has published its model, if it can."""
+    """Start a server that publishes its model, and wait until the export has succeeded or failed."""
     server = serve(export=export, publish=("null",), **options)
     asyncio.run_coroutine_threadsafe(_settled(server.registry.publications), server.loop).result(60)
     return server

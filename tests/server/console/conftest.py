@@ -1,4 +1,4 @@
-"""A server whose models answer what the console must show: Markdown, tool calls, long answers."""
+"""A server whose models answer with everything that the console must show: Markdown, tool calls, long answers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from deploy.bench.chromium import Chromium, Page
 from deploy.test_doubles.worker import NullScript
 from server.messages import Submit
 from server.models.model import Footprint
 from server.models.state import ModelSpec
-from tests.browser.chromium import Chromium, Page
 
 MARKDOWN = """## Rivers
 
@@ -48,7 +48,7 @@ def said(text: str) -> Callable[[Submit, int], list[list[int]]]:
 
 
 def _weather(submit: Submit, _choice: int) -> list[list[int]]:
-    """A call, and once its result is in the prompt, words."""
+    """Answer with a tool call, or with text if the prompt already has the call's result."""
     is_answered = b"<|tool|>" in bytes(token for token in submit.prompt_ids if token < 256)
     return said("It is cold in Oslo." if is_answered else CALL)(submit, 0)
 
@@ -69,7 +69,8 @@ SCRIPTS = {
 
 @pytest.fixture
 def site(serve: Callable[..., Any], tmp_path: Any) -> Callable[..., Any]:
-    """Starts a server with these models; below its model root lies `other`, which may be loaded."""
+    """Return a function that starts a server with the named models. The server's model root also has the folder `other`, a model that can
+    be loaded."""
 
     def start(*models: str, **options: Any) -> Any:
         (tmp_path / "models" / "other").mkdir(parents=True, exist_ok=True)
@@ -88,21 +89,21 @@ def site(serve: Callable[..., Any], tmp_path: Any) -> Callable[..., Any]:
 
 @pytest.fixture
 def page(serve: object, page: Page) -> Page:
-    """Closed before the servers: a page that still asks one would report it."""
+    """Return a browser page that is closed before the servers stop: an open page would report failed requests."""
     assert serve
     return page
 
 
 @pytest.fixture
 def other_page(chromium: Chromium) -> Iterator[Page]:
-    """A page of somebody else: it shares no storage with `page`."""
+    """Yield a second browser page that shares no storage with the page of the fixture `page`."""
     page = chromium.new_page()
     yield page
     chromium.close_page(page)
 
 
 def send(page: Page, text: str) -> None:
-    """Write a message and wait until its answer is complete."""
+    """Send a message in the chat and wait until the answer is complete."""
     before = page.js("document.querySelectorAll('article.assistant').length")
     page.fill("#chat .composer textarea", text)
     page.wait("!document.querySelector('#chat .send').disabled")

@@ -1,4 +1,4 @@
-"""The chat in a browser: answers, conversations that last, branches, options, tools, keys."""
+"""The chat in a browser: answers, saved conversations, branches, options, tools, keyboard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ pytestmark = pytest.mark.xdist_group("console")
 
 
 def test_an_answer_is_shown_as_markdown(page, site):
-    """Headings, lists, tables, tasks and coloured code are elements; HTML that a model writes stays text."""
+    """Headings, lists, tables, task lists and coloured code of an answer become elements of the page; HTML that a model writes stays
+    text."""
     page.open(f"{site('writer').url}/")
     send(page, "Tell me about rivers")
     assert page.text("article .prose h3") == "Rivers"
@@ -39,7 +40,7 @@ def test_code_and_answers_are_copied_as_they_were_written(page, site):
 
 
 def test_a_conversation_lasts(page, site):
-    """It is there after a reload, is found by what was said, renamed, and deleted with a way back."""
+    """A conversation survives a reload of the page, is found by a search for its text, and can be renamed, deleted and restored."""
     server = site("writer", "seeded")
     page.open(f"{server.url}/")
     send(page, "Tell me about rivers")
@@ -50,7 +51,7 @@ def test_a_conversation_lasts(page, site):
     page.reload()
     page.see("My seed is")
     assert page.js("document.querySelector('#model').value") == "seeded"
-    page.fill("#search", "downhill")  # which stands in the answer
+    page.fill("#search", "downhill")  # a word of the answer
     page.wait("document.querySelectorAll('.talk-link').length === 1")
     page.click(".talk-link a", "Tell me about rivers")
     page.see("in Brazil")
@@ -84,7 +85,7 @@ def test_a_conversation_is_exported(page, site):
 
 
 def test_answers_and_questions_have_versions(page, site):
-    """Asking again and editing make branches; each version keeps what followed it."""
+    """Asking again or editing a question creates a branch, and each branch keeps its own later messages."""
     server = site("seeded")
     page.open(f"{server.url}/")
     send(page, "first question")
@@ -108,7 +109,7 @@ def test_answers_and_questions_have_versions(page, site):
 
 
 def test_escape_stops_an_answer(page, site):
-    """What has come stays, and the server stops to work on it."""
+    """Escape keeps the partial answer on the page, and the server stops generating."""
     server = site("slow")
     page.open(f"{server.url}/")
     page.fill("#chat textarea", "Go on and on")
@@ -162,7 +163,7 @@ def test_a_title_is_not_lost_when_an_answer_ends_meanwhile(page, site):
     page.see("word word")
     page.click(".talk-link button", "Rename")
     page.call("Input.insertText", text="A new")
-    page.js("document.querySelector('#chat .send').click()")  # which stops the answer; the field keeps the focus
+    page.js("document.querySelector('#chat .send').click()")  # a click by script stops the answer and leaves the focus in the text field
     idle(page)
     page.js("document.querySelector('#conversations input').focus()")
     page.call("Input.insertText", text=" title")
@@ -171,7 +172,7 @@ def test_a_title_is_not_lost_when_an_answer_ends_meanwhile(page, site):
 
 
 def test_a_tool_is_answered_by_hand(page, site):
-    """The call is shown with its arguments; the result that somebody writes goes to the model, which puts it in words."""
+    """A tool call is shown with its arguments; the user types the tool's result, and the model answers with it."""
     server = site("caller")
     page.open(f"{server.url}/")
     page.click("#chat [data-action=options]")
@@ -187,7 +188,7 @@ def test_a_tool_is_answered_by_hand(page, site):
 
 
 def test_options_reach_the_model(page, site):
-    """Numbers, the system prompt and a schema are in the request, last through a reload, and make a preset."""
+    """Sampling parameters, the system prompt and a schema reach the request, survive a reload, and can be saved as a preset."""
     server = site("seeded")
     page.open(f"{server.url}/")
     page.click("#chat [data-action=options]")
@@ -229,7 +230,8 @@ def test_options_that_are_wrong_are_named(page, site):
 
 
 def test_the_oldest_messages_are_left_out_when_the_context_is_full(page, site):
-    """With a notice; the meter tells how full it is."""
+    """When the conversation exceeds the context, its oldest messages are left out of the request and a notice says so; the meter shows how
+    full the context is."""
     server = site("small")
     page.open(f"{server.url}/")
     for number in range(3):
@@ -269,7 +271,7 @@ def test_errors_say_what_happened_and_can_be_tried_again(page, site):
 
 @pytest.mark.parametrize("ending", ["controller.close()", "controller.error(new TypeError('network error'))"])
 def test_a_lost_connection_is_told(page, site, ending):
-    """What has come stays, and the answer does not look complete."""
+    """After a lost connection the partial answer stays and is marked as incomplete."""
     page.open(f"{site('writer').url}/")
     page.see("writer", ".empty h2")
     page.js(f"""(() => {{
@@ -298,7 +300,8 @@ def test_a_conversation_that_is_deleted_is_stopped(page, site):
 
 
 def test_models_are_compared_with_one_seed(page, site):
-    """Each has a conversation of its own, which may be continued in the chat."""
+    """The comparison asks several models the same question with the same seed. Each model has its own conversation, which can be continued
+    in the chat."""
     server = site("seeded", "writer")
     page.open(f"{server.url}/#/compare")
     page.fill("#compare textarea", "Who are you?")
@@ -316,7 +319,7 @@ def test_models_are_compared_with_one_seed(page, site):
 
 
 def test_the_keyboard_is_enough(page, site):
-    """From the first Tab to an answer; the menu and the search have keys of their own."""
+    """From the first Tab to an answer, everything can be done by keyboard; the menu and the search have shortcuts."""
     page.open(f"{site('writer').url}/")
     page.see("writer", ".empty h2")
     page.js("document.activeElement.blur()")

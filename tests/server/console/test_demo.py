@@ -1,4 +1,4 @@
-"""The console with a real model, as somebody meets it who has just started a server."""
+"""The console with the demo's real model, as a user finds it on a new server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ pytestmark = pytest.mark.xdist_group("demo server")
 
 
 def test_an_example_question_is_answered(page, demo_server):
-    """The demo's examples are offered, and its answer is shown with its figures and the context that it takes."""
+    """The console offers the demo's example questions. The answer to one is shown with its token counts and with its share of the
+    context."""
     page.open(demo_server.url)
     page.click("button", "What is the capital of France?")
     page.see("The capital of France is Paris.", "article.assistant .prose")

@@ -1,6 +1,6 @@
-"""How soon the console is there, and that long conversations scroll smoothly.
+"""Time until the console appears, and the longest tasks while a long conversation scrolls.
 
-Other work on the machine only adds to what is measured, so the best try counts.
+Other work on the machine can only worsen a measurement, so the best of several counts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ WORDS = "The river carries what the mountain gives away, and nobody has ever ask
 
 
 def least(measure: Callable[[], float], enough: float) -> float:
-    """The least of some tries; the first that is good enough ends them."""
+    """Measure several times and return the least value; stop early at a value of at most `enough`."""
     found: list[float] = []
     for _ in range(TRIES):
         found.append(measure())
         if found[-1] <= enough:
             break
-    print(f"{min(found):.0f} ms, after {len(found)} tries")  # `pytest -rP` shows it
+    print(f"{min(found):.0f} ms, after {len(found)} tries")  # `pytest -rP` shows this output
     return min(found)
 
 
@@ -43,7 +43,7 @@ def test_a_page_is_painted_at_once(page, site, path):
 
 
 def conversation(num_answers: int) -> str:
-    """Some 10,000 tokens: 40,000 characters of prose and Markdown."""
+    """Return a conversation of about 10,000 tokens: 40,000 characters of prose and Markdown."""
     answers = [f"{MARKDOWN}\n{WORDS * 4}\n\n{WORDS * 14}" for _ in range(num_answers)]
     nodes, parent = {}, None
     for number, text in enumerate(answer for content in answers for answer in ("What about rivers?", content)):
@@ -57,7 +57,7 @@ def conversation(num_answers: int) -> str:
 
 @pytest.fixture
 def long(page, site) -> Iterator[object]:
-    """A page that shows a long conversation, which the browser had kept."""
+    """Return a browser page that shows a long saved conversation."""
     page.open(f"{site('writer').url}/")
     page.js(f"""import("/console/core/store.js").then(async ({{Store}}) => {{
         const store = new Store(); await store.open(); await store.put({conversation(24)}); }})""")
@@ -70,7 +70,8 @@ def long(page, site) -> Iterator[object]:
 LONG_TASKS = """window.tasks = []; window.watch?.disconnect();
 window.watch = new PerformanceObserver(list => tasks.push(...list.getEntries().map(entry => entry.duration)));
 watch.observe({type: "longtask"});"""
-LONGEST_TASK = "new Promise(done => setTimeout(() => done(Math.max(0, ...tasks)), 100))"  # the browser reports a task after it
+# the browser reports a long task only after it ends
+LONGEST_TASK = "new Promise(done => setTimeout(() => done(Math.max(0, ...tasks)), 100))"
 
 
 def test_long_tasks_are_noticed(long):
@@ -80,7 +81,7 @@ def test_long_tasks_are_noticed(long):
 
 
 def test_a_long_conversation_scrolls_without_long_tasks(long):
-    """From its end to its beginning and back, by the wheel, no task takes 50 ms."""
+    """Scrolling by wheel from end to start and back causes no browser task longer than 50 ms."""
 
     def longest_task() -> float:
         long.js(LONG_TASKS)
@@ -99,7 +100,7 @@ def test_a_long_conversation_scrolls_without_long_tasks(long):
 
 
 def test_a_long_conversation_opens_at_its_end_without_long_tasks(long):
-    """It is drawn in slices; the last of them comes with the layout of what is in view."""
+    """Opening a long conversation causes no long task: it is built in slices, and the last slice lays out the visible part."""
 
     def longest_task() -> float:
         long.js("location.hash = '#/chat'")

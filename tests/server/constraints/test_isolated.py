@@ -1,4 +1,4 @@
-"""Constraints in processes of their own: they allow what llguidance allows, bother nobody, and leave nobody behind."""
+"""Constraints in isolated processes: they allow what llguidance allows, delay no other request, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ CONSTRAINTS = LITERAL, LIST, DEEP, SCHEMA, EXPRESSION, CHOICE
 
 
 def heavy(num_rules: int, what: str) -> Constraint:
-    """Behind its first letter comes a mask that takes many seconds where tokens are long runs of spaces."""
+    """Return a grammar that takes many seconds to compute the mask after the first letter, if `what` is a space and the vocabulary has long
+    runs of spaces."""
     names = [f"e{i}" for i in range(num_rules)]
     rules = [f'{name}: {" | ".join(f"{name} {other}" for other in names)} | "{what}"' for name in names]
     return grammar("\n".join(['start: "x" e0', *rules]))
@@ -155,17 +156,18 @@ def test_a_tokenizer_that_cannot_be_read_fails_the_request_and_not_the_engine(ri
     compiler.close()
 
 
-# --- what they may use ---------------------------------------------------------------------------------------------------
+# --- resource limits -----------------------------------------------------------------------------------------------------
 
 
 @ENGINES
 def test_a_heavy_mask_fails_its_requests_and_holds_up_nobody(rig, compiler, engine) -> None:
     one = rig(engine, constraints=compiler(excess_s=0.2))
-    one.run([submit_of("light", LIST)])  # the process is there
+    one.run([submit_of("light", LIST)])  # starts the constraint process
     for submit in (submit_of("heavy", HEAVY), submit_of("heavy too", HEAVY)):
         one.engine.submit(submit)
     one.until(lambda: len(one.engine._requests._parked) == 2, max_steps=1_000_000)
-    waiting, one.engine._requests._parked = one.engine._requests._parked, set()  # for however long they take
+    # hide the parked sequences from the engine, as if their masks never arrived
+    waiting, one.engine._requests._parked = one.engine._requests._parked, set()
     for submit in (submit_of("plain"), submit_of("light too", LIST)):
         one.engine.submit(submit)
     one.until(lambda: all(name in one.outcomes and one.outcomes[name].end for name in (("plain", 0), ("light too", 0))), 1_000_000)
@@ -174,11 +176,11 @@ def test_a_heavy_mask_fails_its_requests_and_holds_up_nobody(rig, compiler, engi
     one.run()
     assert set(one.failed) == {"heavy", "heavy too"}
     for failed in one.failed.values():
-        assert failed.code == "invalid_schema" and "0.2 s more than the 20 ms that each may" in failed.message
+        assert failed.code == "invalid_schema" and "0.2 s more than the 20 ms allowed each" in failed.message
 
 
 def test_slow_masks_are_not_waited_for(monkeypatch) -> None:
-    """However fast the process takes in tokens between them."""
+    """After one slow mask the engine does not wait for the next mask, even if the process accepts the token quickly."""
     monkeypatch.setattr("server.constraints.isolated.PATIENCE_S", 1000.0)
     near, far = socket.socketpair()
     with far:
@@ -238,7 +240,7 @@ def test_a_compilation_that_nobody_waits_for_ends(compiler) -> None:
     wait_until(lambda: processes_of(one))
     (own,) = processes_of(one)
     second = one.open(LIST)
-    assert not second.poll(), "it waits for its turn"
+    assert not second.poll(), "the second must wait for its turn"
     del first
     assert mask_of(answered(second)) is not None
     wait_until(lambda: not is_running(own))

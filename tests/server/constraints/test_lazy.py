@@ -1,4 +1,5 @@
-"""Constraints that govern only behind their trigger: free text stays free, what is begun is finished, and bits stay the same."""
+"""Lazy constraints apply only after a trigger token. Text before it stays free, text after it is completed as constrained, and results are
+reproducible."""
 
 from __future__ import annotations
 
@@ -23,14 +24,15 @@ from server.messages import Constraint, ConstraintKind, FinishReason, SamplingPa
 from tests.server.constraints.processes import answered, forced_by, mask_of, matcher_of
 
 EOS, VOCAB = 0, 320
-TRIGGER, OPEN, CLOSE = 310, 311, 312  # beyond what the tokenizer knows: they have no text
+TRIGGER, OPEN, CLOSE = 310, 311, 312  # tokens beyond the tokenizer's vocabulary, without text
 ARGUMENTS = json.dumps({"enum": ["green", "greek"]})
 CALL = Constraint(ConstraintKind.GRAMMAR, f'start: "name " colour ";"\ncolour: %json {ARGUMENTS}', Trigger(TRIGGER))
 IMPOSSIBLE = msgspec.structs.replace(CALL, source="start: nothing")
 
 
 def eager(history):
-    """Noise that triggers at every sixth token, shuts a thought as often as it opens one, and likes small letters."""
+    """Return random logits that favour the trigger (about every sixth token), letters, and equally the tokens that open and close a
+    thought."""
     logits = hashed_logits(VOCAB)(history)
     logits[TRIGGER] += 5
     logits[65:91] += 2
@@ -43,7 +45,7 @@ def submit_of(constraint: Constraint | None, seed: int, prompt: tuple[int, ...] 
 
 
 def calls(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
-    """What stands behind each trigger, up to the next; the last may have been cut off."""
+    """Return the text after each trigger up to the next trigger. The last text may be incomplete."""
     spans: list[list[int]] = []
     for token_id in token_ids:
         if token_id == TRIGGER:
@@ -63,7 +65,7 @@ def test_what_a_trigger_begins_is_finished_and_the_rest_is_free(rig, tokenizer, 
         assert all(re.match('name "gree[nk]";', text) for text in whole)
         assert re.match('name "gree[nk]";', last) or 'name "green";'.startswith(last) or 'name "greek";'.startswith(last)
         assert outcome.end == (FinishReason.LENGTH, None)
-    assert num_whole > 6, "a sequence is free again behind a call, even to begin another"
+    assert num_whole > 6, "after a call the text is free again, so another call may follow"
     assert len({tuple(outcome.token_ids[:3]) for outcome in outcomes.values()}) == 6
 
 
@@ -100,7 +102,7 @@ def test_a_mask_is_computed_only_behind_the_trigger(constraints) -> None:
     assert matcher.mask() is None and matcher.forced() == []
     matcher.advance([TRIGGER])
     assert np.count_nonzero(mask_of(matcher)) and forced_by(matcher)
-    matcher.advance([300])  # as from a worker that knew nothing of the constraint
+    matcher.advance([300])  # advance by a token that the constraint forbids, as if a worker without the constraint had sampled it
     assert answered(matcher).mask() is None
 
 
@@ -129,7 +131,7 @@ def test_company_chunks_preemption_and_later_workers_change_nothing(rig, tokeniz
     small = StepLimits(VOCAB, max_context=512, max_tokens=16, max_seqs=12, groups=(GroupLimits(12),))
     tight = rig(engine, limits=small, constraints=constraints, logits_of=eager)
     pushing = [msgspec.structs.replace(submit, priority=-i // 3) for i, submit in enumerate(submits)]
-    assert tight.run(pushing, per_step=1) == alone, "after preemptions"
+    assert tight.run(pushing, per_step=1) == alone, "preemptions changed the tokens"
     assert tight.engine.scheduler.num_preemptions > 0
 
     sent, going_on = rig(), submits
@@ -145,7 +147,7 @@ def test_company_chunks_preemption_and_later_workers_change_nothing(rig, tokeniz
             for submit, outcome in outcomes.items()
             if outcome is None or outcome.end is None
         ]
-    assert sent.outcomes == alone, "from worker to worker"
+    assert sent.outcomes == alone, "a change of workers changed the tokens"
 
 
 NAMES = ("get time", "name", "get sky")
@@ -157,7 +159,8 @@ def offering(tokenizer: Tokenizer) -> Constraint:
 
 
 def test_an_offer_is_chosen_as_a_whole(rig, tokenizer, constraints) -> None:
-    """The model would rather begin with `get`, to go on as no offer does."""
+    """The model must choose one of the complete offers. Its logits prefer the first letter of `get` but then a continuation of no offer, so
+    it ends up with `name`."""
     constraint = offering(tokenizer)
     ids = {text: tokenizer.encode(text).ids[0] for text in ("g", "n")}
 
@@ -188,14 +191,15 @@ def test_an_offer_that_is_banned_fails_nothing(rig, tokenizer, constraints, engi
 
 @pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
 def test_what_is_taken_back_is_nowhere(rig, tokenizer, constraints, engine) -> None:
-    """Wherever in a page it lies: not in what others find, nor in log-probabilities, and nobody's turn is lost by it."""
+    """A discarded draft of a tool selection leaves no trace in the prefix cache, at any position in a page, nor in log-probabilities, and
+    it causes no preemption."""
     constraint = offering(tokenizer)
     longest = max(constraint.trigger.offers, key=len)
     assert len(longest) > 4
     following = {TRIGGER: longest[0], **dict(pairwise(longest[:-1]))}
 
     def drafting(history):
-        """As an offer begins, but for its last token."""
+        """Return logits that favour an offer's tokens up to the last but one, so that the draft is discarded."""
         logits = eager(history)
         logits[following.get(int(history[-1]), TRIGGER)] += 6
         return logits
@@ -225,7 +229,8 @@ def test_late_answers_change_no_token(rig, tokenizer, constraints, monkeypatch, 
     one = rig(engine, constraints=constraints, logits_of=eager)
     assert one.run(submits) == whole and not one.failed
     resumed = []
-    for submit in submits[::2]:  # a choice that is not made is told to nobody
+    # a prefix of the sent tokens never ends within a choice, because tokens of an unfinished choice are not sent
+    for submit in submits[::2]:
         sent = tuple(whole[submit.request_id, 0].token_ids[:30])
         rest = rig(engine, constraints=constraints, logits_of=eager).run([msgspec.structs.replace(submit, emitted=(sent,))])
         resumed.append([*sent, *rest[submit.request_id, 0].token_ids])
@@ -234,7 +239,8 @@ def test_late_answers_change_no_token(rig, tokenizer, constraints, monkeypatch, 
 
 @pytest.mark.parametrize("banned", ["", "g", "et"])
 def test_a_worker_that_dies_in_a_choice_leaves_nothing_to_remember(rig, tokenizer, constraints, banned) -> None:
-    """Even where bans had the former one let go of the choice, so that its draft was sent."""
+    """If a worker dies while the model selects a tool, a new worker continues with the same tokens, even if banned tokens made the old
+    worker abandon the selection and send its draft."""
     ids = tuple(tokenizer.encode(banned).ids) if banned else ()
     submit = submit_of(offering(tokenizer), 4, banned_token_ids=ids)
     whole = rig(constraints=constraints, logits_of=eager).run([submit])["r4", 0]
@@ -263,10 +269,10 @@ def test_the_choice_is_between_wholes() -> None:
     choice.say(1)
     assert choice.candidates() == [2]
     choice.weigh({2: -7})
-    assert choice.without_draft().forced() == [6, 3], "the draft left for something that is not offered"
+    assert choice.without_draft().forced() == [6, 3], "the draft continued as no offer does"
     choice.weigh({2: 6})
     again = choice.without_draft()
-    assert again.forced() == [1, 2, 3], "two that were left at the same token are still to choose from"
+    assert again.forced() == [1, 2, 3], "the two offers with this prefix remain candidates"
     for token_id in (1, 2, 3):
         again.say(token_id)
     assert again.candidates() == [4, 5] and not again.is_made
@@ -275,7 +281,8 @@ def test_the_choice_is_between_wholes() -> None:
 
 
 def test_what_is_forced_is_what_would_be_drawn(rig, constraints) -> None:
-    """Log-probabilities make the engine draw every token, and change nothing else."""
+    """Tokens that the constraint forces are those that sampling would give. A request for log-probabilities makes the engine sample every
+    token and changes nothing else."""
     jumping, drawing = rig(constraints=constraints, logits_of=eager), rig(constraints=constraints, logits_of=eager)
     fast, slow = jumping.run([submit_of(CALL, 3)])["r3", 0], drawing.run([submit_of(CALL, 3, logprobs=0)])["r3", 0]
     assert fast.token_ids == slow.token_ids

@@ -1,4 +1,5 @@
-"""A constraint process that is killed or stopped is replaced, and the tokens stay the same; none outlives its worker."""
+"""When a constraint process is killed or stopped, a new process replaces it without changing a token. No such process outlives its
+worker."""
 
 from __future__ import annotations
 
@@ -117,12 +118,12 @@ def test_a_process_that_is_lost_as_it_compiles_is_replaced(compiler, quick_looks
 
 
 def test_what_is_only_offered_is_held_to_after_a_loss(rig, compiler, tokenizer) -> None:
-    """An offer never fails a request, but a lost process is no reason to let it go."""
+    """A lazy constraint still holds after its process was killed, although losing it would not fail the request."""
     constraints = compiler()
     one = rig(constraints=constraints)
     one.engine.submit(SUBMITS[2])
     step_until(one, lambda: bool(one.outcomes) and TRIGGER in one.outcomes["offer", 0].token_ids)
-    matcher = next(one.engine._requests.sequences).matcher._grammar  # the rules stand before it
+    matcher = next(one.engine._requests.sequences).matcher._grammar  # the isolated matcher inside the matcher of the request's rules
     hit(processes_of(constraints), signal.SIGKILL)
     before = matcher._begun
     assert before is not None
@@ -134,7 +135,8 @@ def test_what_is_only_offered_is_held_to_after_a_loss(rig, compiler, tokenizer) 
 @ENGINES
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, "generation_failed"), (signal.SIGSEGV, "invalid_schema")])
 def test_who_is_lost_again_and_again_fails_alone(rig, compiler, monkeypatch, engine, number, code) -> None:
-    """By what kills it, it is the server's error; by a crash of its own, the client's."""
+    """A request whose constraint process is lost repeatedly fails alone: with a server error if the process was killed, a client error if
+    it crashed."""
     monkeypatch.setattr("server.constraints.retries.FIRST_PAUSE_S", 0.001)
     constraints = compiler()
     one = rig(engine, constraints=constraints)
@@ -163,7 +165,7 @@ def test_a_zygote_that_cannot_be_started_fails_the_request(rig, compiler, monkey
     one.run([submit_of("a", LIST), submit_of("plain", None)])
     assert one.failed["a"].code == "generation_failed"
     monkeypatch.undo()
-    assert one.run([submit_of("b", LIST)])["b", 0].end is not None, "it is started once it can be"
+    assert one.run([submit_of("b", LIST)])["b", 0].end is not None, "the zygote must start once its command works"
 
 
 def test_a_grammar_that_was_lost_while_nobody_used_it_is_compiled_again(compiler) -> None:
@@ -175,7 +177,8 @@ def test_a_grammar_that_was_lost_while_nobody_used_it_is_compiled_again(compiler
 
 
 def test_a_budget_is_no_matter_of_other_processes(compiler, monkeypatch) -> None:
-    """A clock of the wall would fail who has to wait for the processor."""
+    """The time budget of a constraint counts processor time: wall-clock time would fail a request whose process waits for a busy
+    processor."""
     monkeypatch.setattr("server.constraints.process.process_socket.LOOK_S", 1000.0)
     one = compiler()
     matcher = matcher_of(one, LIST)
@@ -194,7 +197,7 @@ def test_a_budget_is_no_matter_of_other_processes(compiler, monkeypatch) -> None
 
 
 def heavy() -> Constraint:
-    """Behind its first letter comes a mask that takes many seconds where tokens are long runs of spaces."""
+    """Return a grammar whose mask after the first letter takes many seconds if the vocabulary has long runs of spaces."""
     names = [f"e{i}" for i in range(30)]
     rules = [f'{name}: {" | ".join(f"{name} {other}" for other in names)} | " "' for name in names]
     return Constraint(ConstraintKind.GRAMMAR, "\n".join(['start: "x" e0', *rules]))
@@ -278,7 +281,7 @@ def test_nobody_outlives_a_worker_that_is_killed(spaces, tmp_path, number) -> No
         try:
             assert worker.stdout is not None and worker.stdout.readline() == b"ready\n"
             left = below(worker.pid)
-            assert len(left) == 5, "all of them: one for each grammar and sequence, and the zygote"
+            assert len(left) == 5, "expected the zygote and one process per grammar and sequence"
             hit(left, number)
         finally:
             worker.kill()

@@ -1,4 +1,4 @@
-"""An engine on the null model, and what comes out of it."""
+"""An engine on a model that computes nothing, and a collector of the engine's messages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ VOCAB = 320
 
 @dataclass
 class Outcome:
-    """Everything one choice was sent."""
+    """Everything that the engine sent for one choice."""
 
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
@@ -46,7 +46,7 @@ class Outcome:
 
 
 class Rig:
-    """An engine whose messages are collected, and checked after every step."""
+    """An engine with a null model. Its messages are collected, and its integrity is checked after every step."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Rig:
             case Tokens():
                 for event in message.events:
                     outcome = self.outcomes.setdefault((event.request_id, event.choice), Outcome())
-                    assert outcome.end is None, "a choice speaks after its end"
+                    assert outcome.end is None, "a choice sent tokens after its end"
                     outcome.token_ids += event.token_ids
                     outcome.logprobs += event.logprobs
                     outcome.prompt_logprobs = outcome.prompt_logprobs or event.prompt_logprobs
@@ -104,7 +104,7 @@ class Rig:
         return ran
 
     def steps(self, num: int) -> None:
-        """So many that run something; fewer at the end. While a constraint is late, there is nothing to run."""
+        """Run `num` steps that do work, or fewer if the engine finishes. A step that only waits for a constraint does not count."""
         while num and self.engine.has_work:
             if self.step():
                 num -= 1
@@ -119,7 +119,8 @@ class Rig:
         raise AssertionError(f"not reached in {max_steps} steps")
 
     def run(self, submits: Iterable[Submit] = (), *, per_step: int = 1_000_000, max_steps: int = 20_000) -> dict[tuple[str, int], Outcome]:
-        """To the end. While a constraint is being compiled there is nothing to step, however long that takes here."""
+        """Run until the engine has no work, submitting `per_step` requests before each step. While a constraint is compiled, a step may
+        have nothing to do."""
         arriving, num_steps, end = deque(submits), 0, time.monotonic() + 120
         while arriving or self.engine.has_work:
             for _ in range(min(per_step, len(arriving))):
@@ -135,7 +136,7 @@ class Rig:
 
 @pytest.fixture(scope="session")
 def tokenizer_json() -> str:
-    """A small byte-level tokenizer with merges, so that texts have more than one tokenisation."""
+    """Return a small byte-level tokenizer with merges, as JSON. A text has several tokenisations."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -182,7 +183,7 @@ CONSTRAINTS = (
 
 @pytest.fixture(scope="session")
 def random_submits() -> Callable[[int, int], list[Submit]]:
-    """Requests of mixed lengths, parameters, seeds and constraints; some share beginnings."""
+    """Return a function that makes requests with mixed lengths, parameters, seeds and constraints; some prompts share a prefix."""
 
     def make(num: int, seed: int, max_prompt: int = 90, max_tokens: int = 40) -> list[Submit]:
         rng = random.Random(seed)

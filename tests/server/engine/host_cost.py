@@ -1,7 +1,8 @@
-"""What a step costs besides the device: `python -m tests.server.engine.host_cost [streams] [vocabulary] [temperature] [device ms]`.
+"""Measure the time that the host spends on a step: `python -m tests.server.engine.host_cost [streams] [vocabulary] [temperature] [device
+ms]`.
 
-The model gives the same logits every time, after sleeping as long as the device is pretended to take. Prints microseconds per step
-of decoding by part, then the share of step time that is not the device's, for the plain engine and the overlapped one.
+The model sleeps for the given device time and returns constant logits. The program prints the microseconds of each part of a decoding step,
+and the share of the step that is not device time, for the plain engine and the overlapped one.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ class SleepingModel:
         return Logits(self._logits[: len(batch.logit_rows)])
 
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
-        """No time: this is the device's work."""
+        """Return zeros at once: sampling belongs to the device, and this program measures the host."""
         nothing = np.zeros(len(batch.rows), np.int32)
         return Sampled(nothing, Logprobs(nothing, nothing, nothing, nothing, nothing))
 
     def copy_page(self, group: int, source: int, target: int) -> None:
-        raise AssertionError("nothing is shared here")
+        raise AssertionError("the benchmark shares no pages")
 
 
 def decoding(engine_class: type[Engine], num_streams: int, vocab_size: int, temperature: float, device_s: float) -> Engine:
-    """An engine with all prompts computed."""
+    """Return an engine whose requests have all finished their prompts and are decoding."""
     limits = StepLimits(vocab_size, 4096, 512, num_streams, (GroupLimits(num_streams * 40 + 1),))
     engine = engine_class(SleepingModel(limits, device_s), lambda message: None)
     for i in range(num_streams):

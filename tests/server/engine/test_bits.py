@@ -1,4 +1,5 @@
-"""Promise 1: what a request gets never depends on its company, its chunks, the prefix cache, a preemption or a former worker."""
+"""Promise 1: a request's result never depends on other requests, the chunks of its prompt, the prefix cache, preemptions, or earlier
+workers."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ def submits(request, random_submits) -> list[Submit]:
 
 @pytest.fixture
 def alone(rig, submits, constraints):
-    """Each request in an engine that has nothing else to do and nothing cached."""
+    """Run each request alone in a new engine with an empty cache, and return all outcomes."""
     outcomes = {}
     for submit in submits:
         one = rig(constraints=constraints)
@@ -38,7 +39,7 @@ def shuffled(submits: list[Submit], seed: int) -> list[Submit]:
 
 
 def same(one, submits: list[Submit], expected, how: str, **pace: int) -> None:
-    """The first difference, rather than all of both."""
+    """Run `submits` on the rig `one` and assert that the outcomes equal `expected`. Show only the first difference."""
     got = one.run(submits, **pace)
     assert not one.failed, how
     assert got.keys() == expected.keys(), how
@@ -67,7 +68,7 @@ def test_company_order_chunks_cache_and_preemption(rig, submits, alone, constrai
 
 @pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
 def test_a_later_worker_goes_on_exactly(rig, random_submits, constraints, engine):
-    """Stop an engine at any step, hand what was emitted to another one, and so on: the sum is the undisturbed run."""
+    """Engines stop after random steps; new engines continue from the tokens sent so far. The result is that of an undisturbed engine."""
     submits = random_submits(40, 5)
     whole = rig(constraints=constraints).run(submits)
     rng = random.Random(0)
@@ -109,12 +110,13 @@ def test_choices_are_forks_of_one_prompt(rig):
     outcomes = together.run([submit])
     texts = {tuple(outcomes["r", choice].token_ids) for choice in range(4)}
     assert len(texts) == 4
-    # The leader computes the prompt, a follower its last token again; nobody computes the token that ends it.
+    # The first choice computes the whole prompt, the three others recompute only its last token, and the last sampled token is never
+    # computed.
     assert cost.num_tokens == len(prompt) + 3 + 4 * 29
 
 
 class CountedTokens:
-    """In place of a StepTime: what ran, instead of how long."""
+    """Replaces StepTime; counts the tokens of all steps instead of their seconds."""
 
     def __init__(self) -> None:
         self.num_tokens = 0

@@ -1,4 +1,4 @@
-"""The worker's end of the socket: whose end it is that closes."""
+"""The worker's end of the socket distinguishes closing the socket itself from losing the front."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from server.engine.channel import WorkerChannel
 
 
 def test_closing_the_channel_is_no_loss_of_the_front() -> None:
-    """Else the process would end at once, and leave behind what an orderly end removes."""
+    """When the worker closes its channel, `on_lost` is not called: it would end the process at once, without a clean-up."""
     ours, its = socket.socketpair()
     lost = threading.Event()
     channel = WorkerChannel(its, on_lost=lost.set)

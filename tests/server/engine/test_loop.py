@@ -1,4 +1,4 @@
-"""The engine's step: what it reports, and whose turn it is."""
+"""Steps of the engine: what they report, and how requests share slots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def params(**fields) -> SamplingParams:
 @ENGINES
 @pytest.mark.parametrize("max_seqs", [2, 32])
 def test_prompt_logprobs(rig, engine, max_seqs: int) -> None:
-    """In chunks, since rows are as scarce as sequences; equal to the model's own log-softmax."""
+    """The log-probabilities of a prompt equal the log-softmax of the model's logits. With `max_seqs` of 2 the prompt needs many chunks,
+    because a step has as many rows of logits as sequences."""
     prompt = tuple(int(x) for x in np.random.default_rng(0).integers(1, VOCAB, 75))
     limits = StepLimits(VOCAB, 512, 64, max_seqs, (GroupLimits(60),))
     one = rig(engine, limits=limits)
@@ -50,7 +51,7 @@ def test_prompt_logprobs(rig, engine, max_seqs: int) -> None:
 
 @ENGINES
 def test_prompt_logprobs_of_a_preempted_sequence(rig, engine) -> None:
-    """Log-probabilities that are known are not computed again, in however many chunks."""
+    """A preempted sequence keeps the prompt log-probabilities that it has and does not compute them again."""
     prompt = tuple(int(x) for x in np.random.default_rng(0).integers(1, VOCAB, 200))
     asked = Submit("a", prompt, params(max_tokens=3, prompt_logprobs=1, ignore_eos=True))
     whole = rig(engine).run([asked])["a", 0]
@@ -74,8 +75,10 @@ def test_what_a_prompt_reused_is_reported(rig) -> None:
 
 @ENGINES
 def test_a_beginning_that_is_forced_comes_behind_the_prompt(rig, constraints, engine, monkeypatch) -> None:
-    """Which is computed once for all choices, or found, as without a constraint; and what was found is sent with the first token."""
-    monkeypatch.setattr("server.constraints.isolated.PATIENCE_S", 60.0)  # a late answer makes tokens be computed again
+    """If a constraint forces the beginning of an answer, the engine computes the prompt still only once for all choices or finds it in the
+    cache. The first token reports how much was found."""
+    # a mask that comes late would make the engine compute some tokens twice
+    monkeypatch.setattr("server.constraints.isolated.PATIENCE_S", 60.0)
     one = rig(engine, constraints=constraints)
     prompt, lengths = tuple(range(1, 100)), []
     run = one.engine._model.run
@@ -144,7 +147,7 @@ def test_a_key_that_floods_does_not_starve_another(rig) -> None:
 
 @ENGINES
 def test_a_key_that_holds_all_slots_gives_some_up(rig, engine) -> None:
-    """Long answers of one key are not what another one waits for; both get as many slots, and the same tokens as ever."""
+    """A key whose requests hold all slots gives up slots to another key until both have equally many. No answer changes."""
     limits = StepLimits(VOCAB, 512, 64, 6, (GroupLimits(200),))
     flood = [Submit(f"flood{i}", (1, 1 + i), params(max_tokens=300, ignore_eos=True), fairness_key="flood") for i in range(9)]
     late = [Submit(f"late{i}", (3, 4 + i), params(max_tokens=300, ignore_eos=True), fairness_key="late") for i in range(4)]
@@ -184,7 +187,8 @@ def test_a_prompt_goes_on_when_the_next_in_turn_has_no_slot(rig) -> None:
 
 
 def test_scheduling_64_streams_takes_little_time(rig) -> None:
-    """The promise is 0.3 ms. Measured in time of the thread, the least of many; twice that is allowed for slower machines."""
+    """Scheduling a step takes less than twice the promised 0.3 ms; the factor allows for slower machines. The least CPU time of many steps
+    counts."""
     one = rig(limits=StepLimits(VOCAB, 512, 512, 64, (GroupLimits(2000),)))
     for i in range(64):
         one.engine.submit(Submit(str(i), (1, 2, i), params(max_tokens=100, ignore_eos=True)))

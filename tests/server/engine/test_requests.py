@@ -1,4 +1,4 @@
-"""How requests end and what is refused; whoever ends gives its pages back within the step."""
+"""How requests end, and which requests are refused. A request that ends returns its pages within the same step."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_a_sequence_ends_at_the_context(rig) -> None:
     ("submit", "code", "complaint"),
     [
         (Submit("a", (), GREEDY), "invalid_value", "0 tokens"),
-        (Submit("a", (1, VOCAB), GREEDY), "invalid_value", "prompt: token 320, expected 0 to 319"),
-        (Submit("a", (1,), params(logit_bias=((-1, 1.0),))), "invalid_value", "logit_bias: token -1"),
+        (Submit("a", (1, VOCAB), GREEDY), "invalid_value", "prompt has token 320; expected 0 to 319"),
+        (Submit("a", (1,), params(logit_bias=((-1, 1.0),))), "invalid_value", "logit_bias has token -1"),
         (Submit("a", (1,), params(allowed_token_ids=(999,))), "invalid_value", "allowed_token_ids"),
         (Submit("a", (1,), GREEDY, emitted=((400,),)), "invalid_value", "emitted"),
         (Submit("a", (1,) * 512, GREEDY), "context_length_exceeded", "512 tokens"),
@@ -101,7 +101,7 @@ LIMITS = StepLimits(VOCAB, max_context=512, max_tokens=32, max_seqs=2, groups=(G
 
 
 def stage_reached(one, stage: str):
-    """Conditions on the request `victim`."""
+    """Return a function that tells whether the request `victim` has reached the named stage."""
 
     def sequences():
         request = one.engine._requests.living.get("victim")

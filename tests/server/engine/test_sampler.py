@@ -1,4 +1,4 @@
-"""The sampler, over the meaning in NumPy, against a straightforward reference."""
+"""The sampler, computed by the NumPy definitions of its operators, agrees with a simple reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EOS = 3
 
 
 class Given(NullModel):
-    """A model that samples from rows that a test made."""
+    """A null model that samples from logits given by the test."""
 
     def sample(self, logits, batch):
         return super().sample(NullLogits(logits), batch)
@@ -47,7 +47,7 @@ def bits(allowed) -> np.ndarray:
 
 
 class Fixed(Matcher):
-    """A grammar that allows the same tokens at any time."""
+    """A fake grammar that always allows the same tokens."""
 
     def __init__(self, allowed) -> None:
         self._mask = bits(allowed)
@@ -60,14 +60,14 @@ class Fixed(Matcher):
 
 
 def mask_of(params: SamplingParams, drawn=(), allowed=None) -> Mask | None:
-    """What the matcher of a sequence allows behind these tokens."""
+    """Return the mask that a sequence's matcher has after it sampled the tokens `drawn`."""
     enders = frozenset(params.stop_token_ids + (() if params.ignore_eos else (EOS,)))
     matcher = matcher_of(Bans(params, enders, VOCAB), None if allowed is None else Fixed(allowed), drawn)
     return None if matcher is None else matcher.mask()
 
 
 def reference(logits, params: SamplingParams, prompt, drawn, allowed=None) -> dict[int, float]:
-    """The distribution to draw from, written as the parameters are explained to users: with dictionaries and sorting."""
+    """Return the probability of each token, computed with dictionaries and sorting, as the documentation of the parameters says."""
     values = {i: float(x) for i, x in enumerate(logits)}
     for token_id, bias in params.logit_bias:
         values[token_id] += bias
@@ -208,7 +208,7 @@ def test_draws_follow_the_distribution(vocab_size: int) -> None:
     for seed in range(num_draws):
         counts[sampler.sample(logits, [row_of(SamplingParams(max_tokens=1, seed=seed))])[0].token_id] += 1
     probs = np.exp(logits[0]) / np.exp(logits[0]).sum()
-    # Cells of at least 100 expected draws; a fixed set of seeds, so this cannot fail by bad luck later.
+    # Each cell of the histogram expects at least 100 samples. The seeds are fixed, so the test cannot fail by chance.
     cells = np.searchsorted(np.cumsum(probs), np.linspace(0, 1, 21)[1:-1])
     seen, expected = np.add.reduceat(counts, np.unique(np.r_[0, cells])), num_draws * np.add.reduceat(probs, np.unique(np.r_[0, cells]))
     assert ((seen - expected) ** 2 / expected).sum() < 50

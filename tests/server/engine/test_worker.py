@@ -1,4 +1,4 @@
-"""The worker's loop behind a socket: a front that does not read stops the stepping, and nothing else."""
+"""The worker's loop, connected by a socket: while the front does not read, only steps stop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ READY = Ready("null", True, 4096, 300, 16, 0, 0, 0)
 
 
 class Front:
-    """The other end of the socket, read only when told to."""
+    """The front's end of the socket. It reads only when the test asks for a message."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -67,7 +67,7 @@ def lost() -> threading.Event:
 
 @pytest.fixture
 def pair(lost):
-    """(front, channel, worker); the worker runs in a thread."""
+    """Yield the front's end, the worker's channel, and the worker, whose loop runs in a thread."""
     near, far = socket.socketpair()
     near.settimeout(30)
     far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -88,7 +88,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         time.sleep(0.01)
-    raise AssertionError("it never came to that")
+    raise AssertionError("the condition was not reached in time")
 
 
 def test_a_front_that_does_not_read_pauses_the_engine_and_is_still_heard(pair) -> None:
@@ -118,7 +118,7 @@ def test_a_front_that_does_not_read_pauses_the_engine_and_is_still_heard(pair) -
 
 
 class LoggedChannel:
-    """A channel to nobody whose messages are there from the beginning."""
+    """A channel that has received all its messages at the start and drops what the worker sends."""
 
     def __init__(self, *messages: FromFront) -> None:
         self.has_room, self.order, self._messages = True, list[str](), list(messages)
@@ -148,7 +148,8 @@ class LoggedModel(NullModel):
 
 
 def test_a_burst_of_requests_does_not_hold_up_running_ones() -> None:
-    """Taking 128 requests at once delayed a stream by 100 ms. By this clock the time for messages ends after two."""
+    """Messages take a limited time of each step: with this test's clock, two messages. Without the limit, 128 requests at once delayed a
+    stream by 100 ms."""
     submits = [Submit(str(i), (1,), SamplingParams(max_tokens=50)) for i in range(8)]
     channel, times = LoggedChannel(*submits, Drain()), itertools.count(step=RECEIVE_S * 0.6)
     model = LoadedModel(READY, step_model=LoggedModel(channel.order), overlap=False)

@@ -1,4 +1,4 @@
-"""What a JSON text holds is told without parsing it, however it is cut."""
+"""JsonScan counts the parts of a JSON text without parsing it, whatever pieces the text arrives in."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def commas_of(value) -> int:
 
 @given(VALUES, st.lists(st.integers(0, 200), max_size=6), st.booleans())
 def test_any_cut_counts_the_same_as_the_parsed_value(value, cuts, is_ascii):
-    """Objects, lists, names and texts are counted, and commas outside of texts, wherever pieces end."""
+    """The scan counts objects, lists, names and strings, and commas outside strings, wherever the text is cut into pieces."""
     data = json.dumps(value, ensure_ascii=is_ascii).encode()
     found = JsonScan()
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
@@ -72,7 +72,8 @@ def test_what_is_allowed_passes():
 
 
 def test_work_is_linear_in_a_text_of_escapes():
-    """Each escaped quote could be taken for the beginning of a text; the count of matches shows that it is not."""
+    """The scan takes time linear in the text. It would be quadratic if each escaped quote began a string; the scan finds only one
+    string."""
     found = JsonScan()
     found.feed(b'"' + b'\\"' * (4 * PIECE_BYTES))
     assert found.num_parts == 1

@@ -1,4 +1,4 @@
-"""The line of a request in the log."""
+"""The access log's line for a request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Line = tuple[str, str, dict[str, object]]
 
 
 def lines(caplog: pytest.LogCaptureFixture, num_lines: int = 1) -> list[Line]:
-    """A client may have its answer before the line is written."""
+    """Return the lines of the access log. Wait for `num_lines` lines: a client may get its answer before the line is written."""
     end_s = time.monotonic() + 60
     while True:
         found = [(r.levelname, r.getMessage(), getattr(r, "fields", {})) for r in caplog.records if r.name == "server.access"]

@@ -29,7 +29,7 @@ def test_what_is_taken_is_given_back_once():
 
 def test_refusals():
     admission = Admission("m", max_running=2, max_queued=1, max_queued_tokens=100)
-    admission.admit(1, 500)  # alone, so its length keeps nobody out but those behind it
+    admission.admit(1, 500)  # 500 tokens exceed the limit, but nothing else waits, so they are admitted; later requests are refused
     for num_sequences, num_tokens in ((3, 1), (1, 1)):
         with pytest.raises(ApiError) as caught:
             admission.admit(num_sequences, num_tokens)
@@ -40,7 +40,7 @@ def test_refusals():
 def test_the_wait_follows_the_pace_of_a_full_model(clock):
     admission = Admission("m", max_running=1, max_queued=3, max_queued_tokens=10**9)
     leases = [admission.admit(1, 1) for _ in range(4)]
-    for _ in range(60):  # one end every three seconds
+    for _ in range(60):  # a request ends every three seconds
         clock.now += 3
         leases.pop(0).release()
         leases.append(admission.admit(1, 1))

@@ -1,4 +1,4 @@
-"""Which memory a load may take beside others."""
+"""How much memory a load may use while other models are loaded or will be."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ def model(name: str, *, kv_cache_bytes: int | None = None) -> Model:
 
 
 def claim(models: Sequence[Model], one: Model, **settings: int) -> ModelSpec:
-    """What `one` is told to load; every model's weights are estimated as 1 GiB."""
+    """Return the spec with which the model `one` is loaded. Every model's weights are estimated at 1 GiB."""
     budget = Budget(ServerSettings(**settings), None, lambda _spec: GIB, lambda: models)
     return asyncio.run(budget.claim(one))
 
 
 def test_the_first_of_several_models_leaves_room_for_the_others() -> None:
-    """Their weights, and of the rest a part for each, and one for a model that is loaded later."""
+    """The first model reserves room for the weights of the others. The remaining memory is split equally among all models and one that may
+    be loaded later."""
     models = [model("a"), model("b"), model("c")]
     spec = claim(models, models[0], memory_limit_bytes=8 * GIB)
-    assert spec.memory_limit_bytes == 8 * GIB, "it is not refused for the sake of those that are still to come"
+    assert spec.memory_limit_bytes == 8 * GIB, "models that load later must not make it fail"
     assert spec.reserved_bytes == 2 * GIB and spec.kv_share == pytest.approx(1 / 4)
 
 
@@ -59,5 +60,5 @@ def test_models_on_a_gpu_take_nothing_of_the_host() -> None:
     assert claim(models, models[0], memory_limit_bytes=8 * GIB).memory_limit_bytes == 8 * GIB
     models = [model("a"), models[1]]
     on_gpu = claim(models, models[1], memory_limit_bytes=8 * GIB)
-    assert on_gpu.memory_limit_bytes is None, "its worker asks the card what is free"
-    assert on_gpu.reserved_bytes == 0, "a model that is still to come lies elsewhere"
+    assert on_gpu.memory_limit_bytes is None, "the worker itself asks the card for its free memory"
+    assert on_gpu.reserved_bytes == 0, "a later model on the CPU needs none of the card's memory"

@@ -1,4 +1,4 @@
-"""Detokenizing: the same text for every cut, no half character, nothing of a stop string."""
+"""Detokenizing gives the same text for every split into tokens. No piece of text has a partial character or a part of a stop string."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ class Bytes:
 
 
 def run(data: bytes, cuts: list[int], stops: StopRules) -> tuple[list[str], Detokenizer]:
-    """The pieces given out when the tokens arrive in groups of these sizes."""
+    """Return the pieces of text that a detokenizer gives when the bytes arrive as tokens in groups of the sizes `cuts`, and the
+    detokenizer."""
     detokenizer, pieces, at = Detokenizer(Bytes(), stops), list[str](), 0
     sizes = iter(cuts)
     while at < len(data) and detokenizer.stopped_by is None:
@@ -27,7 +28,8 @@ def run(data: bytes, cuts: list[int], stops: StopRules) -> tuple[list[str], Deto
 
 
 def cut_by_letters(text: str, stops: StopRules) -> str:
-    """What a stop means, said in the slowest way: read letter by letter until a stop is complete, the longest of them first."""
+    """Cut the text at a stop string in the simplest way, as a reference: read letter by letter until a stop string is complete; if several
+    end there, the longest wins."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops.strings if text[:end].endswith(stop)]
         if complete:

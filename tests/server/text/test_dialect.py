@@ -1,4 +1,4 @@
-"""How a model's ways are found out, with templates as models bring them."""
+"""The dialect of a model (its markers for thoughts and calls) is detected from templates like those of real models."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def test_unknown_names_are_refused():
 
 
 def test_a_marker_may_be_one_token_without_being_special():
-    """As Qwen's vocabularies have it: a grammar must name the token all the same."""
+    """A marker may be a single token that is not special, as in Qwen's vocabularies. The dialect lists such markers too, because a grammar
+    must name the token."""
     tokenizer = WithTemplate(CALLS)
     tokenizer.special_ids = frozenset()
     assert Dialect.of(tokenizer, None, None).shown == {258: b"<think>", 259: b"</think>"}

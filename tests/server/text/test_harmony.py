@@ -1,4 +1,4 @@
-"""Messages of several channels into parts, and what constraints let through of them, judged by llguidance itself."""
+"""Harmony messages in several channels become texts, thoughts and calls; llguidance checks what the constraints allow."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TO_ADD = f"{CHANNEL}commentary to=functions.add {CONSTRAIN}json{MESSAGE}"
 
 
 def joined(parts: list[Part]) -> list[tuple[str, ...]]:
-    """Neighbouring texts of a kind as one, calls by their names."""
+    """Join neighbouring texts of the same kind, and show each call by its name."""
     found: list[tuple[str, ...]] = []
     for part in parts:
         kind = type(part).__name__
@@ -136,15 +136,16 @@ EOS = 256 + len(MARKERS)
 class Vocabulary:
     eos_token_id = EOS
     bos_token_id = None
-    tokens = [bytes([i]) for i in range(256)] + [marker.encode() for marker in MARKERS] + [b"<eos>"]  # llguidance reads it
-    special_token_ids = [*range(256, EOS + 1)]  # noqa: RUF012  # likewise
+    # llguidance reads the attribute `tokens`
+    tokens = [bytes([i]) for i in range(256)] + [marker.encode() for marker in MARKERS] + [b"<eos>"]
+    special_token_ids = [*range(256, EOS + 1)]  # noqa: RUF012  # llguidance reads this attribute
 
     def __call__(self, text: str | bytes) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
 
 
 def accepts(constraint: Constraint, text: str) -> bool:
-    """Of a text whose markers are tokens."""
+    """Return whether the constraint allows a text. Each marker in the text is one token."""
     ids, rest = list[int](), text
     while rest:
         marker = next((marker for marker in MARKERS if rest.startswith(marker)), "")
@@ -182,7 +183,7 @@ def test_a_demanded_call_comes_behind_thoughts(channels, thoughts):
     ]:
         assert accepts(demanded, thoughts + call) is allowed, call
         if allowed:
-            assert parse(thoughts + call)[1] == 1, "what is forced is also found"
+            assert parse(thoughts + call)[1] == 1, "the parser must find the forced call"
 
 
 def test_a_format_holds_in_the_final_channel(channels):

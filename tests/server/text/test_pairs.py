@@ -1,4 +1,4 @@
-"""Pairs of texts have the tokens that the tokenizer's own package gives them."""
+"""A pair of texts gets the same tokens as from the `tokenizers` package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers of every spelling: ids, bytes, special tokens, and the files around them."""
+"""Tokenizers from every file format: ids, bytes, special tokens, and the files that accompany them."""
 
 import json
 from pathlib import Path
@@ -98,7 +98,7 @@ def test_special_and_added_tokens() -> None:
     assert tokenizer.special_ids == {0, 1, 2}
     assert tokenizer.token_bytes(end[0]) == b""
     assert tokenizer.token_bytes(tool[0]) == b"<tool>"
-    assert tokenizer.token_bytes(1 << 20) == b""  # a padded row of the embedding table
+    assert tokenizer.token_bytes(1 << 20) == b""  # an id without a token has no bytes: embedding tables have padding rows
     assert tokenizer.decode([*end, *tool]) == "<tool>"
     assert tokenizer.decode([*end, *tool], skip_special_tokens=False) == "<end><tool>"
 
@@ -143,7 +143,8 @@ def test_only_tokenizer_json_is_indispensable() -> None:
     ],
 )
 def test_a_broken_template_is_refused_when_the_model_is_loaded(source: str, complaint: str) -> None:
-    """By the error that stands for a damaged file, with the line, so that `serve` and `inspect` refuse the model."""
+    """Loading a model whose chat template is broken fails with the error for damaged files, which names the template's line, so `serve` and
+    `inspect` refuse the model."""
     with pytest.raises(ModelFilesError, match="the chat template is broken: .*(" + complaint + ")"):
         load(byte_level(), tokenizer_config={"chat_template": source})
 
@@ -196,7 +197,7 @@ def test_a_changed_tokenizer_loads_or_is_refused(position: int, insert: bytes, r
 
 
 def test_a_tokenizer_that_cannot_read_every_text_is_refused() -> None:
-    """It needs a token for what it does not know and has none: else requests, not the load, would fail."""
+    """A tokenizer without a token for unknown text is refused when its model is loaded; otherwise some requests would fail."""
     lacking = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>"))
     with pytest.raises(ModelFilesError, match=r"Missing .* token from the vocabulary"):
         Tokenizer({"tokenizer.json": lacking.to_str().encode()})

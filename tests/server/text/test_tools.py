@@ -1,4 +1,4 @@
-"""Tool calls in the ways of the model families, at every cut of the text."""
+"""Tool calls in the formats of the model families, at every split of the text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parse(form: ToolFormat, text: str, cuts: list[int], max_calls: int | None = 
     arguments = ["" for _ in starts]
     for part in parts:
         if isinstance(part, CallArguments):
-            arguments[part.index] += part.text  # an index without a start would fail here
+            arguments[part.index] += part.text  # fails for a call whose start was not reported
     content = "".join(part.text for part in parts if isinstance(part, Content))
     return content, [(start.name, argument) for start, argument in zip(starts, arguments, strict=True)]
 
@@ -74,7 +74,7 @@ def test_formats(form, text, content, calls):
 FRAGMENTS = (
     ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "add", "{", "}", "[", "]", ",", ";", '"', ":", "\\"]
     + ['{"name": "add", ', '"arguments": {"a": [1]}}', '"parameters": {}}', ADD, " ", "\n", "x", "<", "</tool", "[TOOL"]
-)  # fmt: skip  # likewise
+)  # fmt: skip  # a table
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -1,4 +1,4 @@
-"""Who is to blame for a death, and who may run after it."""
+"""Which request the ledger blames for a worker's death, and which requests may run afterwards."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def test_in_a_crowd_suspects_are_tried_one_by_one_and_the_guilty_fails_alone() -
     num_deaths = 0
     while failed is None:
         started = run(some)
-        assert len(started) == 1, "on trial alone"
+        assert len(started) == 1, "a suspect must run alone"
         if started == [guilty]:
             num_deaths += 1
             failed = assign_blame(some, CRASH)
         else:
-            started[0].clear()  # it made progress
+            started[0].clear()  # a request that makes progress is no longer suspected
     assert failed is guilty and num_deaths == 1
     assert run([job for job in some if job is not guilty]) != []
 
@@ -83,7 +83,7 @@ def test_progress_clears() -> None:
         assert resumed.emitted == ((), (5, 6, 7)) and resumed.finished == (1,)
         heard = [job.news.get_nowait() for _ in range(job.news.qsize())]
         assert [event.token_ids for event in heard] == [(5, 6), (7,)]
-        assert [event.num_cached for event in heard] == [16, 16], "what a later worker found is no news"
+        assert [event.num_cached for event in heard] == [16, 16], "cache hits of a later worker are not reported"
         job.drop(0)
         assert job.is_finished and job.news.get_nowait() is None
 

@@ -1,4 +1,4 @@
-"""A response as it grows: its events in OpenAI's order, or the whole object."""
+"""A response of OpenAI's /v1/responses: its events in OpenAI's order, or the whole object."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Keep = Callable[["ResponseAnswer", bytes], None]
 
 
 class ResponseAnswer(BlockAnswer):
-    """`keep` is called with the answer and its JSON when it has ended, however it did."""
+    """An answer as a response. However it ends, `keep` is then called with the answer and its JSON."""
 
     def __init__(self, body: ResponseBody, plan: ChatPlan, generation: Generation, model: Model, loaded: Loaded, *, keep: Keep) -> None:
         super().__init__(plan, generation)
@@ -53,12 +53,12 @@ class ResponseAnswer(BlockAnswer):
         self._fault: ResponseFault | None = None
         self._keep = keep
         self._num_events = 0
-        self._head = b""  # of a delta of the open block, up to its number
+        self._head = b""  # JSON of a delta of the open block, up to its sequence number
         self._tells_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
         self._writer = LogprobWriter(loaded.tokenizer, as_ids=False)
-        self._logprobs: list[bytes] = []  # of tokens whose text is not out yet
+        self._logprobs: list[bytes] = []  # log-probabilities of tokens whose text has not been sent yet
 
-    # --- as it grows --------------------------------------------------------------------------------------------------
+    # --- stream -------------------------------------------------------------------------------------------------------
 
     async def whole(self) -> list[bytes]:
         pieces = await super().whole()
@@ -94,7 +94,7 @@ class ResponseAnswer(BlockAnswer):
         head, number = self._head, self._num_events
         self._num_events = number + 1
         if self._logprobs:
-            if block.kind is Kind.TEXT:  # those of thoughts and calls are not told
+            if block.kind is Kind.TEXT:  # log-probabilities of thoughts and calls are not reported
                 block.logprobs += self._logprobs
                 head = head.replace(b'"logprobs":[]', b'"logprobs":[' + b",".join(self._logprobs) + b"]", 1)
             self._logprobs = []
@@ -118,7 +118,7 @@ class ResponseAnswer(BlockAnswer):
         self._keep(self, self.snapshot())
         return (self._lifecycle(f"response.{self._status}"),)
 
-    # --- as a whole ---------------------------------------------------------------------------------------------------
+    # --- whole object -------------------------------------------------------------------------------------------------
 
     def pieces(self) -> list[bytes]:
         self._complete()
@@ -140,7 +140,7 @@ class ResponseAnswer(BlockAnswer):
 
     @property
     def output(self) -> list[tuple[str, bytes]]:
-        """Its items, as they are kept."""
+        """The output items with their ids, as the store keeps them."""
         return [(block.id, encode(_item(block))) for block in self.blocks]
 
     def _complete(self) -> None:

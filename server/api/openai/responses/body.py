@@ -22,7 +22,7 @@ from server.api.request.schema import (
     Text,
 )
 
-MAX_ITEMS = 8192  # each may lack every field, so that nothing refuses many of them early
+MAX_ITEMS = 8192  # every field of an item is optional, so validation rejects few wrong items before the whole list is parsed
 
 
 class ItemPart(ContentPart):
@@ -34,8 +34,7 @@ ItemParts = Annotated[list[ItemPart], Field(max_length=4096, fail_fast=True)]
 
 
 class InputItem(Options):
-    """A message, a call, the output of one, thoughts, or a reference to an item that is kept: which of the fields belong to it, its type
-    says."""
+    """An item: a message, a call, the output of a call, thoughts, or a reference to a stored item. `type` decides which fields it has."""
 
     type: Label | None = None  # None: a message
     id: Label | None = None
@@ -52,7 +51,7 @@ class InputItem(Options):
 
     @property
     def unknown(self) -> Mapping[str, object]:
-        """An item that is not understood is refused by its type, so its fields need no complaint of their own."""
+        """Return the unknown fields of a known item. Any other item is refused by its type, so its fields are not reported."""
         return super().unknown if self.type in ITEM_TYPES else {}
 
 
@@ -61,7 +60,7 @@ InputItems = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=Tr
 
 
 class ResponseTool(Options):
-    type: Literal["function"]  # first, as a tool of another type has no name
+    type: Literal["function"]  # declared first, because a tool of another type has no name
     name: FunctionName
     description: Text | None = None
     parameters: JsonObject | None = None
@@ -69,7 +68,7 @@ class ResponseTool(Options):
 
 
 class ResponseStreamOptions(Options):
-    include_obfuscation: Literal[False] | None = None  # no event is padded
+    include_obfuscation: Literal[False] | None = None  # events are never padded
 
 
 class ToolName(Options):
@@ -94,7 +93,7 @@ class TextOptions(Options):
 
 class ReasoningOptions(Options):
     effort: Effort | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None  # thoughts are given as they are; nothing sums them up
+    summary: Literal["auto", "concise", "detailed"] | None = None  # accepted, but thoughts are returned as they are
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
@@ -111,7 +110,7 @@ class ResponseBody(SamplingBody):
     tools: Annotated[list[ResponseTool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolName | AllowedToolNames | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Int | None = Field(default=None, ge=1)  # of tools that the server runs, of which there are none
+    max_tool_calls: Int | None = Field(default=None, ge=1)  # limits tools that the server runs, of which there are none
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | None = None

@@ -1,4 +1,4 @@
-"""/v1/responses: create, get, delete, cancel, and list the input of a response."""
+"""/v1/responses: create, get, delete and cancel responses, and list their input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-PARAMS = {  # of the conversation that a request is made into, as this API calls them
+PARAMS = {  # from fields of the chat request to their names in this API
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -39,7 +39,7 @@ encode = msgspec.json.encode
 
 
 def _error(error: ApiError) -> bytes:
-    """In a stream that has no response yet."""
+    """Encode an error for a stream that has not begun a response."""
     fault = {"type": "error", "sequence_number": 0, "code": error.kind.code, "message": error.message, "param": error.param}
     return encode(fault)
 
@@ -52,12 +52,12 @@ def router(context: Context) -> APIRouter:
     store = ResponseStore(settings.response_store_bytes, settings.response_store_s)
 
     def owner_of(who: Caller) -> str:
-        """Without keys anybody may call themselves anything."""
+        """Return the owner of a response. Without API keys, callers cannot be told apart and share one owner."""
         return who.key_digest if settings.has_api_keys else ""
 
     @routes.post("/v1/responses", responses=gives(ResponseObject, event=ResponseEvent, done=False))
     async def create(request: Request, body: ResponseBody) -> Response:
-        """Answer a conversation, which the server may keep."""
+        """Answer a conversation. The server may store the response."""
         ignored = check_unknown(body, strict=settings.strict)
         model, loaded = context.registry.serve(body.model)
         who = caller(request)
@@ -82,21 +82,21 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v1/responses/{response_id}", responses=gives(ResponseObject))
     async def get(request: Request, response_id: str, stream: bool = False) -> Response:
-        """A response that is kept."""
+        """Return a stored response."""
         if stream:
-            raise ApiError(UNSUPPORTED_FIELD, "stream is not supported here: a response that is kept is not sent again", param="stream")
+            raise ApiError(UNSUPPORTED_FIELD, "stream is not supported here: a stored response cannot be streamed again", param="stream")
         return Pieces([store.get(response_id, owner_of(caller(request))).body], {})
 
     @routes.delete("/v1/responses/{response_id}", responses=gives(ResponseDeleted))
     async def delete(request: Request, response_id: str) -> Response:
-        """Forget a response. Those that continue it stay."""
+        """Delete a stored response. Responses that continue it stay."""
         store.delete(response_id, owner_of(caller(request)))
         deleted: ResponseDeleted = {"id": response_id, "object": "response", "deleted": True}
         return json_answer(deleted)
 
     @routes.post("/v1/responses/{response_id}/cancel", responses=gives(ResponseObject))
     async def cancel(request: Request, response_id: str) -> Response:
-        """End the work on a background response; what it has come to is kept."""
+        """Cancel a background response. The part that was generated so far is stored."""
         owner = owner_of(caller(request))
         task = store.get(response_id, owner).task
         if task is None:
@@ -113,7 +113,7 @@ def router(context: Context) -> APIRouter:
         order: Literal["asc", "desc"] = "desc",
         after: Annotated[str | None, Query(max_length=256)] = None,
     ) -> Response:
-        """What a response answers, earlier turns included."""
+        """List the input items of a response, including those of earlier turns."""
         items = list(store.get(response_id, owner_of(caller(request))).context)
         listed = items if order == "asc" else items[::-1]
         begin = next((at for at, (item_id, _) in enumerate(listed, 1) if item_id == after), 0) if after else 0
@@ -127,7 +127,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStore) -> bytes:
-    """Work on it behind the client's back. The store has it from now on."""
+    """Start a background response and store it. Return its present state."""
 
     async def run() -> None:
         try:
@@ -135,7 +135,7 @@ def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStor
         except ApiError as error:
             answer.fail(error)
         except asyncio.CancelledError:
-            if store.has_running(answer.id):  # else it was deleted
+            if store.has_running(answer.id):  # false if it was deleted
                 answer.end_early("cancelled")
         except Exception:
             log.exception("background response %s failed", answer.id)
@@ -149,7 +149,7 @@ def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStor
 async def _conversation(
     body: ResponseBody, store: ResponseStore, owner: str, num_body_bytes: int, most_bytes: int
 ) -> tuple[ChatBody, Items]:
-    """The conversation as chat has it, and as items that are kept: those of the earlier response, and those of this request."""
+    """Return the conversation as a chat request, and its items for the store: those of the earlier response, then those of this request."""
     earlier: Items = ()
     if body.previous_response_id is not None:
         kind, param = PREVIOUS_RESPONSE_NOT_FOUND, "previous_response_id"
@@ -173,11 +173,11 @@ async def _conversation(
 
 def _check_fields(body: ResponseBody, settings: ServerSettings) -> None:
     if body.background and not settings.response_store_bytes:
-        raise invalid("background", "background is true, and this server keeps no responses; set response_store_bytes")
+        raise invalid("background", "background is true, and this server stores no responses; set response_store_bytes")
     if body.background and body.stream:
         raise ApiError(UNSUPPORTED_FIELD, "stream is not supported with background; ask for the response later", param="stream")
     if body.background and body.store is False:
-        raise invalid("store", "store is false and background is true; a response in the background is asked for later, so it must be kept")
+        raise invalid("store", "store is false and background is true; a background response is fetched later, so it must be stored")
 
 
 def _in_words_of_this_api(error: ApiError) -> ApiError:

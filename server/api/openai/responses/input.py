@@ -1,4 +1,4 @@
-"""A request for a response as the conversation that it is: items into messages, and the fields of the one API into those of the other."""
+"""Convert a request for a response to a chat request: its items to messages, its fields to those of chat."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def new_id(prefix: str) -> str:
 
 
 def items_of(body: ResponseBody, store: ResponseStore, owner: str) -> list[InputItem]:
-    """The input as items, in place of references what they refer to."""
+    """Return the input as items, with references replaced by the stored items."""
     if isinstance(body.input, str):
         return [InputItem(type="message", role="user", content=body.input)]
     found: list[InputItem] = []
@@ -51,7 +51,7 @@ def items_of(body: ResponseBody, store: ResponseStore, owner: str) -> list[Input
         if item.type == "item_reference":
             kept = store.item(item.id or "", owner)
             if kept is None:
-                raise invalid(f"{where}.id", f"{where} refers to {item.id!r:.80}; no such item is kept")
+                raise invalid(f"{where}.id", f"{where} refers to {item.id!r:.80}; no such item is stored")
             found.append(InputItem.model_validate(msgspec.json.decode(kept)))
         else:
             found.append(item)
@@ -59,7 +59,7 @@ def items_of(body: ResponseBody, store: ResponseStore, owner: str) -> list[Input
 
 
 def kept_form(items: Sequence[InputItem]) -> Items:
-    """As they are kept and listed: each with its type and an id, contents as parts."""
+    """Return items as the store keeps and lists them: each with a type and an id, contents as parts."""
     kept: list[tuple[str, bytes]] = []
     for item in items:
         kind = item.type or "message"
@@ -78,7 +78,7 @@ def as_items(kept: Items) -> list[InputItem]:
 
 
 def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int) -> ChatBody:
-    """`items` begin with those of earlier responses. Every value has been checked, those of `body` and those that were kept."""
+    """Return the chat request. The first `num_earlier` of `items` are from earlier responses. All values have been validated."""
     if len(items) > 2 * MAX_ITEMS:
         raise invalid("input", f"the conversation has {len(items)} items; expected at most {2 * MAX_ITEMS}")
     messages = _messages(items, num_earlier)
@@ -108,9 +108,9 @@ def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int) ->
 
 
 def _messages(items: Sequence[InputItem], num_earlier: int) -> list[Message]:
-    """Thoughts and calls belong to the assistant's message beside them."""
+    """Convert items to messages. Thoughts and calls become fields of the assistant's message next to them."""
     messages: list[Message] = []
-    growing: Message | None = None  # the assistant's, which may still get calls
+    growing: Message | None = None  # the assistant's message to which calls may still be added
     for index, item in enumerate(items):
         where = "previous_response_id" if index < num_earlier else f"input[{index - num_earlier}]"
         kind = item.type or "message"

@@ -1,4 +1,4 @@
-"""The shapes of what /v1/responses answers."""
+"""The shapes of answers of /v1/responses."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class ResponseObject(TypedDict):
 
 
 class ResponseEvent(TypedDict):
-    """`type` says which of the other fields there are."""
+    """An event of a stream. `type` decides which of the other fields it has."""
 
     type: str
     sequence_number: int

@@ -1,4 +1,5 @@
-"""Responses that are kept for later requests: bounded in bytes and in age, each seen only by the key that made it, gone with the server."""
+"""The store of responses for later requests. It is bounded in bytes and in age, and shows a response only to the key that created it. Its
+contents end with the server."""
 
 from __future__ import annotations
 
@@ -10,22 +11,23 @@ from dataclasses import dataclass, field
 
 from server.errors import RESPONSE_NOT_FOUND, ApiError, ErrorKind
 
-Items = Sequence[tuple[str, bytes]]  # the id and the JSON of each
+Items = Sequence[tuple[str, bytes]]  # pairs of the id and the JSON of an item
 
 
 @dataclass(slots=True, eq=False)
 class Stored:
     id: str
-    owner: str  # the digest of the API key
-    body: bytes  # the response
-    context: Items  # the input, and all that came before it
+    owner: str  # digest of the API key
+    body: bytes  # JSON of the response
+    context: Items  # the input and all items before it
     output: Items = ()
-    task: asyncio.Task[None] | None = None  # that works on it in the background
+    task: asyncio.Task[None] | None = None  # generates the response in the background
     used_s: float = field(default_factory=time.monotonic)
 
     @property
     def num_bytes(self) -> int:
-        """Items that responses share are counted in each of them, so what is held is less than the sum."""
+        """The bytes of the response and its items. Items that responses share count in each of them, so the store's real size is less than
+        the sum."""
         return len(self.body) + sum(len(item) for items in (self.context, self.output) for _, item in items)
 
     @property
@@ -37,13 +39,13 @@ class ResponseStore:
     def __init__(self, max_bytes: int, max_age_s: float) -> None:
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
-        self._kept: OrderedDict[str, Stored] = OrderedDict()  # the least recently used first
-        self._running: dict[str, Stored] = {}  # as many as requests are admitted; not counted
-        self._items: dict[str, str] = {}  # of each item's id, the response that has it
+        self._kept: OrderedDict[str, Stored] = OrderedDict()  # least recently used first
+        self._running: dict[str, Stored] = {}  # responses in progress; admission bounds them, and their bytes are not counted
+        self._items: dict[str, str] = {}  # by item id: the id of a response that has the item
         self.num_bytes = 0
 
     def put(self, stored: Stored) -> None:
-        """Keep it. Those least recently used make room; a response that is too large by itself is not kept."""
+        """Store a response. The least recently used ones make room. A response that alone exceeds the limit is not stored."""
         if stored.is_running:
             self._running[stored.id] = stored
             return
@@ -70,7 +72,7 @@ class ResponseStore:
         return response_id in self._running
 
     def item(self, item_id: str, owner: str) -> bytes | None:
-        """An input or output item of a response that is kept."""
+        """Return the JSON of an item of a stored response, or None."""
         stored = self._kept.get(self._items.get(item_id, ""))
         if stored is None or stored.owner != owner:
             return None

@@ -1,4 +1,4 @@
-"""Streams on the wire: framing, heartbeats, errors, and clients that leave."""
+"""Server-sent events: framing, heartbeats, errors, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ def test_tokens_are_not_held_up(serve, answering):
     server = serve(script=answering("x" * 400, interval_s=0.05))
     stream = server.openai().chat.completions.create(model="null", messages=MESSAGES, stream=True)
     next(stream)
-    assert server.worker.running, "the first chunk came only with the last"
+    assert server.worker.running, "the first chunk was held back until the last"
     stream.close()
 
 
 def test_heartbeats_while_the_prompt_is_read(serve, answering):
-    """The prompt takes until two were seen, however slow this machine is; then there is a quick one."""
+    """While the prompt of the first request is prefilled, its client receives heartbeats. The prefill lasts until two heartbeats were seen,
+    so a slow machine changes nothing; the second request is prefilled quickly."""
     server = serve(script=answering("ok", prefill_s=300), heartbeat_s=0.1)
     with server.http().stream("POST", "/v1/chat/completions", json={"messages": MESSAGES, "stream": True}) as response:
         lines = response.iter_lines()
@@ -51,7 +52,7 @@ def test_heartbeats_while_the_prompt_is_read(serve, answering):
     server.worker.script.prefill_s = 0.5
     assert ": still" not in server.chat(stream=True).text.partition("data: ")[2]
     text = [c.choices[0].delta.content for c in server.openai().chat.completions.create(model="null", messages=MESSAGES, stream=True)]
-    assert "".join(text) == "ok"  # the client does not mind them
+    assert "".join(text) == "ok"  # an OpenAI client skips the heartbeats
 
 
 def test_an_early_failure_has_a_status(serve, answering):
@@ -76,7 +77,7 @@ def test_an_unforeseen_failure_is_an_event_too(serve, answering):
     server = serve(script=script)
     response = server.chat(stream=True)
     assert '"code":"internal_error"' in response.text and response.text.endswith("data: [DONE]\n\n")
-    assert "no token" not in response.text  # what went wrong is for the log
+    assert "no token" not in response.text  # the client does not see the cause, which is only logged
     assert server.chat().status_code == 500
 
 

@@ -1,4 +1,5 @@
-"""The stream put together is the whole answer: for every cut of the tokens, every stop string, every number of choices."""
+"""The joined chunks of a streamed answer equal the unstreamed answer, for every split into tokens, every stop string and every number of
+choices."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ stops = st.lists(st.sampled_from(["STOP", "a", "ß€", "</think>", "\n"]), max_
 
 
 class Shuffled(NullWorker):
-    """Answers with given bytes, cut as told, the choices' events in any order, some on their way after an abort."""
+    """A worker that answers with given bytes, split into tokens as given. The events of several choices interleave in the given order. An
+    abort does not stop its events."""
 
     def __init__(self, answers: list[bytes], cuts: list[int], order: list[int]) -> None:
         super().__init__(NullScript(answer=lambda _submit, choice: list(cut(answers[choice], cuts))))
@@ -96,7 +98,8 @@ def loaded(worker: NullWorker) -> tuple[Model, Loaded]:
 
 
 async def read(answer: Answer, shape: type, *, stream: bool):
-    """An answer, or its chunks, each of the shape that the API page shows."""
+    """Read an answer in chunks, or as a whole if not `stream`. Validate everything read against `shape`, the type that the API
+    documents."""
     texts = [chunk async for chunk in answer.chunks()] if stream else [b"".join(await answer.whole())]
     read = [json.loads(text) for text in texts]
     for one in read:
@@ -132,12 +135,12 @@ def completion(worker: NullWorker, fields: dict, *, stream: bool):
 
 
 def put_together(chunks: list[dict], num_choices: int) -> list[dict]:
-    """What a client makes of the chunks, in the shape of whole messages."""
+    """Join the chunks of a stream into one complete message per choice, as a client does."""
     made = [{"content": "", "reasoning": "", "calls": [], "tokens": [], "finish": [], "ids": []} for _ in range(num_choices)]
     for chunk in chunks:
         for choice in chunk["choices"]:
             mine, delta = made[choice["index"]], choice["delta"]
-            assert not mine["finish"], "something came behind the end of a choice"
+            assert not mine["finish"], "a choice received a chunk after its end"
             mine["content"] += delta.get("content") or ""
             mine["reasoning"] += delta.get("reasoning_content") or ""
             for call in delta.get("tool_calls", []):
@@ -179,7 +182,9 @@ def test_responses(data, cuts_a, cuts_b, stop, with_tools, max_tokens):
     for response in (whole, final):
         for item in response["output"]:
             for part in item.get("content", []):
-                part.pop("logprobs", None)  # a step that has thoughts and text tells none, and where steps end is up to the cuts
+                # text that shares a step with thoughts has no log-probabilities, and the streamed and the unstreamed answer have different
+                # steps
+                part.pop("logprobs", None)
     assert without_ids(final["output"]) == without_ids(whole["output"]) and final["status"] == whole["status"]
     grown = {}
     for event in events:
@@ -338,6 +343,6 @@ def test_completion(data, cuts_a, cuts_b, order, stop, echo):
         for name, values in choice["logprobs"].items():
             assert [value for chunk in mine for value in (chunk["logprobs"] or {}).get(name, [])] == values, name
         for offset, token in zip(choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"], strict=True):
-            # An invalid byte is known as such only by what follows it, which therefore begins one character early.
+            # A token with an invalid byte shows as U+FFFD only once the next byte is known, so its text begins one character early.
             if not token.startswith(("bytes:", "<s>")) and "\ufffd" not in choice["text"]:
                 assert choice["text"].startswith(token[:1], offset)

@@ -1,4 +1,4 @@
-"""The chat endpoint as the official client sees it."""
+"""The chat endpoint, used through the official OpenAI client."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_prompt_that_does_not_fit(server):
 def test_truncation_only_when_asked(server):
     long = [{"role": "user", "content": "x" * 5000}]
     assert server.chat(messages=long, truncate_prompt_tokens=100, max_tokens=1).json()["usage"]["prompt_tokens"] == 100
-    assert server.worker.submits[-1].prompt_ids[-1] == ord(">")  # the end of the prompt is what is kept
+    assert server.worker.submits[-1].prompt_ids[-1] == ord(">")  # truncation keeps the end of the prompt
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_truncation_only_when_asked(server):
         ({"bad_words": [" "]}, "bad_words"),
         ({"request_id": "with space"}, "request_id"),
         ({"echo": True}, "echo"),
-        ({"thinking_token_budget": 5}, "thinking_token_budget"),  # this model has no think tokens
+        ({"thinking_token_budget": 5}, "thinking_token_budget"),  # the server's model has no thinking tokens
         ({"timeout": 1e9}, "timeout"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
@@ -310,7 +310,8 @@ def test_echo_begins_with_what_is_continued(server, stream):
 def test_an_answer_bears_the_name_of_its_request(server, name):
     assert server.chat(**{name: "mine-1"}).json()["id"] == "chatcmpl-mine-1"
     assert server.complete(**{name: "mine-1"}).json()["id"] == "cmpl-mine-1"
-    assert [submit.request_id for submit in server.worker.submits if "mine" in submit.request_id] == []  # two clients may choose the same
+    # The server gives the worker ids of its own making, because two clients may choose the same id.
+    assert [submit.request_id for submit in server.worker.submits if "mine" in submit.request_id] == []
 
 
 def test_a_thinking_budget_names_the_tokens_around_thoughts(serve):

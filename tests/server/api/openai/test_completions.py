@@ -1,4 +1,4 @@
-"""The completions endpoint: forms of prompts, echo, best_of, log-probabilities and their offsets."""
+"""The completions endpoint: kinds of prompts, echo, best_of, log-probabilities and their offsets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def events(text: str) -> list[dict]:
 @pytest.mark.parametrize("prompt", ["hi", ["hi"], [104, 105], [[104, 105]]])
 def test_forms_of_a_prompt(server, prompt):
     answer = server.openai().completions.create(model="null", prompt=prompt)
-    assert answer.choices[0].text == "Hello from the n" and answer.choices[0].finish_reason == "length"  # 16 tokens is the API's default
+    # The answer is cut after 16 tokens, the API's default of `max_tokens`.
+    assert answer.choices[0].text == "Hello from the n" and answer.choices[0].finish_reason == "length"
     assert bytes(server.worker.submits[-1].prompt_ids[-2:]) == b"hi"
 
 
@@ -113,7 +114,7 @@ def test_best_of_keeps_the_most_probable(serve, answering, monkeypatch):
 def test_invalid_values_are_refused_by_name(server, body, param):
     response = server.complete(**body)
     if param is None:
-        assert response.status_code == 200  # the tokenizer's own beginning of text is a prompt
+        assert response.status_code == 200  # the server turns an empty prompt into the tokenizer's beginning-of-text token
         return
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"].startswith(param)

@@ -112,7 +112,7 @@ def test_a_generator_is_not_asked_for_text(embedder):
 
 
 def test_a_request_of_many_texts_leaves_room_for_others(serve, answering):
-    """A request of 40 texts takes no more of it than the model takes up next."""
+    """A request with 40 texts occupies only as many places in the queue as the model embeds next, so other requests are admitted."""
     spec = ModelSpec("null", "null", max_batch=4)
     script = answering("x" * 200, interval_s=0.02, embedding_size=8, prefill_s=0.05)
     server = serve(script=script, initial=[spec], max_queued_requests=8)
@@ -124,7 +124,7 @@ def test_a_request_of_many_texts_leaves_room_for_others(serve, answering):
         while not server.worker.embeds:
             time.sleep(0.005)
         assert len(server.worker.embeds) <= 8
-        assert server.complete(max_tokens=1).status_code == 200, "beside the texts there is room for another request"
+        assert server.complete(max_tokens=1).status_code == 200, "another request must fit beside the texts"
         data = vectors.result(60).data
     streams.close()
     assert [row.index for row in data] == list(range(40))

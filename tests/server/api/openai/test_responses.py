@@ -1,4 +1,4 @@
-"""`/v1/responses` as the official client sees it."""
+"""`/v1/responses`, used through the official OpenAI client."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def prompt_of(server) -> str:
 
 
 def checked(response: Response) -> Response:
-    """Strictly of the client's type."""
+    """Validate the response strictly against the OpenAI client's own type, and return it."""
     return Response.model_validate_json(response.model_dump_json(exclude_unset=True), strict=True)
 
 
@@ -147,7 +147,7 @@ def test_items_are_the_conversation(serve):
 
 
 def test_a_response_continues_another(serve, answering):
-    """The earlier conversation is part of the prompt, its instructions are not."""
+    """The prompt of a follow-up contains the earlier messages but not the earlier instructions."""
     server = serve(script=answering(CALL), initial=HERMES)
     client = server.openai()
     first = client.responses.create(model="null", input="hi", tools=[ADD], instructions="Be brief.")
@@ -225,7 +225,7 @@ def test_only_the_key_that_made_a_response_sees_it(serve):
 
 
 def test_what_is_kept_is_bounded_in_bytes(serve):
-    """The least recently used is forgotten first."""
+    """When stored responses exceed `response_store_bytes`, the server forgets those that were not used for longest."""
     server = serve(response_store_bytes=60_000)
     client = server.openai()
     made = [client.responses.create(model="null", input="x" * 3000).id]
@@ -307,7 +307,7 @@ def test_a_server_that_keeps_nothing_takes_no_background_response(serve):
 
 
 def test_an_unforeseen_failure_in_the_background_is_told(server, monkeypatch):
-    """It is not queued for ever."""
+    """A background response whose computation raises an unexpected exception becomes `failed`; it does not stay queued."""
 
     async def whole(_self):
         raise ValueError("unforeseen")
@@ -372,6 +372,6 @@ def test_unknown_fields_are_reported_wherever_they_are(serve):
 
 
 def test_the_client_s_fields_are_known(server):
-    """Each is honoured, taken without effect, or refused by its name."""
+    """The API honours, ignores, or refuses by name every parameter of the OpenAI client's `responses.create`."""
     fields = inspect.signature(Responses.create).parameters.keys() - {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
     assert fields <= ResponseBody.model_fields.keys() | UNSUPPORTED.keys(), fields - ResponseBody.model_fields.keys()

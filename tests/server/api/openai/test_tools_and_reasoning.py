@@ -1,4 +1,4 @@
-"""Tool calls, thoughts and formats from the request to the answer."""
+"""Tool calls, reasoning and response formats: what the worker is asked, and what the client receives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HERMES = (ModelSpec("null", "null", tool_parser="hermes", reasoning=True),)
 
 
 def streamed(stream) -> tuple[str, str, list[dict], list[str]]:
-    """A stream put together as a client does it."""
+    """Join the chunks of a stream, as a client does. Return content, reasoning, calls and finish reasons."""
     content, reasoning, calls, finish = "", "", [], []
     for chunk in stream:
         choice = chunk.choices[0]
@@ -115,7 +115,7 @@ def test_an_offered_call_is_held_to_the_offer_from_its_marker_on(serve):
     constraint = server.worker.submits[-1].params.constraint
     assert constraint.trigger == Trigger(OPENS)
     assert '"(add|now)"' in constraint.source and '"(sky)"' in constraint.source and '"(add|now|sky)"' in constraint.fallback
-    assert '"city"' in constraint.source and '"city"' not in constraint.fallback, "only who is strict is held to a schema"
+    assert '"city"' in constraint.source and '"city"' not in constraint.fallback, "only strict tools enforce their schema"
     assert '"a"' not in constraint.source
 
     shown = server.http().post("/v1/chat/completions/render", json={"messages": MESSAGES, "tools": OFFERED}).json()
@@ -143,10 +143,10 @@ def test_of_an_offer_beyond_the_limit_only_so_much_is_held_to(serve, max_bytes, 
     ("form", "specials", "trigger"),
     [
         ("hermes", [*MARKERS, "<think>", "</think>"], Trigger(OPENS, (), THINKS, THOUGHT)),
-        ("hermes", MARKERS, None),  # thoughts that are text could not be told from the rest
+        ("hermes", MARKERS, None),  # no constraint: without tokens for markers, thoughts cannot be told from the answer
         ("hermes", ["<think>", "</think>"], None),
         ("mistral", ["[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"], Trigger(OPENS, (), THINKS, THOUGHT)),
-        ("llama3", ["<|python_tag|>", "<think>", "</think>"], None),  # a call may come without a marker
+        ("llama3", ["<|python_tag|>", "<think>", "</think>"], None),  # no constraint: calls in Llama 3's format may omit their marker
         ("json", ["<think>", "</think>"], None),
     ],
 )
@@ -166,7 +166,8 @@ def test_history_with_calls_reaches_the_template(server):
     call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "call_1", "content": "2"}]
     assert server.chat(messages=messages, tools=TOOLS).status_code == 200
-    assert b'"arguments": {"a": 1}' in bytes(server.worker.submits[-1].prompt_ids)  # an object, as templates want it
+    # the template received the arguments as an object; JSON text would be quoted
+    assert b'"arguments": {"a": 1}' in bytes(server.worker.submits[-1].prompt_ids)
 
 
 @pytest.mark.parametrize(
@@ -205,7 +206,7 @@ HARMONY = (
 @pytest.mark.parametrize("step", [1, 7, 1000])
 @pytest.mark.parametrize("specials", [(), MARKERS_OF_CHANNELS])
 def test_channels_become_reasoning_content_and_calls(serve, answering, step, specials):
-    """Whether their markers are tokens, as those of gpt-oss are, or letters."""
+    """Harmony channels become reasoning, content and calls, whether their markers are special tokens (as in gpt-oss) or plain text."""
     tokenizer, script = ByteTokenizer(specials=specials), answering("")
     ids = [
         id

@@ -1,4 +1,5 @@
-"""What OpenAI and its peers accept is accepted, and what changes an answer is refused by name or honoured."""
+"""The API accepts requests in the forms that OpenAI and other servers accept. A field that would change the answer is honoured or refused
+by name."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ def prompt_of(server) -> str:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_unlimited_tokens_are_as_many_as_fit(server, path):
-    """`max_tokens` is -1 for clients of llama.cpp."""
+    """`max_tokens` of -1, which llama.cpp's clients send, allows as many tokens as fit into the context after the prompt."""
     server.http().post(path, json={"messages": MESSAGES, "max_tokens": -1} if "chat" in path else {"prompt": "hi", "max_tokens": -1})
     submit = server.worker.submits[-1]
     assert submit.params.max_tokens + len(submit.prompt_ids) == 4096
 
 
 def test_an_integer_may_be_written_as_a_fraction(server):
-    """JSON has one kind of number, and JavaScript writes 20.0 for 20 at times."""
+    """The API accepts 20.0 where it expects an integer: JSON has a single number type, and JavaScript may write 20 as 20.0."""
     assert server.chat(max_tokens=20.0, seed=1.0, top_k=5.0).status_code == 200
     assert server.worker.submits[-1].params.max_tokens == 20 and server.worker.submits[-1].params.top_k == 5
     assert server.chat(max_tokens=True).status_code == 400
@@ -63,7 +64,8 @@ def test_thoughts_are_taken_back_under_either_name(server):
 
 
 def test_templates_find_thoughts_under_both_of_their_names() -> None:
-    """gpt-oss's calls them `thinking`, and refuses them beside calls and content."""
+    """The template receives the thoughts of an earlier message as `reasoning_content` and as `thinking`, but not as `thinking` if the
+    message has both calls and content: gpt-oss's template refuses that combination."""
     call = MessageCall.model_validate({"function": {"name": "add", "arguments": "{}"}})
     for calls, content, shown in ([], "a", True), ([call], None, True), ([call], "a", False):
         (message,) = for_template([Message(role="assistant", content=content, reasoning_content="hm", tool_calls=calls)])
@@ -174,7 +176,7 @@ def test_an_overflow_is_worded_as_clients_know_it(server, body):
 
 @pytest.mark.parametrize(("further", "kept"), [({}, 4095), ({"max_tokens": 96}, 4000)])
 def test_a_prompt_is_cut_to_what_leaves_room_for_the_answer(server, further, kept):
-    """`truncate_prompt_tokens` is -1."""
+    """`truncate_prompt_tokens` of -1 truncates the prompt so far that prompt and answer fit into the context."""
     server.chat(messages=[{"role": "user", "content": "x" * 5000}], truncate_prompt_tokens=-1, **further)
     assert len(server.worker.submits[-1].prompt_ids) == kept
     server.complete(prompt="x" * 5000, truncate_prompt_tokens=-1, max_tokens=96)
@@ -185,7 +187,7 @@ def test_a_prompt_is_cut_to_what_leaves_room_for_the_answer(server, further, kep
 
 
 def test_the_end_token_is_counted_and_told(serve, answering):
-    """As vLLM does: it was drawn, though it has no text."""
+    """The token that ends an answer counts as a completion token and is among the returned ids, as in vLLM, although it has no text."""
     server = serve(script=answering("ok", stop_token_id=END))
     answer = server.chat(return_token_ids=True).json()
     assert answer["usage"]["completion_tokens"] == 3 and answer["choices"][0]["token_ids"] == [*b"ok", END]
@@ -196,7 +198,7 @@ def test_the_end_token_is_counted_and_told(serve, answering):
 
 @pytest.mark.parametrize("path", ["chat", "complete"])
 def test_a_chunk_without_tokens_has_no_log_probabilities(serve, answering, path):
-    """The chunk that ends an answer has `null`, no empty list."""
+    """A chunk without tokens, such as the final one, has `null` for log-probabilities, not an empty list."""
     script = answering("ok")
     script.answer = lambda _submit, _choice: [*([b] for b in b"ok"), []]
     server = serve(script=script)

@@ -1,7 +1,8 @@
-"""Every field that the official client or our schema has: it does what it says, changes no answer, or is refused by name.
+"""Every field that the official client or our schema defines has its documented effect, is known to change no answer, or is refused by
+name.
 
-The tables are held against the client's own signatures and against the schema, so a new field of either is a failure here. Each request
-is made whole and streamed; both must ask the worker the same and answer the same, in the client's own types.
+The tables of this file must cover the client's signatures and the schema, so a new field fails here. Each request is made streamed and
+unstreamed; the worker must receive the same request both times, and the client the same answer, in the client's own types.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from server.api.request.schema import ChatBody, CompletionBody, EmbeddingBody, S
 from server.messages import Submit
 from server.models.state import ModelSpec
 
-# --- a model in which every field can be seen -----------------------------------------------------------------------------
+# --- a model that shows the effect of every field --------------------------------------------------------------------------
 
 BOS, THINK, FIM_PREFIX = 256, 258, 260
 SPECIALS = ["<think>", "</think>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
@@ -40,7 +41,7 @@ PROMPTS = (("query", "Find: "), ("document", ""))
 
 
 class TellingTemplate(NullTemplate):
-    """Shows all that it was given."""
+    """A template that renders its variables into the prompt, so that tests see which variables it received."""
 
     def render(self, *args: Any, **kwargs: Any) -> str:
         told = kwargs.get("variables")
@@ -72,12 +73,12 @@ pytestmark = pytest.mark.parametrize(
 )
 
 
-# --- what is asked and what is seen ---------------------------------------------------------------------------------------
+# --- requests and observations --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One request: what the worker was asked, and the answer, whole or in chunks."""
+    """One request as a test sees it: the `Submit` that the worker received, and the answer or its chunks."""
 
     submit: Submit
     answer: Any = None
@@ -114,13 +115,13 @@ Effect = Callable[[Seen], bool]
 class Probe:
     value: Any
     effect: Effect
-    further: Mapping[str, Any] = field(default_factory=dict)  # without which the field means nothing
-    says: str = SAID  # the model
-    streams: bool = True  # at choice
+    further: Mapping[str, Any] = field(default_factory=dict)  # fields that the request needs for the probed field to have an effect
+    says: str = SAID  # the text that the model answers
+    streams: bool = True  # whether the request may ask for a stream
 
 
 def param(name: str, value: Any, found: Any = None, **further: Any) -> Probe:
-    """A field that the worker is told as it is."""
+    """Probe a sampling parameter: the worker must receive `found`, or `value` itself if `found` is None."""
     return Probe(value, lambda seen: getattr(seen.submit.params, name) == (value if found is None else found), further)
 
 
@@ -219,7 +220,7 @@ COMPLETIONS: dict[str, Probe] = {
     "echo": Probe(True, lambda seen: seen.text == f"hi{SAID}", {"max_tokens": 50}),
     "best_of": Probe(3, lambda seen: seen.submit.num_choices == 3 and len(seen.texts) == 1, streams=False),
 }
-# They name the caller, hint at a cache, or say what is so in any case.
+# Accepted fields that change no answer: they name the caller, hint at a cache, or ask for what the server does anyway.
 WITHOUT_EFFECT: dict[str, Any] = {
     "user": "me",
     "metadata": {"a": "b"},
@@ -240,12 +241,13 @@ REFUSED: dict[str, Any] = {
     "verbosity": "low",
     "web_search_options": {"search_context_size": "low"},
 }
-ABSENT = object()  # no value, not even the default of the tests
+ABSENT = object()  # as the value of a field: leave the field out, even if the tests have a default for it
 TRANSPORT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
 
 
 class UnfinishedChoice(CompletionChoice):
-    """The client has one type for both, which does not know that the reason comes last."""
+    """A choice in a chunk. The client has one type for choices of chunks and of answers; it demands a finish reason, which only the last
+    chunk has."""
 
     finish_reason: Literal["stop", "length", "content_filter"] | None
 
@@ -257,7 +259,7 @@ class CompletionChunk(Completion):
 @dataclass(frozen=True)
 class Endpoint:
     name: str
-    create: Callable[..., Any]  # of the client
+    create: Callable[..., Any]  # the method of the client that sends the request
     body: type[BaseModel]
     probes: Mapping[str, Probe]
     defaults: Mapping[str, Any]
@@ -269,7 +271,7 @@ class Endpoint:
         return inspect.signature(self.create).parameters.keys() - TRANSPORT
 
     def call(self, client: Any, options: dict[str, Any]) -> Any:
-        """Fields that the client does not know go as its `extra_body`."""
+        """Call the client's method. Fields that the method has no parameter for go into `extra_body`."""
         for part in self.name.split("."):
             client = getattr(client, part)
         known = {name: value for name, value in options.items() if name in self.client_fields}
@@ -296,14 +298,14 @@ ENDPOINTS = {
 }
 
 
-# --- answers are what the client's types say --------------------------------------------------------------------------------
+# --- answers match the client's types ---------------------------------------------------------------------------------------
 
 PAGE = (Path(__file__).parents[4] / "docs" / "api.md").read_text()
-FURTHER = set(re.findall(r"`(\w+)`", PAGE.partition("## Further fields of answers")[2].partition("\n## ")[0]))
+FURTHER = set(re.findall(r"`(\w+)`", PAGE.partition("### Fields of answers")[2].partition("\n## ")[0]))
 
 
 def checked(kind: type[BaseModel], answer: BaseModel) -> Any:
-    """Strictly of this type, with no field that is neither the API's nor written down as ours."""
+    """Validate an answer strictly against a type of the client. Fields beyond that type must be in the list of our own fields."""
     parsed = kind.model_validate_json(answer.model_dump_json(exclude_unset=True), strict=True)
     assert set(extras(parsed)) <= FURTHER
     return parsed
@@ -437,7 +439,7 @@ EMBEDDINGS: dict[str, tuple[dict[str, Any], Callable[[Any], bool]]] = {
     "truncate_prompt_tokens": ({"truncate_prompt_tokens": 2}, lambda answer: answer.usage.prompt_tokens == 2),
     "truncation_side": ({"truncate_prompt_tokens": 1, "truncation_side": "left"}, lambda answer: answer.usage.prompt_tokens == 1),
     "add_special_tokens": ({"add_special_tokens": False}, lambda answer: answer.usage.prompt_tokens == 2),
-    "timeout": ({"timeout": 60}, lambda answer: len(answer.data) == 1),  # that it holds: test_embeddings.py
+    "timeout": ({"timeout": 60}, lambda answer: len(answer.data) == 1),  # test_embeddings.py tests that the request times out
     "user": ({"user": "me"}, lambda answer: len(answer.data) == 1),
 }
 

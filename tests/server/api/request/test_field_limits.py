@@ -1,4 +1,4 @@
-"""Every field of every body has a limit, and is held to it before the work that it bounds."""
+"""Every field of every request body has a size limit, which the server checks before it does the work that the limit bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMITS = {"string": ("maxLength", "enum", "const"), "array": ("maxItems",), "obj
 
 
 def unlimited(schema, document, path, seen):
-    """The places in a schema where a value may be as long as it likes."""
+    """Yield the paths of all values in a schema that may be arbitrarily large."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         if name in seen:
@@ -34,7 +34,7 @@ def unlimited(schema, document, path, seen):
 
 
 def test_every_text_list_and_object_of_every_body_has_a_limit(server):
-    """Fields come from the description of the API, so that a new one without a limit is found."""
+    """In the OpenAPI document every text, list and object of every request body has a limit, so a new field without one fails here."""
     document = server.http().get("/openapi.json").json()
     bodies = [
         (path, operation["requestBody"]["content"]["application/json"]["schema"])
@@ -48,7 +48,7 @@ def test_every_text_list_and_object_of_every_body_has_a_limit(server):
 
 
 class Counting(ByteTokenizer):
-    """Counts the characters that it is given."""
+    """A tokenizer that counts how many characters it is asked to encode."""
 
     num_chars = 0
 
@@ -124,7 +124,7 @@ def test_a_text_to_be_cut_is_encoded_where_it_is_kept(side):
 
 
 def test_a_real_tokenizer_cuts_a_long_text_as_it_cuts_the_whole():
-    """Encoding the kept side alone gives the tokens that encoding everything gives."""
+    """A real tokenizer that encodes only the kept end of a long text gives the tokens that it gives that end in the whole text."""
     tokenizer = Tokenizer.from_dir(Path("deploy/demo/model"))
     text = " ".join(f"word {i} of a tale" for i in range(30_000))
     whole = tokenizer.encode(text, True)
@@ -153,7 +153,8 @@ def test_of_a_text_to_be_cut_little_more_than_is_kept_is_encoded():
 
 
 def test_arguments_within_texts_are_held_to_the_same_limits(server):
-    """A call's arguments are JSON within a text; manifold ones are refused, deep and cut-off ones are text."""
+    """The arguments of a tool call are JSON within a string, and limits of the body hold for them: too many parts are refused; JSON that is
+    too deep or truncated stays a string."""
     for arguments, status in (("[" * 1000, 200), ("[" + "{}," * MAX_PARTS + "{}]", 413), ('{"a": "b', 200)):
         calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
         messages = [{"role": "assistant", "tool_calls": calls}, {"role": "user", "content": "x"}]

@@ -1,4 +1,4 @@
-"""The page about the API names fields and paths that exist."""
+"""The API documentation names only fields and paths that exist."""
 
 from __future__ import annotations
 

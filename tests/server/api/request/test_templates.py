@@ -1,4 +1,4 @@
-"""What a client meets of a model's own chat template: refusals with their place, and never a stop of the server."""
+"""A chat template that fails gives its client an error with the template's line, and the server keeps running."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def render(server, **body):
 
 
 def test_a_client_s_format_reaches_nothing(server):
-    """`safe` texts were once objects whose format method the sandbox did not see."""
+    """A format string in a request cannot read attributes of Python objects. Strings marked `safe` once had a format method that bypassed
+    the sandbox."""
     response = render(
         server,
         messages=[{"role": "user", "content": "hi"}],
@@ -43,7 +44,8 @@ def test_a_client_s_format_reaches_nothing(server):
 
 
 def test_arguments_with_a_lone_surrogate_stay_the_text_they_were(server):
-    """Arguments of a call come as JSON within JSON, so the body's own check does not see them."""
+    """Arguments of a call that contain a lone surrogate reach the template as the unparsed text. They are JSON within JSON, so the check of
+    the request body cannot find the surrogate."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
     response = render(server, messages=[{"role": "assistant", "tool_calls": [call]}])
     assert response.status_code == 200, response.text
@@ -56,7 +58,8 @@ def test_arguments_that_nest_too_deeply_do_not_fail_the_server(server):
 
 
 def test_a_message_on_which_the_template_never_ends_holds_up_nobody(server):
-    """The front answers other requests while the template uses up its time; its client is told so with 400."""
+    """While one client's message makes the template loop until its time limit, the front answers other requests; that client gets status
+    400."""
     answers = []
     asking = threading.Thread(target=lambda: answers.append(server.chat(messages=[{"role": "user", "content": "round"}])))
     asking.start()

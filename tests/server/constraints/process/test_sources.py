@@ -1,4 +1,4 @@
-"""What a client writes becomes a grammar that means the same, alone and behind a head."""
+"""Each kind of constraint that a client can ask for becomes an equivalent grammar, with and without text that must precede it."""
 
 from __future__ import annotations
 

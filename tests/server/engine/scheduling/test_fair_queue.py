@@ -1,4 +1,4 @@
-"""The queue's order: priorities first, then tokens shared between keys."""
+"""The queue orders requests by priority, then by each key's fair share of tokens."""
 
 from __future__ import annotations
 
@@ -72,4 +72,4 @@ def test_debt_is_bounded_and_forgotten_without_contention() -> None:
     queue.charge("a", 10**9)
     queue.push(Work("a", (0, 0, 0)))
     queue.push(Work("b", (0, 1, 0)))
-    assert served(queue, 1)[0].fairness_key == "a", "nothing waited when the charge came"
+    assert served(queue, 1)[0].fairness_key == "a", "a charge is forgotten if nothing waits"

@@ -1,7 +1,7 @@
-"""Pacing on simulated machines, whose steps take what steps of real models took.
+"""How many prompt tokens join each step, on simulated machines with step times measured on real models.
 
-Time lost is what a pace is judged by: from the arrival of each request to its last token, less what it takes alone. Beside it stands the
-best of many fixed policies, each of which gives prompts the same share of every step.
+A pace is scored by lost time: for each request the time from its arrival to its last token, minus the time that the request takes alone.
+The score is compared with the best of several fixed policies; each of these gives prompts the same number of tokens in every step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from server.messages import SamplingParams, Submit
 LIMITS = StepLimits(vocab_size=64, max_context=4096, max_tokens=512, max_seqs=64, groups=(GroupLimits(8000),))
 UNBOUNDED_S = 3600.0
 
-# Seconds of a step by its number of tokens, of 0.5 billion parameters on two cores.
+# Machine -> (tokens in a step -> seconds of that step), for a model of 0.5 billion parameters on two cores.
 MACHINES: dict[str, Mapping[int, float]] = {
     "int8": {1: 0.030, 4: 0.031, 8: 0.036, 16: 0.055, 32: 0.095, 64: 0.17, 128: 0.32, 256: 0.62, 512: 1.24},
     "int4": {1: 0.018, 4: 0.021, 8: 0.030, 16: 0.052, 32: 0.092, 64: 0.17, 128: 0.32, 256: 0.62, 512: 1.24},
@@ -38,7 +38,7 @@ class Request:
 
 
 class Fixed(Pace):
-    """The same number of prompt tokens in every step."""
+    """A pace that gives prompts the same number of tokens in every step."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(LIMITS.max_tokens, Measured(), UNBOUNDED_S)
@@ -49,7 +49,8 @@ class Fixed(Pace):
 
 
 class Machine:
-    """A clock that steps move. Now and then something disturbs a step; `slowness` says how slow the machine is at a time."""
+    """A simulated clock, which each step advances. Some steps are randomly slower; `slowness` returns the machine's slowdown at a given
+    time."""
 
     def __init__(self, costs: Mapping[int, float], slowness: Callable[[float], float] = lambda _: 1.0) -> None:
         self.now_s = 0.0
@@ -69,7 +70,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    first_s: list[float]  # until the first token, by request
+    first_s: list[float]  # per request: seconds from arrival to the first token
     whole_s: list[float]
     wall_s: float
     gaps_s: list[float]
@@ -140,7 +141,7 @@ VARIANTS = {
 }
 
 
-# Every load on one of two machines, one of which changes its speed; all of them on both, at both speeds, are a campaign.
+# The quick tests run each load on one machine, some with a varying speed; the slow tests run all combinations.
 @pytest.mark.parametrize(
     ("machine", "half_speed", "load"),
     [
@@ -161,12 +162,12 @@ def test_no_fixed_policy_is_much_better(rig, machine, load, half_speed: bool) ->
 
 @machines
 def test_a_burst_gets_what_the_machine_can_do(rig, machine) -> None:
-    """Ideal: all prompts alone in full chunks, then all decode together."""
+    """A burst takes hardly longer than the ideal, which prefills all prompts in full chunks and then decodes all requests together."""
     cost = StepCosts(machine)
     found = serve(rig, Machine(machine), Pace(LIMITS.max_tokens, Measured(machine), UNBOUNDED_S), burst())
-    prompts_s = 32 * 128 / 512 * cost(512) * 1.04  # the mean of what disturbs steps
+    prompts_s = 32 * 128 / 512 * cost(512) * 1.04  # the random slowdown is 1.04 on average
     assert (prompts_s + 127 * cost(32) * 1.04) / found.wall_s >= 0.95
-    assert median(found.first_s) <= 0.55 * prompts_s + cost(cost.efficient)  # the middle may fall within a step
+    assert median(found.first_s) <= 0.55 * prompts_s + cost(cost.efficient)  # the median request's prompt may end within a step
     assert max(found.first_s) <= 1.15 * prompts_s
 
 
@@ -175,7 +176,7 @@ def test_gaps_stay_within_the_bound_that_was_set(rig, machine) -> None:
     bound_s = 0.25
     found = serve(rig, Machine(machine), Pace(LIMITS.max_tokens, Measured(machine), bound_s), long_beside_streams())
     floor_s = StepCosts(machine)(16 + SMALLEST)
-    assert max(found.gaps_s) <= 1.4 * max(bound_s, floor_s), "1.4: disturbed steps"
+    assert max(found.gaps_s) <= 1.4 * max(bound_s, floor_s), "1.4 allows for slow steps"
     unbounded = serve(rig, Machine(machine), Pace(LIMITS.max_tokens, Measured(machine), UNBOUNDED_S), long_beside_streams())
     assert max(unbounded.gaps_s) > max(found.gaps_s)
     assert unbounded.first_s[-1] < found.first_s[-1]
@@ -192,7 +193,7 @@ def test_a_bound_holds_without_a_measurement_and_after_the_machine_has_changed(r
 
 
 class Counter:
-    """A machine that takes no time, and how many tokens its steps had."""
+    """A simulated machine whose steps take no time; `taken` lists the number of tokens in each step."""
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -203,7 +204,8 @@ class Counter:
 
 @pytest.mark.parametrize(("tokens_per_token", "most"), [(0.0, 20 * 8), (1 / 32, 5 * 8)], ids=["free", "dear"])
 def test_chunks_behind_long_contexts_share_a_step_as_far_as_their_contexts_cost_no_more(rig, tokens_per_token: float, most: int) -> None:
-    """Prompts share 1,600 tokens, and of each only eight tokens are computed: with what they read they cost 58 tokens of 256."""
+    """The prompts share 1,600 cached tokens, and each computes eight more. If reading the cached context is free, all 20 chunks share a
+    step. If it is dear, a chunk costs as much as 58 tokens of the step's budget of 256, so at most five chunks share a step."""
     steps, shared, counter = MACHINES["int8"], tuple(i % 64 for i in range(1600)), Counter()
     pace = Pace(LIMITS.max_tokens, Measured(steps, tokens_per_token * steps[512] / 512), UNBOUNDED_S)
     one = rig(limits=LIMITS, cost=counter, pace=pace)
@@ -221,7 +223,7 @@ def test_costs_are_linear_between_measured_sizes_and_in_proportion_beyond() -> N
     assert [costs(n) for n in (1, 9, 17, 25, 33, 66)] == pytest.approx([0.010, 0.018, 0.026, 0.042, 0.058, 0.116])
     assert costs.most_tokens(1, 512, 0.0421) == 25
     assert costs.most_tokens(1, 512, 60.0) == 512
-    assert costs.most_tokens(20, 512, 0.001) == 20, "none is that fast"
+    assert costs.most_tokens(20, 512, 0.001) == 20, "the minimum holds even if no step is that fast"
 
 
 def test_a_size_that_was_slow_once_is_tried_again() -> None:

@@ -1,4 +1,4 @@
-"""Pages: sharing, copy on write, windows, eviction, and books that notice when they are wrong."""
+"""Pools of pages: sharing, copy on write, windows, eviction, and integrity checks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pages_of(held: Held, group: int = 0) -> list[int]:
 
 
 def filled(pool: CachePool, num_tokens: int, salt: str = "", text: list[int] = TEXT, chunk: int = 400) -> Held:
-    """A sequence that computed so many tokens, some at a time."""
+    """Compute the first `num_tokens` tokens of a sequence, in chunks, and return the pages that the sequence holds."""
     held = nothing(pool, salt)
     start = pool.reuse(held, text, num_tokens)
     while start < num_tokens:
@@ -55,7 +55,7 @@ def test_full_pages_are_found_again_and_partial_ones_are_not() -> None:
     assert pool.reuse(second, TEXT, 99) == 32
     assert pages_of(second) == pages_of(first)[:2]
     third = nothing(pool)
-    assert pool.reuse(third, TEXT, 31) == 16, "no further than asked"
+    assert pool.reuse(third, TEXT, 31) == 16, "a hit must not exceed the requested length"
     pool.check_integrity([first, second, third])
 
 
@@ -103,7 +103,7 @@ def test_a_published_page_is_copied_even_if_nobody_else_holds_it() -> None:
 
 @pytest.mark.parametrize("groups", [(4,), (9, 4), (9, GroupLimits(4, 100))])
 def test_what_is_short_is_refused_without_a_trace(groups: tuple[int, ...]) -> None:
-    """In any of the groups."""
+    """If any group lacks free pages, `make_writable` returns None and changes nothing."""
     pool = pool_of(*groups)
     leader, follower = filled(pool, 40), nothing(pool)
     assert pool.fork(leader, follower, 40)
@@ -142,7 +142,7 @@ def test_a_sequence_of_any_length_runs_in_the_pages_that_a_window_needs() -> Non
     pool.release(held)
     found = nothing(pool)
     start = pool.reuse(found, TEXT, 399)
-    assert start > 0 and pool.can_admit(found, start, 400, num_spare=0), "what it holds already counts"
+    assert start > 0 and pool.can_admit(found, start, 400, num_spare=0), "pages that the sequence already holds count"
 
 
 def test_a_hit_needs_of_a_window_its_last_pages_only() -> None:
@@ -150,19 +150,21 @@ def test_a_hit_needs_of_a_window_its_last_pages_only() -> None:
     first = filled(pool, 160, chunk=16)
     second = nothing(pool)
     assert pool.reuse(second, TEXT, 160) == 160
-    assert [i for i, page in enumerate(pages_of(second, 1)) if page] == [7, 8, 9]  # positions 121 to 159
+    # these pages hold the window before position 160: positions 121 to 159
+    assert [i for i, page in enumerate(pages_of(second, 1)) if page] == [7, 8, 9]
     pool.check_integrity([first, second])
 
 
 def test_a_hit_ends_where_every_group_can_go_on() -> None:
-    """Pages of the window are gone behind which the other group could go on: a shorter beginning is taken, whose window is whole."""
+    """A prefix hit ends where every group can continue. Here one group has all pages up to position 160, but the window group's pages
+    before 160 are evicted, so the hit ends at 96."""
     pool = pool_of(60, GroupLimits(13, WINDOW))
     pool.release(filled(pool, 160, chunk=16))
     recent = nothing(pool)
     assert pool.reuse(recent, TEXT, 96) == 96 and [i for i, page in enumerate(pages_of(recent, 1)) if page] == [3, 4, 5]
     pool.release(recent)
     other = nothing(pool, "other")
-    assert pool.make_writable(other, 0, 144) == []  # two free pages, and all that are cached but the three recent ones
+    assert pool.make_writable(other, 0, 144) == []  # takes two free pages and all cached pages except the three that `recent` used last
     third = nothing(pool)
     assert pool.reuse(third, TEXT, 160) == 96 and len(pages_of(third, 0)) == 6
     pool.check_integrity([other, third])
@@ -195,7 +197,8 @@ def test_a_rewind_behind_the_window_goes_on_from_published_pages() -> None:
 
 
 def test_a_hit_a_fork_and_a_rewind_end_with_a_page_of_states() -> None:
-    """States have pages of 64 tokens, keys and values of 16."""
+    """Prefix hits, forks and rewinds end where a page of states ends. Here a page of states covers 64 tokens, a page of keys and values
+    16."""
     pool = pool_of(40, GroupLimits(9, 65, keeps_states=True, page_size=64))
     held, other = filled(pool, 200, chunk=16), nothing(pool)
     assert [len(pages_of(held, group)) for group in (0, 1)] == [13, 4]
@@ -211,12 +214,12 @@ def test_a_hit_a_fork_and_a_rewind_end_with_a_page_of_states() -> None:
     pool.check_integrity([held])
 
 
-# --- books ---------------------------------------------------------------------------------------------------------------
+# --- integrity -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_books_notice(number: int) -> None:
-    """In any of the groups."""
+    """The integrity check finds an error in any group."""
     pool = pool_of(6, GroupLimits(6, WINDOW))
     held = filled(pool, 20)
     with pytest.raises(IntegrityError, match="holders"):
@@ -234,5 +237,5 @@ def test_the_books_notice(number: int) -> None:
 
 
 def with_pages(held: Held, number: int, pages: list[int]) -> Held:
-    """The same with other pages in one group."""
+    """Return a copy of `held` with other pages in group `number`."""
     return Held(held.chain, tuple(PageList(pages) if i == number else known for i, known in enumerate(held.lists)))

@@ -1,7 +1,7 @@
-"""Model-based test of scheduler and pages: any order of arrivals, aborts, pauses and steps leaks no page, shares none wrongly,
-keeps the budgets (the null model refuses a batch that does not) and lets everything finish with the tokens of a plain loop.
+"""Model-based test of scheduler and pages. Whatever the order of arrivals, aborts, pauses and steps, no page is leaked or wrongly shared,
+budgets hold (the null model refuses a batch that exceeds them), and every request finishes with the tokens of a plain loop.
 
-The profile `full` of Hypothesis runs more than 10,000 steps.
+The Hypothesis profile `full` runs more than 10,000 steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LIMITS = StepLimits(vocab_size=VOCAB, max_context=96, max_tokens=24, max_seqs=5,
 FULL = settings.get_current_profile_name() == "full"
 LOGITS_OF = hashed_logits(VOCAB)
 HIDDEN_OF = hashed_logits(LIMITS.embedding_size)
-PATIENCE = st.sampled_from((None, None, None, 1, 4, 12))  # seconds
+PATIENCE = st.sampled_from((None, None, None, 1, 4, 12))  # seconds until a request's deadline; None for no deadline
 BEGINNINGS = tuple(tuple((7 * i + k) % VOCAB for i in range(40)) for k in range(2))
 
 
@@ -40,7 +40,7 @@ def plainly_generated(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
 
 @cache
 def plain_prompt_logprobs(prompt: tuple[int, ...]) -> list[tuple[int, float]]:
-    """Each token of the prompt but the first, and its log-probability."""
+    """Compute with a plain loop each prompt token after the first and its log-probability."""
     found: list[tuple[int, float]] = []
     for i, token_id in enumerate(prompt[1:], 1):
         logits = LOGITS_OF(np.array(prompt[:i], np.int32)).astype(np.float64)
@@ -55,18 +55,18 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.measured = 0.0  # what the clock of the steps shows
-        self.reading_s = 0.001  # what passes between two looks at it
+        self.measured = 0.0  # the time that the clock for measuring steps shows, in seconds
+        self.reading_s = 0.001  # seconds that pass between two readings of that clock
         model = NullModel(self.limits, logits_of=LOGITS_OF)
         self.engine = self.engine_class(model, self.hear, clock=self.clock, deadline_clock=lambda: self.now)
         self.embeds: dict[str, Embed] = {}
         self.vectors: dict[str, np.ndarray] = {}
-        self.dropped: set[str] = set()  # texts that were aborted or came too late
+        self.dropped: set[str] = set()  # ids of requests that were aborted or missed their deadline
         self.received: dict[tuple[str, int], list[int]] = {}
         self.logprobs: dict[str, tuple[TokenLogprob | None, ...]] = {}
         self.ends: dict[tuple[str, int], FinishReason] = {}
         self.submits: dict[str, Submit] = {}
-        self.texts: dict[str, list[int]] = {}  # what a request's choices will hold at most
+        self.texts: dict[str, list[int]] = {}  # request id -> prompt and longest possible answer
 
     def clock(self) -> float:
         self.measured += self.reading_s
@@ -95,7 +95,8 @@ class Machine(RuleBasedStateMachine):
                 assert message.num_pages_used <= message.num_pages
 
     def longest_known(self, submit: Submit) -> int:
-        """A prefix hit is honest: another request of the same salt began like this prompt."""
+        """Return the length of the longest prefix that this prompt shares with another request of the same salt: an upper bound of its
+        prefix hits."""
         others = [self.texts[s.request_id] for s in self.submits.values() if s.cache_salt == submit.cache_salt and s is not submit]
         if not submit.cache_salt:
             others += [list(embed.prompt_ids) for embed in self.embeds.values()]
@@ -145,7 +146,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((0.0, 1e-6, 1e-3, 1.0)))
     def steps_take(self, seconds: float) -> None:
-        """How much of a prompt rides along depends on it; what a client receives does not."""
+        """Change how long steps take. Long steps change how much of a prompt joins a step, but not what a client receives."""
         self.reading_s = seconds
 
     @rule(seconds=st.integers(1, 5))
@@ -159,7 +160,7 @@ class Machine(RuleBasedStateMachine):
             had_work = bool(self.engine.scheduler.running or len(self.engine.scheduler.queue))
             ran = self.engine.step()
             self.engine.check_integrity()
-            assert ran or paused or not had_work or not self.is_busy, "there was work, and nothing ran"
+            assert ran or paused or not had_work or not self.is_busy, "the engine had work but ran nothing"
             living = self.engine._requests.living.values()
             assert all((deadline := request.submit.deadline) is None or deadline > self.now for request in living)
 
@@ -195,7 +196,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.engine.pause(False)
-        # The best-ranked sequence advances in each step, by a token at least; a preemption makes others start again.
+        # In each step the sequence that ranks first advances by at least a token; others may be preempted and start again.
         bound = 20 + sum((len(s.prompt_ids) + s.params.max_tokens) * s.num_choices for s in self.submits.values())
         bound += sum(len(embed.prompt_ids) for embed in self.embeds.values())
         for _ in range(bound):
@@ -215,7 +216,8 @@ class Machine(RuleBasedStateMachine):
                     self.ends[key] is FinishReason.DEADLINE and submit.deadline is not None and submit.deadline <= self.now
                 )
                 assert is_cut or len(received) == len(expected), key
-            if submit.params.prompt_logprobs is not None and self.received.get((submit.request_id, 0)):  # with the first that choice says
+            # Prompt log-probabilities are sent with the first token of choice 0.
+            if submit.params.prompt_logprobs is not None and self.received.get((submit.request_id, 0)):
                 self.check_prompt(submit)
         for request_id, embed in self.embeds.items():
             assert (request_id in self.vectors) != (request_id in self.dropped)
@@ -241,7 +243,8 @@ class OverlappedMachine(Machine):
 
 
 class GroupsMachine(OverlappedMachine):
-    """With layers that keep two windows and states, also in pages of 32 tokens, beside those that keep all tokens."""
+    """The same test with a model of five cache groups: one keeps all tokens, two have windows, two keep states in pages of 16 and of 32
+    tokens."""
 
     states = GroupLimits(9, 17, True), GroupLimits(9, 33, True, page_size=32)
     limits = replace(LIMITS, groups=(*LIMITS.groups, GroupLimits(9, window=20), GroupLimits(5, window=2), *states))
@@ -251,7 +254,7 @@ SCALE = settings(
     max_examples=150 if FULL else 15,
     stateful_step_count=60 if FULL else 40,
     deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if FULL else [])],  # shrinking takes minutes
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if FULL else [])],  # shrinking a failure takes minutes
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestPlain = Machine.TestCase

@@ -1,4 +1,4 @@
-"""What is long is rendered in a process of its own: the same text, and nobody waits for it."""
+"""Long conversations are rendered in a separate process. The text is the same as without it, and no other request waits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_short_conversations_need_no_process() -> None:
 
 
 def test_long_conversations_give_the_same_text() -> None:
-    """Numbers of any size arrive as they are."""
+    """The rendering process gives the same text as a rendering in the front, including integers of any size."""
     template = ChatTemplate(SOURCE, {"bos_token": "<s>"})
     renderer = Renderer(template)
     variables = {"extra": [10**30, 1.5, None, True, {"a": "b"}]}
@@ -69,7 +69,8 @@ def test_errors_are_those_of_a_rendering_in_place(source: str, kind: type, messa
 
 @pytest.mark.usefixtures("without_collector")
 def test_a_template_that_never_ends_holds_up_nobody() -> None:
-    """While it uses up its time, the event loop is free, and another rendering of the same template ends before it."""
+    """While an endless template runs until its time limit, the event loop stays free, and another rendering of the same template
+    finishes."""
     renderer = Renderer(ChatTemplate("{% if messages | length > 1 %}" + LOOP + "{% else %}{{ 'x' * 3000000 }}{% endif %}", {}))
     ended: list[str] = []
 
@@ -83,7 +84,7 @@ def test_a_template_that_never_ends_holds_up_nobody() -> None:
         ended.append("long")
 
     async def both() -> float:
-        await rendered(renderer, MESSAGES[:1])  # starts the process
+        await rendered(renderer, MESSAGES[:1])  # starts the rendering process
         task = asyncio.create_task(hostile())
         began_s = time.thread_time()
         await long()
@@ -110,7 +111,7 @@ def test_an_ended_process_is_replaced_and_the_request_continued() -> None:
 
 
 def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first attempt runs out of patience; the second has all it needs."""
+    """If the rendering process is stopped by a signal, the first attempt times out; a second one, in a new process, gets enough time."""
     renderer = Renderer(ChatTemplate(SOURCE, {"bos_token": ""}))
     os.kill(stopped := process_of_after(renderer), signal.SIGSTOP)
     start = renderer._started
@@ -126,7 +127,8 @@ def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_end_of_the_work_may_come_after_the_work() -> None:
-    """To a rendering that had begun, this end was the front's hanging up: it died, and its client read that it took too long."""
+    """The front may close its sending side after the process has read the request. The process once took this for the front's death, and
+    the client got a time-out error."""
     renderer = Renderer(ChatTemplate(LOOP, {}))
     near, far = socket.socketpair()
     with near:
@@ -186,7 +188,7 @@ def succeeds(attempt):
 
 @pytest.fixture
 def intruder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Renderer:
-    """With a template that got out of its sandbox."""
+    """Return a renderer whose template runs arbitrary Python, as if it had escaped the sandbox."""
     (tmp_path / "intruder_of_test.py").write_text(INTRUDER)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -194,7 +196,7 @@ def intruder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Renderer:
 
 
 def test_a_process_that_renders_can_open_nothing(intruder: Renderer) -> None:
-    """Neither a file nor a socket, and no more than its memory."""
+    """A rendering process can open neither a file nor a socket, and its memory is limited."""
     assert asyncio.run(rendered(intruder, MESSAGES[:1])) == "nothing"
 
 

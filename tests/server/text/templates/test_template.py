@@ -1,4 +1,4 @@
-"""Chat templates: the same text as plain Jinja gives, and no way to run away."""
+"""Chat templates give the same text as plain Jinja does, within limits on time and size."""
 
 import json
 from contextlib import suppress
@@ -78,7 +78,7 @@ VARIOUS = """
 
 
 def plain(source: str, **variables: object) -> str:
-    """The template without a meter, as the model's authors run it."""
+    """Render the template with plain Jinja and without our limits, as the model's authors do."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     return environment.from_string(source).render(**variables)
@@ -130,7 +130,8 @@ def test_continue_final_message_is_refused_where_it_cannot_be_honoured() -> None
 @pytest.mark.parametrize("place", ["message", "earlier", "variable", "token", "template"])
 @pytest.mark.parametrize("marker", ["\ue000", "\ue000\ue001", "\ue001\ue000" + "\ue001" * 5000])
 def test_a_text_with_the_marker_of_continue_final_message_is_continued_all_the_same(place: str, marker: str) -> None:
-    """Whoever wrote the marker: the prompt ends behind the last message, and what the others wrote stays."""
+    """`continue_final_message` puts a marker at the end of the last message and cuts the prompt there. If an input already contains the
+    text of the marker, that text stays, and the prompt still ends at the end of the message."""
     at = {name: marker if name == place else "-" for name in ("message", "earlier", "variable", "token", "template")}
     template = ChatTemplate(
         at["template"] + "{% for m in messages %}{{ m.content }}</s>{% endfor %}{{ bos_token }}{{ x }}", {"bos_token": at["token"]}
