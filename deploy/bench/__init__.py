@@ -1,1 +1,1 @@
-"""The benchmarks behind `relaxserve bench`, and what they share."""
+"""The benchmarks of `relaxserve bench`, and the modules that the benchmarks share."""

@@ -1,4 +1,4 @@
-"""A synthetic model as a folder of files, so that it can be served like any other."""
+"""Write a synthetic model as a folder of files, so that a server can load it like any other model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ PREFIX = "synthetic-"
 
 @contextmanager
 def model_folder(model: str) -> Generator[Path]:
-    """`demo`, a path, or `synthetic-SHAPE`, whose files last as long as the context."""
+    """Yield the folder of a model: `demo`, a path, or `synthetic-SHAPE`. The files of a synthetic model are deleted when the context
+    ends."""
     if model == demo.NAME:
         yield demo.MODEL
     elif model.startswith(PREFIX):
@@ -33,7 +34,7 @@ def model_folder(model: str) -> Generator[Path]:
 
 
 def write_checkpoint(config: ModelConfig, folder: Path) -> None:
-    """Random weights in bfloat16. The tokenizer is the demo model's, with further entries that no text becomes."""
+    """Write random weights in bfloat16. The tokenizer is the demo model's, with added tokens that never occur when a text is encoded."""
     shapes = shapes_of(config)
     source = RandomWeights(shapes)
     save_file({name: source.read(name) for name in shapes}, folder / "model.safetensors")

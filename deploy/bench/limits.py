@@ -1,4 +1,5 @@
-"""What this machine can do at most, measured with the threads that a model would use: the limits that figures are held against."""
+"""Measure the limits of this machine: memory bandwidth and multiply rate, with the number of threads that a model would use. Figures are
+compared with these limits."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from runtime.device.cpu.memory import host_buffer
 from runtime.session import Session
 
 READ_BYTES = 512 << 20
-_BLOCK = 1 << 16  # elements that one claim reads
+_BLOCK = 1 << 16  # elements per work item
 
 _READ = """
 func main(x: f32[n, 65536]) -> f32[n] {{
@@ -46,7 +47,7 @@ prim read(x: f32[n, 65536], out y: f32[n]) attrs {{schedule="none"}} {{
 }}
 """
 
-# Twelve sums in a register each hide the latency of the multiply-add; with more, some machines have no registers left.
+# Twelve accumulators per core hide the latency of a multiply-add; with more, some machines run out of registers.
 _SUMS = 12
 _PEAK = """
 func main(x: f32[{lanes}], steps: shape[n]) -> f32[64] {{
@@ -90,18 +91,19 @@ prim peak(a: {left}[{rows}, 256], b: {right}[256, {columns}], n: dim, out y: {su
 @dataclass(frozen=True, slots=True)
 class Limits:
     bytes_per_s: float
-    flops: float  # of the unit that multiplies; a multiply-add is two
+    flops: float  # operations per second of the unit that multiplies weights; a multiply-add counts as two
 
     def seconds(self, num_bytes: float, operations: float) -> float:
         return max(num_bytes / self.bytes_per_s, operations / self.flops)
 
 
 class Gauge:
-    """Kernels that do nothing but read, or nothing but multiply: to be run beside what is measured, for on a shared machine both limits
-    change from one second to the next. `held` is how the weights are: it says which unit multiplies."""
+    """Kernels that only read memory, or only multiply. They run in turn with a measurement, since both limits of a shared machine change
+    from second to second. `held` is the format of the weights, which determines the unit that multiplies."""
 
     def __init__(self, held: str, threads: int | None = None, target: Target | None = None) -> None:
-        """Make it before anything is called: then there are cores left that its threads can be pinned to."""
+        """Compile the kernels and start their threads. Do this before any other session starts: the threads are pinned to cores that must
+        still be free."""
         self._data = host_buffer(READ_BYTES).view(np.float32).reshape(-1, _BLOCK)
         self._data[...] = 1.0
         spans = {streams: _BLOCK // streams for streams in (1, 2, 4)}
@@ -116,11 +118,11 @@ class Gauge:
 
     @property
     def limits(self) -> Limits:
-        """The best of the samples so far."""
+        """Return the best limits of all samples so far."""
         return Limits(READ_BYTES / self._read_s, self._operations / self._multiply_s)
 
     def beside(self, run: Callable[[], object], *, seconds: float, most: int) -> tuple[float, Limits]:
-        """The shortest of several runs, and the limits of the same seconds."""
+        """Return the shortest time of several runs, and the limits measured in the same seconds."""
         run()
         self._read_s = self._multiply_s = best = math.inf
         end = time.perf_counter() + seconds
@@ -143,7 +145,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, ...]]:
-    """The program, how many steps it is to make, the operations of those, its operands."""
+    """Return a program that multiplies, its number of steps, the number of operations in these steps, and its operands."""
     format, tiles = WeightFormat.parse(held), product_tiles(target)
     if format.bits == 16 and tiles.pairs is not None:
         return _tiles(tiles.pairs.op)
@@ -151,7 +153,7 @@ def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, 
         return _tiles(tiles.widened.op)
     tile = next((t for t in tiles.integers if t.format.bits == format.bits and format.group % t.depth == 0), None)
     if tile is not None:
-        # The instruction's own rate is that for bytes, where it takes these: nothing is unpacked then.
+        # If the tile's instruction also takes bytes, measure it with bytes, because then nothing is unpacked.
         fastest = next(t for t in tiles.integers if type(t.op) is type(tile.op))
         planes = 2 if tile.rows is DType.I8 else 1
         return _tiles(fastest.product(planes * fastest.op.rows))

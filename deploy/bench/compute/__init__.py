@@ -1,1 +1,1 @@
-"""Benchmarks of compiled code, of the compiler and of the quality of quantised weights, without a server."""
+"""Benchmarks without a server: compiled code, the compiler, and the quality of quantised weights."""

@@ -1,4 +1,5 @@
-"""`relaxserve bench compiler`: what compiling costs and what compiled code reaches, each against a limit measured in the same run."""
+"""`relaxserve bench compiler`: the cost of compiling and the speed of compiled code. Each is compared with a limit that the same run
+measures."""
 
 from __future__ import annotations
 
@@ -89,7 +90,8 @@ def _found(cache: Cache, module: IRModule) -> Executable:
 
 
 def fusion_growth() -> list[Figure]:
-    """What one more operator costs: chains of doublings, each of which reads the one before twice, and the longest chain of `exp`."""
+    """Measure how compile time grows with the number of operators: in chains of doublings, in which each operator reads the previous result
+    twice, and in a long chain of `exp`."""
     figures: list[Figure] = []
     for name, operator, counts in (("k", "add(x{i}, x{i})", (8, 16, 32, 64)), ("exp", "exp(x{i})", (600,))):
         for count in counts:
@@ -142,7 +144,8 @@ _EMPTY = {
 
 
 def empty_call() -> list[Figure]:
-    """A call from Python through the session: arguments are matched, memory is entered, and next to nothing is done."""
+    """Measure the overhead of a call from Python through the session: a call that only matches arguments and enters the memory of the
+    call."""
     figures: list[Figure] = []
     x = np.zeros(1, np.float32)
     for name, (text, goal, note) in _EMPTY.items():
@@ -182,7 +185,8 @@ def matmul() -> list[Figure]:
 
 
 def memory() -> list[Figure]:
-    """The step's activations for lengths and batches in turn: one plan, against a pool that keeps blocks of exact sizes."""
+    """Compare the planned arena for the step's activations with the memory of a pool that keeps blocks of exact sizes, over a series of
+    sequence lengths and batch sizes."""
     module = pipeline(Options().target).until("plan_memory")(decoder(28))
     planned = module.graph("step").arena
     assert planned is not None and planned.is_const
@@ -199,7 +203,7 @@ def memory() -> list[Figure]:
 
 
 def memory_over_tvm() -> list[Figure]:
-    """The same calls with the same lives, planned by both."""
+    """Compare the size of our memory plan with TVM's for the same calls with the same lifetimes."""
     figures: list[Figure] = []
     for most_tokens in (1024, 64):
         module = pipeline(Options().target).until("lift_workspace")(decoder(28, StepBounds(most_tokens, 64, 4096)))
@@ -212,7 +216,8 @@ def memory_over_tvm() -> list[Figure]:
 
 
 def exact_pool_bytes(module: IRModule, sizes: tuple[int, ...]) -> int:
-    """What a pool of free lists keyed by exact size (rounded to pages of 4 KiB) has taken after steps of these sizes."""
+    """Return the bytes that a memory pool holds after steps of these sizes. The pool has free lists, keyed by size rounded up to pages of 4
+    KiB."""
     func = module.graph("step")
     bindings = func.body.bindings
     last: dict[Var, int] = {}

@@ -1,9 +1,9 @@
-"""`relaxserve bench cuda-day`: all that a visit to a GPU is to find out, in one run that writes one JSON.
+"""`relaxserve bench cuda-day`: run all measurements and tests that need a GPU, and write one JSON file.
 
-Parts follow one another: the card; how fast it copies; products, their bits and their share of the peak; steps of a model, beside the time
-that copying the planned bytes would take, with the time of each kernel; the tests that are marked `gpu`, and some of them under
-compute-sanitizer where that is installed. A part that fails leaves its error in the file, and the next one runs. The file is written after
-each part, so a visit that is cut short leaves what it has found.
+The parts run in this order: the card; its copy bandwidth; matrix products, whether their bits are the same in a batch as alone, and their
+share of the peak; steps of a model with the time of each kernel, compared with the time for copying the planned bytes; the tests marked
+`gpu`, and some of them under compute-sanitizer if it is installed. If a part fails, its error is written to the file, and the next part
+runs. The file is written after each part, so that an interrupted run keeps its results.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from runtime.device.registry import number_of
 from runtime.session import Session
 
 ROOT = Path(__file__).resolve().parents[3]
-COUNTS = (1, 8, 9, 40, 64, 65, 130)  # of rows: each height of a tile
+COUNTS = (1, 8, 9, 40, 64, 65, 130)  # numbers of rows that together use every height of a tile
 MARKED = "gpu"
-SANITIZED = "tests/runtime/device/cuda/test_products.py"  # small kernels, of which each has copies in flight
+SANITIZED = "tests/runtime/device/cuda/test_products.py"  # tests of small kernels; each kernel has asynchronous copies in flight
 TOOLS = ("memcheck", "racecheck")
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """How much a visit does. A quick one fits a GPU in software."""
+    """The sizes of a run. A quick run is small enough for a GPU simulated in software."""
 
     config: ModelConfig
     copied_bytes: int
@@ -72,7 +72,7 @@ class Visit:
     device: str
     target: Target
     extent: Extent
-    found: dict[str, Any]  # by part, what was found so far
+    found: dict[str, Any]  # results so far, by name of the part
 
     def session(self, text: str) -> tuple[Session, Any]:
         executable = compile_module(parse(text), Options(self.target))
@@ -86,7 +86,7 @@ class Visit:
         return {"compute_capability": capability, "target": self.target.name, "free_bytes": session.device.limits.free_bytes}
 
     def copies(self) -> dict[str, float]:
-        """Bytes that are read a second, while as many are written."""
+        """Measure the bytes that a copy reads per second. The copy writes the same number of bytes."""
         session, _ = self.session("func main(x: f32[n]) -> object where n in 0..9 { dataflow { y = exp(x) } return y }")
         device, count = session.device, self.extent.copied_bytes // 4
         one, other = (device.empty((count,), np.dtype(np.float32)) for _ in range(2))
@@ -94,12 +94,12 @@ class Visit:
 
         def copy() -> None:
             device.copy(other, one)
-            device.download(word)  # waits
+            device.download(word)  # blocks until the copy has ended
 
         return {"bytes_per_s": self.extent.copied_bytes / _best_s(copy, self.extent.rounds)}
 
     def products(self) -> dict[str, Any]:
-        """Rows have the bits that they have alone, of random operands and of sums that cancel."""
+        """Check that a row has the same bits in a batch as alone, for random operands and for sums that cancel, and measure the rate."""
         rows, columns, k = self.extent.product
         params, block = f"x: bf16[n, {k}], weight w: bf16[{columns}, {k}]", '{ dataflow { y = linear(x, w, out_dtype="f32") } return y }'
         text = f"func main({params}) -> object where n in 0..{rows} {block}"
@@ -139,7 +139,7 @@ class Visit:
         return planned_bytes(model.module, ENTRY, self.target, Sizes(variables, rows, case.context))
 
     def tests(self) -> dict[str, Any]:
-        """What pytest says in its last line, and what each tool of compute-sanitizer does."""
+        """Return the last line of pytest's output: for the tests marked `gpu`, and for some tests under each tool of compute-sanitizer."""
         if not self.extent.tests:
             return {"left_out": "by --quick"}
         found: dict[str, Any] = {MARKED: _last_line([sys.executable, "-m", "pytest", "-q", "-m", MARKED, "-p", "no:cacheprovider"])}
@@ -163,9 +163,9 @@ class Visit:
         return found | ({} if sanitizer else {"left_out": "compute-sanitizer is not installed"})
 
     def _device_s(self, session: Session, run: Callable[[], Any]) -> float:
-        """The least time of the card's own clock."""
+        """Return the shortest time of a run, measured by the card's clock."""
         least: list[float] = []
-        for _ in range(self.extent.rounds + 1):  # the first captures
+        for _ in range(self.extent.rounds + 1):  # the first run captures graphs
             session.device.download(_tensor(run()))
             before = session.device.busy_s
             session.device.download(_tensor(run()))
@@ -193,14 +193,14 @@ def _last_line(command: list[str]) -> str:
 
 
 def visit(device: str, extent: Extent, file: Path) -> dict[str, Any]:
-    """Run all parts. What was found is in the file, too."""
+    """Run all parts. Return the results, which are also written to the file."""
     found: dict[str, Any] = {}
     here = Visit(device, of_gpu("host", capability_of(number_of(device))), extent, found)
     for part in (here.card, here.copies, here.products, here.steps, here.tests):
         started = time.perf_counter()
         try:
             found[part.__name__] = part()
-        except Exception as error:  # the next part may still find something, and the visit is short
+        except Exception as error:  # later parts may still succeed, and access to a GPU is short
             found[part.__name__] = {"error": f"{type(error).__name__}: {error}"}
         found.setdefault("seconds", {})[part.__name__] = time.perf_counter() - started
         file.write_text(json.dumps(found, indent=1, default=str) + "\n")

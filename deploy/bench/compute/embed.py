@@ -1,4 +1,4 @@
-"""`relaxserve bench embed`: how large a C library is, and how much memory a sequence takes in it."""
+"""`relaxserve bench embed`: the size of an exported C library, and the memory that a sequence needs in the library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def measure(config: ModelConfig, target: str, folder: Path) -> list[Figure]:
     )
     header = (output / "model.h").read_text()
     size = library.stat().st_size + len(header)
-    keys_and_values = 4 * config.num_layers * config.num_kv_heads * config.head_dim * CONTEXT  # two of 16 bits
+    # bytes of keys and values, which have 16 bits each
+    keys_and_values = 4 * config.num_layers * config.num_kv_heads * config.head_dim * CONTEXT
     return [
         Figure("archive and header", size / MB, "MB", 1.0, note=target),
         Figure("weights", _stated(header, "WEIGHTS_BYTES") / MB, "MB", note="int4"),

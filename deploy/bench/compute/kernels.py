@@ -1,10 +1,11 @@
-"""`relaxserve bench kernels`: every kernel of a model's step beside the time that this machine's limits allow, the worst first: that which
-takes the most time above its limit.
+"""`relaxserve bench kernels`: for every kernel of a model's step, its time and the time that this machine's limits allow. Kernels are
+sorted by the time that they lose above this limit, most first.
 
-Limit time is the larger of bytes / bandwidth and operations / peak. Both are counted in the loop nests as they are before scheduling: bytes
-of all operands, once each; two operations per point of a sum, but for sums that only some rows take. A buffer of which rows are picked
-counts as much as what they are picked for; attention reads the keys and values of each sequence once per step, and multiplies with those
-that a token sees. Operands that lie in a cache are faster than the limit says, so a share may be above one.
+The limit time is the larger of bytes / bandwidth and operations / peak. Both are counted in the loop nests before scheduling: the bytes of
+all operands, once each, and two operations per term of a sum, except for sums that only some rows need. A buffer that is read at indices
+from memory counts at most as many bytes as the largest other operand. Of the weights of experts, only the share that independent choices
+read on average counts. Attention reads the keys and values of each sequence once per step, and multiplies with the keys and values to which
+a token attends. Operands in a cache are read faster than the limit, so a share may exceed one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compiler.backends.cpu.pipeline import pipeline
+from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY
 from compiler.idioms.product import AnyFold, outermost_folds
 from compiler.ir.dims import Dim, DimVar
@@ -36,17 +38,17 @@ from compiler.ir.loops.statements import For, Let, Stmt
 from compiler.ir.loops.visit import loads, map_scalar, scalars_of, subscalars, substatements, walk_stmts
 from compiler.ir.types import TensorType, Type
 from compiler.machine.target import get
-from deploy.bench.compute.model import Model, model_of, model_options
+from deploy.bench.compute.model import Model, chosen_share, model_of, model_options
 from deploy.bench.limits import Gauge
 
-STEPS = ((1, 1, 128), (1, 1, 4096), (32, 32, 128), (512, 1, 512))  # tokens, sequences, context
+STEPS = ((1, 1, 128), (1, 1, 4096), (32, 32, 128), (512, 1, 512))  # (tokens, sequences, context)
 RUNS = 5
 Dims = Mapping[DimVar, int]
 
 
 @dataclass(slots=True)
 class Work:
-    """Of all launches of a kernel in one step."""
+    """The work of all launches of a kernel in one step."""
 
     num_bytes: float = 0.0
     operations: float = 0.0
@@ -61,7 +63,7 @@ class Row:
     seconds: float
     num_bytes: float
     operations: float
-    share: float  # of the limit
+    share: float  # limit time divided by measured time
 
     @property
     def lost_s(self) -> float:
@@ -69,7 +71,7 @@ class Row:
 
 
 def measure(model: Model, products: Gauge, others: Gauge) -> list[Row]:
-    """`products` knows the unit that multiplies weights, `others` that of f32."""
+    """Measure all kernels. `products` measures the peak of the unit that multiplies weights, `others` the peak of f32."""
     rows: list[Row] = []
     for tokens, sequences, context in STEPS:
         args = model.step(tokens, sequences, context)
@@ -86,7 +88,8 @@ def measure(model: Model, products: Gauge, others: Gauge) -> list[Row]:
 
 
 def _profiled(model: Model, args: Any, gauges: tuple[Gauge, ...]) -> tuple[dict[str, float], dict[str, int]]:
-    """The shortest time of each kernel in several runs, and how many launches it had (phases count)."""
+    """Return the shortest time of each kernel in several runs, and how often a run launches it. Each phase of a kernel counts as a
+    launch."""
     model.run(args)
     best: dict[str, float] = {}
     count: dict[str, int] = {}
@@ -121,7 +124,7 @@ def work_of(model: Model, args: Any) -> dict[str, Work]:
         if node := next((stmt for stmt in walk_stmts(prim.body) if isinstance(stmt, Attention)), None):
             num_bytes, operations = _attention(model, node, args)
         else:
-            num_bytes, operations = sum(_bytes(prim, env)), _operations(prim.body, env)
+            num_bytes, operations = sum(_bytes(prim, env, model.config, len(args[0]))), _operations(prim.body, env)
         work.num_bytes += num_bytes
         work.operations += operations
         work.multiplies_weights |= operations > 0 and any(a in weights for a in call.args)
@@ -129,7 +132,8 @@ def work_of(model: Model, args: Any) -> dict[str, Work]:
 
 
 def _attention(model: Model, node: Attention, args: Any) -> tuple[float, float]:
-    """Of one layer: each token reads the positions up to its own, or those in its window."""
+    """Return the bytes and operations of attention in one layer. Each token attends to the positions up to its own; with a window, only to
+    the last positions of these."""
     config, positions, seq_ids = model.config, args[1], args[2 + sum(not group.keeps_states for group in model.groups)]
     group = next(group for group in model.groups if not group.keeps_states and (group.window or 0) == node.window)
     seen = np.minimum(positions + 1, node.window or positions.max() + 1)
@@ -138,7 +142,7 @@ def _attention(model: Model, node: Attention, args: Any) -> tuple[float, float]:
 
 
 def _bound(prim: PrimFunc, call: CallTir, dims: Dims) -> dict[DimVar, int]:
-    """The variables of the nest at this call."""
+    """Return the values of the loop nest's variables in this call."""
     env: dict[DimVar, int] = {}
 
     def shaped(buffer: Buffer, type_: Type) -> None:
@@ -155,26 +159,33 @@ def _bound(prim: PrimFunc, call: CallTir, dims: Dims) -> dict[DimVar, int]:
     return env
 
 
-def _bytes(prim: PrimFunc, env: Dims) -> Iterator[float]:
+def _bytes(prim: PrimFunc, env: Dims, config: ModelConfig, tokens: int) -> Iterator[float]:
     sizes = {b: float(b.dtype.num_bytes * prod(d.evaluate(env) for d in b.shape)) for b in prim.buffers}
     changed = {number for pair in prim.attrs.get("inplace", ()) for number in pair}
     plain = [b for number, b in enumerate(prim.buffers) if number not in changed]
-    picked = _picked(prim)
+    picked, experts = _picked(prim), {b for b in _picked(prim) if _is_per_expert(b, config)}
+    for buffer in experts:
+        yield sizes[buffer] * chosen_share(config, tokens)
+    plain = [b for b in plain if b not in experts]
     most = max((sizes[b] for b in plain if b not in picked), default=0.0)
     for buffer in plain:
         yield min(sizes[buffer], most) if buffer in picked else sizes[buffer]
-    if changed:  # pages: as much as is written there
+    if changed:  # for pages updated in place, count only as many bytes as are written to them
         yield most
 
 
+def _is_per_expert(buffer: Buffer, config: ModelConfig) -> bool:
+    return config.mixture is not None and len(buffer.shape) > 2 and buffer.shape[0] == Dim.of(config.mixture.num_experts)
+
+
 def _picked(prim: PrimFunc) -> set[Buffer]:
-    """Buffers that are read where an integer from memory says."""
+    """Return the buffers that are read at indices loaded from memory."""
     read = {stmt.var for stmt in walk_stmts(prim.body) if isinstance(stmt, Let) and any(loads(stmt.value))}
     return {load.buffer for load in loads(prim.body) if any(v in read for index in load.indices for v in index.vars())}
 
 
 def _operations(stmt: Stmt, env: Dims) -> float:
-    """Of sums; where an extent depends on the loop around, that of its first iteration."""
+    """Count the operations in sums. If an extent depends on an outer loop, its value in the first iteration of that loop counts."""
     if isinstance(stmt, For):
         return stmt.extent.evaluate(env) * _operations(stmt.body, {**env, stmt.var: 0})
     if isinstance(stmt, Let):
@@ -184,7 +195,7 @@ def _operations(stmt: Stmt, env: Dims) -> float:
 
 
 def _certain(scalar: Scalar) -> Scalar:
-    """Of a choice what is there without a condition."""
+    """Replace a select by its second branch, so that work that only some rows need is not counted."""
     return scalar.args[2] if isinstance(scalar, Apply) and scalar.fn is Fn.SELECT else scalar
 
 

@@ -1,9 +1,9 @@
-"""`relaxserve bench model`: prefill and decode of one model, each beside the time that this machine's limits allow.
+"""`relaxserve bench model`: for prefill and decode of one model, the measured time and the time that this machine's limits allow.
 
-Limit time is the larger of bytes / bandwidth and operations / peak. Bytes are the weights a step reads and the keys and values it attends
-to; operations are two per weight and token, and four per key, head and element. Of a mixture, weights are those of the experts that are
-chosen: as many as independent choices make on average. A hybrid reads and writes a state per sequence, by eight operations per token and
-element.
+The limit time is the larger of bytes / bandwidth and operations / peak. Bytes are the weights that a step reads and the keys and values to
+which it attends. Operations are two per weight and token, and four per key, head and element. In a mixture, only the weights of the chosen
+experts count, as many as independent choices give on average. A hybrid also reads and writes a state per sequence, with eight operations
+per token and element of the state.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from compiler.frontend.layers.nn import WeightFormat
 from compiler.ir.dtypes import DType
 from compiler.machine.target import NAMED, Target, get, host
 from deploy.bench.limits import Gauge
-from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check
+from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check, version_of
 from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, dtypes_of, shapes_of, synthetic_config
 from deploy.model_loading.costs import tables_of
 from runtime.cache_groups import KV_DTYPES, PAGE_SIZE, CacheGroup
@@ -45,12 +45,14 @@ from server.settings import SettingsError
 PREFILLS = (128, 512, 2048)
 BATCHES = (1, 4, 8, 16, 32)
 CONTEXTS = (128, 4096)
-LONG = 32768  # tokens behind which a hybrid decodes one more
-MOST_DIFFERENCE = 1.0  # of a peer's logits: random weights of 4 bits, rounded in two ways, are 0.8 apart after 24 layers, others 1.4
+LONG = 32768  # a hybrid also decodes one token after a context of this length
+# Largest permitted difference of a peer's logits from ours, relative to the norm of ours. If both round random 4-bit weights in their own
+# way, the logits differ by 0.8 after 24 layers; with unrelated weights they differ by 1.4.
+MOST_DIFFERENCE = 1.0
 
 
 class Case(NamedTuple):
-    """A step: so many new tokens of so many sequences, each with so much context at the end."""
+    """A step with `tokens` new tokens, split among the sequences. After the step, each sequence has `context` tokens."""
 
     tokens: int
     sequences: int
@@ -65,7 +67,7 @@ class Case(NamedTuple):
 
 
 class Work(NamedTuple):
-    num_bytes: float  # read
+    num_bytes: float  # bytes read
     operations: float
 
 
@@ -75,19 +77,20 @@ class Row:
     tokens_per_s: float
     num_bytes: float
     operations: float
-    share: float  # of the limit
+    share: float  # limit time divided by measured time
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A peer: how far its logits are from ours, of their length, and its rows."""
+    """The results of a peer: the difference of its logits from ours, relative to the norm of ours, and its measured rows."""
 
     difference: float
     rows: list[Row]
+    version: str = ""  # version of the peer's package
 
 
 class Model:
-    """A synthetic model, prepared."""
+    """A synthetic model, compiled and bound, whose cache pages are filled."""
 
     def __init__(
         self, config: ModelConfig, quantize: str, threads: int | None, *, kv_dtype: DType = DType.BF16, target: Target | None = None
@@ -111,14 +114,14 @@ class Model:
         fill(self.pool, self.session.device)
 
     def product_bytes(self, tokens: int) -> float:
-        """Weights that a step of so many tokens reads."""
+        """Return the bytes of weights that a step with this many tokens reads."""
         read = [a for n, a in self.weights.items() if len(a.shape) > 1 and "embed_tokens" not in n]
-        experts = sum(a.nbytes for a in read if len(a.shape) == 4)  # panels behind an axis of experts
+        experts = sum(a.nbytes for a in read if len(a.shape) == 4)  # panels of experts have an extra first axis
         return sum(a.nbytes for a in read) - experts + experts * chosen_share(self.config, tokens)
 
     @property
     def product_elements(self) -> int:
-        """Weights that a token is multiplied by."""
+        """Return the number of weights with which each token is multiplied."""
         c = self.config
         attention = c.hidden_size * ((2 if c.recurrence is None else 3) * c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         delta = 0 if (r := c.recurrence) is None else c.hidden_size * (r.channels + 2 * r.values + 2 * r.num_heads)
@@ -127,7 +130,8 @@ class Model:
         return mixing + c.num_layers * c.hidden_size * feed + c.hidden_size * c.vocab_size
 
     def step(self, tokens: int, sequences: int, context: int) -> Any:
-        """Arguments of a step in which each sequence has so many new tokens and so much context at the end."""
+        """Return the arguments of a step with `tokens` new tokens, split among the sequences. After the step, each sequence has `context`
+        tokens."""
         each = tokens // sequences
         tables = [tables_of(group, sequences, -(-context // group.page_size)) for group in self.limits]
         positions = np.tile(np.arange(context - each, context), sequences).astype(np.int32)
@@ -148,7 +152,7 @@ class Model:
 
     @property
     def works(self) -> dict[Case, Work]:
-        """Of all steps whose keys and values fit into the pages."""
+        """Return the work of all steps whose keys and values fit into the pages."""
         decodes = [Case(batch, batch, context) for context in CONTEXTS for batch in BATCHES if batch * context // PAGE_SIZE < self.pages]
         decodes += [Case(1, 1, context) for context in self.contexts if context not in CONTEXTS]
         return {case: self.work(case) for case in (*(Case(length, 1, length) for length in PREFILLS), *decodes)}
@@ -160,7 +164,7 @@ class Model:
             if group.keeps_states:
                 r = c.recurrence
                 assert r is not None, c
-                num_bytes += 2 * group.bytes_per_page * case.sequences  # read, and written
+                num_bytes += 2 * group.bytes_per_page * case.sequences  # each state is read and written
                 operations += 8.0 * r.values * r.key_size * len(group.layers) * case.tokens
                 continue
             seen = min(case.context, group.window or case.context)
@@ -171,17 +175,18 @@ class Model:
 
     @staticmethod
     def kv_bytes(group: CacheGroup) -> float:
-        """Of a token."""
+        """Return the bytes of a token's keys and values."""
         return group.bytes_per_page / PAGE_SIZE
 
 
 def chosen_share(config: ModelConfig, tokens: int) -> float:
-    """Experts that some token chooses, of all: the average over independent choices."""
+    """Return the average share of the experts that at least one of the tokens chooses, if choices are independent."""
     return 0.0 if config.mixture is None else 1 - (1 - config.mixture.num_chosen / config.mixture.num_experts) ** tokens
 
 
 def fill(pool: KVPool, device: Device) -> None:
-    """Memory that nobody has written is one page of zeros again and again: it is read from a cache."""
+    """Fill the pages with data. Pages that were never written all map to one page of zeros, which would be read from the processor's
+    cache."""
     for data, *scales in pool.tensors:
         rows = np.random.default_rng(0).standard_normal(data.shape[3:], np.float32)
         device.copy(data, np.broadcast_to(rows.astype(data.dtype), data.shape))
@@ -200,13 +205,14 @@ def measure(steps: Steps, works: Mapping[Case, Work], gauge: Gauge) -> list[Row]
 
 
 def measure_peer(name: str, subject: Subject, works: Mapping[Case, Work], gauge: Gauge, logits: NDArray[Any]) -> Compared:
-    """Beside the limits of our own bytes and operations. `logits` are ours of the first case."""
+    """Measure a peer. Shares are relative to the limit times computed from our own bytes and operations. `logits` are ours for the first
+    case; raise SettingsError if the peer's logits differ too much."""
     first = next(iter(works))
     with at_work(name, subject) as steps:
         differs = float(np.linalg.norm(steps(*first)() - logits) / np.linalg.norm(logits))
         if not differs < MOST_DIFFERENCE:
             raise SettingsError(f"the logits of {name} differ from ours by {differs:.0%}: it does not run the same model")
-        return Compared(differs, measure(steps, works, gauge))
+        return Compared(differs, measure(steps, works, gauge), version_of(name))
 
 
 def model_options(description: str | None) -> argparse.ArgumentParser:
@@ -234,7 +240,8 @@ def config_of(options: argparse.Namespace) -> ModelConfig:
 
 
 def most_layers(config: ModelConfig, format: WeightFormat, memory_bytes: int) -> int:
-    """So many that the weights take half of the memory: the rest is for keys, values and what prepares them."""
+    """Return the number of layers whose weights fill half of the memory. The other half is for keys, values and the preparation of
+    weights."""
     own = {name: prod(shape) for name, shape in shapes_of(config).items()}
     layer = sum(count for name, count in own.items() if name.startswith("model.layers.0."))
     others = 2 * sum(count for name, count in own.items() if not name.startswith("model.layers."))
@@ -259,7 +266,7 @@ def main(argv: list[str] | None = None) -> None:
     logits = np.array(model.session.download(model.prepared(*next(iter(works)))()))
     subject = Subject(model.config, RandomWeights(shapes_of(model.config)), options.quantize, model.session.num_threads)
     model.session.close()
-    del model  # a peer's weights need the memory
+    del model  # free our model's memory before peers load their weights
     peers = {name: measure_peer(name, subject, works, gauge, logits) for name in options.peer}
     if options.json:
         compared = {name: asdict(peer) for name, peer in peers.items()}
@@ -270,7 +277,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def table_of(title: str, rows: list[Row], peers: Mapping[str, Compared]) -> Table:
-    """A peer's tokens per second, and in brackets its share of the limit as it was in the same seconds."""
+    """Make a table with a column per peer: the peer's tokens per second, and in brackets its share of the limit, which was measured in the
+    same seconds."""
     apart = ", ".join(f"{name} differ by {peer.difference:.1%}" for name, peer in peers.items())
     table = Table(
         "", "tokens/s", "MB read", "GFLOP", "share of the limit", *peers, title=title, caption=f"Logits of {apart}" if apart else None

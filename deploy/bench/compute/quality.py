@@ -1,8 +1,10 @@
-"""`relaxserve bench quality`: what quantising does to a model's answers, per scheme, beside plain rounding of the same weights.
+"""`relaxserve bench quality`: the effect of each quantisation scheme on a model's predictions, compared with plain rounding of the same
+weights.
 
-Judged by the float program, in f32 throughout: the KL divergence from its distribution of the next token, and how often the likeliest one
-is the same. The text is what the float model itself draws, so no corpus has to suit it. `rounded` is the plainest way to the same format,
-round to nearest in NumPy, back to f32, through the float program: what remains between the two columns is the work of our kernels.
+The reference is the float program, entirely in f32. The measures are the KL divergence from the reference's distribution of the next token,
+and how often the most probable token is the same. The text is sampled from the float model itself, so that no corpus has to suit the model.
+`rounded` quantises the weights to the same format in the simplest way, round to nearest in NumPy, and runs them in the float program. Our
+kernels cause the difference between `rounded` and the scheme itself.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from server.engine.step_model import Places, StepBatch
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 
-SCHEMES = ("bf16", "int8", "int8-128", "int4", "int4-64", "int4-128")
+SCHEMES = ("bf16", "int8", "int8-fast", "int8-128", "int4", "int4-64", "int4-128")
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 Floats = NDArray[np.float32]
@@ -60,7 +62,8 @@ class Row:
 
 
 def round_to_nearest(w: Floats, format: WeightFormat) -> Floats:
-    """Symmetric, the largest of each group on the last level."""
+    """Quantise symmetrically, so that the largest magnitude of each group becomes the largest integer, and return the dequantised
+    values."""
     if format.bits == 32:
         return w
     if format.bits == 16:
@@ -71,12 +74,14 @@ def round_to_nearest(w: Floats, format: WeightFormat) -> Floats:
 
 
 class Rounded:
-    """A checkpoint of floats as f32 whose products were rounded to a format; embeddings were not, so a tied head is a tensor of its own."""
+    """A float checkpoint whose product weights are rounded to a format and returned as f32. Embeddings are not rounded, so a head tied to
+    the embedding becomes a separate tensor."""
 
     def __init__(self, source: WeightSource, format: WeightFormat, *, head_from: str | None) -> None:
         self._source = source
         self._format = format
-        self._head_format = WeightFormat(max(format.bits, 8), format.group if format.bits >= 8 else 0)  # as the program holds it
+        # The format in which the program holds the head.
+        self._head_format = WeightFormat(max(format.bits, 8), format.group if format.bits >= 8 else 0)
         self._sources = {name: name for name in source.tensors} | ({HEAD: head_from} if head_from else {})
         shapes = {name: source.tensors[origin].shape for name, origin in self._sources.items()}
         self.tensors: Mapping[str, TensorInfo] = {
@@ -107,21 +112,22 @@ def rounded_files(files: ModelFiles, format: WeightFormat) -> ModelFiles:
 
 
 def _places(table: NDArray[np.int32], position: int, size: int) -> Places:
-    """One token of each sequence, in pages of `size` tokens."""
+    """Return the slots and page tables for one token per sequence at this position, with pages of `size` tokens."""
     page, offset = divmod(position, size)
     return Places(table[:, page] * size + offset, table[:, : page + 1].copy())
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """As many sequences side by side, one token of each per step."""
+    """Equally long sequences that run in the same batch. Each step computes one token of each sequence."""
 
     num_seqs: int
     length: int
     seed: int
 
     def logits(self, model: CompiledModel, next_tokens: Callable[[int, Floats | None], NDArray[np.int32]]) -> list[Floats]:
-        """Of every position. `next_tokens` tells the tokens at one, by the logits before it."""
+        """Return the logits at every position. `next_tokens` returns the tokens at a position, given the logits of the previous
+        position."""
         assert self.length <= model.limits.capacity, model.limits
         sizes = [group.page_size for group in model.limits.groups]
         tables = [tables_of(of, self.num_seqs, -(-self.length // of.page_size)) for of in model.limits.groups]
@@ -140,7 +146,8 @@ class Texts:
         return found
 
     def draw(self, model: CompiledModel) -> tuple[NDArray[np.int32], list[Floats]]:
-        """Tokens [length, sequences] that the model draws behind any first one, and the logits behind each."""
+        """Sample tokens from the model after a random first token. Return the tokens, [length, sequences], and the logits after each
+        token."""
         rng = np.random.default_rng(self.seed)
         tokens = np.empty((self.length, self.num_seqs), np.int32)
 
@@ -155,7 +162,8 @@ class Texts:
 
 
 def compare(expected: list[Floats], found: list[Floats]) -> tuple[float, float]:
-    """KL divergence in nats, and how often the likeliest token is the same; means over all tokens."""
+    """Return the KL divergence in nats and the share of tokens at which the most probable next token is the same, averaged over all
+    tokens."""
     divergences, agreements = [], []
     for e, f in zip(expected, found, strict=True):
         p, q = _log_softmax(e), _log_softmax(f)

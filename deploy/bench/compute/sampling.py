@@ -1,8 +1,8 @@
-"""`relaxserve bench sampling`: what the draws of one step cost, by what is asked of them.
+"""`relaxserve bench sampling`: the time to draw the tokens of one step, for various sampling parameters of the requests.
 
-Logits are of two kinds: `flat` (normal, deviation 1: what a model with random weights gives) and `peaked` (by Zipf's law, in random order:
-what a trained one gives). The rows come as from the engine: with a prompt, and 100 tokens drawn. Beside the kernels stands the whole of
-it: arrays made from the requests, the call, and tokens and log-probabilities made from what came back.
+There are two kinds of logits: `flat` (normal with deviation 1, as from a model with random weights) and `peaked` (by Zipf's law in random
+order, as from a trained model). Each row has a prompt and 100 drawn tokens, as in the engine. The note next to the kernels' time gives the
+whole time: building arrays from the requests, the call, and building tokens and log-probabilities from its results.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ KINDS = {
 
 
 class Drawing(NullModel):
-    """Nothing but the sampler of a model; it keeps what it was last asked."""
+    """A model that consists only of a sampler. It stores the arguments of its last call."""
 
     def __init__(self, session: Session) -> None:
         super().__init__(StepLimits(VOCAB, max_context=16, max_tokens=ROWS, max_seqs=ROWS, groups=(GroupLimits(2),)))

@@ -1,8 +1,9 @@
-"""How near kernels that read and write 256 MB come to copies of as many bytes, which compute nothing.
+"""Compare kernels that read and write 256 MB with copies of the same number of bytes.
 
-There are two copies. The system's memcpy, on as many cores, owes nothing to our compiler. Our own is compiled as the kernels are, so it
-too writes past the caches what they would not hold; it is the faster one, and what a kernel lacks towards it is the kernel's own. All
-threads are pinned: two that share a core halve whatever is measured, and sessions at half the speed were seen while they were not.
+There are two copies. The system's memcpy, on the same number of cores, does not depend on our compiler. Our own copy is compiled as the
+kernels are, so it also writes large results without filling the caches. It is the faster copy, and a kernel's time beyond it is the cost of
+the kernel. All threads are pinned, because two threads on one core halve the measured speed, and unpinned sessions were seen to run at half
+speed.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ KERNELS: dict[str, Callable[[Builder, Var, Var], Var]] = {
 
 
 def bandwidth() -> list[Figure]:
-    with ThreadPoolExecutor(1) as thread:  # which stays on its core, unlike this one
+    with ThreadPoolExecutor(1) as thread:  # pin this additional thread instead of the present one
         return thread.submit(_beside_copies).result()
 
 
@@ -68,7 +69,8 @@ def _beside_copies() -> list[Figure]:
         ThreadPoolExecutor(len(cores), initializer=lambda: os.sched_setaffinity(0, {next(free)})) as pool,
     ):
         calls = {name: partial(session.call, name, x, w, views=True) for name in ("copy", *KERNELS)}
-        system = partial(memcpy, pool, session.download(calls["copy"]()), x, len(cores))  # one arena: all write to the same memory
+        # results share one arena, so all calls write to the same memory
+        system = partial(memcpy, pool, session.download(calls["copy"]()), x, len(cores))
         for name in KERNELS:
             times = by_turns({"memcpy": system, "copy": calls["copy"], name: calls[name]}, rounds=ROUNDS)
             figures += [_share(name, times, "memcpy", 2 * x.nbytes), _share(name, times, "copy", 2 * x.nbytes)]
@@ -76,12 +78,12 @@ def _beside_copies() -> list[Figure]:
 
 
 def _aligned(*shape: int) -> NDArray[np.float32]:
-    """As values of a model lie in memory."""
+    """Return an array with the alignment of a model's values."""
     return host_buffer(4 * int(np.prod(shape))).view(np.float32).reshape(shape)
 
 
 def memcpy(pool: ThreadPoolExecutor, to: NDArray[Any], of: NDArray[Any], parts: int) -> None:
-    """A part for each thread. NumPy leaves a copy of bytes in a row to the C library, in whatever way that copies so much."""
+    """Copy in equal parts, one per thread. NumPy passes a copy of contiguous bytes to the C library's memcpy."""
     list(pool.map(np.copyto, *(np.array_split(array.reshape(-1).view(np.uint8), parts) for array in (to, of))))
 
 

@@ -1,8 +1,8 @@
-"""What TVM Relax plans for one of our functions: the peer of `relaxserve bench compiler --peer tvm`.
+"""Plan the memory of one of our functions with TVM Relax, the peer of `relaxserve bench compiler --peer tvm`.
 
-Planning sees shapes, bounds and lives, and none of what a call computes. So the function as it is before memory becomes explicit is
-rebuilt in Relax with the same calls in the same order, each a call of an external routine in destination-passing style with the same
-results. TVM's own passes then make the allocations, plan them, and are asked for the sum.
+A memory plan depends on shapes, bounds and lifetimes, but not on what a call computes. So the function, before the passes that make memory
+explicit, is rebuilt in Relax with the same calls in the same order. Each call becomes a call of an external routine in destination-passing
+style with the same results. TVM's own passes then make and plan the allocations, and this module sums their sizes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from deploy.bench.peer import installed
 
 
 def planned_bytes(func: Function) -> int:
-    """The memory that TVM takes for a call of `func` anywhere within the bounds of its variables; like ours, the result's included."""
+    """Return the bytes that TVM allocates for a call of `func`, enough for all sizes within the bounds of its variables. The result is
+    included, as in our plan."""
     tvm, relax = (installed(module, "tvm", "apache-tvm") for module in ("tvm", "tvm.relax"))
     passes = relax.transform
     lower = tvm.transform.Sequential([passes.RemovePurityChecking(), passes.CallTIRRewrite(), passes.StaticPlanBlockMemory()])
@@ -33,7 +34,8 @@ def planned_bytes(func: Function) -> int:
 
 
 def _allocated(call: Any) -> int:
-    """Storage counts in bytes. What is returned with a constant shape never gets storage: it stays a tensor of its own."""
+    """Return the bytes of an allocation. Storage is counted in bytes. A returned tensor of constant shape has no storage, so its elements
+    are counted."""
     match getattr(call.op, "name", None):
         case "relax.memory.alloc_storage":
             item_bytes = 1
@@ -52,18 +54,18 @@ class _Translation:
     tvm: Any
     relax: Any
     variables: dict[DimVar, Any] = field(default_factory=dict[DimVar, Any])
-    # What stands for one of our variables: a Relax variable, or for a tuple the list of what stands for its fields.
+    # For each of our variables: the Relax variable, or, if ours is a tuple, the list of the variables of its fields.
     known: dict[Var, Any] = field(default_factory=dict[Var, Any])
 
     def module(self, func: Function) -> Any:
         own = dict.fromkeys(v for p in func.params for v in binders_of(p.type))
         cast = {v: None for b in func.body.bindings if isinstance(b.value, MatchCast) for v in binders_of(b.value.type) if v not in own}
         for var in (*own, *cast):
-            # Bounds go by name in Relax, and names are not unique here.
+            # Relax identifies bounds by name, and our names are not unique.
             self.variables[var] = self.tvm.tirx.Var(f"{var.name}_{var.serial}", "int64")
         params = [self.relax.Var(p.name, self._type(p.type)) for p in func.params]
         self.known.update(zip(func.params, params, strict=True))
-        if cast:  # TVM takes bounds of the signature's variables only, so those that a cast defines become a parameter
+        if cast:  # TVM accepts bounds only for variables of the signature, so a parameter is added for the variables that a cast defines
             params.append(self.relax.Var("cast", self.relax.ShapeType([self.variables[v] for v in cast])))
         uppers = {self.variables[v].name: v.upper for v in self.variables if isinstance(v.upper, int)}
         attrs = {"tir_var_upper_bound": uppers, "relax.memory_plan_dynamic_func_output": True}
@@ -96,7 +98,7 @@ class _Translation:
                 raise ValueError(f"{var.name} is a {type(value).__name__}, expected calls of loop nests, views, casts and tuples")
 
     def _call(self, builder: Any, name: str, args: tuple[Atom, ...], out: tuple[Type, ...], inplace: tuple[int | None, ...]) -> Any:
-        """Operands that are no tensors take no memory that could be planned: only variables are passed on."""
+        """Emit an external call. Only variables are passed, since operands of other kinds take no memory."""
         passed = [self._atom(a) for a in args if isinstance(a, Var)]
         fresh = [self._type(t) for t, reused in zip(out, inplace, strict=True) if reused is None]
         routine = self.relax.ExternFunc(name)
@@ -123,7 +125,7 @@ class _Translation:
         return [self._dim(d) for d in type_.shape]
 
     def _dim(self, dim: Dim) -> Any:
-        """Numbers and Relax expressions add and multiply alike; they have functions of their own for the rest."""
+        """Translate a dimension. The operators `+` and `*` work on numbers and on Relax expressions alike."""
         return sum(c * math.prod(map(self._dim_atom, factors)) for c, factors in dim.terms)
 
     def _dim_atom(self, atom: DimAtom) -> Any:

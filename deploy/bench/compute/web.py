@@ -1,7 +1,9 @@
-"""`relaxserve bench web`: exports for browsers in Node, beside what its engine can do and beside native code on one thread.
+"""`relaxserve bench web`: exports for browsers in Node, compared with the peak of Node's engine and with native code on one thread. With
+Chromium, the time from the browser's cache to the demo's first token. With `--peer`, another engine and the same 4-bit weights in Chromium.
 
-The peak is measured: multiply-adds of registers, by the same back end. A product of f32 has 64 rows and 512 x 512 weights. Decoding is of
-one sequence with 128 tokens, weights of 4 bits. All of them run by turns, for a shared machine changes from one second to the next.
+The peak is measured by multiply-adds of registers, compiled by the same back end. The f32 product has 64 rows and 512 x 512 weights.
+Decoding is for one sequence with 128 tokens and 4-bit weights. All programs run in turn, because the speed of a shared machine changes from
+second to second. A peer and the export run in one page, each with one thread: 512 tokens of prefill, and 32 decoded tokens after 128.
 """
 
 from __future__ import annotations
@@ -24,7 +26,11 @@ from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.types import tensor
 from compiler.machine.target import get
+from deploy import demo
+from deploy.bench.browser import CONTEXT as PROMPT_CONTEXT
+from deploy.bench.browser import DEMO, EXPORT, PEERS, compare, first_token_s, open_tab, package_of, write_peer
 from deploy.bench.checkpoint import write_checkpoint
+from deploy.bench.chromium import installed
 from deploy.bench.compute.model import Model
 from deploy.bench.limits import multiplying
 from deploy.bench.measure import Figure, by_turns, report
@@ -38,13 +44,15 @@ from runtime.flat_program import flat_program
 
 ROWS, SIZE = 64, 512
 CONTEXT = 128
-ROUNDS, REPEATS = 12, 20  # a product takes less than a millisecond
+ROUNDS, REPEATS = 12, 20  # rounds of measurement; products per round, since a single product takes less than a millisecond
+PEER_ROUNDS = 3
+PEER_GOALS = {"prefill": 2.0, "decode": 1.3}
 TARGET = get("wasm-relaxed")
 NATIVE = "x86-64-v3"
 
 
 def write_kernel(folder: Path, module: IRModule, entry: str, shapes: list[list[int]], weights: Mapping[str, tuple[int, ...]]) -> None:
-    """A program without a model, for node.mjs."""
+    """Write a program without a model in the format that node.mjs reads."""
     executable = compile_module(module, Options(TARGET))
     flat = flat_program(executable, entry)
     folder.mkdir()
@@ -55,7 +63,7 @@ def write_kernel(folder: Path, module: IRModule, entry: str, shapes: list[list[i
 
 
 def product() -> IRModule:
-    net = Net({"w.weight": DType.BF16}, WeightFormat(32))  # what random weights hold; they are multiplied as f32
+    net = Net({"w.weight": DType.BF16}, WeightFormat(32))  # the dtype of random weights; they are multiplied as f32
     x = Var("x", tensor((ROWS, SIZE), DType.F32))
     with net.function("product", (x,)):
         net.builder.returns(net.linear(x, "w", SIZE, SIZE))
@@ -63,9 +71,9 @@ def product() -> IRModule:
 
 
 def write_peak(folder: Path) -> float:
-    """The operations of a run."""
+    """Write the program that measures the peak. Return the number of operations of one run."""
     text, steps, operations, args = multiplying("f32", TARGET)
-    text = text.replace("steps: shape[n]", "steps: i32[n]")  # an export has inputs that are tensors
+    text = text.replace("steps: shape[n]", "steps: i32[n]")  # the inputs of an export must be tensors
     write_kernel(folder, parse(text), "main", [list(np.shape(args[0])), [steps]], {})
     return operations
 
@@ -99,7 +107,7 @@ def measure(config: ModelConfig, folder: Path) -> list[Figure]:
 
 
 def figures(times: Mapping[str, list[float]], operations: float, num_bytes: int) -> list[Figure]:
-    """Ratios of the best of each."""
+    """Compute the figures from the shortest time of each program."""
     best = {name: min(found) for name, found in times.items()}
     peak = operations / best["peak"]
     one, two = (REPEATS * 2 * ROWS * SIZE * SIZE / best[f"product on {threads}"] for threads in (1, 2))
@@ -116,6 +124,32 @@ def figures(times: Mapping[str, list[float]], operations: float, num_bytes: int)
     return found
 
 
+def measure_first_token(folder: Path) -> list[Figure]:
+    """Measure the demo in Chromium, if it is installed."""
+    if installed() is None:
+        return []
+    load = load_of(demo.NAME, "int4", None, 1, None, "bf16")
+    (folder / DEMO).mkdir()
+    export_web(require_servable(load, silent), demo.NAME, folder / DEMO, levels=[TARGET.name])
+    return [Figure("from the browser's cache to the demo's first token", first_token_s(folder), "s", 0.5)]
+
+
+def measure_peer(config: ModelConfig, folder: Path, peer: str, package: Path) -> list[Figure]:
+    write_checkpoint(config, folder)
+    load = load_of(str(folder), "int4", PROMPT_CONTEXT, 1, None, "bf16")
+    (folder / EXPORT).mkdir()
+    export_web(require_servable(load, silent), "synthetic", folder / EXPORT, levels=[TARGET.name])
+    write_peer(package, peer, folder, config)
+    with open_tab(folder) as tab:
+        found = compare(tab, peer, PEER_ROUNDS)
+    return [peer_figure(kind, found[kind], peer, goal) for kind, goal in PEER_GOALS.items()]
+
+
+def peer_figure(kind: str, times: Mapping[str, list[float]], peer: str, goal: float) -> Figure:
+    ours, theirs = (1 / min(times[name]) for name in ("relaxserve", peer))
+    return Figure(f"{kind} over {peer}", ours / theirs, "x", goal, True, f"{ours:.1f} of {theirs:.1f} tokens per second, one thread")
+
+
 def _sizes(folder: Path) -> dict[str, int]:
     return {file.name: file.stat().st_size for file in folder.iterdir() if file.suffix in (".wasm", ".mjs") or file.name == "program.json"}
 
@@ -124,10 +158,17 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="relaxserve bench web", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--synthetic", default="0.5b", help="shape of the model that decodes")
     parser.add_argument("--layers", type=int, help="in the place of the shape's own")
+    parser.add_argument("--peer", choices=list(PEERS), help="measure only this engine, in Chromium")
+    parser.add_argument("--node-modules", type=Path, default=Path("node_modules"), help="folder of the peer's package")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
+    config = synthetic_config(options.synthetic, layers=options.layers)
     with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder:
-        report(measure(synthetic_config(options.synthetic, layers=options.layers), Path(folder)), as_json=options.json)
+        if options.peer:
+            found = measure_peer(config, Path(folder), options.peer, package_of(options.peer, options.node_modules))
+        else:
+            found = [*measure(config, Path(folder)), *measure_first_token(Path(folder))]
+    report(found, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Other engines that `relaxserve bench model` compares with."""
+"""Other engines that `relaxserve bench model --peer` measures."""

@@ -1,5 +1,5 @@
-"""llama.cpp by its own functions: the model as a file, sequences in parts of the cache of their own. What lies before a step's tokens is
-computed once for one sequence and copied to the others."""
+"""llama.cpp through its C functions. The model is a file, and each sequence has a part of the cache. The tokens before a step are computed
+once, for one sequence, and copied to all other sequences."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deploy.bench.gguf_file import write_gguf
 from deploy.bench.peer import PEERS, Run, Subject
-from deploy.bench.peers.gguf_file import write_gguf
 
-MOST_TOGETHER = 2048  # tokens of a call
+MOST_TOGETHER = 2048  # most tokens per call
 
 
 def open_model(subject: Subject) -> LlamaCpp:
@@ -25,7 +25,7 @@ def open_model(subject: Subject) -> LlamaCpp:
         path = Path(folder) / "model.gguf"
         write_gguf(path, subject.config, subject.weights, PEERS["llama-cpp-python"].formats[subject.held])
         params = lib.llama_model_default_params()
-        params.use_mmap = False  # the file is gone when this returns
+        params.use_mmap = False  # the file is deleted when this function returns
         model = lib.llama_model_load_from_file(str(path).encode(), params)
     assert model is not None, "llama.cpp does not load the file"
     return LlamaCpp(lib, model, subject)
@@ -62,7 +62,7 @@ class LlamaCpp:
     def _reserve(self, sequences: int, context: int) -> None:
         self._release()
         params = self._lib.llama_context_default_params()
-        params.n_ctx = sequences * max(context, 256)  # of which each sequence has its part
+        params.n_ctx = sequences * max(context, 256)  # llama.cpp divides it equally among the sequences
         params.n_batch, params.n_seq_max, params.kv_unified = MOST_TOGETHER, sequences, False
         params.n_threads = params.n_threads_batch = self._subject.threads
         self._context = self._lib.llama_init_from_model(self._model, params)
@@ -74,7 +74,7 @@ class LlamaCpp:
             self._context = None
 
     def _decode(self, ids: NDArray[np.int32], begin: int) -> None:
-        """[sequences, new]; the logits behind the last of each are kept."""
+        """Decode the token ids [sequences, new]. Store the logits after the last token of each sequence."""
         batch = self._lib.llama_batch_init(ids.size, 0, 1)
         batch.n_tokens = ids.size
         for at, ((sequence, number), token) in enumerate(np.ndenumerate(ids)):

@@ -1,5 +1,6 @@
-"""OpenVINO: Llama written down in its operators, as the exporters of model libraries write it, keys and values as the model's state. So the
-patterns are there by which its CPU plugin fuses attention, rotation and norms, and keeps weights of 8 and 4 bits as they are."""
+"""OpenVINO: Llama in OpenVINO's operators, in the patterns that the exporters of model libraries write, with keys and values as the model's
+state. The CPU plugin recognises these patterns: it fuses attention, rotary embedding and norms, and does not convert weights of 8 and 4
+bits."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 from compiler.frontend.config import ModelConfig
 from deploy.bench.peer import PEERS, Run, Subject
 
-GROUP = 32  # inputs that share a scale, of weights of 4 bits
-SWAPPED = np.array([0, 2, 1, 3])  # positions and heads
+GROUP = 32  # inputs that share a scale of 4-bit weights
+SWAPPED = np.array([0, 2, 1, 3])  # permutation that transposes positions and heads
 
 
 Array = NDArray[Any]
@@ -41,7 +42,7 @@ class OpenVino:
         self._fill(past)
 
         def run() -> NDArray[Any]:
-            """What a step behind others adds to the state stays there: the next run is the next step."""
+            """Run the step. If there were tokens before it, its own tokens stay in the state, so the next run is the next step."""
             if new == context:
                 self._request.reset_state()
                 return self._request.infer(inputs)[0]
@@ -85,7 +86,7 @@ class _Network:
     # --- weights ---
 
     def _floats(self, name: str) -> Any:
-        """As halves, which is how models are exported; the plugin multiplies them as bfloat16."""
+        """Return weights as f16, the format in which models are exported; the plugin converts them to bfloat16 for products."""
         data = self.subject.weights.read(f"{name}.weight")
         return self.ops.convert(self.ops.constant(data.astype(np.float16)), "f32")
 
@@ -128,7 +129,7 @@ class _Network:
         return self._linear(self.ops.multiply(gate, self._linear(x, f"{prefix}up_proj")), f"{prefix}down_proj")
 
     def _turns(self, positions: Any) -> tuple[Any, Any]:
-        """cos and sin, [sequences, 1, new, head size]."""
+        """Return the cosines and sines for the rotation, [sequences, 1, new, head size]."""
         ops, c = self.ops, self.subject.config
         assert c.rope is not None
         frequencies = (c.rope.theta ** (-np.arange(0, c.head_dim, 2) / c.head_dim)).astype(np.float32)
@@ -138,7 +139,7 @@ class _Network:
         return ops.cos(angles), ops.sin(angles)
 
     def _mask(self, positions: Any) -> Any:
-        """A token sees those up to its own position: added to the scores, [sequences, 1, new, context]."""
+        """Return the causal mask that is added to the scores, [sequences, 1, new, context]. A token attends to positions up to its own."""
         ops = self.ops
         count = ops.add(ops.reduce_max(positions, ops.constant(np.array([0, 1])), False), self._number(1))
         keys = ops.range(self._number(0), count, self._number(1), "i64")
@@ -170,7 +171,7 @@ class _Network:
         return ops.add(ops.multiply(x, turns[0]), ops.multiply(across, turns[1]))
 
     def _remembered(self, new: Any, name: str, beams: Any) -> Any:
-        """All keys or values so far, [sequences, kv heads, context, head size]."""
+        """Append new keys or values to the state. Return all keys or values so far, [sequences, kv heads, context, head size]."""
         ops, c = self.ops, self.subject.config
         shape = ops.concat([ops.shape_of(beams, "i64"), ops.constant(np.array([c.num_kv_heads, 0, c.head_dim]))], 0)
         empty = ops.broadcast(ops.constant(np.float32(0)), shape)
@@ -184,7 +185,7 @@ class _Network:
         return now
 
     def _repeated(self, x: Any) -> Any:
-        """Each head of keys as often as heads of queries share it."""
+        """Repeat each key or value head once per query head that shares it."""
         ops, c = self.ops, self.subject.config
         group = c.num_heads // c.num_kv_heads
         if group == 1:
@@ -196,6 +197,6 @@ class _Network:
 
 
 def _rounded(data: Array, most: int) -> tuple[Array, Array]:
-    """Integers, and a scale for each run of the last axis."""
+    """Quantise to integers, with one scale for each vector along the last axis."""
     scales = (np.abs(data).max(axis=-1, keepdims=True) / most).astype(np.float16)
     return np.clip(np.rint(data / np.maximum(scales.astype(np.float32), 1e-30)), -most, most).astype(np.int8), scales

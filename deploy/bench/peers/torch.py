@@ -1,5 +1,5 @@
-"""PyTorch without a compiler: the layers of Llama by the operators a model library would call, in bfloat16. Keys and values have their
-place from the beginning, so a step copies none of those before it."""
+"""PyTorch without a compiler: Llama's layers with the operators that a model library would call, in bfloat16. The tensors of keys and
+values are preallocated, so a step copies no earlier keys and values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def open_model(subject: Subject) -> TorchLlama:
 
 
 def _tensor(torch: Any, array: NDArray[Any]) -> Any:
-    """NumPy's bfloat16 is unknown to torch: the bits go over as integers."""
+    """Convert an array to torch. Its bits are passed as integers, because torch does not know NumPy's bfloat16."""
     return torch.from_numpy(np.ascontiguousarray(array).view(np.int16).copy()).view(torch.bfloat16)
 
 
@@ -76,7 +76,7 @@ class TorchLlama:
         query, key, value = (self._heads(self._linear(x, f"{prefix}{which}_proj")) for which in "qkv")
         past[0, :, :, -new:], past[1, :, :, -new:] = self._turned(key, turns), value
         query = self._turned(query, turns)
-        if new == 1:  # heads that share keys stand below each other, as if they were positions: nobody masks, and nothing is repeated
+        if new == 1:  # treat query heads that share keys as positions of one head, so that no mask is needed and no keys are repeated
             query = query.reshape(sequences, self._config.num_kv_heads, -1, self._config.head_dim)
             seen = self._functions.scaled_dot_product_attention(query, past[0], past[1])
         else:

@@ -1,1 +1,1 @@
-"""Keep what benchmarks measured, and write BENCHMARKS.md from it."""
+"""Store the results of benchmarks, and write BENCHMARKS.md from them."""

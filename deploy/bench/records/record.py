@@ -1,5 +1,5 @@
-"""What a benchmark printed, and the conditions under which it was measured: one JSON file in deploy/bench/results/ for each command and
-machine. A later run of the same command replaces it."""
+"""A benchmark's output and the conditions of its measurement: one JSON file in deploy/bench/results/ per command and machine. A later run
+of the same command replaces the file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Record:
     machine: str
     date: str
     commit: str
-    found: Any  # what the benchmark prints with --json
+    found: Any  # output of the benchmark with --json
 
     @classmethod
     def of(cls, benchmark: str, arguments: Sequence[str], printed: str) -> Self:
@@ -68,7 +68,7 @@ def _machine() -> str:
 
 
 def _commit() -> str:
-    """Of the checkout, with a + where files differ from it."""
+    """Return the commit of the checkout, followed by + if files differ from the commit."""
     described = subprocess.run(
         ("git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--abbrev=9"), capture_output=True, text=True, check=False
     )

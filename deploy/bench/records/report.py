@@ -1,61 +1,116 @@
-"""`relaxserve bench report`: write BENCHMARKS.md from the figures that `relaxserve bench NAME --keep` left in deploy/bench/results/."""
+"""`relaxserve bench report`: write BENCHMARKS.md and its chart from the figures that `relaxserve bench NAME --keep` stored in
+deploy/bench/results/."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+from deploy.bench.records.chart import CHART, drawn, peer_title
 from deploy.bench.records.record import ROOT, Record, read_all
 
 FILE = ROOT / "BENCHMARKS.md"
-MOST_ROWS = 24  # of a table; of more figures those that matter are shown
+MOST_ROWS = 24  # most rows in a table of figures; only the JSON file has further rows
 HEAD = """# Benchmarks
 
-Written by `relaxserve bench report` from [deploy/bench/results](deploy/bench/results). To measure again on your machine:
-`relaxserve bench NAME --keep`, then `relaxserve bench report`. Machines that are shared change by a third within a minute, so goals are
-ratios to a limit or to a peer that the same run measured.
+`relaxserve bench report` writes this page and the [chart of peers](docs/images/peers.svg) from the JSON files in
+[deploy/bench/results](deploy/bench/results). Nothing in it is typed by hand. To measure on your machine, run
+`relaxserve bench NAME --keep` (`relaxserve bench` lists the names), then `relaxserve bench report`.
+
+The speed of a shared machine changes by a third within a minute. Goals are therefore ratios to a limit or to a peer that the same run
+measured.
 """
 
 Row = Mapping[str, Any]
 
 
+class Table(NamedTuple):
+    title: str
+    conditions: str  # conditions of the measurement in addition to the command, the date and the commit
+    rows: Sequence[Row]
+
+
 def written(records: Iterable[Record]) -> str:
-    """The whole file."""
+    """Return the complete text of BENCHMARKS.md."""
     by_machine = groupby(sorted(records, key=lambda record: (record.machine, record.command)), key=lambda record: record.machine)
     sections = [line for machine, some in by_machine for line in (f"\n## {machine}\n", *(_section(record) for record in some))]
     return "\n".join([HEAD.rstrip("\n"), *sections]).rstrip("\n") + "\n"
 
 
 def _section(record: Record) -> str:
-    lines = [f"### {record.benchmark.replace('_', '-')}\n", f"`{record.command}`, {record.date}, commit {record.commit}.\n"]
-    for title, rows in _tables(record.found):
-        lines += [*([f"**{title}**\n"] if title else []), *_table(rows), ""]
+    lines = [f"### {_title(record)}\n"]
+    tables = _of_model(record.found) if record.benchmark == "model" else _lists(record.found)
+    for title, conditions, rows in tables:
+        named = f"**{title}**: " if title else ""
+        lines += [f"{named}`{record.command}`, {record.date}, commit {record.commit}{f'; {conditions}' if conditions else ''}.\n"]
+        lines += [*_lines(rows), ""]
     return "\n".join(lines)
 
 
-def _tables(found: Any, title: str = "") -> Iterator[tuple[str, list[Row]]]:
-    """Tables in what a benchmark printed: lists of rows, at whatever depth, and single values together."""
+def _title(record: Record) -> str:
+    return " ".join((record.benchmark.replace("_", "-"), *record.arguments)).replace(" --", ", ")
+
+
+def _of_model(found: Any) -> Iterator[Table]:
+    """Yield the only table of `relaxserve bench model`."""
+    peers = [f"{peer_title(name)} {version}" for name, peer in found["peers"].items() if (version := peer.get("version"))]
+    yield Table("", "; ".join((_conditions(found["limits"]), *peers)), _beside_peers(found["rows"], found["peers"]))
+
+
+def _conditions(limits: Row) -> str:
+    """Describe the limits of the machine that the same run measured."""
+    scales = {"bytes_per_s": (1e9, "GB/s read"), "flops": (1e9, "GFLOP/s at the peak")}
+    return f"limits: {', '.join(f'{limits[name] / scale:.0f} {unit}' for name, (scale, unit) in scales.items())}"
+
+
+def _beside_peers(rows: Sequence[Row], peers: Mapping[str, Any]) -> list[Row]:
+    """Join the rows of `relaxserve bench model` with the rows of its peers, which ran the same steps in the same order."""
+    return [
+        {
+            "step": row["name"],
+            "tokens per second": row["tokens_per_s"],
+            "share of the limit": row["share"],
+            "MB read": row["num_bytes"] / 1e6,
+            "GFLOP": row["operations"] / 1e9,
+            **{
+                column: value
+                for name, peer in peers.items()
+                for column, value in (
+                    (peer_title(name), peer["rows"][number]["tokens_per_s"]),
+                    (f"over {peer_title(name)}", row["tokens_per_s"] / peer["rows"][number]["tokens_per_s"]),
+                )
+            },
+        }
+        for number, row in enumerate(rows)
+    ]
+
+
+def _lists(found: Any, title: str = "") -> Iterator[Table]:
+    """Yield the tables for the output of a benchmark: one for each list of rows, at any depth, and one for single values that are fields of
+    the same object."""
     if isinstance(found, list):
         rows = cast("list[Row]", found)
-        yield (title, _figures(rows) if rows and "goal" in rows[0] else rows)
+        yield Table(title, _shown(rows), _figures(rows)) if rows and "goal" in rows[0] else Table(title, "", rows)
         return
     values = cast("Row", found)
     alone: Row = {name: value for name, value in values.items() if not isinstance(value, dict | list)}
     if alone:
-        yield title, [alone]
+        yield Table(title, "", [alone])
     for name, inner in values.items():
         if isinstance(inner, dict | list) and inner:
-            yield from _tables(inner, f"{title}: {name}" if title else name)
+            yield from _lists(inner, f"{title}: {name}" if title else name)
 
 
-def _figures(rows: list[Row]) -> list[Row]:
-    """Figures beside their goals. Of many of one kind, those nearest to the goal or beyond it."""
+def _shown(rows: Sequence[Row]) -> str:
+    return f"the {MOST_ROWS} largest of {len(rows)} figures" if len(rows) > MOST_ROWS else ""
+
+
+def _figures(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of a table that compares figures with their goals. If there are too many figures, keep the largest."""
     if len(rows) > MOST_ROWS:
-        chosen = sorted(rows, key=lambda row: row["value"], reverse=True)[:MOST_ROWS]
-        note = f"the {MOST_ROWS} largest of {len(rows)} figures"
-        rows = [{**chosen[0], "note": f"{note}; {chosen[0]['note']}"}, *chosen[1:]]
+        rows = sorted(rows, key=lambda row: row["value"], reverse=True)[:MOST_ROWS]
     return [
         {
             "figure": row["name"],
@@ -68,7 +123,8 @@ def _figures(rows: list[Row]) -> list[Row]:
     ]
 
 
-def _table(rows: Sequence[Row]) -> list[str]:
+def _lines(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of a Markdown table for the rows, without empty columns."""
     columns = list(dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, dict | list)))
     cells = [[_text(row.get(name, "")) for name in columns] for row in rows]
     kept = [at for at in range(len(columns)) if any(row[at] for row in cells)]
@@ -95,7 +151,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.parse_args(argv)
     records = read_all()
     FILE.write_text(written(records))
-    print(f"{FILE}: {len(records)} records")
+    CHART.parent.mkdir(exist_ok=True)
+    CHART.write_text(drawn(records))
+    print(f"{FILE} and {CHART}: {len(records)} records")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Benchmarks of whole servers and workers under clients."""
+"""Benchmarks of complete servers and workers under the load of clients."""

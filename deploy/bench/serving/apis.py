@@ -1,9 +1,9 @@
-"""`relaxserve bench apis`: streams of each chat API at the pace of `/v1/chat/completions`.
+"""`relaxserve bench apis`: the streaming speed of each chat API, relative to `/v1/chat/completions`.
 
-A server of its own serves the model. By turns, each API is asked the same questions with the same seeds by `--streams` clients at once, so
-that each has the same tokens to tell; only what is written around them differs. A figure is an API's share of chat's tokens per second: the
-median over the rounds, in each of which all APIs have their turn. Beside it stands what a token costs the front in processor time, which a
-busy machine does not stretch.
+A separate server process serves the model. `--streams` concurrent clients send the same questions with the same seeds to one API after the
+other, so that all APIs send the same tokens and differ only in the format of events. A figure is an API's tokens per second relative to
+`/v1/chat/completions`: the median over the rounds, each of which measures every API once. The note gives the front's processor time per
+token, which does not grow on a busy machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Body = Mapping[str, Any]
 @dataclass(frozen=True, slots=True)
 class Api:
     body: Body
-    count: re.Pattern[bytes]  # of the answer's tokens; the last one counts
+    count: re.Pattern[bytes]  # pattern for the number of tokens in an answer; the last match counts
     goal: float | None = None
 
     def request(self, path: str, model: str, seed: int) -> bytes:
@@ -62,7 +62,7 @@ APIS = {
 
 
 class Clients:
-    """As many as there are streams. They read bytes and no events: what they cost is the same for every API."""
+    """Concurrent clients, one per stream. They read bytes without parsing events, so their processor time is the same for every API."""
 
     def __init__(self, url: str, model: str, num_streams: int, num_requests: int) -> None:
         parts = urlsplit(url)
@@ -72,14 +72,14 @@ class Clients:
         self._seeds = [range(stream * num_requests, (stream + 1) * num_requests) for stream in range(num_streams)]
 
     def ask(self, path: str) -> int:
-        """The number of tokens of all answers."""
+        """Run all clients and return the total number of tokens in their answers."""
         return asyncio.run(self._ask(path))
 
     async def _ask(self, path: str) -> int:
         return sum(await asyncio.gather(*(self._follow(path, seeds) for seeds in self._seeds)))
 
     async def _follow(self, path: str, seeds: range) -> int:
-        """One request after the other."""
+        """Send one request after another, one per seed. Return the total number of tokens."""
         num_tokens, api = 0, APIS[path]
         for seed in seeds:
             reader, writer = await asyncio.open_connection(*self._address)
@@ -117,7 +117,7 @@ def measure(clients: Clients, front_pid: int, *, rounds: int) -> list[Figure]:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Of its threads, to the nanosecond."""
+    """Return the processor time of all threads of a process, measured to the nanosecond."""
     return sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
 
 

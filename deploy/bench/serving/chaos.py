@@ -1,11 +1,13 @@
-"""`relaxserve bench chaos`: promise 2. Streams over HTTP, while the worker behind them is killed and stopped at random instants.
+"""`relaxserve bench chaos`: kill and stop the worker at random instants while clients stream over HTTP, and check that no client is
+affected.
 
-Every stream runs once undisturbed. Then all of them run again, in as many rounds as the blows last: each text must be the same, no client
-may see an error, and in the end no page of the KV cache is held. A blow falls up to `--within` seconds after the last worker was ready,
-so that some hit prompts and some hit decoding; a stopped worker has to be found by its silence.
+Every stream first runs undisturbed. Then all streams run again, repeatedly, until all kills and stops are done. Each text must be the same,
+no client may receive an error, and at the end no page of the KV cache may be in use. Each kill or stop happens at most `--within` seconds
+after the last worker was ready, so that some interrupt prompts and some interrupt decoding. The front must detect a stopped worker by its
+silence.
 
-With `--storm` the blows are kills at random instants of so many seconds, whether the worker there serves or still loads. No request may be
-lost by that either, and the model must be ready soon after the last one.
+With `--storm`, the worker is killed at random instants within that many seconds, whether it serves or still loads. Again no request may be
+lost, and the model must be ready soon after the last kill.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ from server.settings import ServerSettings
 from server.workers.supervisor import Care, Supervisor
 
 NAME = "chaos"
-PATIENCE_S = 120.0  # for a worker to come back
-READY_AFTER_S = 10.0  # at most, after the last kill of a storm
+PATIENCE_S = 120.0  # longest wait for a worker's restart, in seconds
+READY_AFTER_S = 10.0  # longest time until a worker is ready after the last kill of a storm
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Blows:
     num_kills: int
     num_stops: int
     within_s: float
-    stall_s: float  # silence after which a worker is replaced
+    stall_s: float  # seconds of silence after which a worker is replaced
 
     def signals(self, rng: random.Random) -> list[signal.Signals]:
         blows = [signal.SIGKILL] * self.num_kills + [signal.SIGSTOP] * self.num_stops
@@ -58,7 +60,7 @@ class Blows:
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """Kills one after the other; every third falls on a worker that has just been started for the one before it."""
+    """A series of kills. Every third kill hits the worker that was just started to replace the previously killed worker."""
 
     num_kills: int
     lasts_s: float
@@ -70,11 +72,11 @@ class Storm:
 
 @dataclass(slots=True)
 class Damage:
-    """What a storm did."""
+    """The effects of a storm."""
 
-    num_loading: int = 0  # kills of workers that had not been ready yet
+    num_loading: int = 0  # kills of workers that were not ready yet
     lasted_s: float = 0.0
-    ready_after_s: float = 0.0  # since the last kill
+    ready_after_s: float = 0.0  # seconds from the last kill until the model was ready
 
 
 @dataclass(slots=True)
@@ -92,7 +94,7 @@ class Outcome:
     num_restarts: int = 0
     num_resubmitted: int = 0
     num_pages_held: int = 0
-    damage: Damage | None = None  # of a storm
+    damage: Damage | None = None  # None unless the blows were a storm
 
     @property
     def errors(self) -> list[str]:
@@ -109,7 +111,7 @@ class Outcome:
 
 
 def bodies(num_streams: int, num_new: int, vocab_size: int) -> list[dict[str, Any]]:
-    """Requests of all kinds: greedy and drawn, truncated, penalised, held to an expression."""
+    """Make the bodies of requests of all kinds: greedy, sampled, truncated, penalised, and constrained by a regular expression."""
     rng = random.Random(7)
     kinds: list[dict[str, Any]] = [
         {"temperature": 0},
@@ -149,7 +151,7 @@ async def run(folder: Path, quantize: str, *, num_streams: int, num_new: int, bl
 
 @asynccontextmanager
 async def _serving(spec: ModelSpec, care: Care) -> AsyncGenerator[tuple[int, Supervisor]]:
-    """A server in this process, and its only worker."""
+    """Start a server in this process. Yield its port and the supervisor of its only worker."""
     supervisors: list[Supervisor] = []
 
     def make_worker(spec: ModelSpec, progress: ProgressCallback) -> Supervisor:
@@ -208,7 +210,7 @@ async def _strike(supervisor: Supervisor, blows: Blows, rng: random.Random) -> D
 
 
 async def _storm(supervisor: Supervisor, storm: Storm, rng: random.Random) -> Damage:
-    """Where no worker is there at its instant, a kill waits for the next one."""
+    """Run a storm. If there is no worker at the instant of a kill, the kill waits for the next worker."""
     damage, began_s, killed = Damage(), time.monotonic(), None
     async with asyncio.timeout(storm.lasts_s + PATIENCE_S):
         for instant_s in storm.instants_s(rng):
@@ -226,7 +228,7 @@ async def _storm(supervisor: Supervisor, storm: Storm, rng: random.Random) -> Da
 
 
 async def _pages_held(supervisor: Supervisor) -> int:
-    """After the last word of an engine that has fallen idle."""
+    """Return the number of pages in use once the engine is idle."""
     async with asyncio.timeout(PATIENCE_S):
         while supervisor.stats is None or supervisor.stats.num_running or supervisor.stats.num_waiting:
             await asyncio.sleep(0.05)
@@ -278,7 +280,7 @@ def main(argv: list[str] | None = None) -> None:
     blows: Blows | Storm = Blows(options.kills, options.stops, options.within, options.stall)
     if options.storm > 0:
         blows = Storm(options.kills, options.storm)
-    logging.getLogger("server").setLevel(logging.ERROR)  # every blow would be told
+    logging.getLogger("server").setLevel(logging.ERROR)  # a log message for each kill would hide the results
     with model_folder(options.model) as folder:
         outcome = asyncio.run(
             run(folder, options.quantize, num_streams=options.streams, num_new=options.tokens, blows=blows, seed=options.seed)

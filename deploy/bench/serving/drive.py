@@ -1,6 +1,6 @@
-"""Clients of a model, and when each of their tokens came: an engine in this process, or a server behind HTTP.
+"""Clients of a model that record when each token arrives, for an engine in this process or a server over HTTP.
 
-A pattern is a set of prompts that arrive together and at most one more that arrives once all of these decode.
+A pattern is a set of prompts that arrive together, and possibly a late prompt, which arrives once all other prompts are decoding.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,18 +27,19 @@ from server.models.registry import Registry
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
 
-LATE_AFTER = 24  # tokens of each stream, when the late prompt arrives
+LATE_AFTER = 24  # tokens that each stream must have before the late prompt arrives
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
     ids: tuple[int, ...]
     num_new: int
+    at_s: float = 0.0  # time of arrival in seconds since the beginning of the run
 
 
 @dataclass(slots=True)
 class Stream:
-    """What one client saw. Over HTTP, tokens that end no character have no time of their own."""
+    """The tokens that one client received. Over HTTP, a token that does not complete a character has no arrival time."""
 
     began_s: float
     num_tokens: int = 0
@@ -54,7 +56,7 @@ class Stream:
 
 class Driver(Protocol):
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None) -> list[Stream]:
-        """One stream per prompt, the late one last."""
+        """Return one stream per prompt; the stream of the late prompt comes last."""
         ...
 
 
@@ -64,7 +66,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 class InProcess:
-    """The engine as a worker runs it, without a socket. Times are those at which it publishes."""
+    """Drives the engine as a worker does, but without a socket. The arrival time of a token is when the engine publishes it."""
 
     def __init__(self, loaded: LoadedModel, *, temperature: float) -> None:
         assert loaded.step_model is not None
@@ -75,13 +77,18 @@ class InProcess:
 
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None) -> list[Stream]:
         self._streams = {}
-        for prompt in prompts:
-            self._submit(prompt)
-        early = list(self._streams.values())
-        while self.engine.has_work:
+        began_s = time.perf_counter()
+        coming = deque(sorted(prompts, key=lambda prompt: prompt.at_s))
+        while coming or self.engine.has_work:
+            while coming and began_s + coming[0].at_s <= time.perf_counter():
+                prompt = coming.popleft()
+                self._submit(prompt, began_s + prompt.at_s)
+            if not self.engine.has_work:
+                time.sleep(max(0.0, began_s + coming[0].at_s - time.perf_counter()))
+                continue
             self.engine.step()
-            if late is not None and all(len(stream.times_s) >= LATE_AFTER for stream in early):
-                self._submit(late)
+            if late is not None and not coming and all(len(stream.times_s) >= LATE_AFTER for stream in self._streams.values()):
+                self._submit(late, time.perf_counter())
                 late = None
         self.engine.check_integrity()
         return list(self._streams.values())
@@ -89,11 +96,11 @@ class InProcess:
     def close(self) -> None:
         self.engine.close()
 
-    def _submit(self, prompt: Prompt) -> None:
+    def _submit(self, prompt: Prompt, began_s: float) -> None:
         self._num_sent += 1
         request_id = str(self._num_sent)
         params = SamplingParams(prompt.num_new, temperature=self._temperature, ignore_eos=True, seed=self._num_sent)
-        self._streams[request_id] = Stream(time.perf_counter())
+        self._streams[request_id] = Stream(began_s)
         self.engine.submit(Submit(request_id, prompt.ids, params))
 
     def _hear(self, message: FromWorker) -> None:
@@ -108,7 +115,8 @@ class InProcess:
 
 
 class OverHttp:
-    """Streams of `/v1/completions`. A time is that of an event: one per token whose text is complete with it."""
+    """Sends streaming requests to `/v1/completions`. The arrival time of a token is that of its event; a token whose text is incomplete has
+    no event."""
 
     def __init__(self, url: str, model: str, *, temperature: float) -> None:
         parts = urlsplit(url)
@@ -138,6 +146,7 @@ class OverHttp:
         return [*early, last]
 
     async def _follow(self, prompt: Prompt, stream: Stream, look: Callable[[], None]) -> None:
+        await asyncio.sleep(prompt.at_s)
         stream.began_s = time.perf_counter()
         async for event in post_stream(*self._address, {**self._body, "prompt": prompt.ids, "max_tokens": prompt.num_new}):
             if any(choice["text"] for choice in event["choices"]):
@@ -148,7 +157,7 @@ class OverHttp:
 
 
 async def post_stream(host: str, port: int, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-    """The events of `/v1/completions`. RuntimeError for any answer that is not a whole stream."""
+    """Yield the events of `/v1/completions`. Raise RuntimeError for any answer that is not a complete stream."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         content = json.dumps({**body, "stream": True}).encode()
@@ -168,14 +177,14 @@ async def post_stream(host: str, port: int, body: Mapping[str, Any]) -> AsyncGen
 
 @contextmanager
 def served(spec: ModelSpec) -> Generator[str]:
-    """The address of a server of its own with this model."""
+    """Start a server with this model in a separate process and yield its address."""
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_serve, args=(spec, sender))
     process.start()
     sender.close()
     try:
-        yield receiver.recv()  # EOFError: the server has said why
+        yield receiver.recv()  # raises EOFError if the server failed; the server has logged the reason
     finally:
         if process.pid is not None and process.is_alive():
             os.kill(process.pid, signal.SIGTERM)

@@ -1,13 +1,14 @@
-"""`relaxserve bench hostile`: no single request within the limits delays another stream or a probe by more than 50 ms.
+"""`relaxserve bench hostile`: check that no request within the limits delays another stream, or a request to `/health/live`, by more than
+50 ms.
 
-A server of its own serves the model. One process reads a stream and asks for `/health/live` all the time; another sends every field of
-every endpoint, taken from `/openapi.json`, in every shape at its limit, one request after the other. A figure is the longest pause between
-two tokens, or the longest wait for a probe, while a field's requests were under way. `nothing` is the same without any request, at times in
-between: so much of a pause is the machine's. A machine that pauses now and then does so beside any request, while a request that delays
-others does so every time. So fields beyond the goal are sent again, up to five times in all, and the figure is the least of these rounds.
+A separate server process serves the model. One process reads a stream and requests `/health/live` continuously (the probe). Another sends
+every field of every endpoint in `/openapi.json`, in every shape at its limit, one request after another. A figure is the longest pause
+between two tokens, or the longest wait of the probe, during a field's requests. The figure `nothing` is measured in the same way during
+pauses without requests: delays of that length are due to the machine. The machine delays requests at random, whereas a harmful request
+causes a delay every time. So fields beyond the goal are sent again, in up to five rounds, and the figure is the least result of all rounds.
 
-Streams wait for a step that takes in prompts or texts, for as long as `max_gap_ms` allows. The model is loaded with 10, as an operator does
-who promises 50 ms: work of other processes on the same cores makes a step longer than planned.
+Streams wait up to `max_gap_ms` for a step that computes prompts or texts. The model is loaded with a `max_gap_ms` of 10, as an operator
+would choose who promises 50 ms, because other processes on the same cores make a step longer than planned.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from server.http.json_scan import MAX_DEPTH, MAX_ESCAPES, MAX_NUMBERS, MAX_PARTS
 from server.settings import ServerSettings
 
 GOAL_MS = 50.0
-MAX_GAP_MS = 10  # of the steps, by which the model is loaded
+MAX_GAP_MS = 10  # `max_gap_ms` with which the model is loaded
 MOST_BYTES = ServerSettings().max_body_bytes
 NOTHING, OWN_LIMIT = "nothing", "its own limit"
-QUIET_S, EVERY = 0.5, 8  # how long nothing is sent, once every so many fields
+QUIET_S, EVERY = 0.5, 8  # length of a pause without requests, and the number of fields between two such pauses
 MOST_ROUNDS = 5
 TIMEOUT_S = 120.0
 
 Address = tuple[str, int]
 Schema = Mapping[str, Any]
 
-# What each endpoint needs beside the field that is tried.
+# Other fields of an endpoint that are sent together with the field under test, if the endpoint has them.
 NEEDED: dict[str, Any] = {
     "messages": [{"role": "user", "content": "hi"}],
     "prompt": "hi",
@@ -61,7 +62,7 @@ NEEDED: dict[str, Any] = {
     "max_tokens": 4,
     "max_output_tokens": 4,
 }
-# Fields that only together make an answer as large as it may be.
+# Combinations of fields that together produce the largest answers.
 TOGETHER: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [
         {"n": 128, "logprobs": True, "top_logprobs": 20, "max_tokens": 64, "stream": stream, "return_token_ids": True}
@@ -80,7 +81,7 @@ TOGETHER: dict[str, list[dict[str, Any]]] = {
 
 
 def shapes() -> Iterator[tuple[str, bytes]]:
-    """Values at a limit of the whole body, as JSON, whatever the field says."""
+    """Yield JSON values, with names, that reach a limit of the whole body and suit no particular field."""
     most = MOST_BYTES - 4096
     yield "text", b'"' + b"a b " * (most // 4) + b'"'
     yield "escapes", b'"' + b"\\n" * (MAX_ESCAPES - 100) + b'"'
@@ -92,7 +93,7 @@ def shapes() -> Iterator[tuple[str, bytes]]:
 
 
 def at_limit(schema: Schema, document: Schema, depth: int = 0) -> Any:
-    """A value that is as large as the field's schema allows, within the limits of the whole body."""
+    """Return the largest value that the field's schema allows within the limits of the whole body."""
     if "$ref" in schema:
         return at_limit(_resolve(schema, document), document, depth)
     options = [option for option in schema.get("anyOf", schema.get("oneOf", ())) if option.get("type") != "null"]
@@ -107,7 +108,8 @@ def at_limit(schema: Schema, document: Schema, depth: int = 0) -> Any:
         case "array":
             num = min(schema.get("maxItems", 1 << 16), 1 << (15 if depth == 0 else 4))
             item = at_limit(schema.get("items", {}), document, depth + 1)
-            fitting = (MOST_BYTES - 4096) // (len(json.dumps(item)) + 2) if depth == 0 else num  # a larger body is refused unread
+            # the server refuses a larger body without reading it
+            fitting = (MOST_BYTES - 4096) // (len(json.dumps(item)) + 2) if depth == 0 else num
             return [item] * min(num, fitting)
         case "object":
             properties = {name: at_limit(inner, document, depth + 1) for name, inner in schema.get("properties", {}).items() if depth < 3}
@@ -126,13 +128,13 @@ def at_limit(schema: Schema, document: Schema, depth: int = 0) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One request."""
+    """One request with a field under test."""
 
-    name: str  # endpoint and field
+    name: str  # endpoint and field under test
     shape: str
     method: str
     path: str
-    others: bytes  # the fields beside it
+    others: bytes  # all fields except the field under test, as the beginning of the JSON object
     value: bytes
 
     @property
@@ -167,7 +169,8 @@ def trials(document: Schema, only: str) -> Iterator[Trial]:
 
 
 def _without_alternatives(needed: Mapping[str, Any], tried: str) -> dict[str, Any]:
-    """A request has one prompt: that which is tried, or else the first."""
+    """Keep one of the prompt fields, because a request may have only one: the field under test if it is a prompt field, otherwise the
+    first."""
     given = [name for name in ("prompt", "input", "messages") if name in needed]
     chosen = tried if tried in given else next(iter(given), "")
     return {name: value for name, value in needed.items() if name == chosen or name not in given}
@@ -175,13 +178,13 @@ def _without_alternatives(needed: Mapping[str, Any], tried: str) -> dict[str, An
 
 @dataclass(slots=True)
 class Watched:
-    """Pauses of the stream and waits of the probe, as (begin, end) on the monotonic clock."""
+    """Pauses of the stream and waits of the probe (a request to `/health/live`), each as (begin, end) in seconds on the monotonic clock."""
 
     stream: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     probe: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
 
     def worst_ms(self, begin_s: float, end_s: float) -> tuple[float, float]:
-        """Of what touches this span."""
+        """Return the longest pause of the stream and the longest wait of the probe that overlap the span, in milliseconds."""
         stream, probe = (
             max((end - begin for begin, end in spans if end > begin_s and begin < end_s), default=0.0)
             for spans in (self.stream, self.probe)
@@ -194,7 +197,7 @@ def _watch(address: Address, pipe: Connection, running: Event, stop: Event) -> N
 
 
 async def _watching(address: Address, running: Event, stop: Event) -> Watched:
-    """Sets `running` when both the stream and the probe have had answers."""
+    """Read streams and send probes until `stop` is set. Set `running` once both a stream and a probe have been answered."""
     watched = Watched()
 
     async def read_streams() -> None:
@@ -229,8 +232,9 @@ async def _watching(address: Address, running: Event, stop: Event) -> Watched:
 
 @contextmanager
 def watching(address: Address) -> Generator[list[Watched]]:
-    """What is seen meanwhile stands in the list afterwards."""
-    context = multiprocessing.get_context("spawn")  # a process of its own: making requests here must not delay watching them
+    """Watch the server from another process. When the context has ended, the yielded list holds the result."""
+    # a separate process, because preparing requests in this process would delay the measurement
+    context = multiprocessing.get_context("spawn")
     receiving, sending = context.Pipe(duplex=False)
     running, stop = context.Event(), context.Event()
     process = context.Process(target=_watch, args=(address, sending, running, stop))
@@ -248,7 +252,7 @@ def watching(address: Address) -> Generator[list[Watched]]:
 
 
 def send(address: Address, trial: Trial) -> int:
-    """The status; 0 if the server closed the connection before the body was through."""
+    """Send a request. Return the status, or 0 if the server closed the connection before it had read the body."""
     connection = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
     try:
         connection.request(trial.method, trial.path, trial.body, {"content-type": "application/json"})
@@ -270,7 +274,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """The worst that one field's requests did to others in one round."""
+    """The longest delays that one field's requests caused in one round."""
 
     stream_ms: float
     probe_ms: float

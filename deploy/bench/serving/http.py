@@ -1,14 +1,14 @@
-"""What the HTTP front costs by itself: `python -m deploy.bench.serving.http --json`.
+"""`relaxserve bench http`: the overhead of the HTTP front. Also `python -m deploy.bench.serving.http --json`.
 
-The server runs here, with a model that only tells the time: every token is the moment at which it was emitted. A client in a process of
-its own compares that with the moment at which the kernel had the token ready for it (`added`), and at which the client had read it too
-(`read`): what the second adds is the client's time. All read the same clock.
+The server runs in this process, with a model in which the text of every token is the time at which it was emitted. A client process
+compares that time with the time at which the kernel had received the token (`added`) and the time at which the client had read it (`read`),
+which includes the client's own delay. All times are from the same clock.
 
-    paced       64 streams, together `--rate` tokens per second, emitted in steps as an engine does: all streams at once
-    bare        the same bytes at the same pace from a server that does nothing else: what the machine takes of `paced`
-    saturated   64 streams as fast as they go
-    idle        what 1,000 connections that do nothing cost in memory
-    metrics     how long a scrape takes after all that
+    paced       64 streams, together `--rate` tokens per second, emitted in steps like an engine's: all streams at once
+    bare        the same bytes at the same pace from a server without a front: the part of `paced` that is due to the machine
+    saturated   64 streams at full speed
+    idle        memory of 1,000 idle connections
+    metrics     time to read `/metrics` after these loads
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ BARE_HEAD = b"ff\r\n" + b"." * 200 + b'"content":"'  # as long as a chunk of `pa
 BARE_TAIL = b'"},"logprobs":null,"finish_reason":null}]}\n\n\r\n'
 EVENT_END, EMITTED = b"\n\n", re.compile(rb'"content":"(\d+)')  # the text of a token is the time at which it was emitted
 NUM_IDLE = 1000
-SO_TIMESTAMPNS = 35  # Linux: every read tells when its bytes arrived
+SO_TIMESTAMPNS = 35  # Linux socket option: attach the arrival time to received data
 BODY = {"model": "clock", "stream": True, "messages": [{"role": "user", "content": "What time is it?"}]}
 
 
 class ClockTokenizer(ByteTokenizer):
-    """Token n reads `n `."""
+    """A tokenizer in which the text of token n is the number n and a space."""
 
     def __init__(self) -> None:
         super().__init__(max_context=1 << 20)
@@ -58,7 +58,8 @@ class ClockTokenizer(ByteTokenizer):
 
 
 class ClockWorker(NullWorker):
-    """Emits the time in microseconds, to all streams in one step, `interval_s` apart; as the real one, through a queue per request."""
+    """A worker that emits the time in microseconds as a token, to all streams in one step, every `interval_s`. Like the real worker, it has
+    a queue per request."""
 
     def __init__(self, progress: ProgressCallback) -> None:
         super().__init__(NullScript(max_context=1 << 20), progress)
@@ -85,14 +86,14 @@ class ClockWorker(NullWorker):
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             now = time.time_ns() // 1000
             for request_id, queue in self._queues.items():
-                if queue.qsize() < 4:  # saturated: as fast as the front takes them
+                if queue.qsize() < 4:  # at full speed, emit a token whenever the front has taken enough tokens from the queue
                     queue.put_nowait(TokenEvent(request_id, 0, (now,)))
         self._stepper = None
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """What one run of the client saw, and what it cost the server."""
+    """The tokens that the client received in one run, and the server's processor time."""
 
     num_streams: int
     num_tokens: int
@@ -156,7 +157,7 @@ async def measure(rate: float, num_streams: int, seconds: float) -> dict[str, ob
 
 
 async def _bare(num_streams: int, rate: float, num_tokens: int) -> Streams:
-    """The floor under `paced`: a write per token and stream, and nothing around it."""
+    """Measure the lower bound of `paced`: a server that makes one write per token and stream, and nothing else."""
     writers: list[asyncio.StreamWriter] = []
     everyone_asked = asyncio.Event()
 
@@ -188,12 +189,12 @@ async def _bare(num_streams: int, rate: float, num_tokens: int) -> Streams:
 
 
 async def _streams(port: int, num_streams: int, num_tokens: int) -> Streams:
-    """Have the client process run; CPU time is this process's own."""
+    """Run the client process. The measured processor time is that of this process, the server."""
     command = [sys.executable, "-m", "deploy.bench.serving.http", "--client", f"{port},{num_streams},{num_tokens}"]
     pipe = asyncio.subprocess.PIPE
-    client = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 28)  # bytes of one line
+    client = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 28)  # limit: longest line in bytes
     assert client.stdout is not None and client.stdin is not None
-    await client.stdout.readline()  # imported and connected
+    await client.stdout.readline()  # the client writes a line once it has imported its modules and connected
     began_cpu_s = time.process_time()
     client.stdin.write(b"go\n")
     seen = json.loads(await client.stdout.readline())
@@ -213,20 +214,20 @@ async def _streams(port: int, num_streams: int, num_tokens: int) -> Streams:
 
 
 def client(port: int, num_streams: int, num_tokens: int) -> None:
-    """The other process: reads the streams, and how late each token is."""
+    """Read the streams in the client process and measure how late each token is."""
     body = json.dumps({**BODY, "max_tokens": num_tokens}).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}"
     request = f"{head}\r\n\r\n".encode() + body
     sockets = [socket.create_connection(("127.0.0.1", port)) for _ in range(num_streams)]
     for stream in sockets:
         stream.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-    gc.disable()  # its pauses would be read as the server's
+    gc.disable()  # pauses of the garbage collector would be attributed to the server
     print("ready", flush=True)
     sys.stdin.readline()
     began_s = time.monotonic()
     added: list[int] = []
     read: list[int] = []
-    begun = dict.fromkeys(sockets, b"")  # an event that has not come to its end
+    begun = dict.fromkeys(sockets, b"")  # per stream: the bytes of an incomplete event
     with selectors.DefaultSelector() as selector:
         for stream in sockets:
             stream.sendall(request)
@@ -254,7 +255,8 @@ def client(port: int, num_streams: int, num_tokens: int) -> None:
 
 
 def _arrival_us(stamps: Sequence[tuple[int, int, bytes]]) -> int | None:
-    """When the kernel had the last of the bytes that were read. Linux begins to stamp some time after it was asked to."""
+    """Return when the kernel received the last of the bytes, or None if there is no timestamp: Linux begins to add timestamps some time
+    after the option is set."""
     if not stamps:
         return None
     ((_, _, stamp),) = stamps
@@ -263,7 +265,8 @@ def _arrival_us(stamps: Sequence[tuple[int, int, bytes]]) -> int | None:
 
 
 async def _idle(port: int) -> int:
-    """Memory of the server for connections that have asked once and stay open; their other ends cost almost nothing here."""
+    """Return the memory that the server needs for connections that sent one request and stay open. The clients run in this process, but
+    need almost no memory."""
     gc.collect()
     before = _resident_bytes()
     writers: list[asyncio.Transport] = []

@@ -1,10 +1,10 @@
-"""`relaxserve bench load`: what a load costs in memory and time, measured on the worker process as the server starts it.
+"""`relaxserve bench load`: memory and time for loading a model, measured on a worker process that is started as the server starts it.
 
-    first    nothing is cached: compiled, every weight read and prepared
+    first    with an empty cache: compile, read and prepare all weights
     second   from the cache, until the first token
 
-Resident memory is held against the plan: weights, arena, KV pages, and WORKER_BYTES for the process itself; while loading a checkpoint,
-one of its shards more. Mapped files count where they were touched.
+Resident memory is compared with the plan: weights, arena, KV pages, and WORKER_BYTES for the process itself. While a checkpoint is loaded,
+the plan also includes one of its shards. Of mapped files, only pages that were accessed count.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ START_S = 1.5  # goal for a model of half a billion parameters
 START_MODEL = f"{PREFIX}0.5b"
 PROMPT = tuple(range(3, 35))
 NUM_NEW = 16
-KV_BYTES = 64 << 20  # few: pages that nobody writes take no memory, and would hide what other parts take
+KV_BYTES = 64 << 20  # small, because pages that were never written take no memory and would hide excess memory of other parts
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     ready: Ready
-    first_token_s: float  # since the process was started
-    peak_bytes: int  # until then
-    serving_bytes: int  # after NUM_NEW tokens
+    first_token_s: float  # seconds from the start of the process to the first token
+    peak_bytes: int  # largest resident memory until the first token
+    serving_bytes: int  # resident memory after NUM_NEW tokens
 
     @property
     def planned_bytes(self) -> int:
@@ -67,13 +67,13 @@ async def start(load: Load) -> Start:
 
 
 def resident(worker: Supervisor, field: str) -> int:
-    """`VmRSS`, or `VmHWM`: the most there ever was."""
+    """Return a field of the worker's /proc status in bytes: `VmRSS` is its resident memory, `VmHWM` the peak of its resident memory."""
     status = Path(f"/proc/{worker.pid}/status").read_text()
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(f"{field}:"))
 
 
 def shard(folder: Path, num_shards: int) -> None:
-    """Split model.safetensors, the way the hub stores large models."""
+    """Split model.safetensors into shards, as large models on the hub are stored."""
     whole = folder / "model.safetensors"
     source = open_safetensors(whole)
     names = sorted(source.tensors)
@@ -96,7 +96,7 @@ def measure(folder: Path, quantize: str, *, start_goal_s: float | None, num_star
     load = Load("bench", str(folder), quantize, kv_cache_bytes=KV_BYTES)
     first = asyncio.run(start(load))
     seconds = [asyncio.run(start(load)) for _ in range(num_starts)]
-    second = min(seconds, key=lambda s: s.first_token_s)  # everything else is somebody else's time
+    second = min(seconds, key=lambda s: s.first_token_s)  # slower starts include the time of other programs
     peak_bytes, serving_bytes = max(first.peak_bytes, second.peak_bytes), max(first.serving_bytes, second.serving_bytes)
     ready = first.ready
     parts = f"weights {_mib(ready.weights_bytes)}, arena {_mib(ready.arena_bytes)}, KV pages {_mib(ready.kv_cache_bytes)}"
@@ -122,7 +122,7 @@ def measure(folder: Path, quantize: str, *, start_goal_s: float | None, num_star
 
 @contextmanager
 def empty_cache() -> Generator[None]:
-    """For workers, which inherit the environment."""
+    """Give workers an empty cache, by an environment variable that they inherit."""
     before = os.environ.get("RELAXSERVE_CACHE")
     with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder:
         os.environ["RELAXSERVE_CACHE"] = folder

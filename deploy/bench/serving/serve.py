@@ -1,11 +1,15 @@
-"""`relaxserve bench serve`: what clients of one model get, alone and together, and what of a step is not kernels.
+"""`relaxserve bench serve`: throughput and latency for one client and for several clients of a model, and the time of a step outside
+kernels.
 
-    clients N   N prompts of 128 random tokens at once, 128 tokens out each
+    clients N   N prompts of 128 random tokens at once, each with 128 new tokens
     prefix      two prompts, one after the other, that share their first 1,000 tokens
-    arrival     a prompt of 2,000 tokens while 16 streams decode
+    arrival     a prompt of 2,000 tokens that arrives while 16 streams decode
+    burst N     only N clients at once: as the first requests after a start, and once more; then 2 N clients that arrive at random, at 0.7
+                of the rate that the model can serve
 
-The engine runs in this process, as it does in a worker; `--http` adds the same through a server of its own. Beside the throughput stands
-what the model alone needs for the same tokens: prompts in full chunks and nothing else, then steps of all streams at once.
+The engine runs in this process, as in a worker. `--http` measures the same loads through a separate server process, `--peer` through other
+servers of the same weights. The throughput is compared with the ideal, which is measured after each run: the model alone runs all prompts
+in full chunks and then steps of all streams at once.
 """
 
 from __future__ import annotations
@@ -21,30 +25,32 @@ import numpy as np
 
 from deploy import demo
 from deploy.bench.checkpoint import PREFIX, model_folder
-from deploy.bench.measure import Figure, best_s, report
+from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import Driver, InProcess, OverHttp, Prompt, Stream, percentile, served
+from deploy.bench.serving.ideal import NUM_NEW, NUM_PROMPT, Ideal, Took, mean_took
+from deploy.bench.serving.peer_servers import PEER_SERVERS, Weights, check, peer_served
 from deploy.bench.synthetic import SHAPES
-from deploy.model_loading.costs import step_of
+from deploy.model_loading.files import open_files
 from deploy.model_loading.load import load_model
+from deploy.model_loading.locate import locate
 from deploy.model_loading.serving import CompiledModel
 from server.engine.step_model import StepLimits
-from server.engine.worker import LoadedModel
 from server.messages import MAX_GAP_MS, Load
 from server.models.state import ModelSpec
 
 CLIENTS = (1, 4, 8, 16, 32, 64)
-NUM_PROMPT = NUM_NEW = 128
+ARRIVAL_SHARE = 0.7  # rate at which clients arrive, as a share of the rate that the model can serve
 NUM_SHARED = 1000
 NUM_ARRIVING, NUM_DECODING = 2000, 16
-HOST_SHARES = {1: 0.05, 32: 0.08}  # goals, by clients
+HOST_SHARES = {1: 0.05, 32: 0.08}  # number of clients -> goal for the share of a step outside kernels
 JUDGED_CLIENTS = 32
 NAME = "bench"
-JUDGED = f"{PREFIX}0.5b", "int8"  # the model that the goals are for
+JUDGED = f"{PREFIX}0.5b", "int8"  # model and format for which the goals are meant
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Random prompts; the same number gives the same prompt, and no two share a beginning."""
+    """Random prompts. The same number always gives the same prompt, and no two prompts share a prefix."""
 
     vocab_size: int
 
@@ -55,82 +61,115 @@ class Texts:
         return [Prompt(self.make(1000 * number + i, NUM_PROMPT), num_new) for i in range(count)]
 
 
-class Alone:
-    """The model without an engine: how long the steps of a load take at least, in all of its measurements."""
-
-    def __init__(self, model: CompiledModel) -> None:
-        self._model = model
-        self._best_s: dict[tuple[int, int, int], float] = {}
-
-    def measure(self, num_clients: int) -> float:
-        """For the prompts of all clients and nothing else, and then one token of each per step."""
-        return self.prompts_s(num_clients) + self._step_s(num_clients, 1, NUM_PROMPT + NUM_NEW // 2) * (NUM_NEW - 1)
-
-    def prompts_s(self, num_clients: int) -> float:
-        """In steps as large as possible."""
-        num_together = min(num_clients, self._model.limits.max_tokens // NUM_PROMPT)
-        return self._step_s(num_together, NUM_PROMPT, NUM_PROMPT) * num_clients / num_together
-
-    def _step_s(self, num_seqs: int, num_each: int, context: int) -> float:
-        shape = num_seqs, num_each, context
-        batch = step_of(self._model.limits, num_seqs=num_seqs, num_each=num_each, context=context)
-        step_s = best_s(lambda: self._model.run(batch), seconds=1.0, most=20)
-        self._best_s[shape] = min(step_s, self._best_s.get(shape, step_s))
-        return self._best_s[shape]
+@dataclass(frozen=True, slots=True)
+class Run:
+    name: str
+    wall_s: float
+    processor_s: float  # processor time of all threads
+    first_s: Sequence[float]  # for each client, seconds until its first token
 
 
 def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
     clients: list[int] = options.clients
-    runs = [(f"{n} clients", n) for n in clients]
-    if options.burst is not None:
-        runs = [(f"{which} burst of {options.burst}", options.burst) for which in ("first", "second")]
-    max_batch = max(*(n for _, n in runs), NUM_DECODING + 1)
-    loaded = load_model(Load(NAME, str(folder), options.quantize, max_batch=max_batch), lambda _stage, _fraction: None)
+    most = max(options.burst or max(clients), NUM_DECODING + 1)
+    spec = ModelSpec(NAME, str(folder), options.quantize, max_batch=most)
+    loaded = load_model(Load(NAME, str(folder), options.quantize, max_batch=most), lambda _stage, _fraction: None)
     model = loaded.step_model
     assert isinstance(model, CompiledModel)
-    figures = engine_figures(loaded, model, runs, options.temperature, mixed=options.burst is None)
-    if options.http:
-        limits = model.limits
-        del loaded, model  # the server loads its own
-        with served(ModelSpec(NAME, str(folder), options.quantize, max_batch=max_batch)) as url:
-            figures += http_figures(OverHttp(url, NAME, temperature=options.temperature), limits, clients, figures)
-    return figures
-
-
-def engine_figures(
-    loaded: LoadedModel, model: CompiledModel, runs: Sequence[tuple[str, int]], temperature: float, *, mixed: bool
-) -> list[Figure]:
-    """Of runs by name and number of clients."""
-    texts, alone = Texts(model.limits.vocab_size), Alone(model)
-    for _, n in runs:
-        alone.measure(n)
-    driver = InProcess(loaded, temperature=temperature)
-    figures: list[Figure] = []
-    done: list[tuple[float, list[float]]] = []
-    for number, (name, n) in enumerate(runs):
-        busy_s, began_s = -model.busy_s, time.perf_counter()
-        streams = driver.run(texts.several(1000 * number + n, n))
-        wall_s, busy_s = time.perf_counter() - began_s, busy_s + model.busy_s
-        done.append((wall_s, [stream.ttft_s for stream in streams]))
-        figures += stream_figures(name, streams)
-        figures.append(Figure(f"{name}: time outside kernels", 1 - busy_s / wall_s, "", HOST_SHARES.get(n)))
-    if mixed:
-        figures += mixed_figures(driver, texts, model.limits, "")
+    limits, driver = model.limits, InProcess(loaded, temperature=options.temperature)
+    if options.burst is None:
+        figures = [figure for n in clients for figure in run_figures(driver, model, [f"{n} clients"], n)]
+        figures += mixed_figures(driver, Texts(limits.vocab_size), limits, "")
+    else:
+        figures = burst_figures(driver, model, options.burst)
     driver.close()
-    for (name, n), (wall_s, first_s) in zip(runs, done, strict=True):  # for a second time: a machine may be slow before and fast behind
-        figures += ideal_figures(name, alone.measure(n), alone.prompts_s(n), wall_s, first_s, is_judged=n == JUDGED_CLIENTS)
+    del loaded, model, driver  # servers load the model again
+    if options.http:
+        with served(spec) as url:
+            figures += http_figures(OverHttp(url, NAME, temperature=options.temperature), limits, clients, figures)
+    if options.peer:
+        figures += peer_figures(spec, options.peer, options.temperature, options.burst or JUDGED_CLIENTS)
     return figures
 
 
-def ideal_figures(name: str, least_s: float, prompts_s: float, wall_s: float, first_s: Sequence[float], *, is_judged: bool) -> list[Figure]:
-    """Beside the ideal: first all prompts, alone, and then all streams together."""
+def burst_figures(driver: InProcess, model: CompiledModel, num_clients: int) -> list[Figure]:
+    names = [f"{which} burst of {num_clients}" for which in ("first", "second")]
+    figures = run_figures(driver, model, names, num_clients)
+    return figures + arrivals_figures(driver, model, num_clients)
+
+
+def run_figures(driver: InProcess, model: CompiledModel, names: Sequence[str], num_clients: int) -> list[Figure]:
+    """Run the same number of clients once per name, and measure the ideal after each run."""
+    texts, ideal = Texts(model.limits.vocab_size), Ideal(model)
+    figures: list[Figure] = []
+    runs: list[Run] = []
+    took: list[Took] = []
+    for number, name in enumerate(names):
+        busy_s, processor_s, began_s = -model.busy_s, -time.process_time(), time.perf_counter()
+        streams = driver.run(texts.several(1000 * number + num_clients, num_clients))
+        wall_s, busy_s, processor_s = time.perf_counter() - began_s, busy_s + model.busy_s, processor_s + time.process_time()
+        runs.append(Run(name, wall_s, processor_s, [stream.ttft_s for stream in streams]))
+        took.append(ideal.run(num_clients))
+        figures += stream_figures(name, streams)
+        figures.append(Figure(f"{name}: time outside kernels", 1 - busy_s / wall_s, "", HOST_SHARES.get(num_clients)))
+    least = mean_took(took)
+    return [*figures, *(figure for run in runs for figure in ideal_figures(run, least, is_judged=num_clients == JUDGED_CLIENTS))]
+
+
+def ideal_figures(run: Run, least: Took, *, is_judged: bool) -> list[Figure]:
+    """Compare a run with the ideal, in which the model runs all prompts first and then all streams together."""
     share, median, worst = (0.95, 0.55, 1.15) if is_judged else (None, None, None)
-    note = f"{prompts_s:.2f} s for all prompts alone"
+    name, note = run.name, f"{least.prompts_s:.2f} s for all prompts alone"
+    by_processor = f"{run.processor_s:.2f} s; ideal {least.processor_s:.2f} s"
     return [
-        Figure(f"{name}: of the model alone", least_s / wall_s, "", share, True, f"{least_s:.2f} s alone"),
-        Figure(f"{name}: median first token, of all prompts", statistics.median(first_s) / prompts_s, "", median, note=note),
-        Figure(f"{name}: worst first token, of all prompts", max(first_s) / prompts_s, "", worst, note=note),
+        Figure(f"{name}: of the ideal", least.wall_s / run.wall_s, "", share, True, f"{run.wall_s:.2f} s; ideal {least.wall_s:.2f} s"),
+        Figure(f"{name}: of the ideal, by processor time", least.processor_s / run.processor_s, "", share, True, by_processor),
+        Figure(f"{name}: median first token, of all prompts", statistics.median(run.first_s) / least.prompts_s, "", median, note=note),
+        Figure(f"{name}: worst first token, of all prompts", max(run.first_s) / least.prompts_s, "", worst, note=note),
     ]
+
+
+def arrivals_figures(driver: InProcess, model: CompiledModel, num_clients: int) -> list[Figure]:
+    """Let twice as many clients arrive at random. In the ideal, all clients have ended by the last arrival, except those that still decode
+    then."""
+    ideal, random = Ideal(model), np.random.default_rng(0)
+    capacity = num_clients / ideal.run(num_clients).wall_s
+    gaps_s = random.exponential(1 / (ARRIVAL_SHARE * capacity), 2 * num_clients - 1)
+    at_s = [0.0, *np.cumsum(gaps_s).tolist()]
+    prompts = Texts(model.limits.vocab_size).several(77, len(at_s))
+    streams = driver.run([replace(prompt, at_s=at) for prompt, at in zip(prompts, at_s, strict=True)])
+    wall_s = max(stream.times_s[-1] for stream in streams) - streams[0].began_s
+    at_once = sum(stream.times_s[-1] - stream.began_s for stream in streams) / wall_s
+    drain_s = ideal.run(max(1, min(num_clients, round(at_once)))).wall_s
+    name = f"arrivals at {ARRIVAL_SHARE} of capacity"
+    note = f"{wall_s:.1f} s; the last arrives after {at_s[-1]:.1f} s; {at_once:.1f} at once, who take {drain_s:.1f} s alone"
+    goal = 0.95 if num_clients == JUDGED_CLIENTS else None
+    return [*stream_figures(name, streams), Figure(f"{name}: of the ideal", (at_s[-1] + drain_s) / wall_s, "", goal, True, note)]
+
+
+def peer_figures(spec: ModelSpec, peers: Sequence[str], temperature: float, num_clients: int) -> list[Figure]:
+    """Compare this server and its peers under a burst of requests over HTTP."""
+    files = open_files(locate(spec.source))
+    weights = Weights(spec.name, Path(spec.source), files.config, files.weights, spec.quantize)
+    texts = Texts(files.config.vocab_size)
+
+    def burst(url: str) -> list[Stream]:
+        driver = OverHttp(url, spec.name, temperature=temperature)
+        driver.run(texts.several(0, 1, num_new=8))
+        return driver.run(texts.several(num_clients, num_clients))
+
+    with served(spec) as url:
+        own = burst(url)
+    figures = stream_figures(f"http, burst of {num_clients}", own)
+    for peer in peers:
+        with peer_served(peer, weights, num_clients) as url:
+            other = burst(url)
+        name = f"burst of {num_clients}, {peer}"
+        figures += stream_figures(name, other)
+        first = [statistics.median(stream.ttft_s for stream in streams) for streams in (own, other)]
+        figures.append(Figure(f"{name}: our throughput, of the peer's", throughput(own) / throughput(other), "", 3.0, True))
+        figures.append(Figure(f"{name}: our median first token, of the peer's", first[0] / first[1], "", 0.3))
+    return figures
 
 
 def http_figures(driver: OverHttp, limits: StepLimits, clients: Sequence[int], inside: list[Figure]) -> list[Figure]:
@@ -162,7 +201,7 @@ def stream_figures(name: str, streams: Sequence[Stream]) -> list[Figure]:
 
 
 def mixed_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str) -> list[Figure]:
-    """The two patterns of unequal prompts, where they fit the model's context."""
+    """Run the patterns `prefix` and `arrival` if their texts fit into the model's context."""
     figures: list[Figure] = []
     num_own, num_new = 16, 8
     if limits.max_context >= NUM_SHARED + num_own + num_new:
@@ -179,7 +218,8 @@ def mixed_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str) 
 
 
 def arrival_figures(others: Sequence[Stream], late: Stream, alone: Stream, where: str) -> list[Figure]:
-    """How long a long prompt takes beside streams, and what these notice of it: their gaps until its first token."""
+    """Measure how much longer a long prompt takes while other streams run, and the gaps between their tokens until the prompt's first
+    token."""
     end_s = late.times_s[0]
     worst = max(b - a for s in others for a, b in zip(s.times_s, s.times_s[1:], strict=False) if b > late.began_s and a < end_s)
     quiet_s = max(stream.times_s[0] for stream in others)
@@ -205,11 +245,16 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", default=JUDGED[0], help=f"{demo.NAME}, a path, {synthetic}")
     parser.add_argument("--quantize", default=JUDGED[1])
     parser.add_argument("--clients", type=_counts, default=list(CLIENTS), help="as 1,4,32")
-    parser.add_argument("--burst", type=int, help="only a burst of so many clients: the first after a start, and one more")
+    parser.add_argument("--burst", type=int, help="only so many clients at once, twice, and arrivals at random")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--http", action="store_true", help="the same through a server as well")
+    parser.add_argument("--peer", action="append", choices=PEER_SERVERS, help="another server of the same weights; repeatable")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
+    if options.http and options.burst is not None:
+        parser.error("--http measures --clients: leave out --burst, or measure a burst over HTTP with --peer")
+    for peer in options.peer or ():
+        check(peer, options.quantize)
     with model_folder(options.model) as folder:
         figures = measure(folder, options)
     if (options.model, options.quantize) != JUDGED:

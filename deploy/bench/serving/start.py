@@ -1,6 +1,8 @@
-"""`relaxserve bench start`: from the command to the first answer, with nothing compiled and from the cache; then how fast it streams.
+"""`relaxserve bench start`: the time from the command to the first answer, with an empty cache and with a full cache; then the speed of one
+stream.
 
-What counts is what a user waits for: the process of `relaxserve serve` begins, and the first token of a question asked at once arrives.
+The time is what a user waits: from the start of the process `relaxserve serve` to the first token of the answer to a question that is sent
+immediately.
 """
 
 from __future__ import annotations
@@ -27,14 +29,14 @@ from server.messages import MAX_GAP_MS
 NAME = "started"
 ADDRESS = re.compile(r"relaxserve at http://([\w.]+):(\d+):")
 PROMPT = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
-GOALS = {"cold": 5.0, "from the cache": 1.5}  # seconds, with the demo model
-RATE = 300.0  # tokens per second, with the demo model
+GOALS = {"cold": 5.0, "from the cache": 1.5}  # goals in seconds, with the demo model
+RATE = 300.0  # goal in tokens per second, with the demo model
 NUM_STREAMED = 256
 
 
 @contextmanager
 def server(folder: Path, quantize: str, cache: Path, max_gap_ms: int = MAX_GAP_MS) -> Generator[tuple[str, int]]:
-    """Where `relaxserve serve` listens, as soon as it has said so."""
+    """Start `relaxserve serve`. Yield the server's address once the server has printed it."""
     config = cache / "models.yaml"
     config.write_text(f"models:\n- {{name: {NAME}, source: {folder.resolve()}, quantize: {quantize}, max_gap_ms: {max_gap_ms}}}\n")
     command = (sys.executable, "-c", "from deploy.cli import main; main()", "serve", "--port", "0", "--config", str(config))
@@ -60,7 +62,7 @@ async def first_token(address: tuple[str, int]) -> None:
 
 
 async def rate(address: tuple[str, int]) -> float:
-    """Tokens per second of one stream, its first left out."""
+    """Return the tokens per second of one stream, not counting its first token."""
     times: list[float] = []
     async for _event in post_stream(
         *address, {"model": NAME, "prompt": PROMPT, "temperature": 0, "max_tokens": NUM_STREAMED, "ignore_eos": True}

@@ -1,13 +1,15 @@
-"""Kept figures are read back as they were, and BENCHMARKS.md says what they say."""
+"""Figures that were recorded are read back unchanged, and the tables in BENCHMARKS.md contain the recorded figures."""
 
 from __future__ import annotations
 
 import json
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
 from deploy.bench.measure import Figure, report
+from deploy.bench.records.chart import CHART, STEPS, comparisons, drawn
 from deploy.bench.records.record import Record, read_all
 from deploy.bench.records.report import FILE, MOST_ROWS, written
 from deploy.cli import bench
@@ -65,15 +67,56 @@ def test_of_many_figures_the_largest_are_shown(capsys):
     assert text.count("| f") == MOST_ROWS + 1 and "f99" in text and "f75" not in text and f"the {MOST_ROWS} largest of 100" in text
 
 
-def test_rows_and_limits_become_tables(capsys):
+def test_rows_and_nested_limits_become_tables(capsys):
     found = {
-        "limits": {"bytes_per_s": 3e10},
+        "limits": {"weights": {"bytes_per_s": 3e10}},
         "rows": [{"name": "decode", "share": 0.913, "inner": [1]}, {"name": "prefill", "flag": True}],
         "peers": {},
     }
     text = written([record(capsys, found=found)])
-    assert "**limits**" in text and "| 30,000,000,000 |" in text
+    assert "**limits: weights**: `relaxserve bench one" in text and "| 30,000,000,000 |" in text
     assert "| name | share | flag |" in text and "| decode | 0.913 |  |" in text and "| prefill |  | yes |" in text
+
+
+def row(name, tokens_per_s):
+    return {"name": name, "tokens_per_s": tokens_per_s, "num_bytes": 2e6, "operations": 3e9, "share": 0.5}
+
+
+def model_record(capsys, *, machine="A", arguments=("--quantize", "int8"), peers=("llama-cpp-python",), steps=tuple(STEPS)):
+    rows = [row(step, 100.0) for step in steps]
+    compared = {name: {"difference": 0.01, "rows": [row(step, 40.0) for step in steps], "version": "1.2"} for name in peers}
+    found = {"limits": {"bytes_per_s": 3e10, "flops": 2e11}, "rows": rows, "peers": compared}
+    return record(capsys, benchmark="model", machine=machine, arguments=arguments, found=found)
+
+
+def test_a_model_and_its_peers_share_a_table(capsys):
+    text = written([model_record(capsys, steps=("prefill 512",))])
+    assert "### model, quantize int8" in text
+    assert "commit abc; limits: 30 GB/s read, 200 GFLOP/s at the peak; llama.cpp 1.2." in text
+    assert "| step | tokens per second | share of the limit | MB read | GFLOP | llama.cpp | over llama.cpp |" in text
+    assert "| prefill 512 | 100 | 0.5 | 2 | 3 | 40 | 2.5 |" in text
+    assert "| prefill 512 | 100 | 0.5 | 2 | 3 |\n" in written([model_record(capsys, steps=("prefill 512",), peers=())])
+
+
+def test_the_chart_of_this_checkout_is_made_of_its_records():
+    assert CHART.read_text() == drawn(read_all()), "run: relaxserve bench report"
+
+
+def test_the_chart_shows_five_comparisons_of_one_machine(capsys):
+    bf16 = model_record(capsys, arguments=(), peers=("torch",))
+    lesser = model_record(capsys, arguments=("--target", "x86-64-v3"))
+    chosen = comparisons([model_record(capsys), bf16, lesser, model_record(capsys, machine="B", steps=("prefill 512",)), record(capsys)])
+    assert [one.step for one in chosen] == [title for title in STEPS.values() for _ in range(2)][:5]
+    assert {(one.machine, one.weights, one.peer) for one in chosen} == {("A", "bf16", "PyTorch bfloat16"), ("A", "int8", "llama.cpp Q8_0")}
+    assert {one.ours / one.theirs for one in chosen} == {2.5}
+
+
+def test_the_chart_is_valid_xml_with_bars_to_scale(capsys):
+    root = ElementTree.fromstring(drawn([model_record(capsys, machine="A & B")]))
+    bars = [float(bar.attrib["width"]) for bar in root.findall("{*}rect")]
+    assert len(bars) == 10 and bars[0] == 2.5 * bars[1]
+    assert "100 (2.50x)" in {text.text for text in root.findall("{*}text")}
+    assert ElementTree.fromstring(drawn([])).findall("{*}rect") == []
 
 
 def test_the_command_keeps_what_a_benchmark_prints(monkeypatch, tmp_path, capsys):

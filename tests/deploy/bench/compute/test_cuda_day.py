@@ -1,4 +1,4 @@
-"""A visit to a GPU, rehearsed on the one in software."""
+"""`relaxserve bench cuda-day`, which runs all measurements and tests that need a GPU, runs on the software GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ pytestmark = needs_pycuda
 
 
 def test_a_quick_visit_finds_something_in_every_part(tmp_path: Path, software_gpu: SoftwareGpu) -> None:
-    """Times of a GPU in software mean nothing; that there are some does. A part that fails leaves its error, and the next one runs."""
+    """With --quick, every part of the script reports times, which mean nothing on a software GPU. A part that fails records its error, and
+    the next part runs."""
     cuda_day.main(["--quick", "--out", str(tmp_path / "day.json")])
     found = json.loads((tmp_path / "day.json").read_text())
     assert "error" not in json.dumps(found), found
@@ -26,7 +27,7 @@ def test_a_quick_visit_finds_something_in_every_part(tmp_path: Path, software_gp
     assert (one["case"], four["case"]) == ("decode 1 x 40", "decode 4 x 24")
     assert 0 < one["planned_bytes"] < four["planned_bytes"] and one["share_of_copies"] > 0
     launches = sum(kernel["launches"] for kernel in one["kernels"].values())
-    assert launches == 7 + 6, "those of the layer; embedding, cast, angles, the row, norm and logits"
+    assert launches == 7 + 6, "7 launches per layer, plus embedding, cast, angles, row, norm and logits"
     assert found["tests"] == {"left_out": "by --quick"}
 
 

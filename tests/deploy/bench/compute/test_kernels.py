@@ -1,4 +1,4 @@
-"""The benchmark of kernels, on a model small enough to count by hand."""
+"""The benchmark of kernels, on a model so small that its work can be counted by hand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from compiler.frontend.mixture import Mixture
 from compiler.ir.dtypes import DType
 from compiler.machine.target import get
 from deploy.bench import synthetic
@@ -18,12 +19,12 @@ HIDDEN, LAYERS, HEADS, KV_HEADS, SIZE, FFN, VOCAB = 64, 2, 4, 2, 16, 96, 128
 
 
 class Known:
-    """A gauge that has measured."""
+    """A gauge of the machine's limits that always reports the same limits."""
 
     limits = Limits(1e9, 1e10)
 
     def sample(self) -> None:
-        """Nothing changes."""
+        """Do nothing: the limits are fixed."""
 
 
 @pytest.fixture
@@ -44,7 +45,20 @@ def test_the_work_of_a_step_is_what_its_shapes_say(small: Model):
     per_layer = HIDDEN * (2 * HEADS + 2 * KV_HEADS) * SIZE + 3 * HIDDEN * FFN
     assert sum(w.operations for w in products) == 2 * (24 * LAYERS * per_layer + 3 * HIDDEN * VOCAB)
     assert sum(w.num_bytes for w in products) >= 2 * (LAYERS * per_layer + HIDDEN * VOCAB)
-    assert work["embedding"].num_bytes < 24 * HIDDEN * 8, "rows are picked, the table is not read"
+    assert work["embedding"].num_bytes < 24 * HIDDEN * 8, "an embedding reads only its rows of the table"
+
+
+def test_only_the_chosen_experts_are_counted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(synthetic.SHAPES, "few", (HIDDEN, LAYERS, HEADS, KV_HEADS, SIZE, FFN, VOCAB))
+    monkeypatch.setitem(synthetic.MIXTURES, "few", Mixture(num_experts=8, num_chosen=2, size=96))
+    monkeypatch.setattr(model, "CONTEXTS", (64,))
+    made = Model(synthetic.synthetic_config("few"), "bf16", 2, kv_dtype=DType.BF16, target=get("x86-64-v3"))
+    for tokens, share in ((1, 2 / 8), (2, 1 - (6 / 8) ** 2)):
+        work = kernels.work_of(made, made.step(tokens, tokens, 48))
+        read = [w.num_bytes for name, w in work.items() if name.startswith("expert_linear")]
+        weights = 2 * LAYERS * 8 * 3 * HIDDEN * 96 * share
+        assert weights < sum(read) < 1.1 * weights, "the rest is rows"
+    made.session.close()
 
 
 def test_kernels_come_by_the_time_above_their_limit(small: Model, monkeypatch: pytest.MonkeyPatch):

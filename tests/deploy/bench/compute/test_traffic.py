@@ -1,4 +1,4 @@
-"""The figures beside copies: every kernel against both, and the copy of the system copies."""
+"""The benchmark of memory bandwidth compares each kernel with two kinds of copy; one of them is the system's memcpy."""
 
 from __future__ import annotations
 

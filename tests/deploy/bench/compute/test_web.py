@@ -1,4 +1,4 @@
-"""The benchmarks of exports, on a model of one small layer."""
+"""The benchmarks of web exports, on a model with a single small layer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import pytest
 
 from compiler.machine.target import get
+from deploy.bench import chromium
 from deploy.bench.compute import embed, web
 from deploy.bench.synthetic import SHAPES
 from tests.node import node
@@ -20,14 +21,15 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_products_threads_and_decoding_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert node()  # or the test is skipped
+    assert node()  # skips the test if Node.js is not installed
     for name in ("ROUNDS", "REPEATS"):
         monkeypatch.setattr(web, name, 1)
     web.main(["--json"])
     figures = json.loads(capsys.readouterr().out)
     names = ["f32 product over the measured peak", "two threads over one", "module, runtime and program"]
     native = ["int4 decode over one native thread (x86-64-v3)"] if get(web.NATIVE).can_run_here else []
-    assert [figure["name"] for figure in figures] == names + native
+    browser = ["from the browser's cache to the demo's first token"] if chromium.installed() else []
+    assert [figure["name"] for figure in figures] == names + native + browser
     assert all(figure["value"] > 0 for figure in figures)
 
 

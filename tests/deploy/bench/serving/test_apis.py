@@ -1,4 +1,4 @@
-"""The benchmark of chat APIs, on the demo model: each tells the same tokens. How fast they are is for a quiet machine to say."""
+"""The benchmark that compares chat APIs, on the demo model: every API returns the same tokens. Speed is not tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of delays, on the demo model and the fields of one endpoint."""
+"""The benchmark of delays that hostile requests cause, on the demo model and with one field of one endpoint."""
 
 from __future__ import annotations
 
@@ -6,14 +6,27 @@ import json
 
 import pytest
 
-from deploy.bench.serving.hostile import main
+from deploy.bench.serving.hostile import NOTHING, Delay, figures, main
 
 
-def test_it_tries_every_field_beside_a_stream_and_a_probe(capsys: pytest.CaptureFixture[str]):
-    main(["--json", "--only", "POST /detokenize", "--rounds", "1"])
-    figures = {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)}
-    fields = {"model", "tokens", "skip_special_tokens", "unknown"}
-    assert set(figures) == {"nothing", "worst", *(f"POST /detokenize {field}" for field in fields)}
-    assert all(figure["value"] > 0 for figure in figures.values())
-    assert figures["worst"]["value"] == max(figures[f"POST /detokenize {field}"]["value"] for field in fields)
-    assert "8 requests, status 200, 400" in figures["POST /detokenize tokens"]["note"]
+def test_it_tries_a_field_in_every_shape_beside_a_stream_and_a_probe(capsys: pytest.CaptureFixture[str]):
+    """The benchmark tries one field with every shape of value, while a stream and a health probe run. tests/server/test_delays.py tries the
+    other fields."""
+    name = "POST /detokenize tokens"
+    main(["--json", "--only", name, "--rounds", "1"])
+    found = {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)}
+    assert set(found) == {"nothing", "worst", name}
+    assert all(figure["value"] > 0 for figure in found.values())
+    assert found["worst"]["value"] == found[name]["value"]
+    assert "8 requests, status 200, 400" in found[name]["note"]
+
+
+def test_the_worst_delay_is_that_of_any_field():
+    found = {name: Delay(ms, 1.0, "own limit", 1, frozenset({200})) for name, ms in ((NOTHING, 90.0), ("a", 2.0), ("b", 7.0), ("c", 3.0))}
+    assert [(figure.name, figure.value) for figure in figures(found)] == [
+        (NOTHING, 90.0),
+        ("a", 2.0),
+        ("b", 7.0),
+        ("c", 3.0),
+        ("worst", 7.0),
+    ]

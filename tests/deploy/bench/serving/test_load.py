@@ -1,4 +1,4 @@
-"""The benchmark of loading: its figures for the demo model, and the shards that it makes of a synthetic one."""
+"""The benchmark of loading: its figures for the demo model, and the files that it writes for a synthetic model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def test_a_load_stays_within_its_plan(capsys: pytest.CaptureFixture[str]):
     figures = {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)}
     serving, peak = figures["resident while serving"], figures["peak while loading"]
     assert serving["reached"] and peak["reached"]
-    assert min(peak["value"], serving["value"]) > 10, "an interpreter alone takes more"
-    assert peak["goal"] > serving["goal"], "a shard more"
+    assert min(peak["value"], serving["value"]) > 10, "a Python process takes more than 10 MB"
+    assert peak["goal"] > serving["goal"], "the peak may exceed the memory while serving by one shard"
     assert figures["second start to first token"]["value"] > 0
 
 

