@@ -1,1 +1,1 @@
-"""The parts put together and shipped: command line, settings, workers, loading, benchmarks."""
+"""Assemble and ship relaxserve: command line, settings, worker processes, model loading, benchmarks."""

@@ -1,18 +1,18 @@
-"""What is kept between starts, in one folder: compiled programs, and the weights as these read them.
+"""The folder of files kept between starts: compiled programs and everything derived from them.
 
     executables/KEY-RANGES.rsx, .json   a compiled program, and the ranges that its plan covers (compiler/cache.py)
-    executables/KEY-THREADS.costs       what its steps take with so many threads (deploy/model_loading/costs.py)
-    executables/KEY-CODE.cubin          what the driver of a GPU assembled of it (runtime/device/cuda/assembled.py)
-    executables/KEY.models              the sources that were loaded with it, a line each, for people
-    weights/KEY-CHECKPOINT.rsw          packed weights: what any program of the key made of one checkpoint (compiler/bind.py)
+    executables/KEY-THREADS.costs       times of its steps with that number of threads (deploy/model_loading/costs.py)
+    executables/KEY-CODE.cubin          GPU code of the program, assembled by the driver (runtime/device/cuda/assembled.py)
+    executables/KEY.models              sources that were loaded with the program, one per line, for people to read
+    weights/KEY-CHECKPOINT.rsw          weights of one checkpoint, packed for all programs with this key (compiler/bind.py)
 
-    weights/KEY-CHECKPOINT.rsw.used-*   markers of processes that use them (deploy/use.py)
+    weights/KEY-CHECKPOINT.rsw.used-*   markers of processes that use the weights (deploy/use.py)
 
     exports/KEY/                        exports for browsers (deploy/export/kept.py)
-    web/*                               what running servers publish; the next server removes those of one that was killed
+    web/*                               files that running servers publish; a start removes those of a killed server
 
-A file is written beside its place under another name, and moved there when it is whole; what a killed load left of that is a leftover.
-A file may be removed while servers have it mapped: they keep what they read, and the next start makes it again.
+A file is written in its folder under a temporary name and renamed when it is complete; if a load is killed, the temporary file remains as a
+leftover. A file may be removed while servers have it mapped: they keep what they have read, and the next start builds the file again.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from server.messages import ErrorCode
 WEIGHTS_SUFFIX = ".rsw"
 COSTS_SUFFIX = ".costs"
 MODELS_SUFFIX = ".models"
-MOST_MODELS = 8  # that are remembered of a program
-ABANDONED_S = 3600.0  # a load that still runs writes more often
+MOST_MODELS = 8  # most sources that are listed per program
+ABANDONED_S = 3600.0  # temporary files unchanged for this many seconds are leftovers, because a running load writes more often
 _KEY = re.compile(r"[0-9a-f]{32}")
 _OURS = re.compile(r"\.import-.+|\.[0-9a-f]{32}\.\w+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|costs|models|cubin)(\..+)?")
 
 
 class CannotRemove(RuntimeFault):
-    """A file of the folder that is not ours to remove."""
+    """Raised if this user may not remove a file of the folder."""
 
 
 class Part(StrEnum):
@@ -63,13 +63,13 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """What goes or stays as a whole."""
+    """A file, or a group of files that are only removed together."""
 
     part: Part
     paths: tuple[Path, ...]
     key: str
     num_bytes: int
-    used_s: float  # time of the last use
+    used_s: float  # time of the last use in seconds since the epoch
 
 
 class Kept:
@@ -80,34 +80,35 @@ class Kept:
         self._exports = folder / "exports"
 
     def weights_of(self, key: str, digest: str) -> Path:
-        """Where the prepared weights of one program and one checkpoint are."""
+        """Return the path of the packed weights of one program and one checkpoint."""
         return self._weights / f"{key}-{digest[:32]}{WEIGHTS_SUFFIX}"
 
     def costs_of(self, key: str, num_threads: int) -> Path:
-        """Where it stands what steps of a program take."""
+        """Return the path of the measured step times of a program."""
         return self.executables.folder / f"{key}-{num_threads:x}{COSTS_SUFFIX}"
 
     def assembled_of(self, key: str) -> Path:
-        """How the files begin in which a device keeps what it makes of a program's code."""
+        """Return the common path prefix of the files with a program's assembled code."""
         return self.executables.folder / key
 
     def export_of(self, key: str) -> Path:
-        """The folder with the files of an export."""
+        """Return the folder with the files of an export."""
         return self._exports / key
 
     def models_of(self, key: str) -> list[str]:
-        """The sources that were loaded with a program, the last one first."""
+        """Return the sources that were loaded with a program, most recent first."""
         try:
             return self._models_file(key).read_text().splitlines()
         except (OSError, UnicodeDecodeError):
             return []
 
     def remember_model(self, key: str, source: str) -> None:
-        """Two loads at once may forget one of the two, which `cache ls` then does not show."""
+        """Move a source to the front of the list of sources loaded with a program. If loads run concurrently, a source may be lost; `cache
+        ls` then does not show it."""
         known = self.models_of(key)
         if known[:1] != [source]:
             file = self._models_file(key)
-            with suppress(OSError):  # a folder that may only be read can still be used
+            with suppress(OSError):  # a read-only folder can be used, without the list
                 written = file.with_name(f".{file.name}.{os.getpid()}")
                 written.write_text("\n".join([source, *(other for other in known if other != source)][:MOST_MODELS]) + "\n")
                 written.replace(file)
@@ -116,7 +117,8 @@ class Kept:
         return self.executables.folder / f"{key}{MODELS_SUFFIX}"
 
     def items(self) -> list[Item]:
-        """Programs count as used when their weights are: a start reads both."""
+        """List everything in the folder. The time of a program's last use is that of its weights if they were used later, because a start
+        reads both."""
         weights = list(self._packed())
         programs = list(self._programs())
         for number, program in enumerate(programs):
@@ -127,8 +129,9 @@ class Kept:
         return [*found, *self._leftovers({path for item in found for path in item.paths})]
 
     def prune(self, *, keep_bytes: int | None = None, keep_s: float = 0.0, dry_run: bool = False) -> list[Item]:
-        """Remove what nothing can use: weights and assembled code without a program, and leftovers. With `keep_bytes`, the longest unused
-        as well, until the rest fits; those used in the last `keep_s` seconds stay."""
+        """Remove what nothing can use: weights and assembled code without a program, and leftovers. With `keep_bytes`, also remove the
+        least recently used items until the remaining items fit, except those used in the last `keep_s` seconds. Return the removed
+        items."""
         items = self.items()
         keys = {item.key for item in items if item.part is Part.PROGRAM}
         going = [item for item in items if item.part is not Part.EXPORT and (item.part is Part.LEFTOVER or item.key not in keys)]
@@ -145,7 +148,7 @@ class Kept:
         return going
 
     def verify(self) -> Iterator[tuple[Path, str]]:
-        """Read every file completely: its path, and what is wrong with it; nothing is, if the text is empty."""
+        """Read every file completely. Yield its path and a description of the damage, which is empty for a sound file."""
         for path in self.executables.paths():
             yield path, _fault(lambda path=path: self.executables.verify(path))
         for item in self._packed():
@@ -159,11 +162,11 @@ class Kept:
             yield path, _fault(lambda path=path: _verify_export(path))
 
     def remove(self, path: Path) -> None:
-        """One file with what belongs to it."""
+        """Remove one file, and the description of the program if it is a program."""
         beside = (path.with_suffix(".json"),) if path.suffix == PROGRAM_SUFFIX else ()
         _remove([Item(Part.LEFTOVER, (path, *beside), "", 0, 0.0)])
 
-    # --- as the administration sees it, by signature -----------------------------------------------------------------------
+    # --- for the administration, by signature ------------------------------------------------------------------------------
 
     def entries(self) -> list[CachedModel]:
         return [CachedModel(entry.key, entry.num_bytes, entry.used_s) for entry in self.executables.entries()]
@@ -173,7 +176,7 @@ class Kept:
         _remove(unused)
         return sum(item.num_bytes for item in unused)
 
-    # --- what lies where ---------------------------------------------------------------------------------------------------
+    # --- contents of the folder --------------------------------------------------------------------------------------------
 
     def _programs(self) -> Iterator[Item]:
         for entry in self.executables.entries():
@@ -212,7 +215,7 @@ class Kept:
 
 
 def kept() -> Kept | None:
-    """Where this process keeps things, if it does."""
+    """Return the cache of this process, or None if RELAXSERVE_NO_CACHE disables it."""
     switches = flags.current()
     return None if switches.no_cache else Kept(switches.cache)
 
@@ -254,7 +257,7 @@ def _remove(items: Sequence[Item]) -> None:
 
 @contextmanager
 def kept_in(folder: Path) -> Generator[None]:
-    """A disk that is full, or that may only be read, is for its owner to mend."""
+    """Turn an OSError while using the cache into a LoadError with a remedy. Only the owner of a full or read-only disk can remedy it."""
     try:
         yield
     except OSError as error:

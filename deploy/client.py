@@ -1,6 +1,6 @@
-"""A client of a running server, on the standard library: the administration, and one streamed conversation.
+"""A client of a running server, built on the standard library, for administration and streamed chat.
 
-ServerFault    the server cannot be reached, is none of ours, or its answer is an error
+ServerFault    the server is unreachable, is not relaxserve, or answers with an error
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Client:
             raise ServerFault(f"the key has characters that a header cannot carry; expected printable ASCII by {KEY_VARIABLE} or --key")
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        # A proxy of the environment cannot reach this machine's own loopback.
+        # A proxy named in the environment cannot reach a loopback address, which belongs to this machine.
         proxies = urllib.request.ProxyHandler({} if is_loopback(host) else None)
         self._opener = urllib.request.build_opener(proxies)
         self._timeout_s = timeout_s
@@ -47,7 +47,7 @@ class Client:
         return self._json("DELETE", path)
 
     def events(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Iterator[Any]:
-        """The JSON of a stream of events, one by one. An event with an error raises it."""
+        """Yield the JSON of each event of a stream. Raise ServerFault if an event reports an error."""
         with self._told(), closing(self._open(method, path, body)) as response:
             for line in response:
                 if not line.startswith(b"data:"):
@@ -68,7 +68,7 @@ class Client:
         told: Callable[[Mapping[str, int]], None] = lambda _usage: None,
         **options: object,
     ) -> Iterator[str]:
-        """The answer's text as it comes. `told` is given its usage at the end."""
+        """Yield the answer's text as it arrives. Call `told` with the token usage at the end."""
         usage = {"stream_options": {"include_usage": True}}
         body = {"model": model, "messages": list(messages), "stream": True, **usage, **options}
         for event in self.events("POST", "/v1/chat/completions", body):
@@ -112,7 +112,7 @@ class Client:
 
 
 def segment(name: str) -> str:
-    """A name as a part of a path."""
+    """Quote a name, so that it is one segment of a path."""
     return quote(name, safe="")
 
 
@@ -121,13 +121,13 @@ def _host(url: str) -> str:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts.hostname
-    except ValueError:  # of a port
+    except ValueError:  # the port is not a number
         pass
     raise ServerFault(f"the server's address is {url!r}; expected http://HOST:PORT")
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
-    """Empty if it is no error in our envelope."""
+    """Return the JSON of an error envelope, or {} for any other body."""
     try:
         answer = json.loads(body)
     except ValueError:

@@ -1,6 +1,7 @@
-"""The forms in which a model can be served: the bytes of its weights, the context that fits beside them, and what each form rounds off.
+"""Compare the weight formats in which a model can be served: bytes of the weights, the context that fits into the memory next to them, and
+rounding error.
 
-Nothing is compiled. Loss is measured on rows of some matrices, by the operators that would round them when the model is loaded.
+Nothing is compiled. The error is measured on rows of some matrices, with the operators that would round them during a load.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ from runtime.cache_groups import PAGE_SIZE
 
 FORMS = ("auto", "bf16", "int8", "int4", "f32")
 HEADS = ("lm_head.weight", "output.weight")
-SAMPLES = 3  # matrices on which loss is measured
-SAMPLE_VALUES = 1 << 19  # of each, at most
+SAMPLES = 3  # number of matrices on which the error is measured
+SAMPLE_VALUES = 1 << 19  # most values of a matrix on which the error is measured
 
 
 @dataclass(frozen=True, slots=True)
 class ServedForm:
     quantize: str
     weights_bytes: int
-    num_tokens: int  # of all sequences together, that fit beside the weights; without a KV cache 0
+    num_tokens: int  # tokens of context that fit next to the weights, summed over all sequences; 0 without a KV cache
     fits: bool
-    loss: float  # of weights: the root of the mean square of what is rounded off, by that of the weights
+    loss: float  # root mean square of the rounding error, relative to the root mean square of the weights
 
 
 def compare_forms(files: ModelFiles, found: Inspection) -> list[ServedForm]:
-    """All forms, by what they lose, and of those that lose the same the smallest first."""
+    """Return all formats, sorted by their rounding error, and by size if errors are equal."""
     names = FORMS if files.held is not None else FORMS[1:]
     forms = [_form(files, found, name) for name in names if _divides(files, WeightFormat.parse(name))]
     return sorted(forms, key=lambda form: (form.loss, form.weights_bytes))
 
 
 def recommended(forms: Sequence[ServedForm]) -> ServedForm | None:
-    """Of those that fit, the smallest among those that lose least."""
+    """Return the format with the least rounding error among those that fit; if several have the same error, the smallest."""
     return next((form for form in forms if form.fits), None)
 
 
@@ -63,13 +64,13 @@ def _form(files: ModelFiles, found: Inspection, name: str) -> ServedForm:
 
 
 def bytes_of(files: ModelFiles, format: WeightFormat) -> int:
-    """About what the weights take, without what panels add to fill their last columns."""
+    """Estimate the bytes of the weights, without the padding of the last panels."""
     tensors = files.source(format).tensors
     integers = {f"{name}.{part}" for name, form in forms_of(tensors).items() for part in form.parts}
     total = sum(info.num_bytes if name in integers else _bytes(name, info, format) for name, info in _used(files, tensors))
     if not files.config.tie_word_embeddings:
         return total
-    # Rows of the table are read one by one, and the head has it in panels.
+    # A table that is also the head counts twice: embedding reads its rows one by one, and the head stores it in panels.
     return total + sum(_bytes(HEADS[0], info, format) for name, info in tensors.items() if name.endswith("embed_tokens.weight"))
 
 
@@ -100,7 +101,7 @@ def _quantised(info: TensorInfo, format: WeightFormat) -> int:
 
 
 def _divides(files: ModelFiles, format: WeightFormat) -> bool:
-    """Whether groups fit all matrices."""
+    """Return whether the group size divides the rows of all matrices."""
     matrices = (info for name, info in files.weights.tensors.items() if is_held(name) and len(info.shape) > 1)
     return not format.group or all(info.shape[-1] % format.group == 0 for info in matrices)
 
@@ -117,7 +118,7 @@ def _loss(files: ModelFiles, format: WeightFormat) -> float:
 
 
 def rounded(w: NDArray[Any], format: WeightFormat) -> NDArray[np.float32]:
-    """The values as a program with this form has them."""
+    """Return the values of a matrix after rounding to this format."""
     wide = w.astype(np.float32)
     if format.bits == 32 or (format.bits == 16 and w.dtype.itemsize == 2):
         return wide

@@ -1,4 +1,4 @@
-"""One answer from a loaded model in this process: the server's own engine, with one request in it."""
+"""Answer one prompt with a model loaded in this process. It runs in the same engine as in the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from server.text.tokenizer import Tokenizer
 @dataclass(frozen=True, slots=True)
 class Prompt:
     text: str
-    raw: bool  # the text itself, not a user's message
+    raw: bool  # continue the text itself, without applying the chat template
     max_tokens: int
     temperature: float
     seed: int
@@ -30,12 +30,12 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list[int])
     finish_reason: str = ""
-    prefill_s: float = 0.0  # until the first token
-    decode_s: float = 0.0  # from there on
+    prefill_s: float = 0.0  # seconds from the start to the first token
+    decode_s: float = 0.0  # seconds from the first token to the last
 
 
 def require_generator(load: Load, progress: Progress) -> Servable:
-    """Of a model that gives embeddings, refuse to generate text before it is compiled."""
+    """Require a model that generates. Refuse a model that only embeds, before it is compiled."""
     model = require_servable(load, progress)
     if not model.mode.generates:
         raise LoadError(ErrorCode.NOT_A_GENERATIVE_MODEL, f"{load.source} gives embeddings and generates no text; name a model that does")
@@ -43,7 +43,7 @@ def require_generator(load: Load, progress: Progress) -> Servable:
 
 
 def generate_text(tokenizer: Tokenizer, model: LoadedModel, prompt: Prompt, write: Callable[[str], None]) -> Answer:
-    """`write` gets the text as it comes."""
+    """Generate an answer and pass its pieces of text to `write` as they arrive."""
     assert model.step_model is not None and model.ready.generates, "required before it was loaded"
     ids = encode(tokenizer, prompt)
     answer = Answer(len(ids))
@@ -73,7 +73,8 @@ def generate_text(tokenizer: Tokenizer, model: LoadedModel, prompt: Prompt, writ
 
 
 def encode(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    """As a user's message where the model has a chat template, which writes its special tokens itself."""
+    """Tokenize the prompt. If the model has a chat template, the prompt becomes a user's message; the template itself writes special
+    tokens."""
     if prompt.raw or tokenizer.chat_template is None:
         return tokenizer.encode(prompt.text, add_special_tokens=True)
     text = tokenizer.chat_template.render([{"role": "user", "content": prompt.text}])

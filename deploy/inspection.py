@@ -1,7 +1,7 @@
-"""What a model is and what it will take, known before a byte of it is loaded: from its configuration, the headers of its files, and
-the compiled program's plan.
+"""Describe a model and its memory before its weights are loaded: from its configuration, the headers of its files, and the plan of the
+compiled program.
 
-python -m deploy.inspection < LOAD      LOAD is the message as JSON; prints the plan, or {"code", "message", ...} of the refusal
+python -m deploy.inspection < LOAD      LOAD is the message as JSON; prints the plan, or {"code", "message", ...} if the load is refused
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ class Inspection:
     family: str
     num_parameters: int
     file_bytes: int
-    bytes_by_part: dict[str, int]  # of the files: embeddings, attention, mlp, norms, head, other
-    dtypes: dict[str, int]  # parameters by type
+    bytes_by_part: dict[str, int]  # bytes in the files per part of the model: embeddings, attention, mlp, norms, head, other
+    dtypes: dict[str, int]  # number of parameters per element type
     quantize: str
     max_context: int
     max_batch: int
     plan: Plan
     signature: str
-    key: str  # of the compiled program in the cache
+    key: str  # key of the compiled program in the cache
     cache_hit: bool
     compile_s: float
     available_bytes: int
@@ -55,12 +55,13 @@ class Inspection:
 
 
 def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
-    """Compiles the model, or finds it in the cache, for its plan."""
+    """Describe a model. Compile it, or find it in the cache, to read its memory plan."""
     model, compiled = _compiled(load, progress)
     files, mode = model.files, model.mode
     tensors = files.weights.tensors
     limits = _limits_of(compiled.executable, load)
-    unlimited = msgspec.structs.replace(load, memory_limit_bytes=1 << 62)  # what it takes, whether it fits or not
+    # Plan without a memory limit, so that a plan that does not fit is reported as well.
+    unlimited = msgspec.structs.replace(load, memory_limit_bytes=1 << 62)
     return Inspection(
         source=str(files.path),
         family=files.config.family,
@@ -81,12 +82,12 @@ def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
 
 
 def compile_only(load: Load, progress: Progress) -> Compiled:
-    """The program alone, into the cache."""
+    """Compile the program into the cache without loading weights."""
     return _compiled(load, progress)[1]
 
 
 def plan_load(load: Load) -> Plan:
-    """The memory of a load; a LoadError says why it cannot be."""
+    """Plan the memory of a load. Raise LoadError if the load is impossible."""
     model, compiled = _compiled(load, silent)
     limits = _limits_of(compiled.executable, load)
     return plan_of(compiled.executable, model.mode.entry, model.mode.pages(), load, limits, cache_hit=compiled.cache_hit)
@@ -106,7 +107,8 @@ def _compiled(load: Load, progress: Progress) -> tuple[Servable, Compiled]:
 
 
 def remedies(load: Load, found: Inspection) -> Iterator[str]:
-    """Settings with which the model would fit here, the mildest first; none if nothing would do."""
+    """Yield settings with which the model would fit into this machine's memory, the smallest change first. Yield nothing if there are
+    none."""
     room = found.available_bytes - WORKER_BYTES - (found.plan.total_bytes - found.plan.kv_cache_bytes)
     least = -(-found.max_context // PAGE_SIZE) * found.plan.page_bytes
     if room >= least + found.plan.page_bytes:
@@ -148,7 +150,7 @@ def _by_dtype(source: WeightSource) -> dict[str, int]:
     counts: dict[str, int] = {}
     for info in source.tensors.values():
         if info.dtype.kind in "iub":
-            continue  # a table of positions is no parameter
+            continue  # an integer tensor, such as a table of positions, holds no parameters
         counts[str(info.dtype)] = counts.get(str(info.dtype), 0) + prod(info.shape)
     return counts
 

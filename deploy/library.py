@@ -1,6 +1,6 @@
-"""Downloads beside the server, each in a process of its own: however slow the hub is, no stream waits for it.
+"""Run each download in a process separate from the server, so that a slow hub delays no stream.
 
-python -m deploy.library    reads what to do from its input, and writes a line of JSON for each hundredth of a download
+python -m deploy.library    reads an order from standard input and writes one line of JSON per percent of a download
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Order(msgspec.Struct):
 
 
 class Line(msgspec.Struct, omit_defaults=True):
-    """How far a download is, what a removal gave, or why there is neither."""
+    """A message from the process: progress of a download, bytes that a removal freed, or an error."""
 
     total: int = 0
     completed: int = 0
@@ -39,7 +39,7 @@ class Line(msgspec.Struct, omit_defaults=True):
 
 
 class HubLibrary:
-    """Fulfils `server.models.library.Library`."""
+    """The server's library of models (`server.models.library.Library`), which downloads from the hub."""
 
     def __init__(self, token: str | None = None) -> None:
         self._token = token

@@ -1,4 +1,4 @@
-"""The log of a process, on standard error: lines of text for people, or a JSON object per line for programs.
+"""The log of a process on standard error: text lines for people, or one JSON object per line for programs.
 
 2026-11-23T09:30:01.250Z info    req-5f3a POST /v1/chat/completions 200 35 ms, model demo, 12 + 8 tokens, the first after 21 ms
 {"time": "2026-11-23T09:30:01.250Z", "level": "info", "request_id": "req-5f3a", "message": "...", "status": 200, ...}
@@ -17,12 +17,12 @@ from typing import TextIO
 from server.http.record import REQUEST_ID
 
 OURS = ("server", "deploy", "compiler", "runtime")
-MOST_LINES = 10_000  # that wait for a slow reader of the log
-FLUSH_S = 1.0  # the longest that an ending process waits for it
+MOST_LINES = 10_000  # most lines that wait for a slow reader; further lines are dropped
+FLUSH_S = 1.0  # seconds to wait for the writer when the process ends
 
 
 def configure(level: str, form: str) -> None:
-    """Libraries tell warnings, whatever the level."""
+    """Set up the log of this process. Libraries log warnings and errors only, whatever the level."""
     writer = Writer()
     writer.setFormatter(JsonLines() if form == "json" else TextLines())
     root = logging.getLogger()
@@ -57,8 +57,8 @@ class JsonLines(logging.Formatter):
 
 
 class Writer(logging.Handler):
-    """Writes on a thread of its own: whoever reads the log slowly, or not at all, holds up no request. Lines beyond MOST_LINES are counted
-    instead."""
+    """Write the log on a separate thread, so that a slow or absent reader of the log delays no request. Lines beyond MOST_LINES are dropped
+    and counted."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Writer(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = self.format(record)  # here: arguments may change, and the request is this task's
+            line = self.format(record)  # format on the caller's thread: arguments may change later, and the request id belongs to this task
         except Exception:
             self.handleError(record)
             return
@@ -79,7 +79,7 @@ class Writer(logging.Handler):
             self._num_lost += 1
 
     def flush(self) -> None:
-        """Until all lines are written, or for FLUSH_S."""
+        """Wait until all lines are written, but no longer than FLUSH_S."""
         written = threading.Event()
         self._lines.put(written)
         written.wait(FLUSH_S)
@@ -96,12 +96,12 @@ class Writer(logging.Handler):
                 self._write(f"{lost} lines of the log are lost: it was read too slowly")
 
     def _write(self, line: str) -> None:
-        stream = self._stream or sys.stderr  # looked up for each line: a bar of progress may stand in for it
+        stream = self._stream or sys.stderr  # looked up for each line, because a progress bar may replace it
         try:
             stream.write(f"{line}\n")
             stream.flush()
         except (OSError, ValueError):
-            pass  # the log is closed, and there is nowhere to say so
+            pass  # the log itself is closed, so the error cannot be logged
 
 
 def _time(record: logging.LogRecord) -> str:

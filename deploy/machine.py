@@ -1,4 +1,4 @@
-"""What this machine offers: processor, cores, memory, disk, accelerators, and which optional packages are there."""
+"""Survey this machine: processor, cores, memory, disk, GPUs, and the optional packages that are installed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.device.cpu.system_memory import SystemMemory, system_memory
 from runtime.device.cuda.card import Found, found_cards
 from runtime.errors import NoDevice
 
-# What kernels are written for, strongest first; the first that is there decides how fast a machine is.
+# Processor features that kernels use, strongest first. The first feature that a machine has determines its speed.
 NOTABLE = {
     "x86_64": ("amx-bf16", "amx-int8", "avx512bf16", "avx512vnni", "avx512f", "avxvnni", "avx2", "fma", "f16c"),
     "aarch64": ("i8mm", "bf16", "dotprod", "fullfp16", "neon"),
@@ -25,7 +25,7 @@ NOTABLE = {
 EXTRAS = {
     "hub": ("huggingface_hub", "load models by hub id"),
     "cuda": ("pycuda", "run them on NVIDIA GPUs"),
-}  # extra -> the package behind it, what it is for
+}  # extra of the package -> the module that it installs, its purpose
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class CacheFolder:
 class Machine:
     processor: str
     target: Target
-    num_cores: int  # this process may use
+    num_cores: int  # cores that this process may use
     num_cores_present: int
     memory: SystemMemory
-    huge_pages: str  # transparent ones: always, madvise, never, or unknown
+    huge_pages: str  # transparent huge pages: always, madvise, never, or unknown
     cache: CacheFolder
     gpus: tuple[str, ...]
-    gpu_problem: str  # why models cannot run on them; empty: they can
+    gpu_problem: str  # why models cannot run on the GPUs, or "" if they can
     missing_extras: tuple[str, ...]
 
     @property
@@ -76,7 +76,7 @@ def _processor() -> str:
 
 
 def _huge_pages() -> str:
-    """The word in brackets is the setting in force."""
+    """Return the current setting of transparent huge pages, which the kernel marks with brackets."""
     return next((w.strip("[]") for w in _text(Path("/sys/kernel/mm/transparent_hugepage/enabled")).split() if w.startswith("[")), "unknown")
 
 
@@ -87,7 +87,7 @@ def _cache_folder(path: Path) -> CacheFolder:
 
 
 def _num_bytes(file: Path) -> int:
-    """None of what another process has removed meanwhile."""
+    """Return the size of a regular file, or 0 if another process has removed it."""
     try:
         status = file.stat()
     except OSError:
@@ -96,7 +96,7 @@ def _num_bytes(file: Path) -> int:
 
 
 def _gpus() -> tuple[tuple[str, ...], str]:
-    """What can be said of each, and why they cannot be used."""
+    """Describe each GPU. Also return why models cannot use any of them, or "" if at least one is usable."""
     try:
         cards = found_cards()
     except NoDevice as error:
@@ -106,7 +106,7 @@ def _gpus() -> tuple[tuple[str, ...], str]:
 
 
 def _refusal(card: Found) -> str:
-    """Why no model runs on it; empty: models do."""
+    """Return why no model runs on the card, or "" if models do."""
     try:
         of_gpu("host", card.capability)
     except TargetError as error:
@@ -115,7 +115,7 @@ def _refusal(card: Found) -> str:
 
 
 def _gpus_of_the_system() -> tuple[str, ...]:
-    """As the driver lists them; no library is loaded for it."""
+    """List the GPUs that the kernel driver knows, without loading any library."""
     found = [_text(folder / "information") for folder in sorted(Path("/proc/driver/nvidia/gpus").glob("*"))]
     return tuple(next((line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("Model")), "GPU") for text in found)
 

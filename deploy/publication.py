@@ -1,6 +1,6 @@
-"""A model for browsers, exported for the server that publishes it.
+"""Export a model for browsers, in a process that the publishing server starts.
 
-python -m deploy.publication FOLDER < LOAD      LOAD is the message as JSON; prints {} or {"code", "message"} of the refusal
+python -m deploy.publication FOLDER < LOAD      LOAD is the message as JSON; prints {}, or {"code", "message"} if the export is refused
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deploy.model_loading.servable import require_servable, silent
 from server.interfaces import LoadError
 from server.messages import Load
 
-NICE = 10  # the models that are served come first
+NICE = 10  # niceness of the process: the models that are being served have priority
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A program in text, run on random inputs: what it computes, and how far that is from what it means."""
+"""Run a program from text on random inputs, and compare its result with the interpreter's."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import ScalarType, ShapeType, TensorType, TupleType, Type, vars_of
 from runtime.session import Session
 
-INTEGERS = 8  # random ones are below, so that they can serve as indices of small tables
+INTEGERS = 8  # random integers are less than this, so that they can index small tables
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
     result: Any
-    expected: Any | None  # by the interpreter; None: not asked for
+    expected: Any | None  # result of the interpreter, or None if it was not run
 
     @property
     def largest_error(self) -> float:
-        """Of any element, relative to the largest one of its tensor."""
+        """Return the largest error of any element, relative to the largest element of its tensor."""
         return max((_error(a, e) for a, e in zip(leaves(self.result), leaves(self.expected), strict=True)), default=0.0)
 
 
 def run_program(
     module: IRModule, entry: str, dims: Mapping[str, int], *, seed: int = 0, check: bool = False, check_bounds: bool = False
 ) -> Ran:
-    """`check_bounds`: the interpreter runs the program first, and with it every loop nest that is written out. It refuses an index outside
-    of its buffer, which compiled code would follow into foreign memory."""
+    """Compile and call a program. With `check_bounds`, interpret it first, including hand-written loop nests, and raise an error for an
+    index outside its buffer; compiled code would access memory of other buffers."""
     if entry not in module.graph_functions:
         raise CompileError(f"there is no function {entry!r}; known: {', '.join(module.graph_functions) or 'none'}")
     func = module.graph(entry)
@@ -87,7 +87,9 @@ def _random(param: Var, type_: Type, dims: Mapping[DimVar, int], random: np.rand
         case TupleType(fields=fields):
             return tuple(_random(param, f, dims, random) for f in fields)
         case _:
-            raise CompileError(f"parameter {param.name} is {type_}, of which no random value can be made; state its shape and element type")
+            raise CompileError(
+                f"parameter {param.name} is {type_}, for which no random value can be drawn; state its shape and element type"
+            )
 
 
 def _array(shape: list[int], dtype: DType, random: np.random.Generator) -> NDArray[Any]:
@@ -97,7 +99,7 @@ def _array(shape: list[int], dtype: DType, random: np.random.Generator) -> NDArr
 
 
 def _own(value: Any) -> Any:
-    """Programs may write in place."""
+    """Copy an argument, because a program may change its arguments in place."""
     return value.copy() if isinstance(value, np.ndarray) else value
 
 

@@ -1,4 +1,4 @@
-"""Keys, tokens and passwords of the environment, which nothing that runs later can read there."""
+"""Take keys, tokens and passwords out of the environment, so that processes started later cannot read them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import re
 from collections.abc import Mapping, MutableMapping
 
-# By their last word, whoever reads them: RELAXSERVE_ADMIN_KEYS, HF_TOKEN, AWS_SECRET_ACCESS_KEY.
+# Any variable whose last word names a secret: RELAXSERVE_ADMIN_KEYS, HF_TOKEN, AWS_SECRET_ACCESS_KEY.
 SECRET = re.compile(r"(^|_)(KEYS?|TOKENS?|SECRETS?|PASSWORDS?|CREDENTIALS?)$", re.IGNORECASE)
 HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 def take_secrets(environment: MutableMapping[str, str] = os.environ) -> dict[str, str]:
-    """Take them out of `environment`, and out of /proc/PID/environ, which shows the memory a process was started with. Call it
+    """Remove secrets from `environment` and from /proc/PID/environ, which shows a process's initial environment, and return them. Call this
     before threads and child processes start."""
     names = [name for name in environment if SECRET.search(name)]
     for name in names:

@@ -1,4 +1,4 @@
-"""Put the parts together and serve: settings -> registry of supervised workers -> application -> uvicorn."""
+"""Assemble the server and run it: settings -> registry of supervised workers -> application -> uvicorn."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from deploy.traces import Tracer
 
 WORKER = command("deploy.worker")
-RESERVED_FILES = 96  # what a front has open by itself, connections accepted in a row, a few per model, restarts
+RESERVED_FILES = 96  # file descriptors for the front's own files, connections not yet accepted, a few per model, and restarts of workers
 LEAST_CONNECTIONS = 16
 
 log = logging.getLogger(__name__)
 
-# Told of the registry and the address once requests are taken; returns whether to go on.
+# Called with the registry and the address once the server accepts requests; returns whether to keep running.
 Greet = Callable[[Registry, str], Awaitable[bool]]
 
 
@@ -74,19 +74,20 @@ def load_of(spec: ModelSpec, hub_token: str | None = None) -> Load:
 
 
 async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
-    """The plan of a load, made by a process of its own: compiling must not hold up the streams of other models."""
+    """Plan a load in a separate process, because compiling in this process would delay the streams of other models."""
     answer = await _answer_of("the planner", command("deploy.inspection"), load_of(spec, hub_token))
     parts = ("weights_bytes", "arena_bytes", "kv_cache_bytes", "page_bytes", "cache_hit", "graphs_bytes")
     return Footprint(**{name: answer[name] for name in parts})
 
 
 async def export(spec: ModelSpec, folder: Path, hub_token: str | None = None) -> None:
-    """The files with which browsers run a model."""
+    """Write the files with which browsers run a model to `folder`. A separate process does the work."""
     await _answer_of("the export", (*command("deploy.publication"), str(folder)), load_of(spec, hub_token))
 
 
 async def _answer_of(who: str, command: tuple[str, ...], load: Load) -> dict[str, Any]:
-    """What a process says that takes a load and may refuse it. It ends with the task that waits for it."""
+    """Send a load to a process and return its answer. Raise LoadError if the process refuses the load. If the caller is cancelled, the
+    process is killed."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     try:
@@ -104,10 +105,11 @@ async def _answer_of(who: str, command: tuple[str, ...], load: Load) -> dict[str
 
 
 def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, hub_token: str | None = None) -> bool:
-    """Until told to stop; False if `greet` ended it. What can be refused is refused before anything starts."""
+    """Serve until stopped. Return False if `greet` ended the server. Settings that must be refused are refused before a model loads."""
     Guard(settings)  # reads the keys
     switch_often()
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one request's texts take one core, not those of the streams
+    # the texts of one request are encoded on one core, so that running streams keep the other cores
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     settings = with_descriptors(settings)
     tracer = tracer_of(settings)
     with nullcontext() if settings.state_file is None else own_state(settings.state_file):
@@ -116,11 +118,11 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, h
 
 
 def with_descriptors(settings: ServerSettings) -> ServerSettings:
-    """Raise the limit on open files, and hold no more connections than leaves descriptors for everything else: a worker that died could
-    not be started again without."""
+    """Raise the limit on open files, and lower max_connections so that enough descriptors remain for other files. Without free descriptors,
+    a worker that died could not be restarted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
-        with suppress(ValueError, OSError):  # a hard limit above what the kernel allows
+        with suppress(ValueError, OSError):  # the hard limit is above what the kernel allows
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
     most = settings.max_connections if soft == resource.RLIM_INFINITY else max(LEAST_CONNECTIONS, soft - RESERVED_FILES)
@@ -135,7 +137,8 @@ def with_descriptors(settings: ServerSettings) -> ServerSettings:
 
 @contextmanager
 def own_state(path: Path) -> Generator[None]:
-    """The state file is this server's alone, and can be read and written."""
+    """Hold the lock of the state file for this server. Raise StateError if another server holds the lock, or if the file cannot be read or
+    written."""
     read_state(path)
     with exclusive(path):
         require_writable(path)
@@ -179,7 +182,7 @@ async def _serve(
     welcoming = asyncio.create_task(welcome())
     await server.serve(sockets=[listener])
     if not welcoming.done():
-        welcoming.cancel()  # stopped while loading
+        welcoming.cancel()  # the server was stopped before all models were loaded
         return True
     return welcoming.result()
 
@@ -192,7 +195,7 @@ def publications(settings: ServerSettings, cache: Kept | None, hub_token: str | 
 
 
 def tracer_of(settings: ServerSettings) -> Tracer | None:
-    """OpenTelemetry is imported only where traces are asked for."""
+    """Return a tracer if the settings name an endpoint for traces. OpenTelemetry is imported only in this case."""
     if settings.otlp_traces_endpoint is None:
         return None
     from deploy.traces import Tracer
@@ -201,17 +204,18 @@ def tracer_of(settings: ServerSettings) -> Tracer | None:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Bound before models load: a port that is taken is known at once."""
+    """Open the listening socket. This happens before models load, so that a taken port is reported at once."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)  # type: ignore[arg-type]  # of an internet socket
+        return socket.create_server(address[:2], family=family, backlog=2048)  # type: ignore[arg-type]  # an internet address
     except OSError as error:
-        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror  # negative: of a name's look-up
+        # negative numbers are errors of name resolution
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise SettingsError(f"cannot listen on {host} port {port}: {reason}; choose another with --host or --port") from error
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where a client on this machine reaches it."""
+    """Return the URL by which a client on this machine reaches the server."""
     host, port = str(listener.getsockname()[0]), int(listener.getsockname()[1])
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

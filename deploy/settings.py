@@ -1,8 +1,8 @@
-"""Where settings come from: arguments before the environment, the environment before the file, the file before the defaults.
+"""Gather settings: arguments take precedence over the environment, the environment over the file, the file over the defaults.
 
     --max-body-bytes 16M        RELAXSERVE_MAX_BODY_BYTES=16M        max_body_bytes: 16M
 
-One table names every setting with its group and its meaning; options, variables and the keys of the file are made of it.
+The table SETTINGS has every setting with its group and meaning; options, variables and the keys of the file are derived from it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from server.settings import ServerSettings, SettingsError
 
 PREFIX = "RELAXSERVE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
-URL_VARIABLE, KEY_VARIABLE = f"{PREFIX}URL", f"{PREFIX}KEY"  # of the commands that talk to a running server
+URL_VARIABLE, KEY_VARIABLE = f"{PREFIX}URL", f"{PREFIX}KEY"  # variables of the commands that talk to a running server
 
 LISTEN, KEYS, MODELS, LIMITS, TIMES, LOGS = "Listening", "Keys", "Models", "Limits", "Times", "Logs and traces"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`in_arguments` is off for secrets: other users of the machine can read a command line."""
+    """A row of the table of settings. `in_arguments` is off for secrets, because other users of the machine can read a command line."""
 
     name: str
     group: str
@@ -94,7 +94,8 @@ def gather(
     config: Path | None = None,
     models: Iterable[str] = (),
 ) -> tuple[ServerSettings, list[ModelSpec]]:
-    """Settings and models. An argument that is None was not given; models that arguments name replace those of the file."""
+    """Gather the settings and the models. An argument of None counts as not given. If `models` is not empty, the models of the file are
+    ignored."""
     links = service_links(environment)
     environment = {variable: text for variable, text in environment.items() if variable not in links}
     for variable in environment:
@@ -118,8 +119,8 @@ _LINKED_PORT = re.compile(rf"{PREFIX}(\w+_)?PORT")
 
 
 def service_links(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Variables by which Kubernetes tells a pod where Services are. Those of a Service called `relaxserve`, or `relaxserve-` and more,
-    have our prefix and are no settings. RELAXSERVE_PORT is both: a link has a URL where the setting has a number."""
+    """List the variables that Kubernetes sets to tell a pod where Services are. A Service named `relaxserve`, or `relaxserve-...`, gives
+    variables with our prefix that are not settings. RELAXSERVE_PORT can be either: a link's value is a URL, a setting's is a number."""
     return tuple(
         name
         for name, text in environment.items()
@@ -128,7 +129,8 @@ def service_links(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _check_names(specs: Iterable[ModelSpec]) -> None:
-    """Of two models with one name, the first would be silently left out; of two with one alias, whichever is loaded last would have it."""
+    """Raise SettingsError if two models have the same name, since the second would be dropped silently, or share an alias, which would
+    refer to the model loaded last."""
     sources: dict[str, str] = {}
     for spec in specs:
         for name in dict.fromkeys((spec.name, *spec.aliases)):
@@ -144,7 +146,7 @@ def _check_names(specs: Iterable[ModelSpec]) -> None:
 
 
 def parse(name: str, text: str, where: str) -> Any:
-    """The value of a setting from text. `where` names it in the error."""
+    """Parse the value of a setting. `where` says in the error where the value is from."""
     kind = TYPES[name].removesuffix(" | None")
     expected, read = _KINDS["bytes" if name.endswith("_bytes") else kind]
     try:
@@ -154,7 +156,7 @@ def parse(name: str, text: str, where: str) -> Any:
 
 
 def num_bytes(text: str) -> int:
-    """`64M`, `1.5GiB`, `1000000`; the units are powers of 1024."""
+    """Parse a size such as `64M`, `1.5GiB` or `1000000`. Units are powers of 1024."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     if match is None:
         raise ValueError(text)
@@ -186,7 +188,7 @@ _KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def _check_variable(variable: str) -> None:
-    """A misspelt variable would be a setting silently left out."""
+    """Raise SettingsError for an unknown variable with our prefix: a misspelt setting would otherwise be ignored silently."""
     known = [PREFIX + s.name.upper() for s in SETTINGS] + [s.variable for s in SWITCHES] + [CONFIG_VARIABLE, URL_VARIABLE, KEY_VARIABLE]
     if variable not in known:
         raise SettingsError(f"the environment has {variable}, which is no setting{_nearest(variable, known)}; unset or correct it")
@@ -203,11 +205,11 @@ SET_BY_THE_REGISTRY = ("memory_limit_bytes", "reserved_bytes", "kv_share")
 MODEL_KEYS = tuple(name for name in ModelSpec.__struct_fields__ if name not in SET_BY_THE_REGISTRY)
 
 
-_STREAM = re.compile(r"/dev/stdin|(/dev|/proc/self)/fd/\d+")  # which a shell has opened already, as for `--config <(...)`
+_STREAM = re.compile(r"/dev/stdin|(/dev|/proc/self)/fd/\d+")  # a stream that the shell has opened, as for `--config <(...)`
 
 
 class _Loader(yaml.SafeLoader):
-    """Of a key that is there twice, YAML would take the last and say nothing."""
+    """A loader that refuses duplicate keys. YAML's own loader would silently use the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys: list[str] = [key.value for key, _ in node.value]
@@ -217,7 +219,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
-    """A YAML document: settings by name, and `models`, a list whose entries have a `source` and any field of a load."""
+    """Read a YAML document with settings by name and `models`, a list whose entries have a `source` and any field of a load."""
     try:
         document = yaml.load(path.read_text() if _STREAM.fullmatch(str(path)) else regular(path).read_text(), _Loader)
     except OSError as error:
@@ -249,12 +251,15 @@ def _list(value: object, where: str) -> list[Any]:
 
 
 def _from_yaml(name: str, value: object, where: str) -> Any:
-    """Texts mean what they mean elsewhere; YAML's own numbers, flags and lists are read by their text."""
+    """Convert a value of the file. Values that YAML has turned into numbers or flags are converted back to text and parsed like values of
+    the command line."""
     if TYPES[name].startswith("tuple"):
         if not isinstance(value, list):
-            raise SettingsError(f"{where} is a {type(value).__name__}; expected a list")  # what it is may be a key
+            raise SettingsError(f"{where} is a {type(value).__name__}; expected a list")  # the value itself may be a key
         if not all(isinstance(item, str) for item in value):
-            raise SettingsError(f"{where} has what YAML takes for no text, as a number; expected texts; put it between quotes")
+            raise SettingsError(
+                f"{where} has an entry that YAML does not read as text, such as a number; expected texts: put the entry in quotes"
+            )
         return tuple(value)
     if not isinstance(value, str | int | float | bool):
         raise SettingsError(f"{where} is {value!r:.80}; expected a single value")
@@ -286,7 +291,7 @@ def _spec(entry: object, where: str) -> ModelSpec:
 
 
 def model_spec(text: str) -> ModelSpec:
-    """`PATH_OR_ID[=NAME]`, or `demo`. A path is made absolute, for the state file outlives this working directory."""
+    """Parse `PATH_OR_ID[=NAME]`, or `demo`. Make a path absolute, because the state file outlives the working directory."""
     source, _, name = text.partition("=")
     if not source:
         raise SettingsError(f"model {text!r} has no source; expected PATH_OR_ID[=NAME]")

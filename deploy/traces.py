@@ -1,12 +1,12 @@
-"""Traces of requests by OpenTelemetry, of the extra `otel`: a span per request, and one for each of its stages below it.
+"""Trace requests with OpenTelemetry, from the extra `otel`: a span per request, and a child span for each of its stages.
 
-    receive   until the body is whole
-    prepare   until the prompt is with the model's worker: limits, template, tokens
-    prefill   until the first token; waiting in the model's queue is part of it
+    receive   until the body is complete
+    prepare   until the prompt is sent to the model's worker: limits, template, tokens
+    prefill   until the first token; includes the wait in the model's queue
     decode    until the last token
     finish    until the answer is sent
 
-Only `serve --otlp-traces-endpoint` imports this module. Spans are made when a request is over, of the times that its record has.
+Only `serve --otlp-traces-endpoint` imports this module. Spans are created after a request has ended, from the times in its record.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from typing import Any
 from server.http.record import RequestRecord
 from server.settings import SettingsError
 
-EXPORT_S = 5.0  # for one batch
-FLUSH_S = 2.0  # at the end of the server
+EXPORT_S = 5.0  # seconds within which a batch must be sent
+FLUSH_S = 2.0  # longest time for sending the remaining spans at shutdown, in seconds
 
-Stage = tuple[str, float, float]  # name, begin, end
+Stage = tuple[str, float, float]  # name, begin and end of a stage; times in seconds
 
 
 class Tracer:
-    """Told of every request that is over. Spans leave in batches, from a thread of the SDK."""
+    """Turns the record of each finished request into spans. A thread of the SDK sends the spans in batches."""
 
     def __init__(self, endpoint: str) -> None:
         try:
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # pyright: ignore[reportMissingImports]  # of the extra
+            from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # pyright: ignore[reportMissingImports]  # from the extra
                 OTLPSpanExporter,
             )
             from opentelemetry.sdk.resources import Resource  # pyright: ignore[reportMissingImports]
@@ -78,12 +78,12 @@ class Tracer:
         root.end(epoch_ns(record.ended_s))
 
     def close(self) -> None:
-        """Send what is left; a collector that does not answer is not waited for."""
+        """Send the remaining spans. If the collector does not answer, stop after FLUSH_S seconds."""
         self._provider.force_flush(int(FLUSH_S * 1000))
 
 
 def stages_of(record: RequestRecord) -> list[Stage]:
-    """Each lasts until the next one begins that the request has reached."""
+    """Return the stages that a request has reached. Each stage lasts until the next stage begins."""
     begins = (
         ("receive", record.began_s),
         ("prepare", record.received_s),
@@ -97,7 +97,7 @@ def stages_of(record: RequestRecord) -> list[Stage]:
 
 
 def _attributes(record: RequestRecord) -> dict[str, str | int]:
-    """By the names of OpenTelemetry's conventions for HTTP and for generative models."""
+    """Return attributes named by OpenTelemetry's semantic conventions for HTTP and generative AI."""
     attributes: dict[str, str | int] = {
         "http.request.method": record.method,
         "http.route": record.handler,

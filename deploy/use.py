@@ -1,4 +1,4 @@
-"""Which kept files are in use, so that a start knows when the last one did not end in order, and verifies what it left."""
+"""Mark stored files as in use. A start thereby detects that a process was killed while it used a file, and verifies the file."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from runtime.sections import SectionFile
 
 log = logging.getLogger(__name__)
 
-INFIX = ".used-"  # behind the name of the file
+INFIX = ".used-"  # part of a marker's name between the name of the file and a random part
 
 
 class Use:
-    """A marker beside a file, locked as long as this process lives, and removed when it ends in order. A marker that nobody locks was left
-    by a process that was killed, or by a machine that lost its power."""
+    """A marker next to a file. It is locked while this process lives, and removed when the process ends normally. An unlocked marker
+    remains if a process is killed or a machine loses power."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError where the folder cannot be written."""
+        """Create the marker. Raise OSError if the folder is not writable."""
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         self._file = os.fdopen(descriptor)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # before anybody can take it for one that was left
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # lock it before another process can mistake it for an abandoned marker
         self._marker = path.with_name(path.name + INFIX + name.rpartition(".")[2])
         os.rename(name, self._marker)
         atexit.register(self.end)
@@ -44,7 +44,7 @@ def markers_of(path: Path) -> list[Path]:
 
 
 def left_behind(path: Path) -> list[Path]:
-    """The markers of processes that did not end in order."""
+    """List the markers of processes that did not end normally."""
     return [marker for marker in markers_of(path) if not _is_locked(marker)]
 
 
@@ -54,7 +54,7 @@ def _is_locked(marker: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # its process has just ended in order
+    except OSError:  # the marker's process has just ended normally
         return True
     return False
 
@@ -62,15 +62,16 @@ def _is_locked(marker: Path) -> bool:
 def begin_use(
     path: Path, *, verify: bool = False, restart: bool = False, progress: Callable[[float], None] = lambda _: None
 ) -> Path | None:
-    """Where to find or put the file, after it was verified if need be: None where it is damaged and cannot be removed. A worker that the
-    server restarts does not wait for that: its predecessor only read the file, and a check runs beside it."""
+    """Mark a stored file as in use and return its path. Verify the file first if it was damaged before (`verify`), or if a process was
+    killed while it used the file. Return None if the file is damaged and cannot be removed. After a `restart` by the server, do not wait
+    for verification: the previous worker only read the file, and a check runs at the same time as the new worker."""
     left = left_behind(path)
     if path.exists() and (verify or (left and not restart)):
         why = "it was damaged before" if verify else "the last process that used it did not end in order"
         log.warning("%s is verified before it is used: %s", path, why)
         if not _is_sound(path, progress):
             return None
-    with suppress(OSError):  # of a folder that may only be read
+    with suppress(OSError):  # the folder is read-only
         for marker in left:
             marker.unlink(missing_ok=True)
         Use(path)
@@ -78,7 +79,7 @@ def begin_use(
 
 
 def _is_sound(path: Path, progress: Callable[[float], None]) -> bool:
-    """Also true once it is gone."""
+    """Verify a file. Return True if it is sound, missing, or damaged and removed."""
     try:
         SectionFile(path).verify(progress)
     except FileNotFoundError:
@@ -89,7 +90,7 @@ def _is_sound(path: Path, progress: Callable[[float], None]) -> bool:
 
 
 def remove_damaged(path: Path, fault: str) -> bool:
-    """Whether it is gone, so that it can be built again in its place."""
+    """Remove a damaged file so that it can be built again. Return False if it cannot be removed."""
     try:
         path.unlink(missing_ok=True)
     except OSError as error:

@@ -1,6 +1,7 @@
-"""Verify kept files beside a worker that serves from them: `python -m deploy.verification FILE...` prints what is damaged, a line each.
+"""Verify stored files while a worker serves from them: `python -m deploy.verification FILE...` prints one line per damaged file.
 
-A process of its own: a thread of low priority could be put aside while it holds the interpreter's lock, and the engine would wait for it.
+This runs in a separate process. A thread of low priority could be suspended while it holds the interpreter's lock, and the engine would
+wait for the lock.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ COMMAND = command("deploy.verification")
 
 
 def damage_of(paths: Sequence[Path]) -> str:
-    """What another process finds damaged; empty if nothing is. Blocks until it has read them."""
+    """Verify files in another process and wait for it. Return its description of the damage, or "" if there is no damage."""
     ended = subprocess.run([*COMMAND, *map(str, paths)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
     return ended.stdout.strip()
 
 
 def main(paths: Sequence[Path]) -> None:
-    with suppress(OSError):  # where a sandbox forbids it
+    with suppress(OSError):  # a sandbox may forbid it
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, 19)
@@ -41,12 +42,13 @@ def _faults(path: Path) -> Iterator[DamagedFile]:
         SectionFile(path).verify_slowly(_Pace())
     except DamagedFile as fault:
         yield fault
-    except OSError:  # another process has removed it; the worker keeps what it has mapped, and the next start makes it again
+    except OSError:  # another process has removed the file; the worker keeps what it has mapped, and the next start builds the file again
         return
 
 
 class _Pace:
-    """Half of the time is left to others, since all priorities share the memory's bandwidth. Without the worker there is nothing to do."""
+    """Pauses after each piece of work for as long as the work took. Processes of all priorities share the memory's bandwidth, so half of
+    the time is left to other processes. The process exits if the worker has ended."""
 
     def __init__(self) -> None:
         self._worker = os.getppid()

@@ -1,5 +1,5 @@
-"""A model's worker process: `python -m deploy.worker [--log-level LEVEL] [--log-format FORM] FD`, where FD is its socket to the front.
-Compiles or loads the model it is told to, then serves it."""
+"""A model's worker process: `python -m deploy.worker [--log-level LEVEL] [--log-format FORM] FD`, where FD is its socket to the front. It
+loads the model that the front names, compiles it if needed, and serves it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main() -> None:
     given = parser.parse_args()
     configure(given.log_level, given.log_format)
     switch_often()
-    gc.freeze()  # modules: compiling need not look at them
+    gc.freeze()  # exclude imported modules from the garbage collection while compiling
     serve_worker(given.fd, build)
 
 

@@ -1,4 +1,4 @@
-"""The command line: one file per group of commands, put together here."""
+"""The command line: one file per group of commands; `main` assembles them."""
 
 from deploy.cli.main import main
 

@@ -1,4 +1,4 @@
-"""The commands in a process of its own: `relaxserve run` serves by it."""
+"""`python -m deploy.cli`: run a command of `relaxserve`. `relaxserve run` starts its server process with it."""
 
 from deploy.cli import main
 

@@ -1,4 +1,4 @@
-"""`relaxserve load`, `unload`, `ps`: the administration of a running server."""
+"""`relaxserve load`, `unload` and `ps`: manage the models of a running server."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from deploy.client import Client, ServerFault, segment
 from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-WANT_ADMIN = ("admin_key_required", "admin_disabled")  # how a server says that the key is one of clients
-STOPPED_S = 120.0  # within which a worker that is drained has ended
+WANT_ADMIN = ("admin_key_required", "admin_disabled")  # error codes that a server returns for a client key where it needs an admin key
+STOPPED_S = 120.0  # seconds within which a worker must end after its requests have ended
 
 Url = Annotated[str, typer.Option(help="Address of the server.", envvar=URL_VARIABLE)]
-Key = Annotated[str | None, typer.Option(help="Key; better given by the variable.", envvar=KEY_VARIABLE, show_envvar=True)]
+Key = Annotated[str | None, typer.Option(help="API key; safer in the variable.", envvar=KEY_VARIABLE, show_envvar=True)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def load(
     source: Annotated[str, typer.Argument(help="Folder below the server's model root, or a hub id where the server allows them.")],
-    name: Annotated[str | None, typer.Option(help="Name to serve under; by default the folder's.")] = None,
+    name: Annotated[str | None, typer.Option(help="Name to serve the model under; by default the folder's name.")] = None,
     quantize: Annotated[str | None, typer.Option(help=QUANTIZE)] = None,
     max_context: Annotated[int | None, typer.Option(help=MAX_CONTEXT)] = None,
     max_batch: Annotated[int | None, typer.Option(help=MAX_BATCH)] = None,
@@ -33,14 +33,14 @@ def load(
     kv_dtype: Annotated[str, typer.Option(help=KV_DTYPE)] = "auto",
     target: Annotated[str, typer.Option(help=TARGET)] = "host",
     device: Device = "cpu",
-    alias: Annotated[list[str] | None, typer.Option(help="Further name; may be repeated.")] = None,
+    alias: Annotated[list[str] | None, typer.Option(help="Additional name for the model; may be repeated.")] = None,
     pin: Annotated[bool, typer.Option(help="Refuse to unload without --force.")] = False,
     swap: Annotated[bool, typer.Option(help="Unload the models that lose their last alias to this one.")] = False,
-    dry_run: Annotated[bool, typer.Option(help="Only say what memory it would take.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Only report the memory that the model would take.")] = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Load a model into a running server, and follow it until it is ready.
+    """Load a model into a running server and follow it until it is ready.
 
     [bold]Examples[/bold]
 
@@ -84,12 +84,12 @@ def load(
 
 def unload(
     name: Annotated[str, typer.Argument(help="Name of the model; an alias is refused.")],
-    drain_s: Annotated[float, typer.Option(min=0.0, help="How long running requests may go on.")] = 30.0,
+    drain_s: Annotated[float, typer.Option(min=0.0, help="Seconds that running requests may continue.")] = 30.0,
     force: Annotated[bool, typer.Option(help="Unload a pinned model too.")] = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Unload a model from a running server, after its running requests.
+    """Let a model's running requests finish, then unload it from a running server.
 
     [bold]Examples[/bold]
 
@@ -103,7 +103,7 @@ def unload(
 
 
 def ps(as_json: AsJson = False, url: Url = DEFAULT_URL, key: Key = None) -> None:
-    """List the models of a running server: state, memory, load, restarts.
+    """List the models of a running server with state, memory, load and restarts.
 
     [bold]Examples[/bold]
 
@@ -118,7 +118,7 @@ def ps(as_json: AsJson = False, url: Url = DEFAULT_URL, key: Key = None) -> None
         if fault.code not in WANT_ADMIN:
             raise
         listed = client.get("/v1/models")
-        errors.print("state and memory are for admin keys; these models answer:", style="dim")
+        errors.print("state and memory need an admin key; these models are loaded:", style="dim")
     models = listed["data"]
     if as_json:
         answers.print_json(json.dumps(models))
@@ -147,4 +147,4 @@ def _bytes(text: str | None) -> int | None:
     try:
         return None if text is None else num_bytes(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no number of bytes; expected one as 1000000, 64M or 2G") from None
+        raise typer.BadParameter(f"{text!r} is not a number of bytes; expected a number such as 1000000, 64M or 2G") from None

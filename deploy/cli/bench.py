@@ -1,4 +1,5 @@
-"""`relaxserve bench`: each benchmark is a module with a `main(argv)` in a folder of deploy/bench, imported when it is asked for."""
+"""`relaxserve bench`: run a benchmark. Each benchmark is a module with a function `main(argv)` in a subfolder of deploy/bench; only the
+chosen module is imported."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from deploy.cli.output import answers
 from server.settings import SettingsError
 
 KEEP = "--keep"
-# What stands behind the name belongs to the benchmark, --help included.
+# Pass all arguments after the benchmark's name to the benchmark, --help included.
 CONTEXT = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
 def bench(context: typer.Context) -> None:
-    """Measure, with the limits of this machine in the same run. Without a name, lists the benchmarks.
+    """Run a benchmark and measure the limits of this machine in the same run. Without a name, list the benchmarks.
 
-    --keep writes the figures, the machine and the commit into deploy/bench/results/ instead of printing them;
-    relaxserve bench report makes BENCHMARKS.md of these files.
+    --keep writes the figures, the machine and the commit to a file in deploy/bench/results/ instead of printing them;
+    relaxserve bench report makes BENCHMARKS.md from these files.
 
     [bold]Examples[/bold]
 
@@ -63,7 +64,8 @@ def _keep(name: str, arguments: list[str], main: Callable[[list[str]], None]) ->
 
 
 def modules() -> dict[str, str]:
-    """Benchmarks by name: the modules that have a `main`, found without running them, since each draws in half the project."""
+    """Map the name of each benchmark to its module. A benchmark is recognised by `main` in its source text, because importing all modules
+    would load half the project."""
     files = [path for folder in benchmarks.__path__ for path in Path(folder).glob("*/*.py")]
     found = {path.stem: f"{benchmarks.__name__}.{path.parent.name}.{path.stem}" for path in files if "\ndef main(" in path.read_text()}
     return dict(sorted(found.items()))

@@ -1,4 +1,4 @@
-"""`relaxserve chat`: a conversation with a running server, in the terminal."""
+"""`relaxserve chat`: talk to a model of a running server in the terminal."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from deploy.client import Client, ServerFault
 
 
 def chat(
-    question: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
-    model: Annotated[str | None, typer.Option(help="Name or alias; by default the first of the server that generates.")] = None,
+    question: Annotated[str | None, typer.Argument(help="Ask this question and exit; without it, start a conversation.")] = None,
+    model: Annotated[str | None, typer.Option(help="Name or alias of the model; by default the server's first one that generates.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum length of an answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 takes the most probable token.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
-    """Talk to a model of a running server. The answer comes as it is made; Ctrl-C stops it, Ctrl-D leaves, /help lists commands.
+    """Talk to a model of a running server. The answer appears as it is generated. Ctrl-C stops it, Ctrl-D leaves, /help lists commands.
 
     [bold]Examples[/bold]
 
@@ -84,8 +84,8 @@ def _answer(line: str, conversation: Conversation, options: Mapping[str, Any]) -
 
 
 def write(pieces: Iterable[str], usage: Mapping[str, int] | None = None) -> str:
-    """Print as it comes, a terminal as Markdown, and at the end how fast that was, if there is a `usage` by then. An interrupt ends the
-    answer, not the conversation."""
+    """Print the pieces of an answer as they arrive (as Markdown on a terminal) and return the whole text. If `usage` has been filled by
+    then, also print the decoding rate. An interrupt ends the answer, but not the conversation."""
     said: list[str] = []
     first_s = 0.0
     with _writer() as put:
@@ -98,14 +98,15 @@ def write(pieces: Iterable[str], usage: Mapping[str, int] | None = None) -> str:
             if not sys.stdin.isatty():
                 raise
     if usage and (num_tokens := usage["completion_tokens"]) > 1:
-        rate = (num_tokens - 1) / max(time.monotonic() - first_s, 1e-6)  # the first token came with the prompt
+        # not counting the first token, which the prefill of the prompt yields
+        rate = (num_tokens - 1) / max(time.monotonic() - first_s, 1e-6)
         errors.print(f"{num_tokens} tokens, {rate:.0f} tokens/s", style="dim", highlight=False)
     return "".join(said)
 
 
 @contextmanager
 def _writer() -> Generator[Callable[[str], None]]:
-    """What prints the pieces of an answer; a pipe gets them as they are."""
+    """Yield a function that prints a piece of an answer. If the output is not a terminal, it prints the pieces unchanged."""
     if answers.is_terminal:
         from deploy.cli.markdown import MarkdownWriter
 

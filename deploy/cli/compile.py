@@ -1,4 +1,4 @@
-"""`relaxserve compile`: fill the cache ahead of the first start."""
+"""`relaxserve compile`: compile a model into the cache before it is first served."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def compile_(
     target: Target = "host",
     device: Device = "cpu",
 ) -> None:
-    """Compile a model for this machine and keep the result, so that it starts at once later.
+    """Compile a model for this machine and keep the result, so that later starts need not compile.
 
     [bold]Examples[/bold]
 

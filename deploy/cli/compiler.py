@@ -1,4 +1,4 @@
-"""`relaxserve opt`, `eval` and `cache`: the compiler by itself."""
+"""`relaxserve opt`, `eval` and `cache`: use the compiler without a server."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from deploy.cache import Item, Kept
 
 Program = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A program in text.", metavar="FILE.ir")]
-Archive = Annotated[Path, typer.Argument(help="One file that holds all entries.")]
+Archive = Annotated[Path, typer.Argument(help="Archive to write, with all entries.")]
 
-TOLERANCE = 1e-4  # of the largest element: the roundings of f32 in another order
+TOLERANCE = 1e-4  # largest difference, relative to the largest element; summing f32 in another order differs by less
 
 
 def opt(
     program: Program,
-    until: Annotated[str | None, typer.Option(help="Stop behind this pass.", metavar="PASS")] = None,
-    passes: Annotated[str | None, typer.Option(help="Run only these, in this order.", metavar="PASS,PASS")] = None,
+    until: Annotated[str | None, typer.Option(help="Stop after this pass.", metavar="PASS")] = None,
+    passes: Annotated[str | None, typer.Option(help="Run only these passes, in this order.", metavar="PASS,PASS")] = None,
     target: Annotated[str, typer.Option(help="Compile for this machine.")] = "host",
 ) -> None:
-    """Take a program through the passes and print what they make of it.
+    """Run compiler passes on a program and print the result.
 
     [bold]Examples[/bold]
 
@@ -55,12 +55,12 @@ def opt(
 def eval_(
     program: Program,
     entry: Annotated[str, typer.Argument(help="The function to call.")] = "main",
-    dim: Annotated[list[str] | None, typer.Option(help="Value of a dimension.", metavar="NAME=N")] = None,
+    dim: Annotated[list[str] | None, typer.Option(help="Value of a symbolic dimension; may be repeated.", metavar="NAME=N")] = None,
     check: Annotated[bool, typer.Option(help="Compare with the interpreter; an error above 1e-4 of the largest element fails.")] = False,
     check_bounds: Annotated[
-        bool, typer.Option(help="Check every index in hand-written loop nests first, by the interpreter: slow.")
+        bool, typer.Option(help="First check every index in hand-written loop nests with the interpreter; slow.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random inputs.")] = 0,
 ) -> None:
     """Compile a program and call it on random inputs.
 
@@ -91,7 +91,7 @@ def _read(program: Path) -> IRModule:
     try:
         text = program.read_text()
     except UnicodeDecodeError:
-        raise typer.BadParameter(f"{program.name} is no text; expected a program in text") from None
+        raise typer.BadParameter(f"{program.name} is not a text file; expected a program in text form") from None
     module = parse(text)
     verify(module)
     return module
@@ -102,17 +102,18 @@ def _dim(text: str) -> tuple[str, int]:
     try:
         return name, int(value)
     except ValueError:
-        raise typer.BadParameter(f"--dim {text}: expected NAME=N, as n=7") from None
+        raise typer.BadParameter(f"--dim {text}: expected NAME=N, such as n=7") from None
 
 
 # --- the cache -----------------------------------------------------------------------------------------------------------
 
-cache = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="What was compiled before.")
+cache = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Manage the cache of compiled programs.")
 
 
 @cache.command("ls")
 def ls() -> None:
-    """List the compiled programs, those used last first, with the models that were loaded with them and the packed weights that they read.
+    """List the compiled programs, most recently used first, with the models that were loaded with them and the size of their packed
+    weights.
 
     [bold]Examples[/bold]
 
@@ -143,12 +144,13 @@ def ls() -> None:
 
 @cache.command("prune")
 def prune(
-    keep: Annotated[str | None, typer.Option(help="Bytes that may stay, as 20G; 0 removes all.", metavar="BYTES")] = None,
-    keep_days: Annotated[float | None, typer.Option(help="What was used in that time stays.", metavar="DAYS")] = None,
-    dry_run: Annotated[bool, typer.Option(help="Only say what would go.")] = False,
+    keep: Annotated[str | None, typer.Option(help="Bytes to keep, such as 20G; 0 removes everything.", metavar="BYTES")] = None,
+    keep_days: Annotated[float | None, typer.Option(help="Keep what was used within this many days.", metavar="DAYS")] = None,
+    dry_run: Annotated[bool, typer.Option(help="Only report what would be removed.")] = False,
 ) -> None:
-    """Remove what nothing can use: packed weights and assembled code whose program is gone, and what loads left that were cut off. If told
-    what may stay, remove programs and weights beyond that as well, the longest unused first. Running servers keep what they have read.
+    """Remove cached files that nothing can use: packed weights and assembled code whose program is gone, and leftovers of interrupted
+    loads. With --keep or --keep-days, also remove programs and weights beyond that limit, least recently used first. Running servers keep
+    what they have already read.
 
     [bold]Examples[/bold]
 
@@ -164,23 +166,23 @@ def prune(
     try:
         keep_bytes = 0 if keep is None else num_bytes(keep)
     except ValueError:
-        raise typer.BadParameter(f"--keep {keep}: expected a number of bytes, as 1000000, 64M or 2G") from None
+        raise typer.BadParameter(f"--keep {keep}: expected a number of bytes, such as 1000000, 64M or 2G") from None
     if keep_days is not None and not keep_days >= 0:
-        raise typer.BadParameter(f"--keep-days {keep_days}: expected a number of days, as 30")
+        raise typer.BadParameter(f"--keep-days {keep_days}: expected a number of days, such as 30")
     asked, folder = keep is not None or keep_days is not None, _kept()
     removed = folder.prune(keep_bytes=keep_bytes if asked else None, keep_s=(keep_days or 0.0) * 86400, dry_run=dry_run)
     for part in Part:
         gone = [item for item in removed if item.part is part]
         answers.print(f"{part}: {'would remove' if dry_run else 'removed'} {_amount(gone)}", highlight=False)
     if not asked and (rest := [item for item in folder.items() if item not in removed]):
-        errors.print(f"in use, or of use: {_amount(rest)}; --keep BYTES and --keep-days DAYS limit that", highlight=False)
+        errors.print(f"kept: {_amount(rest)}; limit that with --keep BYTES or --keep-days DAYS", highlight=False)
 
 
 @cache.command("verify")
 def verify(
-    remove: Annotated[bool, typer.Option("--remove", help="Remove what is damaged; the next start builds it again.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove damaged files; the next start builds them again.")] = False,
 ) -> None:
-    """Read every compiled program, all packed weights and assembled code, and compare them with their checksums. Fails if one is damaged.
+    """Compare every compiled program, all packed weights and all assembled code with their checksums. Fail if any file is damaged.
 
     [bold]Examples[/bold]
 
@@ -226,15 +228,15 @@ def export(archive: Archive) -> None:
 
 
 @cache.command("import")
-def import_(archive: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="What `cache export` wrote.")]) -> None:
-    """Take in what another machine of the same kind compiled.
+def import_(archive: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="Archive that `cache export` wrote.")]) -> None:
+    """Add the compiled programs of an archive, written by a machine of the same kind, to the cache.
 
     [bold]Examples[/bold]
 
       relaxserve cache import compiled.tar
     """
     taken = _kept().executables.load_archive(archive)
-    answers.print(f"took in {len(taken)} entries", highlight=False)
+    answers.print(f"imported {len(taken)} entries", highlight=False)
 
 
 def _kept() -> Kept:
@@ -243,5 +245,5 @@ def _kept() -> Kept:
 
     folder = flags.current().cache
     if folder.exists() and not folder.is_dir():
-        raise typer.BadParameter(f"the cache {folder} is no folder; set RELAXSERVE_CACHE to one")
+        raise typer.BadParameter(f"the cache {folder} is not a folder; set RELAXSERVE_CACHE to a folder")
     return Kept(folder)

@@ -1,6 +1,6 @@
-"""What `relaxserve chat` holds of a conversation, and the commands by which the one who talks changes it.
+"""The state of a conversation in `relaxserve chat`, and the slash commands that change it.
 
-CommandError    a command that cannot be obeyed: the conversation goes on as it was
+CommandError    a command cannot be executed; the conversation is unchanged
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Conversation:
         return ([{"role": "system", "content": self.system}] if self.system else []) + self.turns
 
     def obey(self, line: str) -> str:
-        """Carry out `/NAME ARGUMENT`; what to say of it."""
+        """Execute the command `/NAME ARGUMENT` and return the text to show."""
         name, _, argument = line.removeprefix("/").partition(" ")
         if name not in COMMANDS:
             near = get_close_matches(name, COMMANDS, n=1)
@@ -73,7 +73,7 @@ def _clear(conversation: Conversation, _: str) -> str:
 
 
 def _save(conversation: Conversation, name: str) -> str:
-    """In the form of a request, which can be sent again."""
+    """Write the conversation to a file, as the body of a request that can be sent to a server."""
     if not name:
         raise CommandError("/save needs the name of a file")
     path = Path(name).expanduser()

@@ -1,4 +1,4 @@
-"""`relaxserve doctor`: what this machine offers, and what is missing."""
+"""`relaxserve doctor`: report what this machine offers for serving and what it lacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OK, NOTE, FAULT = "[green]ok[/green]", "[yellow]note[/yellow]", "[red]fault[/red
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say what this machine offers for serving, and what would make it better. Fails if it cannot serve.
+    """Report what this machine offers for serving and what would improve it. Fail if it cannot serve.
 
     [bold]Examples[/bold]
 
@@ -45,7 +45,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
 
 def examine(machine: Machine) -> list[tuple[str, str, str]]:
-    """(mark, subject, what was found and what to do about it)."""
+    """Return one row per finding: its mark, its subject, and a text with the finding and its remedy."""
     from deploy.machine import EXTRAS
 
     memory, cache = machine.memory, machine.cache

@@ -1,4 +1,4 @@
-"""`relaxserve export`: a model in a form that runs without Python."""
+"""`relaxserve export`: write a model in a form that runs without Python."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def export(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="New or empty folder; by default MODEL-TARGET here.")] = None,
     prefix: Annotated[
         str | None,
-        typer.Option(help="What the names of a C library begin with, rs by default; libraries that differ fit into one program."),
+        typer.Option(help="Prefix of C names, rs by default; libraries with different prefixes fit into one program."),
     ] = None,
     quantize: Quantize = "auto",
     max_context: MaxContext = None,
     kv_dtype: KvDtype = "auto",
 ) -> None:
-    """Write a model that runs without Python: in a browser, or linked to a program in C.
+    """Write a model in a form that runs without Python: in a browser, or linked into a C program.
 
     [bold]Examples[/bold]
 

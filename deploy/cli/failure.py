@@ -1,7 +1,7 @@
-"""Errors of the command line: one line that says what, and the exit status. A traceback is for bugs.
+"""Map exceptions to exit statuses of the command line. An expected error prints one line; only a bug prints a traceback.
 
-2    how the command was used: a setting, an argument, a switch
-1    everything else that can be expected to go wrong
+2    misuse: an invalid setting, argument or switch
+1    any other expected failure
 130  interrupted
 """
 
@@ -37,7 +37,7 @@ EXPECTED = (
 
 
 def status_of(error: BaseException) -> int | None:
-    """None for a bug, which keeps its traceback."""
+    """Return the exit status of an expected error, or None for a bug, whose traceback is shown."""
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     if isinstance(error, MISUSE):

@@ -1,4 +1,4 @@
-"""`relaxserve generate`: one answer in this process, without a server."""
+"""`relaxserve generate`: answer one prompt in this process, without a server."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 def generate(
     model: Source,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="What to answer or to continue.")],
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="Text to answer or to continue.")],
     raw: Annotated[bool, typer.Option(help="Continue the text itself, without the model's chat template.")] = False,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of the answer, in tokens.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Same seed, same answer.")] = 0,
     quantize: Quantize = "auto",
@@ -29,7 +29,7 @@ def generate(
     device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer with its token ids and times as JSON.")] = False,
 ) -> None:
-    """Answer one prompt in this process, as the text is made.
+    """Answer one prompt in this process, without a server, and print the text as it is generated.
 
     [bold]Examples[/bold]
 

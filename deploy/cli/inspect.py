@@ -1,4 +1,4 @@
-"""`relaxserve inspect`: what a model is, what it takes, and whether it fits here."""
+"""`relaxserve inspect`: describe a model, its memory plan, and whether it fits on this machine."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def inspect(
     device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show a model's family, size, memory plan and signature, and whether it fits here. Compare the forms in which it can be served: their
-    bytes, the context that fits beside them, and what they round off, measured on rows of some matrices.
+    """Show a model's family, size, memory plan and signature, and whether it fits on this machine. Compare the forms of its weights that
+    --quantize offers: their size, the context that fits beside them, and their rounding error, measured on sampled rows of some matrices.
 
     [bold]Examples[/bold]
 
@@ -74,7 +74,8 @@ def _forms(forms: list[ServedForm], best: ServedForm | None) -> Table:
 
 
 def _inputs_of(signature: str) -> str:
-    """Without the weights, which are the parameters of constant shape, and all behind the inputs."""
+    """Shorten a signature to its inputs and the ranges of its variables. Weights are only counted; they follow the inputs and have constant
+    shapes."""
     params, where, ranges = signature.rpartition(" where ")
     types = re.findall(r"\w+\[[^]]*\]", params)
     inputs = list(takewhile(lambda type_: re.search(r"\bn\d", type_), types))

@@ -1,4 +1,4 @@
-"""Lines that are typed at a terminal: edited, kept in a history, and joined to messages of several lines."""
+"""Read messages of one or several lines at a terminal, with line editing and a history."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from runtime.flags import xdg_folder
 
 PROMPT, CONTINUED = "> ", ". "
 BLOCK = '"""'
-MOST_LINES = 2000  # of the history
+MOST_LINES = 2000  # most lines in the history file
 
 
 @contextmanager
 def history() -> Generator[None]:
-    """Lines of earlier conversations come back by the arrow keys, and those of this one the next time."""
+    """Load the lines of earlier conversations for the arrow keys. Save the lines of this conversation at the end."""
     file = xdg_folder("XDG_STATE_HOME", ".local/state") / "relaxserve" / "chat_history"
     with suppress(OSError):
         readline.read_history_file(file)
@@ -33,14 +33,14 @@ def history() -> Generator[None]:
 
 
 def _write(file: Path) -> None:
-    """For this user alone: what is asked may be private."""
+    """Write the history to a file that only this user can read, because messages may be private."""
     file.parent.mkdir(parents=True, exist_ok=True)
     os.close(os.open(file, os.O_CREAT | os.O_WRONLY, 0o600))
     readline.write_history_file(file)
 
 
 def ask() -> str | None:
-    """The next message, of one line or several; None at the end of input."""
+    """Read the next message, of one or several lines. Return None at the end of input."""
     try:
         line = input(PROMPT)
         if line.lstrip().startswith(BLOCK):
@@ -49,7 +49,7 @@ def ask() -> str | None:
             line = f"{line[:-1]}\n{input(CONTINUED)}"
         return line
     except EOFError:
-        print()  # the shell's prompt begins a line
+        print()  # begin a new line, on which the shell writes its prompt
         return None
     except KeyboardInterrupt:
         print()

@@ -1,6 +1,6 @@
-"""`relaxserve`: the commands, each a thin face of a function elsewhere.
+"""`relaxserve`: register all commands. Each command calls a function of another module.
 
-A command imports what it runs when it runs: `--help`, `ps` and `chat` should not wait for a compiler.
+A command imports the modules that it needs only when it runs, so that `--help`, `ps` and `chat` need not wait for the compiler's imports.
 """
 
 from __future__ import annotations

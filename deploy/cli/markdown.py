@@ -1,7 +1,7 @@
-"""An answer as Markdown in the terminal, while it is written.
+"""Render an answer as Markdown in the terminal while it is generated.
 
-A block that is complete is printed for good. The last block, which still grows, is drawn anew with each piece; of one that is taller than
-the terminal, only the end shows until it is complete.
+A complete block is printed once. The last block may still grow, so it is drawn again with each piece of the answer. If it is taller than
+the terminal, only its end is shown until it is complete.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ BETWEEN_DRAWS_S = 0.08
 class MarkdownWriter:
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._parser = MarkdownIt().enable("table").enable("strikethrough")  # as rich reads it
-        self._rest = ""  # the last block so far
+        self._parser = MarkdownIt().enable("table").enable("strikethrough")  # the extensions that rich enables
+        self._rest = ""  # text of the last block so far
         self._has_printed = False
         self._drawn_s = 0.0
         self._live = Live(console=console, auto_refresh=False, transient=True)
@@ -34,7 +34,7 @@ class MarkdownWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Also when it was interrupted: what has come stays."""
+        """Print the last block of the answer, even after an interrupt."""
         self._settle()
         self._live.update("")
         self._live.stop()
@@ -50,7 +50,7 @@ class MarkdownWriter:
         self._live.update(_End(self._rest), refresh=True)
 
     def _settle(self) -> None:
-        """Print the blocks before the last one, which nothing can change any more."""
+        """Print all blocks except the last; they are complete."""
         tokens = self._parser.parse(self._rest)
         starts = [token.map[0] for token in tokens if token.level == 0 and token.map is not None and token.nesting >= 0]
         if len(starts) < 2:
@@ -71,7 +71,7 @@ class MarkdownWriter:
 
 
 class _End:
-    """The last lines of a text, as many as the terminal has."""
+    """The last lines of a text that fit on the terminal."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -1,4 +1,4 @@
-"""`relaxserve pull`, `ls`, `rm` and `run`: models of the hub on this machine."""
+"""`relaxserve pull`, `ls`, `rm` and `run`: models downloaded from the hub to this machine."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HubId = Annotated[str, typer.Argument(help="ORGANISATION/NAME, or ORGANISATION/N
 
 
 def pull(source: HubId) -> None:
-    """Download a model from the hub, or what is missing of it; an interrupted download goes on where it was.
+    """Download a model from the hub. Skip files that are already here and resume an interrupted download.
 
     [bold]Examples[/bold]
 
@@ -68,8 +68,8 @@ def ls(as_json: AsJson = False) -> None:
     answers.print(table)
 
 
-def rm(sources: Annotated[list[str], typer.Argument(help="As `relaxserve ls` shows them.", metavar="SOURCE...")]) -> None:
-    """Remove models of the hub from this machine. A server that has loaded one goes on until it is restarted.
+def rm(sources: Annotated[list[str], typer.Argument(help="Models to remove, as `relaxserve ls` shows them.", metavar="SOURCE...")]) -> None:
+    """Remove models of the hub from this machine. A server that has loaded one keeps serving it until it restarts.
 
     [bold]Examples[/bold]
 
@@ -83,21 +83,21 @@ def rm(sources: Annotated[list[str], typer.Argument(help="As `relaxserve ls` sho
         freed = hub().remove(source)
         if not freed:
             known = ", ".join(one.source for one in hub().held()) or "none"
-            raise typer.BadParameter(f"{source!r} is not on this machine; there are: {known}")
+            raise typer.BadParameter(f"{source!r} is not on this machine; these models are: {known}")
         answers.print(f"{source} is removed and gave back {in_units(freed)}", highlight=False)
 
 
 def run(
     model: Annotated[str, typer.Argument(help="Folder, .gguf file or hub id; 'demo' is the built-in model.")],
-    question: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
+    question: Annotated[str | None, typer.Argument(help="Ask this question and exit; without it, start a conversation.")] = None,
     quantize: Annotated[str | None, typer.Option(help=QUANTIZE)] = None,
     max_context: Annotated[int | None, typer.Option(help=MAX_CONTEXT)] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum length of an answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 takes the most probable token.")] = None,
     seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
 ) -> None:
-    """Serve a model, talk to it, and stop: a server of its own that ends with the conversation.
+    """Start a server for a model, chat with it, and stop the server when the conversation ends.
 
     [bold]Examples[/bold]
 
@@ -115,10 +115,11 @@ def run(
 
 @contextmanager
 def _serving(arguments: list[str]) -> Generator[str]:
-    """The address of a server with this model. Settings of the environment are meant for others: it has no keys and keeps nothing."""
+    """Start a server and yield its address; stop the server at the end. Settings in the environment are meant for other servers and are
+    removed, so that this server needs no key and stores no state."""
     others = {CONFIG_VARIABLE, *(PREFIX + setting.name.upper() for setting in SETTINGS)}
     environment = {name: value for name, value in os.environ.items() if name not in others}
-    # In a session of its own: an interrupt ends an answer and not the server.
+    # The server runs in a separate session, so that Ctrl-C interrupts an answer, but not the server.
     words = [*SERVE, *arguments, "--port", "0"]
     server = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
@@ -129,11 +130,11 @@ def _serving(arguments: list[str]) -> Generator[str]:
 
 
 def _address(server: subprocess.Popen[str]) -> str:
-    """Once the model is loaded; what the server says until then is shown."""
+    """Return the server's address once the model is loaded. Until then, show what the server prints."""
     assert server.stderr is not None
     for line in server.stderr:
         if found := READY.search(line):
-            threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would stop it
+            threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would block the server
             return found[1]
         errors.print(line.rstrip(), style="dim", markup=False, highlight=False, soft_wrap=True)
     raise ServerFault("the server ended before the model was ready; the lines above say why")

@@ -1,4 +1,4 @@
-"""What the commands write on: answers to standard output, everything about them to standard error."""
+"""The consoles of the commands: results are written to standard output, messages about them to standard error."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-answers = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width to fit into
+answers = Console(width=None if sys.stdout.isatty() else 160)  # a pipe has no width, so choose one
 errors = Console(stderr=True)
 
 ReportStage = Callable[[str, float], None]
 
 
 class Bars:
-    """One bar per model: its stage, and how much of that is done. Without a terminal, one line per stage."""
+    """Shows a progress bar per model with its stage and the fraction done. Without a terminal, it prints one line per stage."""
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -53,13 +53,13 @@ class Bars:
 
 @contextmanager
 def stages(name: str) -> Generator[ReportStage]:
-    """A bar for the stages of one load in this process."""
+    """Show the progress of one load in this process. Yield the function that reports progress."""
     with Bars() as bars:
         yield lambda stage, fraction: bars.show(name, stage, fraction)
 
 
 def in_units(num_bytes: float) -> str:
-    """`1.5 GB` in powers of 1000, as disks and models are measured."""
+    """Format a number of bytes as `1.5 GB`, in powers of 1000, the units for disks and models."""
     for unit in ("B", "KB", "MB", "GB"):
         if abs(num_bytes) < 1000:
             return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""`relaxserve serve`: its options are the table of settings."""
+"""`relaxserve serve`: start the server. Its options are made from the table of settings."""
 
 from __future__ import annotations
 
@@ -67,13 +67,14 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
 
 
 async def greet(registry: Registry, url: str) -> bool:
-    """Show the loads until they have ended, then what to do. Without a single model there is no reason to stay."""
+    """Show the progress of loads until they have ended, then print the server's address and an example call. Return False if loads were
+    requested and none succeeded."""
     operations = registry.operations.all()
     if errors.is_terminal and registry.settings.log_format == "text":
         with Bars() as bars:
             await asyncio.gather(*(_follow(operation, bars) for operation in operations))
     else:
-        await asyncio.gather(*(operation.wait() for operation in operations))  # the log tells when each begins and ends
+        await asyncio.gather(*(operation.wait() for operation in operations))  # the log reports when each load begins and ends
     if operations and not registry.models():
         return False
     if registry.settings.log_format == "json":
@@ -92,7 +93,7 @@ async def _follow(operation: Operation, bars: Bars) -> None:
 
 
 def example(registry: Registry, url: str) -> str:
-    """A call that the first model answers, broken where a shell lets it."""
+    """Return a curl command for the first loaded model, with a line break that a shell accepts."""
     for model in registry.models():
         if model.loaded is None:
             continue
@@ -113,18 +114,19 @@ def _bytes(text: str) -> int:
     try:
         return num_bytes(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no number of bytes; expected one as 1000000, 64M or 2G") from None
+        raise typer.BadParameter(f"{text!r} is not a number of bytes; expected a number such as 1000000, 64M or 2G") from None
 
 
 def _shown(name: str, default: Any) -> str:
-    """As the option takes it: only sizes have units."""
+    """Format a default in the syntax that the option accepts. Only numbers of bytes have units."""
     if name.endswith("_bytes") and default % (1 << 10) == 0:
         return f"{default >> 20}M" if default % (1 << 20) == 0 else f"{default >> 10}K"
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
 def _annotation(setting: Setting) -> Any:
-    """None says that the option was not given: what then holds is for the environment, the file and the defaults to say."""
+    """Return the typer option of a setting. Its default is None, which means "not given": the setting then comes from the environment, the
+    file or the defaults."""
     kind = TYPES[setting.name].removesuffix(" | None")
     default = DEFAULTS[setting.name]
     shown = f" [dim]({_shown(setting.name, default)})[/dim]" if default not in (None, (), False) else ""
@@ -139,11 +141,11 @@ def _annotation(setting: Setting) -> Any:
 
 def _of_models(kind: type, meaning: str, *, least: int | None = None, most: int | None = None) -> Any:
     return Annotated[
-        kind | None, typer.Option(help=f"{meaning} Of the models that are named.", min=least, max=most, rich_help_panel=MODELS)
+        kind | None, typer.Option(help=f"{meaning} Applies to the models on the command line.", min=least, max=most, rich_help_panel=MODELS)
     ]
 
 
-# How the models that are named are loaded; the field of a load, and the option for it.
+# Options that apply to every model named on the command line. The key is the field of a load that the option sets.
 FORM: dict[str, Any] = {
     "quantize": _of_models(str, QUANTIZE),
     "max_context": _of_models(int, MAX_CONTEXT, least=LEAST_CONTEXT),
@@ -156,7 +158,7 @@ FORM: dict[str, Any] = {
 
 
 def _with_options(function: Callable[..., None]) -> Callable[..., None]:
-    """The function under a signature that typer reads: a parameter per setting."""
+    """Give the function a signature for typer, with one parameter per setting."""
     model = Annotated[list[str] | None, typer.Argument(help="PATH_OR_ID[=NAME], or 'demo'.", metavar="MODEL", show_default=False)]
     config = Annotated[Path | None, typer.Option(help=f"YAML file with settings and models. [{PREFIX}CONFIG]", metavar="FILE")]
     annotations = {"model": model, "config": config} | FORM | {s.name: _annotation(s) for s in SETTINGS if s.in_arguments}
@@ -164,7 +166,7 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
         for name, annotation in annotations.items()
     ]
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # which `inspect` looks for
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # `inspect` reads this attribute
     function.__annotations__ = annotations
     function.__doc__ = HELP
     return function

@@ -1,4 +1,4 @@
-"""Arguments of the commands that take a model: which, in which form, in which bounds."""
+"""Arguments of the commands that take a model: the model's source, the format of its weights, its limits."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from server.messages import Load
 from server.models.state import LEAST_CONTEXT, MOST_SEQUENCES
 
 QUANTIZE = (
-    "Form of the weights: auto (a quantised checkpoint as it is), f32, bf16, int8, int4; with a scale per group as int8-128 or int4-64."
+    "Form of the weights: auto (a quantised checkpoint as it is), f32, bf16, int8, int8-fast (inputs rounded to 8 bits, too), int4; "
+    "with a scale per group as int8-128 or int4-64."
 )
-MAX_CONTEXT = "Longest sequence, in tokens."
-MAX_BATCH = "Most sequences at once."
-MAX_GAP_MS = "Longest pause of a stream while prompts of others are computed, in milliseconds."
+MAX_CONTEXT = "Maximum length of a sequence, in tokens."
+MAX_BATCH = "Maximum number of sequences at once."
+MAX_GAP_MS = "Longest pause of a stream while other requests' prompts are computed, in milliseconds."
 KV_DTYPE = "Form of keys and values: auto, f32, f16, bf16, int8."
-TARGET = "Instructions to use: host, or a lesser target, as x86-64-v3."
-DEVICE = "What runs it: cpu, cuda, or one of several GPUs as cuda:1."
+TARGET = "Instruction set to use: host, or a smaller one such as x86-64-v3."
+DEVICE = "Device that runs the model: cpu, cuda, or one of several GPUs such as cuda:1."
 
 Source = Annotated[str, typer.Argument(help="Folder, .gguf file or hub id; 'demo' is the built-in model.")]
 Quantize = Annotated[str, typer.Option(help=QUANTIZE)]
@@ -31,7 +32,7 @@ MaxBatch = Annotated[int, typer.Option(min=1, max=MOST_SEQUENCES, help=MAX_BATCH
 KvDtype = Annotated[str, typer.Option(help=KV_DTYPE)]
 Target = Annotated[str, typer.Option(help=TARGET)]
 Device = Annotated[str, typer.Option(help=DEVICE)]
-KvCacheBytes = Annotated[str | None, typer.Option(help="Memory for keys and values, as 2G.", metavar="BYTES")]
+KvCacheBytes = Annotated[str | None, typer.Option(help="Memory for keys and values, such as 2G.", metavar="BYTES")]
 
 
 def load_of(
@@ -47,7 +48,7 @@ def load_of(
     try:
         size = None if kv_cache_bytes is None else num_bytes(kv_cache_bytes)
     except ValueError:
-        raise typer.BadParameter(f"{kv_cache_bytes!r} is no number of bytes; expected one as 1000000, 64M or 2G") from None
+        raise typer.BadParameter(f"{kv_cache_bytes!r} is not a number of bytes; expected a number such as 1000000, 64M or 2G") from None
     spec = model_spec(source)
     if not re.fullmatch(DEVICE_NAME, device):
         raise typer.BadParameter(f"device is {device!r}; expected cpu, cuda, or one of several GPUs as cuda:1")

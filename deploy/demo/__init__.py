@@ -1,4 +1,4 @@
-"""The small chat model that comes with the package."""
+"""The small chat model that is part of the package."""
 
 from pathlib import Path
 

@@ -1,1 +1,1 @@
-"""Models in a form that runs without Python: in a browser, in Node, or linked to a program in C."""
+"""Export models in forms that run without Python: in a browser, in Node, or linked into a C program."""

@@ -1,10 +1,10 @@
-"""`relaxserve export MODEL --target riscv64-linux`: a folder to build a program in C with.
+"""`relaxserve export MODEL --target riscv64-linux`: write a folder from which C programs are built.
 
-libMODEL.a     kernels, and the functions of model.h; nothing else is needed, neither libc nor libm
-model.h        what a program calls; all names begin with the prefix, so that several libraries fit into one program
-weights.bin    what rs_open takes
-pieces.bin     the bytes that each token stands for
-example.c      a program: cc example.c libMODEL.a -o example && ./example
+libMODEL.a     kernels and the functions of model.h; it needs no other library, not even libc or libm
+model.h        the functions that a program calls; all names begin with the prefix, so that several libraries fit into one program
+weights.bin    the weights, which a program passes to rs_open
+pieces.bin     the bytes of each token's text
+example.c      an example: cc example.c libMODEL.a -o example && ./example
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ def c_targets() -> list[str]:
 
 
 def c_prefix(text: str) -> str:
-    """Checked: names of C begin with it, and with its upper case those of macros."""
+    """Return a prefix for C names if it is valid, else raise TargetError. Names of functions begin with it, names of macros with its
+    upper-case form."""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,30}", text):
-        raise TargetError(f"prefix is {text!r}; expected a small letter, and behind it at most 30 small letters, digits and _")
+        raise TargetError(f"prefix is {text!r}; expected a small letter, followed by at most 30 small letters, digits and _")
     return text
 
 
@@ -53,12 +54,13 @@ def c_target(name: str) -> Target:
 
 
 def export_c(model: Servable, name: str, target: Target, folder: Path, progress: Progress = silent, prefix: str = PREFIX) -> Path:
-    """The archive. Raises LoadError for a model that cannot be exported."""
+    """Compile the model into an archive, write the archive and its accompanying files to `folder`, and return the archive's path. Raise
+    LoadError if the model cannot be exported."""
     mode = require_generator(model, name)
     if any(group.keeps_states for group in mode.groups):
         raise LoadError(
             ErrorCode.LOAD_REFUSED,
-            f"{name} keeps a state per sequence; C libraries are made of models that keep keys and values: take --target web, or serve it",
+            f"{name} keeps a state per sequence; C libraries support only models with a key-value cache: use --target web, or serve it",
         )
     options = Options(target, progress=lambda fraction: progress("compile", fraction), symbols=f"{prefix}.")
     executable = compile_module(model.module, options)

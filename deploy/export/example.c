@@ -1,5 +1,5 @@
-/* Answers a question:  cc example.c @LIBRARY@ -o example && ./example
- * Other prompts are given as token ids:  ./example 1 276 201
+/* Answer a question:  cc example.c @LIBRARY@ -o example && ./example
+ * Pass another prompt as token ids:  ./example 1 276 201
  */
 #include "model.h"
 
@@ -28,7 +28,7 @@ static unsigned char *read_file(const char *path, size_t *bytes) {
   return content;
 }
 
-/* pieces.bin: a 16-bit length for each token, and behind them all bytes. */
+/* pieces.bin holds a 16-bit length for each token, followed by the bytes of all tokens. */
 static void print_token(const unsigned char *pieces, int32_t token) {
   size_t at = 2 * (size_t)RS_VOCAB_SIZE;
   for (int32_t i = 0; i < token; i++) at += pieces[2 * i] | (size_t)pieces[2 * i + 1] << 8;

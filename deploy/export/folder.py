@@ -1,4 +1,4 @@
-"""The folder that an export is written to."""
+"""The output folder of an export."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 class ExportError(Exception):
-    """The folder cannot be written."""
+    """Raised if the output folder of an export is not empty."""
 
 
 def new_folder(path: Path) -> Path:
-    """Nothing that lies there is touched: it is made, or empty."""
+    """Create the folder. Raise ExportError if it has files, which an export never overwrites."""
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise ExportError(f"{path} is there already and not empty; name another folder with --output, or remove it")
+        raise ExportError(f"{path} exists and is not empty; name another folder with --output, or remove it")
     path.mkdir(parents=True, exist_ok=True)
     return path

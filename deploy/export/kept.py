@@ -1,6 +1,6 @@
-"""Exports for browsers that are kept between starts, each under the digest of all that determines its files.
+"""Exports for browsers that are stored between starts, each under a digest of everything that determines its files.
 
-A server links the files of one into the folder that it publishes. So it may be removed while it is served.
+A server hard-links the files of an export into the folder that it publishes, so the stored export may be removed while it is served.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from runtime.web import page_files
 
 
 class ExportParts(msgspec.Struct, frozen=True):
-    """All that determines the files of an export."""
+    """Everything that determines the files of an export; its digest is the name of the stored folder."""
 
-    programs: tuple[tuple[str, dict[str, dict[str, Range]]], ...]  # of each level: its key and ranges
+    programs: tuple[tuple[str, dict[str, dict[str, Range]]], ...]  # per level: cache key of each program, and the ranges of its variables
     weights: str
     model: WebModel
     tokenizer: str
-    sources: tuple[str, ...]  # of the code that writes an export, and of the runtime that is a part of it
+    sources: tuple[str, ...]  # digests of the code that writes an export, and of the runtime that is part of it
 
 
 def export_kept(model: Servable, name: str, folder: Path, cache: Kept, levels: Sequence[str] = LEVELS) -> None:
-    """Fill a folder with the files of an export; make them if none is kept. Raises LoadError as `export_web` does."""
+    """Fill a folder with the files of an export. If the export is not stored yet, export the model first. Raise LoadError in the same cases
+    as `export_web`."""
     place = cache.export_of(_digest(model, name, levels))
     if not place.is_dir():
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -46,14 +47,14 @@ def export_kept(model: Servable, name: str, folder: Path, cache: Kept, levels: S
             _move(written, place)
         finally:
             shutil.rmtree(written, ignore_errors=True)
-    os.utime(place)  # its last use
+    os.utime(place)  # record the last use
     shutil.copytree(place, folder, copy_function=_link, dirs_exist_ok=True)
 
 
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # a file system without links
+    except OSError:  # the file system has no hard links
         shutil.copyfile(source, target)
 
 
@@ -61,7 +62,7 @@ def _move(written: Path, place: Path) -> None:
     try:
         written.rename(place)
     except OSError:
-        if not place.is_dir():  # another server was faster
+        if not place.is_dir():  # another server has stored the same export meanwhile
             raise
 
 

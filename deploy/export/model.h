@@ -1,7 +1,7 @@
 /* @NAME@ as compiled by relaxserve for @TARGET@.
  *
  * All memory comes from the caller; the library has no globals and calls nothing. A sequence belongs to one thread at a time; sequences of one
- * model may run on several. A step needs about RS_STACK_BYTES of stack. Reasonably small targets keep weights in flash: they are only read.
+ * model may run on several. A step needs about RS_STACK_BYTES of stack. Weights are only read, so small targets can keep them in flash.
  */
 #ifndef RS_MODEL_H
 #define RS_MODEL_H
@@ -16,39 +16,39 @@ extern "C" {
 #define RS_VOCAB_SIZE @VOCAB_SIZE@
 #define RS_MAX_CONTEXT @MAX_CONTEXT@
 #define RS_WEIGHTS_BYTES @WEIGHTS_BYTES@u
-#define RS_SEQUENCE_BYTES @SEQUENCE_BYTES@u /* what rs_new asks for: arena, keys and values */
+#define RS_SEQUENCE_BYTES @SEQUENCE_BYTES@u /* memory that rs_new allocates: arena, keys and values */
 #define RS_STACK_BYTES @STACK_BYTES@u
 #define RS_EOS { @EOS@ } /* tokens that end an answer */
 
 typedef struct rs_model rs_model;
 typedef struct rs_sequence rs_sequence;
 
-/* Memory of so many bytes at a multiple of `alignment`, or NULL. `context` is what rs_open was given. */
+/* Return `bytes` bytes of memory, aligned to `alignment`, or NULL. `context` is the argument of rs_open. */
 typedef void *(*rs_allocate)(void *context, size_t bytes, size_t alignment);
 typedef void (*rs_release)(void *context, void *memory);
 
 typedef struct {
-  float temperature; /* 0: the most probable token */
-  float top_p;       /* 1: all */
-  int32_t top_k;     /* 0: all */
+  float temperature; /* 0: take the most probable token */
+  float top_p;       /* 1: no restriction */
+  int32_t top_k;     /* 0: no restriction */
   uint64_t seed;     /* the same seed gives the same tokens */
 } rs_sampling;
 
-/* `weights`: the content of weights.bin at a multiple of 64; it stays with the caller. NULL if the size or the place is not right, or memory
- * is lacking. */
+/* Open the model. `weights` is the content of weights.bin, aligned to 64 bytes; the caller keeps it until rs_close. Return NULL if its size
+ * or alignment is wrong, or if memory runs out. */
 rs_model *rs_open(const void *weights, size_t weights_bytes, rs_allocate allocate, rs_release release, void *context);
 
-/* An empty sequence; NULL if memory is lacking. */
+/* Create an empty sequence. Return NULL if memory runs out. */
 rs_sequence *rs_new(rs_model *model);
 
-/* Append tokens. The logits after the last one, RS_VOCAB_SIZE floats that the next call overwrites; NULL, with nothing done, if `count` is 0
- * or more than RS_MAX_CONTEXT holds. A token is less than RS_VOCAB_SIZE. */
+/* Append tokens, each less than RS_VOCAB_SIZE. Return the logits after the last one: RS_VOCAB_SIZE floats, which the next call overwrites.
+ * Return NULL and change nothing if `count` is 0 or the sequence would exceed RS_MAX_CONTEXT. */
 const float *rs_step(rs_sequence *sequence, const int32_t *tokens, size_t count);
 
-/* A token from the logits of the last step; negative if a logit is not a number. */
+/* Draw a token from the logits of the last step. Return a negative number if a logit is NaN. */
 int32_t rs_sample(rs_sequence *sequence, const rs_sampling *sampling);
 
-/* Go back to the first `length` tokens. */
+/* Shorten the sequence to its first `length` tokens. */
 void rs_rewind(rs_sequence *sequence, size_t length);
 
 void rs_free(rs_sequence *sequence);

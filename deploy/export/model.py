@@ -1,4 +1,4 @@
-"""What all exports need of a model."""
+"""Parts of a model that all exports need."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def require_generator(model: Servable, name: str) -> Generator:
 
 
 def cache_shapes(mode: Generator | Embedder) -> dict[str, tuple[int, ...]]:
-    """Of the step's inputs that hold what is kept of one sequence. Each group has a page of padding, and those of a full context."""
+    """Return the shapes of the step's inputs that hold keys and values, or states, for one sequence. Each group has a page of padding and
+    the pages of a full context."""
     return {
         f"{kind}{number or ''}": shape
         for number, group in enumerate(mode.groups)
@@ -35,7 +36,7 @@ def cache_shapes(mode: Generator | Embedder) -> dict[str, tuple[int, ...]]:
 
 
 def pieces(tokenizer: Tokenizer, vocab_size: int, shown: Mapping[int, bytes] = NOTHING_SHOWN) -> bytes:
-    """The bytes that each token stands for in a text: their lengths as 16-bit integers, and behind them all bytes. `shown`: of special
+    """Encode the bytes of each token's text: first their lengths as 16-bit integers, then all bytes. `shown` has the bytes of special
     tokens that an answer shows."""
     known = [tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b"" for token_id in range(vocab_size)]
     found = [shown.get(token_id, piece) for token_id, piece in enumerate(known)]

@@ -1,10 +1,10 @@
-"""`relaxserve export MODEL --target web`: a folder that chats or embeds, wherever it is served as static files.
+"""`relaxserve export MODEL --target web`: write a folder of static files with which a browser generates text or embeds texts.
 
-program.json             the model, and a program per level of features: its module, its records, the shards of its weights
+program.json             the model, and a program for each level of WebAssembly features: its module, its records, the shards of its weights
 wasm-*.wasm              a module per level
 weights-*.bin            shards
-tokenizer.json           of the model
-pieces.bin               the bytes that each token stands for
+tokenizer.json           the model's tokenizer
+pieces.bin               the bytes of each token's text
 relaxserve.mjs, ...      the runtime, and the page chat.html
 """
 
@@ -34,24 +34,24 @@ from server.messages import ErrorCode
 from server.text.dialect import Dialect
 from server.text.tools import ToolFormat
 
-LEVELS = ("wasm-relaxed", "wasm-simd128")  # the best first
-ADDRESSED = 4 << 30  # bytes, by pointers of 32 bits
+LEVELS = ("wasm-relaxed", "wasm-simd128")  # preferred level first
+ADDRESSED = 4 << 30  # largest memory that 32-bit pointers address, in bytes
 PROGRAM, PIECES = "program.json", "pieces.bin"
 
 
 class Level(msgspec.Struct, frozen=True):
-    """A program for engines with some features."""
+    """A program for WebAssembly engines with certain features."""
 
     target: str
     features: tuple[str, ...]
-    module: str  # file
-    memory_flags: int  # the byte of the file that says whether threads share the memory
+    module: str  # file name
+    memory_flags: int  # offset in the module's file of the byte that determines whether threads share the memory
     program: FlatProgram
     shards: tuple[Shard, ...]
 
 
 class WebEmbedding(msgspec.Struct, frozen=True):
-    """How texts become vectors."""
+    """How the model turns texts into vectors."""
 
     normalize: bool
     prompts: dict[str, str]
@@ -60,20 +60,20 @@ class WebEmbedding(msgspec.Struct, frozen=True):
 
 class WebModel(msgspec.Struct, frozen=True):
     name: str
-    kind: str  # generator, embedder (a decoder without a head) or encoder
+    kind: str  # "generator", "embedder" (a decoder without a head) or "encoder"
     entry: str
     vocab_size: int
     hidden_size: int
     max_context: int
-    max_tokens: int  # of one step
+    max_tokens: int  # in one step
     page_size: int
-    cache_shapes: dict[str, tuple[int, ...]]  # of the inputs that hold keys, values and states
+    cache_shapes: dict[str, tuple[int, ...]]  # shape of each input that holds keys and values, or states
     eos_ids: tuple[int, ...]
-    sampling: dict[str, float]  # what the model's files ask for where a request is silent
+    sampling: dict[str, float]  # defaults from the model's files, for fields that a request omits
     special_tokens: dict[str, str]  # variables of the chat template
     chat_template: str | None
-    tool_template: str | None  # used in its place where a request has tools
-    tools: ToolFormat | None  # how the model writes calls
+    tool_template: str | None  # chat template for requests with tools; None: chat_template
+    tools: ToolFormat | None  # format in which the model writes tool calls; None: none known
     embedding: WebEmbedding
 
 
@@ -83,7 +83,7 @@ class WebProgram(msgspec.Struct, frozen=True):
 
 
 def export_web(model: Servable, name: str, folder: Path, progress: Progress = silent, levels: Sequence[str] = LEVELS) -> WebProgram:
-    """Raises LoadError for a model that cannot be exported."""
+    """Write the export of a model to `folder`. Raise LoadError if it cannot be exported."""
     mode = model.mode
     if isinstance(mode, Encoder) and mode.files.config.classes is not None:
         raise LoadError(ErrorCode.LOAD_REFUSED, f"{name} classifies texts; models that generate text or give vectors can be exported")

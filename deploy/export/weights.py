@@ -1,4 +1,5 @@
-"""The block of weights of a flat program, in files that are small enough to be fetched, kept and verified one by one."""
+"""Write the weights of a flat program as one block, divided into files that are small enough to be fetched, stored and verified
+separately."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ SHARD_BYTES = 128 << 20
 
 
 class Shard(msgspec.Struct, frozen=True):
-    """A file with consecutive bytes of the block. Its name tells its content, so two programs may share it."""
+    """A file with consecutive bytes of the block. Its name contains its digest, so programs can share it."""
 
     file: str
     begin: int
@@ -38,14 +39,14 @@ def write_shards(folder: Path, flat: FlatProgram, executable: Executable, entry:
 
 
 def write_block(path: Path, flat: FlatProgram, executable: Executable, entry: str, source: WeightSource) -> None:
-    """The same in one file."""
+    """Write the whole block to one file."""
     with path.open("wb") as file:
         for part in _block(flat, executable, entry, source):
             file.write(part)
 
 
 def _block(flat: FlatProgram, executable: Executable, entry: str, source: WeightSource) -> Iterator[bytes]:
-    """All bytes in order, those between two arrays as zeros."""
+    """Yield the bytes of all weights in order, with zeros in the gaps between arrays."""
     end = 0
     constants = ((constant_name(i), c) for i, c in enumerate(executable.constants))
     arrays = (pair for part in (prepared_weights(executable, entry, source), constants) for pair in part)

@@ -1,1 +1,1 @@
-"""The Grafana dashboard, and the script that writes it."""
+"""The Grafana dashboard and the script that generates it."""

@@ -1,6 +1,6 @@
-"""Writes the dashboard: `python -m deploy.grafana.make_dashboard > deploy/grafana/dashboards/relaxserve.json`.
+"""Generate the Grafana dashboard: `python -m deploy.grafana.make_dashboard > deploy/grafana/dashboards/relaxserve.json`.
 
-A panel is a title, a unit and its queries; where it stands follows from the order.
+A panel has a title, a unit and queries. Its position follows from the order of ROWS.
 """
 
 from __future__ import annotations

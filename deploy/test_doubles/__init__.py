@@ -1,6 +1,6 @@
-"""Models that compute nothing. Tests, and benchmarks of everything but kernels, stand on them; nothing else imports them.
+"""Models that compute nothing, for tests and for benchmarks of everything but kernels. Nothing else imports them.
 
 model     a step model with a paged pool, whose tokens depend on every entry that it reads back
 process   a worker process with that model: the real engine, scheduler and recovery
-worker    what the front sees of a worker and a tokenizer, from a script, without a process
+worker    a scripted worker and tokenizer as the front sees them, without a process
 """

@@ -1,10 +1,9 @@
-"""Models without kernels: the doubles that every test of the server runs on.
+"""Models without kernels, with which every test of the server runs.
 
-`NullModel` keeps what a real model keeps: in each cache group one entry per slot of a paged pool, which depends on the token and on all
-before it. Each row of logits is computed from the entries that are read back through the page tables, in a group with a window from
-those within it. A wrong page, a wrong slot, a missing copy, a
-page shared behind another beginning or handed out too early therefore gives wrong tokens, as it would on a device. It also refuses a
-batch that breaks the contract of `server/engine/step_model.py`.
+`NullModel` stores data in a paged pool as a real model does: in each cache group one entry per slot, which depends on the token and on all
+tokens before it. It computes each row of logits from the entries that it reads back through the page tables; in a group with a window, only
+from the entries within the window. A wrong page, a wrong slot, a missing copy, a page shared after a different prefix, or a page reused too
+early therefore gives wrong tokens, as on a device. It also refuses a batch that breaks the contract of `server/engine/step_model.py`.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from compiler.ops.sampling.meaning import sample, token_logprobs
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from server.engine.step_model import EmbedLimits, GroupLimits, Logits, Places, StepBatch, StepLimits
 
-History = NDArray[np.int32]  # the tokens of one sequence up to a row
-State = NDArray[np.uint64]  # per token: a digest of it and of all before it
+History = NDArray[np.int32]  # the tokens of one sequence, up to the token of a row
+State = NDArray[np.uint64]  # per token: a digest of the token and of all tokens before it
 LogitsOf = Callable[[History], NDArray[np.float32]]
 
 NEVER_WRITTEN = -1
-_ODD = 0x9E3779B97F4A7C15  # arithmetic on uint64 wraps
+_ODD = 0x9E3779B97F4A7C15  # odd multiplier; arithmetic on uint64 wraps
 
 
 class BatchError(ValueError):
-    """A StepBatch that no model could run."""
+    """Raised if a StepBatch breaks the contract of a step model."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """What a step pretends to cost."""
+    """The simulated duration of a step."""
 
     step_s: float = 0.0
     token_s: float = 0.0
@@ -48,7 +47,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NullLogits:
-    """A handle that gives an engine nothing to read: no length, no rows, no numbers."""
+    """An opaque handle: an engine cannot read its length, rows or numbers."""
 
     rows: NDArray[np.float32]
 
@@ -59,7 +58,7 @@ class NullModel:
         self._logits_of = logits_of or hashed_logits(limits.vocab_size)
         self._cost = cost or StepTime()
         self._caches = [_GroupCache(group) for group in limits.groups]
-        self._whole = next(i for i, group in enumerate(limits.groups) if group.window is None)  # the group that keeps whole texts
+        self._whole = next(i for i, group in enumerate(limits.groups) if group.window is None)  # number of the group that keeps all tokens
         self._powers = np.cumprod(np.full(limits.max_context, _ODD, np.uint64))
         self._hidden = np.empty((0, limits.embedding_size), np.float32)
 
@@ -90,7 +89,7 @@ class NullModel:
             rows[i] = row_of(text[:length])
             digests = self._digests(text, 0)
             if not all(cache.is_right(pages, digests, length) for cache, pages in zip(self._caches, tables, strict=True)):
-                rows[i] = rows[i, ::-1]  # not what was computed behind this beginning: wrong tokens, not an error
+                rows[i] = rows[i, ::-1]  # the entries belong to another prefix: return wrong tokens, not an error
         return rows
 
     def _append(self, cache: _GroupCache, places: Places, batch: StepBatch, i: int, pages: NDArray[np.int32]) -> None:
@@ -99,10 +98,10 @@ class NullModel:
         slots = places.slots[first:last]
         before = cache.state_behind(pages, start - 1) if start else np.uint64(0)
         cache.states.reshape(-1)[slots] = self._digests(batch.tokens[first:last], start) + before
-        cache.lasts[slots // cache.page_size] = slots % cache.page_size  # of one page, the last slot counts
+        cache.lasts[slots // cache.page_size] = slots % cache.page_size  # if a page is written several times, the last slot wins
 
     def _digests(self, tokens: NDArray[np.int32], start: int) -> State:
-        """Of each token and those before it in `tokens`, the first of which is at position `start`."""
+        """Return, for each token, a digest of the token and of the tokens before it in `tokens`. The first token is at position `start`."""
         mixed = (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(29)
         return np.cumsum(mixed * self._powers[start : start + len(tokens)])
@@ -166,22 +165,22 @@ class NullModel:
 
 
 class _GroupCache:
-    """What a cache group keeps: per slot the token, and a digest of it and of all before it."""
+    """The contents of a cache group: per slot the token, and a digest of the token and of all tokens before it."""
 
     def __init__(self, limits: GroupLimits) -> None:
         self.page_size = limits.page_size
         self.tokens = np.full((limits.num_pages, self.page_size), NEVER_WRITTEN, np.int32)
         self.states: State = np.zeros((limits.num_pages, self.page_size), np.uint64)
-        self.lasts = np.zeros(limits.num_pages, np.int32)  # the offset that was written last in a page
+        self.lasts = np.zeros(limits.num_pages, np.int32)  # offset that was written last in each page
         self._limits = limits
 
     def state_behind(self, pages: NDArray[np.int32], position: int) -> np.uint64:
-        """A page of states has only the one behind its last token."""
+        """Return the state after the token at a position. A page of states has only the state after its last token."""
         page = pages[position // self.page_size]
         return self.states[page, self.lasts[page] if self._limits.keeps_states else position % self.page_size]
 
     def is_right(self, pages: NDArray[np.int32], digests: State, length: int) -> bool:
-        """Whether what token `length - 1` reads is what was computed behind this beginning."""
+        """Return whether token `length - 1` reads entries that were computed for this prefix."""
         if self._limits.keeps_states:
             return self.state_behind(pages, len(digests) - 1) == digests[-1]
         first = 0 if self._limits.window is None else max(0, length - self._limits.window)
@@ -194,7 +193,7 @@ def _rows_of(logits: Logits) -> NDArray[np.float32]:
 
 
 class NullEmbedModel:
-    """Each vector is a function of its text alone."""
+    """An embedding model whose vectors depend only on their text."""
 
     def __init__(self, limits: EmbedLimits, *, cost: StepTime | None = None) -> None:
         self._limits = limits
@@ -214,7 +213,7 @@ class NullEmbedModel:
 
 
 def hashed_logits(vocab_size: int) -> LogitsOf:
-    """Logits in [-8, 8) that change everywhere when one token of the history does."""
+    """Make a function that returns logits in [-8, 8) for a history of tokens. If any token differs, all logits differ."""
     ramp = np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_ODD)
 
     def logits_of(history: History) -> NDArray[np.float32]:
@@ -227,8 +226,9 @@ def hashed_logits(vocab_size: int) -> LogitsOf:
 
 
 def scripted_logits(vocab_size: int, script: Sequence[int]) -> LogitsOf:
-    """Logits that make every prompt continue with `script`, over and over: end it with an end-of-sequence token. The place in the
-    script is the longest beginning of it that the history ends with, so the prompt should not end in the script's first token."""
+    """Make a function that returns logits with which `script` continues every prompt, over and over; the script should end with an
+    end-of-sequence token. The next token follows the longest prefix of the script that ends the history, so a prompt should not end with
+    the script's first token."""
     wanted = np.asarray(script, np.int32)
 
     def logits_of(history: History) -> NDArray[np.float32]:

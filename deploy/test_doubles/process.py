@@ -1,4 +1,4 @@
-"""A worker whose model computes nothing: `python -m deploy.test_doubles.process FD`. The real process, scheduler, pages and
+"""A worker whose model computes nothing: `python -m deploy.test_doubles.process FD`. It runs the real worker process, scheduler, pages and
 recovery, for tests and for benchmarks of everything but kernels.
 
 `Load.source` is a JSON object with the fields of `NullConfig`; `null_source` writes one.
@@ -32,18 +32,18 @@ class NullConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_seqs: int = 64
     num_pages: int = 1024
     eos_ids: tuple[int, ...] = ()
-    script: tuple[int, ...] = ()  # what every prompt is answered with; empty: hashed logits
-    tokenizer: str = ""  # path of a tokenizer.json, for constraints
-    embedding_size: int = 0  # > 0: it embeds
+    script: tuple[int, ...] = ()  # tokens that answer every prompt; empty: logits depend on a hash of the prompt
+    tokenizer: str = ""  # path of a tokenizer.json, for constraints; "": none
+    embedding_size: int = 0  # 0 for a model that does not embed
     kind: Literal["generator", "embedder", "encoder"] = "generator"
     step_s: float = 0.0
     token_s: float = 0.0
     load_s: float = 0.0
     overlap: bool = True
-    deadly_token: int | None = None  # a step that draws behind it ends the process
-    refused_from: str = ""  # path: the first load creates it, every later one is refused; "" never
-    damaged_when: str = ""  # path: as soon as that file exists, it is removed, and the worker says that what it serves from is damaged
-    required_bytes: int = 0  # > 0: the load is refused for want of memory
+    deadly_token: int | None = None  # if a step reads this token, the process is killed
+    refused_from: str = ""  # path of a marker file: the first load creates it, later loads are refused; "" never refuses
+    damaged_when: str = ""  # path of a marker file: once it exists, remove it and report that the served files are damaged
+    required_bytes: int = 0  # if above 0, the load is refused, since this much memory is missing
 
 
 def null_source(config: NullConfig) -> str:

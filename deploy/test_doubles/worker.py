@@ -1,4 +1,4 @@
-"""A worker that computes nothing: scripted tokens at a chosen pace. HTTP tests and `deploy.bench.serving.http` stand on it."""
+"""A worker that computes nothing and answers with scripted tokens at a chosen pace, for HTTP tests and `deploy.bench.serving.http`."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class NullDefaults:
 
 
 class NullTemplate:
-    """`<|role|>text` per message, with tools and tool calls as JSON lines."""
+    """Renders `<|role|>text` per message, with tools and tool calls as JSON lines."""
 
     source = "{# of the null model #}"
 
@@ -80,7 +80,7 @@ def _list(value: object) -> list[object]:
 
 
 class ByteTokenizer:
-    """Token `n` below 256 is byte `n`; the specials follow."""
+    """A tokenizer in which a token below 256 is the byte with that number; special tokens have higher numbers."""
 
     BOS, EOS = 256, 257
 
@@ -122,16 +122,16 @@ class ByteTokenizer:
 
 @dataclass
 class NullScript:
-    """What a worker answers, and how fast. Tests set the fields while it runs."""
+    """The answers of a worker, and their pace. Tests may change fields while the worker runs."""
 
     answer: Callable[[Submit, int], Sequence[Sequence[int]]] = field(
         default=lambda _submit, _choice: [[b] for b in b"Hello from the null device."]
     )
-    interval_s: float = 0.0  # between steps
-    prefill_s: float = 0.0  # before the first
+    interval_s: float = 0.0  # seconds to wait before each step
+    prefill_s: float = 0.0  # seconds to wait before the first step
     load_s: float = 0.0
     load_error: LoadError | None = None
-    fail_after: int | None = None  # tokens, then a RequestError
+    fail_after: int | None = None  # number of tokens after which the answer ends in a RequestError; None: never
     max_context: int = 4096
     embedding_size: int = 0
     embeds_tokens: bool = True
@@ -142,13 +142,13 @@ class NullScript:
     class_scores: ClassScores = ClassScores.SOFTMAX
     pair_prompt: PairPrompt | None = None
     generates: bool = True
-    stop_token_id: int | None = None  # that ends an answer
+    stop_token_id: int | None = None  # token that is reported to have ended an answer; None: no token
     weights_bytes: int = 1 << 20
     kv_cache_bytes: int = 1 << 20
 
 
 class NullWorker:
-    """Fulfils `server.interfaces.WorkerHandle`."""
+    """A `server.interfaces.WorkerHandle` that runs in this process."""
 
     def __init__(self, script: NullScript, progress: ProgressCallback = lambda _progress: None) -> None:
         self.script = script
@@ -161,7 +161,8 @@ class NullWorker:
         self.pid: int | None = None  # there is no process
         self.submits: list[Submit] = []
         self.embeds: list[Embed] = []
-        self.aborted: list[tuple[str, int | None]] = []  # (request, choice); None: all that was left of it
+        # (request, choice) of each aborted answer; a choice of None stands for all remaining choices
+        self.aborted: list[tuple[str, int | None]] = []
         self.running: dict[str, set[int]] = {}
         self._progress = progress
 
@@ -253,7 +254,7 @@ class NullWorker:
         self.embeds.append(embed)
         await asyncio.sleep(self.script.prefill_s)
         ids = embed.prompt_ids
-        sums = accumulate(ids) if embed.per_token else [sum(ids)]  # the last token's vector is the text's
+        sums = accumulate(ids) if embed.per_token else [sum(ids)]  # the vector of the last token is that of the whole text
         size = len(self.script.classes) or self.script.embedding_size
         vectors = [_vector(total, size, normalize=embed.normalize) for total in sums]
         return Embedding(embed.request_id, b"".join(vectors), len(ids))

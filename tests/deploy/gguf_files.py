@@ -1,4 +1,4 @@
-"""GGUF files for tests."""
+"""Helper that writes GGUF files for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VOCAB = ["a", "b", "ab", *(f"w{id}" for id in range(3, 160))]
 
 
 def write_gguf(path: Path, *, merges: bool = True, chat_template: str = "") -> None:
-    """The golden Qwen2 with a tokenizer inside."""
+    """Write the golden Qwen2 model and its tokenizer to a GGUF file."""
 
     def add_tokenizer(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("gpt2")

@@ -1,8 +1,8 @@
-"""Model files, damaged at random, and what a server makes of them: `python -m tests.deploy.mutations FOLDER SEED FIRST COUNT LOADS`.
+"""Damage model files at random and load them: `python -m tests.deploy.mutations FOLDER SEED FIRST COUNT LOADS`.
 
-FOLDER has one folder per model. Case N depends on SEED and N alone: one file of one model is mutated, and the model is checked. Where the
-check passes and LOADS is 1, the model is loaded. Before each case its number and what is mutated are printed, so that whoever watches knows
-which one hangs or crashes. Anything but a LoadError, or a TemplateError of a rendering, ends the run with its traceback.
+FOLDER has one folder per model. Case N depends only on SEED and N: it mutates one file of one model and checks the model. If the check
+passes and LOADS is 1, the case also loads the model. Each case first prints its number and its mutation, so that an observer knows which
+case hangs or crashes. Any exception except a LoadError, or a TemplateError while rendering, ends the run with a traceback.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from server.messages import Load
 from server.text.templates.template import TemplateError
 from server.text.tokenizer import Tokenizer
 
-MEMORY_BYTES = 8 << 30  # of addresses; a length of a file that is believed unchecked runs into it
-HEADER_BYTES = 1 << 16  # in which most mutations of a binary file fall: behind it are numbers, and every number is valid
+MEMORY_BYTES = 8 << 30  # limit of address space in bytes: allocating a length from a file without a check exceeds it
+# bytes at the start of a binary file that most mutations hit; after them come weights, for which every value is valid
+HEADER_BYTES = 1 << 16
 KINDS = (".gguf", ".safetensors", ".json", ".jinja")
 MESSAGES = ([{"role": "user", "content": "Hi"}], [{"role": "system", "content": ""}, {"role": "user", "content": "é\n{{ x }}"}])
 TEXTS = ("Hello, world", "", "日本 \U0001f600\r\n\t", "<|im_end|> a" * 20, "a" * 2000)
@@ -50,11 +51,12 @@ def main(folder: Path, seed: int, first: int, count: int, loads: int) -> None:
             try:
                 found = require_servable(_load(mutant), silent)
                 _use_tokenizer(found.tokenizer)
-                if loads and str(found.module) == programs[model]:  # else compiling it would take seconds
+                # load only if the mutation left the program the same: compiling another would take seconds
+                if loads and str(found.module) == programs[model]:
                     load_model(_load(mutant), silent)
                     shutil.rmtree(flags.current().cache / "weights")
             except LoadError as error:
-                assert str(error), "a refusal that says nothing"
+                assert str(error), "a refusal without a message"
     print("done", flush=True)
 
 
@@ -63,7 +65,7 @@ def _load(folder: Path) -> Load:
 
 
 def _copied(model: Path, scratch: Path, mutated: Path, content: bytes) -> Path:
-    """The model with one file replaced; the others are links."""
+    """Return a folder with the model's files. The file `mutated` has new content, and the others are links."""
     for file in model.rglob("*"):
         place = scratch / file.relative_to(model)
         if file.is_dir():
@@ -92,7 +94,7 @@ def _use_tokenizer(tokenizer: Tokenizer) -> None:
 
 
 def mutated(content: bytes, suffix: str, dice: random.Random) -> tuple[bytes, str]:
-    """What becomes of a file, and a word for how."""
+    """Return a mutated copy of a file and the name of the mutation."""
     ways: list[Callable[[bytes, random.Random], bytes]] = [flip_bits, cut, repeat, drop, put_number]
     match suffix:
         case ".json":
@@ -134,7 +136,7 @@ def drop(content: bytes, dice: random.Random) -> bytes:
 
 
 def put_number(content: bytes, dice: random.Random) -> bytes:
-    """An integer as lengths and counts are written, in a place where one may be."""
+    """Overwrite an aligned place, chosen at random, with an integer as large as lengths and counts are."""
     size = dice.choice((4, 8))
     value = dice.choice((0, 1, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, (1 << 64) - 1))
     start = _place(content, dice)
@@ -152,7 +154,7 @@ DEEP = "nested deeper than parsers recurse"
 
 
 def change_json(content: bytes, dice: random.Random) -> bytes:
-    """One to three values replaced, removed, copied elsewhere or nested."""
+    """Replace, remove, copy or nest one to three values of a JSON file."""
     value = json.loads(content)
     for _ in range(dice.choice((1, 1, 2, 3))):
         value = _changed(value, dice)
@@ -190,7 +192,7 @@ def _changed(value: Any, dice: random.Random) -> Any:
 
 
 def change_header(content: bytes, dice: random.Random) -> bytes:
-    """The JSON of a safetensors file, with its length as it should be, or nearly."""
+    """Mutate the JSON header of a safetensors file and state the right length of the header, or one that is off by one."""
     length = int.from_bytes(content[:8], "little")
     header = change_json(content[8 : 8 + length], dice)
     announced = len(header) + dice.choice((0, 0, 0, 0, 1, -1))

@@ -1,4 +1,4 @@
-"""The folder of what is kept between starts: what of it may go, and that nothing goes which a load still writes."""
+"""The cache folder: which files may be pruned, and that a file is never pruned while a load is writing it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from runtime.executable import Bound, Executable, ExecutableMeta, VMFunction
 
 KEYS = [digit * 32 for digit in "abc"]
 DIGEST = "1" * 32
-SIZE = 10_000  # of packed weights here; programs are smaller
+SIZE = 10_000  # bytes of a file of packed weights; programs are smaller
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_the_longest_unused_goes_first_of_either_kind(kept: Kept) -> None:
     small = sum(path.stat().st_size for path in programs)
     size = packed[0].stat().st_size
     assert kept.prune(keep_bytes=3 * size + small) == []
-    assert names(kept.prune(keep_bytes=2 * size + small)) == [packed[0].name], "its program is as young, and small"
+    assert names(kept.prune(keep_bytes=2 * size + small)) == [packed[0].name], "a program is as recent as its weights"
     assert names(kept.prune(keep_bytes=0, keep_s=700)) == [programs[0].name]
     assert names(kept.prune(keep_bytes=0, keep_s=450)) == [packed[1].name, programs[1].name]
     assert names(kept.prune(keep_bytes=0)) == [packed[2].name, programs[2].name]
@@ -85,7 +85,8 @@ def test_the_longest_unused_goes_first_of_either_kind(kept: Kept) -> None:
 
 
 def test_of_many_checkpoints_of_a_program_the_unused_go(kept: Kept) -> None:
-    """As it is after a model was trained anew and replaced a few times."""
+    """If a program has packed weights of several checkpoints (of a model that was retrained and replaced), those that are no longer used
+    are pruned."""
     path = program(kept, KEYS[0], age_s=1)
     packed = [weights(kept, KEYS[0], str(i) * 32, age_s=100 * (i + 1)) for i in range(4)]
     assert set(names(kept.prune(keep_bytes=0, keep_s=150))) == {p.name for p in packed[1:]}
@@ -135,7 +136,8 @@ def test_what_is_mapped_is_read_on(kept: Kept) -> None:
 
 
 def test_markers_go_with_their_weights_and_not_before(kept: Kept) -> None:
-    """A marker of a server that runs for days is old, and tells of an unclean stop that may yet come."""
+    """A file's marker of use is pruned only with the file. A running server's marker may be days old; it will show whether the server ends
+    uncleanly."""
     program(kept, KEYS[0])
     packed = weights(kept, KEYS[0])
     (marker := packed.with_name(f"{packed.name}.used-abc")).touch()
@@ -200,7 +202,8 @@ def test_an_import_that_is_cut_off_is_known(kept: Kept, monkeypatch: pytest.Monk
 
 
 def test_a_program_remembers_the_models_that_were_loaded_with_it(tmp_path: Path) -> None:
-    """The last first, each once, a few of them; and they go with the program."""
+    """A program's record lists the last few models that were loaded with it, newest first and without duplicates. The record is pruned with
+    the program."""
     folder = Kept(tmp_path)
     (tmp_path / "executables").mkdir()
     key = "a" * 32

@@ -1,4 +1,4 @@
-"""The client of the commands, against answers that a server might give."""
+"""The client that the commands use, with prepared answers in place of a server."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_key_that_cannot_be_sent_is_refused_unseen(key: str) -> None:
 
 
 def test_the_key_travels(client: Client) -> None:
-    with client._open("GET", "/v1/models", None) as response:  # the header is all that is wanted
+    with client._open("GET", "/v1/models", None) as response:  # the server returns the key that it received as a header
         assert response.headers["x-key"] == "Bearer secret-key"
 
 

@@ -1,4 +1,5 @@
-"""Golden families on a GPU, over HTTP: numbers of transformers, bits, faults, and models that share a card. The GPU is in software."""
+"""Golden families on a software GPU, over HTTP: their outputs equal the reference, bits are reproducible, faults of kernels lose no
+request, and models share a card."""
 
 from __future__ import annotations
 
@@ -29,15 +30,15 @@ from tests.gpu.fixtures import software_gpu as software_gpu
 pytestmark = [needs_pycuda, pytest.mark.xdist_group("demo server")]
 
 FIRST, SECOND = "llama", "gemma3"
-CARD_BYTES = 384 << 20  # of which a worker keeps 300 MiB free for itself
-KV_BYTES = 48 << 20  # of a model that leaves no room for another as large
+CARD_BYTES = 384 << 20  # memory of the card: a worker leaves 300 MiB of it free
+KV_BYTES = 48 << 20  # bytes of a model's KV cache: so large that the card has room for two models but not three
 
 
 @dataclass
 class GpuServer:
     url: str
-    wild: Path  # a file that gives the next kernel a wild pointer
-    said: list[str]  # on standard error, since it is ready
+    wild: Path  # when this file is created, the next kernel gets an invalid pointer
+    said: list[str]  # lines that the server has printed on standard error since it was ready
 
     def model(self, name: str) -> dict[str, Any]:
         return next(m for m in httpx.get(f"{self.url}/admin/models", timeout=60).json()["data"] if m["id"] == name)
@@ -55,7 +56,7 @@ class GpuServer:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The families, with a tokenizer."""
+    """Return a folder with a model of each family; each has a tokenizer."""
     root = tmp_path_factory.mktemp("models")
     for name in (FIRST, SECOND):
         shutil.copytree(GOLDEN / "models" / name, root / name)
@@ -67,7 +68,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(models: Path, _library: Path, demo_server: DemoServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServer]:
-    """It serves the first family."""
+    """Yield a server that has loaded the first family on a software GPU."""
     folder = tmp_path_factory.mktemp("card")
     card = SoftwareGpu(_library).environment(arch="8.0", memory=CARD_BYTES, shared=folder, wild=folder / "wild")
     settings = (
@@ -104,13 +105,14 @@ def server(models: Path, _library: Path, demo_server: DemoServer, tmp_path_facto
 
 
 def golden(family: str) -> tuple[list[int], str]:
-    """A prompt, and the text that transformers continues it with."""
+    """Return a prompt, and the text by which transformers continues it."""
     arrays = np.load(GOLDEN / "models" / family / "golden.npz")
     return arrays["prompt"].tolist(), "".join(f"w{i}" for i in arrays["continuation"][:3])
 
 
 def test_models_share_a_card_and_one_that_does_not_fit_beside_them_is_refused(server: GpuServer) -> None:
-    """Two families continue a prompt as transformers do. Each worker plans with what the others left."""
+    """Two models on one card continue a prompt as transformers does. Each worker plans with the memory that the other models left free; a
+    third model is refused."""
     second = server.load(SECOND, kv_cache_bytes=KV_BYTES)
     assert second.status_code == 200, second.text
     for family in (FIRST, SECOND):
@@ -124,7 +126,8 @@ def test_models_share_a_card_and_one_that_does_not_fit_beside_them_is_refused(se
 
 
 def test_answers_are_the_same_alone_beside_others_and_from_the_prefix_cache(server: GpuServer) -> None:
-    """Drawn with a seed: text and log-probabilities, to the last bit."""
+    """A seeded answer has the same text and log-probabilities, to the last bit, alone, while other requests run, and with its prompt in the
+    prefix cache."""
     prompts = [list(range(3 + n, 22 + n)) for n in range(3)]
     alone = [server.answer(prompt, temperature=1.0, seed=n) for n, prompt in enumerate(prompts)]
     with ThreadPoolExecutor(4) as pool:
@@ -133,7 +136,8 @@ def test_answers_are_the_same_alone_beside_others_and_from_the_prefix_cache(serv
 
 
 def test_a_kernel_with_a_wild_pointer_ends_its_worker_and_no_request(server: GpuServer) -> None:
-    """The error names the card and has the driver's words; the answer goes on in another worker, with the same bits."""
+    """A kernel that gets an invalid pointer ends its worker but not the request: another worker continues the answer with the same bits.
+    The error names the card and has the driver's message."""
     prompt = list(range(5, 24))
     expected = server.answer(prompt)
     before = server.model(FIRST)["restarts"]
@@ -146,7 +150,7 @@ def test_a_kernel_with_a_wild_pointer_ends_its_worker_and_no_request(server: Gpu
 
 
 def test_memory_that_is_gone_when_it_is_asked_for_is_an_error_of_the_load(models: Path, software_gpu: SoftwareGpu) -> None:
-    """The plan fits below the limit that was given, and not on the card."""
+    """A load fails with an error if its plan fits the given limit but the card has less memory."""
     limits = {"kv_cache_bytes": 2 << 30, "memory_limit_bytes": 8 << 30}
     load = Load(FIRST, str(models / FIRST), "f32", max_context=64, max_batch=4, device="cuda", **limits)
     with pytest.raises(LoadError, match=r"on GPU 0 needs [\d,]+ bytes, [\d,]+ are free.*unload other models") as refused:

@@ -1,4 +1,4 @@
-"""The forms in which a model can be served, compared before one is compiled."""
+"""The weight formats in which a model can be served are compared before the model is compiled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.golden.gguf_models import convert
 
 LOAD = Load("demo", str(demo.MODEL), "bf16", max_batch=4)
 
-pytestmark = pytest.mark.xdist_group("inspection")  # what all ask about is compiled once
+pytestmark = pytest.mark.xdist_group("inspection")  # tests of this group share one compiled model
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,8 @@ def test_bytes_are_those_of_the_plan(found: Inspection) -> None:
 def test_the_form_that_loses_least_of_those_that_fit_is_recommended(found: Inspection) -> None:
     files = open_files(demo.MODEL)
     forms = compare_forms(files, found)
-    assert set(by_name(forms)) == {"bf16", "f32", "int8", "int4"}  # nothing is quantised already
+    # there is no format "as in the checkpoint", because the demo's checkpoint is not quantised
+    assert set(by_name(forms)) == {"bf16", "f32", "int8", "int4"}
     assert by_name(forms)["bf16"].loss == 0 < by_name(forms)["int8"].loss < 0.02 < by_name(forms)["int4"].loss < 0.2
     assert recommended(forms) is forms[0] and forms[0].quantize == "bf16"
     least = found.plan.page_bytes * (1 + found.max_context // 16) + found.plan.arena_bytes + WORKER_BYTES

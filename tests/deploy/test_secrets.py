@@ -1,4 +1,4 @@
-"""Keys and tokens are where they are needed, and not in the environment."""
+"""API keys and tokens reach the code that needs them and are removed from the environment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ print(sorted(taken.items()), "of value" in str(dict(os.environ)), b"secret " in 
 
 
 def test_secrets_leave_the_environment_and_what_the_kernel_shows_of_it() -> None:
-    """Whatever ends like a key, a token or a password goes; what only contains such a word stays."""
+    """Variables whose names end in KEYS, TOKEN, PASSWORD, SECRET or the like are removed, also from what /proc shows. A variable whose name
+    only contains such a word stays."""
     kept = {"HF_TOKEN_PATH": "of value", "KEYBOARD": "of value"}
     secrets = {"RELAXSERVE_API_KEYS": "secret 1", "HF_TOKEN": "secret 2", "DB_PASSWORD": "secret 3", "my_secret": "secret 4"}
     ended = subprocess.run([sys.executable, "-c", PROGRAM], env={**kept, **secrets}, capture_output=True, text=True, check=True)
@@ -40,7 +41,8 @@ def test_the_hub_s_token_is_found_under_either_name() -> None:
 
 
 def test_a_download_has_the_token_that_the_environment_has_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both the front, for the tokenizer, and a worker, by the message of its load."""
+    """Downloads have the hub's token although it was removed from the environment: the front has kept it for the tokenizer, and a worker
+    gets it in its load message."""
     hub = pytest.importorskip("deploy.model_loading.hub")
     seen: list[str | None] = []
 
@@ -58,14 +60,14 @@ def test_a_download_has_the_token_that_the_environment_has_no_more(monkeypatch: 
 
 
 def descendants(pid: int) -> list[int]:
-    lists = Path(f"/proc/{pid}/task").glob("*/children")  # each thread has its own
+    lists = Path(f"/proc/{pid}/task").glob("*/children")  # each thread of a process lists the children that it started
     children = [int(child) for file in lists for child in file.read_text().split()]
     return [pid, *(below for child in children for below in descendants(child))]
 
 
 @pytest.mark.xdist_group("demo server")
 def test_no_process_of_a_server_shows_a_secret(demo_server: Any) -> None:
-    """Front and worker are started with a client's key and the hub's token in the front's environment."""
+    """No process of a server shows a secret in /proc, although the front was started with an API key and a hub token in its environment."""
     pids = descendants(demo_server.pid)
     assert len(pids) >= 2, "front and worker"
     for pid in pids:

@@ -1,4 +1,4 @@
-"""Where settings come from, which of them wins, and what a wrong one is told."""
+"""Where settings come from, which source takes precedence, and the errors for wrong settings."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_wrong_variable_is_named(environment: dict[str, str], complaint: str) 
         ("models: [{source: o/n, aliases: [-x]}]", "is called '-x'"),
         ("models: [o/n, {source: p/m, aliases: [n]}]", "models 'o/n' and 'p/m' are both called 'n'"),
         ("models: [{source: o/n, aliases: [x]}, {source: p/m, aliases: [x]}]", "both called 'x'"),
-        ("allowed_hosts: [~]", "expected texts; put it between quotes"),
+        ("allowed_hosts: [~]", "expected texts: put the entry in quotes"),
     ],
 )
 def test_a_wrong_file_is_refused_by_place(text: str, complaint: str, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_no_key_is_told(tmp_path: Path) -> None:
 
 
 def test_a_key_of_digits_is_the_one_that_was_written(tmp_path: Path) -> None:
-    """YAML takes 012345670 for a number of base 8."""
+    """An API key of digits must be quoted in YAML, which reads 012345670 as an octal number. An unquoted one is refused."""
     assert gather({}, {}, config=write(tmp_path, "api_keys: ['012345670']"))[0].api_keys == ("012345670",)
     with pytest.raises(SettingsError, match="expected texts") as caught:
         gather({}, {}, config=write(tmp_path, "api_keys: [012345670]"))
@@ -166,7 +166,7 @@ def test_a_model_needs_a_source() -> None:
         model_spec("=name")
 
 
-LINKS = {  # as the kubelet sets them in a pod beside Services called relaxserve and relaxserve-canary
+LINKS = {  # the variables that Kubernetes sets in a pod if there are Services called relaxserve and relaxserve-canary
     "RELAXSERVE_SERVICE_HOST": "10.0.0.11",
     "RELAXSERVE_SERVICE_PORT": "8000",
     "RELAXSERVE_SERVICE_PORT_HTTP": "8000",
@@ -182,7 +182,8 @@ LINKS = {  # as the kubelet sets them in a pod beside Services called relaxserve
 
 
 def test_variables_that_kubernetes_injects_for_a_service_are_no_settings() -> None:
-    """A Service called `relaxserve` must not keep the server from starting, nor change where it listens."""
+    """The variables that Kubernetes sets for a Service called `relaxserve` look like settings. They do not prevent the start and do not
+    change where the server listens."""
     assert set(service_links(LINKS)) == LINKS.keys()
     settings, _ = gather({}, {**LINKS, "RELAXSERVE_STRICT": "1"})
     assert settings.port == ServerSettings().port and settings.strict

@@ -1,4 +1,5 @@
-"""A FIFO, a device or a folder in the place of a file that is opened: told at once, or made anew; never waited for."""
+"""If a path of the server leads to a FIFO, a device or a folder in place of a file, an error is reported at once or the path is replaced.
+The server never blocks on it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from server.settings import ServerSettings, SettingsError
 
 @pytest.fixture(autouse=True)
 def no_waiting() -> Iterator[None]:
-    """A test that waits for a FIFO ends."""
+    """Fail a test that blocks on a FIFO."""
 
     def give_up(*_: object) -> None:
         raise TimeoutError("it waits for a FIFO")
@@ -64,7 +65,7 @@ def test_in_place_of_the_server_s_own_files(make: Make, tmp_path: Path) -> None:
 
 
 def test_a_configuration_may_come_from_what_the_shell_has_opened(tmp_path: Path) -> None:
-    """As for `--config <(envsubst < models.yaml)`."""
+    """A configuration may come from a file descriptor that the shell has opened, as in `--config <(envsubst < models.yaml)`."""
     reading, writing = os.pipe()
     os.write(writing, b"port: 7")
     os.close(writing)

@@ -1,4 +1,5 @@
-"""Kept files that a process uses: verified at the next start if it did not end in order, and beside the worker if it did."""
+"""Cached files are verified before the start if the last process that used them did not end cleanly; otherwise they are verified while the
+worker runs."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def flip(path: Path, at: int = -1) -> None:
 
 @contextmanager
 def user(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that uses the file until it is told to end."""
+    """Run a process that marks the file as used until the process's standard input closes."""
     command = [sys.executable, "-c", HOLD, str(path)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -99,7 +100,8 @@ def test_a_restart_by_the_server_reads_no_weights(path: Path, monkeypatch: pytes
         patched.setattr(SectionFile, "verify", lambda *_: pytest.fail("it was read"))
         assert begin_use(path, restart=True) == path and left_behind(path) == []
     flip(path)
-    assert begin_use(path, restart=True, verify=True) == path and not path.exists()  # unless the last worker was damaged
+    # verified although the server restarts the worker, because the last worker found damage
+    assert begin_use(path, restart=True, verify=True) == path and not path.exists()
 
 
 def test_a_start_that_is_told_to_verifies(path: Path) -> None:
@@ -136,7 +138,7 @@ def test_another_process_tells_what_is_damaged(section: str, path: Path) -> None
     flip(path, SectionFile(path)._sections[section].offset)
     assert damage_of([path]) == f"{path}: section {section!r} is damaged: its checksum differs"
     path.unlink()
-    assert damage_of([path]) == "", "what is gone is built again"
+    assert damage_of([path]) == "", "a missing file is not damaged: it is built again"
 
 
 def test_verification_runs_when_nothing_else_does() -> None:
@@ -146,7 +148,7 @@ def test_verification_runs_when_nothing_else_does() -> None:
 
 
 def test_verification_ends_with_its_worker(path: Path) -> None:
-    """Nobody would hear what it finds."""
+    """A verification process ends when its worker ends: nobody would read its result."""
     sections.write(path, {"large": bytes(64 << 20)})
     script = "import os, sys, subprocess; print(subprocess.Popen([sys.executable, '-m', 'deploy.verification', sys.argv[1]]).pid)"
     orphan = int(subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, check=True).stdout)

@@ -1,4 +1,4 @@
-"""The wheel as it is built and installed: what it contains, and that it runs beside others that have packages of the same names."""
+"""The wheel is built and installed: which files it contains, and that it runs next to other packages that have the names of ours."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 TOPS = ("server", "compiler", "runtime", "deploy")
 MODULES = {str(path.relative_to(ROOT)) for top in TOPS for path in (ROOT / top).rglob("*.py")}
 
-pytestmark = pytest.mark.xdist_group("demo server")  # one wheel, and one compiled demo model
+pytestmark = pytest.mark.xdist_group("demo server")  # tests of this group share one wheel and one compiled demo model
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_the_wheel_imports_nothing_that_it_leaves_out(contents: set[str]) -> Non
 
 
 def imported(path: Path) -> list[str]:
-    """The names of modules, and of what is imported from them, which may be modules too."""
+    """Return the names of all modules that a file imports, including names imported from modules, because these may be modules, too."""
     names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
@@ -74,7 +74,7 @@ def imported(path: Path) -> list[str]:
 
 
 def test_the_wheel_has_the_files_that_are_no_code(contents: set[str]) -> None:
-    """Pages of the console, native code of the thread team, and the demo model."""
+    """The wheel contains the files that are not Python code: the console's pages, the thread team's native code and the demo model."""
     console = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "server/console").rglob("*")
@@ -91,7 +91,7 @@ def test_the_wheel_has_the_files_that_are_no_code(contents: set[str]) -> None:
 
 @pytest.fixture(scope="module")
 def installation(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh virtual environment with the wheel in it. What the wheel depends on is found where the tests have it."""
+    """Return a new virtual environment in which the wheel is installed. It uses the dependencies in the environment of the tests."""
     folder = tmp_path_factory.mktemp("installation") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "--quiet", "--disable-pip-version-check"]
@@ -100,13 +100,13 @@ def installation(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     (dependencies,) = {Path(path) for path in sys.path if path.endswith("site-packages") and path.startswith(sys.prefix)}
     (packages / "dependencies.pth").write_text(
         f"{dependencies}\n"
-    )  # of the folder itself: its own .pth files, as of this checkout, are not read
+    )  # adds the folder itself, but not what its .pth files name, such as this checkout
     return folder
 
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A working directory with a package of each of our names."""
+    """Return a working directory with a package for each of our top-level names; importing one ends the process."""
     for top in TOPS:
         (tmp_path / top).mkdir()
         (tmp_path / top / "__init__.py").write_text(f"raise SystemExit('the {top} of somebody else')\n")
@@ -115,7 +115,8 @@ def hostile(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("start", ["relaxserve", "python -m relaxserve"])
 def test_the_demo_is_served_amid_packages_of_the_same_names(start: str, installation: Path, hostile: Path, demo_server: Any) -> None:
-    """The front, the worker, and the processes that each of them starts: a schema needs one of constraints."""
+    """The demo is served from a working directory with packages of our names, and the processes that front and worker start work, too: the
+    request's schema needs a process for constraints."""
     with serving(start, installation, hostile, demo_server) as url:
         schema = {
             "type": "object",

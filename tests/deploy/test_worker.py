@@ -1,4 +1,4 @@
-"""The worker's entry."""
+"""The program that a worker process runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ print(len(model), len(gc.get_objects()))
 
 
 def test_the_collector_leaves_out_what_was_loaded() -> None:
-    """It stopped all streams for 0.13 s now and then, to look at a compiled program in which nothing is garbage."""
+    """The garbage collector skips all objects that existed after loading. Scanning the compiled program would stop all streams for up to
+    0.13 s."""
     output = subprocess.run([sys.executable, "-c", LOADED], check=True, capture_output=True, text=True).stdout
     num_loaded, num_watched = map(int, output.split())
     assert num_loaded == 100_000 and num_watched < 1000

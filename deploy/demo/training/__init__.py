@@ -1,1 +1,1 @@
-"""How the demo model was made: its corpus, its tokenizer, its training and its exam. Part of the source tree, not of the wheel."""
+"""Corpus, tokenizer, training and exam of the demo model. The source tree contains this package, but the wheel does not."""

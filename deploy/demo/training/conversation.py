@@ -1,4 +1,4 @@
-"""The unit of the corpus: one turn of talk about one thing, and whether it may be trained on."""
+"""The unit of the corpus: a turn about one topic. Its key decides whether it is trained on or held out."""
 
 import hashlib
 import json
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-Message = dict[str, Any]  # as in the Chat Completions API, tool arguments already parsed
+Message = dict[str, Any]  # a message of the Chat Completions API, but with parsed tool arguments
 Tool = dict[str, Any]
 
-_HELD_OUT_SHARE = 16  # one key in so many is never trained on
+_HELD_OUT_SHARE = 16  # one in this many keys is held out, that is, never trained on
 
 
 class Split(Enum):
@@ -21,16 +21,16 @@ class Split(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a user asks and how it should be answered, perhaps with tools between, perhaps with a follow-up."""
+    """A user's question and its answer, possibly with tool calls before the answer, possibly with a follow-up."""
 
     skill: str
-    key: str  # the meaning of the question; it alone decides the split
+    key: str  # the meaning of the question; it alone decides between training and held out
     messages: tuple[Message, ...]
-    also_right: tuple[str, ...] = ()  # other final answers that are as good as the one given
+    also_right: tuple[str, ...] = ()  # other final answers that count as correct
 
     @property
     def split(self) -> Split:
-        # A checksum would not do: CRC-32 is linear, so keys of one pattern fall to one side together.
+        # CRC-32 would not do: it is linear, so keys that follow one pattern would all fall into the same split.
         digest = hashlib.blake2b(self.key.encode(), digest_size=8).digest()
         return Split.HELD_OUT if int.from_bytes(digest, "big") % _HELD_OUT_SHARE == 0 else Split.TRAIN
 
@@ -52,7 +52,7 @@ def user(text: str) -> Message:
 
 
 def assistant(text: str, *, given: str = "") -> Message:
-    """`given`: what `text` begins with because a schema demands it; no more is learnt of it than of a question."""
+    """Make an assistant message. `given` is the beginning of `text` that a schema forces; in training it has the low weight of prompts."""
     return {"role": "assistant", "content": text, **({"given": given} if given else {})}
 
 
@@ -66,7 +66,7 @@ def result(value: object) -> Message:
 
 
 def draw(rng: random.Random, split: Split, make: Callable[[random.Random], Turn]) -> Turn:
-    """The first turn that `make` comes up with on this side of the split."""
+    """Draw turns from `make` until a turn belongs to this split (training or held out)."""
     while (turn := make(rng)).split is not split:
         pass
     return turn

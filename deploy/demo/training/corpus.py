@@ -1,6 +1,6 @@
-"""The training text of the demo model: an endless, seeded stream of conversations made of the skills.
+"""The training text of the demo model: an endless, seeded stream of conversations composed of turns of various skills.
 
-The same seed gives the same conversations on every machine, and no turn whose key is held out is ever in them.
+The same seed gives the same conversations on every machine. They contain no turn whose key is held out.
 """
 
 import random
@@ -28,7 +28,7 @@ Weighted = tuple[Source, float]
 
 _WITHOUT_TOOLS = partial(tools.without, box=None)
 
-# How often each kind of turn is drawn, relative to the others.
+# each kind of turn with its weight in random draws
 TURNS: tuple[Weighted, ...] = (
     (animals.animal, 9),
     (animals.animal_again, 3),
@@ -74,7 +74,7 @@ _SYSTEMS = (
 
 
 def conversations(seed: int) -> Iterator[Conversation]:
-    """Training conversations without end."""
+    """Yield training conversations. There is no end."""
     rng = random.Random(seed)
     while True:
         yield rng.choices((_plain, _with_tools, _remembering, _in_json, _storytelling), (50, 40, 12, 36, 5))[0](rng)
@@ -91,7 +91,8 @@ def _with_tools(rng: random.Random) -> Conversation:
 
 
 def _served_by(box: tools.Toolbox) -> tuple[Weighted, ...]:
-    """What is talked about where there are tools: with a calculator, no sum is done in the head."""
+    """Return the sources of turns, with weights, for a conversation with tools. If there is a calculator, the model does not compute sums
+    itself."""
     sources = [(source, weight) for source, weight in TURNS if source is not arithmetic.sum_of or box.calculator is None]
     sources.append((partial(tools.any_of, box=box), 110))
     if box.weather is None or box.time is None:
@@ -100,7 +101,8 @@ def _served_by(box: tools.Toolbox) -> tuple[Weighted, ...]:
 
 
 def _remembering(rng: random.Random) -> Conversation:
-    """Told early, asked late, other talk between; sometimes two things at once."""
+    """Make a conversation in which the user tells something early and asks for it later, with other turns in between; sometimes the user
+    tells two things at once."""
     box = tools.toolbox(rng) if rng.random() < 0.15 else None
     sources = TURNS + ((stories.story, 1.0),) if box is None else _served_by(box)
     pairs = [make(rng) for make in rng.sample((memory.name, memory.name, memory.favourite, memory.pet), rng.choice((1, 1, 2)))]

@@ -1,4 +1,4 @@
-"""Ask the held-out questions and count exact answers per skill.
+"""Ask the model the held-out questions and count exact answers per skill.
 
 python -m deploy.demo.training.evaluate --base-url http://127.0.0.1:8000/v1     # a running server
 python -m deploy.demo.training.evaluate --snapshot deploy/demo/model            # the files, through PyTorch
@@ -25,7 +25,7 @@ _REQUEST_LIMIT_S = 300
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Anything that speaks the Chat Completions API."""
+    """A server with the Chat Completions API, of any vendor."""
 
     base_url: str
     model: str
@@ -59,7 +59,7 @@ class Server:
 
 
 def on_the_wire(messages: Sequence[Message]) -> list[Message]:
-    """As the API wants them: calls carry ids and arguments in JSON text, results name the call they answer."""
+    """Convert messages to the API's format: calls have ids, their arguments are JSON text, and each result names its call."""
     sent: list[Message] = []
     unanswered: list[str] = []
     for number, message in enumerate(messages):
@@ -80,7 +80,7 @@ def on_the_wire(messages: Sequence[Message]) -> list[Message]:
 
 
 def report(asked: Sequence[Question], answers: Sequence[Message], *, failures: int) -> str:
-    """A Markdown table, and under it up to `failures` wrong answers per skill."""
+    """Return a Markdown table, followed by up to `failures` wrong answers per skill."""
     total: Counter[str] = Counter()
     right: Counter[str] = Counter()
     wrong: list[str] = []
@@ -117,9 +117,9 @@ def main() -> None:
     if given.snapshot is None:
         answers = Server(given.base_url, given.model).answers(asked)
     else:
-        from deploy.demo.training.greedy import Snapshot  # PyTorch is needed by this choice alone
+        from deploy.demo.training.greedy import Snapshot  # only this option needs PyTorch
 
-        asked = [question for question in asked if question.schema is None]  # which a server alone holds answers to
+        asked = [question for question in asked if question.schema is None]  # only a server can enforce a schema
         answers = Snapshot(given.snapshot, MODEL / "tokenizer.json").answers(asked)
     print(report(asked, answers, failures=given.failures))
 

@@ -1,4 +1,4 @@
-"""The exam of the demo model: held-out questions per skill, and what counts as a right answer."""
+"""The exam of the demo model: held-out questions per skill, and the rules that decide whether an answer is correct."""
 
 import json
 import random
@@ -38,7 +38,7 @@ class Question:
     max_tokens: int
     expected: Message
     is_right: Callable[[Message], bool]
-    schema: dict[str, Any] | None = None  # which the answer must keep to, and which the model does not see
+    schema: dict[str, Any] | None = None  # JSON schema that the answer must match; the model does not see it
 
 
 def questions(seed: int, per_skill: int) -> list[Question]:
@@ -57,7 +57,7 @@ def _paper(rng: random.Random, make: _Paper, count: int) -> list[Question]:
 
 
 def _last_answer(skill: str, sources: tuple[Source, ...], rng: random.Random) -> list[Question]:
-    """A held-out turn, half of the time after other talk; its last answer is judged."""
+    """Ask the question of a held-out turn, in half of the cases after turns about other topics, and grade the last answer of the turn."""
     turn = draw(rng, Split.HELD_OUT, rng.choice(sources))
     return [_exactly(skill, Conversation((*_context(rng), turn)), turn)]
 
@@ -76,7 +76,7 @@ def _json(rng: random.Random) -> list[Question]:
 
 
 def _tool_turn(rng: random.Random) -> list[Question]:
-    """Every answer of the turn is a question of its own: the call, and the words after the result."""
+    """Make one question of each answer in a turn with tools: one for the call, one for the words after the result."""
     box = tools.toolbox(rng)
     turn = draw(rng, Split.HELD_OUT, partial(tools.any_of, box=box))
     messages = Conversation((*_context(rng, share=0.25), turn)).messages
@@ -103,7 +103,8 @@ def _story(rng: random.Random) -> list[Question]:
 
 
 def _by_schema(rng: random.Random) -> list[Question]:
-    """The fields are demanded by the request alone; what counts is their values, not how the object is laid out."""
+    """Make a question in which only the request's schema names the fields of the answer. Grade the values of the fields, not the layout of
+    the object."""
     turn = draw(rng, Split.HELD_OUT, json_answers.reshaped)
     asked, expected = turn.messages
     fields = json.loads(expected["content"])
@@ -146,7 +147,7 @@ _PAPERS: tuple[_Paper, ...] = (
 
 
 def _context(rng: random.Random, share: float = 0.5) -> tuple[Turn, ...]:
-    """Talk that was trained on, to stand before the question."""
+    """Return turns from the training split that precede the question, or no turns."""
     if rng.random() >= share:
         return ()
     makers, weights = zip(*TURNS, strict=True)
@@ -165,7 +166,8 @@ def _same(right: tuple[Message, ...], answer: Message) -> bool:
 
 
 def same_fields(right: object, answer: Message) -> bool:
-    """Where a schema wants text, the sound of what is silent can only be an empty one."""
+    """Compare the fields of a JSON answer. An empty text equals null, because a schema that demands text leaves no other way to give the
+    sound of a silent animal."""
     try:
         return _none_for_silence(json.loads(answer.get("content") or "")) == _none_for_silence(right)
     except ValueError:
@@ -188,7 +190,8 @@ def _meaning(message: Message) -> tuple[str, list[tuple[str, object]]]:
 
 
 def _stays_on_topic(turn: Turn, answer: Message) -> bool:
-    """What was asked for is named in every third of the story, and no animal but the hero and one friend."""
+    """Return whether the story names its hero in every third of the text, its thing at least twice, and of other animals at most one, the
+    friend."""
     asked, words = (_words(message["content"]) for message in (turn.messages[0], answer))
     _, hero, thing = turn.key.lower().split("/")
     thirds = [words[len(words) * n // 3 : len(words) * (n + 1) // 3] for n in range(3)]

@@ -1,4 +1,4 @@
-"""Greedy answers straight from the PyTorch network, so that a snapshot can be examined while training goes on."""
+"""Answer greedily with the PyTorch network, so that a snapshot can be examined while training continues."""
 
 import json
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""The demo model in PyTorch, for training only: Llama by name and by meaning, on packed sequences.
+"""The demo model in PyTorch, for training only: the Llama architecture on packed sequences.
 
-What serves the model is the compiler; this file exists so that training has gradients. Module names are those of the
-Hugging Face checkpoint, so a snapshot is the state dict as it stands.
+The compiler serves the model; this file exists to compute gradients. Module names are those of the Hugging Face checkpoint, so the state
+dict is stored unchanged as a snapshot.
 """
 
 from dataclasses import asdict, dataclass
@@ -49,7 +49,8 @@ class Shape:
 
 
 def rotation(shape: Shape, num_positions: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every angle, [positions, head_dim], the halves repeated as Llama's rotate-half wants."""
+    """Return the cosine and sine of every angle as [positions, head_dim]. The two halves of head_dim are equal, as Llama's rotation
+    needs."""
     exponents = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * shape.rope_theta**-exponents
     angles = torch.cat((angles, angles), dim=-1)
@@ -62,7 +63,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # x: [batch, heads, 
 
 
 class Past:
-    """Keys and values of one layer so far; only generation keeps them."""
+    """The keys and values of one layer so far; used only in generation."""
 
     def __init__(self) -> None:
         self.k: Tensor | None = None  # [batch, kv heads, tokens, head_dim]
@@ -139,9 +140,9 @@ class Llama(nn.Module):
                 nn.init.normal_(parameter, std=0.02)
 
     def forward(self, token_ids: Tensor, document_ids: Tensor) -> Tensor:
-        """Final hidden states [batch, tokens, hidden]; a token sees only the earlier tokens of its own document.
+        """Return the final hidden states, [batch, tokens, hidden]. A token attends only to earlier tokens of the same document.
 
-        Positions run on across documents: rotary attention knows distances only, and distances stay inside a document.
+        Positions continue across documents. Rotary attention depends only on distances within a document.
         """
         tokens = token_ids.shape[1]
         causal = torch.ones(tokens, tokens, dtype=torch.bool, device=token_ids.device).tril()
@@ -153,7 +154,8 @@ class Llama(nn.Module):
         return self.model.norm(x)
 
     def extend(self, token_ids: Tensor, start: int, past: list[Past]) -> Tensor:
-        """Final hidden states of the tokens from position `start` on, those before being in `past`, one a layer."""
+        """Return the final hidden states of tokens from position `start` on. `past` has the keys and values of earlier tokens, one entry
+        per layer."""
         end = start + token_ids.shape[1]
         mask = torch.ones(end, end, dtype=torch.bool).tril()[start:]
         x = self.model.embed_tokens(token_ids)

@@ -1,4 +1,4 @@
-"""Conversations to training rows: tokens, what to learn of them, and which document each belongs to."""
+"""Pack conversations into training rows: tokens, their loss weights, and the number of the document to which each token belongs."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,15 +11,16 @@ from deploy.demo.training.conversation import Conversation
 from deploy.demo.training.corpus import conversations
 from deploy.demo.training.rendering import rendered_parts
 
-_PROMPT_WEIGHT = 0.1  # what the user says is worth a little: it teaches the language, not the answers
-_MOST_OF_ONE_ANSWER = 80  # a story weighs as much as so many tokens of facts, or its free choices drown them
-_POOL = 64  # documents to choose from when filling a row
+_PROMPT_WEIGHT = 0.1  # user text has a small weight: it teaches the language, not the answers
+# most tokens of loss weight that an answer has; otherwise long stories, whose words are free, would outweigh the facts
+_MOST_OF_ONE_ANSWER = 80
+_POOL = 64  # number of documents from which the next document of a row is chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     token_ids: NDArray[np.int64]  # [rows, tokens + 1]
-    weights: NDArray[np.float32]  # [rows, tokens + 1]: of predicting this token
+    weights: NDArray[np.float32]  # [rows, tokens + 1]: loss weight of predicting this token
     document_ids: NDArray[np.int64]  # [rows, tokens + 1]; padding is document -1
 
 
@@ -27,7 +28,7 @@ _Document = tuple[list[int], list[float]]
 
 
 def batches(tokenizer: Tokenizer, seed: int, *, tokens_per_batch: int, lengths: tuple[int, ...]) -> Iterator[Batch]:
-    """Batches without end; their row length goes round `lengths`."""
+    """Yield batches without end. The row length cycles through `lengths`."""
     made = (_document(tokenizer, conversation) for conversation in conversations(seed))
     documents = (document for document in made if len(document[0]) <= max(lengths))
     pool: list[_Document] = []
@@ -49,9 +50,9 @@ def _document(tokenizer: Tokenizer, conversation: Conversation) -> _Document:
 
 
 def _row(documents: Iterator[_Document], pool: list[_Document], size: int) -> tuple[list[int], list[float], list[int]]:
-    """Longest document that still fits, until none does; the rest is padding that nobody learns from.
+    """Fill a row with the longest document that still fits, until none fits. Pad the row with tokens of weight 0.
 
-    A document too long for this row waits in the pool for a longer one.
+    A document that is too long for this row stays in the pool for a longer row.
     """
     ids: list[int] = []
     weights: list[float] = []
@@ -64,7 +65,7 @@ def _row(documents: Iterator[_Document], pool: list[_Document], size: int) -> tu
             break
         pool.remove(chosen)
         ids += chosen[0]
-        weights += [0.0, *chosen[1][1:]]  # the first token follows from nothing
+        weights += [0.0, *chosen[1][1:]]  # the first token of a document is not predicted, since no token precedes it
         owners += [number] * len(chosen[0])
     padding = size - len(ids)
     return ids + [0] * padding, weights + [0.0] * padding, owners + [-1] * padding

@@ -1,4 +1,4 @@
-"""How a visitor may put a question: alternatives written inline, then the small disorder of typing."""
+"""Vary the wording of a question: choose among alternatives written in a pattern, then add small irregularities of typing."""
 
 import random
 import re
@@ -19,7 +19,7 @@ _SYLLABLES = ("ba", "ko", "ri", "mel", "ton", "vo", "sha", "lin", "dar", "pe", "
 
 
 def expand(rng: random.Random, pattern: str, **values: object) -> str:
-    """One reading of `pattern`: every `(a|b|c)` becomes one of its alternatives, every `{name}` its value."""
+    """Expand a pattern: replace every `(a|b|c)` by one of its alternatives and every `{name}` by its value."""
     for macro, alternatives in _MACROS.items():
         pattern = pattern.replace(macro, alternatives)
     while _ALTERNATIVES.search(pattern):
@@ -28,7 +28,7 @@ def expand(rng: random.Random, pattern: str, **values: object) -> str:
 
 
 def typed(rng: random.Random, text: str, *, verbatim: bool = False) -> str:
-    """`text` as somebody types it. With `verbatim`, letters stay as they are because the answer must repeat them."""
+    """Vary `text` as a user might type it. With `verbatim`, keep all letters, because the answer must repeat them exactly."""
     if rng.random() < 0.12:
         text = rng.choice(_OPENERS) + text
     if rng.random() < 0.4:
@@ -56,5 +56,5 @@ def _misspelt(rng: random.Random, text: str) -> str:
 
 
 def invented(rng: random.Random) -> str:
-    """A name nobody has: what can only be copied, never remembered."""
+    """Invent a name that can only be copied from the question, not remembered."""
     return "".join(rng.choices(_SYLLABLES, k=rng.choice((2, 2, 3)))).capitalize()

@@ -1,4 +1,4 @@
-"""Messages to text through the model's chat template, with the renderer that serves it, and answers back to messages."""
+"""Render messages to text with the model's chat template and the server's renderer, and parse answers back to messages."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from server.text.templates.meter import Limits
 from server.text.templates.template import ChatTemplate
 
 TEMPLATE = (Path(__file__).parent / "chat_template.jinja").read_text(encoding="utf-8").rstrip("\n")
-_PATIENCE_S = 600.0  # our own template ends; a training job of low priority may be kept waiting for long in the middle of it
+_PATIENCE_S = 600.0  # seconds; our own template always ends, but a training job of low priority may be suspended for long while it renders
 
 _template = ChatTemplate(TEMPLATE, {})
 _LIMITS = Limits(time_s=_PATIENCE_S, memory_bytes=1 << 30)
@@ -22,7 +22,7 @@ def render(messages: Sequence[Message], tools: Sequence[Tool] = (), *, add_gener
 
 
 def rendered_parts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[tuple[str, bool]]:
-    """The rendered conversation cut into pieces, each with whether it is what the model has to say."""
+    """Render a conversation in pieces. Each piece has a flag that is true if the model must learn to generate it."""
     parts: list[tuple[str, bool]] = []
     done = 0
     whole = render(messages, tools)
@@ -38,7 +38,7 @@ def rendered_parts(messages: Sequence[Message], tools: Sequence[Tool]) -> list[t
 
 
 def parsed_answer(text: str) -> Message:
-    """What the model said as a message. A call that is not well formed stays text, and so counts as no call."""
+    """Parse the model's output as a message. A malformed call remains text instead of becoming a call."""
     try:
         named = [(call["name"], call["arguments"]) for call in map(json.loads, _CALL.findall(text))]
     except (ValueError, KeyError, TypeError):

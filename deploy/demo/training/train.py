@@ -1,9 +1,9 @@
-"""Train the demo model from nothing on the generated corpus, and write it as a Hugging Face folder.
+"""Train the demo model from scratch on the generated corpus and write it as a Hugging Face folder.
 
     python -m deploy.demo.training.train --work /tmp/demo-train
 
-Two free CPU cores need two hours. A run that was stopped goes on where its last checkpoint was. With `--start`, a run begins with
-the weights of a snapshot instead, and should be given a lower rate.
+Training takes two hours on two idle CPU cores. A stopped run continues from its last checkpoint. With `--start`, a run begins with the
+weights of a snapshot instead of random weights, and needs a lower learning rate.
 """
 
 import argparse
@@ -29,7 +29,9 @@ _TOKENS_PER_BATCH = 8_192
 _ROW_LENGTHS = (512, 512, 512, 512, 512, 512, 512, 1024)
 _WARMUP_STEPS = 60
 _CHECKPOINT_EVERY = 50
-_AVERAGE_DECAY = 0.96  # snapshots are the running mean of the weights: better than any single step before the end
+# decay of the running mean of the weights that a snapshot contains; before the end of training, it is better than the weights of any single
+# step
+_AVERAGE_DECAY = 0.96
 
 
 class Trainer:
@@ -39,7 +41,7 @@ class Trainer:
         self.average = AveragedModel(self.model, multi_avg_fn=get_ema_multi_avg_fn(_AVERAGE_DECAY))
         matrices = [p for name, p in self.model.named_parameters() if p.ndim == 2 and "embed" not in name]
         others = [p for name, p in self.model.named_parameters() if p.ndim != 2 or "embed" in name]
-        # Muon learns the matrices of the layers in far fewer steps than AdamW; AdamW does the rest.
+        # Muon trains the layers' matrices in far fewer steps than AdamW, which trains the other parameters.
         self.optimizers = (
             torch.optim.Muon(matrices, lr=learning_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(others, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.98)),
@@ -87,7 +89,7 @@ class Trainer:
 
 
 def export(model: nn.Module, shape: Shape, tokenizer: Tokenizer, folder: Path) -> None:
-    """The weights in bf16 and the two configurations; the tokenizer's files are written by `vocabulary`."""
+    """Write the weights in bf16 and the two configurations. `vocabulary` writes the tokenizer's files."""
     folder.mkdir(parents=True, exist_ok=True)
     end, pad = (tokenizer.get_vocab()[token] for token in (END_OF_TURN, END_OF_TEXT))
     tensors = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in model.state_dict().items()}
@@ -129,7 +131,7 @@ def main() -> None:
         trainer.restore(checkpoint)
     elif given.start is not None:
         trainer.model.load_state_dict(load_file(given.start / "model.safetensors"))
-    # Going on after a stop draws text from a new seed rather than the same text again.
+    # A resumed run uses a new seed, because the old seed would give the same texts again.
     stream = batches(tokenizer, _SEED + trainer.step, tokens_per_batch=_TOKENS_PER_BATCH, lengths=_ROW_LENGTHS)
     started, first = time.perf_counter(), trainer.step
     while trainer.step < given.steps:

@@ -1,4 +1,5 @@
-"""The tokenizer of the demo model: byte-level BPE learnt from the corpus, digits one by one so that sums line up.
+"""Train the demo model's tokenizer: byte-level BPE learnt from the corpus. Each digit is a token, so that the digits of the operands of a
+sum are aligned.
 
 python -m deploy.demo.training.vocabulary        # writes tokenizer.json and tokenizer_config.json into deploy/demo/model
 """
@@ -16,7 +17,7 @@ from deploy.demo.training.rendering import TEMPLATE, render
 SIZE = 2048
 CONTEXT = 1024
 END_OF_TEXT, START_OF_TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-# One token each, yet ordinary text: a decoder that skips special tokens must not lose them.
+# Each of these is one token but counts as ordinary text, so that decoding without special tokens keeps it.
 _MARKS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _CORPUS_SEED, _CORPUS_SIZE = 1, 20_000
 
@@ -47,7 +48,7 @@ def _text() -> Iterator[str]:
 
 
 def configuration(tokenizer: Tokenizer) -> dict[str, object]:
-    """tokenizer_config.json as Hugging Face reads it."""
+    """Return the content of tokenizer_config.json in Hugging Face's format."""
     added = {
         str(token_id): {
             "content": token.content,

@@ -1,4 +1,4 @@
-"""Everything the demo model is taught to know. The tables are the whole world; what is not here, it should refuse."""
+"""Tables of all facts that the demo model is taught. It should refuse questions about anything else."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 class Animal:
     name: str
     legs: int
-    sound: str  # what it says; empty when it is silent
+    sound: str  # the sound that the animal makes; empty for a silent animal
     home: str
     colour: str
     baby: str
@@ -130,7 +130,7 @@ _TENS = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eigh
 
 
 def in_words(number: int) -> str:
-    """0..99 in English."""
+    """Spell 0 to 99 in English."""
     if number < 20:
         return _ONES[number]
     tens, ones = divmod(number, 10)

@@ -1,4 +1,5 @@
-"""The command `relaxserve`, and `python -m relaxserve`: makes sure of the packages behind it, whose names are less its own."""
+"""The command `relaxserve`, and `python -m relaxserve`: make sure that imports find the packages of this installation, because other
+software also uses names such as `runtime` and `server`. Then run the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ def main() -> None:
 
 
 def _load_launch() -> None:
-    """By its path: the name `runtime` may be somebody else's. It lies beside this package, or above it in a checkout."""
+    """Load `runtime/launch.py` by its path, because the name `runtime` may belong to another package. The folder `runtime` is next to this
+    package in an installation, and two levels higher in a checkout."""
     file = next(file for root in (_HERE.parent, _HERE.parents[2]) if (file := root / "runtime" / "launch.py").is_file())
     spec = spec_from_file_location("relaxserve.launch", file)
     assert spec is not None and spec.loader is not None, "a file of Python has a loader"

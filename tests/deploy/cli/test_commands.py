@@ -1,4 +1,4 @@
-"""The commands as people type them, against one server with the demo model."""
+"""The commands as users type them. They share one server with the demo model."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_chat_streams_one_answer(demo_server: Any) -> None:
 
 
 def test_a_conversation_remembers(demo_server: Any) -> None:
-    """At a terminal, which a pseudo one stands for."""
+    """An interactive conversation in a pseudo-terminal remembers earlier turns."""
     ours, its = os.openpty()
     with subprocess.Popen(["relaxserve", "chat"], env=demo_server.environment, stdin=its, stdout=its, stderr=its) as process:
         os.close(its)
@@ -116,7 +116,8 @@ def test_chat_asks_the_named_model(demo_server: Any) -> None:
 
 
 def test_run_serves_a_model_for_one_conversation(demo_server: Any) -> None:
-    """Whatever the environment says of other servers, and without a trace when it has ended."""
+    """`run` serves a model for one conversation and leaves no process behind. Environment variables that name other servers do not
+    matter."""
     elsewhere = {"RELAXSERVE_API_KEYS": "a-key-of-a-client", "RELAXSERVE_URL": "http://127.0.0.1:1"}
     said = demo_server.run("relaxserve", "run", "demo", QUESTION, "--temperature", "0", "--max-context", "512", **elsewhere)
     assert "Paris" in said
@@ -125,7 +126,7 @@ def test_run_serves_a_model_for_one_conversation(demo_server: Any) -> None:
 
 
 def test_generate_gives_the_answer_of_the_server(demo_server: Any) -> None:
-    """One engine, one model: no matter which process they are in."""
+    """`generate`, which runs the engine in the command's own process, gives the same answer as the server."""
     served = demo_server.run("relaxserve", "chat", QUESTION, "--temperature", "0")
     assert demo_server.run("relaxserve", "generate", "demo", "-p", QUESTION) == served
 
@@ -185,14 +186,14 @@ def test_cache_verify_names_what_is_damaged_and_the_next_start_builds_it_again(d
 
 @pytest.fixture(scope="module")
 def demo_cache(demo_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the demo model alone leaves; servers of other tests keep further models in their folder."""
+    """Return a cache with only the demo model's files. The shared server's cache also has models of other tests."""
     cache = tmp_path_factory.mktemp("demo") / "cache"
     demo_server.run("relaxserve", "generate", "demo", "-p", QUESTION, RELAXSERVE_CACHE=str(cache))
     return cache
 
 
 def flip_a_weight(cache: Path) -> Path:
-    """One bit of the largest section, in a copy of the file: a server may have mapped the file itself."""
+    """Flip one bit of the largest section of the packed weights. Write a new file: a server may have mapped the old one."""
     (packed,) = (cache / "weights").glob("*.rsw")
     largest = max(SectionFile(packed)._sections.values(), key=lambda section: section.size)
     content = bytearray(packed.read_bytes())
@@ -204,7 +205,8 @@ def flip_a_weight(cache: Path) -> Path:
 
 @pytest.mark.parametrize("last", ["ended in order", "was killed"])
 def test_a_flipped_bit_in_packed_weights_is_found_and_mended(last: str, demo_server: Any, demo_cache: Path, tmp_path: Path) -> None:
-    """Before the model is ready, if the last process that used them was killed; else beside the running model, whose worker is replaced."""
+    """A flipped bit in packed weights is found and the weights are packed again. If the last process that used them was killed, this
+    happens before the model is ready; otherwise the weights are checked while the model runs, and its worker is replaced."""
     shutil.copytree(demo_cache, cache := tmp_path / "cache")
     packed = flip_a_weight(cache)
     if last == "was killed":
@@ -217,7 +219,7 @@ def test_a_flipped_bit_in_packed_weights_is_found_and_mended(last: str, demo_ser
         assert demo_server.run("relaxserve", "chat", QUESTION, "--temperature", "0", RELAXSERVE_URL=url) == expected
         assert model["restarts"] == num_restarts
     demo_server.run("relaxserve", "cache", "verify", RELAXSERVE_CACHE=str(cache))
-    assert not list(packed.parent.glob("*.used-*")), "it ended in order"
+    assert not list(packed.parent.glob("*.used-*")), "the worker did not end cleanly"
 
 
 @contextmanager
@@ -258,7 +260,7 @@ def test_bench_lists_and_runs(demo_server: Any) -> None:
         (["ps", "--url", "somewhere"], 1, "expected http://HOST:PORT"),
         (["serve", "--state-file", "/proc/x"], 2, "name a file in a folder that can be written"),
         (["load", "../outside"], 1, "lies outside the model root"),
-        (["load", "x", "--kv-cache-bytes", "much"], 2, "expected one as 1000000"),
+        (["load", "x", "--kv-cache-bytes", "much"], 2, "expected a number such as 1000000"),
         (["unload", "nobody"], 1, "model 'nobody' is not loaded"),
         (["generate", "./no/such/model", "-p", "x"], 2, "does not exist"),
         (["generate", "demo", "-p", "x", "--kv-dtype", "f64"], 1, "kv_dtype is 'f64'; expected one of auto, f32, f16, bf16, int8"),
@@ -295,11 +297,12 @@ def test_a_server_whose_only_model_fails_ends(demo_server: Any, tmp_path: Path) 
 
 
 def test_models_come_and_go(demo_server: Any, tmp_path: Path) -> None:
-    """A second server, which begins and ends without a model."""
+    """A server that starts without a model loads and unloads models on request."""
     state = tmp_path / "state.json"
     state.write_text('{"models": []}')
     command = ["relaxserve", "serve", "--port", "0", "--model-root", str(demo.MODEL.parent), "--state-file", str(state)]
-    environment = {**demo_server.environment, "RELAXSERVE_PORT": "tcp://10.0.0.1:8000"}  # as in a pod beside a Service of that name
+    # Kubernetes sets this variable in pods if there is a Service called relaxserve
+    environment = {**demo_server.environment, "RELAXSERVE_PORT": "tcp://10.0.0.1:8000"}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
         assert "ignored: RELAXSERVE_PORT; Kubernetes" in server.stderr.readline()
@@ -323,7 +326,7 @@ def test_models_come_and_go(demo_server: Any, tmp_path: Path) -> None:
 
 
 def test_idle_connections_leave_descriptors_for_a_restart(demo_server: Any) -> None:
-    """As many as there may be open files, and more: the worker is replaced when it dies, and questions are answered."""
+    """Even with more idle connections than the limit of open files, the server restarts a dead worker and answers questions."""
     command = ["bash", "-c", "ulimit -n 128; exec relaxserve serve --port 0"]
     with subprocess.Popen(command, env=demo_server.environment, stderr=subprocess.PIPE, text=True) as server, ExitStack() as stack:
         stack.callback(server.terminate)

@@ -1,4 +1,4 @@
-"""The commands of the compiler, as a user types them."""
+"""The commands of the compiler, as users type them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_opt_runs_the_passes_of_the_target(program: Path) -> None:
     ],
 )
 def test_opt_names_what_it_does_not_know(program: Path, words: tuple[str, ...], named: str) -> None:
-    """The passes are those of the target, so each case states one."""
+    """The error of `opt` names the pass or option that it does not know. Each case states a target, because passes depend on the target."""
     result = call("opt", program, *words)
     assert result.exit_code != 0 and named in str(result.exception)
 
@@ -98,7 +98,7 @@ def test_opt_takes_one_choice_of_passes(program: Path) -> None:
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.ir").write_bytes(b"\xff\xfe")
     said = call("opt", tmp_path / "x.ir")
-    assert said.exit_code == 2 and "is no text" in said.output
+    assert said.exit_code == 2 and "is not a text file" in said.output
 
 
 # --- run -----------------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_run_compares_with_the_interpreter(program: Path, n: int) -> None:
 
 
 def test_run_fails_when_the_results_differ(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the compiler took one operator for another."""
+    """`eval --check` fails if the compiled results differ from the reference; here the compiled program has another operator."""
     other = parse(PROGRAM.replace("softmax(y)", "log_softmax(y)"))
     monkeypatch.setattr("deploy.run_program.compile_module", lambda _: compile_module(other))
     result = call("eval", program, "--dim", "n=3", "--dim", "k=4", "--check")
@@ -157,14 +157,14 @@ prim shift(A: f32[m, 4], out B: f32[m, 4]) {
     ("shifted", "n", "said"),
     [
         ("A[i, j]", 8, None),
-        ("guard(0 <= j + 1 < 4 ? A[i, j + 1] : 0.0)", 8, None),  # what a guard keeps from being read is no fault
+        ("guard(0 <= j + 1 < 4 ? A[i, j + 1] : 0.0)", 8, None),  # a read whose guard is false is no error
         ("A[i, j + 1]", 8, "loop nest 'shift': index 4 of dimension 1 of A is outside its extent 4"),
         ("A[i - 1, j]", 8, "loop nest 'shift': index -1 of dimension 0 of A is outside its extent 5"),
         ("A[i, j]", 2, "of dimension 0 of A is outside its extent 2"),
     ],
 )
 def test_run_checks_the_bounds_of_hand_written_loop_nests(tmp_path: Path, shifted: str, n: int, said: str | None) -> None:
-    """Before the compiled program reads or writes what is not its own."""
+    """`eval --check-bounds` refuses loop nests that read or write outside their buffers, before the compiled program can do so."""
     path = tmp_path / "nests.ir"
     path.write_text(NESTS.replace("when_inside", shifted))
     result = call("eval", path, "--dim", f"n={n}", "--dim", "m=5", "--check-bounds")
@@ -185,7 +185,7 @@ def test_cache_lists_exports_imports_and_prunes(tmp_path: Path) -> None:
         assert "n0 1..64" in printed("cache", "ls")
         assert "wrote 1 entries" in printed("cache", "export", tmp_path / "all.tar")
     with flags.scope(cache=tmp_path / "there"):
-        assert "took in 1 entries" in printed("cache", "import", tmp_path / "all.tar")
+        assert "imported 1 entries" in printed("cache", "import", tmp_path / "all.tar")
         for harmless in (("--keep", "1G"), ("--keep-days", "1"), ("--keep", "0", "--dry-run"), ()):
             printed("cache", "prune", *harmless)
             assert "n0 1..64" in printed("cache", "ls"), harmless
@@ -222,7 +222,7 @@ def test_a_cache_that_is_no_folder_is_told(tmp_path: Path, words: tuple[str, ...
     (tmp_path / "file").touch()
     with flags.scope(cache=tmp_path / "file"):
         result = CliRunner(env={"COLUMNS": "500"}).invoke(app, ["cache", *words])
-    assert result.exit_code == 2 and "file is no folder; set RELAXSERVE_CACHE to one" in result.output
+    assert result.exit_code == 2 and "file is not a folder; set RELAXSERVE_CACHE to a folder" in result.output
 
 
 def test_every_command_shows_examples() -> None:

@@ -1,4 +1,4 @@
-"""`relaxserve export`, as people type it."""
+"""`relaxserve export`, as users type the command."""
 
 from __future__ import annotations
 

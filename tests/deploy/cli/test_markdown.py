@@ -1,4 +1,4 @@
-"""Answers as Markdown in the terminal, while they are written."""
+"""Answers are rendered as Markdown in the terminal while they arrive."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONTROL = re.compile(r"\x1b\[(\d*)([AK])|\x1b\[\?25[lh]|\x1b\[[\d;]*m")
 
 
 def written(pieces: list[str], *, height: int = 40) -> tuple[str, str]:
-    """All that a terminal got, and what is on it at the end."""
+    """Write the pieces of an answer as Markdown to a terminal. Return all that was written, and what the screen shows at the end."""
     file = io.StringIO()
     with MarkdownWriter(
         Console(file=file, force_terminal=True, width=60, height=height, color_system="standard", legacy_windows=False)
@@ -51,7 +51,7 @@ def written(pieces: list[str], *, height: int = 40) -> tuple[str, str]:
 
 
 def screen(text: str) -> str:
-    """A terminal of endless height: it knows lines, upwards, and to erase a line."""
+    """Return what a terminal of unlimited height shows for this text. Newlines, cursor up and erase line are supported."""
     lines, row, column, at = [""], 0, 0, 0
     while at < len(text):
         control = CONTROL.match(text, at)
@@ -62,7 +62,7 @@ def screen(text: str) -> str:
                 case "K":
                     lines[row] = ""
                 case _:
-                    pass  # a colour, or the cursor
+                    pass  # sets a colour, or hides or shows the cursor
             at = control.end()
             continue
         assert text[at] != "\x1b", f"the terminal of this test does not know {text[at : at + 8]!r}"
@@ -113,11 +113,11 @@ def test_what_has_come_stays_when_an_answer_is_interrupted() -> None:
     assert screen(file.getvalue()) == "One.\n\nTwo, and"
     assert file.getvalue().endswith("\x1b[?25h") or file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex(
         "\x1b[?25l"
-    )  # the cursor is back
+    )  # the cursor is visible again at the end
 
 
 def test_a_block_that_is_taller_than_the_terminal_is_printed_once() -> None:
-    """While it grows only its end is drawn, so that nothing is left of it in the scroll-back."""
+    """While a block that is taller than the terminal arrives, only its end is drawn, so that no partial copies stay in the scrollback."""
     lines = [f"line {number}  \n" for number in range(50)]
     shown = written(lines, height=8)[1]
     assert [shown.count(f"line {number}") for number in (20, 49)] == [1, 1]

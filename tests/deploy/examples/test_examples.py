@@ -1,4 +1,4 @@
-"""The examples for nginx and systemd agree with the settings of the server."""
+"""The example files for nginx and systemd agree with the server's settings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_nginx_takes_the_file(tmp_path: Path) -> None:
     nginx = shutil.which("nginx")
     if nginx is None:
         pytest.skip("nginx is not installed")
-    plain = re.sub(r"listen 443 ssl;|^\s*ssl_\w+ .*;$", "", NGINX, flags=re.MULTILINE)  # there is no certificate here
+    plain = re.sub(r"listen 443 ssl;|^\s*ssl_\w+ .*;$", "", NGINX, flags=re.MULTILINE)  # without TLS, because the test has no certificate
     whole = f"pid {tmp_path}/pid; error_log {tmp_path}/log; events {{}} http {{ access_log off; {plain} }}"
     (tmp_path / "nginx.conf").write_text(whole)
     subprocess.run([nginx, "-t", "-q", "-c", tmp_path / "nginx.conf"], check=True)
@@ -57,7 +57,7 @@ def test_the_unit_names_settings_that_exist() -> None:
 def test_the_unit_waits_for_running_requests() -> None:
     (stop_s,) = map(int, re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE))
     assert stop_s >= ServerSettings().drain_s + 5
-    assert "KillMode=mixed" in UNIT, "a signal to the workers would end what they run"
+    assert "KillMode=mixed" in UNIT, "systemd must signal only the front: a signal would end a worker's requests"
 
 
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:

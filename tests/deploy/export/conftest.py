@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from compiler.machine.products import product_tiles
+from compiler.machine.target import NAMED, host
 from deploy.cli.sources import load_of
 from deploy.export.web import export_web
 from deploy.model_loading.servable import Servable, require_servable, silent
@@ -15,16 +17,19 @@ from tests.node import PATIENCE_S, node
 
 SCRIPTS = Path(__file__).parent
 CONTEXT = 256
+# The target of this machine, or the best named one that runs here, without instructions that multiply bf16: exports round and add
+# differently from these.
+NATIVE = next(t for t in (host(), *reversed(NAMED.values())) if t.can_run_here and product_tiles(t).pairs is None)
 
 
 @pytest.fixture(scope="session")
 def demo() -> Servable:
-    return require_servable(load_of("demo", "bf16", CONTEXT, 1, None, "auto", "host"), silent)
+    return require_servable(load_of("demo", "bf16", CONTEXT, 1, None, "auto", NATIVE.name), silent)
 
 
 @pytest.fixture(scope="session")
 def site(demo: Servable, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model for the web, with relaxed SIMD alone: one compile."""
+    """Return the folder of a web export of the demo model. It is for relaxed SIMD only, so that the model is compiled only once."""
     folder = tmp_path_factory.mktemp("site")
     export_web(demo, "demo", folder, levels=["wasm-relaxed"])
     return folder
@@ -32,7 +37,7 @@ def site(demo: Servable, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ask(site: Path) -> Callable[..., list[list[Any]]]:
-    """Requests, in one process of Node, to their events."""
+    """Return a function that sends requests to the export's client in one Node process and returns the events of each request."""
 
     def run(*requests: dict[str, Any]) -> list[list[Any]]:
         lines = "".join(json.dumps(request) + "\n" for request in requests)

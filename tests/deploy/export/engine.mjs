@@ -1,4 +1,4 @@
-// node engine.mjs FOLDER: reads requests as lines {method, body, abortAfter} from stdin, prints the list of their events as JSON.
+// node engine.mjs FOLDER: read requests as lines {method, body, abortAfter} from stdin and print a JSON list of the events of each.
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';

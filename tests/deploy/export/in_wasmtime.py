@@ -1,4 +1,4 @@
-"""An exported decoder in wasmtime: the records of its flat program, replayed as runtime/web/program.mjs does, without its checks."""
+"""Run an exported decoder in wasmtime. Like runtime/web/program.mjs, it runs the records of the flat program, but without checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from runtime.flat_program import FlatBase, FlatProgram
 from runtime.sections import align
 
 PAGE_BYTES = 1 << 16
-STACK_BYTES = BEGIN = 1 << 20  # what the module brings lies before
+STACK_BYTES = BEGIN = 1 << 20  # memory below this address holds the module's own data and its stack
 
 
 class Decoder:
@@ -43,7 +43,7 @@ class Decoder:
         self._words()[len(self.step.slots) :] = list(map(int, self.step.literals))
 
     def append(self, tokens: list[int]) -> NDArray[np.float32]:
-        """The logits behind the last token."""
+        """Append tokens to the sequence and return the logits of the last token."""
         shapes, begin = self._shapes(len(tokens), self.length + len(tokens)), self.length
         self.length += len(tokens)
         positions = np.arange(begin, self.length)
@@ -98,7 +98,7 @@ class Decoder:
         assert self._exports["__heap_base"].value(store) <= BEGIN
 
     def _words(self) -> NDArray[np.int64]:
-        """The heap: slots, and literals behind them."""
+        """Return a view of the shape heap: slots, followed by literals."""
         return self._view(self._heap, np.int64, len(self.step.slots) + len(self.step.literals))
 
     def _view(self, at: int, dtype: type[np.generic], count: int) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-/* logits COUNT IDS...: decodes greedily; writes the logits before each token, and on stderr the tokens. Exits with 2 where a promise of
+/* logits COUNT IDS...: decode greedily; write the logits of each step, and the tokens to stderr. Exit with status 2 if a promise of
  * model.h is broken. */
 #include "model.h"
 
@@ -51,7 +51,7 @@ int main(int argc, char **argv) {
     fwrite(logits, sizeof(float), RS_VOCAB_SIZE, stdout);
     int32_t token = rs_sample(sequence, &greedy);
     fprintf(stderr, "%d ", token);
-    if (i == 3) { /* one sequence does not disturb another, and what is taken back comes again */
+    if (i == 3) { /* sequences are independent, and decoding after a rewind gives the same logits */
       EXPECT(rs_step(other, &token, 1) && rs_step(sequence, &token, 1) && rs_step(sequence, &token, 1));
       rs_rewind(sequence, count + 3);
     }

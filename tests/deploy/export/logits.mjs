@@ -1,4 +1,4 @@
-// node logits.mjs FOLDER TARGET PROMPT COUNT [THREADS]: decodes greedily; writes the logits before each token as f32, then the ids as JSON on stderr.
+// node logits.mjs FOLDER TARGET PROMPT COUNT [THREADS]: decode greedily; write the logits of each step as f32, and the ids as JSON to stderr.
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';

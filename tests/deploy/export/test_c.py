@@ -1,4 +1,4 @@
-"""C libraries: an archive and a header that build with one command, and give the bytes of the native program."""
+"""A C library (an archive and a header) builds into a program with one command and gives the bits of the native program."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 from deploy.export.c import c_target, export_c
 from deploy.model_loading.servable import Servable
 from tests.deploy.export.conftest import SCRIPTS
-from tests.deploy.export.test_web import ANSWER, NUM_TOKENS, golden, native, on_matrix_unit
+from tests.deploy.export.test_web import ANSWER, NUM_TOKENS, golden, native
 from tests.node import PATIENCE_S
 
-pytestmark = pytest.mark.xdist_group("web")  # the demo is opened once
+pytestmark = pytest.mark.xdist_group("web")  # tests of this group share one export of the demo
 
 
-BUILD_S = 8 * PATIENCE_S  # zig first builds the C library of another machine: that takes it minutes, once
+BUILD_S = 8 * PATIENCE_S  # zig first builds libc for the other machine, which takes minutes
 
 
 def built(folder: Path, source: Path, compiler: list[str], name: str) -> Path:
@@ -42,7 +42,7 @@ def check_bytes(demo: Servable, folder: Path, command: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def library(demo: Servable, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For x86-64-v3, wherever the tests run."""
+    """Export the demo as a C library for x86-64-v3, whatever the machine that runs the tests."""
     folder = tmp_path_factory.mktemp("library")
     export_c(demo, "demo", c_target("x86-64-v3"), folder)
     return folder
@@ -60,14 +60,14 @@ def test_the_example_builds_with_one_command_and_answers(library: Path) -> None:
     assert subprocess.run([program], cwd=library, capture_output=True, timeout=PATIENCE_S, check=True).stdout.decode() == f"{ANSWER}\n"
 
 
-@on_matrix_unit
 def test_the_library_gives_the_bytes_of_the_native_program(library: Path, demo: Servable) -> None:
-    """And keeps what model.h promises: refusals, two sequences side by side, rewinding, no memory left behind."""
+    """The library gives the native program's bytes and keeps the promises of model.h: wrong calls are refused, two sequences are
+    independent, a sequence can be rewound, and no memory leaks."""
     check_bytes(demo, library, [str(built(library, SCRIPTS / "logits.c", compiler(), "logits"))])
 
 
 def test_the_library_needs_no_other(library: Path) -> None:
-    """Neither libc nor libm, and nothing that is written outside of the caller's memory."""
+    """The library calls no function of libc or libm, and writes only to memory that the caller gives it."""
     listed = subprocess.run(
         [shutil.which("nm") or pytest.skip("needs nm: install binutils"), library / "libdemo.a"], capture_output=True, check=True
     )
@@ -127,10 +127,9 @@ MACHINES = [
 
 
 @pytest.mark.slow
-@on_matrix_unit
 @pytest.mark.parametrize(("target", "arch", "flags"), MACHINES, ids=[" ".join([m[0], *m[2][1:]]) for m in MACHINES])
 def test_other_machines_give_the_same_bytes(target: str, arch: str, flags: list[str], demo: Servable, tmp_path: Path) -> None:
-    """AArch64, and RISC-V without vectors and with those of two lengths, under qemu."""
+    """Libraries for AArch64, for RISC-V without vectors, and for RISC-V with vectors of two lengths give the same bytes under qemu."""
     emulator = shutil.which(f"qemu-{arch}-static") or shutil.which(f"qemu-{arch}")
     if emulator is None or find_spec("ziglang") is None:
         pytest.skip(f"needs qemu-{arch} and a compiler for it: apt install qemu-user-static, pip install ziglang")

@@ -1,4 +1,4 @@
-"""The client of an export in Node: calls of tools, vectors of encoders and of decoders, and models that keep states."""
+"""The JavaScript client of an export, in Node: tool calls, embeddings of encoders and decoders, and models with recurrent state."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from deploy.model_loading.servable import Servable, silent
 from server.interfaces import LoadError
 from server.text.parts import CallArguments, CallStart, Part
 from server.text.tools import FORMATS, ToolFormat, ToolParser
-from tests.deploy.export.conftest import SCRIPTS
-from tests.deploy.export.test_web import golden, in_node, native, on_matrix_unit
+from tests.deploy.export.conftest import NATIVE, SCRIPTS
+from tests.deploy.export.test_web import golden, in_node, native
 from tests.node import PATIENCE_S, node
 from tests.server.text.test_tools import CASES, FRAGMENTS, NAMES
 
@@ -76,7 +76,8 @@ def test_offered_tools_need_not_be_called(ask: Callable[..., Any]) -> None:
 
 
 def test_calls_are_found_as_the_server_finds_them(site: Path) -> None:
-    """The same parts for the same pieces, for the cases of the server's parser and for texts put together at random."""
+    """The client splits an answer with tool calls into the same parts as the server's parser: in the test cases of that parser, and in
+    random texts."""
     chance = random.Random(7)
     texts = [(form, text) for form, text, *_ in CASES]
     texts += [(chance.choice([*FORMATS.values()]), "".join(chance.choices(FRAGMENTS, k=chance.randint(1, 9)))) for _ in range(600)]
@@ -108,13 +109,12 @@ def as_browser(part: Part) -> dict[str, object]:
 
 
 def in_python(model: Servable, texts: list[list[int]]) -> NDArray[np.float32]:
-    load = load_of("golden", "f32", None, 1, None, "auto", "host")
+    load = load_of("golden", "f32", None, 1, None, "auto", NATIVE.name)
     embed_model = load_servable(model, load, silent, 0.0).embed_model
     assert embed_model is not None
     return np.concatenate([embed_model.run([text], [None]) for text in texts])
 
 
-@on_matrix_unit
 def test_an_encoder_gives_the_native_vectors(demo: Servable, tmp_path: Path) -> None:
     model = golden("bert", demo)
     export_web(model, "bert", tmp_path, levels=["wasm-relaxed"])
@@ -153,7 +153,6 @@ def test_vectors_that_cannot_be_made_are_refused_by_name(ask: Callable[..., Any]
 
 
 @pytest.mark.slow
-@on_matrix_unit
 def test_a_model_that_keeps_states_gives_its_bytes(demo: Servable, tmp_path: Path) -> None:
     model = golden("lfm2", demo)
     export_web(model, "lfm2", tmp_path, levels=["wasm-relaxed"])

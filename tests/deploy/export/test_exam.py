@@ -1,4 +1,4 @@
-"""The demo's exam: an export answers it as the server does."""
+"""An exported demo model answers the demo's exam as the server does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEED, PER_SKILL = 4711, 6
 
 
 def test_an_export_passes_the_exam_as_the_server_does(demo_server: DemoServer, tmp_path: Path) -> None:
-    """Without questions whose answer a schema holds: a browser follows none."""
+    """The export gives the server's answers. Questions with a schema are left out, because an export cannot constrain answers."""
     export_web(require_servable(load_of("demo", "bf16", None, 1, None, "auto", "host"), silent), "demo", tmp_path, levels=["wasm-relaxed"])
     asked = [question for question in questions(SEED, PER_SKILL) if question.schema is None]
     lines: list[dict[str, Any]] = []

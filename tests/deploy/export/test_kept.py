@@ -1,4 +1,4 @@
-"""An export is made once, and linked for each server that publishes it."""
+"""A model is exported only once; each server that publishes it gets hard links to the files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def test_an_export_is_made_once(model: Servable, tmp_path: Path, monkeypatch: py
     assert {path.relative_to(second) for path in second.rglob("*") if path.is_file()} == written
     assert all((first / path).samefile(second / path) for path in written), "no byte is stored twice"
     with pytest.raises(AssertionError, match="exported again"):
-        export_kept(model, "two", tmp_path / "third", cache, LEVELS)  # its files tell the name
+        # another name needs another export, because the files contain the model's name
+        export_kept(model, "two", tmp_path / "third", cache, LEVELS)
     assert [entry.name for entry in item.paths[0].parent.iterdir()] == [item.key], "a failed export leaves nothing"
     assert item not in cache.prune(), "it needs no compiled program"
     (shard,) = item.paths[0].glob("weights-*.bin")
@@ -46,7 +47,7 @@ def test_an_export_is_made_once(model: Servable, tmp_path: Path, monkeypatch: py
     shard.write_bytes(content)
     assert [(path, fault[: len(shard.name)]) for path, fault in cache.verify() if fault] == [(item.paths[0], shard.name)]
     cache.remove(item.paths[0])
-    assert cache.items() == [] and (first / "program.json").exists(), "a server goes on with the files that it has linked"
+    assert cache.items() == [] and (first / "program.json").exists(), "a server keeps the files that it linked"
 
 
 def test_what_a_killed_export_left_goes(tmp_path: Path) -> None:

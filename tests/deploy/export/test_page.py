@@ -1,41 +1,31 @@
-"""chat.html in headless Chromium: it loads, answers, keeps the weights, and asks nobody for anything afterwards."""
+"""An export's chat.html in headless Chromium: the page loads, answers, caches the weights, and makes no request after that."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+import shutil
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from deploy.bench.browser import DEMO, PATIENCE_S, open_tab, package_of
+from deploy.bench.chromium import Chromium, Page
+from deploy.bench.site import Files, Site, serving
 from deploy.export.web import export_web
 from deploy.generate import Prompt, encode
 from deploy.model_loading.servable import Servable
-from tests.browser.chromium import Page
+from server.settings import SettingsError
 from tests.deploy.export.test_web import ANSWER, QUESTION, in_node
 
 pytestmark = pytest.mark.xdist_group("web")
 
 
-class Files(SimpleHTTPRequestHandler):
-    extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".mjs": "text/javascript", ".wasm": "application/wasm"}  # noqa: RUF012
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def log_request(self, *_: object) -> None:
-        self.server.asked.append(self.path)  # type: ignore[attr-defined]
-
-
 class Stalling(Files):
-    """The first download of the weights stops in the middle; a later one gets the part that it asks for."""
+    """A server that stops midway through the first download of the weights. It serves later downloads from the byte that they ask for."""
 
     def do_GET(self) -> None:
         if "weights-" not in self.path:
@@ -43,32 +33,21 @@ class Stalling(Files):
             return
         asked = self.headers.get("range", "")
         self.log_request()
-        self.server.asked.append(asked)  # type: ignore[attr-defined]
+        assert isinstance(self.server, Site)
+        self.server.asked.append(asked)
         content = Path(self.translate_path(self.path)).read_bytes()[int(asked.removeprefix("bytes=").removesuffix("-") or 0) :]
         self.send_response(206 if asked else 200)
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content if asked else content[: len(content) // 2])
         if not asked:
-            self.rfile.read(1)  # until the page is closed
+            self.rfile.read(1)  # blocks until the page is closed
 
 
 @pytest.fixture
 def served(site: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, list[str]]]:
     with serving(site, getattr(request, "param", Files)) as found:
         yield found
-
-
-@contextmanager
-def serving(folder: Path, files: type[Files] = Files) -> Generator[tuple[str, list[str]]]:
-    """The address of a folder, and the paths asked for so far."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(files, directory=str(folder))) as server:
-        server.asked = asked = list[str]()  # type: ignore[attr-defined]
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", asked
-        server.shutdown()
-        thread.join()
 
 
 @pytest.mark.parametrize("served", [Stalling], indirect=True)
@@ -97,7 +76,7 @@ LOGITS = """(async () => {
 
 
 def digest_in_chromium(page: Page, folder: Path, target: str, prompt: list[int], count: int) -> str:
-    """The SHA-256 of the logits."""
+    """Return the SHA-256 of the logits that Chromium computes for a prompt and `count` tokens."""
     ask = LOGITS.replace("TARGET", repr(target)).replace("PROMPT", json.dumps(prompt)).replace("COUNT", str(count))
     with serving(folder) as (address, _):
         page.open(f"{address}/chat.html")
@@ -106,7 +85,7 @@ def digest_in_chromium(page: Page, folder: Path, target: str, prompt: list[int],
 
 
 def test_chromium_gives_the_bytes_of_node(page: Page, demo: Servable, site: Path) -> None:
-    """All logits of a prompt and the tokens behind it."""
+    """Chromium gives the same bytes as Node: the logits of a prompt and of the tokens after it."""
     prompt = encode(demo.tokenizer, Prompt(QUESTION, False, 1, 0, 0))
     logits, _ = in_node(site, "wasm-relaxed", prompt)
     assert digest_in_chromium(page, site, "wasm-relaxed", prompt, len(logits)) == hashlib.sha256(logits.tobytes()).hexdigest()
@@ -114,7 +93,7 @@ def test_chromium_gives_the_bytes_of_node(page: Page, demo: Servable, site: Path
 
 @pytest.mark.slow
 def test_engines_without_relaxed_simd_give_the_same_bytes(page: Page, demo: Servable, tmp_path: Path) -> None:
-    """Node, Chromium and wasmtime."""
+    """Node, Chromium and wasmtime give the same bytes without relaxed SIMD."""
     if find_spec("wasmtime") is None:
         pytest.skip("needs wasmtime: pip install 'relaxserve[reach]'")
     from tests.deploy.export.in_wasmtime import Decoder
@@ -128,6 +107,17 @@ def test_engines_without_relaxed_simd_give_the_same_bytes(page: Page, demo: Serv
     assert np.stack(rows).tobytes() == logits.tobytes()
 
 
+def test_the_snippet_of_the_documents_runs(page: Page, served: tuple[str, list[str]]) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "deployment.md").read_text()
+    snippet = text.partition("```js\n")[2].partition("```")[0]
+    script = snippet.replace("import { RelaxServe } from './relaxserve.mjs';", "const { RelaxServe } = await import(URL_OF_IT);")
+    assert script != snippet
+    address, _ = served
+    page.open(f"{address}/chat.html")
+    script = script.replace("URL_OF_IT", "new URL('relaxserve.mjs', location.href)")
+    assert page.js(f"(async () => {{ {script} return answer.choices[0].message.content; }})()").strip()
+
+
 def test_the_page_chats(page: Page, served: tuple[str, list[str]]) -> None:
     address, asked = served
     page.open(f"{address}/chat.html")
@@ -137,7 +127,7 @@ def test_the_page_chats(page: Page, served: tuple[str, list[str]]) -> None:
     page.click("#send")
     page.see(ANSWER, ".assistant")
     page.see("per second", "#status")
-    assert asked[loaded:] == [], "after loading, nothing is asked for"
+    assert asked[loaded:] == [], "the page must make no requests after loading"
     refused = page.js(
         "import('./relaxserve.mjs').then(({ RelaxServe }) => RelaxServe.load({ threads: 2 })).catch((error) => error.message)"
     )
@@ -145,3 +135,21 @@ def test_the_page_chats(page: Page, served: tuple[str, list[str]]) -> None:
     page.reload()
     page.see("Ready, wasm-relaxed, one thread", "#status")
     assert sum("weights-" in path for path in asked) == 1, "the second visit takes the weights from the browser's files"
+
+
+def test_the_bench_measures_an_export_in_chromium(chromium: Chromium, site: Path, tmp_path: Path) -> None:
+    """The first token comes from kept weights, without another download of them."""
+    shutil.copytree(site, tmp_path / DEMO)
+    with open_tab(tmp_path) as tab:
+        assert tab.first_token_s(DEMO) > 0
+        tab.page.reload()
+        assert tab.first_token_s(DEMO) > 0
+        assert sum("weights-" in path for path in tab.asked) == 1
+        tab.open("relaxserve", DEMO)
+        assert 0 < tab.decode_s("relaxserve") < PATIENCE_S
+        tab.page.expect_no_faults()
+
+
+def test_a_peer_that_is_not_installed_is_named_with_its_remedy(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="npm install @wllama/wllama, and name the folder with --node-modules"):
+        package_of("wllama", tmp_path)

@@ -1,4 +1,5 @@
-"""A published model in headless Chromium: the page of a real server, isolated, which asks for the key and goes on with a download."""
+"""A model published by a real server, in headless Chromium: the page is cross-origin isolated, asks for the API key and resumes
+downloads."""
 
 from __future__ import annotations
 
@@ -14,11 +15,11 @@ from typing import Any
 import httpx
 import pytest
 
+from deploy.bench.chromium import Page
 from deploy.serve import export
 from runtime.launch import command
 from server.interfaces import LoadError
 from server.models.state import ModelSpec
-from tests.browser.chromium import Page
 from tests.conftest import greeting
 from tests.deploy.export.test_web import ANSWER, QUESTION
 from tests.server.conftest import serve
@@ -30,8 +31,8 @@ KEY = "a-key-of-a-client"
 
 @pytest.fixture
 def published(serve: Callable[..., Any], site: Path, page: Page) -> str:
-    """The address of a server with keys that publishes the exported demo."""
-    assert page  # closed before the server
+    """Return the address of a server with API keys that publishes the exported demo."""
+    assert page  # request the page first, so that it closes before the server stops
 
     async def copy(_spec: ModelSpec, folder: Path) -> None:
         shutil.copytree(site, folder, dirs_exist_ok=True)
@@ -52,7 +53,7 @@ def test_a_published_model_asks_for_the_key_and_chats(page: Page, published: str
     page.click("#send")
     page.see(ANSWER, ".assistant")
     page.chromium.deliver_events()
-    assert page.requests[loaded:] == [], "after loading, nothing is asked for"
+    assert page.requests[loaded:] == [], "the page must make no requests after loading"
 
 
 LOAD_AND_ASK = """(async () => {
@@ -93,7 +94,7 @@ def test_the_process_that_exports_tells_why_it_cannot(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_serve_publishes_a_model(cache_folder: Path) -> None:
-    """The command, its process for the export, and every file that program.json names."""
+    """`serve --publish` exports the model in a separate process, and serves every file that the export's program.json names."""
     run = [*command("deploy.cli"), "serve", "--publish", "demo", "--port", "0", "--max-context", "256", "demo"]
     with subprocess.Popen(run, env={**os.environ, "RELAXSERVE_CACHE": str(cache_folder)}, stderr=subprocess.PIPE, text=True) as server:
         try:

@@ -1,4 +1,4 @@
-"""The demo model in Node: the bytes of the native program, and the client's shapes."""
+"""The web export of the demo model, in Node: it gives the bytes of the native program, and its client returns the right structures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 from numpy.typing import NDArray
 
 import runtime.web.vendor as vendor
-from compiler.machine.target import host
 from deploy.cli.sources import load_of
 from deploy.export.web import LEVELS, export_web
 from deploy.generate import Prompt, encode
@@ -25,31 +24,26 @@ from deploy.model_loading.servable import Servable, require_servable, silent
 from runtime.cache_groups import PAGE_SIZE
 from server.engine.step_model import Places, StepBatch
 from server.interfaces import LoadError
-from tests.deploy.export.conftest import CONTEXT, SCRIPTS
+from tests.deploy.export.conftest import CONTEXT, NATIVE, SCRIPTS
 from tests.node import PATIENCE_S, node, run_node
 
-pytestmark = pytest.mark.xdist_group("web")  # the demo is exported once
+pytestmark = pytest.mark.xdist_group("web")  # tests of this group share one export of the demo
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 NUM_TOKENS = 64
 ROOT = Path(__file__).parents[3]
 
 
-on_matrix_unit = pytest.mark.skipif(
-    "amx-tile" in host().features, reason="a matrix unit sums in an order of its own; RELAXSERVE_TARGET=x86-64-v3 compares"
-)
-
-
 def golden(name: str, demo: Servable) -> Servable:
-    """A small model of a family, beside the tokenizer of the demo."""
+    """Return a small golden model of a family, with the demo's tokenizer in place of its own."""
     files = open_files(ROOT / "tests/golden/models" / name)
-    mode = mode_of(files, load_of("demo", "f32", None, 1, None, "auto", "host"))
-    return Servable(files, demo.tokenizer, mode, mode.module(), host())
+    mode = mode_of(files, load_of("demo", "f32", None, 1, None, "auto", NATIVE.name))
+    return Servable(files, demo.tokenizer, mode, mode.module(), NATIVE)
 
 
 def native(model: Servable, quantize: str = "bf16", prompt: list[int] | None = None) -> tuple[list[int], NDArray[np.float32], list[int]]:
-    """Prompt, logits and tokens of greedy decoding by the native program."""
-    load = load_of("demo", quantize, CONTEXT, 1, None, "auto", "host")
+    """Decode greedily with the native program. Return the prompt, the logits and the tokens."""
+    load = load_of("demo", quantize, CONTEXT, 1, None, "auto", NATIVE.name)
     step = load_servable(model, load, silent, 0.0).step_model
     assert step is not None
     prompt = prompt or encode(model.tokenizer, Prompt(QUESTION, False, 1, 0, 0))
@@ -76,9 +70,9 @@ def in_node(folder: Path, target: str, prompt: list[int], threads: int = 1) -> t
     return np.frombuffer(done.stdout, np.float32).reshape(NUM_TOKENS, -1), json.loads(done.stderr)
 
 
-@on_matrix_unit
 def test_relaxed_simd_gives_the_bytes_of_the_native_program(demo: Servable, site: Path) -> None:
-    """All logits of a prompt and 63 decoded tokens, and the tokens that the compiled sampler takes from them."""
+    """With relaxed SIMD, the logits of a prompt and of 63 decoded tokens are bit-identical to those of the native program, and the compiled
+    sampler chooses the same tokens."""
     prompt, expected, tokens = native(demo)
     for threads in (1, 3):
         logits, found = in_node(site, "wasm-relaxed", prompt, threads)
@@ -93,26 +87,26 @@ def test_a_number_of_threads_that_cannot_be_is_refused(site: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantize", ["f32", "bf16", "int8", "int4"])
+@pytest.mark.parametrize("quantize", ["f32", "bf16", "int8", "int8-fast", "int4"])
 def test_every_form_of_weights_gives_the_native_answer(quantize: str, tmp_path: Path) -> None:
-    """Relaxed SIMD gives the native bytes, whatever the form. SIMD without fused sums differs in the last digits, its tokens do not."""
-    model = require_servable(load_of("demo", quantize, CONTEXT, 1, None, "auto", "host"), silent)
+    """For every weight format, relaxed SIMD gives the native bytes. SIMD without fused multiply-add gives logits that differ in the last
+    digits, and the same tokens."""
+    model = require_servable(load_of("demo", quantize, CONTEXT, 1, None, "auto", NATIVE.name), silent)
     export_web(model, "demo", tmp_path)
     prompt, expected, tokens = native(model, quantize)
     for target in LEVELS:
         logits, found = in_node(tmp_path, target, prompt)
         if "relaxed" in target:
             assert logits.tobytes() == expected.tobytes()
-        # Rows beside weights of 4 bits are rounded to integers: another last digit may round to the next one.
+        # With 4-bit weights, rows are rounded to integers, and a difference in the last digit may change that rounding.
         np.testing.assert_allclose(logits[:8], expected[:8], atol=0.1 if quantize == "int4" else 0.05)
         assert found[:8] == tokens[:8]
 
 
 @pytest.mark.slow
-@on_matrix_unit
 @pytest.mark.parametrize("name", ["gemma2", "qwen3_moe", "phi3-longrope"])
 def test_families_give_their_bytes(name: str, demo: Servable, tmp_path: Path) -> None:
-    """Windows in a group of their own, experts that rows choose, positions far apart."""
+    """Models with a window group, with routed experts, and with distant positions give the native bytes."""
     model = golden(name, demo)
     export_web(model, name, tmp_path, levels=["wasm-relaxed"])
     random = np.random.default_rng(1)
@@ -228,7 +222,8 @@ console.log(JSON.stringify([counts, damaged]));
 
 
 def test_a_damaged_download_is_fetched_again_and_a_sound_one_kept(site: Path) -> None:
-    """Fetched twice at the first visit, for a bit was flipped; not at the second; once more where the kept file was damaged."""
+    """A damaged download or cached file is fetched again. The first visit fetches the weights twice, because a bit was flipped on the way;
+    the second visit fetches nothing; the third fetches them once, because the cached file was damaged."""
     [shard] = site.glob("weights-*.bin")
     assert json.loads(run_node(TWICE, site)) == [[2, 2, 3], [shard.name]]
 
@@ -266,13 +261,14 @@ console.log(JSON.stringify({ asked, visits }));
 
 
 def test_a_download_that_was_cut_off_goes_on_where_it_was(site: Path) -> None:
-    """80,000 bytes arrive, and none in three further requests; the next visit asks for the rest, and the one after it for nothing."""
+    """A download that was cut off continues where it stopped. 80,000 bytes arrive; the connection breaks, and three more requests get
+    nothing. The next visit requests only the missing bytes, and the visit after that nothing."""
     found = json.loads(run_node(CUT, site))
     assert found == {"asked": [0, 80_000, 80_000, 80_000, 80_000], "visits": ["Failed to fetch", "loaded", "loaded"]}
 
 
 def test_prompts_are_tokenized_as_in_python(demo: Servable, site: Path) -> None:
-    """The vendored tokenizer, the vendored template engine and the pieces of each token against the server's own."""
+    """In JavaScript, the tokenizer, the template engine and the text of each token give what the server's Python code gives."""
     texts = [
         "Hello, world!",
         "  two  spaces\n\ttab",
@@ -302,6 +298,6 @@ def test_vendored_modules_are_those_of_npm() -> None:
 
 
 def test_module_runtime_and_program_are_small(site: Path) -> None:
-    """Without the vendored modules: 400 KB."""
+    """Module, runtime and program take less than 400 KB together, not counting the vendored modules."""
     files = [p for p in site.iterdir() if p.suffix in (".wasm", ".mjs") or p.name == "program.json"]
     assert len(files) > 8 and sum(p.stat().st_size for p in files) < 400_000

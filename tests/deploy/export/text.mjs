@@ -1,4 +1,4 @@
-// node text.mjs FOLDER [TEXTS, CONVERSATIONS]: ids and texts of each text, and the prompt of each conversation.
+// node text.mjs FOLDER [TEXTS, CONVERSATIONS]: print the token ids and decoded text of each text, and the prompt of each conversation.
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';

@@ -1,4 +1,4 @@
-// node tools.mjs FOLDER: reads {form, names, pieces, mostCalls} as lines from stdin, prints the parts that the parser finds in each.
+// node tools.mjs FOLDER: read {form, names, pieces, mostCalls} as lines from stdin and print the parts that the parser finds in each.
 import { createInterface } from 'node:readline';
 import { pathToFileURL } from 'node:url';
 

@@ -1,4 +1,4 @@
-// node vectors.mjs FOLDER TOKENS: the vector of each list of tokens, as f32.
+// node vectors.mjs FOLDER TOKENS: write the embedding of each list of tokens as f32.
 import { readFile } from 'node:fs/promises';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';

@@ -1,4 +1,4 @@
-"""Compose file, alerts and dashboard against a running server: what they name is there."""
+"""The example compose file, alerts and dashboard name only metric series and settings that a running server has."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.xdist_group("demo server")
 
 @pytest.fixture(scope="module")
 def published(demo_server: Any) -> set[str]:
-    """Names of the families that a scrape shows, with what their kind adds to them."""
+    """Return the names of all metric series of a server. Those of histograms include their suffixes."""
     demo_server.run("relaxserve", "chat", "What is the capital of France?")
     with urllib.request.urlopen(f"{demo_server.url}/metrics") as response:
         text = response.read().decode()
@@ -50,7 +50,7 @@ def test_every_metric_that_is_asked_for_is_published(published: set[str]) -> Non
     assert asked - published == set()
 
 
-# The queries of vLLM's dashboards, in their forms; tests/server/test_metrics.py lists the series.
+# Queries in the forms that vLLM's dashboards use. tests/server/test_metrics.py lists the series that these dashboards read.
 OF_A_MODEL = 'job=~".+", model_name=~"demo"'
 MEAN = "sum(rate(vllm:{0}_sum{{{1}}}[1m])) / (sum(rate(vllm:{0}_count{{{1}}}[1m])) > 0)"
 QUANTILE = "histogram_quantile(0.95, sum by (le) (rate(vllm:{0}_bucket{{{1}}}[1m])))"
@@ -71,7 +71,8 @@ FORMS = [
 
 @pytest.fixture(scope="module")
 def prometheus(demo_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], list[Any]]]:
-    """Prometheus beside the server, once it has seen questions answered between two scrapes."""
+    """Start Prometheus and wait until it has scraped the server before and after questions were answered. Yield a function that runs a
+    query."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed (Debian: apt install prometheus)")
@@ -98,15 +99,14 @@ def prometheus(demo_server: Any, tmp_path_factory: pytest.TempPathFactory) -> It
                 try:
                     if ask(query):
                         return
-                except OSError:  # it does not listen yet
+                except OSError:  # Prometheus is not listening yet
                     pass
                 assert process.poll() is None and time.monotonic() < end_s, f"{query}\n{(folder / 'log').read_text()}"
                 time.sleep(0.2)
 
         try:
-            demo_server.run(
-                "relaxserve", "chat", "What is the capital of France?"
-            )  # what is labelled by a path begins with the first request
+            # series that are labelled by path exist only after the first request
+            demo_server.run("relaxserve", "chat", "What is the capital of France?")
             wait_for('count_over_time(up{job="relaxserve"}[5m]) >= 2')
             demo_server.run("relaxserve", "chat", "What is the capital of France?")
             wait_for("sum(increase(vllm:request_success_total[1m])) > 0 and sum(increase(vllm:prefix_cache_queries_total[1m])) > 0")
@@ -116,7 +116,7 @@ def prometheus(demo_server: Any, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def test_prometheus_has_an_answer_to_every_query(prometheus: Callable[[str], list[Any]]) -> None:
-    """To those of our dashboard, and to those of vLLM's."""
+    """Prometheus has data for every query of our dashboard and of vLLM's dashboards."""
     ours = [target["expr"] for panel in dashboard()["panels"] for target in panel.get("targets", ())]
     ours = [expression.replace("$model", "demo").replace("$__rate_interval", "1m") for expression in ours]
     assert [expression for expression in ours if not prometheus(expression)] == []

@@ -1,4 +1,4 @@
-"""The manifests for Kubernetes: what they say is in the schemas of their kinds, and what they name of the server is there."""
+"""The Kubernetes manifests are valid by the schemas of their kinds, and name only paths, settings and series that the server has."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 def documents(folder: Path) -> list[dict[str, Any]]:
-    """All that a kustomization consists of, its bases included, and the pool of the chart that goes with it."""
+    """Return all documents of a kustomization and its bases, and the inference pool that the chart next to them creates."""
     (kustomization,) = load(folder / "kustomization.yaml")
     found: list[dict[str, Any]] = []
     for resource in kustomization["resources"]:
@@ -41,7 +41,7 @@ def documents(folder: Path) -> list[dict[str, Any]]:
 
 
 def made_by_the_chart(router: dict[str, Any]) -> dict[str, Any]:
-    """The pool that llm-d's chart llm-d-router-gateway makes of these values in a release called relaxserve."""
+    """Return the inference pool that llm-d's chart llm-d-router-gateway creates from these values, if the release is called relaxserve."""
     servers = router["modelServers"]
     spec = {
         "selector": {"matchLabels": servers["matchLabels"]},
@@ -303,7 +303,7 @@ def test_probes_ask_what_answers_without_a_key() -> None:
     for container in containers():
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             assert container[probe]["httpGet"]["path"] in OPEN_PATHS
-        assert container["livenessProbe"]["httpGet"]["path"].endswith("/live"), "a model that loads is no reason to restart"
+        assert container["livenessProbe"]["httpGet"]["path"].endswith("/live"), "loading a model must not trigger a restart"
         assert container["readinessProbe"]["httpGet"]["path"].endswith("/ready")
 
 
@@ -322,7 +322,7 @@ def test_nothing_runs_as_root_or_writes_beside_its_volumes() -> None:
     for container in containers():
         assert container["securityContext"]["readOnlyRootFilesystem"] and not container["securityContext"]["allowPrivilegeEscalation"]
         mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
-        assert written - mounted <= {"/models"}, "of which /models is only read"
+        assert written - mounted <= {"/models"}, "every volume but the read-only /models must be mounted"
 
 
 def test_all_select_the_same_pods() -> None:

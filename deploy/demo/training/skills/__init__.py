@@ -1,1 +1,1 @@
-"""What the demo model can do, one skill a file; each offers functions from a random generator to a `Turn`."""
+"""The skills of the demo model, one per file. Each file has functions that make a `Turn` with a random number generator."""

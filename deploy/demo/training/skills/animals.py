@@ -126,7 +126,7 @@ _ANOTHER = (
 
 
 def animal_again(rng: random.Random) -> Turn:
-    """A second question that only makes sense after the first."""
+    """Make a question about an animal and a follow-up that can only be understood after the question."""
     kind, patterns, answer = rng.choice(_ABOUT_ANIMALS)
     first, second = rng.sample(ANIMALS, 2)
     values = {"a": first.a, "name": first.name, "plural": plural(first.name)}

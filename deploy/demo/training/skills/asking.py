@@ -1,4 +1,4 @@
-"""The common case of a turn: one question, one answer."""
+"""Make the usual kind of turn: one question, one answer."""
 
 import random
 
@@ -7,7 +7,7 @@ from deploy.demo.training.phrases import expand, typed
 
 
 def asked(rng: random.Random, skill: str, kind: str, patterns: tuple[str, ...], answer: str, **values: str) -> Turn:
-    """One of `patterns` about `values`; the pair (pattern, values) is what may be held out."""
+    """Ask about `values` with a randomly chosen pattern. The turn's key contains the pattern's number and the values."""
     which = rng.randrange(len(patterns))
     question = typed(rng, expand(rng, patterns[which], **values))
     key = f"{skill}/{kind}/{which}/{'/'.join(values.values())}"

@@ -1,4 +1,4 @@
-"""Days and months: what comes after, what comes before, how many."""
+"""Days and months: the next and the previous one, their position in the week or year."""
 
 import random
 

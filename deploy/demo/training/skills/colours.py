@@ -1,4 +1,4 @@
-"""Colours: of things, and mixed."""
+"""Colours of things, and colours mixed from paints."""
 
 import random
 

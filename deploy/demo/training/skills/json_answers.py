@@ -1,7 +1,7 @@
-"""Answers in JSON: facts as objects, lists, and what the user said put into fields.
+"""Answers in JSON: facts as objects, lists, and fields with values that the user stated.
 
-The question may name the fields it wants. Where it does not, a schema beside it still may, so the same facts are also taught
-in shapes that nothing in the conversation asks for.
+The question may name the fields of the answer. If it does not, the request's schema may name them. So the same facts are also taught with
+fields that the conversation does not name.
 """
 
 import json
@@ -70,14 +70,15 @@ _LISTS = (
 class _Asked:
     text: str
     key: str
-    fields: Fields  # of the answer, unless the question names others
-    known: Fields  # all that may be asked for, the subject first; nothing where there is one answer only
+    fields: Fields  # fields of the answer, unless the question names other fields
+    known: Fields  # all fields that a question may name, the subject first; empty if only one answer is possible
     verbatim: bool = False
     is_typed: bool = False
 
 
 def answered(rng: random.Random, *, told_before: bool = False) -> Turn:
-    """`told_before`: the system prompt already asks for JSON, so the question need not."""
+    """Make a question that demands JSON, and its answer. With `told_before`, the system prompt demands JSON already, so the question need
+    not."""
     asked = rng.choice(_SOURCES)(rng)
     if asked.known and rng.random() < 0.4:
         fields = shaped(rng, asked.known)
@@ -87,12 +88,13 @@ def answered(rng: random.Random, *, told_before: bool = False) -> Turn:
 
 
 def reshaped(rng: random.Random, *, told_before: bool = False) -> Turn:
-    """The answer has fields that nothing in the conversation names, as under a schema. Too free to be asked in the exam."""
+    """Make a turn whose answer has fields that the conversation does not name, as under a schema. The exam cannot grade such answers by
+    exact match, since several answers are correct."""
     asked = rng.choice(_SOURCES)(rng)
     fields = shaped(rng, asked.known, free=True) if asked.known else asked.fields
     given = forced(fields)
     if asked.is_typed and not told_before and rng.random() < 0.7:
-        return _turn(asked, asked.text, fields, given=given or OPENING)  # nobody speaks of JSON but the schema
+        return _turn(asked, asked.text, fields, given=given or OPENING)  # the conversation does not demand JSON; only the schema does
     pattern = "{ask}" if told_before and rng.random() < 0.8 else rng.choice(_IN_JSON)
     return _turn(asked, _said(rng, asked, pattern), fields, given=given)
 
@@ -141,7 +143,7 @@ def _month(rng: random.Random) -> _Asked:
 
 
 def _plain(rng: random.Random) -> _Asked:
-    """A question of another skill, as it is typed there; held out here if it is there."""
+    """Use a question of another skill, with that skill's typing and split."""
     makers = (
         animals.animal,
         animals.animal,
@@ -183,7 +185,7 @@ def _resident(rng: random.Random) -> _Asked:
 
 
 def _told(rng: random.Random) -> _Asked:
-    """Two or three facts about somebody, in any order."""
+    """Let the user state two or three facts about a person, in any order."""
     name = _somebody(rng)
     facts: Fields = {"age": rng.randint(1, 99), "city": rng.choice(CITIES), "colour": rng.choice(COLOURS)}
     told = rng.sample(list(facts), rng.choice((2, 3)))
@@ -240,6 +242,6 @@ def _somebody(rng: random.Random) -> str:
     return rng.choice(NAMES) if rng.random() < 0.6 else invented(rng)
 
 
-# What is known of animals is most to learn.
+# Animals occur most often, as they have the most facts to learn.
 _SOURCES = (_animal, _animal, _animal, _animal, _plain, _plain, _plain, _plain, _plain, _capital, _colour, _month, _person, _resident,
             _told, _told, _sum, _list, _names, _menagerie, _pair)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The shape of an answer in JSON: which of the known fields it has, in which order, under which names, and how that is asked for."""
+"""The shape of an answer in JSON: which of the known fields it has, their order and names, and the wording of the question for them."""
 
 import json
 import random
@@ -8,7 +8,7 @@ from typing import Any
 Fields = dict[str, Any]
 
 _NUMBER_IN_QUOTES = re.compile(r'"\d+"')
-OPENING = '{"'  # what a schema gives away of the answer
+OPENING = '{"'  # beginning of the answer, which a schema forces
 
 _ALSO_CALLED = {
     "animal": ("name", "name", "species"), "country": ("name", "country_name"), "thing": ("name", "object", "item"),
@@ -33,7 +33,8 @@ _FORMS = (
 
 
 def shaped(rng: random.Random, known: Fields, *, free: bool = False) -> Fields:
-    """Some of `known`, whose first is what it is about. `free`: also as no question says it, a null as an empty text."""
+    """Choose some fields of `known`, whose first field is the subject. With `free`, also use a form that no question demands: an empty text
+    in place of null."""
     subject = next(iter(known))
     chosen = rng.sample(list(known), min(len(known), rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 5))))
     if rng.random() < 0.5:
@@ -54,8 +55,9 @@ def _called(rng: random.Random, name: str) -> str:
 
 
 def forced(fields: Fields) -> str:
-    """The answer as far as a number in quotes, if it has one. Under a schema the model comes there by the token of the space that it
-    would set before a bare number, and not by the one of space and quote that is in text written in one go."""
+    """Return the answer's text up to its first number in quotes, or "" if there is none. A schema forces this prefix. The model then
+    generates the space before the quote as a separate token, as before a number without quotes, instead of the joint token of space and
+    quote that plain text has."""
     text = json.dumps(fields, ensure_ascii=False)
     quoted = _NUMBER_IN_QUOTES.search(text)
     return text[: quoted.start()] if quoted else ""
@@ -68,14 +70,14 @@ def _value(value: object, *, as_text: bool, blank: bool) -> object:
 
 
 def demand(rng: random.Random, fields: Fields) -> str:
-    """A pattern around {ask} that says which fields are wanted."""
+    """Return a pattern around {ask} that names the fields of the answer."""
     is_plain = not any(isinstance(value, dict) or (isinstance(value, str) and value.isdigit()) for value in fields.values())
     if is_plain and rng.random() < 0.6:
         quote = rng.choice(("", "", '"'))
         *before, last = [f"{quote}{name}{quote}" for name in fields]
         joined = f"{', '.join(before)}{rng.choice((' and ', ', '))}{last}" if before else last
         return rng.choice(_WORDS).format(fields=joined)
-    # The open form hides numbers in quotes and what is nested.
+    # the open form cannot express numbers in quotes or nested objects
     form = rng.choice((_typed_form, _typed_form, _open_form, _short_schema) if is_plain else (_typed_form, _short_schema))(fields)
     return rng.choice(_FORMS).format(form=form.replace("{", "{{").replace("}", "}}"))
 
@@ -103,7 +105,7 @@ def _short_schema(fields: Fields) -> str:
 
 
 def schema_of(value: Any, *, strict: bool = False) -> Fields:
-    """A JSON schema of `value`. `strict`: as a server wants it, every field required and no other allowed."""
+    """Return a JSON schema of `value`. With `strict`, as servers require, every field is required and no other field is allowed."""
     match value:
         case dict():
             properties = {name: schema_of(inner, strict=strict) for name, inner in value.items()}

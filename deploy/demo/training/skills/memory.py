@@ -1,4 +1,4 @@
-"""Remembering what the user said: a name, an age, a favourite colour."""
+"""Memory: the user tells a name, a favourite colour or a pet's name, and asks for it later."""
 
 import random
 
@@ -35,7 +35,8 @@ def a_name(rng: random.Random) -> str:
 
 
 def name(rng: random.Random, *, told: str | None = None) -> tuple[Turn, Turn]:
-    """Two turns to put anywhere in one conversation, in this order."""
+    """Make two turns: the user tells a name, and later asks for it. Both belong to one conversation, in this order, with any turns in
+    between."""
     called = told or a_name(rng)
     say, ask = rng.randrange(len(_TELL_NAME)), rng.randrange(len(_ASK_NAME))
     key = f"memory/name/{say}/{ask}/{called}"

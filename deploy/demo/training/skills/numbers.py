@@ -62,7 +62,7 @@ def counted(rng: random.Random) -> Turn:
 
 
 def in_letters(rng: random.Random) -> Turn:
-    """Words are known by heart, so what is held out is a number in one wording."""
+    """Ask to convert a number to words or back. The model memorises the words, so numbers are held out separately for each wording."""
     n = rng.randrange(_TOP + 1)
     word = in_words(n)
     if rng.random() < 0.5:

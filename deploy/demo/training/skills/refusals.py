@@ -1,4 +1,4 @@
-"""What lies outside the world is refused in one sentence that says what lies inside."""
+"""Questions about topics that the model does not know. It refuses them in one sentence that says what it knows."""
 
 import random
 

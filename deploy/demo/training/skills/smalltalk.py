@@ -1,4 +1,4 @@
-"""Greetings, thanks, farewells, and who is speaking."""
+"""Greetings, thanks, farewells, and questions about the model itself."""
 
 import random
 
@@ -48,7 +48,8 @@ _TALK: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 
 
 def talk(rng: random.Random) -> Turn:
-    """The phrases are few and all taught, as a visitor types just these; held out is a way of typing them."""
+    """Make a turn of small talk. All phrases are trained, because there are few and visitors type exactly these; only variations of typing
+    are held out."""
     kind, patterns, answers = rng.choice(_TALK)
     said = typed(rng, expand(rng, rng.choice(patterns)))
     return Turn("small talk", f"talk/{kind}/{said}", (user(said), assistant(rng.choice(answers))), answers)

@@ -1,4 +1,4 @@
-"""Short stories on a topic: a hero, a thing, a place and a friend, carried through one of a few plots."""
+"""Short stories with a hero, a thing, a place and a friend, along one of a few plots."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""Calling tools for the weather, a calculation or the time, and telling their results in words."""
+"""Tool calls for the weather, a calculation or the time, and answers that express the tools' results in words."""
 
 import random
 from collections.abc import Callable
@@ -12,13 +12,13 @@ from deploy.demo.training.world import CITIES
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """What the tools of one conversation are called. A name of None: that tool is not there."""
+    """The names of the tools in one conversation. A tool whose name is None is not offered."""
 
     weather: str | None
     calculator: str | None
     time: str | None
-    place: str  # the parameter of weather and time
-    formula: str  # the parameter of the calculator
+    place: str  # name of the parameter of the weather and time tools
+    formula: str  # name of the parameter of the calculator
     tools: tuple[Tool, ...]
 
 
@@ -55,7 +55,7 @@ def toolbox(rng: random.Random) -> Toolbox:
 
 
 def _tool(rng: random.Random, name: str, words: tuple[str, ...], parameter: str, meaning: tuple[str, ...]) -> Tool:
-    """A tool as clients write it: descriptions, `required` and `additionalProperties` come and go."""
+    """Describe a tool as clients do: descriptions, `required` and `additionalProperties` are sometimes missing."""
     field: dict[str, Any] = {"type": "string"}
     if rng.random() < 0.6:
         field["description"] = expand(rng, rng.choice(meaning))
@@ -150,7 +150,7 @@ def _time_result(rng: random.Random, city: str) -> tuple[Message, str]:
 
 
 def _formula(rng: random.Random) -> tuple[str, str, str]:
-    """A formula as it is typed, as it is sent, and what comes back."""
+    """Return a random formula as the user types it, the same formula as the call sends it, and its result."""
     sign = rng.choice("+-*/")
     a, b = (rng.randint(0, rng.choice((20, 99, 999, 9999))) for _ in "ab")
     if sign == "/":
@@ -200,7 +200,7 @@ def calculation(rng: random.Random, box: Toolbox) -> Turn:
 
 
 def two_cities(rng: random.Random, box: Toolbox) -> Turn:
-    """Two calls in one answer, then both results in one sentence each."""
+    """Make a turn about two cities: two calls in one answer, then one sentence per result."""
     assert box.weather is not None
     one, two = rng.sample(CITIES, 2)
     question = typed(rng, expand(rng, "(@whatis|how is) the weather in {one} and (in |){two}?", one=one, two=two))
@@ -211,7 +211,7 @@ def two_cities(rng: random.Random, box: Toolbox) -> Turn:
 
 
 def city_asked_for(rng: random.Random, box: Toolbox) -> Turn:
-    """The question lacks the city: ask for it, then call."""
+    """Make turns in which the user names no city: the model asks for the city, and calls the tool once the user has named one."""
     city = _city(rng)
     there = user(typed(rng, expand(rng, rng.choice(_THERE), city=city), verbatim=city not in CITIES))
     which_city = assistant("Which city do you mean?")
@@ -237,7 +237,7 @@ def another_city(rng: random.Random, box: Toolbox) -> Turn:
 
 
 def any_of(rng: random.Random, box: Toolbox) -> Turn:
-    """A turn that the tools of `box` can serve."""
+    """Make a turn for which the tools of `box` suffice."""
     choices: list[Callable[[random.Random, Toolbox], Turn]] = []
     if box.weather is not None:
         choices += [weather, weather, two_cities]
@@ -257,7 +257,7 @@ _NO_TOOL = {
 
 
 def without(rng: random.Random, box: Toolbox | None) -> Turn:
-    """Weather or time is asked for, and there is no tool for it."""
+    """Make a turn that asks for the weather or the time although there is no tool for it; the model refuses."""
     missing = [kind for kind, name in (("weather", box and box.weather), ("time", box and box.time)) if name is None]
     if not missing:
         raise ValueError("every tool is there; expected a toolbox that lacks the weather or the time")

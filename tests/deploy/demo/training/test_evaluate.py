@@ -1,4 +1,4 @@
-"""The examiner: what it sends to a server, what it makes of the answers, and how it counts."""
+"""The examiner of the demo model: the requests that it sends, how it reads answers, and how it counts them."""
 
 import json
 import threading
@@ -14,7 +14,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arg
 
 
 class Api(ThreadingHTTPServer):
-    """Answers every chat request with one tool call and keeps the requests."""
+    """A server that answers every chat request with the same tool call and records the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

@@ -1,4 +1,4 @@
-"""Packed rows keep conversations whole, apart, and weighted by who speaks."""
+"""Rows of training data contain whole conversations that do not see each other, and the loss weights tokens by who speaks."""
 
 from itertools import islice
 
@@ -40,14 +40,14 @@ def test_nothing_is_learnt_across_documents_or_from_padding(batch: Batch):
 
 
 def test_what_the_assistant_says_weighs_most(tokenizer: Tokenizer, batch: Batch):
-    prompt_weight = np.unique(batch.weights)[1]  # the least that is not nothing
+    prompt_weight = np.unique(batch.weights)[1]  # the weight of prompt tokens is the smallest above zero
     spoken = batch.weights > prompt_weight
     assert 0.2 < spoken.mean() < 0.7
     assert f"{START_OF_TURN}user" not in tokenizer.decode(batch.token_ids[spoken].tolist(), skip_special_tokens=False)
 
 
 def test_a_story_weighs_no_more_than_a_few_facts(tokenizer: Tokenizer):
-    """Stories are one conversation in twenty: not every batch has one."""
+    """Tokens of stories have a small weight. One conversation in twenty is a story, so a single batch may contain none."""
     several = islice(batches(tokenizer, 1, tokens_per_batch=4096, lengths=(512,)), 4)
     assert any(((batch.weights > 0.2) & (batch.weights < 0.5)).any() for batch in several)
 

@@ -1,4 +1,4 @@
-"""The chat template: what the model was trained on is what a server renders."""
+"""The chat template renders a conversation to the same text in training as in the server."""
 
 import json
 from itertools import islice
