@@ -14,7 +14,6 @@ import pytest
 
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.registry import FAMILIES, GGUF_FAMILIES
-from deploy.cli.bench import modules
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -24,7 +23,8 @@ pytestmark = pytest.mark.xdist_group("demo server")
 
 
 def test_the_readme_has_snippets() -> None:
-    assert [language for language, _ in BLOCKS].count("python") >= 3
+    assert [language for language, _ in BLOCKS].count("python") >= 2
+    assert len(README.splitlines()) < 250
     assert {language for language, _ in BLOCKS} == {"sh", "python"}
 
 
@@ -55,7 +55,8 @@ def test_continuous_integration_runs_what_the_readme_says() -> None:
 
 
 def test_a_part_of_the_tests_runs_as_on_the_least_cpu() -> None:
-    """And what is slow runs in its own target alone."""
+    """`make test` runs a part of the tests again with code for the oldest supported CPU. Only `make test-slow` runs the tests marked
+    slow."""
     test, slow = (planned_by_make(target) for target in ("test", "test-slow"))
     assert re.search(r"^code=.* && RELAXSERVE_TARGET=(x86-64-v3|aarch64-neon) .*/pytest ", test, re.MULTILINE)
     assert "slow" not in test and '-m "slow or hypothesis"' in slow
@@ -64,26 +65,9 @@ def test_a_part_of_the_tests_runs_as_on_the_least_cpu() -> None:
 
 
 def planned_by_make(target: str) -> str:
-    """Whatever options the make around this run was given."""
+    """Return the commands that a make target would run, without the options of the make process that may run these tests."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(["make", "-n", target, "ARGS="], cwd=ROOT, env=plain, capture_output=True, text=True, check=True).stdout
-
-
-def test_links_lead_somewhere() -> None:
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
-    assert links and [link for link in links if not (ROOT / link).exists()] == []
-
-
-def test_options_that_are_mentioned_exist(demo_server: Any) -> None:
-    for command, options in re.findall(r"^    relaxserve (\w+)((?: .*)?)$", README, re.MULTILINE):
-        said = demo_server.run("relaxserve", command, "--help", COLUMNS="200")
-        for option in re.findall(r"--[\w-]+", options):
-            assert option in said, f"{command} has no {option}"
-
-
-def test_benchmarks_of_the_table_exist() -> None:
-    named = set(re.findall(r"`relaxserve bench (\w+)`", README))
-    assert named and named <= modules().keys()
 
 
 def test_the_table_of_families_is_that_of_the_registry() -> None:
@@ -92,4 +76,4 @@ def test_the_table_of_families_is_that_of_the_registry() -> None:
 
     decoders = {name for name, family in FAMILIES.items() if isinstance(family, DecoderFamily)}
     assert f"| decoder | {names(decoders)} |\n| encoder | {names(FAMILIES.keys() - decoders)} |\n" in README
-    assert f"GGUF files of these architectures: {names(GGUF_FAMILIES)}." in README
+    assert f"GGUF files of these architectures: {names(GGUF_FAMILIES)}." in " ".join(README.split())
