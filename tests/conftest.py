@@ -1,4 +1,5 @@
-"""What all tests share: golden files, how much of the generated programs a run covers, and the server as people start it."""
+"""Fixtures and hooks that all tests share: golden files, profiles of Hypothesis, the order of test files, and a server with the demo
+model."""
 
 from __future__ import annotations
 
@@ -24,15 +25,15 @@ from runtime.device.cpu.host import features
 from tests.browser.chromium import chromium, page
 from tests.forked import ForkServer
 
-__all__ = ["chromium", "page"]  # fixtures of all tests
+__all__ = ["chromium", "page"]  # these fixtures are used by tests in several folders
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 GOLDEN = Path(__file__).parent / "golden"
 AMX_UNIT = Path(__file__).parent / "compiler" / "backends" / "cpu" / "codegen" / "amx_unit.c"
 
-# A plain run repeats the same examples, so that it fails for a reason in the tree. `make test-slow` explores, with the profile `full`.
-# No profile measures time: on a busy machine drawing an example may take seconds.
+# A plain run repeats the same examples, so it fails only if the code has changed. `make test-slow` uses the profile `full` and draws new
+# examples. No profile has a deadline: on a busy machine, drawing one example may take seconds.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("quick", UNTIMED, derandomize=True)
 settings.register_profile("full", UNTIMED, max_examples=1000)
@@ -40,8 +41,8 @@ settings.load_profile("quick")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write what is computed to the golden files instead of comparing")
-    parser.addoption("--strict-needs", action="store_true", help="fail where a test would skip because it needs what is not installed")
+    parser.addoption("--update-golden", action="store_true", help="overwrite golden files with computed results instead of comparing them")
+    parser.addoption("--strict-needs", action="store_true", help="fail instead of skipping tests whose dependencies are not installed")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -55,7 +56,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Files skip as a whole where they import what they need."""
+    """Apply --strict-needs to test files that are skipped as a whole because an import is missing."""
     report = yield
     why = report.longrepr[2].removeprefix("Skipped: ") if report.skipped and isinstance(report.longrepr, tuple) else ""
     if why.startswith("needs ") and collector.config.getoption("--strict-needs"):
@@ -63,11 +64,14 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
     return report
 
 
-# What takes longest, the longest first: it begins first, so that short files fill both processes to the end. Names of groups, and files.
+# The slowest groups and files of tests, slowest first. They run first, so that all processes are busy until the end of the run.
 LONGEST = (
     "demo server",
     "console",
     "bits of the demo",
+    "bits of cache groups",
+    "web",
+    "families on a GPU",
     "server/workers/test_supervisor.py",
     "compiler/frontend/test_digests.py",
     "compiler/backends/cpu/schedule/test_attention.py",
@@ -79,6 +83,10 @@ LONGEST = (
     "server/test_with_workers.py",
     "compiler/test_random_programs.py",
     "server/test_constrained.py",
+    "test_clients.py",
+    "hostile/test_constraints.py",
+    "e2e/test_second_device.py",
+    "e2e/test_chaos.py",
     "server/test_shutdown.py",
     "deploy/bench/compute/test_quality.py",
     "deploy/bench/serving/test_start.py",
@@ -94,7 +102,7 @@ def _group_of(item: pytest.Item) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a file stay in one process, which then makes once what they share: servers, workers, compiled programs."""
+    """Keep the tests of a file in one process, because they share servers, workers and compiled programs. Run the slowest groups first."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(_group_of(item)))
@@ -103,14 +111,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: the collector need not walk them again and again."""
+    """Exempt all modules and collected tests from garbage collection, because they live until the end of the run."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def without_collector() -> Iterator[None]:
-    """For what measures its own time: the collector may walk the compiled models of all tests before, for most of a second."""
+    """Disable the garbage collector for a test that measures time. A collection visits the compiled models of all earlier tests, which can
+    take most of a second."""
     gc.disable()
     yield
     gc.enable()
@@ -118,7 +127,7 @@ def without_collector() -> Iterator[None]:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """`golden("paper/x.ir", text)`: the text is what the file below tests/golden holds."""
+    """Return a function that compares a text with a golden file: `golden("paper/x.ir", text)`."""
 
     def check(name: str, text: str) -> None:
         path = GOLDEN / name
@@ -126,14 +135,14 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         assert path.exists(), f"{path} is missing; pytest --update-golden writes it"
-        assert text == path.read_text(), f"{path} differs; pytest --update-golden accepts what is computed"
+        assert text == path.read_text(), f"{path} differs from the computed text; pytest --update-golden overwrites it"
 
     return check
 
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The cache of this run, shared by its processes: what one has compiled is there for the others, and nothing was there before."""
+    """Give this test run an empty cache folder that all its processes share, so that each program is compiled once."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
     with pytest.MonkeyPatch.context() as patch:
@@ -141,7 +150,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-# --- the server with the demo model, one for all tests that need it ---------------------------------------------------------
+# --- one server with the demo model for all tests ---------------------------------------------------------------------------
 
 
 SECRETS = {"HF_TOKEN": "secret-of-the-hub", "RELAXSERVE_KEY": "secret-of-a-client"}
@@ -150,16 +159,17 @@ SECRETS = {"HF_TOKEN": "secret-of-the-hub", "RELAXSERVE_KEY": "secret-of-a-clien
 @dataclass(frozen=True)
 class DemoServer:
     url: str
-    banner: str  # what `relaxserve serve` said when it was ready
+    banner: str  # what `relaxserve serve` printed before it was ready
     pid: int
-    environment: dict[str, str]  # in which `relaxserve` is found and talks to this server
+    environment: dict[str, str]  # variables by which commands find `relaxserve` on PATH and use this server
     forks: ForkServer
 
     def run(self, *command: str | Path, status: int = 0, **variables: str) -> str:
-        """What a command writes; standard error where it is to fail."""
+        """Run a command, which must end with this status. Return its standard output, or its standard error if `status` is not 0."""
         program, *arguments = map(str, command)
         environment = {**self.environment, **variables}
-        if Path(program).name == "relaxserve" and "LD_LIBRARY_PATH" not in variables:  # read when a process starts
+        # a forked process could not change LD_LIBRARY_PATH, which is read when a process starts
+        if Path(program).name == "relaxserve" and "LD_LIBRARY_PATH" not in variables:
             result = self.forks.run(arguments, environment, timeout_s=120)
         else:
             result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120)
@@ -168,7 +178,7 @@ class DemoServer:
 
 
 def greeting(server: subprocess.Popen[str]) -> tuple[str, str]:
-    """The address of a server that was just started, and all that it said until it was ready."""
+    """Wait until a server that was just started is ready. Return its address and everything that it printed."""
     assert server.stderr is not None
     banner = ""
     while "-d '" not in banner:
@@ -199,7 +209,7 @@ def serving_demo(cache_folder: Path, *options: str, **variables: str) -> Iterato
 
 @pytest.fixture(scope="session")
 def demo_server(cache_folder: Path) -> Iterator[DemoServer]:
-    """Tests that use it are in the xdist group "demo server", so that there is one."""
+    """Serve the demo model. Tests that use this fixture belong to the xdist group "demo server", so that only one server starts."""
     with serving_demo(cache_folder, **SECRETS) as server:
         yield server
 
@@ -208,7 +218,8 @@ def demo_server(cache_folder: Path) -> Iterator[DemoServer]:
 
 
 class MatrixUnit:
-    """The unit of this machine, or amx_unit.c in its place. `counts`: configurations, loads, stores and products that were carried out."""
+    """The AMX unit of this machine, or its emulation in amx_unit.c. `counts` are the numbers of tile configurations, loads, stores and
+    products that have run."""
 
     def __init__(self, library: Path | None) -> None:
         self.library = library
@@ -218,7 +229,7 @@ class MatrixUnit:
 
     @property
     def counts(self) -> NDArray[np.uint64]:
-        """Nothing counts on the unit itself."""
+        """Return the emulation's counts, or zeros on a real unit, which does not count."""
         counted = (ctypes.c_uint64 * 4)() if self._loaded is None else (ctypes.c_uint64 * 4).in_dll(self._loaded, "amx_counts")
         return np.array(counted)
 
@@ -230,7 +241,7 @@ def matrix_unit(tmp_path_factory: pytest.TempPathFactory) -> MatrixUnit:
         return MatrixUnit(None)
     cc, vectors = shutil.which("cc"), {f for f in amx.features if not f.startswith("amx")}
     if cc is None or not vectors <= host().features:
-        pytest.skip("no matrix unit here, nor what it is emulated with: a C compiler and AVX-512 with VNNI and BF16")
+        pytest.skip("this machine has no AMX, and its emulation needs a C compiler and AVX-512 with VNNI and BF16")
     library = tmp_path_factory.mktemp("amx") / "amx_unit.so"
     subprocess.run([cc, "-O2", "-shared", "-fPIC", "-mavx512f", "-o", library, AMX_UNIT], check=True)
     return MatrixUnit(library)
@@ -238,7 +249,7 @@ def matrix_unit(tmp_path_factory: pytest.TempPathFactory) -> MatrixUnit:
 
 @pytest.fixture
 def amx(matrix_unit: MatrixUnit, monkeypatch: pytest.MonkeyPatch) -> Target:
-    """A target whose code runs here as on a machine with the unit."""
+    """Return a target with AMX. Its code runs on this machine, on the emulation if the machine has no AMX."""
     allowed = features() | {"amx-tile", "amx-bf16", "amx-int8"}
     monkeypatch.setattr("runtime.device.cpu.host.features", lambda: allowed)
     return get("amx")

@@ -1,4 +1,4 @@
-"""Damage to a file, drawn by Hypothesis: the end may be missing, and some bits are flipped."""
+"""Damage the content of a file as Hypothesis draws: cut off its end, flip up to three bits, or both."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The command `relaxserve` in processes that are forked from one which has imported what commands import.
+"""Runs the command `relaxserve` in forks of a process that has already imported the commands' modules.
 
-To import that takes longer than most commands. A forked process has its own arguments, environment, folder, files and status, and runs the
-installed script to its end. Nothing of `deploy.cli` is imported before the fork.
+Importing them takes longer than most commands run. Each fork has its own arguments, environment, standard streams and exit status, and runs
+the installed script to its end. The process that runs the tests imports nothing from `deploy.cli`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class ForkServer:
-    """Starts with the first command."""
+    """Runs `relaxserve` commands in forks of one process, which starts with the first command."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -42,7 +42,8 @@ class ForkServer:
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
-            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a process with threads cannot be forked
+            # Only a process with one thread forks safely, so OpenBLAS must not start threads.
+            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
             command = [sys.executable, "-P", __file__]
             self._process = subprocess.Popen(
                 command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -59,14 +60,14 @@ class ForkServer:
 def main() -> None:
     command = find_spec("relaxserve")
     assert command is not None and command.origin is not None
-    sys.path.insert(0, str(Path(command.origin).resolve().parents[3]))  # the packages that the command takes
+    sys.path.insert(0, str(Path(command.origin).resolve().parents[3]))  # the source tree whose modules the installed command imports
     import deploy.generate
     import deploy.serve
     import deploy.worker
 
     assert deploy.generate and deploy.serve and deploy.worker
     assert not any(name.startswith("deploy.cli") for name in sys.modules)
-    assert len(os.listdir("/proc/self/task")) == 1, "what was imported has started a thread"
+    assert len(os.listdir("/proc/self/task")) == 1, "an imported module has started a thread"
     gc.freeze()
     while line := sys.stdin.readline():
         arguments, environment, stdout, stderr = json.loads(line)

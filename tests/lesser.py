@@ -1,4 +1,5 @@
-"""`python -m tests.lesser TARGET PATH...` prints the paths where this CPU has more than the target: elsewhere plain tests run its code."""
+"""`python -m tests.lesser TARGET PATH...` prints the paths of tests to run again with the code of TARGET, if this CPU has more features
+than TARGET. Otherwise it prints nothing, because a plain run already tests that code."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from compiler.machine.target import NAMED, get
 
 
 def is_lesser(name: str) -> bool:
-    """Whether this CPU runs a named target with more features than this one."""
+    """Return whether this CPU can run some named target that has all features of the target `name` and more."""
     return any(target.can_run_here and target.features > get(name).features for target in NAMED.values())
 
 

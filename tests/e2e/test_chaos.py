@@ -1,4 +1,4 @@
-"""Promise 2 on the served demo model: the short form of `relaxserve bench chaos`."""
+"""Promise 2, tested on a server with the demo model by a short version of `relaxserve bench chaos`."""
 
 from __future__ import annotations
 
@@ -10,26 +10,31 @@ from deploy import demo
 from deploy.bench.serving.chaos import Answer, Blows, Outcome, Storm, figures, run
 
 
-def test_streams_outlive_their_workers():
-    blows = Blows(num_kills=3, num_stops=1, within_s=0.8, stall_s=2.0)
+@pytest.mark.parametrize(("num_kills", "within_s"), [(1, 0.4), pytest.param(3, 0.8, marks=pytest.mark.slow)])
+def test_streams_outlive_their_workers(num_kills: int, within_s: float):
+    """Streams continue after their workers were killed or stopped. tests/server/workers/test_supervisor.py sends more signals to a model
+    without kernels."""
+    blows = Blows(num_kills, num_stops=1, within_s=within_s, stall_s=2.0)
     outcome = asyncio.run(run(demo.MODEL, "bf16", num_streams=16, num_new=400, blows=blows, seed=1))
     assert [figure for figure in figures(outcome, blows) if figure.reached is False] == []
-    assert outcome.num_resubmitted > 16
+    assert outcome.num_resubmitted > 4 * (num_kills + 1)
     texts = [answer.text for answer in outcome.expected]
     assert len(set(texts)) == 16 and sum(map(len, texts)) > 16 * 400
 
 
 def storm(num_kills, lasts_s):
     blows = Storm(num_kills, lasts_s)
-    outcome = asyncio.run(run(demo.MODEL, "bf16", num_streams=16, num_new=400, blows=blows, seed=2))
+    outcome = asyncio.run(run(demo.MODEL, "bf16", num_streams=16 if num_kills > 3 else 8, num_new=400, blows=blows, seed=2))
     assert outcome.damage is not None and outcome.damage.num_loading >= num_kills // 3
     assert outcome.num_restarts >= 1 and len(outcome.rounds) >= 1
     return [figure.name for figure in figures(outcome, blows) if figure.reached is False]
 
 
-def test_no_request_is_lost_in_a_storm_of_kills():
-    """Kills that follow one another, some during start, as the first seconds of the full campaign."""
-    assert set(storm(6, 3.0)) <= {"ready after the last kill"}, "that depends on what else the machine does"
+@pytest.mark.parametrize(("num_kills", "lasts_s"), [(3, 1.5), pytest.param(6, 3.0, marks=pytest.mark.slow)])
+def test_no_request_is_lost_in_a_storm_of_kills(num_kills: int, lasts_s: float):
+    """No request is lost when workers are killed in quick succession, some while they start, as in the first seconds of the full
+    campaign."""
+    assert set(storm(num_kills, lasts_s)) <= {"ready after the last kill"}, "only the figure that depends on other load may miss its goal"
 
 
 @pytest.mark.slow

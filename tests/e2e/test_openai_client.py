@@ -1,4 +1,4 @@
-"""The whole product, as the official client sees it: a served demo model that was compiled a moment ago."""
+"""The whole product, used through the official OpenAI client: a real server with the compiled demo model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEATHER = {
 
 @pytest.fixture(scope="module")
 def client(demo_server: Any) -> Iterator[openai.OpenAI]:
-    transport = openai.DefaultHttpxClient(verify=False)  # reading certificates takes longer than most tests
+    transport = openai.DefaultHttpxClient(verify=False)  # loading certificates would take longer than most tests
     with openai.OpenAI(base_url=f"{demo_server.url}/v1", api_key="unused", max_retries=0, timeout=60, http_client=transport) as client:
         yield client
 
@@ -64,7 +64,7 @@ def test_a_second_turn_finds_the_first_in_the_cache(client):
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_an_enforced_tool_call_is_made(client, choice):
-    """Even where the model would rather talk."""
+    """With a required tool call, the answer is a call, even if the model would rather answer with text."""
     answer = chat(client, [{"role": "user", "content": "Hello!"}], tools=[WEATHER], tool_choice=choice).choices[0]
     (call,) = answer.message.tool_calls
     assert call.function.name == "get_weather"
@@ -86,7 +86,7 @@ def test_a_tool_call_in_a_stream_and_its_result(client):
 
 
 def test_a_call_of_its_own_accord_names_the_tool_that_is_offered(client):
-    """The model knows such tools by other names, and would write those."""
+    """If the model decides to call a tool, the call names a tool of the request, although the model was trained with other names."""
     asked = [{"role": "user", "content": "What is the weather in Paris?"}]
     num_calls = 0
     for seed, name in enumerate(["get_weather", "sky_report", "forecast_by_town", "weather_now"]):
@@ -97,7 +97,7 @@ def test_a_call_of_its_own_accord_names_the_tool_that_is_offered(client):
         assert [delta.function.name for delta in deltas if delta.id] == [call.function.name for call in calls]
         assert {call.function.name for call in calls} <= {name}
         num_calls += len(calls)
-        assert "Paris" in text_of(client, FRANCE, tools=tools), "where nothing is called nothing is in the way"
+        assert "Paris" in text_of(client, FRANCE, tools=tools), "offered tools must not disturb an answer without a call"
     assert num_calls
 
 
@@ -145,7 +145,7 @@ def test_log_probabilities_add_up(client):
 
 
 def test_text_beyond_ascii_comes_whole(client):
-    """The vocabulary has bytes, so one character is many tokens; no piece of a stream may hold half of it."""
+    """A character may consist of several byte tokens, but no piece of a stream contains a part of a character."""
     pattern = "(Grüße|日本語|🦊🦊){3}"
     options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "extra_body": {"guided_regex": pattern}}
     said = [{"role": "user", "content": "Grüße, 日本語 🦊"}]

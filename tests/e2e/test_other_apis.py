@@ -1,4 +1,4 @@
-"""APIs beside OpenAI's on the served demo model, in plain HTTP."""
+"""Chat and embedding APIs other than OpenAI's, over plain HTTP, on a server with the demo model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def client(demo_server: Any) -> Iterator[httpx.Client]:
 
 
 def test_the_vector_of_each_token_is_that_of_the_text_up_to_it(client):
-    """Bit for bit, though the tokens of a long text take several steps and those of a text share one."""
+    """The vector of token n equals, bit for bit, the embedding of the text up to token n, although a long text takes several steps and
+    short texts share one."""
     ids = client.post("/tokenize", json={"prompt": "The fox went home. " * 30}).json()["tokens"]
     rows = client.post("/pooling", json={"input": ids, "task": "token_embed"}).json()["data"][0]["data"]
     assert len(rows) == len(ids) > 64
@@ -29,7 +30,7 @@ def test_the_vector_of_each_token_is_that_of_the_text_up_to_it(client):
 
 
 def test_llama_cpp_s_completion_is_the_completion(client):
-    """Under another name, with the same tokens; streamed, too."""
+    """llama.cpp's endpoint `/completion` gives the same tokens as OpenAI's, streamed and unstreamed."""
     body = {"prompt": "The fox", "seed": 3, "temperature": 0.8}
     plain = client.post("/v1/completions", json={**body, "max_tokens": 24}).json()
     whole = client.post("/completion", json={**body, "n_predict": 24}).json()

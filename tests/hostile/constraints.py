@@ -1,7 +1,7 @@
-"""Constraints that try to take more than one request may: a table for each kind.
+"""Constraints that try to use more resources than one request may use, in one table per kind of constraint.
 
-Each row has a name, a source and its bound. REFUSED: the client is told of an error. FOLLOWED: the server can bear it. EITHER: whether a
-limit is met depends on the machine, or on what the model draws.
+Each row has a name, a source and the expected outcome. REFUSED: the client gets an error. FOLLOWED: the constraint is cheap enough, and the
+answer matches it. EITHER: the outcome depends on the machine or on the tokens that the model samples.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _schema(name: str, schema: object, bound: str) -> Row:
 
 
 def _doubling(keyword: str, depth: int) -> dict[str, object]:
-    """Each definition names the next one twice."""
+    """Return a schema whose definitions each refer twice to the next one, so that expanding it takes 2 ** depth steps."""
     defs: dict[str, object] = {f"d{i}": {keyword: [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)}
     return {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{depth}": {"type": "integer"}}}
 

@@ -1,4 +1,5 @@
-"""No constraint of a client holds up a stream, grows the worker, or ends it: each of the tables meets its bound."""
+"""No client's constraint delays other streams, exhausts the worker's memory or ends the worker. Every constraint of the tables has the
+expected outcome."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from tests.hostile.constraints import CHOICES, EITHER, GRAMMARS, REFUSED, REGEXE
 TOKENIZER = Path(__file__).parents[2] / "deploy" / "demo" / "model" / "tokenizer.json"
 VOCAB = 2048
 TRIGGER = 5
-MAX_STEP_CPU_S = 0.05  # of the engine's thread
-MAX_GROWTH_BYTES = 32 << 20  # of the worker, over four that expand
+MAX_STEP_CPU_S = 0.05  # most CPU time that the engine's thread may use in one step
+MAX_GROWTH_BYTES = 32 << 20  # most by which the worker's memory may grow over four constraints that expand
 TABLES = {
     ConstraintKind.REGEX: REGEXES,
     ConstraintKind.JSON_SCHEMA: SCHEMAS,
@@ -30,7 +31,7 @@ ROWS = [pytest.param(kind, source, bound, id=f"{kind}: {name}") for kind, rows i
 
 
 class Worker:
-    """An engine, and a stream that must always go on."""
+    """An engine that handles hostile constraints and checks that its other streams make progress meanwhile."""
 
     def __init__(self) -> None:
         limits = ConstraintLimits(compile_s=1.0, excess_s=0.5)
