@@ -111,4 +111,9 @@ def test_a_long_conversation_opens_at_its_end_without_long_tasks(long):
         return long.js(LONGEST_TASK)
 
     assert least(longest_task, LONGEST_TASK_MS) <= LONGEST_TASK_MS
-    assert long.js("document.querySelector('article:last-of-type').getBoundingClientRect().bottom <= innerHeight")
+
+    def opens_at_its_end() -> bool:
+        longest_task()
+        return long.js("document.querySelector('article:last-of-type').getBoundingClientRect().bottom <= innerHeight")
+
+    assert all(opens_at_its_end() for _ in range(10))  # the browser may build it in one slice or in several
