@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.gpu.driver import modules
 from tests.gpu.driver.library import ROOT
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 from tests.gpu.kernels import ptx_of
+from tests.gpu.ptx.launch import launch
 
 SCALE = """
 declare i32 @llvm.nvvm.read.ptx.sreg.tid.x()
@@ -88,6 +90,44 @@ def test_a_stream_works_when_it_is_awaited(driver: Any) -> None:
     assert (y == 0).all()
     event.synchronize()
     assert (y == 2).all()
+
+
+@needs_pycuda
+def test_garbage_that_is_collected_during_a_kernel_changes_no_order(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A finalizer that frees memory waits for all work. The work that the interrupted call began must not count as done."""
+    x = np.arange(64, dtype=np.float32)
+    stream, source, target = driver.Stream(), driver.mem_alloc(x.nbytes), driver.mem_alloc(x.nbytes)
+    driver.memcpy_htod(source, x)
+    scale, thresholds = kernel(driver), gc.get_threshold()
+
+    def launch_amid_garbage(*args: Any, **kwargs: Any) -> None:
+        gc.set_threshold(1)
+        assert len([[] for _ in range(100)]) == 100  # allocations, the first of which may start a collection
+        gc.set_threshold(0)
+        launch(*args, **kwargs)
+
+    monkeypatch.setattr(modules, "launch", launch_amid_garbage)
+    gc.set_threshold(0)
+    try:
+        cycle: list[Any] = [driver.mem_alloc(64)]
+        cycle.append(cycle)
+        del cycle
+        scale.prepared_async_call((2, 1), (32, 1, 1), stream, source, target, 3.0, 64)
+        y = np.zeros_like(x)
+        driver.memcpy_dtoh_async(y, target, stream)
+        stream.synchronize()
+    finally:
+        gc.set_threshold(*thresholds)
+    assert (y == 3 * x).all()
+
+
+@needs_pycuda
+def test_a_host_function_may_not_call_the_driver(driver: Any) -> None:
+    library, stream, found = ctypes.CDLL("libcuda.so.1"), driver.Stream(), list[int]()
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: found.append(library.cuCtxSynchronize()))
+    assert library.cuLaunchHostFunc(ctypes.c_void_p(stream.handle), callback, None) == 0
+    stream.synchronize()
+    assert found == [800]
 
 
 @needs_pycuda

@@ -16,7 +16,7 @@ def attach(library: str) -> None:
     loaded = ctypes.CDLL(library)
     table = (ctypes.c_void_p * len(FUNCTIONS)).in_dll(loaded, "software_gpu_functions")
     pointers = []
-    for name, (signature, answer) in FUNCTIONS.items():
+    for name, (signature, answer) in sorted(FUNCTIONS.items()):
         callback = ctypes.CFUNCTYPE(ctypes.c_int, *(C_TYPES[letter][0] for letter in signature))(guarded(name, answer))
         _kept.append(callback)
         pointers.append(ctypes.cast(callback, ctypes.c_void_p).value)

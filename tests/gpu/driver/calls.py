@@ -7,6 +7,7 @@ int. The C library's source is generated from this table, so each function is de
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import threading
 import traceback
@@ -44,6 +45,7 @@ class Result(IntEnum):
     LAUNCH_TIMEOUT = 702
     MISALIGNED_ADDRESS = 716
     LAUNCH_FAILED = 719
+    NOT_PERMITTED = 800
     NOT_SUPPORTED = 801
     STREAM_CAPTURE_UNSUPPORTED = 900
     STREAM_CAPTURE_INVALIDATED = 901
@@ -73,6 +75,7 @@ MESSAGES = {
     Result.LAUNCH_TIMEOUT: "the launch timed out and was terminated",
     Result.MISALIGNED_ADDRESS: "misaligned address",
     Result.LAUNCH_FAILED: "unspecified launch failure",
+    Result.NOT_PERMITTED: "operation not permitted",
     Result.NOT_SUPPORTED: "operation not supported",
     Result.STREAM_CAPTURE_UNSUPPORTED: "operation not permitted when stream is capturing",
     Result.STREAM_CAPTURE_INVALIDATED: "operation failed due to a previous error during capture",
@@ -88,6 +91,7 @@ class DriverError(Exception):
 
 FUNCTIONS: dict[str, tuple[str, Callable[..., Any]]] = {}
 _lock = threading.RLock()
+_running: list[str] = []  # the call that holds the lock, if any
 
 
 def function(name: str, signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -106,10 +110,20 @@ def put(address: int | None, kind: Any, value: Any) -> None:
 
 
 def guarded(name: str, answer: Callable[..., Any]) -> Callable[..., int]:
-    """Wrap the implementation of a driver function: only one call runs at a time, and an exception becomes the call's status."""
+    """Wrap the implementation of a driver function: only one call runs at a time, and an exception becomes the call's status.
+
+    No garbage is collected during a call. A finalizer of the caller's would call the driver, and wait for work that the interrupted call
+    has begun and not finished. NVIDIA's driver runs no code of its caller during a call, and forbids calls from host functions.
+    """
 
     def call(*arguments: Any) -> int:
         with _lock:
+            if _running:
+                print(f"software GPU: {name} was called during {_running[0]}", file=sys.stderr)
+                return int(Result.NOT_PERMITTED)
+            collects = gc.isenabled()
+            gc.disable()
+            _running.append(name)
             try:
                 return int(answer(*arguments) or 0)
             except DriverError as error:
@@ -118,5 +132,9 @@ def guarded(name: str, answer: Callable[..., Any]) -> Callable[..., int]:
                 print(f"software GPU: {name} failed", file=sys.stderr)
                 traceback.print_exc()
                 return int(Result.UNKNOWN)
+            finally:
+                _running.clear()
+                if collects:
+                    gc.enable()
 
     return call

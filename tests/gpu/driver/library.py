@@ -41,7 +41,8 @@ def source(library: Path) -> str:
     """Return the C source of the library, which will be installed at the path `library`."""
     text = ATTACH.replace("COUNT", str(len(FUNCTIONS))).replace("ROOT", f"'{ROOT}'").replace("LIBRARY", f"'{library}'")
     lines = [text]
-    for number, (name, (signature, _)) in enumerate(FUNCTIONS.items()):
+    # sorted, because the order of the table depends on which module was imported first
+    for number, (name, (signature, _)) in enumerate(sorted(FUNCTIONS.items())):
         types = [C_TYPES[letter][1] for letter in signature]
         declared = ", ".join(f"{type_} a{n}" for n, type_ in enumerate(types)) or "void"
         passed = ", ".join(f"a{n}" for n in range(len(types)))
