@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -95,6 +96,8 @@ class Card:
         self._context = device.retain_primary_context()
         self._entered = threading.local()
         self.last_launch: Callable[[], str] = str  # describes the last launch in messages about faults
+        self._dropped: deque[Callable[[], None]] = deque()  # each frees memory that nothing refers to any more
+        self._capturing = False
         self._owned: weakref.WeakSet[Owned] = weakref.WeakSet()
         # Also runs when the process exits: the driver may be gone by the time that objects are destroyed.
         weakref.finalize(self, _release, self._context, self._owned)
@@ -139,7 +142,7 @@ class Card:
             except self._cuda.MemoryError as error:
                 raise OutOfMemory(f"{part} on GPU {self.number}", required=num_bytes, free=self.free_bytes) from error
             self._cuda.memset_d8(int(block), 0, num_bytes)
-        weakref.finalize(owner, self._free, block)
+        weakref.finalize(owner, self._free, block.free)
         return int(block)
 
     def pinned(self, owner: object, num_words: int) -> NDArray[np.int64]:
@@ -147,7 +150,8 @@ class Card:
         flags = self._cuda.host_alloc_flags.DEVICEMAP
         with self, self._faults("pinned memory"):
             words = self._cuda.pagelocked_zeros(max(1, num_words), np.int64, mem_flags=flags)
-        weakref.finalize(owner, self._free_pinned, words)
+        base: Any = words.base
+        weakref.finalize(owner, self._free, base.free)
         return words
 
     def address_of(self, pinned: NDArray[np.int64]) -> int:
@@ -156,14 +160,26 @@ class Card:
             base: Any = pinned.base
             return int(base.get_device_pointer())
 
-    def _free(self, block: Any) -> None:
-        with suppress(self._cuda.Error), self:  # after a fault, the context and its memory are destroyed already
-            block.free()
+    def _free(self, free: Callable[[], None]) -> None:
+        self._dropped.append(free)
+        self._free_dropped()
 
-    def _free_pinned(self, words: NDArray[np.int64]) -> None:
-        with suppress(self._cuda.Error), self:
-            base: Any = words.base
-            base.free()
+    def _free_dropped(self) -> None:
+        with suppress(IndexError):  # another thread may have freed the rest
+            while self._dropped and not self._capturing:
+                free = self._dropped.popleft()
+                with suppress(self._cuda.Error), self:  # after a fault, the context and its memory are destroyed already
+                    free()
+
+    @contextmanager
+    def capturing(self) -> Generator[None]:
+        """Free no memory inside the `with`, whatever is garbage collected: the driver ends a capture whose thread frees memory."""
+        self._capturing = True
+        try:
+            yield
+        finally:
+            self._capturing = False
+            self._free_dropped()
 
     # --- transfers: each begins after all earlier launches -------------------------------------------------------------
 

@@ -160,7 +160,7 @@ class CudaRegion:
     def _capture(self, blocks: tuple[int, ...]) -> Graph:
         graph = self._captured.get(blocks)
         if graph is None:
-            with driver.captured(self._card.stream.handle) as found:
+            with self._card.capturing(), driver.captured(self._card.stream.handle) as found:
                 for launched, count in zip(self._launches, blocks, strict=True):
                     self._launch(launched, count)
             (graph,) = found

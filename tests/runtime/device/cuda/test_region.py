@@ -12,6 +12,7 @@ from compiler.bind import bind_values
 from compiler.driver import Options, compile_module
 from compiler.ir.text.parser import parse
 from compiler.machine.target import get
+from runtime.device.cuda import driver
 from runtime.device.cuda.card import Card
 from runtime.device.cuda.driver import Graph
 from runtime.device.cuda.memory import CudaTensor
@@ -91,6 +92,23 @@ def test_a_region_that_is_prepared_captures_nothing_when_it_runs(session: Sessio
     for n in (3, 40, 3, 40):
         np.testing.assert_array_equal(prepared.call("main", X[:n].copy())[0], session.call("main", X[:n].copy())[0])
     assert prepared.num_graphs == 2
+
+
+def test_memory_that_is_dropped_during_a_capture_is_freed_after_it(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A garbage collection may drop memory at any time. The driver ends a capture whose thread frees memory."""
+    num_bytes = 64 << 20
+    free_before = session.device.limits.free_bytes
+    dropped = [session.device.allocate(num_bytes)]
+    original = driver.launch
+
+    def launch(*args: Any) -> None:
+        dropped.clear()
+        original(*args)
+
+    monkeypatch.setattr(driver, "launch", launch)
+    session.call("main", X)
+    assert not dropped and session.num_graphs == 1
+    assert session.device.limits.free_bytes > free_before - num_bytes // 2
 
 
 def test_the_time_of_the_card_is_counted(session: Session) -> None:
