@@ -29,6 +29,38 @@ const loaders = {
     };
   },
 
+  async 'transformers.js'(folder, model) {
+    const { AutoModelForCausalLM, Tensor, env } = await import(`./${folder}/transformers.js`);
+    const at = (file) => new URL(`./${folder}/${file}`, location.href).href, runtime = 'ort-wasm-simd-threaded.asyncify';
+    env.allowRemoteModels = false;
+    env.allowLocalModels = true;
+    env.localModelPath = './';
+    env.useBrowserCache = env.useWasmCache = false;
+    Object.assign(env.backends.onnx.wasm, { numThreads: 1, wasmPaths: { mjs: at(`${runtime}.mjs`), wasm: at(`${runtime}.wasm`) } });
+    const decoder = await AutoModelForCausalLM.from_pretrained(model, { dtype: 'q4', device: 'wasm' });
+    const numbers = (values) => new Tensor('int64', BigInt64Array.from(values, BigInt), [1, values.length]);
+    const ones = (count) => numbers(new Array(count).fill(1));
+    const append = async (tokens, length, cache) => {
+      const { logits, ...present } = await decoder({ input_ids: numbers(tokens), attention_mask: ones(length), past_key_values: cache });
+      const last = logits.data.subarray(-logits.dims.at(-1));
+      const kept = Object.entries(present).map(([name, tensor]) => [name.replace('present', 'past_key_values'), tensor]);
+      return { token: last.indexOf(last.reduce((most, value) => Math.max(most, value), -Infinity)), cache: Object.fromEntries(kept) };
+    };
+    return {
+      async prefill() {
+        const began = performance.now();
+        await append(ids(PROMPT), PROMPT, null);
+        return (performance.now() - began) / 1000 / PROMPT;
+      },
+      async decode() {
+        let { token, cache } = await append(ids(CONTEXT), CONTEXT, null);
+        const began = performance.now();
+        for (let i = 1; i <= DECODED; i++) ({ token, cache } = await append([token], CONTEXT + i, cache));
+        return (performance.now() - began) / 1000 / DECODED;
+      },
+    };
+  },
+
   async wllama(folder, file) {
     const { Wllama } = await import(`./${folder}/index.js`);
     const kept = [], keep = (...parts) => kept.push(parts.join(' '));

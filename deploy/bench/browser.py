@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -14,16 +14,37 @@ from pathlib import Path
 from typing import Any
 
 from compiler.frontend.config import ModelConfig
+from compiler.frontend.weights import WeightSource
 from deploy.bench.chromium import Chromium, Page, installed
 from deploy.bench.gguf_file import write_gguf
+from deploy.bench.onnx_file import write_onnx
 from deploy.bench.site import serving
 from deploy.bench.synthetic import RandomWeights, shapes_of
 from server.settings import SettingsError
 
 PATIENCE_S = 600.0  # a model of half a gigabyte is loaded, and prefilled by one thread
 CONTEXT = 1024  # tokens of a sequence: browser.mjs prefills 512
-EXPORT, DEMO, GGUF = "model", "demo", "model.gguf"  # in the folder of the site
-PEERS: Mapping[str, str] = {"wllama": "@wllama/wllama"}  # packages on npm
+EXPORT, DEMO, GGUF, ONNX = "model", "demo", "model.gguf", "onnx-model"  # in the folder of the site
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Another engine for browsers."""
+
+    package: str  # on npm
+    folders: tuple[str, ...]  # folders of packages that the page loads scripts from
+    model: str  # name of the model in the folder of the site
+    write_model: Callable[[Path, ModelConfig, WeightSource], None]
+
+
+def _write_gguf(path: Path, config: ModelConfig, weights: WeightSource) -> None:
+    write_gguf(path, config, weights, "Q4_0")
+
+
+PEERS: Mapping[str, Peer] = {
+    "wllama": Peer("@wllama/wllama", ("@wllama/wllama/esm",), GGUF, _write_gguf),
+    "transformers.js": Peer("@huggingface/transformers", ("@huggingface/transformers/dist", "onnxruntime-web/dist"), ONNX, write_onnx),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +99,30 @@ def first_token_s(site: Path) -> float:
         return min(times[1:])
 
 
-def package_of(peer: str, modules: Path) -> Path:
-    """Return the folder of a peer's package, or raise SettingsError."""
+def check_peer(name: str, modules: Path) -> None:
+    """Raise SettingsError if a peer is not installed in the folder `modules`."""
     if find_spec("deploy.bench.peers") is None:
-        raise SettingsError(f"peer {peer!r} is measured from a source tree, which the installed package is not; clone the repository")
-    folder = modules / PEERS[peer]
-    if not (folder / "package.json").exists():
+        raise SettingsError(f"peer {name!r} is measured from a source tree, which the installed package is not; clone the repository")
+    peer = PEERS[name]
+    if missing := [folder for folder in peer.folders if not (modules / folder).is_dir()]:
         raise SettingsError(
-            f"peer {peer!r} is not in {modules}; install it with: npm install {PEERS[peer]}, and name the folder with --node-modules"
+            f"peer {name!r} is not in {modules}, which lacks {', '.join(missing)}; install it with: npm install {peer.package}, and name "
+            "the folder with --node-modules"
         )
-    return folder
 
 
-def write_peer(package: Path, peer: str, site: Path, config: ModelConfig) -> None:
-    """Copy a peer's files into the site, and write the model in its format."""
-    shutil.copytree(package / "esm", site / peer)
-    write_gguf(site / GGUF, config, RandomWeights(shapes_of(config)), "Q4_0")
+def write_peer(name: str, modules: Path, site: Path, config: ModelConfig) -> None:
+    """Copy a peer's scripts into the site's folder `name`, and write the model in the peer's format."""
+    peer = PEERS[name]
+    for folder in peer.folders:
+        shutil.copytree(modules / folder, site / name, dirs_exist_ok=True)
+    peer.write_model(site / peer.model, config, RandomWeights(shapes_of(config)))
 
 
 def compare(tab: Tab, peer: str, rounds: int) -> dict[str, dict[str, list[float]]]:
     """Return the seconds per token of the export and of the peer, measured by turns: {"prefill": {name: [...]}, "decode": ...}."""
     tab.open("relaxserve", EXPORT)
-    tab.open(peer, peer, GGUF)
+    tab.open(peer, peer, PEERS[peer].model)
     names = ("relaxserve", peer)
     found: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in names} for kind in ("prefill", "decode")}
     for number in range(rounds + 1):

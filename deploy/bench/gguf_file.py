@@ -143,10 +143,16 @@ def _q8_0(blocks: Array) -> Array:
 
 
 def _q4_0(blocks: Array) -> Array:
-    """Quantise to -8..7, so that the value of largest magnitude becomes -8."""
+    scales, quants = q4_0(blocks)
+    return _behind_scales(scales, quants[:, :16] | quants[:, 16:] << 4)
+
+
+def q4_0(blocks: Array) -> tuple[Array, Array]:
+    """Return the scale of each block, with 16 bits, and its values as integers from 0 to 15, where 8 means zero. The value of largest
+    magnitude becomes 0, which means -8."""
     scales = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1) / -8
     quants = np.minimum(blocks * _inverse(scales) + 8.5, 15).astype(np.uint8)
-    return _behind_scales(scales, quants[:, :16] | quants[:, 16:] << 4)
+    return scales.astype("<f2"), quants
 
 
 def _inverse(scales: Array) -> Array:

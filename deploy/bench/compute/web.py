@@ -28,7 +28,7 @@ from compiler.ir.types import tensor
 from compiler.machine.target import get
 from deploy import demo
 from deploy.bench.browser import CONTEXT as PROMPT_CONTEXT
-from deploy.bench.browser import DEMO, EXPORT, PEERS, compare, first_token_s, open_tab, package_of, write_peer
+from deploy.bench.browser import DEMO, EXPORT, PEERS, check_peer, compare, first_token_s, open_tab, write_peer
 from deploy.bench.checkpoint import write_checkpoint
 from deploy.bench.chromium import installed
 from deploy.bench.compute.model import Model
@@ -134,12 +134,13 @@ def measure_first_token(folder: Path) -> list[Figure]:
     return [Figure("from the browser's cache to the demo's first token", first_token_s(folder), "s", 0.5)]
 
 
-def measure_peer(config: ModelConfig, folder: Path, peer: str, package: Path) -> list[Figure]:
+def measure_peer(config: ModelConfig, folder: Path, peer: str, modules: Path) -> list[Figure]:
+    check_peer(peer, modules)
     write_checkpoint(config, folder)
     load = load_of(str(folder), "int4", PROMPT_CONTEXT, 1, None, "bf16")
     (folder / EXPORT).mkdir()
     export_web(require_servable(load, silent), "synthetic", folder / EXPORT, levels=[TARGET.name])
-    write_peer(package, peer, folder, config)
+    write_peer(peer, modules, folder, config)
     with open_tab(folder) as tab:
         found = compare(tab, peer, PEER_ROUNDS)
     return [peer_figure(kind, found[kind], peer, goal) for kind, goal in PEER_GOALS.items()]
@@ -159,13 +160,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--synthetic", default="0.5b", help="shape of the model that decodes")
     parser.add_argument("--layers", type=int, help="in the place of the shape's own")
     parser.add_argument("--peer", choices=list(PEERS), help="measure only this engine, in Chromium")
-    parser.add_argument("--node-modules", type=Path, default=Path("node_modules"), help="folder of the peer's package")
+    parser.add_argument("--node-modules", type=Path, default=Path("node_modules"), help="folder in which npm installed the peer")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     config = synthetic_config(options.synthetic, layers=options.layers)
     with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder:
         if options.peer:
-            found = measure_peer(config, Path(folder), options.peer, package_of(options.peer, options.node_modules))
+            found = measure_peer(config, Path(folder), options.peer, options.node_modules)
         else:
             found = [*measure(config, Path(folder)), *measure_first_token(Path(folder))]
     report(found, as_json=options.json)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.bench.browser import DEMO, PATIENCE_S, open_tab, package_of
+from deploy.bench.browser import DEMO, PATIENCE_S, check_peer, open_tab
 from deploy.bench.chromium import Chromium, Page
 from deploy.bench.site import Files, Site, serving
 from deploy.export.web import export_web
@@ -150,6 +150,7 @@ def test_the_bench_measures_an_export_in_chromium(chromium: Chromium, site: Path
         tab.page.expect_no_faults()
 
 
-def test_a_peer_that_is_not_installed_is_named_with_its_remedy(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="npm install @wllama/wllama, and name the folder with --node-modules"):
-        package_of("wllama", tmp_path)
+@pytest.mark.parametrize(("peer", "package"), [("wllama", "@wllama/wllama"), ("transformers.js", "@huggingface/transformers")])
+def test_a_peer_that_is_not_installed_is_named_with_its_remedy(tmp_path: Path, peer: str, package: str) -> None:
+    with pytest.raises(SettingsError, match=f"npm install {package}, and name the folder with --node-modules"):
+        check_peer(peer, tmp_path)
