@@ -24,6 +24,7 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
 from compiler.machine.target import Target, host
+from compiler.passes.round_operands import RoundOperands
 from deploy.bench.synthetic import RandomWeights, llama_config, shapes_of
 from runtime.cache_groups import CacheGroup
 from runtime.executable import Executable
@@ -177,12 +178,14 @@ def causal(compiled_once: Callable[..., Executable]) -> Callable[..., CausalMode
 
 
 @pytest.fixture(scope="session")
-def interpreted() -> Callable[[str], InterpretedModel]:
-    """`interpreted(case)` returns the model of a case with f32 weights, which is interpreted and not compiled."""
+def interpreted() -> Callable[..., InterpretedModel]:
+    """`interpreted(case, format="f32")` returns the model of a case, which is interpreted and not compiled. In bf16 it rounds the rows that
+    a machine with fast bf16 products rounds."""
 
     @lru_cache
-    def built(case: str) -> InterpretedModel:
+    def built(case: str, format: str = "f32") -> InterpretedModel:
         config, source, golden = _golden(GOLDEN / case)
-        return InterpretedModel(config, source, build_step(config, dtypes_of(source), BOUNDS, DType.F32, WeightFormat.parse("f32")), golden)
+        module = build_step(config, dtypes_of(source), BOUNDS, DType.F32, WeightFormat.parse(format))
+        return InterpretedModel(config, source, RoundOperands()(module), golden)
 
     return built

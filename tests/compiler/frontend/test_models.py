@@ -27,6 +27,9 @@ QUICK_IN_BF16 = {"llama", "gemma2", "olmo2", "qwen3_moe", "gpt_oss", "qwen3_5", 
 QUICK = QUICK_IN_BF16 | {"cohere2", "falcon_h1", "gemma4-experts", "glm4_moe_lite", "ministral3", "qwen3_next"}
 # All families compute with bf16 weights in the same way. The smallest models have no bf16 logits.
 IN_BF16 = [name for name in NAMES if "logits_bf16" in ARRAYS[name]]
+# transformers rounds the inputs of the product that makes keys. The program has no keys: it rounds nothing where it multiplies latents by
+# queries. In transformers, rounding moves one row by 16 % of the largest logit.
+ROUNDED_ELSEWHERE = {"deepseek_v2"}
 
 
 def cases(names: list[str], quick: set[str]) -> list[Any]:
@@ -85,17 +88,23 @@ def test_greedy_continuation(case: str, causal: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("case", cases(IN_BF16, QUICK_IN_BF16))
-def test_logits_in_bf16(case: str, causal: Callable[..., Any]) -> None:
+def test_logits_in_bf16(case: str, causal: Callable[..., Any], interpreted: Callable[..., Any]) -> None:
     """With bf16 weights, logits differ from those in f32 by at most 2 % on average. Single rows may differ more: one row of
     phi3-longrope differs by 5 % of the largest logit, in transformers too. On a machine that rounds as transformers does, every row is
-    therefore compared with the bf16 logits of transformers. These differ by at most 4e-3, where another order of summation rounds a
-    number the other way. The bf16 logits of gpt_oss differ by 2.5 % from f32 in transformers, where rounding chooses other experts."""
+    therefore compared with the interpreted program, in which rows are rounded, and with the bf16 logits of transformers. These differ by
+    at most 4e-3, where another order of summation rounds a number the other way. The bf16 logits of gpt_oss differ by 2.5 % from f32 in
+    transformers, where rounding chooses other experts."""
     model = causal(case, "bf16")
     logits, plain, rounded = model.start().feed({"a": model.golden["prompt"]})["a"], model.golden["logits"], model.golden["logits_bf16"]
     if product_tiles(host()).pairs is None:
         assert mean_error(logits, plain) < 2e-2
         return
-    assert largest_error(logits, rounded) < 2e-2
+    meaning = interpreted(case, "bf16").start().feed({"a": model.golden["prompt"]})["a"]
+    assert largest_error(logits, meaning) < 1e-2
+    if case in ROUNDED_ELSEWHERE:
+        assert mean_error(logits, rounded) < mean_error(rounded, plain)
+    else:
+        assert largest_error(logits, rounded) < 2e-2
     assert mean_error(logits, plain) < max(2e-2, mean_error(rounded, plain) + 4e-3)
     assert mean_error(logits, plain) > 2e-3  # the error would be smaller if the weights were not rounded
 
