@@ -1,4 +1,5 @@
-"""Emit scalar expressions at a point of a loop nest: loads, functions, guards, and reductions that no schedule has lowered to loops."""
+"""Emit scalar expressions at a point of a loop nest. A reduction inside an expression becomes a loop here; schedules replace the reductions
+that need to be fast."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Expressions:
         self.indices = Indices(code)
         self.scalars = Scalars(code)
         self.memory = MemoryAccess(code, self.indices, self.scalars)
-        # value of each node of the current expression; after fusion, several operands may share a node
+        # values of the nodes of the current expression; nodes can have several users after fusion
         self._known: dict[Scalar, Value] = {}
 
     def value(self, scalar: Scalar) -> Value:
@@ -107,7 +108,7 @@ class Expressions:
 
     @contextmanager
     def _branch(self) -> Generator[None]:
-        """When the block ends, forget the values computed inside, because they do not dominate the code after the branch."""
+        """Save the known values, and restore them after the branch: values computed inside do not dominate the code after it."""
         outer, self._known = self._known, dict(self._known)
         yield
         self._known = outer
@@ -117,7 +118,7 @@ class Expressions:
         return any(self._differs(node) for node in walk_scalar(scalar))
 
     def _differs(self, node: Scalar) -> bool:
-        """Return whether the node itself varies, regardless of its operands."""
+        """Return whether the node itself differs between lanes, even if all its operands are the same in every lane."""
         memory = self.memory
         match node:
             case scalars.Const() | scalars.ScalarParam() | scalars.Apply() | scalars.Cast():
@@ -152,7 +153,7 @@ class Expressions:
         return Value(self.code.op(f"load {kind}, ptr {total}"), dtype, lanes)
 
     def _extreme_place(self, reduce: scalars.Reduce) -> Value:
-        """Emit the first index of the largest or smallest element. A NaN counts as the extreme in both cases."""
+        """Emit the index of the first largest or first smallest element. A NaN counts as the largest and as the smallest."""
         dtype, apply = dtype_of(reduce.value), self.scalars.apply
         lanes = self.memory.num_lanes if self.varies(reduce) else 1
         kind, place_kind = vec(register(dtype), lanes), vec("i64", lanes)
@@ -180,7 +181,8 @@ class Expressions:
         return Value(self.code.op(f"load {place_kind}, ptr {place}"), DType.I64, lanes)
 
     def _loops(self, axes: tuple[tuple[DimVar, Dim], ...], step: Callable[[str | None], None], active: str | None = None) -> None:
-        """Emit loops that run `step` at every point in row-major order. Its argument is the mask of active lanes, or None for all lanes."""
+        """Emit loops that run `step` at every point in row-major order. They pass it the mask of active lanes, or None if all are
+        active."""
         if not axes:
             with self._branch():
                 step(active)
@@ -192,7 +194,7 @@ class Expressions:
                 self.indices.env[var] = Index(counter, self.code.level)
                 self._loops(tuple(rest), step, active)
             return
-        # If lanes have different extents, all run together up to the largest extent.
+        # If lanes have different extents, all lanes run up to the largest one, and the mask stops each lane at its own.
         lanes, kind = end.lanes, vec("i64", end.lanes)
         longest = self.code.op(f"call i64 @llvm.vector.reduce.smax.{suffix('i64', lanes)}({kind} {end.value})")
         with self.code.loop("0", longest) as counter:

@@ -1,7 +1,7 @@
-"""Print the coefficients in vector_math.py. Run it to check them, or to fit other degrees.
+"""Print the coefficients of compiler/codegen/vector_math.py. Run this file to check them, or to fit polynomials of other degrees.
 
-Each function is reduced to a range, where a polynomial q in t stands for the unknown part of the formula in the comment. The fit is Remez's
-exchange algorithm in extended precision, on the error of the final result: `weight * (q(t) - wanted(t))`.
+Each function is approximated on a small range. There a polynomial q in t replaces one part of a formula, which the comment states. Remez's
+exchange algorithm finds q in extended precision. It minimises the error of the final result, `weight * (q(t) - wanted(t))`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Real = np.longdouble
 
 
 def remez(wanted: Array, weight: Array, t: Array, degree: int) -> tuple[Array, float]:
-    """Return the coefficients, lowest first, that minimise the largest weighted error over the grid `t`, and that error."""
+    """Return the coefficients, lowest first, that minimise the largest weighted error on the grid `t`. Also return that error."""
     powers = np.stack([t**i for i in range(degree + 1)], axis=1)
     nodes = np.cos(np.pi * np.arange(degree + 2) / (degree + 1))
     at = np.searchsorted(t, t[0] + (nodes[::-1] + 1) / 2 * (t[-1] - t[0]))
@@ -41,7 +41,7 @@ def _alternating_peaks(error: Array, count: int) -> Array | None:
     borders = np.flatnonzero(np.diff(np.sign(error))) + 1
     pieces = np.split(np.arange(len(error)), borders)
     peaks = [piece[np.argmax(np.abs(error[piece]))] for piece in pieces]
-    while len(peaks) > count:  # drop the smaller of the two outer peaks
+    while len(peaks) > count:  # drop the smaller one of the first and the last peak
         peaks.pop(0 if abs(error[peaks[0]]) < abs(error[peaks[-1]]) else -1)
     return np.array(peaks) if len(peaks) == count else None
 
@@ -90,12 +90,12 @@ def _erfc(x: Array) -> Array:
 
 def fits() -> Iterator[tuple[str, Array, float]]:
     half_ln2 = Real(math.log(2) / 2 * 1.001)
-    t = np.linspace(-half_ln2, half_ln2, 4000, dtype=Real)  # an even number of points, so that 0, where weights vanish, is not among them
+    t = np.linspace(-half_ln2, half_ln2, 4000, dtype=Real)  # an even number of points, because the weight is 0 at t = 0
     # exp(t) = 1 + t + t^2 q(t)
     yield "EXP", *remez(_tail(t, 2, lambda n: 1 / (n + 3), 1), t**2 / np.exp(t), t, 4)
 
     f = np.linspace(Real(math.sqrt(0.5) - 1), Real(math.sqrt(2) - 1), 6000, dtype=Real)
-    f = f[np.abs(f) > 1e-3]  # near 0 log1p cancels, and f^3 makes q irrelevant
+    f = f[np.abs(f) > 1e-3]  # leave out 0, where log1p(f) - f cancels; q hardly counts there because of its factor f^3
     # log(1 + f) = f - f^2 / 2 + f^3 q(f)
     yield "LOG", *remez((np.log1p(f) - f + f * f / 2) / f**3, np.abs(f**3 / np.log1p(f)), f, 8)
 

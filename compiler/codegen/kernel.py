@@ -17,13 +17,13 @@ from compiler.llvm.ssa import Code
 @dataclass(frozen=True, slots=True)
 class Phase:
     symbols: PhaseSymbols
-    code: Code  # the function that runs the statement
+    code: Code  # the function that runs the phase
     text: str
-    host: str = ""  # LLVM IR of the functions that the host runs, if it cannot run `text` itself
+    host: str = ""  # LLVM IR of the functions that run on the host, if the host cannot run `text`
 
 
 def kernel_of(name: str, prim: PrimFunc, phase: Callable[[str, Parameters, Stmt], Phase]) -> KernelCode:
-    """Emit a kernel. `phase` emits one statement under a symbol."""
+    """Emit a kernel. `phase` emits the function of one statement under the given symbol."""
     parameters = Parameters(prim)
     try:
         phases = [phase(f"{name}.p{i}", parameters, stmt) for i, stmt in enumerate(statements(prim.body))]

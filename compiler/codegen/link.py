@@ -1,6 +1,7 @@
 """Compile kernels to one object file.
 
-The module is freestanding: it defines everything it calls. `no-builtins` keeps LLVM from turning loops into calls of memset and memcpy.
+The object is freestanding: it defines every function that it calls. The attribute `no-builtins` keeps LLVM from replacing loops by calls of
+memset and memcpy.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ class LinkedCode:
     object: bytes
     unoptimised: str  # LLVM IR before the optimiser
     target: Target
-    host: HostCode | None = None  # the functions that the host calls, if it cannot run the object
+    host: HostCode | None = None  # the functions that run on the host, if the host cannot run the object
 
     def optimised(self) -> str:
-        """Return the LLVM IR after the optimiser (`.ll`)."""
+        """Return the LLVM IR after the optimiser (the dump `.ll`)."""
         with optimised(self.unoptimised, self.target) as module:
             return str(module)
 
     def assembly(self) -> str:
-        """Return the assembly of the object (`.s`)."""
+        """Return the assembly of the object (the dump `.s`)."""
         with optimised(self.unoptimised, self.target) as module:
             return llvm_machine(self.target).emit_assembly(module)
 
 
 def link(kernels: Iterable[KernelCode], target: Target, extra: str = "") -> LinkedCode:
-    """Compile and link all kernels. `extra` is the LLVM IR of further functions, such as those that compute shapes."""
+    """Compile and link all kernels. `extra` is LLVM IR of further functions, such as those that compute shapes."""
     text = module_text(kernels, target, extra)
     with optimised(text, target) as module:
         return LinkedCode(llvm_machine(target).emit_object(module), text, target)
@@ -57,7 +58,7 @@ def module_text(kernels: Iterable[KernelCode], target: Target, extra: str = "", 
 def optimised(text: str, target: Target) -> llvm.ModuleRef:
     llvm_machine(target)  # parsing requires an initialised LLVM
     module = llvm.parse_assembly(text)
-    module.verify()  # invalid IR must not reach LLVM's passes, which would end the process
+    module.verify()  # check first: LLVM's passes would end the process at invalid IR
     module.triple = target.triple
     module.data_layout = str(llvm_machine(target).target_data)
     _passes().run(module, llvm.create_pass_builder(llvm_machine(target), llvm.create_pipeline_tuning_options()))
@@ -66,8 +67,9 @@ def optimised(text: str, target: Target) -> llvm.ModuleRef:
     return module if mended == optimised else llvm.parse_assembly(mended)
 
 
-# LLVM 22 turns a masked store with one active lane into a scalar store. On x86 that store is as wide as the number was before its
-# truncation, so it overwrites the following elements. Masks become constants with one lane when loops are unrolled.
+# Work around a bug of LLVM 22, which turns a masked store with one active lane into a scalar store. On x86 the scalar store has the width
+# of the number before it was truncated, so it overwrites the next elements. Such masks appear when loops are unrolled, which makes masks
+# constant.
 _MASKED_STORE: Final = re.compile(
     r"call void @llvm\.masked\.store\.v\d+\w+\.p0\((?P<kind><\d+ x (?P<element>\w+)>) %(?P<value>\S+), "
     r"ptr align (?P<align>\d+) (?P<pointer>%\S+), <\d+ x i1> <(?P<mask>[^>]*)>\)"
@@ -87,13 +89,14 @@ def _plain_if_single(call: re.Match[str]) -> str:
 
 
 def _passes() -> llvm.ModulePassManager:
-    """Return the passes that scheduled kernels need. LLVM's own list at its lowest level takes six times as long for the same code."""
+    """Return the passes that scheduled kernels need. LLVM's own pipeline at its lowest level produces the same code in six times the
+    time."""
     passes = llvm.create_new_module_pass_manager()
     passes.add_always_inliner_pass()
     passes.add_sroa_pass()
     passes.add_simplify_cfg_pass()
     passes.add_loop_unroll_pass()
-    passes.add_sroa_pass()  # again, because arrays that unrolled loops index can be promoted to registers only now
+    passes.add_sroa_pass()  # again: once loops are unrolled, their indices are constant and more arrays can move to registers
     passes.add_instruction_combine_pass()
     passes.add_simplify_cfg_pass()
     passes.add_global_dead_code_eliminate_pass()  # remove functions that have been inlined

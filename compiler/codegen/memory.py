@@ -20,16 +20,17 @@ from compiler.llvm.ssa import Code, broadcast, splat, suffix, vec, vector_litera
 class Storage:
     pointer: str
     size: int | None = None  # number of elements of a local buffer
-    lane: DimVar | None = None  # variable of the vector loop, if each of its lanes has a private copy, in one more, innermost dimension
+    lane: DimVar | None = None  # the vector loop's variable, if each of its lanes has a copy of the buffer (in one more, innermost dimension)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The address of an element, or of one element per lane: `pointer`, plus for each lane a constant or computed offset."""
+    """The address of an element or, in a vector loop, of one element per lane. `lanes` is each lane's offset from `pointer`: constants, or
+    an operand. It is None if all lanes access the same element."""
 
     pointer: str
     lanes: tuple[int, ...] | str | None = None
-    safe: bool = False  # the elements of all lanes, even of masked lanes, are in a local buffer
+    safe: bool = False  # even masked lanes may access their elements, because all are inside a local buffer
 
     @property
     def contiguous(self) -> bool:
@@ -37,7 +38,7 @@ class Place:
 
 
 class MemoryAccess:
-    """Reads and writes buffers at the current point, which is given by the surrounding loops, the lanes and the mask."""
+    """Emit loads and stores at the current point of the nest: the surrounding loops, the lanes of a vector loop, and their mask."""
 
     def __init__(self, code: Code, indices: Indices, scalars: Scalars) -> None:
         self.code, self.indices, self.scalars = code, indices, scalars
@@ -62,7 +63,7 @@ class MemoryAccess:
             masked = f"ptr align {align} {place.pointer}, <{lanes} x i1> {self.mask}, {kind} zeroinitializer"
             raw = self.code.op(f"call {kind} @llvm.masked.load.{name}.p0({masked})")
         elif isinstance(place.lanes, tuple) and self.mask is None and 0 < max(place.lanes) < 2 * lanes and min(place.lanes) == 0:
-            # All lanes are close together: one load, then a permutation.
+            # The elements of all lanes are close together, so one load and one permutation replace a gather.
             span = max(place.lanes) + 1
             window = self.code.op(f"load {vec(element, span)}, ptr {place.pointer}, align {align}")
             order = vector_literal("i32", place.lanes)
@@ -88,7 +89,7 @@ class MemoryAccess:
         if place.lanes is None or (place.contiguous and self.mask is None):
             self.code.do(f"store {kind} {raw}, ptr {place.pointer}, align {align}")
         elif place.contiguous and place.safe:
-            # LLVM keeps a local buffer in registers only while whole vectors are stored.
+            # Store the whole vector: LLVM keeps a local buffer in registers only if every store is of a whole vector.
             old = self.code.op(f"load {kind}, ptr {place.pointer}, align {align}")
             new = self.code.op(f"select <{lanes} x i1> {self.mask}, {kind} {raw}, {kind} {old}")
             self.code.do(f"store {kind} {new}, ptr {place.pointer}, align {align}")
@@ -132,8 +133,8 @@ class MemoryAccess:
         return flat
 
     def _pointer(self, base: str, element: str, parts: list[Index], constant: int) -> str:
-        """Add offsets to the pointer, those of the outermost scope first. The constant comes last, so that it becomes part of the
-        instruction."""
+        """Add offsets to the pointer, those of outer scopes first, so that few additions remain in inner loops. The constant comes last,
+        because an instruction can contain it."""
         pointer, at = base, 0
         constant += sum(p.value for p in parts if isinstance(p.value, int))
         for level in sorted({p.level for p in parts if isinstance(p.value, str)}):
@@ -147,7 +148,7 @@ class MemoryAccess:
     # --- lanes ---------------------------------------------------------------------------------------------------------
 
     def split_lanes(self, dim: Dim) -> tuple[list[Index], tuple[int, ...], Index | None]:
-        """Split `dim` into a sum of three: parts that all lanes share, a constant per lane, and an operand per lane."""
+        """Split `dim` into three parts whose sum it is: a part that all lanes share, a constant per lane, and an operand per lane."""
         shared: list[Index] = []
         varying: list[Index] = []
         fixed = [0] * self.num_lanes
@@ -163,11 +164,11 @@ class MemoryAccess:
 
     def varies(self, atoms: Iterable[Atom]) -> bool:
         """Return whether the value differs between lanes."""
-        env = self.indices.env  # variables of a reduction are not in it yet
+        env = self.indices.env  # the axes of a reduction are not yet in `env` when a caller asks about the whole reduction
         return self.lane is not None and any(v in env and env[v].lanes > 1 for v in _variables(atoms))
 
     def _numbers(self, coefficient: int, monomial: tuple[Atom, ...]) -> list[int] | None:
-        """Return the value in each lane, or None if it is not constant."""
+        """Return the term's value in each lane, or None if a value is not constant."""
         assert self.lane is not None
         if monomial == (self.lane,):  # the usual case
             return [coefficient * lane for lane in range(self.num_lanes)]
@@ -194,7 +195,7 @@ class MemoryAccess:
     def _lanes_below(self, room: Index, fixed: tuple[int, ...], varying: Index | None) -> str:
         lanes, hoist = self.num_lanes, self.code.hoist
         if varying is None:
-            # Compare -fixed < room in 32 bits, after clamping room to the range of the constants.
+            # Lane i tests -fixed[i] < room. Clamp room to the range of the constants, so that 32 bits suffice.
             low, high = -max(fixed), -min(fixed) + 1
             room = self.indices.extreme("smin", self.indices.extreme("smax", room, Index(low)), Index(high))
             numbers = vector_literal("i32", (-f for f in fixed))
@@ -209,8 +210,8 @@ class MemoryAccess:
 
     @contextmanager
     def narrowed(self, cond: str) -> Generator[str]:
-        """Mask all lanes except those of `cond`. Yield a flag that tells whether any lane is active. The caller tests it before it reads
-        memory once for all lanes."""
+        """Mask all lanes except those of `cond`. Yield a flag that is true if any lane is active, so that the caller can skip the code
+        inside."""
         outer, lanes = self.mask, self.num_lanes
         self.mask = cond if outer is None else self.code.op(f"and <{lanes} x i1> {outer}, {cond}")
         bits = self.code.op(f"bitcast <{lanes} x i1> {self.mask} to i{lanes}")

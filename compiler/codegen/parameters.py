@@ -1,4 +1,4 @@
-"""The parameters of a kernel as its code reads them: `%bI` is the address of buffer I, `%dI` is integer I, a dimension or a scalar.
+"""The parameters of a kernel in LLVM IR: `%bI` is the address of buffer I, and `%dI` is integer I, which holds a dimension or a scalar.
 
 A scalar is passed in a 64-bit word: an integer as it is, a float as a double.
 """
@@ -31,7 +31,7 @@ class Parameters:
         self.text = ", ".join([*pointers, *(f"i64 {_range(d)}%d{i}" for i, d in enumerate(self.dims))])
 
     def expressions(self, code: Code) -> Expressions:
-        """Return an emitter of expressions over the parameters, for the code of a function that has these parameters."""
+        """Return an emitter of expressions for a function with these parameters, whose body is `code`."""
         scalars = {p: Value(_from_word(code, f"%d{i}", p.dtype), p.dtype) for i, p in enumerate(self.dims) if isinstance(p, ScalarParam)}
         expressions = Expressions(code, scalars)
         expressions.memory.storage = {b: Storage(f"%b{i}") for i, b in enumerate(self.buffers)}

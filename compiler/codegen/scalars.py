@@ -1,8 +1,8 @@
-"""Emit functions of scalars in any number of lanes.
+"""Emit functions of scalars, in any number of lanes.
 
-A value of type bf16 or f16 is held in f32 and is always representable in its own type: arithmetic is done in f32 and rounded to the type
-after each operation. bf16 is rounded with integer instructions, so that every machine gives the same bits and keeps denormals. No flag lets
-LLVM contract, reorder or assume anything, so every lane of a vector gets the same bits as a scalar.
+Registers hold bf16 and f16 as f32. Arithmetic is in f32, and every result is rounded to the value's own type. bf16 is rounded with integer
+instructions, so every machine gives the same bits and no machine flushes denormals. No instruction has a fast-math flag: LLVM may not
+contract or reorder, so every lane of a vector gets the bits of the scalar function.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Scalars:
     def apply(self, fn: Fn, args: list[Value]) -> Value:
         lanes = max(a.lanes for a in args)
         if fn is Fn.SELECT:
-            # A condition that is the same in all lanes selects whole vectors.
+            # If the condition is the same in all lanes, it selects whole vectors and stays a scalar.
             lanes = max(a.lanes for a in args[1:]) if args[0].lanes == 1 else lanes
             a, b = (self.spread(x, lanes) for x in args[1:])
             return self.select(args[0], a, b)
@@ -181,8 +181,8 @@ class Scalars:
                 raise _unsupported(fn, dtype)
 
     def _extreme(self, beats: str, lanes: int, a: str, b: str) -> str:
-        """Return `a` unless `b` beats it, and NaN if either is NaN. A reduction passes its accumulator as `a`, which then waits for only
-        one comparison."""
+        """Return `a` unless `b` is better, and NaN if either is NaN. `beats` is the comparison that makes `b` better. A reduction passes
+        its accumulator as `a`, because only one comparison waits for `a`."""
         op, kind, flag = self.code.op, vec("float", lanes), vec("i1", lanes)
         better = op(f"select {flag} {op(f'fcmp {beats} {kind} {b}, {a}')}, {kind} {b}, {kind} {a}")
         return op(f"select {flag} {op(f'fcmp uno {kind} {b}, {b}')}, {kind} {b}, {kind} {better}")
@@ -223,7 +223,8 @@ class Scalars:
                 raise _unsupported(fn, dtype)
 
     def _divide(self, fn: Fn, dtype: DType, lanes: int, x: str, d: str) -> str:
-        """Divide and round down. A divisor of 0 gives 0, and the only quotient that overflows wraps around, so neither ends the process."""
+        """Divide and round down. Division by 0 gives 0, and the smallest integer divided by -1 wraps around; the hardware would end the
+        process for both."""
         op, element = self.code.op, register(dtype)
         kind, flag = vec(element, lanes), vec("i1", lanes)
         const = partial(_integers, element, lanes)
@@ -238,7 +239,7 @@ class Scalars:
         rest = op(f"srem {kind} {x}, {safe}")
         differ = op(f"icmp slt {kind} {op(f'xor {kind} {rest}, {safe}')}, {const(0)}")
         wrong = op(f"and {flag} {differ}, {op(f'icmp ne {kind} {rest}, {const(0)}')}")
-        if fn is Fn.MOD:  # division by -1 or 0 was replaced by division by 1, so the remainder is 0
+        if fn is Fn.MOD:  # divisors -1 and 0 were replaced by 1 above, so these remainders are 0
             return op(f"add {kind} {rest}, {op(f'select {flag} {wrong}, {kind} {safe}, {kind} {const(0)}')}")
         quotient = op(f"sdiv {kind} {x}, {safe}")
         quotient = op(f"add {kind} {quotient}, {op(f'sext {flag} {wrong} to {kind}')}")
@@ -246,7 +247,7 @@ class Scalars:
         return op(f"select {flag} {none}, {kind} {const(0)}, {kind} {quotient}")
 
     def _shift(self, fn: Fn, dtype: DType, lanes: int, x: str, by: str) -> str:
-        """Shift. A shift by the width or more shifts all bits out."""
+        """Shift. A shift by the type's width or more gives the result of shifting all bits out."""
         op, element = self.code.op, register(dtype)
         kind, width = vec(element, lanes), dtype.num_bytes * 8
         const = partial(_integers, element, lanes)
@@ -283,8 +284,8 @@ class Scalars:
         return Value(self._int_to_int(value, dtype), dtype, lanes)
 
     def _float_to_int(self, value: Value, dtype: DType) -> str:
-        """Convert toward zero and saturate; NaN gives 0. LLVM's intrinsic for this serves scalars only, because LLVM would split vectors
-        for it."""
+        """Convert toward zero and saturate; NaN gives 0. LLVM has an intrinsic for this, but it splits vectors into scalars, so vectors use
+        comparisons."""
         op, lanes, how = self.code.op, value.lanes, f"fpto{'u' if dtype.is_unsigned else 's'}i"
         old, new = vec("float", lanes), vec(register(dtype), lanes)
         if lanes == 1:

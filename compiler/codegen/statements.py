@@ -1,6 +1,6 @@
 """Emit statements as LLVM IR, in order.
 
-A back end adds its own kinds of loops, and decides where buffers are allocated.
+A back end adds its own kinds of loops and allocates the buffers.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Statements(ABC):
 
     @abstractmethod
     def loop(self, loop: For) -> None:
-        """Emit a loop of another kind than `serial` and `unroll`."""
+        """Emit a loop of a kind that only some machines have, such as a vector loop."""
 
     @abstractmethod
     def allocator(self, buffer: Buffer) -> Callable[[str], str]:
-        """Return a function that allocates a value of a given type in the memory for this buffer, and returns its address."""
+        """Return a function that allocates memory of a given LLVM type for this buffer, and returns its address."""
 
     def sequence(self, stmts: Sequence[Stmt]) -> None:
         for stmt in stmts:

@@ -1,12 +1,12 @@
-"""Transcendental functions of f32 in any number of lanes, so that no math library is needed.
+"""Transcendental functions of f32 in any number of lanes, so that compiled code needs no math library.
 
-Largest error against correctly rounded f64 results, over dense samples of all finite f32, in units of the last place of the f32 result
-(tests/compiler/codegen/test_vector_math.py states and checks them):
+Largest errors in units in the last place (ulp) of f32, compared with correctly rounded f64 results on dense samples of all finite f32
+(tests/compiler/codegen/test_vector_math.py checks these bounds):
 
     exp 0.9   log 0.8   sin 1.6   cos 1.6   tanh 1.3   erf 1.2   pow 0.51
 
-Every lane count and every machine uses the same operations without branches, so the bits are equal everywhere. Denormals are kept as
-arguments and results. Fused multiply-adds are used only where the error analysis requires them.
+All lane counts and all machines run the same operations without branches, so the bits are equal everywhere. Denormal arguments and
+results are not flushed to 0. Only the operations whose error bound requires it are fused multiply-adds.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ EXP2: Final = (  # largest error of the fitted function: 4.0e-11
 LOG2_E: Final = 1.4426950408889634
 LN2_HIGH: Final = 0.693145751953125  # 15 bits, so that its product with an exponent is exact
 LN2_LOW: Final = 1.4286068203094173e-06
-HALF_PI: Final = (1.5707963267948966, 6.123233995736766e-17)  # pi / 2 as the sum of two f64
-# words of 32 bits; the first is the integer part, 0
+HALF_PI: Final = (1.5707963267948966, 6.123233995736766e-17)  # pi / 2 as the sum of two f64: the nearest f64, and the rest
+# 2 / pi in binary, in words of 32 bits; the first word is the integer part, 0
 TWO_OVER_PI_BITS: Final = (0, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB)
 HUGE_ANGLE: Final = 2.0**22
 SIGN: Final = -(2**31)
@@ -118,7 +118,7 @@ def symbol(fn: str, lanes: int) -> str:
 
 
 def definitions(used: Iterable[tuple[Fn, int]], target: Target) -> list[str]:
-    """Emit the functions as LLVM IR that will be inlined, together with their helpers."""
+    """Emit the used functions as LLVM IR, with their helpers. LLVM inlines all of them."""
     used = sorted(used)
     scaled = [_definition(SCALED, lanes, _scaled(target, lanes), num_args=2) for lanes in sorted({lanes for _, lanes in used})]
     return [*scaled, *(_definition(fn, lanes, FUNCTIONS[fn], num_args=2 if fn is Fn.POW else 1) for fn, lanes in used)]
@@ -198,7 +198,7 @@ class Lanes:
         return self._new(f"{how} {predicate} {self.kind} {self.name}, {self.const(other).name}", "i1")
 
     def where(self, cond: Lanes, otherwise: Operand) -> Lanes:
-        """Select self where `cond` holds, else `otherwise`."""
+        """Select self where `cond` is true, and `otherwise` elsewhere."""
         return self._new(f"select {cond.kind} {cond.name}, {self.kind} {self.name}, {self.kind} {self.const(otherwise).name}")
 
     def fma(self, factor: Operand, addend: Operand) -> Lanes:
@@ -210,11 +210,12 @@ class Lanes:
         return self._new(f"call {self.kind} @llvm.{name}.{suffix(self.element, self.lanes)}({args})")
 
     def scaled(self, shifted: Lanes) -> Lanes:
-        """Compute self * 2^n, rounded once, for shifted = n + ROUND_F32. The fastest way depends on the machine, the result does not."""
+        """Compute self * 2^n, rounded once, where shifted = n + ROUND_F32. Machines differ in the fastest instructions for it, but not in
+        the result."""
         return self._new(f"call {self.kind} {symbol(SCALED, self.lanes)}({self.kind} {self.name}, {self.kind} {shifted.name})")
 
     def scalef(self, whole: Lanes) -> Lanes:
-        """Compute self * 2^n for n = whole with one instruction of AVX-512."""
+        """Compute self * 2^n with one instruction of AVX-512, where n = whole."""
         operands = f"{self.kind} {self.name}, {self.kind} {whole.name}, {self.kind} zeroinitializer, i{max(8, self.lanes)} -1"
         return self._new(
             f"call {self.kind} @llvm.x86.avx512.mask.scalef.ps.{32 * self.lanes}({operands}{', i32 4' if self.lanes == 16 else ''})"
@@ -251,7 +252,7 @@ def _polynomial(t: Lanes, coefficients: tuple[float, ...]) -> Lanes:
 
 
 def _exp(x: Lanes) -> Lanes:
-    # Outside of this range the result is 0 or infinite. The comparisons let NaN pass.
+    # Clamp x to the range outside of which the result is 0 or infinity. Both comparisons are false for NaN, so NaN stays.
     x = x.const(-104.0).where(x.compare("olt", -104.0), x)
     x = x.const(89.0).where(x.compare("ogt", 89.0), x)
     shifted = x.fma(LOG2_E, ROUND_F32)
@@ -271,7 +272,8 @@ def _scaled_at_once(value: Lanes, shifted: Lanes) -> Lanes:
 
 
 def _scaled_by_parts(value: Lanes, shifted: Lanes) -> Lanes:
-    """Multiply by two factors, because 2^n alone may be denormal or too large. The second multiplication rounds a denormal result once."""
+    """Multiply by two factors, 2^half and 2^(n - half), because 2^n alone may be denormal or too large. Only the second multiplication
+    rounds, and only if the result is denormal."""
     n = shifted.bits - value.const(ROUND_F32).bits
     half = n.arithmetic_shift(1)
     return value * _power_of_two(half) * _power_of_two(n - half)
@@ -349,10 +351,10 @@ def _reduce_angle(x: Lanes) -> tuple[Lanes, Lanes]:
 
 
 def _reduce_huge(x: Lanes) -> tuple[Lanes, Lanes]:
-    """Reduce |x| = m 2^e for large x. Multiply m by the 96 bits of 2/pi that determine the angle modulo 2 pi; higher bits contribute whole
-    turns."""
+    """Reduce |x| = m 2^e for large x. Multiply m by those 96 bits of 2/pi that determine the angle modulo 2 pi: higher bits contribute only
+    whole turns."""
     exponent = (x.bits >> 23) & 0xFF
-    start = exponent - 120  # the first bit of 2/pi that matters
+    start = exponent - 120  # the first bit of 2/pi that changes the angle modulo 2 pi
     word, shift = start >> 5, start & 31
     chosen: list[Lanes] = []
     for i in range(4):

@@ -15,7 +15,7 @@ from compiler.ir.prove import prove_le, prove_lt
 
 @dataclass(frozen=True, slots=True)
 class PerfectNest:
-    """The nest `for axes { buffer[indices] = value }`. A product may also read integers before its innermost loop (`lets`)."""
+    """The nest `for axes { buffer[indices] = value }`. `lets` are the integers that a product reads between its loops."""
 
     axes: tuple[tuple[DimVar, Dim], ...]
     store: Store
@@ -35,7 +35,7 @@ def perfect_nest(stmt: Stmt) -> PerfectNest | None:
 
 
 def product_nest(stmt: Stmt) -> PerfectNest | None:
-    """Match a perfect nest, or a product that reads the index of its matrix between its loops."""
+    """Match a perfect nest, or a product that reads integers between its loops, such as the index of the matrix that a row multiplies."""
     axes: list[tuple[DimVar, Dim]] = []
     lets: list[tuple[DimVar, Scalar]] = []
     while True:

@@ -1,6 +1,9 @@
-"""Products of matrices as fusion and schedules see them: nests whose value contains contractions over one extent, with columns along the
-innermost axis. A product has one sum (linear, matmul) or several over the same rows (gate and up), any epilogue, and any decoding inside
-its columns."""
+"""Match products of matrices in loop nests, for fusion and schedules.
+
+A product is a nest that stores columns along its innermost axis, and whose value contains contractions. All contractions run over the same
+extent: a linear layer has one, gate and up projections have two over the same rows. The operations around the contractions are the
+epilogue. The columns may decode quantised weights.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ AnyFold = Reduce | Contraction | GroupedContraction
 
 @dataclass(frozen=True, slots=True)
 class GroupedSum:
-    """A sum of a product of integers: rows [..., planes, k] times weights stored in a format."""
+    """One sum of a product of integers: rows of shape [..., planes, k] times weights in a format. It adds up one part per group of k."""
 
     node: GroupedContraction
     q: Load  # the load of an element of the first plane
@@ -66,7 +69,8 @@ class GroupedSum:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The choice that each row makes among several matrices. `index` is the integer; the columns refer to it by any of `names`."""
+    """Which of several matrices each row multiplies. `index` reads the number of the matrix from memory. The columns of different sums may
+    use different variables for this number: all `names`."""
 
     names: tuple[DimVar, ...]
     index: Scalar
@@ -77,8 +81,8 @@ S = TypeVar("S", Contraction, GroupedSum)
 
 @dataclass(frozen=True, slots=True)
 class Product(Generic[S]):
-    """A product of matrices. `row_axis` is None if the columns depend on all other axes. With a `choice`, the row axis is the only axis
-    besides the columns'."""
+    """A product of matrices. Without a choice, rows along `row_axis` multiply the same columns; `row_axis` is None if the columns depend on
+    every axis of rows. With a choice, the row axis and the columns' axis are the only axes."""
 
     nest: PerfectNest
     sums: tuple[S, ...]
@@ -95,7 +99,7 @@ class Product(Generic[S]):
 
     @property
     def extent(self) -> Dim:
-        """The extent of the contracted axes, or the number of groups."""
+        """The number of elements along k that each sum adds up; in a product of integers, the number of groups."""
         return _node(self.sums[0]).axes[0][1]
 
     def number_of(self, scalar: Scalar) -> int | None:
@@ -123,7 +127,8 @@ def product_in(prim: PrimFunc) -> Product[Contraction] | None:
 
 
 def _choosing(nest: PerfectNest, sums: tuple[S, ...], row_axis: DimVar | None) -> Product[S] | None:
-    """Return the product, or None if it reads more than one integer or not exactly one per row of a single axis."""
+    """Return the product, with its choice if the nest reads an integer. Return None if the nest reads different integers, or has other axes
+    than the row axis and the columns' axis."""
     if not nest.lets:
         return Product(nest, sums, row_axis)
     names, (index, *others) = tuple(var for var, _ in nest.lets), [value for _, value in nest.lets]
@@ -156,8 +161,8 @@ def _sums_in(prim: PrimFunc) -> tuple[PerfectNest, list[AnyFold]] | None:
 
 
 def _grouped(node: GroupedContraction, column: DimVar) -> GroupedSum | None:
-    """Match a sum that operators write: it reads the planes of one row, and elements at the places that their format defines. Tiles read
-    nothing else. A hand-written nest may read anything, and then does not match."""
+    """Match a sum of the kind that operators emit: it reads all planes of one row, and reads weights at the places that their format
+    defines. Return None for other sums, because tiles cannot read other places; hand-written nests may contain them."""
     found = [_dot(dot) for dot in node.dots]
     dots = [dot for dot in found if dot is not None]
     if len(dots) != len(found) or len({dot.alike for dot in dots}) > 1:
@@ -184,7 +189,7 @@ class _Dot:
 
     @property
     def alike(self) -> tuple[Any, ...]:
-        """The parts that all planes of a sum must share."""
+        """The parts that must be equal for all planes of a sum."""
         begin = self.q.indices[-1].substitute({self.axis: 0})
         return self.extent, self.q.buffer, self.q.indices[:-2], begin, self.element.format, self.element.buffers
 
@@ -200,7 +205,7 @@ def _dot(dot: Contraction) -> _Dot | None:
 
 
 def _is_tiled(s: Contraction, column: DimVar) -> bool:
-    """Whether a tile can compute the sum. A tile reads each row once per panel, so the elements of rows must be plain loads."""
+    """Whether a tile can compute the sum. The elements of rows must be plain loads, because a tile reads each row again for every panel."""
     if dtype_of(s) is not DType.F32 or outermost_folds(s.columns):
         return False
     return column not in free_dims(s.rows) and column in free_dims(s.columns) and is_loaded(s.rows)
@@ -221,8 +226,8 @@ def outermost_folds(scalar: Scalar) -> list[AnyFold]:
 
 
 def with_products(stmt: Stmt) -> Stmt:
-    """Replace sums of products by contractions where tiles can compute them: hand-written nests contain plain sums, and fusion may move a
-    product of elements into a sum."""
+    """Replace sums of products by contractions where tiles can compute them. Hand-written nests contain plain sums, and fusion can make a
+    sum of products when it moves a product of elements into a sum."""
     nest = perfect_nest(stmt)
     if nest is None or not nest.axes or all(_contraction(s, nest.vars[-1]) is None for s in walk_scalar(nest.store.value)):
         return stmt

@@ -1,4 +1,4 @@
-"""Kernels whose stages can be computed row by row."""
+"""Match kernels whose stages can be computed row by row, such as norms and softmax."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from compiler.ir.loops.scalars import Apply, Load, Reduce, Scalar
 from compiler.ir.loops.statements import Stmt, Store
 from compiler.ir.loops.visit import loads, map_scalar, replace_loads, rewrite_dims, statements, walk_scalar
 
-PARTS = 4  # number of independent accumulators of a fold, so that it waits for memory and not for its own additions
-LONGEST_LINE = 1 << 14  # largest number of elements of a row that a thread keeps in its own memory
+PARTS = 4  # number of independent accumulators of a fold, so that additions do not wait for each other
+LONGEST_LINE = 1 << 14  # most elements of a row that a thread stores in memory of its own
 
 _COSTLY = (Fn.EXP, Fn.LOG, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.POW)
 COMBINE = {ReduceFn.SUM: Fn.ADD, ReduceFn.PROD: Fn.MUL, ReduceFn.MAX: Fn.MAX, ReduceFn.MIN: Fn.MIN}
@@ -29,7 +29,7 @@ class RowStage:
     nest: PerfectNest
     folds: tuple[Reduce, ...]  # folds along the row
     inner: tuple[DimVar, Dim] | None  # axis along which elements are written; None: one number per row
-    keeps: Buffer | None = None  # buffer in which the stage stores folded values for the last stage
+    keeps: Buffer | None = None  # buffer in which the stage stores the values that it folds, for the last stage to read
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class RowProgram:
     row: tuple[tuple[DimVar, Dim], ...]  # row axes of the first stage; the row axes of later stages are renamed to these
     stages: tuple[RowStage, ...]
     temporaries: tuple[Buffer, ...]  # each holds one number per row
-    line: Buffer | None = None  # row in the thread's own memory, from which `parts` read
+    line: Buffer | None = None  # a row of values in each thread's own memory: the last stage writes it, and `parts` reads it
     parts: RowProgram | None = None
 
 
 def match_rows(body: Stmt) -> RowProgram | None:
-    """Match stages, with the longest common row axes such that every fold runs along the remaining axis. Return None if there is no fold or
-    no such row."""
+    """Match a kernel whose stages all iterate over the same rows, and whose folds run along the row. Choose the longest row axes for which
+    that holds. Return None if nothing is folded or the stages have no rows in common."""
     temporaries, body = without_allocations(without_products(body))
     nests = [n for s in statements(body) if (n := perfect_nest(s)) is not None]
     if len(nests) != len(statements(body)):
@@ -84,14 +84,14 @@ def _whole_rows(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -
 
 
 def _reads_own_numbers(nest: PerfectNest, rank: int, temporaries: tuple[Buffer, ...]) -> bool:
-    """Whether the stage reads only numbers of its own row from the temporaries."""
+    """Whether the stage reads from a temporary only the number that belongs to its own row."""
     places = (zip(load.indices, nest.axes[:rank], strict=True) for load in loads(nest.store.value) if load.buffer in temporaries)
     return all(index.var is var or extent == Dim.of(1) for place in places for index, (var, extent) in place)
 
 
 def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
-    """Match stages of whole rows, the last of which writes a line of values, followed by stages that read parts of the line. For example, a
-    norm is followed by the rounding of groups."""
+    """Match stages on whole rows, followed by stages on parts of each row. The last stage on whole rows writes a row of values, which the
+    others read. For example, a norm is followed by the rounding of groups."""
     for i, nest in enumerate(nests):
         if nest.store.buffer in temporaries and len(nest.axes) > 1 and not folds_in(nest.store.value):
             program = _parted(nests[: i + 1], nests[i + 1 :], temporaries)
@@ -101,7 +101,7 @@ def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]
 
 
 def _parted(before: Sequence[PerfectNest], behind: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
-    """Replace the line that the last stage of `before` writes by a line in each thread's own memory."""
+    """Match the stages before and after a row of values, which each thread then stores in memory of its own instead of a temporary."""
     line = before[-1].store.buffer
     length = line.shape[-1]
     if not length.is_const or length.const > LONGEST_LINE:
@@ -121,7 +121,7 @@ def _parted(before: Sequence[PerfectNest], behind: Sequence[PerfectNest], tempor
 
 
 def _with_own_line(nest: PerfectNest, line: Buffer, own: Buffer) -> PerfectNest | None:
-    """Return the nest reading and writing the thread's own line, or None if it accesses elements of other rows."""
+    """Return the nest with accesses to the thread's own row instead of the temporary `line`, or None if it accesses other rows."""
     rank = len(line.shape) - 1
     places = [s.indices for s in (nest.store, *loads(nest.store)) if s.buffer is line]
     if any(at[:rank] != tuple(map(Dim.of, nest.vars[:rank])) for at in places):
@@ -132,8 +132,8 @@ def _with_own_line(nest: PerfectNest, line: Buffer, own: Buffer) -> PerfectNest 
 
 
 def with_own_numbers(program: RowProgram, scope: Scope, outer: Mapping[Buffer, Buffer] = MappingProxyType({})) -> RowProgram:
-    """Replace the temporaries, which hold one number per row, by a number per thread or block. `outer` maps temporaries that are replaced
-    already."""
+    """Replace each temporary, which holds one number per row, by one number per thread or block. `outer` maps the temporaries of the whole
+    row, which are already replaced, to their numbers."""
     own = {t: Buffer(t.name, (Dim.of(1),), t.dtype, scope) for t in program.temporaries}
     numbers = {**outer, **own}
 
@@ -152,8 +152,8 @@ def with_own_numbers(program: RowProgram, scope: Scope, outer: Mapping[Buffer, B
 
 
 def keeping(program: RowProgram) -> RowProgram:
-    """Let a fold store its costly values in the output, from which the last stage reads them instead of computing them again. Softmax, for
-    example, sums the exponentials that it then divides."""
+    """Let a fold store its costly values in the output, and let the last stage read them there instead of computing them again. For
+    example, softmax computes each exponential once, for the sum and for the division."""
     *before, last = program.stages
     out = last.nest.store.buffer
     at = tuple(Dim.of(v) for v in last.nest.vars)

@@ -1,4 +1,4 @@
-"""Equality of expressions of one function, up to the names of reduction axes."""
+"""Compare expressions of one function, up to the names of reduction axes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def same_scalar(a: Scalar, b: Scalar) -> bool:
 
 
 def _same(a: Scalar, b: Scalar, renamed: dict[DimVar, Dim], known: set[tuple[Scalar, Scalar]]) -> bool:
-    """Compare two scalars. `renamed` maps axes of `b` to axes of `a`. Pairs in `known` were already compared under this mapping; since the
-    first difference ends the whole comparison, they are equal."""
+    """Compare two scalars. `renamed` maps axes of `b` to axes of `a`. `known` holds the pairs that were compared before under the same
+    mapping. These pairs are equal, because the first difference ends the whole comparison."""
     if (a, b) in known:
         return True
     known.add((a, b))

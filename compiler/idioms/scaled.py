@@ -1,4 +1,4 @@
-"""Quantised weights in a product: integers times the scale of their group."""
+"""Match quantised weights in a product: integers times the scale of their group."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ F32 = DType.F32
 @dataclass(frozen=True, slots=True)
 class Scaled:
     bits: int
-    number: Load | Element  # the integer as stored: a byte of one 8-bit or two 4-bit weights, or a packed element
+    number: Load | Element  # the stored integer: a byte that holds one 8-bit weight or two 4-bit weights, or a packed element
     scale: Load
-    group: int  # number of neighbours along k that share a scale
+    group: int  # number of weights along k that share a scale
 
 
 def scaled_integers(s: Contraction) -> Scaled | None:
-    """Match columns of a sum that are symmetric integers with a scale for each group of a column."""
+    """Match a sum whose columns are symmetric integers, with one scale per group of each column."""
     match s.columns:
         case Apply(fn=Fn.MUL, args=(number, scale)):
             pass
@@ -40,7 +40,7 @@ def scaled_integers(s: Contraction) -> Scaled | None:
 
 
 def stored_integer(number: Scalar) -> tuple[int, Load | Element] | None:
-    """Match an f32 that was converted from an integer in memory. Return the bits of the integer and the load or element that holds it."""
+    """Match a conversion of a stored integer to f32. Return the number of bits of the integer, and the load or element that reads it."""
     match number:
         case Cast(value=Element(format=format) as element, dtype=DType.F32):
             return format.bits, element

@@ -1,5 +1,5 @@
-"""Spatial nests: loops with independent iterations around one store. No iteration reads the buffer that is stored to. Integers may be read
-between the loops."""
+"""Match spatial nests: loops around one store whose iterations are independent, because none reads the buffer that the nest stores to. The
+nest may also read integers between its loops."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
 
 
 def stages(stmt: Stmt) -> list[Stmt]:
-    """Split a body into its statements. If an integer is read around several statements, each of them reads it."""
+    """Split a body into its statements. If the body reads an integer for several statements, each of them then reads it."""
     if isinstance(stmt, Let):
         return [Let(stmt.var, stmt.value, s) for s in stages(stmt.body)]
     return [s for inner in statements(stmt) for s in (stages(inner) if isinstance(inner, Let) else [inner])]

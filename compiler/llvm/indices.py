@@ -1,7 +1,7 @@
 """Emit index arithmetic: the value of a `Dim` at a point of a loop nest.
 
-Every part is computed in the outermost scope that knows its variables, so the innermost loop adds only what changes there. A variable is a
-number (in an unrolled loop), an operand, or one operand per lane (in a vector loop).
+Each part of an index is computed in the outermost scope that knows its variables, so the innermost loop computes only the parts that change
+there. A variable is a constant in an unrolled loop, a vector with one number per lane in a vector loop, and a scalar operand elsewhere.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from compiler.llvm.ssa import Code, broadcast, suffix, vec
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An i64: a Python integer, or an operand that is known in scope `level` and in all scopes inside it. If `lanes` is above 1, the
-    operand has one number per lane."""
+    """An i64: a Python integer or an operand. An operand is known in scope `level` and in all scopes inside it. If `lanes` is above 1, it
+    is a vector with one number per lane."""
 
     value: int | str
     level: int = 0
@@ -65,7 +65,7 @@ class Indices:
                 return first
 
     def binary(self, op: str, a: Index, b: Index) -> Index:
-        """Combine two indices. `op` is add or mul (with flags), a division, a shift or a bitwise operation."""
+        """Combine two indices. `op` is an LLVM instruction: add or mul with flags, a division, a shift or a bitwise operation."""
         if op == "add nsw":
             if isinstance(a.value, int) and isinstance(b.value, int):
                 return Index(a.value + b.value)
@@ -123,7 +123,7 @@ class Indices:
         return Index(self.code.hoist(level, text), level, lanes)
 
     def spread(self, x: Index, lanes: int) -> str:
-        """Return the operand, repeated for every lane unless it is a vector already."""
+        """Return the operand as a vector of `lanes`: a scalar is repeated, a vector is returned as it is."""
         return str(x.value) if x.lanes == lanes else broadcast(self.code, str(x.value), "i64", lanes, x.level)
 
 

@@ -1,8 +1,8 @@
 """Write LLVM IR as text in one pass.
 
-A function is a list of lines with holes. A hole is a list of lines that stays open after later lines have been written. So a value can be
-computed as far out as its operands allow (`hoist`), which keeps index arithmetic out of inner loops without relying on LLVM to hoist it.
-The output is text because LLVM parses text faster than Python can build an object model.
+A function is a list of lines, and some of its items are holes: lists that receive further lines while later code is written. `hoist` writes
+an instruction into the hole of an outer scope, as far out as its operands are known. So index arithmetic stays out of inner loops without
+LLVM's loop passes. The output is text because LLVM parses text faster than Python builds an object model.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from compiler.ir.loops.functions import Fn
 Lines = list["str | Lines"]
 
 ALIGNMENT = 64  # alignment in bytes of values on the stack
-MULTIPLY_ADD = "llvm.fma"  # the function that `multiply_add` calls
-_WIDTHS = {"half": 2, "float": 4, "double": 8, "ptr": 8}  # bytes of the types of LLVM; names of integer types contain their width
+MULTIPLY_ADD = "llvm.fma"  # LLVM's function for a * b + c, which `multiply_add` calls
+_WIDTHS = {"half": 2, "float": 4, "double": 8, "ptr": 8}  # bytes of LLVM's types; the name of an integer type states its bits
 
 
 @dataclass(slots=True)
 class Scope:
-    """A hole that dominates everything written while the scope is open, and the values computed in it."""
+    """A hole, whose instructions run before everything else in the scope, and the values computed in it."""
 
     lines: Lines
     known: dict[str, str] = field(default_factory=dict[str, str])
@@ -39,15 +39,15 @@ class Code:
         self.label = "entry"
         self.allocas: Lines = []
         self.scopes = [Scope([])]
-        self.math: set[tuple[Fn, int]] = set()  # functions of vector_math that the text calls, each with its number of lanes
+        self.math: set[tuple[Fn, int]] = set()  # the functions of vector_math.py that the text calls, each with its number of lanes
         self.stack_bytes = 0  # bytes of the allocas, each rounded up to its alignment
-        self.endings: dict[str, None] = {}  # instructions before the function returns, each written once
+        self.endings: dict[str, None] = {}  # instructions that run before the function returns; a dict because each is written once
         self._count = 0
         self.lines += [self.allocas, self.scopes[0].lines]
 
     @property
     def level(self) -> int:
-        """The number of the innermost scope, where the variables of all scopes are known."""
+        """The number of the innermost scope. Instructions there may use all variables."""
         return len(self.scopes) - 1
 
     def fresh(self, hint: str = "") -> str:
@@ -101,7 +101,7 @@ class Code:
 
     @contextmanager
     def loop(self, begin: str, end: str, *, step: str = "1", runs: bool = False) -> Generator[str]:
-        """Write a loop whose i64 counter runs from `begin` to `end`, exclusive. `runs` promises at least one iteration."""
+        """Write a loop whose i64 counter runs from `begin` to `end`, exclusive. `runs` states that the loop has at least one iteration."""
         body, done = self.fresh("loop"), self.fresh("done")
         if runs:
             self.jump(body)
@@ -129,7 +129,7 @@ class Code:
         self.block(done)
 
     def choose(self, cond: str, kind: str, then: Callable[[], str], orelse: Callable[[], str]) -> str:
-        """Emit a branch with two sides, and return the operand that holds the result of the side taken."""
+        """Emit a branch with two sides, and return the operand that holds the result of the side that ran."""
         yes, no, done = self.fresh("yes"), self.fresh("no"), self.fresh("done")
         self.branch(cond, yes, no)
         arms: list[str] = []
@@ -154,13 +154,14 @@ def _flatten(lines: Lines) -> Iterator[str]:
 
 
 def in_register(code: Code, value: str, kind: str) -> str:
-    """Return a register that holds a constant, computed once per function. LLVM would write a constant that it knows again in each loop."""
+    """Return a register that holds a constant, loaded once per function. Without the empty instruction LLVM would load the constant again
+    in each loop."""
     return code.hoist(0, f'call {kind} asm "", "=r,0"({kind} {value})')
 
 
 def fence(code: Code, values: Sequence[str], kind: str) -> list[str]:
-    """Return copies of the values that pass through an empty instruction. LLVM computes the values before this instruction, and runs code
-    that is written later after it."""
+    """Return copies of the values after an empty instruction. LLVM computes the values before this instruction, and does not move later
+    code before it."""
     kinds = f"{{ {', '.join([kind] * len(values))} }}"
     constraints = ",".join([*(["=r"] * len(values)), *map(str, range(len(values))), "~{memory}"])
     operands = ", ".join(f"{kind} {value}" for value in values)
@@ -176,13 +177,13 @@ def vec(element: str, lanes: int) -> str:
 
 
 def num_bytes(type_: str) -> int:
-    """Return an upper bound for the bytes that a type takes in memory, such as `[200 x <16 x float>]`."""
+    """Return an upper bound of the bytes that a value of the type takes in memory. A type is, for example, `[200 x <16 x float>]`."""
     *counts, element = re.sub(r"[\[\]<>]", "", type_).split(" x ")
     return prod(map(int, counts)) * (_WIDTHS.get(element) or -(-int(element[1:]) // 8))
 
 
 def suffix(element: str, lanes: int) -> str:
-    """Return the spelling of a type in an intrinsic's name: `v16f32`."""
+    """Return the spelling of a vector type in the name of an LLVM intrinsic, such as `v16f32`."""
     short = {"float": "f32", "half": "f16", "double": "f64", "ptr": "p0"}.get(element, element)
     return short if lanes == 1 else f"v{lanes}{short}"
 
@@ -215,6 +216,7 @@ def broadcast(code: Code, operand: str, element: str, lanes: int, level: int | N
 
 
 def multiply_add(code: Code, a: str, b: str, c: str, element: str, lanes: int) -> str:
-    """Emit a * b + c, rounded once. No other code emits it, so a back end without such an instruction can substitute its own."""
+    """Emit a * b + c, rounded once. All multiply-adds are emitted here, so that a back end without such an instruction can substitute its
+    own."""
     kind = vec(element, lanes)
     return code.op(f"call {kind} @{MULTIPLY_ADD}.{suffix(element, lanes)}({kind} {a}, {kind} {b}, {kind} {c})")
