@@ -20,7 +20,7 @@ from compiler.llvm.ssa import Code, broadcast, splat, suffix, vec, vector_litera
 class Storage:
     pointer: str
     size: int | None = None  # number of elements of a local buffer
-    lane: DimVar | None = None  # the vector loop's variable, if each of its lanes has a copy of the buffer (in one more, innermost dimension)
+    lane: DimVar | None = None  # variable of the vector loop in which each lane has a copy of the buffer, in one more, innermost dimension
 
 
 @dataclass(frozen=True, slots=True)
