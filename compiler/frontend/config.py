@@ -15,7 +15,7 @@ from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import Fields
 from compiler.frontend.mixture import Mixture
 from compiler.frontend.recurrence import Recurrence, ShortConvolution
-from compiler.frontend.reranker import Verdict
+from compiler.frontend.reranker import PairPrompt, Verdict
 from compiler.frontend.rope import Rope, read_rope
 from compiler.frontend.sentence import EmbeddingConfig, Pooling
 
@@ -160,7 +160,8 @@ class ModelConfig:
     unused: tuple[str, ...] = ()  # shell patterns of tensors that checkpoints contain and the model does not read
     encoder: EncoderConfig | None = None
     classes: Classes | None = None  # classes of a classification head; None: the model generates or embeds
-    verdict: Verdict | None = None  # how a decoder that serves as a reranker computes its score
+    verdict: Verdict | None = None  # tokens by which a decoder without a classification head judges pairs of texts
+    pair_prompt: PairPrompt | None = None  # None: the tokenizer joins pairs of texts
     embedding: EmbeddingConfig = field(default=EmbeddingConfig(Pooling.MEAN, True))
 
     @property

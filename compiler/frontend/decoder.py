@@ -2,7 +2,7 @@
 
     step(tokens[t], positions[t], slots[t]*, seq_ids[t], page_tables[s, p]*, logit_rows[r], (cache, scales?)*) -> logits[r, vocabulary]
     hidden(...same arguments...) -> hidden[r, size]    for models that only embed: the output of the last norm, without the head;
-                                                       for rerankers: numbers[r, 1]
+                                                       for classifiers and rerankers: numbers[r, classes]
     both(..., logit_rows[r], hidden_rows[h], ...) -> (logits[r, vocabulary], hidden[h, size])
 
 A step has `t` tokens of `s` sequences, prefill and decode mixed. Arguments with a star repeat for each KV cache group. Models with states
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.family import DecoderFamily
-from compiler.frontend.layers.decoder import Batch, KVCache, Layer, StateCache, Step, embed, judged, logits, stream_norm
+from compiler.frontend.layers.decoder import Batch, KVCache, Layer, StateCache, Step, classified, embed, logits, stream_norm
 from compiler.frontend.layers.nn import DEFAULT_FORMAT, Net, WeightFormat, prefix_of
 from compiler.frontend.quantized.held import NO_FORMS, Form
 from compiler.frontend.registry import decoder_family
@@ -125,7 +125,7 @@ def _result(step: Step, family: DecoderFamily, entry: str) -> Var:
         x = family.layer(Layer(step, number), x)
     if entry == HIDDEN:
         hidden = _hidden(step, family, x, batch.logit_rows)
-        return hidden if step.config.verdict is None else judged(step, hidden, step.config.verdict)
+        return hidden if step.config.classes is None else classified(step, hidden, step.config.classes)
     found = logits(step, _hidden(step, family, x, batch.logit_rows))
     if batch.hidden_rows is None:
         return found

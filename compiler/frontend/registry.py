@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from compiler.frontend import families
+from compiler.frontend.classes import read_classes
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import ModelError, UnknownModel
 from compiler.frontend.family import DecoderFamily, EncoderFamily, Family, Gguf
@@ -19,7 +20,7 @@ from compiler.frontend.metadata import require_read
 from compiler.frontend.mixture import joint_experts, without
 from compiler.frontend.quantized.source import FIELDS as QUANTISATION
 from compiler.frontend.reranker import FIELDS as JUDGING
-from compiler.frontend.reranker import read_verdict
+from compiler.frontend.reranker import read_pair_prompt, read_verdict
 from compiler.frontend.sentence import load_embedding
 from compiler.frontend.weights import WeightSource
 
@@ -77,8 +78,13 @@ def load_config(path: str | Path) -> ModelConfig:
         raise ModelError(f"{directory} has no config.json; expected a directory as a model hub has it, or a .gguf file")
     config = parse_config(values := read_json(file))
     config = replace(config, embedding=load_embedding(directory, config.embedding.pooling))
-    judged = read_verdict(directory, values, config.family, config.vocab_size) if config.is_causal else None
-    return config if judged is None else replace(config, classes=judged[0], verdict=judged[1])
+    if not config.is_causal:
+        return config
+    if (judged := read_verdict(directory, values, config.family, config.vocab_size)) is not None:
+        config = replace(config, classes=judged[0], verdict=judged[1])
+    if config.classes is None:
+        return config
+    return replace(config, pair_prompt=read_pair_prompt(directory, config.family, config.classes, config.verdict))
 
 
 def parse_config(values: object) -> ModelConfig:
@@ -91,5 +97,7 @@ def parse_config(values: object) -> ModelConfig:
     if family is None:
         raise UnknownModel(f"model_type {model_type!r} is not known; known are {', '.join(sorted(FAMILIES))}")
     config = family.read(fields)
+    if config.is_causal:
+        config = replace(config, classes=read_classes(fields))
     require_read(fields, model_type)
     return config

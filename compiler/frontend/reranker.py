@@ -1,4 +1,5 @@
-"""Rerankers that are decoders: the prompt has a query and a document, and the logits of two tokens after it are compared."""
+"""Rerankers that are decoders: the prompt has a query and a document. The score compares the logits of two tokens after the prompt, or is
+the output of a classification head."""
 
 from __future__ import annotations
 
@@ -45,7 +46,6 @@ class Verdict:
 
     yes: int
     no: int
-    prompt: PairPrompt
 
 
 def read_verdict(directory: Path, config: Mapping[str, Any], family: str, vocab_size: int) -> tuple[Classes, Verdict] | None:
@@ -57,7 +57,18 @@ def read_verdict(directory: Path, config: Mapping[str, Any], family: str, vocab_
         raise ConfigError(f"the model reranks by the tokens {found[0]} and {found[1]}; only the prompt of Qwen3-Reranker is supported")
     if max(found) >= vocab_size:
         raise ConfigError(f"the model reranks by the tokens {found[0]} and {found[1]}; its vocabulary has only {vocab_size}")
-    return Classes(("relevant",), read_scores(Fields(config, "config.json"), 1)), Verdict(*found, QWEN3)
+    return Classes(("relevant",), read_scores(Fields(config, "config.json"), 1)), Verdict(*found)
+
+
+def read_pair_prompt(directory: Path, family: str, classes: Classes, verdict: Verdict | None) -> PairPrompt | None:
+    """Return the prompt around a pair of texts; None: the tokenizer joins them. Conversions of Qwen3-Reranker to a classification head keep
+    its chat template."""
+    converted = family == FAMILY and len(classes.names) == 1 and _has_template(directory)
+    return QWEN3 if verdict is not None or converted else None
+
+
+def _has_template(directory: Path) -> bool:
+    return any(TASK in _text_of(directory / name) for name in ("chat_template.jinja", "tokenizer_config.json"))
 
 
 def _tokens_of_module(directory: Path) -> tuple[int, int] | None:
@@ -68,7 +79,7 @@ def _tokens_of_module(directory: Path) -> tuple[int, int] | None:
     if module is None:
         return None
     fields = settings_of(module, directory)
-    if not any(TASK in _text_of(directory / name) for name in ("chat_template.jinja", "tokenizer_config.json")):
+    if not _has_template(directory):
         raise ConfigError("modules.json has LogitScore; its chat template is expected to be that of Qwen3-Reranker, the only one known")
     return fields.integer("true_token_id", minimum=0), fields.integer("false_token_id", minimum=0)
 

@@ -85,7 +85,7 @@ class WebProgram(msgspec.Struct, frozen=True):
 def export_web(model: Servable, name: str, folder: Path, progress: Progress = silent, levels: Sequence[str] = LEVELS) -> WebProgram:
     """Write the export of a model to `folder`. Raise LoadError if it cannot be exported."""
     mode = model.mode
-    if isinstance(mode, Encoder) and mode.files.config.classes is not None:
+    if mode.files.config.classes is not None:
         raise LoadError(ErrorCode.LOAD_REFUSED, f"{name} classifies texts; models that generate text or give vectors can be exported")
     dialect = _dialect(model)
     folder.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ def open_files(path: Path) -> ModelFiles:
                 path, model.config, model, is_embedder=False, gguf=model.file, held=HeldWeights(model) if model.forms else None
             )
         config = _config_of(path)
-        is_embedder = not config.is_causal or config.verdict is not None or (path / "modules.json").is_file()
+        is_embedder = not config.is_causal or config.classes is not None or (path / "modules.json").is_file()
         weights, held = open_weights(path, config), open_weights(path, config, held=True)
         is_held = bool(forms_of(held.tensors))
         return ModelFiles(path, config, weights, is_embedder, _architectures_of(path), held=held if is_held else None)

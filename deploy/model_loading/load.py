@@ -64,7 +64,7 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
     pace = None if served.step_model is None else _pace(served.step_model, compiled.key, session, load)
     progress("warm-up", 1.0)
     config = model.files.config
-    embedding, classes, verdict = config.embedding, config.classes, config.verdict
+    embedding, classes, prompt = config.embedding, config.classes, config.pair_prompt
     ready = Ready(
         signature=compiled.key,
         cache_hit=compiled.cache_hit,
@@ -85,7 +85,7 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         default_prompt=embedding.default_prompt,
         classes=classes.names if classes else (),
         class_scores=ClassScores(classes.scores) if classes else ClassScores.SOFTMAX,
-        pair_prompt=None if verdict is None else PairPrompt(**asdict(verdict.prompt)),
+        pair_prompt=None if prompt is None else PairPrompt(**asdict(prompt)),
         num_graphs=session.num_graphs,
         compile_s=compiled.compile_s,
         load_s=time.perf_counter() - started,

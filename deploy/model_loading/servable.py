@@ -70,5 +70,5 @@ def _task(files: ModelFiles) -> str:
     classifiers = [name for name in files.architectures if "ForSequenceClassification" in name or "ForTokenClassification" in name]
     if not classifiers:
         return ""
-    remedy = "take an encoder that classifies texts, or a model that generates or embeds"
+    remedy = "take a model that classifies texts, generates or embeds"
     return f". The model is a {classifiers[0]}: no head of its family that classifies is served; {remedy}"

@@ -1009,6 +1009,50 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             "problem_type": "multi_label_classification",
         }
     ),
+    # Decoders classify a text by its last token.
+    "llama-classes": Classifier(
+        {
+            "model_type": "llama",
+            "architectures": ["LlamaForSequenceClassification"],
+            **TINY,
+            "id2label": {"0": "low", "1": "middle", "2": "high"},
+            "label2id": {"low": 0, "middle": 1, "high": 2},
+        }
+    ),
+    "qwen2-classes": Classifier(
+        {
+            "model_type": "qwen2",
+            "architectures": ["Qwen2ForSequenceClassification"],
+            **TINY,
+            "num_labels": 2,
+            "problem_type": "multi_label_classification",
+        }
+    ),
+    "qwen3-reranker": Classifier(
+        {
+            "model_type": "qwen3",
+            "architectures": ["Qwen3ForSequenceClassification"],
+            **TINY,
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "id2label": {"0": "LABEL_0"},
+            "label2id": {"LABEL_0": 0},
+        }
+    ),
+    # The head does not apply the soft cap of the logits.
+    "gemma2-classes": Classifier(
+        {
+            "model_type": "gemma2",
+            "architectures": ["Gemma2ForSequenceClassification"],
+            **TINY,
+            **GEMMA,
+            "sliding_window": 12,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 2.5,
+            "id2label": {"0": "no", "1": "yes"},
+            "label2id": {"no": 0, "yes": 1},
+        }
+    ),
     "nomic_bert": Encoder(
         {
             "model_type": "nomic_bert",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from compiler.frontend.classes import Classes
 from compiler.frontend.config import Activation, Heads, ModelConfig, Norm
 from compiler.frontend.layers.nn import Net, WeightFormat
 from compiler.frontend.reranker import Verdict
@@ -23,6 +24,7 @@ OUT = "self_attn.o_proj"
 SINKS = "self_attn.sinks"
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 DOWN = "mlp.down_proj"
+CLASS_HEAD = "score"  # without the prefix of the decoder's weights
 
 
 @dataclass(slots=True)
@@ -141,7 +143,14 @@ def logits(step: Step, x: Var) -> Var:
     return net.call(MULTIPLY, net.call(TANH, net.call(DIVIDE, found, limit)), limit)
 
 
-def judged(step: Step, x: Var, verdict: Verdict) -> Var:
+def classified(step: Step, x: Var, classes: Classes) -> Var:
+    """Compute the numbers of the classes, [rows, classes], by the classification head or by the logits of two tokens."""
+    if step.config.verdict is not None:
+        return _judged(step, x, step.config.verdict)
+    return step.net.linear(x, CLASS_HEAD, step.config.hidden_size, len(classes.names), format=WeightFormat(32))
+
+
+def _judged(step: Step, x: Var, verdict: Verdict) -> Var:
     """Compute the logit of the token `yes` minus the logit of the token `no`, [rows, 1], as the product with the difference of their
     weights."""
     c, net = step.config, step.net

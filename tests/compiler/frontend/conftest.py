@@ -74,9 +74,10 @@ class InterpretedModel:
     source: WeightSource
     module: IRModule
     golden: dict[str, NDArray[Any]]
+    entry: str = ENTRY
 
     def start(self) -> Sequences:
-        return Sequences(self, ENTRY, _empty_caches(self.config, DType.F32, seed=0))
+        return Sequences(self, self.entry, _empty_caches(self.config, DType.F32, seed=0))
 
     def call(self, entry: str, *args: Any) -> Rows:
         weights = (self.source.read(param.name) for param in self.module.graph(entry).weights)
@@ -179,13 +180,13 @@ def causal(compiled_once: Callable[..., Executable]) -> Callable[..., CausalMode
 
 @pytest.fixture(scope="session")
 def interpreted() -> Callable[..., InterpretedModel]:
-    """`interpreted(case, format="f32")` returns the model of a case, which is interpreted and not compiled. In bf16 it rounds the rows that
-    a machine with fast bf16 products rounds."""
+    """`interpreted(case, format="f32", entry="step")` returns the model of a case, which is interpreted and not compiled. In bf16 it rounds
+    the rows that a machine with fast bf16 products rounds."""
 
     @lru_cache
-    def built(case: str, format: str = "f32") -> InterpretedModel:
+    def built(case: str, format: str = "f32", entry: str = ENTRY) -> InterpretedModel:
         config, source, golden = _golden(GOLDEN / case)
-        module = build_step(config, dtypes_of(source), BOUNDS, DType.F32, WeightFormat.parse(format))
-        return InterpretedModel(config, source, RoundOperands()(module), golden)
+        module = build_step(config, dtypes_of(source), BOUNDS, DType.F32, WeightFormat.parse(format), entry=entry)
+        return InterpretedModel(config, source, RoundOperands()(module), golden, entry)
 
     return built

@@ -116,9 +116,10 @@ def test_families_give_their_bytes(name: str, demo: Servable, tmp_path: Path) ->
     assert logits.tobytes() == expected.tobytes() and found == tokens
 
 
-def test_a_model_that_classifies_is_refused_by_name(demo: Servable, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["xlm-roberta-reranker", "qwen3-reranker"])
+def test_a_model_that_classifies_is_refused_by_name(name: str, demo: Servable, tmp_path: Path) -> None:
     with pytest.raises(LoadError, match="reranker classifies texts; models that generate text or give vectors can be exported"):
-        export_web(golden("xlm-roberta-reranker", demo), "reranker", tmp_path)
+        export_web(golden(name, demo), "reranker", tmp_path)
 
 
 def chat(**body: Any) -> dict[str, Any]:

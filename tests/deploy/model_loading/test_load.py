@@ -143,6 +143,8 @@ def test_what_sentence_transformers_wrote_reaches_the_front(folder_of: Callable[
         ("bert-classes", ("low", "middle", "high"), ClassScores.SOFTMAX),
         ("xlm-roberta-reranker", ("LABEL_0",), ClassScores.SIGMOID),
         ("mpnet-classes", ("LABEL_0", "LABEL_1"), ClassScores.SIGMOID),
+        ("llama-classes", ("low", "middle", "high"), ClassScores.SOFTMAX),
+        ("qwen3-reranker", ("LABEL_0",), ClassScores.SIGMOID),
     ],
 )
 def test_models_that_classify(case: str, names: tuple[str, ...], scores: ClassScores, folder_of: Callable[[str], Path]) -> None:
