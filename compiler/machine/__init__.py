@@ -1,1 +1,1 @@
-"""Machines as data: targets, formats of packed weights, and the tiles that multiply on each target."""
+"""Facts about machines: targets, formats of packed weights, and the tiles that each target has."""

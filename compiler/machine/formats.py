@@ -1,7 +1,8 @@
-"""Formats: how weights are stored for the instructions that multiply them.
+"""Formats of weights: where each element is stored, and how it is decoded.
 
-Instructions multiply signed bytes by unsigned bytes, so a panel stores integers plus an `offset`. For each column, a panel keeps four
-neighbours along k adjacent. If a byte holds several weights, they are those at k, k + 4, and so on; the first is in the lowest bits.
+Instructions multiply signed bytes by unsigned bytes, so panels of integers store each weight plus an `offset`, as an unsigned number. A
+panel [lines, bytes] has a line for each `depth` neighbours along k. A line stores four neighbours of a column next to each other. If a byte
+holds several weights, these are the weights at k, k + 4, and so on; the first is in the lowest bits.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from compiler.ir.loops.write import cast, index
 I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16
 FOUR = 4  # number of byte products that one instruction adds to a sum
 FRAGMENT_COLUMNS = 16  # number of weight columns that one tensor core instruction multiplies
-EIGHTHS = 3  # bits that are rounded off the product of a 4-bit weight and its multiplier
+EIGHTHS = 3  # a multiplier counts eighths: its product with a 4-bit weight is shifted right by this many bits, and rounded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Panels(Format):
-    """Integers in panels [panels, k / depth, 4 * columns]. An element is the stored integer, including its offset."""
+    """Integers in panels [panels, k / depth, 4 * columns]. An element is the stored integer, which includes the offset."""
 
-    order: tuple[int, ...] = (0, 1, 2, 3)  # order in which a line stores four neighbours along k; this permutation is its own inverse
+    order: tuple[int, ...] = (0, 1, 2, 3)  # order in which a line stores four neighbours along k; the inverse permutation is the same
 
     @property
     def offset(self) -> int:
@@ -40,7 +41,7 @@ class Panels(Format):
 
     @property
     def padding(self) -> int:
-        """The byte that fills the columns after the last one. It decodes to weights of 0."""
+        """The byte that pads the last panel: its weights are 0."""
         return sum(self.offset << self.bits * i for i in range(self.per_byte))
 
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
@@ -57,8 +58,8 @@ class Panels(Format):
         return k % FOUR if self.order == (0, 1, 2, 3) else k % 2 * 2 + k // 2 % 2
 
     def byte(self, line: Dim, j: Dim, number: Callable[[Dim], Scalar]) -> Scalar:
-        """Return byte `j` of a line for one column. `number(k)` is the weight at k; it includes the offset if weights have fewer than 8
-        bits."""
+        """Return byte `j` of a column in the line number `line`. `number(k)` is the weight at k; for fewer than 8 bits it must include the
+        offset."""
         if self.bits == 8:
             return number(line * FOUR + self.neighbour(j)) + self.offset
         first, *others = (number(line * self.depth + self.neighbour(j) + FOUR * i) for i in range(self.per_byte))
@@ -82,7 +83,7 @@ class Panels(Format):
         return fours[..., self.order].reshape(-1, stored.shape[1] // FOUR, columns * FOUR)
 
     def stored(self, panels: Any) -> Any:
-        """Unpack panels to weights [columns, k] that include the offset, in NumPy."""
+        """Unpack panels, in NumPy. Return the stored integers [columns, k], which include the offset."""
         count, lines, wide = panels.shape
         parts = [panels >> self.bits * i & (1 << self.bits) - 1 for i in range(self.per_byte)]
         fours = np.stack([part.reshape(count, lines, wide // FOUR, FOUR) for part in parts], 2)  # [panels, line, part, columns, four]
@@ -91,7 +92,8 @@ class Panels(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Widened(Format):
-    """Integers in panels, with multipliers [panels, groups, columns] that widen them to 8 bits."""
+    """Integers of 4 bits in panels, and multipliers [panels, groups, columns]. A weight is the product of its integer and its group's
+    multiplier, rounded to 8 bits."""
 
     panels: Panels
 
@@ -102,7 +104,7 @@ class Widened(Format):
         return (*self.panels.places(buffers, n, k, matrix), found)
 
     def group(self, buffers: tuple[Buffer, ...]) -> int:
-        """Return the number of neighbours along k that share a multiplier."""
+        """Return the number of weights along k that share a multiplier."""
         return (buffers[0].shape[-2] * self.depth // buffers[1].shape[-2]).const
 
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
@@ -112,10 +114,10 @@ class Widened(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Elements(Format):
-    """Unchanged floats in panels [panels, k / depth, depth * columns]."""
+    """Floats, stored as they are in panels [panels, k / depth, depth * columns]."""
 
-    def held(self, line: Dim) -> tuple[Dim, Dim]:
-        """Return where the element at position `line` of a line belongs: its column in the panel, and its k within the line."""
+    def column_and_k(self, at: Dim) -> tuple[Dim, Dim]:
+        """Return which element a line stores at this position: its column in the panel, and its k relative to the line's first k."""
         raise NotImplementedError
 
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
@@ -124,24 +126,24 @@ class Elements(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Neighbours(Elements):
-    """Panels that store neighbours along k of a column next to each other."""
+    """Panels whose lines store the neighbours along k of a column next to each other."""
 
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
         columns = buffers[0].shape[-1].const // self.depth
         return (Load(buffers[0], (*matrix, n // columns, k // self.depth, n % columns * self.depth + k % self.depth)),)
 
-    def held(self, line: Dim) -> tuple[Dim, Dim]:
-        return line // self.depth, line % self.depth
+    def column_and_k(self, at: Dim) -> tuple[Dim, Dim]:
+        return at // self.depth, at % self.depth
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fragments(Elements):
-    """Panels of 16 columns, in the order in which the registers of `mma.sync` hold them.
+    """Panels of 16 columns in the order of the registers of the tensor core instruction `mma.sync`.
 
-    A line serves two instructions, each of which multiplies 16 numbers along k. The index of an element in a line consists of these bits,
-    highest first: the instruction; column % 8 and the quad, which together are the lane; the half of its k; column // 8; the neighbour. A
-    lane multiplies the elements with k % 32 // 8 == quad in both instructions. These are 8 adjacent elements of a row, so the lane reads
-    them at once.
+    A line has the operands of two instructions, each of which multiplies 16 elements along k. The bits of a position in a line are, from
+    the highest: the instruction (1 bit); column % 8 (3 bits) and the quad (2 bits), which together number the lane; the half of the
+    instruction's k (1 bit); column // 8 (1 bit); the neighbour (1 bit). In both instructions, a lane multiplies the elements whose k % 32
+    // 8 is its quad. These are 8 adjacent elements of a row, so the lane loads them at once.
     """
 
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
@@ -150,9 +152,9 @@ class Fragments(Elements):
         at = k % 8 // 4 * 256 + lane * 8 + k % 4 // 2 * 4 + column // 8 * 2 + k % 2
         return (Load(buffers[0], (*matrix, n // FRAGMENT_COLUMNS, k // self.depth, at)),)
 
-    def held(self, line: Dim) -> tuple[Dim, Dim]:
-        lane = line % 256 // 8
-        return lane // 4 + line % 4 // 2 * 8, lane % 4 * 8 + line // 256 * 4 + line % 8 // 4 * 2 + line % 2
+    def column_and_k(self, at: Dim) -> tuple[Dim, Dim]:
+        lane = at % 256 // 8
+        return lane // 4 + at % 4 // 2 * 8, lane % 4 * 8 + at // 256 * 4 + at % 8 // 4 * 2 + at % 2
 
     def packed(self, numbers: Any) -> Any:
         """Pack numbers [n, k] into panels, in NumPy."""
@@ -169,18 +171,18 @@ class Fragments(Elements):
         return parts.transpose(0, 6, 3, 1, 4, 2, 5, 7).reshape(count * FRAGMENT_COLUMNS, lines * self.depth)
 
     def chunks(self, k: int) -> list[Any]:
-        """Return the indices k that each instruction sums, in the order of instructions."""
+        """Return for each instruction, in order, the indices k of the products that it adds up."""
         numbers = np.arange(k).reshape(-1, 4, 2, 4).transpose(0, 2, 1, 3)
         return list(numbers.reshape(-1, 16))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntegerFragments(Format):
-    """Integers with an offset in the panels of `Fragments`: [panels, k / 32, 64 * bits].
+    """Integers with an offset, in panels like those of `Fragments`: [panels, k / 32, 64 * bits].
 
-    With 8 bits, a byte holds one element. With 4 bits, a word holds eight numbers: those with k % 4 < 2 are in the lower halves of the
-    bytes, and bytes are ordered by neighbour and column // 8. So one shift of the word moves the two numbers of a register to bits 0 and
-    16.
+    With 8 bits, a byte holds one element. With 4 bits, a word of 32 bits holds eight. Elements with k % 4 < 2 are in the lower halves of
+    bytes, and the bytes of a word are ordered by neighbour and by column // 8. So one shift of the word moves the two integers of a
+    register of `mma.sync` to bits 0 and 16.
     """
 
     @property
@@ -204,17 +206,17 @@ class IntegerFragments(Format):
         byte = cast(stored[0], I32)
         return byte - self.offset if self.bits == 8 else (byte >> cast(index(k % 4 // 2 * 4), I32) & 15) - self.offset
 
-    def byte(self, line: Dim, number: Callable[[Dim, Dim], Scalar]) -> Scalar:
-        """Return the byte at position `line` of a line. `number(column, k)` is the weight plus its offset."""
+    def byte(self, at: Dim, number: Callable[[Dim, Dim], Scalar]) -> Scalar:
+        """Return the byte at this position of a line. `number(column, k)` is the weight plus its offset."""
         if self.bits == 8:
-            lane, first = line // 16, line % 16 // 8 * 4 + line % 2
-            return number(lane // 4 + line % 4 // 2 * 8, lane % 4 * 8 + first + line % 8 // 4 * 2)
-        lane = line // 8
-        column, k = lane // 4 + line % 2 * 8, lane % 4 * 8 + line % 8 // 4 * 4 + line % 4 // 2
+            lane, first = at // 16, at % 16 // 8 * 4 + at % 2
+            return number(lane // 4 + at % 4 // 2 * 8, lane % 4 * 8 + first + at % 8 // 4 * 2)
+        lane = at // 8
+        column, k = lane // 4 + at % 2 * 8, lane % 4 * 8 + at % 8 // 4 * 4 + at % 4 // 2
         return number(column, k) | number(column, k + 2) << 4
 
     def unpacked(self, panels: Any) -> Any:
-        """Unpack panels to weights [n, k] without their offset, in NumPy."""
+        """Unpack panels, in NumPy. Return the weights [n, k] without their offset."""
         count, lines, _ = panels.shape
         if self.bits == 8:
             # [panel, line, column % 8, quad, instruction, half, column // 8, neighbour]
@@ -237,7 +239,8 @@ def _row(format: F) -> F:
 
 
 PANEL8 = _row(Panels("panel8", bits=8, depth=4, rows=I8, dtype=I32))
-# For rows of 16 bits. Of four neighbours, the first two are the lower bytes of two 16-bit words, and the last two are the upper bytes.
+# The format for rows of 16 bits. Of four neighbours along k, the first two are the lower bytes of two 16-bit words, and the last two are
+# the upper bytes.
 PANEL8_WORDS = _row(Panels("panel8_words", bits=8, depth=4, rows=I16, dtype=I32, order=(0, 2, 1, 3)))
 PANEL4 = _row(Panels("panel4", bits=4, depth=8, rows=I8, dtype=I32))
 WIDENED4 = _row(Widened("widened4", bits=4, depth=8, rows=I8, dtype=I32, panels=PANEL4))

@@ -1,8 +1,8 @@
-"""The tiles that multiply matrices on each target: one table, the best first.
+"""One table of the tiles that multiply matrices, the best tile of each kind first.
 
-A tile takes rows of one element type and weights of one format. Its order of summation does not depend on its height. Tile shapes are
-chosen so that accumulators, columns and one factor fit the registers. Vectors have LANES lanes whatever the width of registers; code
-generation splits or joins them. So every sum has the same order on all instruction sets.
+A tile multiplies rows of one element type by weights of one format. Its order of summation does not depend on its number of rows. The
+accumulators, the columns of a step and one factor of a row fit the registers. A vector has LANES lanes on every machine, and code
+generation splits or joins vectors to the width of registers. So every sum has the same order on all instruction sets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LANES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """The shape of a tile: `rows` x (`vectors` * `lanes`) accumulators. `rows` is a power of two."""
+    """The shape of a tile: `rows` times (`vectors` * `lanes`) accumulators. `rows` is a power of two."""
 
     rows: int
     vectors: int
@@ -47,7 +47,7 @@ class FloatTile:
     """A tile that multiplies and adds vectors of f32."""
 
     shape: TileShape
-    steps: int = 4  # upper limit of unrolled steps along k, which share decoded values but each need registers for their columns
+    steps: int = 4  # most steps along k to unroll; they share decoded values, but the columns of each step need registers
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,10 @@ class ProductTile:
 
     op: ProductOp  # the operation, with the largest number of rows that a tile may have
     format: Format  # format of the weights
-    depth: int  # extent of k that one instruction multiplies; k, or each quantisation group along k, is a multiple of it
-    block: int | None = None  # extent of k that a matrix unit processes at a time, a multiple of `depth`
-    widen: WidenPanel | None = None  # unpacks a panel with fewer bits into the panel that `op` reads
-    needs: Features = NONE  # features required besides those of `op`, for targets on which `op` alone would be too slow
+    depth: int  # elements along k that one instruction multiplies; k, or each group of weights with one scale, is a multiple of this number
+    block: int | None = None  # elements along k that a matrix unit multiplies at a time, a multiple of `depth`
+    widen: WidenPanel | None = None  # widens a panel of 4-bit weights to the panel that `op` reads
+    needs: Features = NONE  # features required besides those of `op`, which leave out targets on which `op` would be too slow
 
     @property
     def shape(self) -> TileShape:
@@ -75,16 +75,16 @@ class ProductTile:
         return isinstance(self.op, MatrixUnitOp)
 
     def product(self, rows: int, *, fresh: bool = False) -> ProductOp:
-        """Return the operation for this number of rows. With `fresh`, an operation on a matrix unit overwrites its result. Operations in
-        registers ignore `fresh`."""
+        """Return the operation for this number of rows. With `fresh`, a matrix unit overwrites the result instead of adding to it. Other
+        tiles ignore `fresh`."""
         return replace(self.op, rows=rows, fresh=fresh) if isinstance(self.op, MatrixUnitOp) else replace(self.op, rows=rows)
 
     def takes(self, s: Contraction, row_axis: DimVar | None) -> bool:
-        """Return whether the tile can read the rows of a contraction, and whether the columns can be packed for the tile."""
+        """Return whether the tile can read the rows of the contraction, and whether its columns can be packed for the tile."""
         return self.factors(s) is not None and self.takes_rows(s, row_axis)
 
     def takes_rows(self, s: Contraction, row_axis: DimVar | None) -> bool:
-        """Return whether the tile can read the rows of a contraction, whatever its columns are."""
+        """Return whether the tile can read the rows of the contraction, whatever the columns are."""
         rows = self._in_memory(s.rows)
         if rows is None or not prove_divisible(s.extent, self.depth):
             return False
@@ -94,7 +94,7 @@ class ProductTile:
         return row_axis is None or [d.var for d in before if row_axis in d.vars()] == [row_axis]
 
     def factors(self, s: Contraction) -> tuple[Load, Load] | None:
-        """Return the loads of rows and columns that the sum multiplies, or None if they are not in memory in the tile's element type."""
+        """Return the loads of the rows and of the columns. Return None if either is not in memory in the tile's element type."""
         rows, columns = (self._in_memory(x) for x in (s.rows, s.columns))
         return None if rows is None or columns is None else (rows, columns)
 
@@ -104,7 +104,7 @@ class ProductTile:
         return load if isinstance(load, Load) and load.buffer.dtype is self.rows else None
 
     def reads(self, factor: Scalar) -> bool:
-        """Return whether the columns are in panels of the tile's format, with 32 bits of each column adjacent."""
+        """Return whether the columns are already packed in panels of the tile's format and width, with 32 bits of each column adjacent."""
         element = factor.value if isinstance(factor, Cast) else factor
         if not isinstance(element, Element) or element.format is not self.format:
             return False
@@ -112,9 +112,8 @@ class ProductTile:
         return panels.shape[-1] * panels.dtype.num_bytes == Dim.of(self.shape.columns * 4)
 
     def widens(self, length: int, group: int) -> bool:
-        """Return whether the tile widens channels of this length with groups of this size. Each block must hold whole groups. A channel
-        with a single
-        group is not widened."""
+        """Return whether the tile can widen channels of `length` weights in groups of `group`. A block must hold whole groups. A channel
+        with a single group is not widened."""
         if self.widen is None or self.block is None:
             return False
         return length % self.depth == 0 and group < length and group % STRETCH == 0 and self.block % group == 0
@@ -126,30 +125,31 @@ class ProductTile:
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """The tiles of a target."""
+    """The tiles of one target."""
 
     floats: FloatTile
-    attention: TileShape  # tile of products of queries and keys, and of attention weights and values
+    attention: TileShape  # the tile that multiplies queries by keys, and attention weights by values
     tiles: tuple[ProductTile, ...]
 
     @property
     def pairs(self) -> ProductTile | None:
-        """The tile that multiplies bf16, or None if f32 is faster (docs/decisions/0008-where-bf16-is-multiplied.md)."""
+        """The tile that multiplies bf16. None on targets where f32 is faster (docs/decisions/0008-where-bf16-is-multiplied.md)."""
         return next((t for t in self.tiles if t.rows is DType.BF16), None)
 
     @property
     def scaled(self) -> tuple[ProductTile, ...]:
-        """The tiles that multiply rows of bf16 by quantised weights."""
+        """The tiles that multiply rows of bf16 by integers, and apply the scales of groups."""
         return tuple(t for t in self.tiles if t.rows is DType.BF16 and t.format.bits < 16)
 
     @property
     def integers(self) -> tuple[ProductTile, ...]:
-        """The tiles that multiply integer weights as stored. A row has one accumulator per plane, and one of f32 that adds up groups."""
+        """The tiles that multiply rows of integers by weights as they are stored. A row has one integer accumulator per plane, and one of
+        f32 that adds up the groups."""
         return tuple(t for t in self.tiles if t.rows.is_int and t.widen is None)
 
     @property
     def widened(self) -> ProductTile | None:
-        """The tile for 4-bit weights on a matrix unit, which multiplies them widened to 8 bits."""
+        """The tile that widens 4-bit weights to 8 bits for a matrix unit."""
         return next((t for t in self.tiles if t.widen is not None), None)
 
     @property
@@ -157,12 +157,13 @@ class ProductTiles:
         return any(t.on_matrix_unit for t in self.tiles)
 
 
-# (least vector bits of the target, tile shape)
+# (least width in bits of the target's vectors, shape)
 _SHAPES: Final = (
     (512, TileShape(rows=8, vectors=2)),  # 16 accumulators in 32 registers
     (128, TileShape(rows=4, vectors=1)),  # 8 accumulators in 16 registers of 256 bits, or 16 in 32 registers of 128 bits
 )
-# Engines of WebAssembly on x86 have 16 registers of 128 bits. They hold 8 accumulators, the columns of two steps, and two factors.
+# Engines of WebAssembly on x86 have 16 registers of 128 bits. This shape fills them with 8 accumulators, the columns of two steps, and two
+# factors.
 _NARROW: Final = FloatTile(TileShape(rows=4, vectors=1, lanes=8), steps=2)
 _TILES: Final = (
     (512, ProductTile(AmxBf16(rows=32, columns=32), format=PAIRS, depth=32, block=256)),
@@ -179,7 +180,7 @@ _TILES: Final = (
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=4), format=PANEL4, depth=4)),
     (128, ProductTile(DotWords(rows=4, columns=16), format=PANEL8_WORDS, depth=4)),
 )
-# The largest products that a block of a GPU computes.
+# The largest tiles that a block of a GPU computes; schedules choose smaller ones for few rows.
 _GPU_TILES: Final = tuple(
     ProductTile(Mma(rows=64, columns=128, bits=format.bits), format, depth=32) for format in (FRAGMENTS, FRAGMENTS8, FRAGMENTS4)
 )
@@ -194,7 +195,7 @@ def product_tiles(target: Target) -> ProductTiles:
 
 
 def _best(target: Target) -> Iterator[ProductTile]:
-    """For each number of weight bits, yield the first tile on the matrix unit and the first in registers."""
+    """For each number of weight bits, yield the best tile on the matrix unit and the best tile in registers."""
     found: set[tuple[int, bool]] = set()
     for least, tile in _TILES:
         kind = tile.format.bits, tile.on_matrix_unit

@@ -1,7 +1,8 @@
-"""Targets: the machines for which code is generated.
+"""Targets: the machines for which the compiler generates code.
 
-A target is defined by its features, not by a CPU name: LLVM misnames CPUs inside virtual machines, but reports their features correctly.
-Named targets are levels of capability; the host is whatever the CPU reports.
+A target is defined by its features and not by the name of a CPU: in virtual machines LLVM often detects a wrong name, but the right
+features. A named target is a set of features that many machines have. The target `host` is this machine, with the features that its CPU
+reports.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ class Target:
     name: str
     arch: str  # LLVM's name: x86_64, aarch64, riscv64, wasm32
     features: frozenset[str]  # LLVM's names
-    vector_bits: int  # width of the widest registers that do arithmetic
+    vector_bits: int  # width of the widest registers with arithmetic
     system: str = LINUX  # vendor, system and ABI: the part of LLVM's triple after the architecture
-    fused: bool = True  # has an instruction that multiplies and adds with one rounding
-    halves: bool = True  # has instructions that convert f16
+    fused: bool = True  # whether an instruction multiplies and adds with one rounding
+    halves: bool = True  # whether instructions convert f16
     relocation: str = "pic"  # LLVM's relocation model
     code_model: str = "default"
-    abi: str = ""  # how calls pass floats, where the triple does not determine it
-    cpu: str = ""  # LLVM's name of the processor, where features alone do not determine the code
+    abi: str = ""  # LLVM's name for how calls pass floats, where the triple leaves this open
+    cpu: str = ""  # LLVM's name of the processor, where the features do not determine the code
 
     @property
     def triple(self) -> str:
@@ -47,7 +48,7 @@ class Target:
 
     @property
     def key(self) -> str:
-        """A text that is equal for targets with equal code, on every machine."""
+        """A text that identifies the generated code: targets with equal keys get the same code, on every machine."""
         system = "" if self.system == LINUX else f"@{self.system}"
         return f"{self.arch}:{self.feature_string}{system}"
 
@@ -64,7 +65,7 @@ class Target:
         return self.vector_bits // (8 * num_bytes)
 
 
-# LLVM adds the features that these features imply (avx2 implies avx and sse).
+# LLVM adds the features that these imply; for example, avx2 implies avx and sse.
 _X86_V3: Final = frozenset(["avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt"])
 _AVX512: Final = _X86_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _AVX512_BF16: Final = _AVX512 | {"avx512vnni", "avx512bf16"}
@@ -82,12 +83,12 @@ def _wasm(name: str, features: frozenset[str], *, fused: bool) -> Target:
 
 
 def _gpu(name: str, ptx: str) -> Target:
-    """Return the target of a GPU. Its registers are as wide as the widest memory access of a thread. PTX for a name that ends in "a" runs
-    only on that generation, other PTX also on later ones."""
+    """Return the target of a GPU. `vector_bits` is the widest memory access of a thread. PTX for a name that ends in "a" runs only on that
+    generation of GPUs; other PTX also runs on later generations."""
     return Target(name, "nvptx64", frozenset([name, ptx]), 128, system=GPU, cpu=name)
 
 
-# One target per row. The first of an architecture is its baseline.
+# The first target of each architecture is its baseline.
 NAMED: Final = {
     t.name: t
     for t in (
@@ -121,18 +122,18 @@ def get(name: str) -> Target:
 
 
 def of_gpu(name: str, capability: Capability) -> Target:
-    """Return the named target, if a GPU of this compute capability runs it. "host" names the latest target that it runs."""
+    """Return the named target if a GPU of this compute capability can run it. "host" is the latest target that the GPU can run."""
     able = [t for t in NAMED.values() if t.system == GPU and runs(t.key, capability)]
     chosen = able[-1:] if name == "host" else [t for t in able if t.name == name]
     if not chosen:
-        wanted = "the least target, sm_80" if name == "host" else f"target {name!r}"
-        text = f"{wanted} is not for a GPU of compute capability {capability[0]}.{capability[1]}; it can run "
-        raise TargetError(text + (", ".join(t.name for t in able) or "none"))
+        gpu = f"a GPU of compute capability {capability[0]}.{capability[1]}"
+        runs_here = f"it can run {', '.join(t.name for t in able)}" if able else "it can run no target; the lowest one is sm_80"
+        raise TargetError(f"{gpu} cannot run target {name!r}; {runs_here}")
     return chosen[0]
 
 
 def runnable(name: str) -> Target:
-    """Return the named target, if this machine can run it."""
+    """Return the named target if this machine can run it."""
     return _within(get(name), host())
 
 
@@ -146,7 +147,7 @@ def _within(target: Target, here: Target) -> Target:
 
 
 def host() -> Target:
-    """Return this machine, restricted to the target that RELAXSERVE_TARGET names, if any."""
+    """Return this machine's target. The variable RELAXSERVE_TARGET can restrict it to a named target."""
     lesser = flags.current().target
     return machine() if lesser in (None, "host") else _reduced(lesser)
 
@@ -166,7 +167,7 @@ def machine() -> Target:
     if not known:
         raise TargetError(f"this machine is a {ARCH}; code is generated for {' and '.join({t.arch: None for t in NAMED.values()})}")
     least = known[0]
-    # The operating system may leave out features of the architecture's baseline, which on aarch64 includes NEON.
+    # The operating system may omit features of the architecture's baseline. On aarch64 the baseline includes NEON.
     found = features() | (_NEON if ARCH == "aarch64" else frozenset[str]())
     if missing := least.features - found:
         raise TargetError(

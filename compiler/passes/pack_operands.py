@@ -121,7 +121,7 @@ class PackOperands:
 
         kernel = Kernel()
         with kernel.nest(panels.shape) as (*batch, panel, deep, line):
-            column, neighbour = (line, Dim.of(0)) if packed.format is None else packed.format.held(line)
+            column, neighbour = (line, Dim.of(0)) if packed.format is None else packed.format.column_and_k(line)
             n, r = panel * self.columns + column, deep * packed.group + neighbour
             outer = iter(batch)
             at = tuple(n if i == packed.column else r if i == packed.depth else next(outer) for i in range(len(given.shape)))

@@ -1,1 +1,1 @@
-"""Instructions of the dot tiles, one file per instruction set."""
+"""The instructions that tiles use to multiply and add, one file per instruction set."""

@@ -1,4 +1,4 @@
-"""AVX2 steps: `vpdpbusd` (AVX-VNNI), `vpmaddubsw` for small right operands, `vpmaddwd` for left operands of 16 bits."""
+"""Steps for AVX2: `vpdpbusd` (AVX-VNNI), `vpmaddubsw` for weights of 4 bits, and `vpmaddwd` for rows of 16 bits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _AVX2 = frozenset(["avx2"])
 
 
 def signed_by_unsigned(lanes: int, feature: str, instruction: str) -> Step:
-    """Multiply by `vpdpbusd`, whose unsigned operand is the panel."""
+    """Return the step that uses `vpdpbusd`. The panel is the instruction's unsigned operand."""
     words, bytes_ = vec("i32", lanes), vec("i8", 4 * lanes)
 
     def left(code: Code, x: str) -> Parts:
@@ -34,8 +34,9 @@ def signed_by_small(
     unrolled: int = 4,
     in_order: bool = False,
 ) -> Step:
-    """Multiply by `vpmaddubsw`, which adds two products in 16 bits and would saturate for weights of 8 bits. For weights up to 15, 8 such
-    sums fit in 16 bits. `unsigned_first` says whether the unsigned operand is the instruction's first one."""
+    """Return the step that uses `vpmaddubsw`, which adds two products in 16 bits. Weights of 8 bits would saturate; with weights up to 15,
+    a register can add up 8 results before it overflows. `unsigned_first` says whether the unsigned operand is the instruction's first
+    one."""
     words, halves, bytes_ = vec("i32", lanes), vec("i16", 2 * lanes), vec("i8", 4 * lanes)
 
     def left(code: Code, x: str) -> Parts:
@@ -64,8 +65,8 @@ def signed_by_small(
 
 
 def words_by_unsigned(lanes: int, sums: str, needs: frozenset[str] = _AVX2) -> Step:
-    """Multiply 16-bit words by bytes, with `vpmaddwd`: by the lower byte of each 16-bit half of the panel, and by the upper one. The sums
-    stay within 32 bits."""
+    """Return the step that multiplies words of 16 bits by bytes, with two `vpmaddwd`: one for the lower bytes of the panel's 16-bit halves,
+    and one for the upper bytes. The sums fit in 32 bits."""
     words, halves = vec("i32", lanes), vec("i16", 2 * lanes)
 
     def left(code: Code, x: str) -> Parts:

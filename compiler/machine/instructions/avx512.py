@@ -1,5 +1,5 @@
-"""AVX-512 steps: `vdpbf16ps` (BF16), `vpdpbusd` (VNNI), `vpmaddubsw`, `vpmaddwd`. Also the CPU features that other AVX-512 instructions
-require."""
+"""Steps for AVX-512: `vdpbf16ps` (BF16), `vpdpbusd` (VNNI), `vpmaddubsw` and `vpmaddwd`. Also the CPU features that other AVX-512
+instructions need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""AArch64 steps, four products of bytes at a time: `usdot`, unsigned by signed (i8mm), and `sdot`, signed by signed (dot product)."""
+"""Steps for AArch64. Each adds four products of bytes per lane: `usdot` (i8mm) multiplies unsigned by signed bytes, and `sdot` (dot
+product) signed by signed bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps in plain arithmetic, for machines without suitable instructions."""
+"""Steps without special instructions, for machines that have none for the operands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from compiler.machine.instructions.step import Parts, Step
 
 
 def bf16_pairs(lanes: int) -> Step:
-    """Multiply and add the two elements of a pair as f32. The second element comes first, as in `vdpbf16ps`."""
+    """Return the step that multiplies the two elements of each pair as f32. It adds the second product first, as `vdpbf16ps` does."""
     words, floats = vec("i32", lanes), vec("float", lanes)
 
     def left(code: Code, x: str) -> Parts:

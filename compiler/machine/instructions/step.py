@@ -1,4 +1,4 @@
-"""Steps: how an instruction set adds one group of products to a register of accumulators."""
+"""Steps: how an instruction set multiplies one 32-bit group of each operand, and adds the products to accumulators."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from dataclasses import dataclass
 from compiler.llvm.ssa import Code
 from compiler.machine.target import Target
 
-Parts = tuple[str, ...]  # registers that `left` or `right` makes from one register of operands
+Parts = tuple[str, ...]  # the registers that `left` or `right` prepares from one register
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of a dot tile. `left` broadcasts one 32-bit group of the left operand to a register. `right` takes a register of groups of the
-    right operand. Each prepares its operand once for all products with it."""
+    """One multiply-add of a tile, as functions that emit LLVM IR. `left` broadcasts one 32-bit group of a row to a register. `right` takes
+    a register with one group of each column. The tile prepares each operand once, and `add` then uses the registers in many products."""
 
     lanes: int
     left: Callable[[Code, str], Parts]
     right: Callable[[Code, str], Parts]
     add: Callable[[Code, str, Parts, Parts], str]
-    bits: int = 8  # largest width of the right operand's integers for which sums are exact
-    signed: bool = False  # the bytes of the right operand are signed, like those of the left
-    halves: Halves | None = None  # steps that replace `add` when many products are added, or None
-    unrolled: int = 4  # loads of each right register per iteration if a tile has several rows; all loaded values may be live at once
-    # a single row multiplies load by load, and constants stay in registers; without it, LLVM orders products by accumulator
+    bits: int = 8  # most bits of the right operand's integers with which the sums are exact
+    signed: bool = False  # whether the bytes of the right operand are signed; those of the left operand always are
+    halves: Halves | None = None  # functions that replace `add` where a tile adds many products; None: there are none
+    unrolled: int = 4  # loads of each right register per iteration, for tiles of several rows; all of them may be in registers at once
+    # With a single row, finish the products of each load before the next load, and keep constants in registers. Without this, LLVM orders
+    # the products by accumulator, which needs more registers.
     in_order: bool = False
-    needs: frozenset[str] = frozenset()  # required features
+    needs: frozenset[str] = frozenset()  # the CPU features that the step needs
 
     def runs_on(self, target: Target) -> bool:
         return self.needs <= target.features and 32 * self.lanes <= target.vector_bits
@@ -34,9 +35,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """Steps that add products in 16 bits. After `most` steps the sums must be widened to 32 bits."""
+    """Functions that add up products in 16 bits. After `most` steps the caller must widen the sums to 32 bits."""
 
     most: int
     product: Callable[[Code, Parts, Parts], str]
     join: Callable[[Code, str, str], str]
-    widen: Callable[[Code, str, str], str]  # adds 16-bit sums to a 32-bit total
+    widen: Callable[[Code, str, str], str]  # add 16-bit sums to a 32-bit total

@@ -1,5 +1,5 @@
-"""WebAssembly steps: `i16x8.relaxed_dot_i8x16_i7x16_s` for small right operands; `i32x4.dot_i16x8_s` for left operands of 16 bits, and for
-bytes on engines without relaxed SIMD."""
+"""Steps for WebAssembly: `i16x8.relaxed_dot_i8x16_i7x16_s` for weights of 4 bits, and `i32x4.dot_i16x8_s` for rows of 16 bits. Engines
+without relaxed SIMD use the second one for rows of bytes too."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ RELAXED = frozenset(["relaxed-simd"])  # the feature of relaxed_madd and relaxed
 _SIMD = frozenset(["simd128"])
 
 
-# Engines differ in relaxed_dot for right operands of 8 bits, but all are exact for 7 bits.
-# LLVM orders products by accumulator. Engines on x86 have 16 registers, which hold eight sums and the columns of two loads. A single row
-# has four sums and multiplies load by load, which needs no more registers.
+# Engines differ in the results of relaxed_dot if right operands have 8 bits, but all are exact for up to 7 bits. The step limits registers,
+# because engines on x86 have only 16: two loads per iteration leave room for eight sums, and a single row, with its four sums, finishes the
+# products of one load before the next.
 SIGNED_BY_SMALL = signed_by_small(
     LANES, "llvm.wasm.relaxed.dot.i8x16.i7x16.signed", "llvm.wasm.dot", RELAXED, unsigned_first=False, unrolled=2, in_order=True
 )
@@ -22,7 +22,7 @@ WORDS_BY_UNSIGNED = words_by_unsigned(LANES, "llvm.wasm.dot", needs=_SIMD)
 
 
 def _wide_left(code: Code, x: str) -> Parts:
-    """Return the lower and the upper bytes of each 16-bit half, sign-extended."""
+    """Return two registers: the lower bytes of the 16-bit halves, and the upper bytes, both sign-extended to 16 bits."""
     halves = code.op(f"bitcast <4 x i32> {broadcast(code, x, 'i32', LANES)} to <8 x i16>")
     eight = splat("8", "i16", 2 * LANES)
     raised = code.op(f"shl <8 x i16> {halves}, {eight}")

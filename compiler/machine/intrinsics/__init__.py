@@ -1,7 +1,7 @@
-"""The intrinsic tiles. Importing this package imports every module of the folder, which registers its intrinsics for programs.
+"""The intrinsic tiles. Importing this package imports every module of the folder, and each module registers its intrinsics.
 
-A file defines an intrinsic or a family of them: fields, operands, meaning in NumPy, required features, and code in LLVM IR. A new file here
-is a new intrinsic.
+A module defines one intrinsic or a family: fields, operands, meaning in NumPy, required CPU features, and LLVM IR. To add an intrinsic, add
+a module.
 """
 
 from importlib import import_module

@@ -1,8 +1,8 @@
-"""AMX: products of whole tiles, 16 rows by 64 bytes.
+"""Products on AMX, the matrix unit of x86. A tile register holds 16 rows of 64 bytes.
 
-Up to 2 x 2 accumulator tiles (tmm0..3) stay in the unit for the whole of k; tmm4..5 hold rows of a, tmm6..7 columns of b. Tiles of fewer
-than 16 rows are configured with their height, so that loads read nothing outside a. `amx_configure` sets the height for all later tiles.
-The process must have asked the operating system for permission to use the unit.
+Up to 2 x 2 tile registers (tmm0 to tmm3) accumulate for the whole of k. Registers tmm4 and tmm5 hold rows of a, and tmm6 and tmm7 hold
+columns of b. `amx_configure` sets the height of all registers for the tiles after it: with fewer than 16 rows, loads then read nothing
+after the end of a. The process must have asked the operating system for permission to use the unit.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TILE_ROWS, TILE_BYTES = 16, 64
 
 @tile_op
 class AmxConfigure(Intrinsic):
-    """amx_configure(): set the height of the tiles that follow.
+    """amx_configure(): set the height of the AMX registers for the tiles that follow.
 
-    A thread releases the unit when it has finished its share of a kernel. Otherwise its 8 KB of tiles would be saved at every context
-    switch.
+    A thread releases the unit when it has finished its share of a kernel. Otherwise the operating system would save 8 KB of registers at
+    every context switch.
     """
 
     name: ClassVar[str] = "amx_configure"
@@ -47,8 +47,8 @@ class AmxConfigure(Intrinsic):
         return
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        """Write the configuration: palette 1 in byte 0, the bytes per row of each tile (u16) starting at byte 16, and the rows of each tile
-        (u8) starting at byte 48."""
+        """Write the configuration of 64 bytes: palette 1 in byte 0, the bytes per row of each register (u16) from byte 16, and the rows of
+        each register (u8) from byte 48."""
         heights = _heights(self.rows)
         config = bytearray(64)
         config[0] = 1
@@ -63,8 +63,8 @@ class AmxConfigure(Intrinsic):
 
 @dataclass(frozen=True, slots=True)
 class _AmxProduct(MatrixUnitOp):
-    """amx(c, a, b, later?) dims(k, stride, first?, lines?): see product.py. A step along k reads 64 bytes of each row of a, and k is a
-    whole number of steps."""
+    """amx(c, a, b, later?) dims(k, stride, first?, lines?): a product as in product.py. A step along k reads 64 bytes of each row of a, so
+    k must be a multiple of the elements in 64 bytes."""
 
     product: ClassVar[str]  # name of the instruction
     packed: ClassVar[int]
@@ -109,7 +109,7 @@ class _AmxProduct(MatrixUnitOp):
                 code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {row_bytes})")
             if later:
                 _prefetch_later(code, later[0], step, *share)
-            elif len(heights) == 1 and not self.cached_panel:  # a product of few rows reads the panel from memory
+            elif len(heights) == 1 and not self.cached_panel:  # with few rows the product waits for the panel, which is not in a cache
                 prefetch_lines(code, right, TILE_ROWS * row_bytes, TILE_ROWS * row_bytes, far=False)
             for i in range(len(heights)):
                 top = code.op(f"mul nsw i64 {row_stride}, {i * TILE_ROWS}")
@@ -123,8 +123,8 @@ class _AmxProduct(MatrixUnitOp):
 
 @tile_op
 class AmxBf16(_AmxProduct):
-    """A product of bf16. In each 32 elements along k, the first elements of pairs have one sum and the second elements have another. Each
-    addition is fused and rounded. Then both sums are added to c. Denormals count as zero."""
+    """A product of bf16. In every 32 elements along k, one sum adds up the products of the first elements of all pairs, and another sum
+    those of the second elements. Each addition is fused and rounded. Then both sums are added to c. Denormals count as zero."""
 
     name: ClassVar[str] = "amx_bf16"
     needs: ClassVar[Features] = Features(["amx-bf16"])
@@ -159,7 +159,7 @@ class _AmxBytes(_AmxProduct):
 
 @tile_op
 class AmxI8ByU8(_AmxBytes):
-    """A product of signed rows by an unsigned panel (formats.py)."""
+    """A product of signed rows by an unsigned panel (compiler/machine/formats.py)."""
 
     name: ClassVar[str] = "amx_i8_u8"
     product: ClassVar[str] = "tdpbsud"
@@ -168,7 +168,7 @@ class AmxI8ByU8(_AmxBytes):
 
 @tile_op
 class AmxI8ByI8(_AmxBytes):
-    """A product of signed rows by a signed panel, as `widen_panel` makes it."""
+    """A product of signed rows by a signed panel, which `widen_panel` writes."""
 
     name: ClassVar[str] = "amx_i8_i8"
     product: ClassVar[str] = "tdpbssd"
@@ -185,7 +185,7 @@ def _wrong_rows(rows: int) -> Iterator[str]:
 
 
 def _prefetch_later(code: Code, place: str, step: str, first: int | str, lines: int | str) -> None:
-    """Prefetch a share of the later operand into all caches except L1, because L1 keeps the operands of these steps."""
+    """Prefetch one step's share of the operand that is read later, into all caches except L1, which holds the operands of this product."""
     done = code.op(f"add nsw i64 {first}, {code.op(f'mul nsw i64 {step}, {lines}')}")
     with code.loop("0", str(lines)) as line:
         at = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {place}, i64 {code.op(f'add nsw i64 {done}, {line}')}")

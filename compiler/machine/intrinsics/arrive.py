@@ -1,4 +1,5 @@
-"""Detect the last block of a GPU launch that arrives at a counter. It sees everything that the other blocks wrote, and continues alone."""
+"""Find out which block of a GPU launch arrives last at a counter. The last block sees everything that the other blocks wrote, and can
+combine their results."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ _BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
 
 @tile_op
 class Arrive(Intrinsic):
-    """block_arrive(is_last, counter) dims(count): set `is_last`, in shared memory, to 1 in the last of `count` blocks that arrive at the
-    counter, else to 0. The last block resets the counter to 0."""
+    """block_arrive(is_last, counter) dims(count): count this block. Set `is_last`, in shared memory, to 1 in the last of `count` blocks and
+    to 0 in the others. The last block resets the counter to 0."""
 
     name: ClassVar[str] = "block_arrive"
     threads: ClassVar[int] = 128
@@ -41,8 +42,8 @@ class Arrive(Intrinsic):
         counter[0] = 0 if is_last[0] else counter[0] + 1
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        """Emit the code of the tile. Fences make each thread's writes visible before its block is counted, and order its reads after the
-        count."""
+        """Emit the code of the tile. The fence before the count publishes the block's writes; the fence after the count keeps later reads
+        behind it."""
         is_last, counter = pointers
         code.do(_FENCE)
         code.do(_BARRIER)

@@ -1,4 +1,4 @@
-"""The base class of the intrinsics of machines: required features, and code in LLVM IR."""
+"""The base class of intrinsic tiles: the CPU features that they need, and their LLVM IR."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Intrinsic(TileOp):
     __slots__ = ()
     needs: ClassVar[Features] = NONE
     vector_bits: ClassVar[int] = 0  # width in bits of the registers that the intrinsic uses
-    threads: ClassVar[int] = 1  # number of threads of a GPU block that run the intrinsic together
-    enough_blocks: ClassVar[int] = 0  # number of blocks per multiprocessor that are enough; with 0, the assembler chooses
+    threads: ClassVar[int] = 1  # number of threads of a GPU block that run the intrinsic together; on a CPU, 1
+    enough_blocks: ClassVar[int] = 0  # blocks that must fit a multiprocessor at once, which limits registers; 0: no limit is declared
 
     def runs_on(self, target: Target) -> bool:
         return self.needs <= target.features and self.vector_bits <= target.vector_bits
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        """Emit the code. Each operand is a pointer; each dimension is an integer or the name of an i64 value."""
+        """Emit the code. `pointers` are the addresses of the operands; a dimension is an integer or the name of an i64 value."""
         raise NotImplementedError

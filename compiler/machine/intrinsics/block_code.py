@@ -1,4 +1,4 @@
-"""LLVM IR of the tiles that a block of four warps runs together: the place of a thread, addresses, and tensor core instructions."""
+"""LLVM IR that the tiles of a GPU share: a thread's place in its block of four warps, addresses, and tensor core instructions."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from compiler.llvm.ssa import Code
 
 WARPS, LANES = 4, 32
 EIGHT = 8  # number of columns of the right operand of `mma.sync`
-SHARED_BYTES = 48 << 10  # shared memory that a block may use without opting in through the driver
+SHARED_BYTES = 48 << 10  # bytes of shared memory that a block may use by default; more must be requested from the driver
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 _FOUR_FLOATS = "{float, float, float, float}"
 _LOW, _HIGH = 0x5410, 0x7632  # selectors of `prmt`: the lower halves, or the upper halves, of two words
 
 
 class BlockCode:
-    """Emits the code that each thread of a block runs. `group` and `quad` are the thread's row and column in a fragment of `mma.sync`."""
+    """Emits the code that every thread of a block runs. `group` and `quad` are the row and the column of the thread's elements in a
+    register of `mma.sync`."""
 
     def __init__(self, code: Code) -> None:
         self.code = code
@@ -30,7 +31,7 @@ class BlockCode:
     # --- tensor cores --------------------------------------------------------------------------------------------------
 
     def mma(self, left: Sequence[str], right: Sequence[str], sums: Sequence[str]) -> list[str]:
-        """Return `sums` plus the product of 16 x 16 and 16 x 8 bf16."""
+        """Return `sums` plus the product of a 16 x 16 and a 16 x 8 matrix of bf16."""
         given = ", ".join([*(f"i32 {x}" for x in (*left, *right)), *(f"float {x}" for x in sums)])
         made = self.code.op(f"call {_FOUR_FLOATS} @llvm.nvvm.mma.m16n8k16.row.col.bf16({given})")
         return [self.code.op(f"extractvalue {_FOUR_FLOATS} {made}, {i}") for i in range(4)]
@@ -47,7 +48,7 @@ class BlockCode:
     # --- memory --------------------------------------------------------------------------------------------------------
 
     def words(self, kind: str, base: str, at: str, count: int) -> list[str]:
-        """Load adjacent 32-bit words `at` bytes after `base`."""
+        """Load adjacent 32-bit words that begin `at` bytes after `base`."""
         place = self.gep(kind, base, at)
         if count == 1:
             return [self.code.op(f"load i32, {kind} {place}, align 4")]
@@ -55,7 +56,7 @@ class BlockCode:
         return [self.code.op(f"extractelement <{count} x i32> {read}, i32 {i}") for i in range(count)]
 
     def load_floats(self, places: Sequence[str]) -> list[str]:
-        """Load accumulators from the stack, where LLVM keeps them in registers."""
+        """Load accumulators from the stack. LLVM promotes this memory to registers."""
         return [self.code.op(f"load float, ptr {place}, align 4") for place in places]
 
     def store_floats(self, values: Sequence[str], places: Sequence[str]) -> None:
@@ -63,7 +64,7 @@ class BlockCode:
             self.code.do(f"store float {value}, ptr {place}, align 4")
 
     def store_vector(self, values: Sequence[str], base: str, at: str) -> None:
-        """Store adjacent floats in shared memory, `at` bytes after `base`."""
+        """Store adjacent floats in shared memory, beginning `at` bytes after `base`."""
         kind, vector = f"<{len(values)} x float>", "poison"
         for i, value in enumerate(values):
             vector = self.code.op(f"insertelement {kind} {vector}, float {value}, i32 {i}")

@@ -1,7 +1,8 @@
-"""Products of bf16, summed in pairs into f32 in registers: `dot_bf16`, and `dot_bf16_rows` for a right matrix that is not packed.
+"""Products of bf16 that add up pairs in f32 registers: `dot_bf16` for packed weights, and `dot_bf16_rows` for a right matrix that is not
+packed.
 
-The accumulators stay in registers for the whole of k, and every c[i, j] is summed in the order of k whatever `rows` and `columns` are. The
-second product of each pair is added first; each addition is fused and rounded. An instruction may treat denormals as zero.
+The accumulators stay in registers for the whole of k. Every c[i, j] is summed in the order of k, for all values of `rows` and `columns`. Of
+each pair, the second product is added first; each addition is fused and rounded. An instruction may treat denormals as zero.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.intrinsics.product import ProductOp, matrices
 from compiler.machine.target import Target
 
-PAIR = 2  # number of neighbours along k that fill 32 bits, the width of an accumulator
+PAIR = 2  # number of neighbours along k that fill 32 bits, which is the width of an accumulator
 
 
 def _step(target: Target) -> Step:
@@ -29,7 +30,8 @@ def _step(target: Target) -> Step:
 
 @tile_op
 class DotBf16(ProductOp):
-    """dot_bf16(c, a, b) dims(k, stride): see product.py. k is even; `columns` is a multiple of the lanes of a register (16, 8 or 4)."""
+    """dot_bf16(c, a, b) dims(k, stride): a product as in product.py. k is even, and `columns` is a multiple of the lanes of a register (16,
+    8 or 4)."""
 
     name: ClassVar[str] = "dot_bf16"
     accumulator: ClassVar[DType] = DType.F32
@@ -41,7 +43,7 @@ class DotBf16(ProductOp):
         a, b = a.astype(np.float64), b.astype(np.float64)
         for g in range(a.shape[1]):
             for half in (1, 0):
-                # The product of two bf16 is exact in f64. Its sum with an f32 is rounded to f64 and then to f32. This differs from a single
+                # The product of two bf16 is exact in f64. NumPy then rounds the sum twice, to f64 and to f32. This differs from a single
                 # rounding only if the first result is a tie, which happens once in about 2^29 sums.
                 c[...] = (c + a[:, g, half, None] * b[None, g, :, half]).astype(np.float32)
 
@@ -96,14 +98,13 @@ class _Tile:
 
 @tile_op
 class DotBf16Rows(Intrinsic):
-    """dot_bf16_rows(c, a, upper, lower) dims(stride): c[i, j] += a[i, 0] * upper[j] + a[i, 1] * lower[j], for two unpacked rows of the
-    right matrix. If `touching`, `lower` follows `upper` in memory and is not an operand. The two rows are interleaved once, when they are
-    loaded, for all rows of a."""
+    """dot_bf16_rows(c, a, upper, lower) dims(stride): c[i, j] += a[i, 0] * upper[j] + a[i, 1] * lower[j]. `upper` and `lower` are two rows
+    of an unpacked right matrix; the tile interleaves them once for all rows of a. If `touching`, `lower` is not an operand."""
 
     name: ClassVar[str] = "dot_bf16_rows"
     rows: int
     columns: int
-    touching: bool = False  # the lower row directly follows the upper one and is not an operand
+    touching: bool = False  # the lower row follows the upper row in memory, so one load reads both
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -134,8 +135,8 @@ class DotBf16Rows(Intrinsic):
 
 
 def _interleaved(code: Code, rows: list[str], columns: int, lanes: int) -> list[str]:
-    """Load one or two rows and interleave them into registers of pairs. A load fills a register with a part of a row; two adjacent rows are
-    loaded as one."""
+    """Load one or two rows and interleave their elements into registers of pairs. One row given means that the second follows it in memory,
+    so that one load reads both."""
     if len(rows) == 1:
         both = _some(code, rows[0], 0, PAIR * columns)
         return [_pairs(code, both, both, start, columns, lanes) for start in range(0, columns, lanes)]
@@ -152,8 +153,8 @@ def _some(code: Code, row: str, first: int, length: int) -> str:
 
 
 def _pairs(code: Code, upper: str, lower: str, start: int, length: int, lanes: int) -> str:
-    """Interleave `lanes` elements of two rows, starting at `start`. If `upper` is `lower`, that register holds both rows, `length`
-    apart."""
+    """Interleave `lanes` elements of two rows, beginning at `start`. If `upper` and `lower` are the same register, it holds both rows, and
+    the second begins at element `length`."""
     kind = vec("i16", PAIR * length if upper is lower else length)
     order = vector_literal("i32", (half * length + start + lane for lane in range(lanes) for half in range(PAIR)))
     pairs = code.op(f"shufflevector {kind} {upper}, {kind} {lower}, {vec('i32', PAIR * lanes)} {order}")

@@ -1,4 +1,5 @@
-"""Exact sums of products of signed by unsigned integers, in registers: `dot_panel` for rows of bytes, `dot_words` for rows of 16 bits."""
+"""Exact sums of products of signed by unsigned integers, in registers: `dot_panel` for rows of bytes, `dot_words` for rows of 16-bit
+words."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_lines
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.target import Target
 
-UNROLLED = 4  # number of loads of each register of b per iteration, if a has a single row
-FEW = 4  # with at most this many accumulators, additions wait for each other, so each half of the bytes gets its own accumulator
+UNROLLED = 4  # loads of each register of b per iteration of the loop along k, if a has a single row
+FEW = 4  # so few accumulators do not hide the latency of additions, so each half of the bytes gets accumulators of its own
 
-# Steps for rows of bytes and for rows of words, the best first. A target uses the first step that it supports.
+# The steps for rows of bytes and for rows of words, the fastest first. A tile uses the first one that the target supports.
 _BYTES = (
     avx512.SIGNED_BY_UNSIGNED,
     avx2.SIGNED_BY_UNSIGNED,
@@ -37,8 +38,8 @@ _WORDS = (avx512.WORDS_BY_UNSIGNED, avx2.WORDS_BY_UNSIGNED, wasm.WORDS_BY_UNSIGN
 
 @dataclass(frozen=True, slots=True)
 class _PanelOp(ProductOp):
-    """A product by a panel in a format of formats.py. Sums are modulo 2^32. `columns` is a multiple of the lanes of a register (16, 8 or
-    4)."""
+    """A product by a panel in a format of compiler/machine/formats.py. Sums are modulo 2^32. `columns` is a multiple of the lanes of a
+    register (16, 8 or 4)."""
 
     accumulator: ClassVar[DType] = DType.I32
     panel_dtype: ClassVar[DType] = DType.U8
@@ -50,7 +51,7 @@ class _PanelOp(ProductOp):
         return self.step(target) is not None
 
     def _add(self, fours: Array, arrays: Sequence[Array], dims: Sequence[int]) -> None:
-        """Add to c the product of the rows of a and `fours`, the weights of a panel [k / 4, columns, 4]."""
+        """Add to c the product of the rows of a and `fours`: the weights of a panel, [k / 4, columns, 4]."""
         (c, a, _), (k, stride), (rows, columns) = arrays, dims, (self.rows, self.columns)
         left = np.stack([a[i * stride : i * stride + k] for i in range(rows)]).astype(np.int32)
         c[: rows * columns] += (left @ fours.swapaxes(1, 2).reshape(k, columns).astype(np.int32)).reshape(-1)
@@ -63,8 +64,8 @@ class _PanelOp(ProductOp):
 
 @tile_op
 class DotPanel(_PanelOp):
-    """dot_panel(c, a, b) dims(k, stride): see product.py. 32 bits of a column hold 4 weights of 8 bits or 8 weights of 4 bits; k is a
-    multiple of this number."""
+    """dot_panel(c, a, b) dims(k, stride): a product as in product.py. 32 bits of a column hold 4 weights of 8 bits or 8 weights of 4 bits,
+    and k is a multiple of this 4 or 8."""
 
     name: ClassVar[str] = "dot_panel"
     row_dtype: ClassVar[DType] = DType.I8
@@ -89,7 +90,7 @@ class DotPanel(_PanelOp):
 
 @tile_op
 class DotWords(_PanelOp):
-    """dot_words(c, a, b) dims(k, stride): see product.py. Rows are i16; b is a panel of 8 bits in the order of `PANEL8_WORDS`. k is a
+    """dot_words(c, a, b) dims(k, stride): a product as in product.py. Rows are i16, b is a panel in the format `PANEL8_WORDS`, and k is a
     multiple of 4."""
 
     name: ClassVar[str] = "dot_words"
@@ -116,9 +117,10 @@ class _Panel:
         self.vector = vec("i32", step.lanes)
         self.vectors = range(self.columns // step.lanes)
         self.halves = 8 // self.bits
-        self.words = op.row_dtype.num_bytes  # number of 32-bit words that four neighbours of a row fill
+        self.words = op.row_dtype.num_bytes  # number of 32-bit words that four neighbours along k of a row fill
         self.apart = self.halves == 2 and self.rows * len(self.vectors) <= FEW and step.bits == 8 and not step.signed
-        # 128 is subtracted from the bytes of the panel, so 128 times the sum of each row's elements is added at the end
+        # The instruction wants signed bytes, so `_half` subtracts 128 from the bytes of the panel. At the end, 128 times the sum of each
+        # row's elements is added again.
         self.moved = step.signed and self.bits == 8
         self.in_order = step.in_order and self.rows == 1 and step.halves is not None
 
@@ -155,7 +157,7 @@ class _Panel:
             code.do(f"store {self.vector} {value}, ptr {self._accumulator(i, j)}, align 4")
 
     def _steps(self) -> tuple[str, int]:
-        """Return the number of iterations of the loop along k, and the number of loads of each register of b per iteration."""
+        """Return the number of iterations of the loop along k, and the loads of each register of b per iteration."""
         if not isinstance(self.k, int):
             return self.code.op(f"sdiv i64 {self.k}, {FOUR * self.halves}"), 1
         deep = self.k // (FOUR * self.halves)
@@ -164,12 +166,12 @@ class _Panel:
         return str(deep // unrolled), unrolled
 
     def _deep(self, totals: dict[tuple[int, int, int], str], gathered: dict[str, str], added: list[str], rows: list[str], at: str) -> None:
-        """Emit the products of one load of each register of b. `gathered` maps a total to the products that must still be added to it.
-        `added` holds the sum of each row's own elements, if it is needed."""
+        """Emit the products of one load of each register of b. `gathered` maps a total to 16-bit sums that must still be added to it.
+        `added` holds the sum of each row's elements, if the bytes of the panel are shifted."""
         code, step = self.code, self.step
         panel = code.op(f"getelementptr [{self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [self._load(code.op(f"getelementptr i32, ptr {panel}, i64 {j * step.lanes}")) for j in self.vectors]
-        if self.rows > 1:  # prefetching does not help a single row, which is bound by memory
+        if self.rows > 1:  # a single row waits for memory anyway, so prefetching does not help it
             prefetch_lines(code, panel, AHEAD, self.columns * FOUR, far=True)
         for half in range(self.halves):
             right = [step.right(code, self._half(x, half)) for x in loaded]
@@ -184,7 +186,7 @@ class _Panel:
                     self._add(totals[i, j, half if self.apart else 0], gathered, left, right[j])
 
     def _left(self, place: str) -> Parts:
-        """Load four neighbours of a row of a, as left operands."""
+        """Load four neighbours along k of a row of a, and prepare them as left operands."""
         code = self.code
         found = [code.op(f"load i32, ptr {code.op(f'getelementptr i32, ptr {place}, i64 {w}')}, align 1") for w in range(self.words)]
         return tuple(part for x in found for part in self.step.left(code, x))
@@ -198,8 +200,8 @@ class _Panel:
         gathered[total] = halves.join(code, gathered[total], product) if total in gathered else product
 
     def _half(self, words: str, half: int) -> str:
-        """Select the lower or the upper four bits of each byte. If the upper four bits have sums of their own, leave them in place, which
-        multiplies their values by 16."""
+        """Select the lower or the upper four bits of each byte. If the upper bits have accumulators of their own, leave them in place:
+        their sums are then 16 times too large, and `run` divides them."""
         lanes = self.step.lanes
         if self.bits == 8:
             return self.code.op(f"xor {self.vector} {words}, {splat(str(0x80808080 - 2**32), 'i32', lanes)}") if self.moved else words

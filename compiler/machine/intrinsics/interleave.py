@@ -1,4 +1,4 @@
-"""Interleave rows in pairs, for matrix units that multiply pairs of bf16 by columns that are not packed weights."""
+"""Interleave rows in pairs, for matrix units that multiply pairs of bf16 by a matrix that is not packed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ PAIRS = 8
 
 @tile_op
 class InterleavePairs(Intrinsic):
-    """interleave_pairs(out, source) dims(out stride, stride): interleave 16 rows of `columns` bf16, two rows at a time, element by element.
+    """interleave_pairs(out, source) dims(out stride, stride): interleave 16 rows of `columns` bf16. Each two rows become one row of pairs.
 
-    With `masked`, dims(out stride, stride, low, high): rows outside low .. high - 1 become zero, whatever they hold.
+    With `masked`, dims are (out stride, stride, low, high), and the tile writes zeros instead of rows outside low .. high - 1. These rows
+    may contain anything, even NaN.
     """
 
     name: ClassVar[str] = "interleave_pairs"
@@ -51,7 +52,7 @@ class InterleavePairs(Intrinsic):
             return code.op(f"getelementptr i16, ptr {base}, i64 {code.op(f'mul nsw i64 {row_stride}, {number}')}")
 
         def interleaved(pair: int) -> str:
-            """Interleave two rows. Adjacent rows are loaded as one vector and permuted once."""
+            """Interleave two rows. If they are adjacent in memory, load them as one vector."""
             if stride == columns:
                 given = code.op(f"load {both}, ptr {at(source, 2 * pair, stride)}, align 2")
                 return code.op(f"shufflevector {both} {given}, {both} poison, <{2 * columns} x i32> {order}")
@@ -67,7 +68,7 @@ class InterleavePairs(Intrinsic):
 
 
 def _masks(code: Code, low: int | str, high: int | str) -> str:
-    """Return one mask per pair: all bits set for a row that is kept, none for a row that becomes zero."""
+    """Return a mask of 32 bits per pair of rows: bits are set for a row that is kept, and clear for a row that becomes zero."""
     kind, numbers = vec("i16", 2 * PAIRS), vector_literal("i16", range(2 * PAIRS))
 
     def compared(how: str, limit: int | str) -> str:

@@ -1,14 +1,14 @@
-"""Products on the tensor cores of a GPU, computed by a block of four warps.
+"""Products on the tensor cores of a GPU. A block of four warps computes a tile.
 
-`mma.sync` multiplies 16 columns of a weight by 8 rows, 16 numbers along k at a time. Weights are stored in the order in which its registers
-hold them (`Fragments` in compiler/machine/formats.py), so a lane reads its own 16 bytes without shuffles. Each warp computes its own
-columns for all rows of the block. An accumulator adds its products in the order of k, 16 at a time, whatever `rows` and `columns` are.
+One `mma.sync` multiplies 16 columns of a weight by 8 rows, for 16 numbers along k. Weights are stored in the order of its registers
+(`Fragments` in compiler/machine/formats.py), so a lane loads its 16 bytes without shuffles. Each warp computes its own columns for all rows
+of the block. An accumulator adds products in the order of k, 16 at a time, for all values of `rows` and `columns`.
 
-Weights of 8 or 4 bits are converted in registers to bf16, which holds them exactly. The sum of a group is multiplied by its scale, and
-groups are added in order.
+Weights of 8 or 4 bits are converted in registers to bf16, which represents them exactly. The sum of each group is multiplied by the group's
+scale, and groups are added in order.
 
-Copies from global memory run `stages` - 1 steps ahead. With 8 rows, each warp copies the rows for itself, and no warp waits for another.
-More rows are copied once for all warps.
+Asynchronous copies from global memory run `stages` - 1 steps ahead of the products. With 8 rows, each warp copies the rows for itself, so
+no warp waits for another. More rows are copied once for all warps.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED,
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.target import GPU, Target
 
-STEP = FRAGMENTS.depth  # extent of k in a stage
+STEP = FRAGMENTS.depth  # elements along k in a stage
 MOST_STAGES = 8
-ROW_BYTES = 512  # bytes of 8 rows in a step
-FORMATS = {16: FRAGMENTS, 8: FRAGMENTS8, 4: FRAGMENTS4}  # formats of weights, by bits per weight
+ROW_BYTES = 512  # bytes of 8 rows in one step
+FORMATS = {16: FRAGMENTS, 8: FRAGMENTS8, 4: FRAGMENTS4}  # the formats of weights, by bits per weight
 
 
 @tile_op
 class Mma(ProductOp):
-    """mma_product(c, a, b, ...) dims(k, stride, num_rows, num_panels): c[s, i, j] = sum over k of a[i, k] * b_s[k, j], for each of `sums`
-    matrices b_s. Weights of fewer than 16 bits are followed by their scales, [num_panels, k / group, 16], and `group` is the last
-    dimension.
+    """mma_product(c, a, b, ...) dims(k, stride, num_rows, num_panels): c[s, i, j] = sum over k of a[i, k] * b_s[k, j], for each of the
+    `sums` matrices b_s. If weights have fewer than 16 bits, their scales [num_panels, k / group, 16] are further operands, and `group` is
+    the last dimension.
 
-    c is in shared memory, [sums, rows, pitch], at least `shared_bytes` long: during the products it holds the stages. a has `num_rows`
-    rows, and each b has `num_panels` panels of 16 columns. If c has more rows or panels, the last one of a or b takes the place of those
-    that are missing.
+    c is in shared memory, [sums, rows, pitch]. During the products this memory holds the stages, so c must have at least `shared_bytes`. a
+    has `num_rows` rows, and each b has `num_panels` panels of 16 columns. If c has more rows or columns, the last row or panel is repeated
+    for them.
     """
 
     name: ClassVar[str] = "mma_product"
@@ -50,9 +50,9 @@ class Mma(ProductOp):
     row_dtype: ClassVar[DType] = DType.BF16
     panel_dtype: ClassVar[DType] = DType.BF16
     sums: int = 1
-    bits: int = 16  # per weight
-    wide_scales: bool = False  # scales are f32 instead of bf16
-    apart: int = 0  # distance in panels between the two halves of the columns, or 0 if the halves are adjacent
+    bits: int = 16  # bits per weight
+    wide_scales: bool = False  # whether scales are f32 instead of bf16
+    apart: int = 0  # distance in panels from the first half of the columns to the second; 0: the second half follows the first
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -78,31 +78,31 @@ class Mma(ProductOp):
         if self.bits not in FORMATS:
             yield f"bits are {self.bits}, expected {', '.join(map(str, FORMATS))}"
         elif self.sums < 1 or self.shared_bytes > SHARED_BYTES or self.stages < 2:
-            yield f"{self.sums} sums of {self.rows} rows and {self.columns} columns do not fit the shared memory of a block"
+            yield f"{self.sums} sums of {self.rows} rows and {self.columns} columns exceed a block's {SHARED_BYTES} bytes of shared memory"
 
     @property
     def pitch(self) -> int:
-        """Distance in elements between rows of c. It is padded so that lanes that write at the same time write to different banks."""
+        """Distance in elements between rows of c. The rows are padded so that lanes that store at the same time use different banks."""
         return self.columns + 4
 
     @property
     def panels(self) -> int:
-        """The number of 16-column panels that each warp multiplies for each of the `sums` matrices."""
+        """Number of 16-column panels that each warp multiplies, for each of the `sums` matrices."""
         return self.columns // (WARPS * FRAGMENT_COLUMNS)
 
     @property
     def own_rows(self) -> bool:
-        """Whether each warp copies the rows of a for itself instead of sharing the copies of the block."""
+        """Whether each warp copies the rows of a for itself, instead of once per block."""
         return self.rows == EIGHT
 
     @property
     def panel_bytes(self) -> int:
-        """Bytes of a panel in a stage."""
+        """Bytes of one panel in a stage."""
         return FRAGMENT_COLUMNS * STEP * self.bits // 8
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights in a stage."""
+        """Bytes of all weights in a stage."""
         return WARPS * self.sums * self.panels * self.panel_bytes
 
     @property
@@ -148,7 +148,7 @@ class Mma(ProductOp):
 
 
 class _Block(BlockCode):
-    """Emits the code of a product, which each thread of the block runs."""
+    """Emits the code of a product. Every thread of the block runs it."""
 
     def __init__(self, op: Mma, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(code)
@@ -202,13 +202,13 @@ class _Block(BlockCode):
         code.do("call void @llvm.nvvm.cp.async.wait.group(i32 0)")
         if op.has_scales and not self.in_groups:
             self._scale()
-        self.barrier()  # wait until all warps have read the stages, because c overwrites them
+        self.barrier()  # c overwrites the stages, so wait until all warps have read them
         self._store()
 
     # --- copies --------------------------------------------------------------------------------------------------------
 
     def _chosen(self) -> list[str]:
-        """Return the indices of the panels that this warp multiplies. They are the same in each matrix."""
+        """Return the indices of the panels that this warp multiplies, which are the same in each matrix."""
         code, op = self.code, self.op
         last = code.op(f"sub i64 {self.num_panels}, 1")
         first = self.times(self.warp, op.panels)
@@ -220,7 +220,8 @@ class _Block(BlockCode):
         return [code.op(f"call i64 @llvm.smin.i64(i64 {panel}, i64 {last})") for panel in wanted]
 
     def _sources(self, chosen: Sequence[str]) -> list[str]:
-        """Return the addresses from which this lane copies in the first step: addresses of its warp's weights, then of rows of a."""
+        """Return the global addresses that this lane copies in the first step: parts of its warp's panels first, then parts of rows of
+        a."""
         op, code = self.op, self.code
         panel_bytes = self.times(self.steps, op.panel_bytes)
         offsets = [self.plus(code.op(f"mul i64 {panel}, {panel_bytes}"), self.lane_bytes) for panel in chosen]
@@ -251,7 +252,7 @@ class _Block(BlockCode):
                 self._copy_to(self._shared(at, rows), self.gep(GLOBAL, source, begin), 16)
 
     def _copy_to(self, target: str, source: str, num_bytes: int) -> None:
-        """Emit an asynchronous copy to shared memory. A copy of 16 bytes bypasses L1; smaller copies cannot."""
+        """Emit an asynchronous copy to shared memory. A copy of 16 bytes bypasses L1; smaller copies cannot bypass it."""
         kind = "cg" if num_bytes == 16 else "ca"
         self.code.do(f"call void @llvm.nvvm.cp.async.{kind}.shared.global.{num_bytes}({SHARED} {target}, {GLOBAL} {source})")
 
@@ -275,7 +276,7 @@ class _Block(BlockCode):
                 self.store_floats(sums, totals)
 
     def _weights(self, base: str) -> list[list[str]]:
-        """Return the registers that hold the weights of a panel, for both instructions of a step."""
+        """Return the registers with the weights of a panel, for each of the two instructions of a step."""
         match self.op.bits:
             case 16:
                 return [self.words(SHARED, base, str(half * LANES * 16), 4) for half in range(2)]
@@ -286,8 +287,8 @@ class _Block(BlockCode):
                 return [[self._nibbles(word, pair) for pair in (0, 2, 1, 3)] for word in self.words(SHARED, base, "0", 2)]
 
     def _bytes(self, word: str, first: int) -> str:
-        """Convert two bytes to bf16. A byte in the lowest bits of the f32 2^23 adds its value. Subtracting 2^23 and the offset leaves so
-        few significant bits that the upper half of the f32 holds them."""
+        """Convert two bytes to bf16. A byte in the lowest bits of the f32 2^23 makes it 2^23 + byte. The difference to 2^23 + offset has so
+        few significant bits that the upper half of the f32, a bf16, is exact."""
         wide = [self.code.op(f"call i32 @llvm.nvvm.prmt(i32 {word}, i32 {0x4B000000}, i32 {0x7540 + first + i})") for i in range(2)]
         offset = float_literal(float(2**23 + FRAGMENTS8.offset))
         exact = [self.code.op(f"fsub float {self.code.op(f'bitcast i32 {w} to float')}, {offset}") for w in wide]
@@ -295,8 +296,8 @@ class _Block(BlockCode):
         return self.high_halves(low, high)
 
     def _nibbles(self, word: str, pair: int) -> str:
-        """Convert to bf16 the four bits at bit 4 * pair of a word and the four bits 16 positions higher. Four bits in the lowest bits of
-        the bf16 128 add their value; then 128 and the offset are subtracted."""
+        """Convert two weights of 4 bits to bf16: the one at bit 4 * pair of the word, and the one 16 bits above it. Four bits in the lowest
+        bits of the bf16 128 make it 128 + bits. Then 128 and the offset are subtracted."""
         code = self.code
         shifted = word if pair == 0 else code.op(f"lshr i32 {word}, {4 * pair}")
         held = code.op(f"or i32 {code.op(f'and i32 {shifted}, {0x000F000F}')}, {0x43004300}")
@@ -308,7 +309,7 @@ class _Block(BlockCode):
     # --- scales --------------------------------------------------------------------------------------------------------
 
     def _read_scales(self, chosen: Sequence[str], group: str) -> None:
-        """Read the scales of this lane's columns: `self.group` and `self.group` + 8 of each panel."""
+        """Read the scales of this lane's two columns in each panel: `self.group` and `self.group` + 8."""
         op, code = self.op, self.code
         num_groups = code.op(f"udiv i64 {self.steps}, {self.group_steps}")
         factors = iter(self.factors)
@@ -328,7 +329,7 @@ class _Block(BlockCode):
         return code.op(f"bitcast i32 {code.op(f'shl i32 {bits}, 16')} to float")
 
     def _scaled(self) -> Iterator[tuple[str, str, str, str]]:
-        """Yield for each accumulator its address, the address of its total, its value and its scale."""
+        """Yield for each accumulator: its address, the address of its total, its value, and its scale."""
         code, op = self.code, self.op
         factors = self.load_floats(self.factors)
         for number, (part, total) in enumerate(zip(self.sums, self.totals, strict=True)):
@@ -347,8 +348,8 @@ class _Block(BlockCode):
             self.code.do(f"store float {self.code.op(f'fmul float {value}, {factor}')}, ptr {part}, align 4")
 
     def _store(self) -> None:
-        """Store the accumulators. In each tile, a lane holds columns `self.group` and `self.group` + 8 of rows 2 * `self.quad` and 2 *
-        `self.quad` + 1."""
+        """Store the accumulators in c. In each 16 x 8 tile, a lane has columns `self.group` and `self.group` + 8 of rows 2 * `self.quad`
+        and 2 * `self.quad` + 1."""
         op, code = self.op, self.code
         row = self.times(self.times(self.quad, 2), op.pitch)
         base = self.gep(SHARED, self.shared, self.plus(row, self.plus(self.times(self.warp, op.panels * 16), self.group)), "float")

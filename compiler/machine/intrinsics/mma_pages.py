@@ -1,11 +1,13 @@
-"""Attention on the tensor cores of a GPU: products of a block's rows with the keys, and with the values, of a split of a sequence.
+"""Attention on the tensor cores of a GPU, for one split of a sequence's keys: products of a block's rows with the keys, and of the weights
+with the values.
 
-Rows are pairs of a token and a head. `mma.sync` multiplies 16 keys, or 16 elements of values, by 8 rows. Pages have the same layout on all
-machines: the innermost axis of keys numbers the keys, and the innermost axis of values numbers the elements. The instruction takes pairs
-along the axis that is summed, so a lane loads the same two neighbours of two lines, and exchanges halves of the words. A lane takes four
-adjacent numbers along the summed axis: the order within an instruction is free as long as both operands have the same order.
+A row is a pair of a token and a head. One `mma.sync` multiplies 16 keys, or 16 elements of values, by 8 rows. Pages have the same layout on
+all machines: along the innermost axis, a page of keys has its 16 keys, and a page of values has the elements of one value. The instruction
+needs pairs along the axis that is summed, which is another axis. So a lane loads two neighbours from each of two lines, and exchanges
+halves of the words. The order along the summed axis is free within an instruction, as long as both operands have the same order, so a lane
+takes four adjacent numbers.
 
-An accumulator adds 16 products at a time, in the order of elements, or of pages. So an element's bits do not depend on `rows`.
+An accumulator adds 16 products at a time, in the order of elements or of pages, so the bits of a result do not depend on `rows`.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ from compiler.machine.target import GPU, Target
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
 SPLIT = WARPS * LANES  # number of keys in a split
-MOST_STEPS = 8  # largest number of steps of 16 elements whose keys a lane holds at once
+MOST_STEPS = 8  # most steps, of 16 elements each, whose keys a lane holds in registers at once
 MOST_ROWS = 32
-ENOUGH_BLOCKS = 2  # number of blocks that the shared memory of sm_89 holds; with so few, a thread may take 255 registers
-SPARE_BYTES = 2 << 10  # bytes of shared memory for numbers of rows, tokens and pages
-FOUR = 4  # number of adjacent elements along the summed axis that a lane takes
+ENOUGH_BLOCKS = 2  # blocks that fit the shared memory of a multiprocessor of sm_89; with so few, a thread may use 255 registers
+SPARE_BYTES = 2 << 10  # bytes of shared memory for the block's numbers of rows, tokens and pages
+FOUR = 4  # number of adjacent elements along the summed axis that a lane multiplies
 
 
 def query_pitch(size: int) -> int:
@@ -38,13 +40,13 @@ def query_pitch(size: int) -> int:
 
 
 def scratch_pitch(size: int) -> int:
-    """Return the distance in floats between rows of scores, or of means. Lanes that read weights at the same time then read different
-    banks."""
+    """Return the distance in floats between rows of scores, and between rows of means. It lets lanes that read weights at the same time use
+    different banks."""
     return max(SPLIT, -(-size // 32) * 32) + 16
 
 
 def rows_for(size: int) -> int:
-    """Return the largest number of rows of a block whose queries, scores and two sets of means fit in shared memory, or 0 if no number
+    """Return the most rows of a block whose queries, scores and two sets of means fit in shared memory. Return 0 if no number of rows
     fits."""
     for rows in (MOST_ROWS, 16, EIGHT) if size % PAGE == 0 else ():
         if rows * (2 * query_pitch(size) + 4 * size + 4 * scratch_pitch(size)) <= SHARED_BYTES - SPARE_BYTES:
@@ -55,7 +57,7 @@ def rows_for(size: int) -> int:
 @tile_op
 class PageScores(Intrinsic):
     """page_scores(c, queries, keys, pages) dims(page_stride, first, end): c[i, n * 16 + j] = sum over r of queries[i, r] * key j of page n,
-    for the pages `first` to before `end` of a split. `keys` is page 0, `pages` numbers the pages of the split."""
+    for the pages first .. end - 1 of a split. `pages` has the number of each page of the split, and `keys` is the memory of page 0."""
 
     name: ClassVar[str] = "page_scores"
     threads: ClassVar[int] = SPLIT
@@ -94,7 +96,7 @@ class PageScores(Intrinsic):
             out[:, n * PAGE : (n + 1) * PAGE] = total
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        """Emit the code of the tile. Each warp takes every fourth page."""
+        """Emit the code of the tile. Each of the four warps computes every fourth page."""
         b, (stride, first, end) = BlockCode(code), (str(d) for d in dims)
         c, queries, pages = (b.in_shared(pointers[i]) for i in (0, 1, 3))
         own_keys = b.gep(GLOBAL, b.in_global(pointers[2]), b.plus(b.times(b.quad, FOUR * PAGE * 2), b.times(b.group, 4)))
@@ -119,8 +121,8 @@ class PageScores(Intrinsic):
 @tile_op
 class PageValues(Intrinsic):
     """page_values(c, weights, values, pages) dims(page_stride, low, high): c[i, j] = sum over n of weights[i, n] * value n, element j, for
-    the keys `low` to before `high` of a split. Values of other keys are not multiplied. Weights are f32 that bf16 holds exactly, at the
-    pitch of scores. c may be the memory of the weights."""
+    the keys low .. high - 1 of a split. Values of other keys are not multiplied, so they may contain anything. Weights are f32 that bf16
+    represents exactly, with the row distance of scores. c may overlap the weights."""
 
     name: ClassVar[str] = "page_values"
     threads: ClassVar[int] = SPLIT
@@ -160,7 +162,7 @@ class PageValues(Intrinsic):
 
     @property
     def width(self) -> int:
-        """The number of elements of values that a warp multiplies at once."""
+        """The number of elements of values that a warp multiplies at a time."""
         return 32 if self.size % (32 * WARPS) == 0 else 16
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
@@ -168,7 +170,7 @@ class PageValues(Intrinsic):
 
 
 class _Values(BlockCode):
-    """Emits the code of PageValues. Each warp takes every fourth range of `width` elements, for all keys."""
+    """Emits the code of `PageValues`. Each of the four warps computes every fourth range of `width` elements, for all keys."""
 
     def __init__(self, op: PageValues, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(code)
@@ -183,7 +185,7 @@ class _Values(BlockCode):
         column = self.plus(self.times(self.group, per_lane * 4), self.times(self.warp, op.width * 4))
         self.own_means = self.gep(SHARED, self.c, self.plus(row, column))
         self.num_ranges = op.size // op.width
-        shape = (-(-self.num_ranges // WARPS), op.width // PAGE, op.rows // EIGHT)  # ranges of elements, pairs of columns, rows
+        shape = (-(-self.num_ranges // WARPS), op.width // PAGE, op.rows // EIGHT)  # ranges, their 16-element parts, 8-row parts
         self.sums = [[[self._accumulator() for _ in range(shape[2])] for _ in range(shape[1])] for _ in range(shape[0])]
 
     def _accumulator(self) -> list[str]:
@@ -203,13 +205,13 @@ class _Values(BlockCode):
             for number, sums in enumerate(self.sums):
                 with self._of_warp(number):
                     self._multiply(page, number, seen, right, sums)
-        self.barrier()  # wait until all warps have read the weights, because c may be in their memory
+        self.barrier()  # c may overlap the weights, so wait until all warps have read them
         for number, sums in enumerate(self.sums):
             with self._of_warp(number):
                 self._store(number, sums)
 
     def _of_warp(self, number: int) -> AbstractContextManager[None]:
-        """Open a block that only the warps with this range run."""
+        """Open a block that only those warps run that have a range with this number."""
         if (number + 1) * WARPS <= self.num_ranges:
             return nullcontext()
         return self.code.when(self.code.op(f"icmp ult i64 {self.warp}, {self.num_ranges - number * WARPS}"))
@@ -249,14 +251,14 @@ def _problems(rows: int, size: int) -> Iterator[str]:
 
 
 def _page_bytes(b: BlockCode, pages: str, n: str, stride: str) -> str:
-    """Return the distance in bytes from page 0 to the page with this number in the split."""
+    """Return the distance in bytes from page 0 to page `n` of the split."""
     page = b.code.op(f"load i32, {SHARED} {b.gep(SHARED, pages, n, 'i32')}, align 4")
     return b.times(b.code.op(f"mul i64 {b.code.op(f'sext i32 {page} to i64')}, {stride}"), 2)
 
 
 def _fragments(b: BlockCode, lines: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the left operand of `mma.sync` for each word of four lines. A word is a pair of neighbours in a line; the lines follow each
-    other along the summed axis."""
+    """Return the left operands of `mma.sync`, one for each word of four lines. A word has two neighbours of its line; the four lines follow
+    each other along the summed axis."""
     return [
         [half(pair[0], pair[1]) for pair in (words[:2], words[2:]) for half in (b.low_halves, b.high_halves)]
         for words in zip(*lines, strict=True)

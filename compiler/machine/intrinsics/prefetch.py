@@ -1,4 +1,4 @@
-"""Prefetch cache lines before they are read. This affects only speed."""
+"""Prefetch cache lines before they are read. A prefetch changes only the speed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from compiler.llvm.ssa import Code
 from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.target import LINE_BYTES, Target
 
-AHEAD = 4096  # distance in bytes at which sequential reads are prefetched; hardware prefetching stops at the end of a page
+AHEAD = 4096  # bytes by which prefetches run ahead of sequential reads; the hardware prefetches only to the end of a memory page
 
 
 @tile_op
 class Prefetch(Intrinsic):
-    """prefetch(place): prefetch `lines` cache lines, starting `ahead` bytes after the place."""
+    """prefetch(place): prefetch `lines` cache lines that begin `ahead` bytes after the place."""
 
     name: ClassVar[str] = "prefetch"
-    far: bool = False  # prefetch into all caches except L1, which can track few outstanding lines
+    far: bool = False  # prefetch into all caches except L1, because L1 can wait for few lines at a time
     ahead: int = 0
     lines: int = 1
 
@@ -34,7 +34,7 @@ class Prefetch(Intrinsic):
 
 
 def prefetch_line(code: Code, place: str, *, far: bool) -> None:
-    """Emit llvm.prefetch for a read (0) into the data cache (1). Locality 3 stands for all levels of cache, 2 for all levels except L1."""
+    """Emit llvm.prefetch for a read (0) of data (1). Locality 3 means all caches, and 2 means all caches except L1."""
     code.do(f"call void @llvm.prefetch.p0(ptr {place}, i32 0, i32 {2 if far else 3}, i32 1)")
 
 

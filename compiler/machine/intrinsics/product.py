@@ -40,14 +40,14 @@ class ProductOp(Intrinsic):
 
 @dataclass(frozen=True, slots=True)
 class MatrixUnitOp(ProductOp):
-    """A product on a matrix unit. The unit must be configured, and it consumes operands faster than caches deliver them.
+    """A product on a matrix unit, which must be configured first. The unit multiplies faster than caches deliver its operands.
 
-    With `prefetching` there is a fourth operand, a place that is read later, and dims(k, stride, first, lines): each step prefetches
-    `lines` cache lines there, starting at line `first`.
+    With `prefetching`, a fourth operand is memory that a later product reads, and dims are (k, stride, first, lines). Each step along k
+    prefetches `lines` cache lines of it; the first step begins at line `first`.
     """
 
-    fresh: bool = False  # the product overwrites c instead of being added to it
-    cached_panel: bool = False  # b is in L1 and needs no prefetch
+    fresh: bool = False  # the product overwrites c; otherwise it is added to c
+    cached_panel: bool = False  # b is in L1, so the product does not prefetch it
     prefetching: bool = False
 
     @property
@@ -61,7 +61,7 @@ class MatrixUnitOp(ProductOp):
 
     @property
     def configuration(self) -> TileOp:
-        """The operation that configures the matrix unit for this product."""
+        """The tile that configures the matrix unit for this product."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Round 16 f32 to bf16 with a single instruction."""
+"""Round 16 f32 to bf16 with one instruction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LANES = 16
 
 @tile_op
 class RoundBf16(Intrinsic):
-    """round_bf16(out, x): store in out the bf16 nearest to x, ties to even. Denormals count as zero."""
+    """round_bf16(out, x): store the bf16 nearest to each of 16 f32, ties to even. Denormals count as zero."""
 
     name: ClassVar[str] = "round_bf16"
     needs: ClassVar[Features] = Features(["avx512bf16"])

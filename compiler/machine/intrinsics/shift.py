@@ -1,5 +1,5 @@
-"""Shift the mantissas of f32 numbers by amounts stored in other f32 numbers. Moving bytes takes one permutation of each operand and one
-shift, instead of widening conversions and three shifts."""
+"""Shift the mantissas of f32 numbers by counts that are stored in other f32 numbers. One permutation of bytes per operand and one shift do
+the work of widening conversions and three shifts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ MANTISSA_BITS, COUNT_BITS = 23, 8
 
 @tile_op
 class Shift(Intrinsic):
-    """shift(out, mantissas, counts), on 16 lanes: take the low 23 bits of a mantissa, below a bit that must be 0, multiply them by 2^24,
-    and shift them right by the low 8 bits of the count, which must be less than 64."""
+    """shift(out, mantissas, counts), on 16 lanes: take the low 23 bits of each f32 of `mantissas`, multiply them by 2^24, and shift them
+    right by the low 8 bits of the f32 of `counts`. The bit above the 23 bits must be 0, and the count must be less than 64."""
 
     name: ClassVar[str] = "shift"
 
@@ -39,15 +39,15 @@ class Shift(Intrinsic):
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         wide = vec("i64", LANES)
         shifted, mantissas, counts = pointers
-        # The 23 bits and the bit above them, the exponent's lowest, fill three bytes. The caller makes sure that the bit above is 0.
+        # The code moves three whole bytes: the 23 bits and the bit above them, which is the exponent's lowest bit. The caller makes sure
+        # that this bit is 0.
         number = _bytes_of(code, mantissas, (None, None, None, 0, 1, 2, None, None))
         count = _bytes_of(code, counts, (0, *[None] * 7))
         code.do(f"store {wide} {code.op(f'lshr {wide} {number}, {count}')}, ptr {shifted}, align 8")
 
 
 def _bytes_of(code: Code, numbers: str, place: tuple[int | None, ...]) -> str:
-    """Return 8 bytes per lane. For each byte, `place` has the index of the byte of the lane's number that goes there, or None for a
-    zero."""
+    """Return 8 bytes per lane. `place` has for each of them the index of a byte of the lane's number, or None for a zero byte."""
     count = 4 * LANES
     loaded = code.op(f"load <{count} x i8>, ptr {numbers}, align 4")
     order = [count if byte is None else 4 * lane + byte for lane in range(LANES) for byte in place]

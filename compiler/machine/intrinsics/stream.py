@@ -1,8 +1,8 @@
-"""Non-temporal stores of vectors: for results so large that caches would evict them before they are read.
+"""Non-temporal stores of vectors, for results so large that caches would evict them before anyone reads them.
 
-A line that is written whole is not read from memory first and evicts nothing. On x86-64, other threads may see such a store late, but at
-the latest after the next locked instruction of the storing thread: the one with which it reports its finished work
-(runtime/device/cpu/team.ll).
+A store of a whole cache line does not read the line from memory first, and evicts no other line. On x86-64, other threads may see such a
+store late, but not later than the next locked instruction of the storing thread. With such an instruction a thread reports that it has
+finished its work (runtime/device/cpu/team.ll).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from compiler.llvm.ssa import Code, vec
 from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.target import LINE_BYTES, Target
 
-LANES = 16  # number of f32 in a cache line of 64 bytes; storing only half a line would read the line first
+LANES = 16  # number of f32 in a cache line of 64 bytes; a store of half a line would first read the line
 
 
 @tile_op
 class Stream(Intrinsic):
-    """stream(place, lanes): store 16 f32 at the place, bypassing caches if it begins a cache line."""
+    """stream(place, lanes): store 16 f32 at the place. The store bypasses the caches if the place is the beginning of a cache line."""
 
     name: ClassVar[str] = "stream"
 

@@ -1,8 +1,9 @@
-"""Widen a part of a panel of 4 bits (formats.py) to the bytes that a matrix unit multiplies (ops/products/widened.py).
+"""Widen 4-bit weights of a panel (compiler/machine/formats.py) to the bytes that a matrix unit multiplies
+(compiler/ops/products/widened.py).
 
-A line of 64 bytes holds 128 weights, four per 16-bit lane. A weight q is multiplied as 4096 q. For the lower byte of a lane the factor is
-the multiplier m, and the same instruction rounds to (q * m + 4) >> 3. For the upper byte the factor is 256 m, and adding 128 rounds. Two
-lines of 64 results take 15 vector operations; 7 of these run on a single port.
+A line of 64 bytes holds 128 weights, four in each 16-bit word. A weight q is extracted as 4096 q. Multiplied by m, its multiplier, it gives
+the lower byte of a result word: the instruction rounds the product to (q * m + 4) >> 3. Multiplied by 256 m, it gives the upper byte, which
+adding 128 rounds. One line becomes two lines of 64 bytes in 15 vector operations, 7 of which can use only a single port.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from compiler.machine.intrinsics.prefetch import prefetch_line
 from compiler.machine.target import LINE_BYTES, Target
 
 COLUMNS = 16
-STRETCH = 32  # extent of k for which one load reads the multipliers
+STRETCH = 32  # elements along k whose multipliers one load reads
 _WORDS = "<32 x i16>"
-_SPREAD, NOTHING = "@llvm.x86.avx512.pshuf.b.512", 128  # shuffles bytes within groups of 16; an index with its highest bit set gives 0
+_SPREAD, NOTHING = "@llvm.x86.avx512.pshuf.b.512", 128  # shuffles bytes within groups of 16; index 128 gives the byte 0
 _ROUNDED = "@llvm.x86.avx512.pmul.hr.sw.512"  # (a * b + 2^14) >> 15
 
 
@@ -31,16 +32,16 @@ _ROUNDED = "@llvm.x86.avx512.pmul.hr.sw.512"  # (a * b + 2^14) >> 15
 class WidenPanel(Intrinsic):
     """widen_panel(wide, panel, multipliers, later panel, later multipliers) dims(k):
 
-    wide[k * columns] i8            local, in the order in which the matrix unit reads a panel: [k / 4, columns, 4]
-    panel, multipliers              the beginning of the part in each; k is a multiple of 32, and the part begins with a group
-    later panel, later multipliers  the beginning of the next part: each line that is read prefetches one line of it
+    wide[k * columns] i8            local memory, in the order in which the matrix unit reads a panel: [k / 4, columns, 4]
+    panel, multipliers              where the part begins in each; k is a multiple of 32, and the part begins at a group's beginning
+    later panel, later multipliers  where the next part begins; for each line that the tile reads, it prefetches one line there
     """
 
     name: ClassVar[str] = "widen_panel"
     needs: ClassVar[Features] = Features(["avx512bw"])
     vector_bits: ClassVar[int] = 512
     columns: int  # 16 or 32
-    group: int  # extent of k with one multiplier per column; a multiple of 32
+    group: int  # elements along k that share a multiplier; a multiple of 32
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -90,7 +91,7 @@ class WidenPanel(Intrinsic):
 
 
 def _factors(code: Code, place: str) -> tuple[str, str]:
-    """Return the multiplier m and 256 m of each column, repeated in both 16-bit words of its 32 bits."""
+    """Return the multipliers m, and 256 m, of 16 columns. Each fills both 16-bit words of its column."""
     loaded, kind = code.op(f"load <{COLUMNS} x i8>, ptr {place}, align 1"), f"<{LINE_BYTES} x i8>"
     repeated = vector_literal("i32", [byte % COLUMNS for byte in range(LINE_BYTES)])
     everywhere = code.op(f"shufflevector <{COLUMNS} x i8> {loaded}, <{COLUMNS} x i8> poison, <{LINE_BYTES} x i32> {repeated}")
@@ -101,7 +102,7 @@ def _factors(code: Code, place: str) -> tuple[str, str]:
 
 
 def _top(code: Code, words: str, place: int) -> str:
-    """Extract the weight q whose four bits are at 4 * `place` of each word, stored as q + 8. Return it as 4096 q."""
+    """Extract the weight q at bit 4 * `place` of each 16-bit word, where q + 8 is stored. Return 4096 q."""
     shift = 12 - 4 * place
     moved = code.op(f"shl {_WORDS} {words}, {_all(shift)}") if shift else words
     kept = code.op(f"and {_WORDS} {moved}, {_all(0xF000 - 2**16)}")
@@ -109,7 +110,8 @@ def _top(code: Code, words: str, place: int) -> str:
 
 
 def _bytes(code: Code, tops: tuple[str, str], factors: tuple[str, str]) -> str:
-    """Widen the weights for the lower and the upper byte of each word, and combine the two bytes."""
+    """Widen two weights per 16-bit word. Return one register that has the first result in the lower byte of each word, and the second in
+    the upper byte."""
     lower, upper = (
         code.op(f"call {_WORDS} {_ROUNDED}({_WORDS} {top}, {_WORDS} {factor})") for top, factor in zip(tops, factors, strict=True)
     )

@@ -84,7 +84,7 @@ def test_elements_of_fragments() -> None:
 def test_what_a_line_of_fragments_holds() -> None:
     numbers = np.arange(16 * 64, dtype=np.int32).reshape(16, 64)
     line = DimVar("line", 0, Dim.of(511))
-    column, neighbour = FRAGMENTS.held(line.dim)
+    column, neighbour = FRAGMENTS.column_and_k(line.dim)
     held = [(column.evaluate({line: i}), neighbour.evaluate({line: i})) for i in range(512)]
     np.testing.assert_array_equal(FRAGMENTS.packed(numbers)[0, 1], [numbers[n, 32 + k] for n, k in held])
 

@@ -23,7 +23,7 @@ def test_what_is_copied_ahead_fits_the_shared_memory(op: Mma) -> None:
         (Mma(12, 64), "rows are 12, expected a multiple of 8"),
         (Mma(8, 80), "columns are 80, expected a multiple of 64"),
         (Mma(8, 64, bits=2), "bits are 2, expected 16, 8, 4"),
-        (Mma(64, 128, 3), "3 sums of 64 rows and 128 columns do not fit the shared memory of a block"),
+        (Mma(64, 128, 3), "3 sums of 64 rows and 128 columns exceed a block's 49152 bytes of shared memory"),
     ],
     ids=str,
 )
