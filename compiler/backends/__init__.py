@@ -1,1 +1,1 @@
-"""Back ends: a folder per kind of machine, with its own pipeline, schedules and code generation."""
+"""Back ends: one folder per kind of machine, each with its own pipeline, schedules and code generation."""

@@ -14,13 +14,13 @@ from compiler.passes.base import Instrument, Pipeline
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A back end: the three steps from a program to machine code."""
+    """A back end: functions for the three steps from a program to machine code, and the place where weights are prepared."""
 
-    # Return the passes from operators to scheduled kernels in planned memory.
+    # Return the pipeline that turns operators into scheduled kernels in planned memory.
     pipeline: Callable[[Target, tuple[Instrument, ...]], Pipeline]
-    # Emit one scheduled kernel, under its name, as LLVM IR.
+    # Emit one scheduled kernel, under the given name, as LLVM IR.
     emit: Callable[[str, PrimFunc, Target], KernelCode]
-    # Link all kernels to one object, together with the LLVM IR of the functions that compute shapes on the host.
+    # Link all kernels to one object. The text is LLVM IR of the functions that compute shapes on the host.
     link: Callable[[Iterable[KernelCode], Target, str], LinkedCode]
-    # True if kernels of this back end prepare weights when they are bound; otherwise the host prepares them.
+    # Whether the machine itself can prepare weights when they are bound. Otherwise the host prepares them.
     prepares_weights: bool

@@ -1,4 +1,4 @@
-"""The passes that every back end runs, in order, with places for the passes of a single back end."""
+"""The passes that every back end runs, in order. Each back end inserts its own passes at two places."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from compiler.passes.memory.protect_operands import protect_operands
 from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.passes.share_subexpressions import share_subexpressions
 
-# Each phase, with its last pass.
+# The last pass of each phase.
 PHASES: Final[Mapping[str, str]] = {"nests": "fuse", "kernels": "lift_workspace", "memory": "capture"}
 
 
@@ -33,24 +33,24 @@ def pipeline_of(
     schedule: Callable[[PrimFunc], PrimFunc],
     instruments: tuple[Instrument, ...] = (),
 ) -> Pipeline:
-    """Build a pipeline. `operators` rewrite operators for the machine, and `nests` rewrite fused loop nests, before `schedule` schedules
-    these."""
+    """Build a pipeline. The back end's passes `operators` rewrite operators, and its passes `nests` rewrite fused loop nests. Then
+    `schedule` schedules each nest."""
     return Pipeline(
         (
             check_facts,  # after this pass, every annotation is proved or checked
             *operators,
             # lower operators to loop nests
-            legalize,  # before this pass, nothing tells that an operator writes in place
-            eliminate_dead_code,  # a dequantised weight that only integer products read; it would keep its shifts from being fused
+            legalize,  # only after this pass do values say which operators write in place, so dead code is removed after it
+            eliminate_dead_code,  # such as dequantised weights that integer products replaced; they would prevent fusions
             FoldConstants(),
             share_subexpressions,
             protect_operands,  # after this pass, values that are written in place are neither constants nor shared
             annotate_patterns,
             fuse,
-            # passes of the back end for its machine
+            # the back end's own passes
             *nests,
             eliminate_dead_code,
-            lift_weights,  # lifted functions run on the host if the machine does not prepare weights
+            lift_weights,  # the back end says whether lifted functions run on its machine or on the host
             ScheduleKernels(schedule),
             lift_workspace,
             # memory

@@ -1,1 +1,1 @@
-"""The back end for x86-64 and AArch64."""
+"""The back end for CPUs: x86-64, AArch64 and RISC-V."""

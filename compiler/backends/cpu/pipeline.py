@@ -1,4 +1,4 @@
-"""The passes of the CPU back end. Which of them run depends on the tiles that multiply matrices on the target."""
+"""The passes of the CPU back end. The tiles of the target decide which optional passes run."""
 
 from __future__ import annotations
 

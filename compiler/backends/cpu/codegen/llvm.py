@@ -1,18 +1,17 @@
 """Emit a scheduled loop nest as LLVM IR.
 
-A kernel is one function per phase. Phases are the statements of the body's top-level `Seq`; the runtime puts barriers between them. If the
-outermost loops of a phase are parallel, the runtime distributes their iterations; any other phase is a single iteration. Each phase is
-emitted as
+A kernel has phases: the statements of the body's top-level `Seq`, between which the runtime puts barriers. If the outermost loops of a
+phase are parallel, the runtime distributes their iterations; any other phase is a single iteration. Phase K becomes three functions:
 
-    name.pK        void (ptr buffers, ptr dims, i64 begin, i64 end)     unpacks the arguments and calls
-    name.pK.run    void (ptr noalias b0, ..., i64 n, ..., i64 begin, i64 end)
-    name.pK.grid   i64 (ptr dims)
+    name.pK        void (ptr buffers, ptr dims, i64 begin, i64 end)     loads the arguments from arrays, and calls
+    name.pK.run    void (ptr noalias b0, ..., i64 n, ..., i64 begin, i64 end)     runs the iterations begin .. end - 1
+    name.pK.grid   i64 (ptr dims)     returns the number of iterations
 
-so that the parameters tell LLVM which buffers cannot overlap. `attrs["inplace"]`, pairs of buffer numbers, names buffers that may overlap.
+The parameters of `.run` tell LLVM which buffers cannot overlap. `attrs["inplace"]` lists the pairs of buffer numbers that may overlap.
 
-A vector loop is written as whole vectors. A value that differs between lanes is a vector with one element per lane; all others stay scalar.
-A condition that differs between lanes becomes a mask: loads and stores under it are masked, and the tail of a row computes with exactly the
-operations of a full vector.
+A vector loop becomes whole vectors. A value that differs between lanes is a vector with one element per lane; other values are scalars.
+A condition that differs between lanes becomes a mask for loads and stores. So the last, partial vector of a row runs exactly the
+operations of a full vector, which gives the same bits.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code, vector_literal
 from compiler.machine.target import Target
 
-_F16: Final = re.compile(r"(?<![%@.\w])half(?![.\w])")  # the type f16, in LLVM's spelling
+_F16: Final = re.compile(r"(?<![%@.\w])half(?![.\w])")  # the type f16 in LLVM IR
 
 
 def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
@@ -64,12 +63,12 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
 
 
 def _independent(loop: For, outer: list[For]) -> bool:
-    """Return whether the extent of `loop` depends on no loop of `outer`, so that they form one grid."""
+    """Return whether the extent of `loop` depends on no loop of `outer`, so that the loops form one grid."""
     return not any(o.var in loop.extent.vars() for o in outer)
 
 
 def _body(symbol: str, parameters: Parameters) -> str:
-    """Emit the function that the runtime calls."""
+    """Emit the function that the runtime calls. It loads the arguments from arrays and calls the function with the code."""
     lines: list[str] = []
     arguments: list[str] = []
     for kind, array, short, count in (("ptr", "buffers", "b", len(parameters.buffers)), ("i64", "dims", "d", len(parameters.dims))):
@@ -91,7 +90,7 @@ def _num_iterations(indices: Indices, loops: list[For]) -> Index:
 
 
 def _unravel(indices: Indices, counter: Index, loops: list[For]) -> None:
-    """Compute the variables of nested loops from the index of an iteration of their grid."""
+    """Compute the variables of nested loops from the number of an iteration."""
     for loop in reversed(loops[1:]):
         extent = indices.value(loop.extent)
         indices.env[loop.var] = indices.binary("urem", counter, extent)
@@ -103,7 +102,7 @@ def _unravel(indices: Indices, counter: Index, loops: list[For]) -> None:
 class _Statements(Statements):
     def loop(self, loop: For) -> None:
         match loop.kind:
-            case LoopKind.PARALLEL:  # a parallel loop inside a distributed iteration runs serially
+            case LoopKind.PARALLEL:  # the thread runs it serially, because the outer loops are distributed already
                 self.serial(loop)
             case LoopKind.VECTOR:
                 self._vector(loop)

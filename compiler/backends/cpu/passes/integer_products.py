@@ -1,22 +1,22 @@
 """Compute products of quantised weights on the integer units.
 
-Before: `linear(x, dequantize(q, scale))`, or `expert_linear`. After, if the machine multiplies bytes fast: the rows of x are quantised, to
-16 bits for weights of 8 bits and to 8 bits for weights of 4 bits, and `integer_linear` multiplies integers. q and its scales are packed
-into panels; for weights this happens at load time. This is the only pass that changes what a program computes, within the errors that
-docs/decisions states. Products over the same rows share the quantised rows.
+Before: `linear(x, dequantize(q, scale))`, or the same with `expert_linear`. After, if the machine multiplies bytes fast: rows of x are
+quantised, to 16 bits for 8-bit weights and to 8 bits for 4-bit weights, and `integer_linear` multiplies integers. Products of the same rows
+share the quantised rows. q and its scales are packed into panels; for weights, this happens when they are loaded. This is the only pass
+that changes results, within the errors that docs/decisions states.
 
-Rows of 16 bits are two planes of bytes, or words on machines that cannot multiply pairs of bytes without loss. Sums of 512 words stay
-within 32 bits; a weight with one scale for more elements is cut into parts that share the scale.
+A row of 16 bits is stored as two planes of bytes, or as 16-bit words on machines that cannot multiply pairs of bytes without loss. A sum of
+512 words fits in 32 bits. A weight with one scale for more elements is cut into parts that share the scale.
 
-A weight with an offset per group, (q - zero) * scale or q * scale - shift, is multiplied without the offset. Then the product of the rows'
-group sums with the offsets is subtracted; this product is shorter by a factor of the group length. A scale that is itself
-dequantised from an integer stays an integer, and the product decodes it.
+If each group of a weight has an offset, (q - zero) * scale or q * scale - shift, the weight is multiplied without the offsets. Then the
+product of the offsets with the sums of the rows' groups is subtracted. This second product is cheap: it has one element per group. A scale
+that is itself a dequantised integer stays an integer, and the product decodes it.
 
-If the weights have 8 bits and one scale per channel, and the product tolerates rows of i8 (the scheme int8-fast), the rows are coarse: they
-have 8 bits and a scale per group, in one plane instead of two.
+Rows are coarse if weights have 8 bits and one scale per channel, and if the product tolerates rows of i8 (the scheme int8-fast). A coarse
+row has 8 bits and one scale per group, so it needs one plane instead of two.
 
-If a matrix unit multiplies bytes, 4-bit weights in groups become `widened_linear`: they are widened to 8 bits with one scale per channel.
-The rows have one scale each, and 8 bits or, if those are too few, 16.
+If a matrix unit multiplies bytes, 4-bit weights with groups become `widened_linear`: they are widened to 8 bits with one scale per channel.
+Each row has one scale. It has 8 bits, or 16 if 8 are too few for it.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from compiler.ops.products.quantize import DEQUANTIZE
 from compiler.ops.products.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 from compiler.passes.rewrite import rewrite_module
 
-ACTIVATION_BITS: Final = {8: 16, 4: 8}  # bits of a weight -> bits of the rows
-# type of the rows -> largest number of products in a group whose sum certainly fits in i32
+ACTIVATION_BITS: Final = {8: 16, 4: 8}  # bits of the rows, by bits of the weight
+# most products whose sum is sure to fit in i32, by type of the rows
 LONGEST: Final = {DType.I8: 1 << 16, DType.I16: 1 << 9}
-COARSE_BITS, COARSE_GROUP = 8, 64  # bits and group length of rows for weights of 8 bits, if the product tolerates i8
-SHORTEST_PART: Final = 64  # fewest elements of a part of a group, because each part costs a conversion and a multiply-add
+COARSE_BITS, COARSE_GROUP = 8, 64  # bits and group length of coarse rows
+SHORTEST_PART: Final = 64  # fewest elements of a part, because each part costs a conversion and a multiply-add
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class IntegerProducts:
 
     @property
     def columns(self) -> int:
-        """The number of columns of a panel. Panels of all tiles of a target have the same width."""
+        """The number of columns of a panel, which is the same for all tiles of a target."""
         (columns,) = {tile.op.columns for tile in self.tiles.integers}
         return columns
 
@@ -87,7 +87,7 @@ class IntegerProducts:
         return rewrite_module(module, replace)
 
     def _is_widened(self, weight: _Weight) -> bool:
-        """Return whether the weight is widened to 8 bits, so that a sum runs over the whole channel."""
+        """Return whether the weight is widened to 8 bits, which makes the whole channel one sum."""
         tile = self.tiles.widened
         if tile is None or weight.offset is not None or weight.bits != tile.format.bits or weight.length > LONGEST[tile.rows]:
             return False
@@ -117,8 +117,7 @@ class IntegerProducts:
         return found if weight.out_dtype == "f32" else Call(CAST, (builder.emit(found),), {"dtype": weight.out_dtype})
 
     def _has_coarse_rows(self, linear: Call, weight: _Weight, format: Format) -> bool:
-        """Return whether rows that are multiplied by 8-bit weights are rounded to 8 bits in groups. A matrix unit multiplies long groups
-        only."""
+        """Return whether the rows are coarse (see above). A matrix unit is efficient only for long groups, so its rows are never coarse."""
         if linear.attrs.get("tolerates") != str(DType.I8) or weight.bits != 8 or weight.group != weight.length:
             return False
         return format.rows is DType.I8 and weight.length % COARSE_GROUP == 0 and weight.offset is None and not self.tiles.on_matrix_unit
@@ -138,23 +137,24 @@ class _Weight:
     scale: Atom
     bits: int
     group: int
-    length: int  # number of elements of a row
+    length: int  # number of elements of a channel
     size: int  # number of columns of the product
     out_dtype: str
-    offset: Atom | None  # the zero or the shift of each group, if the weight has one
+    offset: Atom | None  # the zero or the shift of each group; None: the weight has no offsets
     is_shifted: bool
-    levels: tuple[Atom, ...]  # integers and units of the scale; empty if it is a float
-    matrices: tuple[int, ...]  # extents of the leading axes that number the matrices, if rows choose among several
+    levels: tuple[Atom, ...]  # the integers and the units of a scale that is an integer; empty if the scale is a float
+    matrices: tuple[int, ...]  # extents of the leading axes, which number the matrices that rows choose from
 
     @property
     def is_centred(self) -> bool:
-        """Whether 0 is in the middle of the numbers. Numbers of 4 bits with an offset are multiplied as they are stored."""
+        """Whether 0 is the middle of the stored numbers. Numbers of 4 bits with an offset are multiplied as stored, so 0 is their
+        smallest."""
         return self.bits == 8 or self.offset is None
 
 
 def _part(weight: _Weight, longest: int) -> int | None:
-    """Return the number of elements that are summed in i32: a group, or the longest part of a single group whose sum i32 holds. Return None
-    if that is too short."""
+    """Return how many elements the product adds up in i32: a group or, if one group is the whole channel, the longest part that fits.
+    Return None if no part is long enough."""
     if weight.group <= longest:
         return weight.group
     step = FOUR * 8 // weight.bits
@@ -163,7 +163,8 @@ def _part(weight: _Weight, longest: int) -> int | None:
 
 
 def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
-    """Return the quantised weight of a product, or None if the weight is not quantised or its groups are not a multiple of 4 bytes long."""
+    """Return the quantised weight of a product. Return None if the weight is not quantised, or if its groups do not fill whole units of 4
+    bytes."""
     weight, x = linear.args[1], type_of(linear.args[0])
     made = values.get(weight) if isinstance(weight, Var) else None
     if not isinstance(made, Call) or made.op is not DEQUANTIZE:
@@ -186,7 +187,7 @@ def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
 
 
 def _levels(scale: Atom, values: Mapping[Var, Value], has_groups: bool) -> tuple[Atom, ...]:
-    """Return the integers and units of a scale that is dequantised from 8 bits, or nothing for other scales."""
+    """Return the integers and units of a scale that was dequantised from 8 bits, and () for other scales."""
     made = values.get(scale) if isinstance(scale, Var) else None
     if not has_groups or not isinstance(made, Call) or made.op is not DEQUANTIZE or len(made.args) != 2:
         return ()
@@ -194,7 +195,7 @@ def _levels(scale: Atom, values: Mapping[Var, Value], has_groups: bool) -> tuple
 
 
 def _for_parts(builder: Builder, weight: _Weight, of_groups: Atom, length: int) -> Atom:
-    """Repeat the value of a single group for each part that the group is cut into."""
+    """Repeat the value of the only group for each part of the group."""
     if length == weight.group:
         return of_groups
     shape = (*map(Dim.of, weight.matrices), Dim.of(weight.size), Dim.of(weight.length // length))
@@ -202,7 +203,7 @@ def _for_parts(builder: Builder, weight: _Weight, of_groups: Atom, length: int) 
 
 
 def _offsets(builder: Builder, weight: _Weight, offset: Atom) -> Atom:
-    """Return the offsets [size, groups] in f32 for x = q * scale - offset."""
+    """Return the offsets [size, groups] in f32, in the form w = q * scale - offset."""
     wide = _as_f32(builder, offset)
     return wide if weight.is_shifted else builder.call(MULTIPLY, _as_f32(builder, weight.scale), wide)
 

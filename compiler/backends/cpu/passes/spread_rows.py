@@ -1,8 +1,8 @@
-"""Pad rows that matrix units read, so that they do not compete for the same cache sets.
+"""Pad rows that matrix units read, so that rows do not evict each other from caches.
 
-Before: the stride of a product's rows is their length, usually a multiple of a large power of two. The rows of a tile then share a few sets
-of the first-level cache, and the rows of a block share a few sets of the second-level cache. After: if rows come from a kernel and are read
-only by products, their stride is one cache line more than their length. No kernel reads that line, and results stay the same.
+Before: the distance between rows of a product is their length, usually a multiple of a large power of two. So the rows of a tile map to a
+few sets of the first-level cache, and the rows of a block map to a few sets of the second-level cache. After: the distance is one cache
+line longer. The pass pads rows that a kernel writes and that only products read. No kernel reads the padding, so results stay the same.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def _wider(given: Type) -> TensorType:
 
 @dataclass(frozen=True, slots=True)
 class _Uses:
-    """Count how often a function uses a variable: in all, and as the rows of a product."""
+    """How often a function uses a variable: in total, and as the rows of a product."""
 
     all: Callable[[Var], int]
     as_rows: Callable[[Var], int]
 
 
 def _rows(module: IRModule, function: Function) -> Iterator[tuple[Var, Output]]:
-    """Yield each variable whose rows get padding, and the call output that it holds."""
+    """Yield each variable whose rows can be padded, with the output of a call that it names."""
     bindings = function.body.bindings
     calls = {b.var: b.value for b in bindings if isinstance(b.value, CallTir) and not any(i is not None for i in b.value.inplace)}
     uses = _uses(module, function.body)
@@ -98,7 +98,7 @@ def _clashes(given: Type) -> bool:
     if not isinstance(given, TensorType) or not given.shape or not given.shape[-1].is_const:
         return False
     size = {DType.BF16: 2, DType.I8: 1}.get(given.dtype) if given.dtype else None
-    planes = given.shape[-2].const if given.dtype is DType.I8 else 1  # a row of bytes consists of several planes
+    planes = given.shape[-2].const if given.dtype is DType.I8 else 1  # a row of bytes has several planes
     return size is not None and planes * given.shape[-1].const * size % CLASHING_BYTES == 0
 
 

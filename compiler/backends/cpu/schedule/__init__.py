@@ -1,1 +1,1 @@
-"""Schedules for the CPU: assign loops, threads, vectors and tiles to a loop nest."""
+"""Schedules for CPUs: they turn the loops of a nest into threads, vectors and tiles."""

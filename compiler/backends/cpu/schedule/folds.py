@@ -1,4 +1,4 @@
-"""Reductions across vector lanes. Extents are powers of two, and the extent alone determines the order of a reduction."""
+"""Reductions across the lanes of vectors. Numbers of lanes are powers of two. The number alone determines the order of a reduction."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from compiler.ir.loops.write import Array, Kernel, halvings, select
 
 
 def fold_halves(k: Kernel, array: Array, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-    """Reduce a local array to its first element by folding upper halves onto lower ones: first its rows, if it has any, then the lanes of
-    the first row."""
+    """Reduce a local array to its first element, by combining its upper half with its lower half again and again: first whole rows, then
+    the lanes of the first row."""
     *rows, width = (extent.const for extent in array.shape)
     for half in halvings(rows[0] if rows else 1):
         for row in range(half):
@@ -23,7 +23,7 @@ def fold_halves(k: Kernel, array: Array, combine: Callable[[Scalar, Scalar], Sca
 
 
 def spread_largest(k: Kernel, array: Array) -> None:
-    """Put the largest element into every lane. Each step compares an element with the one `distance` lanes further, cyclically."""
+    """Put the largest element into every lane. Each step compares each element with the one `distance` lanes after it, cyclically."""
     width = array.shape[0].const
     for distance in halvings(width):
         with k.vector(width) as lane:
@@ -31,5 +31,6 @@ def spread_largest(k: Kernel, array: Array) -> None:
 
 
 def larger(a: Scalar, b: Scalar) -> Scalar:
-    """Return the larger number with one instruction; `maximum` needs more. A NaN may get lost, but then exp(NaN - maximum) is NaN again."""
+    """Return the larger number, with one instruction where `maximum` needs more. The result may lose a NaN, but in a softmax exp(NaN -
+    maximum) is NaN again."""
     return select(a < b, b, a)

@@ -13,13 +13,13 @@ from compiler.machine.intrinsics import prefetch as tiles
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Prefetch one row of each buffer into the second-level cache. The first-level cache holds the current row."""
+    """Prefetches one row of each buffer into the second-level cache. The first-level cache has the current row."""
 
     buffers: tuple[Buffer, ...]
     row: tuple[Dim, ...]
 
     def vector(self, k: Kernel, start: Dim) -> None:
-        """Prefetch a vector's elements, starting at element `start`."""
+        """Prefetch the elements of a vector, beginning at element `start`."""
         for buffer in self.buffers:
             k.tile(tiles.Prefetch(far=True), Load(buffer, (*self.row, start)))
 

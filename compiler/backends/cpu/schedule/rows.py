@@ -1,12 +1,12 @@
-"""Reductions along rows, and the stages that follow them: sums, maxima, softmax, norms.
+"""Reductions along rows, with the stages that follow them: sums, maxima, softmax, norms.
 
-The stages share their leading axes, the *row*. Each stage either reduces along the row to a number per row, or writes elements of the row.
-A thread runs all stages of a row while the row is in cache; numbers per row are in registers. After the stages, a row may be divided into
-parts that are rows themselves, for example to round the result of a norm in groups.
+All stages have the same leading axes, which number the rows. A stage either reduces each row to a number, or writes the elements of each
+row. A thread runs all stages of a row while the row is in cache, with the numbers of the row in registers. Further stages may divide a row
+into parts and treat these as rows, for example to round the result of a norm in groups.
 
-A reduction keeps PARTS vectors of partial results, or fewer if these hold a whole short row. Element `r` is in lane `r mod (parts *
-width)`. At the end the parts are folded into one another and the lanes by halves. The order depends only on the length of the row. The two
-reductions of a softmax walk along the row together (compiler/backends/cpu/schedule/softmax.py).
+A reduction has PARTS vectors of partial results, or fewer if these suffice for a short row. Element `r` is added to lane `r mod (parts *
+width)`. At the end, the vectors are combined by halves, and then their lanes. The order depends only on the length of the row. Softmax
+computes its two reductions in one loop (compiler/backends/cpu/schedule/softmax.py).
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class _Rows:
 
     @property
     def worth_prefetching(self) -> bool:
-        """True if a stage that writes elements reads rows in order. Such a stage computes between its reads, so prefetching pays;
-        reductions do little besides reading."""
+        """Whether a stage that writes elements reads rows in order. Such a stage computes between its reads, so prefetches have time to
+        arrive. Reductions do little besides reading, so they gain nothing."""
         return any(self.read_in_order(s.nest.store.value, s.nest.vars) for s in self.program.stages if s.inner is not None)
 
     def declare(self, k: Kernel) -> None:
@@ -70,8 +70,8 @@ class _Rows:
             k.allocate(number)
 
     def write(self, k: Kernel, point: list[Dim], next_row: list[Dim] | None = None) -> None:
-        """Write all stages of one row, then its parts. Every stage that reads rows in order prefetches the whole next row, because a core
-        drops prefetches while many are pending."""
+        """Write all stages of one row, then its parts. Every stage that reads rows in order prefetches the whole next row, although another
+        stage did so too: a core drops prefetches while many are pending."""
         self.declare(k)
         for stage in self.program.stages:
             if stage.inner is None:
@@ -84,7 +84,7 @@ class _Rows:
                 parts.write(k, [*point, part])
 
     def write_number(self, k: Kernel, stage: RowStage, point: list[Dim], next_row: list[Dim] | None) -> None:
-        """Write the number of a row, which is computed from reductions along it."""
+        """Write the number of a row, which the stage computes from reductions along the row."""
         store, mapping = stage.nest.store, dict(zip(stage.nest.vars, point, strict=False))
         with k.scope():
             results = {fold: k.local("fold", 1, dtype=dtype_of(fold)) for fold in reversed(stage.folds)}
@@ -121,7 +121,7 @@ class _Rows:
             result[0] = partial[0, 0]
 
     def write_elements(self, k: Kernel, stage: RowStage, store: Store, point: list[Dim], next_row: list[Dim] | None) -> None:
-        """Write the elements of a row. A SELECT whose condition is the same for all elements becomes a branch around the loop."""
+        """Write the elements of a row. If a SELECT has the same condition for all elements, it becomes a branch around the loop."""
         nest, value, mapping = stage.nest, store.value, dict(zip(stage.nest.vars, point, strict=False))
         assert stage.inner is not None
         inner, length = stage.inner
@@ -140,10 +140,10 @@ class _Rows:
     # --- prefetching ---------------------------------------------------------------------------------------------------
 
     def prefetch(self, value: Scalar, axes: Sequence[DimVar], next_row: list[Dim] | None) -> Prefetch:
-        """Return a prefetch of the next row, for the buffers that the value reads in order."""
+        """Return a prefetch of the next row, for those buffers that the value reads in order."""
         return NO_PREFETCH if next_row is None else Prefetch(self.read_in_order(value, axes), tuple(next_row))
 
     def read_in_order(self, value: Scalar, axes: Sequence[DimVar]) -> tuple[Buffer, ...]:
-        """Return the buffers that are read in the order of the axes, except those that the kernel itself writes."""
+        """Return the buffers that the value reads in the order of the axes, except those that the kernel itself writes."""
         place, written = tuple(map(Dim.of, axes)), {stage.nest.store.buffer for stage in self.program.stages}
         return tuple(dict.fromkeys(s.buffer for s in loads(value) if s.indices == place and s.buffer not in written))

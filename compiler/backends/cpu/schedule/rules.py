@@ -35,12 +35,12 @@ def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
 
 
 def _scheduled(body: Stmt) -> bool:
-    """Return whether the nest contains tiles, or loops of other kinds than serial ones."""
+    """Return whether the nest is scheduled already: it contains tiles, or loops other than serial ones."""
     return any(isinstance(s, Tile) or (isinstance(s, For) and s.kind is not LoopKind.SERIAL) for s in walk_stmts(body))
 
 
 def _by_stage(prim: PrimFunc) -> PrimFunc:
-    """Schedule each stage as a phase of its own. A stage to which no rule applies runs on one thread, as it is written."""
+    """Schedule each stage as a phase of its own. If no rule applies to a stage, one thread runs it as it is written."""
     temporaries, body = without_allocations(without_products(prim.body))
     done = [schedule_spatial(s, LANES) or s for s in stages(body)]
     return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, sequence(done)), {**prim.attrs, "schedule": "spatial"})

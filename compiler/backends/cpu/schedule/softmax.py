@@ -1,12 +1,12 @@
-"""Softmax, and other reductions of exp(x - max x): both reductions in one walk along the row, block by block.
+"""Softmax, and other reductions of exp(x - max x): one loop computes both reductions of a row, block by block.
 
-If the sum followed the maximum, a row would first be bound by memory and then by arithmetic. Instead, the exponentials of a block are
-computed while the next block is loaded for its maximum. So the next row is not prefetched. The exponentials are relative to the largest
-element so far. When that rises, the sum so far is scaled down. The last stage corrects exponentials that were kept, with one factor per
-block. At most MOST factors are stored, so the blocks of a longer row are larger.
+If the loop for the sum came after the loop for the maximum, first memory and then arithmetic would limit the speed. Instead, the loop loads
+the next block for its maximum while it computes the exponentials of a block. So it does not prefetch the next row. Exponentials are
+relative to the largest element so far. When a larger element comes, the sum so far is scaled down. If exponentials are stored for the last
+stage, that stage corrects them with one factor per block. A row has at most MOST factors, so a longer row has larger blocks.
 
-A row of one block has the bits of separate reductions. The maximum is at least the lowest finite number, so that it can be subtracted: a
-block of only -inf adds 0, and a row of only -inf gives 0 / 0. If the maximum loses a NaN, the sum is NaN.
+A row of one block has the same bits as with separate reductions. The maximum is at least the lowest finite number, so that it can be
+subtracted: a block of only -inf adds 0, and a row of only -inf gives 0 / 0. If the comparison loses a NaN, the sum is NaN.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from compiler.ir.loops.visit import loads, map_scalar, rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, exp, less
 from compiler.ir.prove import prove_divisible, prove_le
 
-BLOCK = 512  # number of elements of a block, which stays in the first-level cache from its maximum to its exponentials
-MOST = 64  # largest number of blocks of a row
+BLOCK = 512  # elements of a block, which stays in the first-level cache from its maximum to its exponentials
+MOST = 64  # most blocks of a row
 LOWEST = Const(float(np.finfo(np.float32).min), DType.F32)
 ZERO = Dim.of(0)
 
 
 def is_softmax(program: RowProgram) -> bool:
-    """Return whether the stages are max x, the sum of exp(x - max x), and elements computed from both, in rows longer than a block."""
+    """Return whether the stages are a softmax with rows longer than a block: max x, the sum of exp(x - max x), and elements computed from
+    both."""
     if len(program.stages) != 3 or program.stages[-1].inner is None or program.parts is not None:
         return False
     first, second, last = program.stages
@@ -60,7 +61,7 @@ def is_softmax(program: RowProgram) -> bool:
 
 
 def write_softmax(k: Kernel, program: RowProgram, point: list[Dim], width: int) -> None:
-    """Write one row. The program's numbers per row are already in registers."""
+    """Write one row. `program` already has the numbers of a row in registers."""
     maximum, total, last = program.stages
     fold = maximum.nest.store.value
     assert isinstance(fold, Reduce)
@@ -104,11 +105,11 @@ class _Row:
     length: Dim
     size: Dim  # number of elements of a block
     num_full: Dim  # number of full blocks
-    most: Array  # [width]: the largest element so far in each lane
-    top: Array  # [width]: the largest element of all blocks up to the current one, in every lane
-    change: Array  # [width]: the factor by which sums are multiplied when the maximum rises; at the end, the factor of a block
+    most: Array  # [width]: the largest element of each lane so far
+    top: Array  # [width]: the largest element of the row up to the current block, in every lane
+    change: Array  # [width]: the factor that corrects sums when the maximum rises and, in the last stage, the exponentials of a block
     sums: Array  # [PARTS, width]
-    tops: Array  # [MOST]: the value that `top` had in each block
+    tops: Array  # [MOST]: the value of `top` in each block
 
     @property
     def edge(self) -> Dim:
@@ -122,7 +123,8 @@ class _Row:
     # --- folding -------------------------------------------------------------------------------------------------------
 
     def write_sums(self, k: Kernel) -> None:
-        """Compute `top` and `sums` of the row. The maximum is one block ahead of the sums."""
+        """Compute `top` and `sums` of the row. The loop compares the elements of a block while it adds the exponentials of the block
+        before."""
         with k.vector(self.width) as lane:
             self.most[lane] = LOWEST
             self.top[lane] = LOWEST
@@ -148,8 +150,8 @@ class _Row:
                         self.add(k, vector.part, lane, index)
 
     def use_maximum(self, k: Kernel, first: Dim) -> None:
-        """Raise `top` to the largest element so far, and rescale the sums. The exponentials of the elements that start at `first` are
-        relative to it."""
+        """Raise `top` to the largest element so far, and rescale the sums. The exponentials of the block at `first` are relative to this
+        `top`."""
         spread_largest(k, self.most)
         with k.when(less(0, first)):
             with k.vector(self.width) as lane:
@@ -181,7 +183,7 @@ class _Row:
     # --- what follows --------------------------------------------------------------------------------------------------
 
     def write_numbers(self, k: Kernel) -> None:
-        """Write the row's maximum, and the number that the program computes from its sum."""
+        """Write the maximum of the row, and the number that the program computes from its sum."""
         k.array(self.maximum.nest.store.buffer)[0] = self.top[0]
         fold_halves(k, self.sums, operator.add)
         store = self.total.nest.store
@@ -189,8 +191,8 @@ class _Row:
         write_element(k, Store(store.buffer, store.indices, value), self.at(self.total))
 
     def write_elements(self, k: Kernel) -> None:
-        """Write the elements in reverse order, because the end is still in the first-level cache. Elements after the full blocks are
-        already relative to the maximum of the row."""
+        """Write the elements, the last block first, because that is still in the first-level cache. Exponentials after the full blocks need
+        no correction: they are relative to the maximum of the whole row."""
         nest, kept = self.last.nest, self.total.keeps
 
         def write(store: Store, first: Dim, end: Dim) -> None:

@@ -1,10 +1,10 @@
-"""Schedule any nest with independent iterations: outer axes on threads, the innermost in vectors, reductions in order within each lane.
+"""Schedule any nest with independent iterations: threads share the outer axes, and vectors run along the innermost.
 
-    for parallel p in claims {               # a claim is some rows, or a part of a long one; a row is a point of the outer axes
+    for parallel p in claims {               # a claim has several rows, or a part of a long row; a row is a point of the outer axes
       full vectors, then one masked vector
     }
 
-A vector at the edge computes with the same instructions as any other, so an element's bits do not depend on its place.
+The masked vector runs the same instructions as full vectors, so an element's bits do not depend on its place in the row.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from compiler.ir.loops.sweep import full_vectors, masked_vectors
 from compiler.ir.loops.visit import free_dims
 from compiler.ir.loops.write import Kernel
 
-CHUNK = 4096  # number of elements of a claim: enough to amortise the claim, few enough to share the work
+CHUNK = 4096  # elements of a claim: enough to amortise the cost of claiming, few enough to share the work
 
 
 def schedule_spatial(stmt: Stmt, width: int) -> Stmt | None:
@@ -42,8 +42,8 @@ def schedule_spatial(stmt: Stmt, width: int) -> Stmt | None:
 
 @contextmanager
 def claimed_rows(k: Kernel, outer: Axes, length: Dim) -> Generator[tuple[dict[DimVar, Dim], Dim, Dim]]:
-    """Distribute `length` elements at every point of the outer axes among threads. Yield a point, and the range of elements of its row,
-    `first` to `end` - 1, that a thread computes."""
+    """Distribute rows of `length` elements, one at every point of the outer axes, among threads. Yield a point, and which elements of its
+    row a thread computes: `first` to `end` - 1."""
     num_rows = product_of([e for _, e in outer])
     if not length.is_const or length.const > CHUNK:
         chunks = ceil_div(length, CHUNK)
@@ -73,8 +73,8 @@ def write_vectors(
     *,
     read_again: bool = False,
 ) -> None:
-    """Write the elements `first` to `end` - 1 of a row. Full vectors prefetch the same elements of other rows. With `read_again`, the
-    result stays in the caches however large it is, because it is soon read again."""
+    """Write the elements `first` to `end` - 1 of a row. Each full vector prefetches the same elements of the row in `prefetch`. With
+    `read_again`, the result is never streamed past the caches, because the kernel soon reads it again."""
     inner, store = nest.axes[-1][0], nest.store
 
     def write_full(*, streamed: bool) -> None:

@@ -1,4 +1,4 @@
-"""Write large results with non-temporal stores, because the caches would evict them before they are read."""
+"""Write large results with non-temporal stores, because caches would evict them before anyone reads them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from compiler.ir.loops.write import Kernel, less_equal
 from compiler.ir.prove import prove_le, prove_lt
 from compiler.machine.intrinsics.stream import LANES, Stream
 
-LARGE = 64 << 20  # bytes of a large result: more than the share of the caches that one process can expect
+LARGE = 64 << 20  # bytes of a large result: more than one process can expect to have in the caches
 
 
 def goes_past_caches(axes: Axes, store: Store, width: int) -> Scalar | bool:
-    """Return whether vectors along the last axis are streamed, which depends on the number of bytes that all axes write. Return a scalar if
-    the number is only known at run time."""
+    """Return whether to stream vectors along the last axis, which depends on the number of bytes that all axes write. Return a scalar if
+    the kernel knows this number only at run time."""
     size = product_of([extent for _, extent in axes]) * store.buffer.dtype.num_bytes
     if not _whole_vectors(store, axes[-1][0], width) or prove_lt(size, LARGE):
         return False
@@ -28,7 +28,7 @@ def goes_past_caches(axes: Axes, store: Store, width: int) -> Scalar | bool:
 
 
 def _whole_vectors(store: Store, inner: DimVar, width: int) -> bool:
-    """Return whether lanes are adjacent in memory and the kernel has not just read what it overwrites."""
+    """Return whether a vector's lanes are adjacent in memory, and whether the nest does not read the buffer that it writes."""
     *outer, last = store.indices
     beside = not any(inner in dim.vars() for dim in (*outer, last - inner))
     fresh = not any(load.buffer is store.buffer for load in loads(store.value))
@@ -36,7 +36,7 @@ def _whole_vectors(store: Store, inner: DimVar, width: int) -> bool:
 
 
 def stream(k: Kernel, store: Store, point: Mapping[DimVar, Dim], inner: DimVar, start: Dim) -> None:
-    """Emit a store of one vector along its innermost axis, past the caches."""
+    """Emit a non-temporal store of one vector along the nest's innermost axis."""
     with k.scope():
         row = k.local("row", LANES)
         with k.vector(LANES) as lane:

@@ -1,11 +1,11 @@
-"""Process a block of keys and values for some rows of paged attention on a matrix unit.
+"""Compute a block of keys and values for some rows of paged attention, on a matrix unit.
 
-The unit multiplies bf16, the type of the pages; queries and weights are rounded to it. Keys and values are interleaved in pairs as they are
-loaded from their page, once for all rows that share them. Values that no row sees are loaded as zeros, because 0 * NaN is not 0.
+The unit multiplies bf16, the type of the pages, so queries and weights are rounded to bf16. Keys and values are interleaved in pairs when
+they are loaded from their page, once for all rows that share them. Values that no row sees are loaded as zeros, because 0 * NaN is not 0.
 
 A row has the same bits whatever other rows are in the tile: the products of a block are stored separately, and each row adds its own
-products to its sums. A key that is not visible to the row has weight 0 and adds a zero. That changes at most the sign of a zero, which is
-lost when the unit adds the zero to an accumulator that begins with +0.
+products to its sums. A key that the row does not see has weight 0, so it adds a zero. That can only change the sign of a zero, and the sign
+is lost, because accumulators begin with +0.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from compiler.machine.intrinsics.round_bf16 import RoundBf16
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 from compiler.ops.attention.plain import capped
 
-HEIGHT = 32  # largest number of rows of a product
-CHUNK = 2 * 8  # number of rows that are interleaved at a time
+HEIGHT = 32  # most rows of a product
+CHUNK = 2 * 8  # number of rows that one tile interleaves
 BF16 = DType.BF16
 
 
 def allocate_rows(k: Kernel, count: int, blocks: int, size: int) -> Rows:
-    """Allocate the state of `count` rows. Queries are [rows, depth], scores of the current blocks are [blocks, rows, BLOCK], and weights of
-    one block are [rows, BLOCK]."""
+    """Allocate the state of `count` rows: queries [rows, depth], scores of the current blocks [blocks, rows, BLOCK], and weights of one
+    block [rows, BLOCK]."""
     return Rows(
         k.local("queries", count, depth_of(size), dtype=BF16),
         k.local("scores", blocks, count, BLOCK),
@@ -47,7 +47,7 @@ def allocate_rows(k: Kernel, count: int, blocks: int, size: int) -> Rows:
 
 
 def pad_queries(k: Kernel, rows: Rows, row: Dim, size: int) -> None:
-    """Fill queries with zeros up to a whole number of steps."""
+    """Fill the end of a query with zeros, up to a whole number of steps of the unit."""
     for at in range(size, depth_of(size), PAGE):
         with k.vector(PAGE) as lane:
             rows.queries[row, at + lane] = 0.0
@@ -60,7 +60,7 @@ class MatrixUnit:
     layer: Dim
     size: int
     softcap: float
-    count: int  # number of rows that share a kv head
+    count: int  # number of rows, which share a kv head
     keys: Array  # [depth / 2, BLOCK, 2]: the keys of a block
     loaded: Array  # [panels, BLOCK / 2, BLOCK, 2]: the values of a block
     products: Array  # [panels, rows, BLOCK]: products of weights and values
@@ -69,7 +69,7 @@ class MatrixUnit:
     @staticmethod
     @contextmanager
     def configured(k: Kernel, rows: Rows, cache: Array, layer: Dim, size: int, softcap: float, count: int) -> Generator[MatrixUnit]:
-        """Configure the unit for `count` rows until the end of this block."""
+        """Configure the unit for `count` rows, for the code that the caller writes inside this context."""
         depth, panels = depth_of(size), -(-size // BLOCK)
         with k.scope():
             keys = k.local("keys", depth // 2, 2 * BLOCK, dtype=BF16)
@@ -82,7 +82,7 @@ class MatrixUnit:
             yield unit
 
     def pad(self, k: Kernel) -> None:
-        """Write zeros to the parts of the buffers that no keys or values fill."""
+        """Write zeros to those parts of the buffers that keys and values do not fill."""
         pairs, left, last_panel = self.size // 2, self.size % BLOCK, self.loaded.shape[0] - 1
         with k.serial("r", depth_of(self.size) // 2 - pairs) as r, k.serial("c", 2 * PAGES) as c, k.vector(PAGE) as lane:
             self.keys[pairs + r, c * PAGE + lane] = 0.0
@@ -91,7 +91,7 @@ class MatrixUnit:
 
     @property
     def height(self) -> int:
-        """The number of rows of a tile. All tiles have the same number of rows."""
+        """The number of rows of a tile: the largest divisor of `count` that the unit supports."""
         return next(h for h in range(HEIGHT, 0, -1) if self.count % h == 0)
 
     @property
@@ -101,14 +101,14 @@ class MatrixUnit:
     # --- scores --------------------------------------------------------------------------------------------------------
 
     def scores(self, k: Kernel, block: Sequence[HeadPage], row: Dim, slot: Dim) -> None:
-        """Compute the scores of all rows that share a kv head. The first of these rows is `row`."""
+        """Compute the scores of all rows that share a kv head, beginning with row `row`."""
         for v, page in enumerate(block):
             self.load_keys(k, v, page)
         with self.row_tiles(k) as m:
             self.multiply(k, self.rows.scores[slot, row + m, 0], self.rows.queries[row + m, 0], self.keys[0, 0], depth_of(self.size))
 
     def load_keys(self, k: Kernel, v: int, page: HeadPage) -> None:
-        """Load the keys of a page. A row of the page holds one element of every key."""
+        """Load the keys of a page. The page stores one element of every key as a row."""
         with k.serial("r", self.size // CHUNK) as r:
             first = r * (CHUNK * PAGE)
             self.prefetch(k, page, KEYS, first, CHUNK * PAGE)
@@ -118,7 +118,7 @@ class MatrixUnit:
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def update_softmax(self, k: Kernel, m: Dim, row: Dim, slot: Dim, start: Dim, visible: VisibleRange | None) -> None:
-        """Turn the scores of a row into weights, add them to `sums`, and set `rescale`."""
+        """Turn the scores of a row into weights, and add the weights to `sums`. Set `rescale` to the factor of the earlier sums."""
         rows, rescale = self.rows, self.rescale
         found, highest = k.local("found", PAGES, PAGE), k.local("highest", PAGE)
         for v in range(PAGES):
@@ -145,7 +145,7 @@ class MatrixUnit:
     # --- values --------------------------------------------------------------------------------------------------------
 
     def load_values(self, k: Kernel, block: Sequence[HeadPage], low: Dim, high: Dim) -> None:
-        """Load the values of the keys `low` to `high`, and zeros for all other keys."""
+        """Load the values of keys `low` to `high`, and write zeros for all other keys."""
         for v, page in enumerate(block):
             for p, columns in self.panels(k):
                 self.prefetch(k, page, VALUES, p * (BLOCK * PAGE), columns * PAGE)
@@ -154,7 +154,7 @@ class MatrixUnit:
                 k.tile(InterleavePairs(columns, masked=True), target, source, dims=dims)
 
     def panels(self, k: Kernel) -> Iterator[tuple[Dim, int]]:
-        """Yield the index and the number of columns of each panel of values. The body of the caller's `for` becomes the loop body."""
+        """Yield the index of each panel of values, and its number of columns. What the caller's `for` writes becomes the body of a loop."""
         whole, left = divmod(self.size, BLOCK)
         if whole:
             with k.serial("p", whole) as p:
@@ -175,8 +175,8 @@ class MatrixUnit:
             values[row, c, lane] = fma(values[row, c, lane], self.rescale[m], product)
 
     def not_finite(self, k: Kernel, suspect: Scalar) -> Scalar:
-        """Return whether a loaded value is infinite or NaN, so that it would affect rows to which its key is not visible. Values are only
-        examined if `suspect` holds. x - x is 0 only for finite numbers."""
+        """Return whether a loaded value is infinite or NaN. Such a value would affect even rows that do not see its key. The code examines
+        values only if `suspect` is true. It uses that x - x is 0 only for finite numbers."""
         panels, pairs, length = self.loaded.shape
         found = k.local("found", PAGE)
         with k.vector(PAGE) as lane:
@@ -205,5 +205,5 @@ class MatrixUnit:
 
 
 def depth_of(size: int) -> int:
-    """Return the depth of products with keys, rounded up to whole steps of the unit."""
+    """Return the number of elements of a key, rounded up to whole steps of the unit."""
     return -(-size // BLOCK) * BLOCK

@@ -1,8 +1,8 @@
 """The two walks of vector_walk.py over the blocks of a split, on a matrix unit.
 
-A single token reads the keys of STRETCH blocks for all its heads, and then their values. The rows of a tile process each block together if
-it is visible to one of them. A key that is not visible to a row has weight 0, so only an infinity or a NaN in its value could affect the
-row. If the block has one, its values are multiplied for each token separately.
+A single token reads the keys of STRETCH blocks for all its heads, and then their values. A tile computes each block for all its rows if at
+least one of them sees the block. A row gives weight 0 to the keys that it does not see, so their values matter only if one is infinite or
+NaN. If a block has such a value, its values are multiplied for each token separately.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Block = list[HeadPage]
 
 @dataclass(frozen=True, slots=True)
 class MatrixTokenWalk:
-    """Writes the walk of some heads of a token over the blocks of a split. Row `h` belongs to query head `h`."""
+    """Writes the walk of some heads of a token over the blocks of a split. Row `h` is query head `h`."""
 
     operands: PagedOperands
     unit: MatrixUnit
@@ -31,8 +31,8 @@ class MatrixTokenWalk:
     heads: Heads
 
     def write(self, k: Kernel) -> None:
-        """Write the walk. Each page prefetches its counterpart in the block that is read next: the last keys of a stretch prefetch values,
-        and the last values prefetch the keys of the next stretch."""
+        """Write the walk. While it reads a page, it prefetches the page at the same place in the next block. After the last keys of a
+        stretch come values, and after the last values come the keys of the next stretch."""
         with stretches(k, self.token) as (first, count):
             with k.serial("b", count) as b:
                 last = dim_max(0, b + 2 - count)
@@ -46,7 +46,7 @@ class MatrixTokenWalk:
                     self.values(k, block, kv, b)
 
     def block(self, k: Kernel, number: Dim, next_half: Dim, next_number: Dim) -> Block:
-        """Return the pages of a block. Each page names its counterpart in the block that is read next."""
+        """Return the pages of a block, each with the page that the next block reads in its place."""
         token = self.token
         block, after = (pages_of(k, self.operands, token.sequence, b, token.low, token.high) for b in (number, next_number))
         return [replace(page, next_page=NextPage(next_half, other.page)) for page, other in zip(block, after, strict=True)]
@@ -80,7 +80,7 @@ class MatrixTileWalk:
     def block(self, k: Kernel, b: Dim, low: Dim, block: Block) -> None:
         unit, tile = self.unit, self.tile
         unit.scores(k, block, Dim.of(0), Dim.of(0))
-        unit.load_values(k, block, low, tile.last_position)  # runs while the matrix unit still multiplies
+        unit.load_values(k, block, low, tile.last_position)  # the CPU loads values while the matrix unit still multiplies
         with tile.tokens(k) as (token, first), k.when(attends(token, b)), tile.rows(k, first) as row:
             update_softmax(k, unit, row, row, Dim.of(0), block[0].start, self.operands.visible(token))
 
@@ -104,7 +104,7 @@ class MatrixTileWalk:
 
 
 def update_softmax(k: Kernel, unit: MatrixUnit, m: Dim, row: Dim, slot: Dim, start: Dim, visible: VisibleRange) -> None:
-    """Update the softmax of a row. If the whole block is visible, positions are not compared."""
+    """Update the softmax of a row. Skip the comparison of positions if the row sees the whole block."""
     whole = less_equal(start + (BLOCK - 1), visible.high)
     if visible.clipped_low:
         whole = whole & less_equal(visible.low, start)

@@ -1,4 +1,4 @@
-"""The operands and parameters of a paged attention kernel, and where its blocks, splits and tiles of tokens begin."""
+"""The operands of a paged attention kernel, the parameters that follow from them, and where blocks, splits and tiles of tokens begin."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from compiler.ir.loops.write import Array, Kernel, cast, equal, fold, less_equal
 from compiler.machine.products import TileShape
 from compiler.ops.attention.kv_cache import PAGE
 
-SPLIT = 8  # blocks
-ROWS = 32  # approximate number of rows in a tile
+SPLIT = 8  # number of blocks of a split
+ROWS = 32  # number of rows of a tile, approximately
 BF16, I64 = DType.BF16, DType.I64
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token within a split. It attends to positions `low` to `high`. Blocks `begin` to `end` - 1 hold those positions that are in the
-    split."""
+    """A token in a split. It attends to positions `low` to `high`; those in the split are in blocks `begin` to `end` - 1."""
 
     number: Dim
     sequence: Dim
@@ -40,7 +39,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Neighbouring kv heads, and the query heads that share them."""
+    """Adjacent kv heads, and the query heads that share them."""
 
     first: Dim
     count: Dim
@@ -60,7 +59,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class PagedOperands:
-    """The operands of the attention node as arrays of the kernel, and the parameters that follow from the node and the machine."""
+    """The operands of the attention node, as arrays of the kernel, and the parameters that follow from the node and the target."""
 
     kernel: Kernel
     node: Attention
@@ -104,7 +103,7 @@ class PagedOperands:
 
     @property
     def in_pairs(self) -> bool:
-        """True if products multiply pairs of bf16."""
+        """Whether products multiply pairs of bf16 in vectors."""
         return self.has_pairs and self._fits_bf16
 
     @property
@@ -134,7 +133,7 @@ class PagedOperands:
 
     @property
     def width(self) -> int:
-        """The number of lanes that hold a part of a value."""
+        """The number of lanes of a vector of values: the most that divide the size of a head."""
         width = self.tile.lanes
         while self.size % width:
             width //= 2
@@ -146,8 +145,9 @@ class PagedOperands:
 
     @property
     def tile_tokens(self) -> int:
-        """The number of tokens in a tile, which share keys and values. Their rows fill tiles of registers or of a matrix unit, and their
-        sums stay in the first-level cache. A tile has at least two tokens, because one token alone would walk all splits on one thread."""
+        """The number of tokens of a tile, which share keys and values. Their rows fill tiles of registers or of a matrix unit, and their
+        sums stay in the first-level cache. A tile has at least two tokens, because a tile computes all splits on one thread, which is too
+        slow for a single token."""
         if self.on_matrix_unit:
             return max(2, HEIGHT // self.group)
         rows = lcm(self.group, self.tile.rows)
@@ -155,7 +155,7 @@ class PagedOperands:
 
     @property
     def kv_heads_at_once(self) -> int:
-        """The number of kv heads whose scores a token computes at a time, to hide the latency of additions."""
+        """The number of kv heads whose scores a token computes at once. Several heads hide the latency of additions."""
         count, most = 1, self.tile.rows * self.tile.vectors
         while self.kv_heads % (2 * count) == 0 and 2 * count * self.group <= most // 2:
             count *= 2
@@ -182,7 +182,7 @@ class PagedOperands:
         return MatrixUnit.configured(k, rows, self.cache, layer, self.size, self.node.softcap, count)
 
     def load_queries(self, k: Kernel, rows: Rows, row: Dim, token: Dim, head: Dim, count: Dim | int) -> None:
-        """Load the scaled queries of `count` heads of a token."""
+        """Load and scale the queries of `count` heads of a token."""
         with k.serial("g", count) as g:
             with k.serial("c", self.parts) as c, k.vector(self.width) as lane:
                 at = c * self.width + lane
@@ -206,14 +206,14 @@ class PagedOperands:
         return k.let("position", cast(self.positions[token], I64))
 
     def low(self, position: Dim) -> Dim:
-        """Return the first position to which a token at `position` attends."""
+        """Return the first position to which the token at `position` attends."""
         return dim_max(0, position - (self.node.window - 1)) if self.node.window else Dim.of(0)
 
     def visible(self, token: Token) -> VisibleRange:
         return VisibleRange(token.low, token.high, bool(self.node.window))
 
     def visible_page(self, index: Dim, low: Dim, high: Dim) -> Dim:
-        """Clamp an index in the page table to the pages with visible keys, because a block may reach beyond either end of them."""
+        """Clamp an index of the page table to the pages with visible keys. The first and the last block can reach beyond them."""
         last = dim_min(index, high // PAGE)
         return dim_max(last, low // PAGE) if self.node.window else last
 
@@ -226,7 +226,7 @@ class PagedOperands:
 
     @contextmanager
     def splits(self, k: Kernel, first_position: Dim, last_position: Dim) -> Generator[Dim]:
-        """Loop, in order, over the splits with keys that are visible from these positions."""
+        """Loop, in order, over the splits with keys that tokens at these positions see."""
         first, last = self.low(first_position) // (BLOCK * SPLIT), last_position // (BLOCK * SPLIT)
         with k.serial("split", last + 1 - first) as split:
             yield first + split
@@ -234,7 +234,7 @@ class PagedOperands:
     # --- tiles of tokens -----------------------------------------------------------------------------------------------
 
     def shares_sequence(self, tile: Dim) -> Scalar:
-        """Return whether the tile is full and its tokens belong to one sequence."""
+        """Return whether the tile is full and all its tokens belong to one sequence."""
         first = self.sequences[tile * self.tile_tokens]
         alike = self.fold_tokens(tile, ReduceFn.ALL, lambda token: equal(self.sequences[token], first))
         return alike & less_equal(self.tile_tokens, self.tokens_in(tile))
@@ -251,8 +251,8 @@ class PagedOperands:
 
 @dataclass(frozen=True, slots=True)
 class TokenTile:
-    """Neighbouring tokens of one sequence within a split, and the query heads that share a kv head. Row `i * group + g` belongs to token
-    `i` of the tile and to query head `g`."""
+    """Adjacent tokens of one sequence, in a split, with the query heads that share a kv head. Row `i * group + g` is token `i` of the tile
+    and query head `g`."""
 
     operands: PagedOperands
     kv_head: Dim
@@ -263,7 +263,7 @@ class TokenTile:
 
     @contextmanager
     def tokens(self, k: Kernel) -> Generator[tuple[Token, Dim]]:
-        """Loop over the tokens. Yield each token and its first row."""
+        """Loop over the tokens of the tile. Yield each token and its first row."""
         with k.serial("i", self.operands.tile_tokens) as i:
             yield self.token(k, i), i * self.operands.group
 

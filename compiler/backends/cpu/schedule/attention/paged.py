@@ -1,9 +1,9 @@
 """The kernel of paged attention: its phases, and the work items that threads claim in each phase.
 
-Tokens are cut into tiles. If a whole tile belongs to one sequence, a work item is the tile with one kv head, and walks all splits. All
-other tokens are processed one by one. If there are several splits, each of the first FEW_TOKENS tokens has one item per split: the softmax
-of a split goes to workspace, and a second phase merges the splits. For each later token there is one item. If there are few items, each is
-cut by kv heads into parts.
+The kernel cuts the batch's tokens into tiles. If all tokens of a tile belong to one sequence, a work item is the tile with one kv head, for
+all splits. Other tokens are computed one by one. If sequences have several splits, each of the first FEW_TOKENS tokens has one item per
+split: it writes the softmax of the split to workspace, and a second phase merges the splits. Each later token is one item. If there are few
+items, the kernel also cuts each item into parts by kv heads.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from compiler.machine.products import TileShape
 from compiler.ops.attention.kv_cache import PAGE
 
 FEW_TOKENS = 16
-BUSY = 8  # number of work items that keep several threads busy
+BUSY = 8  # number of work items that keep all threads busy
 
 
 def schedule_paged(prim: PrimFunc, tile: TileShape, *, unit: bool, pairs: bool) -> PrimFunc | None:
-    """Schedule paged attention. Return None for any other kernel. `unit` says that a matrix unit multiplies bf16. `pairs` says that vectors
-    multiply pairs of bf16 faster than f32."""
+    """Schedule paged attention. Return None for any other kernel. `unit` says whether a matrix unit multiplies bf16. `pairs` says whether
+    vectors multiply pairs of bf16 faster than f32."""
     match prim.body:
         case Attention(keys=Paged() as pages, positions=Buffer() as positions, bias=None) as node:
             pass
@@ -53,12 +53,13 @@ class _PagedAttention:
     operands: PagedOperands
 
     def write(self, k: Kernel) -> None:
-        """Write the phases. A phase without work items costs almost nothing, so a step of single tokens with one split costs one phase."""
+        """Write the phases. A phase without work items costs almost nothing, so a step of single tokens with one split each costs one
+        phase."""
         operands, num_tokens = self.operands, self.operands.num_tokens
         num_splits = ceil_div(operands.tables.shape[1], PAGES * SPLIT)
         few, several = dim_min(FEW_TOKENS, num_tokens), dim_min(1, dim_max(0, num_splits - 1))
         heads, kv_heads, tiles = Dim.of(operands.heads), Dim.of(operands.kv_heads), num_tokens // operands.tile_tokens
-        split_tokens = few * several  # number of tokens whose splits are separate work items
+        split_tokens = few * several  # number of tokens whose splits are work items
         splits = self.softmaxes(k.workspace, "split", few, heads, num_splits)
 
         parts = self.parts(few * num_splits)
@@ -75,8 +76,8 @@ class _PagedAttention:
             self.attend_tile(k, tile, kv)
 
     def parts(self, items: Dim) -> Dim:
-        """Return the number of work items that the heads of a token form. It is as small as keeps the threads busy, because whole pages are
-        read faster."""
+        """Return into how many work items to cut the heads of a token: the fewest that keep the threads busy, because reading whole pages
+        is faster."""
         return dim_min(self.operands.kv_heads // self.operands.kv_heads_at_once, ceil_div(BUSY, dim_max(1, items)))
 
     def when_apart(self, k: Kernel, token: Dim) -> AbstractContextManager[None]:
@@ -86,7 +87,7 @@ class _PagedAttention:
 
     @contextmanager
     def walked_heads(self, k: Kernel, number: Dim, split: Dim, heads: Heads, rows: Rows) -> Generator[Dim]:
-        """Walk a split with the heads of a token. Yield each query head, if the token attends to a part of the split."""
+        """Walk a split with the heads of a token. If the token attends to keys of the split, yield each query head."""
         operands = self.operands
         layer = operands.layer(k)
         token = operands.token(k, number, split)
@@ -128,7 +129,7 @@ class _PagedAttention:
         return self.operands.allocate_rows(k, self.operands.heads, STRETCH)
 
     def merge_splits(self, k: Kernel, token: Dim, head: Dim, splits: PartialSoftmaxes) -> None:
-        """Merge the splits of a row, which are in workspace."""
+        """Merge the splits of a row, which the first phase wrote to workspace."""
         joined, row = self.softmaxes(k.local, "joined", 1), Dim.of(0)
         joined.store(k, (row,), self.initial(head))
         with k.scope():
@@ -157,7 +158,7 @@ class _PagedAttention:
             self.store_result(k, first + i, kv_head * group + g, joined.at(i * group + g))
 
     def walk_tile(self, k: Kernel, tile: TokenTile, rows: Rows, layer: Dim, joined: PartialSoftmaxes) -> None:
-        """Walk a split with a tile, and merge the result into the rows that attend to some of the split's keys."""
+        """Walk a split with a tile, and merge the result into those rows that attend to keys of the split."""
         operands, num_rows = self.operands, self.operands.tile_tokens * self.operands.group
         with k.serial("m", num_rows) as m:
             rows.clear(k, m)
@@ -175,7 +176,7 @@ class _PagedAttention:
         return PartialSoftmaxes.allocate(allocate, name, *shape, parts=self.operands.parts, width=self.operands.width)
 
     def of_row(self, k: Kernel, rows: Rows, row: Dim) -> PartialSoftmax:
-        """Return the softmax of a row after a walk."""
+        """Return the softmax of a row after the walk."""
         total = k.local("fold", PAGE)
         with k.vector(PAGE) as lane:
             total[lane] = rows.sums[row, lane]
@@ -183,7 +184,8 @@ class _PagedAttention:
         return PartialSoftmax(rows.maximum[row, 0], total[0], lambda c, lane: rows.values[row, c, lane])
 
     def initial(self, head: Dim) -> PartialSoftmax:
-        """Return the softmax before the first split: without keys, or with the sink, which is the score of a key without a value."""
+        """Return the softmax before the first split: without keys or, if the head has a sink, with the sink. A sink is the score of a key
+        without a value."""
         sinks, zero = self.operands.sinks, const(0.0, F32)
         if sinks is None:
             return PartialSoftmax(const(float("-inf"), F32), zero, lambda c, lane: zero)
@@ -197,6 +199,6 @@ class _PagedAttention:
 
 @contextmanager
 def phase(k: Kernel, **axes: Dim) -> Generator[tuple[Dim, ...]]:
-    """Write a parallel loop over a box. Threads claim its points; the phase ends when all points are done."""
+    """Write a parallel loop over all points of a box, which threads claim. The phase ends when all points are computed."""
     with k.parallel("p", product_of(list(axes.values()))) as p:
         yield k.unravel(p, tuple(axes.items()))

@@ -1,7 +1,7 @@
-"""The softmax of a row over some of its keys: the largest score, the sum of the weights, the weighted values.
+"""The softmax of a row over some of its keys: the largest score, the sum of the weights, and the weighted values.
 
-Two partial softmaxes over different keys combine to the softmax over all these keys: each is rescaled from its own maximum to the larger
-one. So keys can be summed in any grouping (online softmax), and different threads can process the splits of a sequence (flash decoding).
+Two partial softmaxes over different keys combine to the softmax over the keys of both: each is rescaled from its own maximum to the larger
+one. So keys can be added in any grouping (online softmax), and different threads can compute the splits of a sequence (flash decoding).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PartialSoftmax:
 
 @dataclass(frozen=True, slots=True)
 class PartialSoftmaxes:
-    """An array of partial softmaxes. Softmaxes of splits are in workspace, softmaxes of rows in the thread's own memory."""
+    """An array of partial softmaxes: those of splits are in workspace, and those of rows are in the thread's own memory."""
 
     maximum: Array
     total: Array
@@ -33,7 +33,7 @@ class PartialSoftmaxes:
 
     @staticmethod
     def allocate(allocate: Callable[..., Array], name: str, *shape: Dim | int, parts: int, width: int) -> PartialSoftmaxes:
-        """Allocate the arrays with `allocate`, which is the kernel's `local` or `workspace`."""
+        """Allocate the arrays. `allocate` is the kernel's `local` or `workspace`."""
         return PartialSoftmaxes(
             allocate(f"{name}_maximum", *shape), allocate(f"{name}_total", *shape), allocate(f"{name}_values", *shape, parts, width)
         )
@@ -48,7 +48,7 @@ class PartialSoftmaxes:
             self.values[*index, c, lane] = softmax.values(c, lane)
 
     def merge(self, k: Kernel, index: tuple[Dim, ...], softmax: PartialSoftmax) -> None:
-        """Merge `softmax`, which is over other keys, into the softmax at `index`."""
+        """Merge a softmax over other keys into the softmax at `index`."""
         maximum, total, values = self.maximum, self.total, self.values
         with k.scope():
             old, new = k.local("old", 1), k.local("new", 1)

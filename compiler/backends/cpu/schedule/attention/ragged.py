@@ -1,11 +1,11 @@
-"""Attention within concatenated texts: every token attends to its whole text.
+"""Attention in concatenated texts, in which every token attends to its whole text.
 
-A work item is LANES neighbouring tokens of one head. Each token has a lane: maximum, sum and weights of the online softmax are vectors
-across tokens, and no lane reads another. The keys of a text are walked once, KEYS at a time. If the tokens belong to several texts, each
-text is walked in turn, and the results of its own tokens are stored. Blocks are counted from the beginning of the text, so a row has the
-same bits wherever its text is in the batch.
+A work item is LANES adjacent tokens of one head. Each token has a lane: the maximum, the sum and the weights of the online softmax are
+vectors over tokens, and lanes do not depend on each other. The item loops over the keys of a text once, KEYS at a time. If its tokens
+belong to several texts, it computes all tokens for each text in turn, and stores only the results of that text's tokens. Blocks of keys are
+counted from the beginning of the text, so a row has the same bits wherever its text is in the batch.
 
-Paged attention has its vectors across the keys of a page instead, because its rows attend to different numbers of keys.
+In paged attention, vectors go over the keys of a page instead, because rows attend to different numbers of keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from compiler.ir.loops.write import Array, Kernel, cast, exp, fma, less_equal, m
 from compiler.ops.attention.plain import capped, relative
 
 LANES = 16
-KEYS = 8  # number of scores computed at once: enough to hide the latency of an addition, few enough for the registers
+KEYS = 8  # keys whose scores are computed at once: enough to hide the latency of an addition, few enough for the registers
 F32, I64 = DType.F32, DType.I64
 
 
@@ -75,7 +75,7 @@ class _RaggedAttention:
             self.tile(k, p // heads * LANES, head)
 
     def tile(self, k: Kernel, first: Dim, head: Dim) -> None:
-        """Compute attention for LANES tokens, starting at token `first`. Lanes after the last token repeat it."""
+        """Compute attention for LANES tokens from token `first`. Lanes after the last token compute the last token again."""
         last = self.queries.shape[0] - 1
         queries = k.local("queries", self.size, LANES)
         with k.serial("r", self.size) as r, k.vector(LANES) as lane:
@@ -88,7 +88,7 @@ class _RaggedAttention:
             self.text(k, first, head, queries, start, end)
 
     def text(self, k: Kernel, first: Dim, head: Dim, queries: Array, start: Dim, end: Dim) -> None:
-        """Walk the text at positions `start` to `end` - 1 with the tokens of the tile."""
+        """Attend to the text at positions `start` to `end` - 1, and store the results of those tokens that belong to it."""
         values, maximum, total = k.local("values", self.size, LANES), k.local("maximum", LANES), k.local("total", LANES)
         softmax = _Softmax(maximum, total, values)
         with k.serial("e", self.size) as e, k.vector(LANES) as lane:
@@ -105,7 +105,7 @@ class _RaggedAttention:
                 self.out[token, head, e] = cast(values[e, lane] / total[lane], self.out.dtype)
 
     def block(self, k: Kernel, first: Dim, head: Dim, queries: Array, start: Dim, end: Dim, softmax: _Softmax) -> None:
-        """Add KEYS keys to the softmax. After the end of the text, the last key is read again with weight 0."""
+        """Add KEYS keys to the softmax. If the text ends before, its last key fills the block with weight 0."""
         weights, old, rescale = k.local("weights", KEYS, LANES), k.local("old", LANES), k.local("rescale", LANES)
         highest, total, values = softmax.maximum, softmax.total, softmax.values
         kv_head = head // (self.queries.shape[1] // self.keys.shape[1])

@@ -1,4 +1,4 @@
-"""The data of the paged attention walks: rows with their state, the page that is read for them, and the visible keys.
+"""The data of the walks of paged attention: the softmax state of rows, the page that is read for them, and the visible keys.
 
 A row is a query head of a token.
 """
@@ -27,15 +27,15 @@ class Rows:
     """The state of the online softmax of some rows, in the thread's own memory."""
 
     queries: Array  # [rows, size], scaled
-    scores: Array  # [rows, pages, PAGE]: scores of the current pages; exponentials overwrite them
-    rounded: Array | None  # the exponentials, if they are rounded before they are multiplied
+    scores: Array  # [rows, pages, PAGE]: scores of the current pages, which their exponentials replace
+    rounded: Array | None  # the exponentials rounded to bf16; None: products multiply them in f32
     maximum: Array  # [rows, PAGE]: the largest score so far, in every lane
-    sums: Array  # [rows, PAGE]: the sums of the weights so far, a lane per offset in a page
+    sums: Array  # [rows, PAGE]: sums of the weights so far, with a lane per key of a page
     values: Array  # [rows, parts, width]: the weighted values so far
 
     @staticmethod
     def allocate(k: Kernel, count: int, pages: int, size: int, width: int, factors: DType) -> Rows:
-        """Allocate the state. `factors` is the type of queries and weights in products with pages."""
+        """Allocate the state. `factors` is the element type of queries and weights, in products with pages."""
         return Rows(
             k.local("queries", count, size, dtype=factors),
             k.local("scores", count, pages, PAGE),
@@ -47,7 +47,7 @@ class Rows:
 
     @property
     def weights(self) -> Array:
-        """The weights that values are multiplied by."""
+        """The weights that products multiply by values."""
         return self.scores if self.rounded is None else self.rounded
 
     def clear(self, k: Kernel, row: Dim) -> None:
@@ -62,7 +62,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class NextPage:
-    """The page to prefetch while another page is read. `half` is KEYS or VALUES."""
+    """The page to prefetch while another page is read, and which half of its memory: `half` is KEYS or VALUES."""
 
     half: Dim
     page: Dim
@@ -70,7 +70,7 @@ class NextPage:
 
 @dataclass(frozen=True, slots=True)
 class NextHead:
-    """A kv head that is read soon: of the next page if `wraps` is 1, of the current page if it is 0."""
+    """A kv head that is read soon: in the next page if `wraps` is 1, in the current page if it is 0."""
 
     kv_head: Dim
     wraps: Dim
@@ -78,7 +78,7 @@ class NextHead:
 
 @dataclass(frozen=True, slots=True)
 class HeadPage:
-    """A page of one kv head, for the rows that begin at `row`. Its scores are at `slot` in the scores of the rows."""
+    """A page of one kv head. The rows that begin at `row` read it, and their scores of its keys are at `slot`."""
 
     row: Dim
     kv_head: Dim
@@ -95,14 +95,14 @@ class VisibleRange:
 
     low: Dim
     high: Dim
-    clipped_low: bool  # whether a page may begin before `low`, which happens with a window
+    clipped_low: bool  # whether keys before `low` may be in a page, which happens with a window
 
 
 # --- pieces ------------------------------------------------------------------------------------------------------------
 
 
 def prefetch(k: Kernel, cache: Array, layer: Dim, page: HeadPage, half: int, first: Dim, length: int) -> None:
-    """Prefetch `length` elements, starting at element `first`, of the page that is read next, while the same elements of this page are
+    """Prefetch a part of the page that is read next: the `length` elements from element `first`, while the same part of this page is
     read."""
     after, head = page.next_page, page.next_head
     if after is None:
@@ -116,8 +116,8 @@ def prefetch(k: Kernel, cache: Array, layer: Dim, page: HeadPage, half: int, fir
 
 
 def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
-    """Yield register tiles (first row, number of rows) that cover `count` rows: tiles of `most` rows, then of powers of two. The body of
-    the caller's `for` is written once per tile height."""
+    """Yield register tiles (first row, number of rows) that cover `count` rows: tiles of `most` rows, then tiles of powers of two. What the
+    caller's `for` writes is written once per height of tiles."""
     whole = count // most
     if whole:
         with k.serial("io", whole) as io:
@@ -131,7 +131,7 @@ def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
 
 
 def masked(visible: VisibleRange, key: Dim, score: Scalar) -> Scalar:
-    """Return the score of a visible key, and -inf for any other key."""
+    """Return the score of a key that is visible, and -inf for another key."""
     inside = less_equal(key, visible.high)
     if visible.clipped_low:
         inside = inside & less_equal(visible.low, key)

@@ -1,7 +1,7 @@
-"""Process a few pages of keys and values for some rows of paged attention on vectors: scores, weights, weighted values.
+"""Compute a few pages of keys and values for some rows of paged attention, on vectors: scores, weights, weighted values.
 
-Scores and sums are computed in register tiles of several rows, which share loaded keys and values. Every score adds its products in the
-order of elements, and every sum in the order of keys (vector_products.py), so a row has the same bits whatever other rows are in the tile.
+Register tiles of several rows share the keys and values that they load. Every score adds its products in the order of elements, and every
+sum adds values in the order of keys (vector_products.py). So a row has the same bits whatever other rows are in the tile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from compiler.machine.products import TileShape
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 from compiler.ops.attention.plain import capped
 
-UNROLLED = 4  # number of steps of a product that are unrolled
+UNROLLED = 4  # steps of a product that are unrolled
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class VectorUnit:
     scales: Array | None  # scales of an 8-bit cache
     layer: Dim
     size: int
-    width: int  # number of lanes that hold a part of a value
+    width: int  # number of lanes of a vector of values
     softcap: float
     tile: TileShape
     products: F32Products | PairProducts
@@ -48,7 +48,7 @@ class VectorUnit:
     # --- scores --------------------------------------------------------------------------------------------------------
 
     def scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, visible: VisibleRange | None) -> None:
-        """Compute the scores of `n` rows for each page. Without `visible`, all keys of the pages are visible."""
+        """Compute the scores of `n` rows for each page. If `visible` is None, all keys of the pages are visible."""
         step = self.products.step
         unrolled = step * next(u for u in (UNROLLED, 2, 1) if self.size % (u * step) == 0)
         with k.scope():
@@ -76,7 +76,8 @@ class VectorUnit:
     # --- weights -------------------------------------------------------------------------------------------------------
 
     def update_softmax(self, k: Kernel, row: Dim, block: Sequence[HeadPage]) -> None:
-        """Turn scores into weights and add them to `sums`. With an 8-bit cache, multiply each weight by the scale of its value."""
+        """Turn the scores of a row into weights, and add the weights to `sums`. With an 8-bit cache, also multiply each weight by the scale
+        of its value."""
         rows, slots = self.rows, [page.slot for page in block]
         with k.scope():
             highest = k.local("highest", PAGE)
@@ -98,7 +99,7 @@ class VectorUnit:
                         rows.scores[row, page.slot, lane] = rows.scores[row, page.slot, lane] * self.scale(page, VALUES, lane)
 
     def raise_maximum(self, k: Kernel, row: Dim, highest: Array) -> None:
-        """Rescale the sums so far from the old maximum to the new one."""
+        """Raise the maximum, and rescale the sums so far from the old maximum to the new one."""
         rows, rescale = self.rows, k.local("rescale", PAGE)
         with k.vector(PAGE) as lane:
             rescale[lane] = exp(rows.maximum[row, lane] - highest[lane])
@@ -112,8 +113,8 @@ class VectorUnit:
     # --- values --------------------------------------------------------------------------------------------------------
 
     def values(self, k: Kernel, pages: Sequence[HeadPage], n: int, visible: VisibleRange | None) -> None:
-        """Add the weighted values of pages that belong to the same `n` rows. Keys that are not visible are skipped: their weight is 0, but
-        0 * NaN is NaN, and memory may hold a NaN."""
+        """Add the weighted values of pages that the same `n` rows read. Skip keys that are not visible: their weight is 0, but their value
+        may be NaN, and 0 * NaN is NaN."""
         at_once = min(self.parts, max(1, self.accumulators // n))
         whole, left = divmod(self.parts, at_once)
         with k.serial("c", whole) as c:
@@ -140,7 +141,7 @@ class VectorUnit:
                         values[row + m, first + c, lane] = total[m, c, lane]
 
     def key_steps(self, k: Kernel, page: HeadPage, visible: VisibleRange | None) -> Iterator[KeyStep]:
-        """Loop over the visible keys of a page in steps. The body of the caller's `for` becomes the loop body."""
+        """Loop in steps over the visible keys of a page. What the caller's `for` writes becomes the body of the loop."""
         step = self.products.step
         if visible is None:
             unrolled = step * UNROLLED

@@ -1,9 +1,9 @@
-"""Multiply pages: queries by keys, and weights by values, into a register tile of `n` rows.
+"""Multiply pages: queries by keys, and weights by values, for a register tile of `n` rows.
 
-  F32Products     one element of the contracted axis at a time: all factors are f32, and each multiply-add is rounded once
-  PairProducts    two elements at a time (`dot_bf16_rows`), if that is faster: all factors are bf16; queries and weights are rounded
+  F32Products     one element of the summed axis at a time, in f32; each multiply-add is rounded once
+  PairProducts    two elements at a time, in bf16 (`dot_bf16_rows`), where this is faster; queries and weights are rounded to bf16
 
-The rows of a page that make a pair are interleaved as they are loaded, once for all rows of the tile.
+The two rows of a page that form pairs are interleaved when they are loaded, once for all rows of the tile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 
 @dataclass(frozen=True, slots=True)
 class KeyStep:
-    """The keys of a step that begins at key `at`. Keys `begin` to `end` - 1 are visible."""
+    """A step over the keys of a page that begins at key `at`. Only keys `begin` to `end` - 1 are visible."""
 
     at: Dim
     begin: Dim
@@ -46,7 +46,7 @@ class F32Products(_Products):
     step: ClassVar[int] = 1
 
     def scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, r: Dim, score: Array) -> None:
-        """Add the products of element `r` to the scores of each page."""
+        """Add the products of element `r` of queries and keys to the scores of each page."""
         with k.scope():
             keys = k.local("keys", len(pages), PAGE)
             for v, page in enumerate(pages):
@@ -57,7 +57,7 @@ class F32Products(_Products):
                     score[v, m, lane] += self.rows.queries[page.row + m, r] * keys[v, lane]
 
     def values(self, k: Kernel, page: HeadPage, n: int, keys: KeyStep, first: Dim, total: Array) -> None:
-        """Add a key's weighted value to `total`, which holds the elements of a value starting at element `first`."""
+        """Add the weighted value of one key to `total`, which has the elements of values from element `first`."""
         _, parts, width = (d.const for d in total.shape)
         with k.scope():
             value = k.local("value", parts, width)
@@ -70,7 +70,7 @@ class F32Products(_Products):
                         total[m, c, lane] += self.rows.weights[page.row + m, page.slot, keys.at] * value[c, lane]
 
     def round_weights(self, k: Kernel, row: Dim, page: HeadPage) -> None:
-        """Do nothing: weights in f32 need no rounding."""
+        """Do nothing, because products in f32 need no rounded weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class PairProducts(_Products):
             _dot_rows(k, n, score[v, 0, 0], self.rows.queries[page.row, r], self.element(page, KEYS, r * PAGE), columns=PAGE)
 
     def values(self, k: Kernel, page: HeadPage, n: int, keys: KeyStep, first: Dim, total: Array) -> None:
-        """Add the weighted values of a pair of keys. If a key is not visible, read its neighbour's values instead, because 0 * NaN is not
-        0."""
+        """Add the weighted values of a pair of keys. A key that is not visible has weight 0, but 0 * NaN is not 0, so read the visible key
+        of the pair twice."""
         _, parts, width = (d.const for d in total.shape)
         weights = self.rows.weights[page.row, page.slot, keys.at]
         pair = dim_max(keys.at, keys.begin), dim_min(keys.at + 1, keys.end - 1)

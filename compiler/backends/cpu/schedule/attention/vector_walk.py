@@ -1,7 +1,7 @@
-"""The two ways to walk the blocks of a split: one token with all its heads, and a tile of tokens with the heads that share a kv head.
+"""The two walks over the blocks of a split: a single token with all its heads, and a tile of tokens with the heads that share a kv head.
 
-A single token is bound by memory. It reads whole pages with all their heads, the keys of STRETCH blocks and then their values, so its reads
-are two long streams if a sequence has neighbouring pages. A tile is bound by arithmetic: its rows share the keys and values in registers.
+Memory limits a single token. It reads whole pages with all their heads, first the keys of STRETCH blocks and then their values. If the
+pages of the sequence are adjacent, these are two long streams. Arithmetic limits a tile: its rows share keys and values in registers.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops.write import Kernel
 from compiler.ops.attention.kv_cache import PAGE
 
-STRETCH = 4  # blocks
+STRETCH = 4  # number of blocks whose keys a single token reads before their values
 
 
 @dataclass(frozen=True, slots=True)
 class TokenWalk:
-    """Writes the walk of some heads of a token over the blocks of a split. Row `h` belongs to query head `h`."""
+    """Writes the walk of some heads of a token over the blocks of a split. Row `h` is query head `h`."""
 
     operands: PagedOperands
     unit: VectorUnit
@@ -30,8 +30,8 @@ class TokenWalk:
     heads: Heads
 
     def write(self, k: Kernel) -> None:
-        """Write the walk. Each page prefetches the page that is read after it: the last keys of a stretch prefetch its first values, and
-        the last values prefetch the first keys of the next stretch."""
+        """Write the walk. While it reads a page, it prefetches the page after it. The first values of a stretch follow its last keys, and
+        the first keys of the next stretch follow its last values."""
         with stretches(k, self.token) as (first, count):
             num_pages = count * PAGES
             with k.serial("v", num_pages) as v:
@@ -48,7 +48,7 @@ class TokenWalk:
                     self.values(k, page)
 
     def page(self, k: Kernel, first: Dim, v: Dim, after: NextPage) -> HeadPage:
-        """Return page `v` after the beginning of block `first`. `after.page` is an index in the sequence's page table."""
+        """Return page `v`, counted from the first page of block `first`. `after.page` is an index of the sequence's page table."""
         index, sequence = first * PAGES + v, self.token.sequence
         page = self.operands.page(k, sequence, self.visible_page(index))
         after = replace(after, page=self.operands.page(k, sequence, self.visible_page(after.page)))
@@ -81,8 +81,8 @@ class TokenWalk:
         return replace(page, row=kv_head * self.operands.group + row, kv_head=kv_head, next_head=self.next_head(kv_head))
 
     def next_head(self, kv_head: Dim) -> NextHead | None:
-        """Return the head that is prefetched a second time. Pairs are multiplied faster than pages come from memory, so more prefetches are
-        pending than the CPU tracks, and it drops some. So every head is prefetched again, `count` / 2 heads before it is read."""
+        """Return the head that is prefetched a second time. Pairs are multiplied faster than memory delivers pages, so more prefetches are
+        pending than the CPU can track, and it drops some. Therefore every head is prefetched again, `count` / 2 heads before it is read."""
         if not self.operands.in_pairs:
             return None
         first, count = self.heads.first, self.heads.count
@@ -98,8 +98,8 @@ class TileWalk:
     tile: TokenTile
 
     def write(self, k: Kernel) -> None:
-        """Write the walk. All rows together walk the blocks that are visible to all tokens in full. At the edges, each token walks its
-        blocks alone."""
+        """Write the walk. The rows of all tokens share the blocks that all tokens see in full. Each token computes the blocks before and
+        after these alone."""
         operands, tile = self.operands, self.tile
         first_block, end_block = tile.split * SPLIT, tile.split * SPLIT + SPLIT
         begin = k.let("begin", dim_min(dim_max(ceil_div(operands.low(tile.last_position), BLOCK), first_block), end_block))
@@ -116,7 +116,7 @@ class TileWalk:
             self.edge(k, token, row, dim_max(token.begin, end), token.end)
 
     def edge(self, k: Kernel, token: Token, row: Dim, begin: Dim, end: Dim) -> None:
-        """Walk blocks that may be only partly visible to the token."""
+        """Walk blocks of which the token may see only a part."""
         visible = self.operands.visible(token)
         begin = k.let("begin", begin)
         with k.serial("b", end - begin) as b:
@@ -133,7 +133,7 @@ class TileWalk:
         return pages
 
     def step(self, k: Kernel, first: Dim, count: int, block: list[HeadPage], visible: VisibleRange | None) -> None:
-        """Add a block to the softmax of `count` rows, starting at row `first`."""
+        """Add a block to the softmax of `count` rows, beginning with row `first`."""
         shape = self.unit.tile
         for row, n in row_tiles(k, count, shape.rows):
             pages = [replace(page, row=first + row) for page in block]
@@ -147,7 +147,7 @@ class TileWalk:
 
 @contextmanager
 def stretches(k: Kernel, token: Token) -> Generator[tuple[Dim, Dim]]:
-    """Loop over the blocks of a token's split, STRETCH at a time. Yield the first block and the number of blocks."""
+    """Loop over the blocks of a token in a split, STRETCH at a time. Yield the first block and the number of blocks."""
     with k.serial("x", ceil_div(token.end - token.begin, STRETCH)) as x:
         first = token.begin + x * STRETCH
         yield first, k.let("count", dim_min(STRETCH, token.end - first))

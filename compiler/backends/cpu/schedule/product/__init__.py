@@ -1,19 +1,19 @@
-"""Products of matrices on a CPU: panels of columns times tiles of rows, summed in the best of four ways.
+"""Products of matrices on a CPU: tiles of rows times panels of columns, summed in one of four ways.
 
-A product is a nest whose value contains sums over k of rows times columns: one sum (linear, matmul), or several over the same rows (gate
-and up), with any epilogue, and with any decoding of the columns (idioms/product.py). Threads claim panels of columns and blocks of rows,
-and process the rows of a block in tiles. Accumulators stay in registers for all of k, or wait in memory while a matrix unit processes k in
-parts. Each way adds the products of a row in a fixed order, whatever tile the row is in, so a row has the same bits in every batch.
+A product is a nest whose value contains sums over k of rows times columns: one sum (a linear layer), or several over the same rows (gate
+and up). It may have an epilogue and decode its columns (compiler/idioms/product.py). Threads claim panels of columns with blocks of rows,
+and compute the rows of a block in tiles. Accumulators stay in registers for the whole of k. Only if a matrix unit computes k in parts,
+they are in memory. Each way adds the products of a row in a fixed order for every tile, so a row has the same bits in every batch.
 
 In order of reading:
 
-    ways.py          choose the way a product is summed:
-    floats.py        any columns: decoded to f32, then multiplied and added in vectors
-    pairs.py         bf16 elements in panels of pairs: an instruction of the machine adds two products at a time
-    groups.py        integers: instructions sum a group exactly in i32; groups are added in order in f32
-    widened.py       weights of 4 bits for a matrix unit: a part of a panel is widened to 8 bits once, for all rows of a block
-    panels.py        the walk over the result: what threads claim, and the tiles of a claim
-    choices.py       blocks of rows that choose one of several matrices, if a product has several
-    tile_origin.py   a tile: its rows and columns in the nest, and how its results are stored
-    blocks.py        the walk of a matrix unit through k
+    ways.py          choose how a product is summed:
+    floats.py        columns of any kind, decoded to f32, multiplied and added in vectors
+    pairs.py         panels of bf16 pairs: one instruction adds two products
+    groups.py        integers: each group is summed exactly in i32, and groups are added in order in f32
+    widened.py       4-bit weights on a matrix unit: parts of panels are widened to 8 bits, once for all rows of a block
+    panels.py        the loops over the result: what threads claim, and the tiles of a claim
+    choices.py       if rows choose among several matrices: blocks of rows with the same choice
+    tile_origin.py   a tile: where its rows and columns are in the nest, and how its results are stored
+    blocks.py        the loops of a matrix unit over parts of k
 """

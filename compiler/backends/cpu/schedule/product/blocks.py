@@ -1,8 +1,8 @@
-"""The walk of a matrix unit through a product: blocks of rows, neighbouring panels, and the contracted axis in parts.
+"""The loops of a matrix unit over a product: blocks of rows, adjacent panels, and the contracted axis k in parts.
 
-A unit consumes operands faster than the second-level cache delivers them. So all tiles of a block of rows process one part of the
-contracted axis before the next part, while that part of a panel stays in the first-level cache. With many rows, each part is processed for
-several panels in turn, while the part of the rows stays in the second-level cache. Accumulators are in memory between parts. Each part
+A matrix unit reads its operands faster than the second-level cache delivers them. So all tiles of a block of rows compute one part of k
+before the next part, while that part of a panel stays in the first-level cache. With many rows, several panels compute the same part of k
+one after another, while that part of the rows stays in the second-level cache. Accumulators are in memory between parts. Each part
 prefetches the part that is read next.
 """
 
@@ -21,8 +21,8 @@ from compiler.machine.intrinsics.product import MatrixUnitOp, ProductOp
 from compiler.machine.products import ProductTile
 from compiler.machine.target import LINE_BYTES
 
-MOST_TOGETHER = 8  # largest number of panels of a claim; with 256 rows, their accumulators take 256 KB
-FEWEST_CLAIMS = 8  # smallest number of claims into which a block of rows is divided, so that threads share the work
+MOST_TOGETHER = 8  # most panels of a claim; their accumulators for 256 rows take 256 KB
+FEWEST_CLAIMS = 8  # fewest claims into which a block of rows is divided, so that threads can share the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """The panel of the part that is read next, and the element where that part begins."""
+    """The part that is read next: its panel, and the k at which it begins."""
 
     panel: Dim
     begin: Dim
@@ -47,10 +47,10 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Ahead:
-    """Cache lines to prefetch in each step of a tile: `lines` lines, from line `first` of the part that is read next."""
+    """Cache lines that each step of a tile prefetches: `lines` lines of the part that is read next, from line `first`."""
 
     panel: Dim
-    index: Dim  # index in the panel at which the part that is read next begins
+    index: Dim  # index of that part's first line in its panel
     first: Dim
     lines: Dim
 
@@ -60,26 +60,26 @@ class Blocks:
     extent: Dim  # extent of the contracted axis
     tile: ProductTile
     num_columns: Dim
-    num_accumulators: int  # number of 32-bit accumulators that each element of the result needs
+    num_accumulators: int  # number of 32-bit accumulators per element of the result
 
     @property
     def size(self) -> int:
-        """The extent of a part of the contracted axis."""
+        """The number of elements of a part of the contracted axis."""
         assert self.tile.block is not None, self.tile
         return self.tile.block
 
     @property
     def together(self) -> int:
-        """The number of panels that share one read of a block of rows from beyond the second-level cache. It is bounded, because there must
-        be enough claims for all threads, and the accumulators must fit into the second-level cache."""
+        """The number of panels of a claim, which share one read of a block of rows into the second-level cache. More panels would leave too
+        few claims for all threads, or accumulators that do not fit the second-level cache."""
         claims = self.num_columns.const // (FEWEST_CLAIMS * self.tile.shape.columns) if self.num_columns.is_const else 1
         return max(1, min(MOST_TOGETHER // self.num_accumulators, claims))
 
     def tiles(self, k: Kernel, tiles: Tiles) -> Iterator[tuple[TileOrigin, Part, Ahead]]:
-        """Yield each tile, once for each part of each panel. Each step of a tile prefetches its share of the part that is read next."""
+        """Yield each tile, once for each part of each panel, with the lines that each of its steps prefetches from the next part."""
         packed = self.tile.format.depth
         lines_of_step = self.tile.depth // packed * 4 * self.tile.shape.columns // LINE_BYTES
-        # This is computed even if there are no tiles, so the divisor must not become 0.
+        # The kernel computes this quotient even if there are no tiles, so the divisor must not be 0.
         lines = ceil_div(lines_of_step, dim_max(tiles.count, 1))
         for panel, part, later in self.parts(k, tiles.claim):
             share = k.let("share", lines, lines_of_step)
@@ -89,8 +89,8 @@ class Blocks:
                 yield tiles.claim.tile(panel, tiles.first + io * tiles.rows, tiles.rows), part, ahead
 
     def parts(self, k: Kernel, claim: Claim) -> Iterator[tuple[Dim, Part, Later]]:
-        """Yield all parts of all panels in order: the panel, the part, and the part that is read next. The body of the caller's `for` is
-        written three times: for the first part, for the following parts, and for a shorter last part."""
+        """Yield all parts of all panels in order: the panel, the part, and the part that is read next. What the caller's `for` writes is
+        written three times: for the first part, for the parts after it, and for a shorter last part."""
         size, left, last = Dim.of(self.size), self.extent % self.size, ceil_div(self.extent, self.size) - 1
         yield from self._panels(k, claim, Part(ZERO, dim_min(self.extent, size)), 1 - dim_min(last, 1))
         if not prove_le(self.extent, 2 * size - 1):
@@ -102,8 +102,9 @@ class Blocks:
                 yield from self._panels(k, claim, Part(self.extent - left, left), Dim.of(1))
 
     def _panels(self, k: Kernel, claim: Claim, part: Part, is_last: Dim) -> Iterator[tuple[Dim, Part, Later]]:
-        """Yield one part of each panel, with the part that is read next: the same part of the next panel; after the last panel, the next
-        part of the first panel; after the last part, the first part of the first panel after the claim."""
+        """Yield one part of k for each panel, together with the part that is read next. Next is the same part of the next panel. After the
+        last panel, it is the next part of the first panel. After the last part of k, it is the first part of the panel that follows the
+        claim."""
         last_panel = ceil_div(self.num_columns, self.tile.shape.columns) - 1
         with k.scope(), claim.panels(k) as panel:
             at_end = k.let("at_end", 1 - dim_min(claim.panel + claim.num_panels - 1 - panel, 1), 1)
@@ -114,14 +115,14 @@ class Blocks:
 
 
 def configure(k: Kernel, tile: ProductTile, rows: int) -> None:
-    """Configure the matrix unit for tiles of this many rows. Do nothing without a unit."""
+    """Configure the matrix unit for tiles of this many rows. Do nothing if the tile runs on vectors."""
     op = tile.product(rows)
     if isinstance(op, MatrixUnitOp):
         k.tile(op.configuration)
 
 
 def multiply(k: Kernel, op: ProductOp, sums: Load, rows: Load, columns: Load, part: Part, stride: Dim, ahead: Ahead | None = None) -> None:
-    """Add the products of a part of the contracted axis. `stride` is the number of elements from one row to the next."""
+    """Add the products of a part of the contracted axis to `sums`. `stride` is the number of elements from one row to the next."""
     if ahead is None:
         k.tile(op, sums, rows, columns, dims=(part.depth, stride))
     else:

@@ -1,7 +1,7 @@
-"""Blocks of neighbouring rows that choose the same matrix.
+"""Blocks of adjacent rows that choose the same matrix, such as tokens with the same expert.
 
-One thread cuts the rows into blocks before the product begins. A row has the same bits wherever the cuts are, so rows may come in any
-order; there are fewest blocks if rows with equal choices are adjacent.
+One thread cuts the rows into blocks before the product begins. A row has the same bits wherever the cuts are, so rows may be in any order.
+If rows with equal choices are adjacent, there are the fewest blocks.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ I64, I32, BOOL = DType.I64, DType.I32, DType.BOOL
 
 @contextmanager
 def chosen_blocks(k: Kernel, product: AnyProduct, most_rows: int, groups: Dim) -> Generator[tuple[Point, Dim, Dim, Dim]]:
-    """Walk blocks of at most `most_rows` rows, each with all groups of panels. Yield the choice of a block, its first row, the end of its
-    rows, and the index of a group."""
+    """Loop over blocks of at most `most_rows` rows with the same choice, and over all groups of panels for each block. Yield the choice of
+    the block, its first row, the end of its rows, and the number of a group."""
     assert product.choice is not None and product.row_axis is not None
     row, names = product.row_axis, product.choice.names
     num_rows = dict(product.nest.axes)[row]
     begins = k.workspace("begins", num_rows + 1, dtype=I32)
     count = k.workspace("count", 1, dtype=I32)
     _cut(k, product.choice, row, num_rows, most_rows, begins, count)
-    # There are at most this many blocks if equal choices are adjacent. Otherwise each iteration processes several blocks.
+    # If equal choices are adjacent, there are at most `usual` blocks. If there are more, each iteration computes several blocks.
     usual = dim_min(num_rows, num_rows // most_rows + _num_matrices(names[0], num_rows))
     with k.parallel("p", usual * groups) as p:
         start, group = k.unravel(p, [("start", usual), ("group", groups)])
@@ -49,7 +49,8 @@ def _num_matrices(name: DimVar, num_rows: Dim) -> Dim:
 
 
 def _cut(k: Kernel, choice: Choice, row: DimVar, num_rows: Dim, most_rows: int, begins: Array, count: Array) -> None:
-    """Write the first row of each block to `begins`, followed by the number of rows, and write the number of blocks to `count`."""
+    """Cut the rows. Write the first row of each block to `begins`, and the number of rows after the last one. Write the number of blocks to
+    `count`."""
 
     def chosen(j: Dim) -> Scalar:
         return cast(rewrite_dims(choice.index, {row: j}), I64)

@@ -1,6 +1,6 @@
-"""Sums of f32, with the columns in the lanes of vectors.
+"""Sums of f32, with columns in the lanes of vectors.
 
-An accumulator adds its products one after another, with one rounding each, so the bits are the same on every instruction set with a fused
+An accumulator adds its products one after another and rounds once for each, so the bits are the same on every instruction set with a fused
 multiply-add.
 """
 
@@ -43,17 +43,17 @@ class Floats:
 
     @property
     def rows(self) -> int:
-        """The largest number of rows of a tile. Several sums share the registers, so their tiles have fewer rows."""
+        """The largest number of rows of a tile. Several sums share the registers, so a tile of several sums has fewer rows."""
         return max(1, self.tile.shape.rows // (1 << (len(self.product.sums) - 1).bit_length()))
 
     @property
     def abreast(self) -> int:
-        """The number of panels that a single row processes together. With two panels of one sum, additions wait no longer than memory, and
-        registers remain for scales even if there are only 16."""
+        """The number of panels that a single row computes together. With two panels of one sum, additions do not take longer than reads
+        from memory, and enough registers remain for scales even on machines with 16."""
         return 2 if self.product.row_axis is not None and self.rows > 1 and len(self.product.sums) == 1 else 1
 
     def wide_tile(self, tile: TileOrigin) -> TileOrigin:
-        """Return the tile of one row over all panels that it processes together."""
+        """Return the tile of one row that spans all panels computed together."""
         shape = self.tile.shape
         return replace(tile, shape=TileShape(1, shape.vectors * self.abreast, shape.lanes), panel=tile.panel // self.abreast)
 
@@ -65,7 +65,7 @@ class Floats:
             for acc in accs:
                 acc[at] = 0.0
         with k.serial("r", extent // steps) as r:
-            if shape.rows > 1:  # a single row waits for memory even with prefetching
+            if shape.rows > 1:  # a single row waits for memory anyway, so prefetching does not help it
                 for s in self.product.sums:
                     prefetch(k, s, tile, r * steps, steps)
             for step in range(steps):
@@ -75,7 +75,7 @@ class Floats:
             tile.store(k, at, [acc[at] for acc in accs])
 
     def add_products(self, k: Kernel, tile: TileOrigin, accs: Sequence[Array], r: Dim) -> None:
-        """Add the products of one step of k."""
+        """Add the products of one k to the accumulators."""
         sums, shape = self.product.sums, tile.shape
         contracted = {s.axes[0][0]: r for s in sums}
         columns = local_per_sum(k, self.product, "w", shape.vectors, shape.lanes)
@@ -90,7 +90,7 @@ class Floats:
 
 
 def prefetch(k: Kernel, s: Contraction, tile: TileOrigin, first: Dim, steps: int) -> None:
-    """Prefetch some steps of a packed panel, further ahead than hardware prefetchers do."""
+    """Prefetch some steps of a packed panel, further ahead than the hardware does."""
     load, columns = s.columns.value if isinstance(s.columns, Cast) else s.columns, tile.shape.columns
     if not isinstance(load, Load) or load.buffer.shape[-1] != Dim.of(columns):
         return

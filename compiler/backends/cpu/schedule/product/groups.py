@@ -1,13 +1,13 @@
-"""Sums of groups of integers: each group is summed exactly in i32, and groups are added in their order in f32.
+"""Sums of groups of integers: each group is summed exactly in i32, and the groups are added in order in f32.
 
-The exact sum of a group has the same bits in any tile. The rows of all planes are rows of the tile, so they share the weights that it reads
-from the panel.
+The exact sum of a group has the same bits in any tile. All planes of a row are rows of the tile, so they share the weights that the tile
+reads.
 
-A single row is bound by memory, so it reads the scales of several groups together, before their panels, and keeps their factors in the
-first-level cache, because a core reads a single dense stream fastest. If there are several sums, the row processes some panels of one sum
-before panels of the next sum.
+Memory limits a single row, and a core reads a single dense stream fastest. So a single row first reads the scales of several groups, stores
+the factors in the first-level cache, and then reads the panels of these groups. If there are several sums, it computes some panels of one
+sum before panels of the next sum.
 
-If one group is all of k, a matrix unit processes k in parts, and the exact sums of a block of rows wait in memory.
+If one group is the whole of k, a matrix unit computes k in parts, and the exact sums of a block of rows are in memory between parts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from compiler.ir.prove import prove_divisible
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
-ABREAST = 4  # number of panels of one sum that a single row processes before the next sum
-AT_ONCE = 8  # number of groups in a run, which reads 0.5 KB of scales and 4 KB of 4-bit weights
+ABREAST = 4  # panels of one sum that a single row computes before the next sum
+AT_ONCE = 8  # groups whose scales a single row reads at once: 0.5 KB of scales, and 4 KB of 4-bit weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Groups:
                         self.write_tile(k, tile)
 
     def write_tile(self, k: Kernel, tile: TileOrigin) -> None:
-        """Compute each sum of a tile over all of k."""
+        """Compute each sum of a tile over the whole of k."""
         accs = local_per_sum(k, self.product, "acc", tile.shape.rows, tile.shape.vectors, tile.shape.lanes)
         configure(k, self.tile, tile.shape.rows * self.num_planes)
         for s, acc in zip(self.product.sums, accs, strict=True):
@@ -72,7 +72,7 @@ class Groups:
             tile.store(k, at, [acc[at] for acc in accs])
 
     def write_abreast(self, k: Kernel, row: Tiles) -> None:
-        """Process all panels of one sum, then all panels of the next sum."""
+        """Compute all panels of one sum for a single row, then all panels of the next sum."""
         claim, shape = row.claim, self.tile.shape
         held = local_per_sum(k, self.product, "held", ABREAST, shape.vectors, shape.lanes)
         configure(k, self.tile, self.num_planes)
@@ -95,7 +95,7 @@ class Groups:
                 acc[at] += total * factor(s, tile, g, at)
 
     def write_runs(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
-        """Sum a single row. For each run of groups, read the factors first, then sum the groups."""
+        """Compute a sum for a single row. For each run of groups, first read all factors, then sum the groups."""
         with self.runs(k, s.num_groups) as (first, count):
             factors = k.local("factors", AT_ONCE, tile.shape.vectors, tile.shape.lanes)
             with k.serial("i", count) as i, tile.elements(k) as at:
@@ -105,7 +105,7 @@ class Groups:
 
     @contextmanager
     def runs(self, k: Kernel, num_groups: Dim) -> Generator[tuple[Dim, Dim]]:
-        """Walk over the groups in runs. Yield the first group of a run and the number of its groups."""
+        """Loop over the groups in runs of up to AT_ONCE. Yield the first group of each run and the number of its groups."""
         if prove_divisible(num_groups, AT_ONCE):
             with k.serial("run", num_groups // AT_ONCE) as run:
                 yield run * AT_ONCE, Dim.of(AT_ONCE)
@@ -115,7 +115,7 @@ class Groups:
 
     @contextmanager
     def exact_sums(self, k: Kernel, s: GroupedSum, tile: TileOrigin, g: Dim) -> Generator[tuple[Element, Scalar]]:
-        """Sum a group. Yield each element of the tile with its exact sum."""
+        """Sum one group exactly. Yield each element of the tile with its sum."""
         exact = k.local("exact", tile.shape.rows * s.num_planes, tile.shape.vectors, tile.shape.lanes, dtype=I32)
         with tile.elements(k) as (m, v, lane):
             for plane, begin in enumerate(begins(s, {**tile.at(m, v, lane), s.axis: g})):
@@ -138,7 +138,7 @@ class Groups:
                     self.write_tile(k, tile)
 
     def write_block(self, k: Kernel, blocks: Blocks, tiles: Tiles) -> None:
-        """Compute the sums of tiles of full height, one part of k after another."""
+        """Compute the sums of all tiles of full height, one part of k after another."""
         claim, shape, sums, num_planes = tiles.claim, self.tile.shape, self.product.sums, self.num_planes
         exact = local_per_sum(k, self.product, "exact", blocks.together, BLOCK_ROWS * num_planes, shape.vectors, shape.lanes, dtype=I32)
         with claim.lines(k, tiles.num_rows) as (m, beside, line), line.vectors(k) as (v, lane):
@@ -162,7 +162,7 @@ class Groups:
     # --- both ------------------------------------------------------------------------------------------------------------
 
     def add(self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part, ahead: Ahead | None = None) -> None:
-        """Add the products over a part of k to the exact sums."""
+        """Add the products of a part of k to the exact sums."""
         row = tuple(d.substitute(tile.corner) for d in s.q.indices[:-2])
         rows = Load(s.q.buffer, (*row, ZERO, part.begin))
         matrix = tuple(d.substitute(tile.corner) for d in s.matrix)
@@ -171,10 +171,10 @@ class Groups:
 
 
 def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
-    """Return the initial value of each plane's exact sum."""
+    """Return the value with which the exact sum of each plane begins."""
     return [rewrite_dims(begin, place) for begin in s.node.begins] or [const(0, I32)] * s.num_planes
 
 
 def factor(s: GroupedSum, tile: TileOrigin, g: Dim, at: Element) -> Scalar:
-    """Return the factor of the exact sum of a group."""
+    """Return the factor that multiplies the exact sum of a group."""
     return rewrite_dims(s.node.factor, {**tile.at(*at), s.axis: g})

@@ -1,4 +1,5 @@
-"""Sums of products of bf16. An instruction adds two products at a time, in registers or on a matrix unit with accumulators in memory."""
+"""Sums of products of bf16. One instruction adds two products, in registers or on a matrix unit. The unit's accumulators are in memory
+between parts of k."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class Pairs:
                     self.write_rest(k, tile)
 
     def write_block(self, k: Kernel, blocks: Blocks, tiles: Tiles) -> None:
-        """Compute the sums of tiles of full height, one part of k after another."""
+        """Compute the sums of all tiles of full height, one part of k after another."""
         claim, shape = tiles.claim, self.tile.shape
         accs = local_per_sum(k, self.product, "acc", blocks.together, BLOCK_ROWS, shape.vectors, shape.lanes)
         configure(k, self.tile, tiles.rows)
@@ -64,7 +65,7 @@ class Pairs:
             self.store_line(k, line, accs, beside, m)
 
     def write_rest(self, k: Kernel, tile: TileOrigin) -> None:
-        """Compute the sums of a tile of less than full height, over all of k at once."""
+        """Compute the sums of a tile of less than full height, over the whole of k at once."""
         shape = tile.shape
         accs = local_per_sum(k, self.product, "acc", 1, shape.rows, shape.vectors, shape.lanes)
         configure(k, self.tile, shape.rows)
@@ -74,7 +75,7 @@ class Pairs:
             self.store_line(k, line, accs, ZERO, m)
 
     def store_line(self, k: Kernel, line: TileOrigin, accs: Sequence[Array], beside: Dim, m: Dim) -> None:
-        """Store one row of the result. The epilogue is long, so it is written once, in a loop over rows."""
+        """Store one row of the result. This is a loop over rows and not unrolled, because the code of an epilogue can be long."""
         with line.vectors(k) as (v, lane):
             line.store(k, (ZERO, v, lane), [acc[beside, m, v, lane] for acc in accs])
 
@@ -83,7 +84,7 @@ class Pairs:
         return Part(ZERO, self.product.extent)
 
     def add(self, k: Kernel, s: Contraction, acc: Load, tile: TileOrigin, part: Part, ahead: Ahead | None = None) -> None:
-        """Add the products over a part of k to the accumulators. On a matrix unit, the first part overwrites the accumulators."""
+        """Add the products of a part of k to the accumulators. On a matrix unit, the first part overwrites them."""
         factors = self.tile.factors(s)
         assert factors is not None, s
         place = {**tile.corner, s.axes[0][0]: part.begin}

@@ -1,12 +1,12 @@
-"""The walk over the result of a product: panels of columns, blocks of rows, tiles of rows.
+"""The loops over the result of a product: panels of columns, blocks of rows, tiles of rows.
 
-    with panels.claims(k) as claim:        # neighbouring panels and a block of rows
+    with panels.claims(k) as claim:        # adjacent panels with a block of rows
         for tiles in claim.tiles(k):       # tiles of one height
             with tiles.each(k) as tile:    # one tile
 
-A thread claims a block of rows with one panel. If there are many rows, or a single row, a claim has as many panels as the caller asks for.
-The rows of a block form tiles of the largest height, and the remaining rows form tiles whose heights are powers of two. The bits of a row
-may not depend on the tile that it is in. The body of a `for` is written once per height.
+A thread claims a block of rows with one panel. With many rows, or with a single row, a claim has as many panels as the caller requests.
+A block of rows is divided into tiles of the largest height, and its remaining rows into tiles whose heights are powers of two. The bits of
+a row may not depend on its tile. What the caller's `for` writes is written once per height.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Kernel, less
 from compiler.machine.products import TileShape
 
-BLOCK_ROWS = 256  # rows that share one pass over a panel: their slab of the left operand stays in the second-level cache
-MANY_ROWS = 64  # smallest number of rows with which a claim has several panels; fewer rows form few claims, and read nothing twice
+BLOCK_ROWS = 256  # rows of a block, which share one read of a panel; this many rows of the left operand stay in the second-level cache
+MANY_ROWS = 64  # fewest rows with which a claim has several panels; fewer rows would form too few claims, and they read nothing twice
 
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """The columns of a product in panels as wide as `shape`, and its rows in tiles at most as high as `shape`."""
+    """The columns of a product in panels of the width of `shape`, and its rows in tiles of at most the height of `shape`."""
 
     product: AnyProduct
     shape: TileShape
-    together: int = 1  # number of panels of a claim with many rows
-    abreast: int = 1  # number of panels of a claim with a single row, whose additions would otherwise wait for each other
+    together: int = 1  # panels of a claim with many rows
+    abreast: int = 1  # panels of a claim with a single row, whose additions would otherwise wait for each other
     block_rows: int = BLOCK_ROWS
 
     @contextmanager
     def claims(self, k: Kernel) -> Generator[Claim]:
-        """Distribute the claims over threads. Claims with neighbouring numbers share their panels; if rows choose matrices, they share the
+        """Distribute the claims among threads. Claims with adjacent numbers share their panels or, if rows choose among matrices, their
         rows."""
         if self.product.choice is not None:
             with self.chosen_claims(k) as claim:
@@ -75,7 +75,7 @@ class Panels:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Neighbouring panels, with the rows `first` to `end` - 1. All other axes are at `point`."""
+    """Adjacent panels, with the rows `first` to `end` - 1. The nest's other axes have the values of `point`."""
 
     walk: Panels
     point: Point
@@ -94,8 +94,8 @@ class Claim:
 
     @contextmanager
     def lines(self, k: Kernel, num_rows: Dim) -> Generator[tuple[Dim, Dim, TileOrigin]]:
-        """Walk over the first `num_rows` rows one by one, each with all panels. Yield the row and the panel, both counted from the first of
-        the claim, and their tile."""
+        """Loop over the first `num_rows` rows one by one, and over all panels of each. Yield the number of the row and of the panel in the
+        claim, and the tile of that one row."""
         with k.serial("m", num_rows) as m, self.panels(k) as panel:
             yield m, panel - self.panel, self.tile(panel, self.first + m, 1)
 
@@ -109,8 +109,8 @@ class Claim:
         yield from self.rests(k)
 
     def rests(self, k: Kernel) -> Iterator[Tiles]:
-        """Yield the tiles of the rows that do not fill a full tile. A single row may process `abreast` panels together. It is yielded
-        twice: for claims of that many panels, and for claims of fewer."""
+        """Yield the tiles of the rows that do not fill a full tile. If a single row computes `abreast` panels together, yield its tile
+        twice: for claims of that many panels, and for claims of fewer panels."""
         for rest in self.rest_tiles:
             with k.when(rest.exist):
                 if rest.rows > 1 or self.walk.abreast == 1:
@@ -133,13 +133,13 @@ class Claim:
 
     @property
     def rows(self) -> int:
-        """The largest number of rows of a tile. A product without a row axis has one row."""
+        """The largest number of rows of a tile. If a product has no row axis, this is 1."""
         return 1 if self.walk.product.row_axis is None else self.walk.shape.rows
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles of one height, with all panels of a claim: either all full tiles, one below the other, starting at row `first`, or at most one
+    """Tiles of one height, with all panels of a claim. They are all the full tiles, one after another from row `first`, or at most one
     lower tile."""
 
     claim: Claim
@@ -147,7 +147,7 @@ class Tiles:
     first: Dim
     count: Dim
     is_rest: bool = False
-    are_abreast: bool = False  # whether this is a single row that processes `abreast` panels together
+    are_abreast: bool = False  # whether this is a single row that computes `abreast` panels together
 
     @property
     def exist(self) -> Scalar:
@@ -164,7 +164,7 @@ class Tiles:
 
     @contextmanager
     def first_rows(self, k: Kernel) -> Generator[Dim]:
-        """Yield the first row of each tile."""
+        """Loop over the tiles. Yield the first row of each."""
         if self.is_rest:
             yield self.first
         else:

@@ -1,4 +1,4 @@
-"""The place of a tile in the result of a product: its rows and columns in the axes of the nest, and how its results are stored."""
+"""Where a tile is in the result of a product: its rows and columns in the axes of the nest, and how its results are stored."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Element = tuple[Dim, Dim, Dim]  # a row, vector and lane of a tile
 
 @dataclass(frozen=True, slots=True)
 class TileOrigin:
-    """A tile: `shape.rows` rows that start at row `first`, and the columns of `panel`. All other axes are at `point`."""
+    """A tile: `shape.rows` rows from row `first`, and the columns of `panel`. The nest's other axes have the values of `point`."""
 
     product: AnyProduct
     shape: TileShape
@@ -46,12 +46,12 @@ class TileOrigin:
 
     @contextmanager
     def lines(self, k: Kernel) -> Generator[tuple[Dim, TileOrigin]]:
-        """Loop over the rows. Yield the index of each row in the tile, and the tile of that row alone."""
+        """Loop over the rows of the tile. Yield the number of each row in the tile, and the tile of that one row."""
         with k.serial("m", self.shape.rows) as m:
             yield m, replace(self, shape=replace(self.shape, rows=1), first=self.first + m)
 
     def at(self, m: Dim, v: Dim, lane: Dim) -> Point:
-        """Return the value of each axis of the nest at an element."""
+        """Return the value of each axis of the nest at an element of the tile."""
         place = {**self.point, self.product.column_axis: self.column(v, lane)}
         row_axis = self.product.row_axis
         return place if row_axis is None else {**place, row_axis: self.first + m}
@@ -65,14 +65,14 @@ class TileOrigin:
 
     @property
     def is_whole(self) -> bool:
-        """True if no panel reaches beyond the last column."""
+        """Whether no panel has columns after the last column of the product."""
         return prove_divisible(self.product.num_columns, self.shape.columns)
 
     def is_inside(self, v: Dim, lane: Dim) -> Scalar:
         return less(self.column(v, lane), self.product.num_columns)
 
     def store(self, k: Kernel, element: Element, totals: Sequence[Scalar]) -> None:
-        """Write the nest's store, with `totals` in place of its sums."""
+        """Write the nest's store for an element, with `totals` in place of its sums."""
 
         def total(scalar: Scalar) -> Scalar:
             number = self.product.number_of(scalar)

@@ -1,4 +1,4 @@
-"""Choose the way to sum a product: the first one that applies."""
+"""Choose how a product is summed: the first way that applies."""
 
 from __future__ import annotations
 

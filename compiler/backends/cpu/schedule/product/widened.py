@@ -1,8 +1,8 @@
 """Sums of 4-bit weights that are widened to 8 bits for a matrix unit.
 
-A part of a panel is widened to memory that stays in the first-level cache, and all rows of the block multiply it from there. Sums of a
-channel are exact and wait in memory. A tile computes the second plane only if one of its rows needs two planes. The sums of that plane are
-read only for rows that need it, so a row does not depend on the other rows of its tile.
+A thread widens a part of a panel into memory that stays in the first-level cache, and multiplies all rows of its block by it. The sum of a
+channel is exact, and is in memory between parts. A tile computes the second plane only if one of its rows needs two planes. Rows that need
+one plane ignore the sum of the second, so a row does not depend on the other rows of its tile.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from compiler.ir.loops.write import Array, Kernel, cast, const, fma, fold, less
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
-BLOCK_ROWS = 512  # rows that share a widened panel; widening it costs as much as its product with about sixty rows
-PLANES = 2  # largest number of planes of a row
+BLOCK_ROWS = 512  # rows that share a widened panel; widening costs as much as the product with about sixty rows
+PLANES = 2  # most planes of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Widened:
                     self.widen(k, s, panel, part, later)
                 for tiles in heights:
                     with k.when(tiles.exist):
-                        with k.when(less(1, num_heights)):  # tiles of another height have changed the configuration
+                        with k.when(less(1, num_heights)):  # tiles of another height changed the configuration
                             configure(k, self.tile, tiles.rows)
                         with tiles.first_rows(k) as row:
                             for s in sums:
@@ -80,7 +80,7 @@ class Widened:
         k.tile(op, s.wide[0], *places(panel, part.begin), *places(later.panel, later.begin), dims=(part.depth,))
 
     def add(self, k: Kernel, s: WidenedSum, beside: Dim, m: Dim, tile: TileOrigin, part: Part) -> None:
-        """Multiply a widened part by the planes of a tile. The first part overwrites the exact sums."""
+        """Multiply the planes of a tile by a widened part of a panel. The first part overwrites the exact sums."""
         q = s.grouped.q
         row = tuple(d.substitute(tile.corner) for d in q.indices[:-2])
         stride = q.buffer.shape[-2] * q.buffer.shape[-1]
@@ -90,9 +90,9 @@ class Widened:
             multiply(k, op, s.exact[plane, beside, m, ZERO, ZERO], rows, s.wide[0], part, stride)
 
     def store_line(self, k: Kernel, sums: Sequence[WidenedSum], beside: Dim, m: Dim, line: TileOrigin) -> None:
-        """Store one row. There is one group, so its exact sum times its factor is the whole sum."""
+        """Store one row of the result. A channel is one group, so its exact sum times its factor is the whole sum."""
         seconds = local_per_sum(k, self.product, "second", line.shape.vectors, line.shape.lanes)
-        for s, second in zip(sums, seconds, strict=True):  # the sum of the second plane, read only if the row needs it
+        for s, second in zip(sums, seconds, strict=True):  # the sum of the second plane, or 0 if the row has one plane
             with k.when(s.two_planes(line.corner)), line.vectors(k) as (v, lane):
                 second[v, lane] = cast(s.exact[1, beside, m, v, lane], F32)
             with k.orelse(), line.vectors(k) as (v, lane):
@@ -108,15 +108,15 @@ class Widened:
 
 @dataclass(frozen=True, slots=True)
 class WidenedSum:
-    """A sum, and a thread's own memory for a block of rows."""
+    """One sum of the product, and the thread's own memory for a block of rows."""
 
     grouped: GroupedSum
     exact: Array  # exact sums by plane, panel, row, vector and lane
     wide: Array  # the widened part of a panel
-    num_planes: Array  # number of planes of a tile, stored at its first row
+    num_planes: Array  # number of planes that each tile multiplies, stored at the tile's first row
 
     def count_planes(self, m: Dim, tile: TileOrigin) -> None:
-        """Store the number of planes of a tile: two if one of its rows needs them, else one."""
+        """Store the number of planes that a tile multiplies: two if one of its rows needs two, else one."""
         some = fold(ReduceFn.ANY, (tile.shape.rows,), lambda r: self.two_planes(tile.at(r, ZERO, ZERO)))
         self.num_planes[m] = cast(some, I32) + 1
 
@@ -125,17 +125,17 @@ class WidenedSum:
         return self.at(self.grouped.node.two_planes, place)
 
     def at(self, scalar: Scalar, place: Point) -> Scalar:
-        """Evaluate a scalar at an element. The only group is all of k."""
+        """Return the scalar at an element. The group's index is 0, because the only group is the whole of k."""
         return rewrite_dims(scalar, {**place, self.grouped.axis: ZERO})
 
 
 def is_widened(s: GroupedSum, tile: ProductTile) -> bool:
-    """Return whether a sum has one group as long as the channel, and a second plane that only some rows need."""
+    """Return whether the sum has a single group, as long as the channel, and a second plane that only some rows need."""
     if not tile.reads(s.element) or not tile.widens(s.group, shared_multiplier(s)):
         return False
     return s.num_groups == Dim.of(1) and s.node.two_planes is not None and not s.node.begins
 
 
 def shared_multiplier(s: GroupedSum) -> int:
-    """Return how many neighbours along k share a multiplier."""
+    """Return the number of weights along k that share a multiplier."""
     return s.group // s.element.buffers[1].shape[-2].const
