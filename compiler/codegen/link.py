@@ -16,6 +16,7 @@ import llvmlite.binding as llvm
 
 from compiler.bytecode.kernel import KernelCode
 from compiler.codegen import vector_math
+from compiler.codegen.halves import with_conversions
 from compiler.ir.loops.functions import Fn
 from compiler.machine.target import Target
 from runtime.executable import HostCode
@@ -52,7 +53,8 @@ def module_text(kernels: Iterable[KernelCode], target: Target, extra: str = "", 
     kernels = list(kernels)
     math = set[tuple[Fn, int]]().union(*(k.math for k in kernels))
     parts = [*(k.text for k in kernels), extra, *vector_math.definitions(math, target)]
-    return "\n\n".join(p for p in parts if p) + f"\n\n{attributes}\n"
+    text = "\n\n".join(p for p in parts if p) + f"\n\n{attributes}\n"
+    return text if target.halves else with_conversions(text)
 
 
 def optimised(text: str, target: Target) -> llvm.ModuleRef:

@@ -13,7 +13,6 @@ from compiler.bytecode.kernel import KernelCode
 from compiler.codegen.link import link
 from compiler.ir.dims import Dim, DimVar, ceil_div
 from compiler.ir.dtypes import DType
-from compiler.ir.errors import CompileError
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.functions import Fn
 from compiler.ir.loops.prim_func import PrimFunc
@@ -46,8 +45,7 @@ MATH = (Fn.EXP, Fn.LOG, Fn.SIN, Fn.COS, Fn.TANH, Fn.ERF, Fn.SQRT, Fn.FLOOR, Fn.R
 @pytest.mark.parametrize("name", CPUS)
 def test_nothing_is_left_to_be_resolved(name: str) -> None:
     target = get(name)
-    dtypes = (DType.F32, DType.BF16, *([DType.F16] if target.halves else []))
-    kernels = [rowwise(dtype, target, f"k_{dtype}", *MATH) for dtype in dtypes]
+    kernels = [rowwise(dtype, target, f"k_{dtype}", *MATH) for dtype in (DType.F32, DType.BF16, DType.F16)]
     assembly = link(kernels, target).assembly()
     defined = set(re.findall(r"^([\w.]+):", assembly, re.MULTILINE))
     called = set(re.findall(r"^\s+(?:callq?|tail|bl|jmp|b)\s+([A-Za-z_][\w.]*)", assembly, re.MULTILINE))
@@ -77,13 +75,6 @@ def test_vector_instructions_of_the_target(name: str, dtype: DType) -> None:
     assert re.search(VECTOR_FMA[name], assembly)
     if name == "x86-64-v3":
         assert "zmm" not in assembly
-
-
-@pytest.mark.parametrize("name", [name for name, target in NAMED.items() if not target.halves])
-def test_a_machine_without_conversions_refuses_f16(name: str) -> None:
-    """Code for a machine that cannot convert f16 is refused: LLVM would emit a call to a conversion function that nothing defines."""
-    with pytest.raises(CompileError, match=f"converts f16, for which {name} has no instruction; use bf16 or f32"):
-        rowwise(DType.F16, get(name), "k", Fn.EXP)
 
 
 def test_the_same_text_gives_the_same_bytes() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 from numpy.typing import NDArray
 
 import runtime.web.vendor as vendor
@@ -25,6 +26,7 @@ from runtime.cache_groups import PAGE_SIZE
 from server.engine.step_model import Places, StepBatch
 from server.interfaces import LoadError
 from tests.deploy.export.conftest import CONTEXT, NATIVE, SCRIPTS
+from tests.golden.gguf_models import convert
 from tests.node import PATIENCE_S, node, run_node
 
 pytestmark = pytest.mark.xdist_group("web")  # tests of this group share one export of the demo
@@ -113,6 +115,19 @@ def test_families_give_their_bytes(name: str, demo: Servable, tmp_path: Path) ->
     prompt = [int(token) for token in random.integers(3, model.files.config.vocab_size, 40)]
     _, expected, tokens = native(model, "f32", prompt)
     logits, found = in_node(tmp_path, "wasm-relaxed", prompt)
+    assert logits.tobytes() == expected.tobytes() and found == tokens
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q4_1", "Q5_0", "Q8_0"))])
+def test_quantised_files_give_their_bytes(kind: str, demo: Servable, tmp_path: Path) -> None:
+    """Files whose scales are f16 give the native bytes."""
+    files = open_files(convert("qwen2", "qwen2", tmp_path / "m.gguf", kind=GGMLQuantizationType[kind]))
+    mode = mode_of(files, load_of("demo", "auto", None, 1, None, "auto", NATIVE.name))
+    model = Servable(files, demo.tokenizer, mode, mode.module(), NATIVE)
+    export_web(model, "m", tmp_path / "site", levels=["wasm-relaxed"])
+    prompt = [int(token) for token in np.random.default_rng(1).integers(3, files.config.vocab_size, 40)]
+    _, expected, tokens = native(model, "auto", prompt)
+    logits, found = in_node(tmp_path / "site", "wasm-relaxed", prompt)
     assert logits.tobytes() == expected.tobytes() and found == tokens
 
 

@@ -1,0 +1,75 @@
+"""Conversions of f16 for machines without instructions for them, such as WebAssembly: widened exactly, rounded to nearest even.
+
+LLVM would call functions that nothing defines. In the text of a module, f16 becomes i16, and each conversion calls a function of this file.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from compiler.codegen.vector_math import Lanes
+from compiler.llvm.ssa import Code, vec
+
+_CONVERSION: Final = re.compile(
+    r"(?P<how>fpext|fptrunc) (?:<(?P<lanes>\d+) x )?(?:half|float)>? (?P<value>\S+) to (?:<\d+ x )?(?:half|float)>?"
+)
+_TYPE: Final = re.compile(r"(?<![%@.\w])half(?![.\w])")
+_SUFFIX: Final = re.compile(r"(?<=\.)(v\d+)f16\b")  # of the names of intrinsics
+_ELEMENTS: Final = {"fpext": ("i16", "float"), "fptrunc": ("float", "i16")}
+
+SHIFT: Final = 13  # difference of the numbers of bits of the significands
+INFINITY: Final = 0x7C00
+QUIET_NAN: Final = 0x7E00
+INFINITE: Final = 0x7F800000  # infinity as f32
+TOO_LARGE: Final = (127 + 16) << 23  # 2^16 as f32: it and everything above becomes infinity
+LEAST_NORMAL: Final = (127 - 14) << 23  # the least normal f16, 2^-14, as f32
+REBIASED: Final = (127 - 15) << 23  # difference of the biases of the exponents
+
+
+def with_conversions(text: str) -> str:
+    """Replace the type f16 and its conversions in the text of a module. A text without f16 stays as it is."""
+    used = sorted({(found["how"], int(found["lanes"] or 1)) for found in _CONVERSION.finditer(text) if "half" in found[0]})
+    text = _CONVERSION.sub(_called, text)
+    text = _SUFFIX.sub(r"\1i16", _TYPE.sub("i16", text))
+    return "\n\n".join([text, *(_definition(how, lanes) for how, lanes in used)])
+
+
+def _called(found: re.Match[str]) -> str:
+    if "half" not in found[0]:
+        return found[0]
+    lanes = int(found["lanes"] or 1)
+    source, result = (vec(element, lanes) for element in _ELEMENTS[found["how"]])
+    return f"call {result} @f16.{found['how']}.{lanes}({source} {found['value']})"
+
+
+def _definition(how: str, lanes: int) -> str:
+    code = Code()
+    source, result = _ELEMENTS[how]
+    x = Lanes(code, "%x", source, lanes)
+    converted = _widened(x) if how == "fpext" else _rounded(x)
+    head = f"define internal {vec(result, lanes)} @f16.{how}.{lanes}({x.kind} %x) alwaysinline nounwind"
+    return f"{head} {{\nentry:\n{code.text()}\n  ret {vec(result, lanes)} {converted.name}\n}}"
+
+
+def _widened(x: Lanes) -> Lanes:
+    wide = x.to("zext", "i32")
+    size, sign = (wide & 0x7FFF) << SHIFT, (wide & 0x8000) << 16
+    # A subnormal f32 has the significand of a subnormal f16, so this multiplication by 2^112 is exact for all finite numbers.
+    finite = (size.to("bitcast", "float") * 2.0**112).bits
+    found = (size | INFINITE).where(size.compare("uge", INFINITY << SHIFT), finite)
+    return (found | sign).to("bitcast", "float")
+
+
+def _rounded(x: Lanes) -> Lanes:
+    bits = x.bits
+    size = bits & 0x7FFFFFFF
+    sign = (bits >> 16) & 0x8000
+    odd = (size >> SHIFT) & 1
+    normal = (size - REBIASED + ((1 << (SHIFT - 1)) - 1) + odd) >> SHIFT
+    # The last bit of a number from 0.5 to 1 is worth 2^-24, as in a subnormal f16. So adding 0.5 rounds, and subtracting its bits leaves
+    # the significand.
+    small = (size.to("bitcast", "float") + 0.5).bits - (126 << 23)
+    beyond = size.const(QUIET_NAN).where(size.compare("ugt", INFINITE), INFINITY)
+    found = beyond.where(size.compare("uge", TOO_LARGE), small.where(size.compare("ult", LEAST_NORMAL), normal))
+    return (found | sign).to("trunc", "i16")
