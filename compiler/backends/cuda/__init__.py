@@ -1,1 +1,1 @@
-"""The CUDA back end: loop nests become blocks and threads, and LLVM compiles them to PTX."""
+"""The CUDA back end: schedules put loop nests into blocks and threads, and LLVM compiles them to PTX."""

@@ -1,1 +1,1 @@
-"""The back end for WebAssembly: the schedules and the LLVM IR of the CPU back end, compiled and linked to one module."""
+"""The back end for WebAssembly: it compiles the CPU back end's schedules and LLVM IR, and links them to one module."""

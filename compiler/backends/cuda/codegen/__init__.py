@@ -1,1 +1,1 @@
-"""Emit scheduled loop nests as LLVM IR for NVIDIA GPUs, and compile it to PTX."""
+"""Emit scheduled loop nests as LLVM IR for NVIDIA GPUs, and compile the IR to PTX."""

@@ -1,17 +1,17 @@
 """Emit a loop nest of blocks and threads as LLVM IR for a GPU.
 
-A kernel is one function per phase: the statements of the body's top-level `Seq`, each of them a launch. A phase is emitted as
+A kernel has phases: the statements of the body's top-level `Seq`, each of which is a launch. Phase K becomes three functions:
 
-    name$pK         void (ptr record)                        on the GPU: unpacks the record and calls
-    name$pK$run     void (ptr noalias b0, ..., i64 n, ..., ptr counters)
-    name.pK.grid    i64 (ptr dims)                           on the host: returns the number of blocks
+    name$pK         void (ptr record)                                        on the GPU: loads the arguments from the record, and calls
+    name$pK$run     void (ptr noalias b0, ..., i64 n, ..., ptr counters)     on the GPU: runs the statement
+    name.pK.grid    i64 (ptr dims)                                           on the host: returns the number of blocks
 
-A record is an array of 64-bit words: the address of a word to which the first thread writes the record's own address when it begins, the
-addresses of the buffers, the integers (`dims`), and the address of counters if there are any.
+A record is an array of 64-bit words. The first word is an address, to which the first thread writes the record's own address when the
+launch begins. Then come the addresses of the buffers, the integers (`dims`) and, if the phase has counters, their address.
 
-Block i runs iteration i of a block loop, and then every further iteration at the distance of the grid size, so any grid size gives the same
-result. The iterations of a thread loop run in parallel, and all threads of a block may run a tile together. A barrier follows each thread
-loop and each such tile before the next statement of the block.
+Block i runs iteration i of a block loop, then iteration i + grid size, and so on. So any grid size gives the same result. The iterations of
+a thread loop run in parallel, and all threads of a block may run a tile together. A barrier follows each thread loop and each such tile
+before the next statement of the block.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from compiler.machine.target import Target
 
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 COUNTERS = "%counters"
-WARP = 32  # number of threads of a warp; a block with fewer threads gets no more registers per thread
-ENOUGH_THREADS = 512  # number of threads that suffice for a multiprocessor; each can then have 128 of its 65,536 registers
+WARP = 32  # threads of a warp; a thread of a smaller block gets as many registers as a thread of a warp
+ENOUGH_THREADS = 512  # threads that keep a multiprocessor busy; each can then have 128 of its 65,536 registers
 _BEGUN = f"""entry:
   %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %block = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()
@@ -58,7 +58,7 @@ def emit_kernel(name: str, prim: PrimFunc, target: Target) -> KernelCode:
 
 
 def ptx_name(symbol: str) -> str:
-    """Return a symbol as a name in PTX, which cannot contain dots."""
+    """Return the name of a symbol in PTX, where names cannot contain dots."""
     return re.sub(r"\W", "$", symbol)
 
 
@@ -77,7 +77,7 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
 
 
 def _counters(stmt: Stmt) -> tuple[int, Stmt]:
-    """Return the number of counters that blocks share, and the statement that uses them."""
+    """Return the number of counters that the blocks share, and the statement inside their allocation."""
     match stmt:
         case Allocate(buffer=buffer, body=body) if buffer.scope is Scope.COUNTERS:
             return prod(extent.const for extent in buffer.shape), body
@@ -86,8 +86,8 @@ def _counters(stmt: Stmt) -> tuple[int, Stmt]:
 
 
 def _entry(symbols: PhaseSymbols, parameters: Parameters, enough: int) -> str:
-    """Emit the function that is launched. To reach a high occupancy, the assembler would rather spill than give a thread more registers. So
-    the function declares how many blocks of a multiprocessor are `enough`; with 0, the assembler chooses."""
+    """Emit the function that is launched. By default the assembler limits registers so that many blocks run at once, even if values then
+    spill to memory. So the function declares `enough` blocks per multiprocessor; 0 leaves the choice to the assembler."""
     lines: list[str] = []
     arguments: list[str] = []
     name, threads = symbols.body, symbols.threads
@@ -109,12 +109,12 @@ def _thread_loops(stmt: Stmt) -> list[For]:
 
 
 def _together(tile: Tile) -> int:
-    """Return how many threads of a block run the tile together."""
+    """Return the number of threads of a block that run the tile together."""
     return tile.op.threads if isinstance(tile.op, Intrinsic) else 1
 
 
 def _parts(stmt: Stmt) -> list[For | Tile]:
-    """Return thread loops, and tiles that the threads of a block run together."""
+    """Return the thread loops, and the tiles that several threads run together."""
     return [*_thread_loops(stmt), *(s for s in walk_stmts(stmt) if isinstance(s, Tile) and _together(s) > 1)]
 
 
@@ -126,17 +126,17 @@ def _enough_blocks(stmt: Stmt, threads: int) -> int:
 
 
 def _num_threads(stmt: Stmt) -> int:
-    """Return the number of threads of a block: enough for the iterations of the longest thread loop, and for each tile."""
+    """Return the number of threads of a block: enough for the longest thread loop and for every tile."""
     return max((constant_extent(part) if isinstance(part, For) else _together(part) for part in _parts(stmt)), default=1)
 
 
 class _Statements(Statements):
-    """Emits the statements of a block. All threads of a block run its block loops together; each thread runs its own iteration of a thread
+    """Emits the statements of a block. All threads of a block run serial loops together, and each thread runs its own iteration of a thread
     loop."""
 
     def __init__(self, code: Code, expressions: Expressions, target: Target, name: str, num_threads: int) -> None:
         super().__init__(code, expressions, target)
-        self.shared: list[str] = []  # definitions of arrays in shared memory
+        self.shared: list[str] = []  # definitions of the arrays in shared memory
         self.in_thread = False
         self._name, self._num_threads = name, num_threads
 
@@ -157,7 +157,7 @@ class _Statements(Statements):
 
     def iteration(self, loop: For) -> None:
         super().iteration(loop)
-        if not self.in_thread and len(_parts(loop.body)) > 1:  # the next iteration overwrites what this one may still read
+        if not self.in_thread and len(_parts(loop.body)) > 1:  # a thread may still read what the next iteration overwrites
             self._barrier()
 
     def store(self, store: Store) -> None:

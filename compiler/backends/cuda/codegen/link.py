@@ -1,4 +1,4 @@
-"""Compile kernels to PTX, and their grids and shape functions to an object of the host."""
+"""Compile kernels to PTX for the GPU. Compile the functions that return sizes of grids and shapes to an object for the host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ATTRIBUTES: Final = 'attributes #1 = { alwaysinline nounwind "no-builtins" }\n!0
 
 
 def link(kernels: Iterable[KernelCode], target: Target, extra: str) -> LinkedCode:
-    """Link all kernels. `extra` is the LLVM IR of further functions of the host, such as those that compute shapes."""
+    """Link all kernels. `extra` is LLVM IR of further host functions, such as those that compute shapes."""
     kernels, here = list(kernels), host()
     native = link_for_host([], here, "\n\n".join(part for part in (*(k.host for k in kernels), extra) if part))
     text = module_text(kernels, target, attributes=ATTRIBUTES)

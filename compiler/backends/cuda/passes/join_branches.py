@@ -1,7 +1,7 @@
 """Join a product with the calls that read its elements one by one.
 
-Before: a product of matrices is written to memory, and calls that process its elements one by one read it there, such as the rotation of
-queries and the append to the cache. After: one call does all of this, and the product stays on the chip.
+Before: a product of matrices is written to memory, and several calls read its elements there one by one. For example, one call rotates
+queries and another appends keys to the cache. After: one call does all of this, and the elements of the product stay on the chip.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from compiler.passes.rewrite import count_uses
 
 @dataclass(frozen=True, slots=True)
 class JoinBranches:
-    takes: Callable[[PrimFunc], bool]  # returns whether a schedule handles all stages of a function
+    takes: Callable[[PrimFunc], bool]  # whether a schedule supports all stages of a function
 
     def __call__(self, module: IRModule) -> IRModule:
         builder = Builder(module)
@@ -52,7 +52,7 @@ class JoinBranches:
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """A product, and the calls that read it."""
+    """A product, and the calls that read its result."""
 
     product: Binding
     views: frozenset[Var]  # the product and its reshapes
@@ -76,8 +76,8 @@ class _Joiner:
         return block if len(bindings) == len(block.bindings) else Block(tuple(bindings), block.kind)
 
     def _family(self, product: Binding, bindings: Sequence[Binding], uses: Mapping[Var, int]) -> _Family | None:
-        """Return the product and its readers if the binding is a product and all its readers are calls that process elements one by one,
-        else None."""
+        """Return the product with its readers. Return None if the binding is not a product, or if a reader does not process elements one by
+        one."""
         call = product.value
         if not isinstance(call, CallTir) or len(call.out) != 1 or product_in(self.prim(call)) is None:
             return None
@@ -115,20 +115,20 @@ class _Joiner:
         return call if self.takes(self.prim(call)) else None
 
     def prim(self, call: CallTir) -> PrimFunc:
-        """Find the called function in the module, or among the functions that this pass made."""
+        """Return the called function: one of the module, or one that this pass made."""
         found = self.outliner.builder.find(call.func)
         assert isinstance(found, PrimFunc), call.func
         return found
 
 
 def _goes_through_elements(prim: PrimFunc) -> bool:
-    """Return whether the function computes its elements one by one and without reductions."""
+    """Return whether the function computes its elements one by one, without reductions."""
     return all(match_spatial(stage) for stage in stages(prim.body)) and not any(isinstance(s, Fold) for s in walk_scalars(prim.body))
 
 
 @dataclass(slots=True)
 class _Together:
-    """Operands, outputs and statements of the joined call."""
+    """The operands, outputs and statements of the joined call."""
 
     operands: list[tuple[Buffer | ScalarParam, Atom]]
     outputs: list[Buffer]
@@ -154,13 +154,13 @@ class _Together:
 
 
 def _element(source: Buffer, shape: Sequence[Dim], indices: Sequence[Dim]) -> Scalar:
-    """Load the element at these indices of a reshaped view of `source[rows, columns]`."""
+    """Load the element at these indices of a view: `source[rows, columns]`, reshaped to `shape`."""
     return Load(source, (indices[0], row_major(indices[1:], shape[1:])))
 
 
 def _may_join(family: _Family, bindings: Sequence[Binding], owners: Owners) -> bool:
-    """Return whether all calls may move to the place of the last one. No binding in between may need a result or overwrite an operand, and
-    no call may overwrite memory that another of the calls reads."""
+    """Return whether all calls can move to the place of the last one. No binding in between may use one of their results or overwrite one
+    of their operands, and none of the calls may overwrite memory that another one reads."""
     results = {reader.var for reader in family.readers}
     for binding in bindings[bindings.index(family.product) + 1 : bindings.index(family.readers[-1])]:
         if binding in family.readers or binding.var in family.views:
@@ -179,7 +179,7 @@ def _may_join(family: _Family, bindings: Sequence[Binding], owners: Owners) -> b
 
 
 def _with_results(call: CallTir, readers: Sequence[Binding]) -> list[Binding]:
-    """Bind the joined call, and bind its results to the variables of the calls that it replaces."""
+    """Bind the joined call, and bind its outputs to the variables of the calls that it replaces."""
     made = Var(readers[-1].var.name, TupleType(call.out))
     if len(call.out) == 1:
         return [Binding(readers[0].var, call)]

@@ -1,7 +1,7 @@
-"""Let attention write the type that the following product reads.
+"""Let attention write the element type that the next product reads.
 
-Before: attention writes f32, and the only reader of its reshape is a cast to bf16. After: attention rounds its result itself, and the
-reshape replaces the cast. Each result is rounded as before, but a launch and a round trip through memory are saved.
+Before: attention writes f32, and only a cast to bf16 reads the reshape of its result. After: attention writes bf16 itself, and the cast
+disappears. The values are rounded as before. This saves a launch, and a write and a read of the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from compiler.passes.rewrite import count_uses, rewrite_module
 
 
 def round_attention(module: IRModule) -> IRModule:
-    rounded: dict[Var, DType] = {}  # results of attention and their reshapes -> type to which they are rounded
+    rounded: dict[Var, DType] = {}  # results of attention and their reshapes, with the type to which attention rounds them
     casts: set[Var] = set()
     for func in module.graph_functions.values():
         uses, values = count_uses(func.body), {b.var: b.value for b in func.body.bindings}
@@ -59,7 +59,7 @@ def round_attention(module: IRModule) -> IRModule:
 
 
 def _cast_to(module: IRModule, value: Value) -> DType | None:
-    """Return the type to which a call casts its operand, or None if it does anything else."""
+    """Return the type to which the call casts its operand. Return None if the call is not a cast."""
     nest = perfect_nest(module.prim(value.func).body) if isinstance(value, CallTir) and len(value.args) == 1 else None
     if nest is None or nest.store.indices != tuple(map(Dim.of, nest.vars)):
         return None
@@ -71,8 +71,8 @@ def _cast_to(module: IRModule, value: Value) -> DType | None:
 
 
 def _chain(module: IRModule, value: Value, values: Mapping[Var, Value]) -> list[Var]:
-    """Return the result of attention that a cast reads, and the reshapes in between. The list is empty if the cast reads any other
-    value."""
+    """Return the result of attention that a cast reads, with the reshapes in between. Return an empty list if the cast reads something
+    else."""
     found: list[Var] = []
     while isinstance(value, CallTir) or (isinstance(value, Call) and value.op is RESHAPE):
         source: Atom = value.args[0]

@@ -1,1 +1,1 @@
-"""Schedules for GPUs: assign blocks and threads to a loop nest."""
+"""Schedules for GPUs: they turn the loops of a nest into blocks and threads."""

@@ -1,10 +1,10 @@
-"""Attention on a GPU in f32. A block computes one token and some heads of one kv head, a split of keys at a time.
+"""Attention on a GPU in f32. A block computes one token with some of the query heads of one kv head, a split of keys at a time, in steps:
 
-    score   each thread multiplies one key by the queries of all heads of the block
-    weigh   find the largest score, replace each score by exp(score - top), and sum these
-    mix     each thread computes one element of the weighted values, for all heads
+    score   each thread multiplies one key by the queries of all the block's heads
+    weigh   find top, the largest score, and replace each score by exp(score - top), its weight; add up the weights
+    mix     each thread computes one element of the weighted sum of values, for all heads
 
-splits.py says how splits are merged. Pages of bf16 are read by tensor cores instead (tensor_attention.py).
+splits.py describes how splits are merged. If pages are bf16, tensor_attention.py replaces this schedule.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def schedule_attention(prim: PrimFunc) -> PrimFunc | None:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The keys that a token sees: `first` to `end` - 1 of its sequence. In the array of the keys of all sequences, the keys of this
-    sequence begin at `start`. `own` is the token's position in its sequence."""
+    """The keys that a token sees: positions `first` to `end` - 1 of its sequence. In concatenated texts, `start` is the index of the
+    sequence's first key; for pages it is 0. `own` is the token's position."""
 
     sequence: Dim
     start: Dim
@@ -110,7 +110,7 @@ class _Attention(SplitAttention):
     # --- a split -------------------------------------------------------------------------------------------------------
 
     def _partial(self, name: str) -> Partial:
-        """Allocate the online softmax of the heads of a block in shared memory."""
+        """Allocate the online softmax of the block's heads in shared memory."""
         k, heads = self.k, self.block_heads
         return Partial(k.shared(f"{name}_top", heads), k.shared(f"{name}_weights", heads), k.shared(f"{name}_means", heads, self.size))
 

@@ -1,8 +1,9 @@
-"""Nests that read a product's elements directly from its tile: queries and keys that are rotated, values that go to the cache.
+"""Branches: nests that read elements of a product directly from its tile. For example, queries and keys are rotated, and values are written
+to the cache.
 
-A branch has one element for each of some columns of the product. An element may also read a second column, `apart` columns before or after
-its own: the other column of a pair. A tile that is too narrow for both columns of such pairs consists of two ranges of columns at the same
-distance.
+A branch writes one element for each column of a range of the product's columns. An element may also read a second column, `apart` columns
+before or after its own, with which its column is a pair. If a tile is too narrow to contain both columns of a pair, the tile has two ranges
+of columns, `apart` columns from each other.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from compiler.ir.loops.write import Kernel, less, less_equal
 class Branch:
     nest: SpatialNest
     source: Buffer  # the buffer of the product
-    begin: int  # the first column of the product that belongs to the branch
-    apart: int  # distance in columns to the other column of a pair; 0 if an element reads only its own column
+    begin: int  # the first column of the product that the branch reads
+    apart: int  # distance in columns between the two columns of a pair; 0 if an element reads only its own column
 
     @property
     def axes(self) -> list[tuple[str, Dim]]:
-        """The axes of the elements in a row."""
+        """The axes of the nest except the rows."""
         return [(var.name, extent) for var, extent in self.nest.axes[1:]]
 
     @property
@@ -37,14 +38,15 @@ class Branch:
         return product_of([extent for _, extent in self.axes]).const
 
     def offset(self, scalar: Scalar) -> int | None:
-        """Return the distance of a load of the product from the element's own column, or None for any other scalar."""
+        """Return how many columns after its own column an element reads the product. Return None if the scalar is no load of the
+        product."""
         if not isinstance(scalar, Load) or scalar.buffer is not self.source:
             return None
         return (scalar.indices[-1] - _number(self.nest)).const - self.begin
 
     def write(self, k: Kernel, row: Dim, column: Dim, element: Callable[[int], Scalar]) -> None:
-        """Write the branch's element for a column, if the column belongs to the branch. `element(offset)` returns the product's element at
-        that distance from the column."""
+        """Write the element of a column, if the branch has this column. `element(offset)` is the product's element `offset` columns after
+        it."""
 
         def read(scalar: Scalar) -> Scalar:
             offset = self.offset(scalar)
@@ -59,7 +61,7 @@ class Branch:
 
 
 def read_branches(product: Product[Contraction], stmts: Sequence[Stmt]) -> tuple[Branch, ...] | None:
-    """Read the statements as branches of a product. Return None if one of them is not a branch."""
+    """Return the statements as branches of the product. Return None if one of them is not a branch."""
     source, indices = product.nest.store.buffer, product.nest.store.indices
     if indices != tuple(map(Dim.of, product.nest.vars)) or len(indices) != 2 or not product.num_columns.is_const:
         return None
@@ -85,13 +87,14 @@ def _branch(stmt: Stmt, source: Buffer, num_rows: Dim) -> Branch | None:
 
 
 def _number(nest: SpatialNest) -> Dim:
-    """Return the index of an element within its row."""
+    """Return the index of an element in its row."""
     return row_major([var.dim for var, _ in nest.axes[1:]], [extent for _, extent in nest.axes[1:]])
 
 
 def _reads_pairs(branch: Branch) -> bool:
-    """Return whether each element reads only its own column and the other column of its pair: in the first half of 2 * `apart` columns the
-    one after it, in the second half the one before it."""
+    """Return whether each element reads only its own column and the other column of its pair. Pairs lie in periods of 2 * `apart` columns:
+    an element of the first half may read the column after it, and an element of the second half the column before it, `apart` columns
+    away."""
     var, size = branch.nest.axes[-1]
     period, apart = 2 * branch.apart, branch.apart
     if size.const % period or branch.begin % period:

@@ -1,11 +1,11 @@
-"""The reference schedule: a thread computes an element of the result, with reductions in their order.
+"""The reference schedule: each thread computes one element of the result, with reductions in order.
 
     for block b in ceil(elements / THREADS), thread t in THREADS {
       when b * THREADS + t < elements { the element with that number }
     }
 
-It applies to any nest. An element is computed by the same operations wherever it is, so its bits depend on no other element. Stages that do
-not read what other stages write form one launch: their blocks follow each other in the grid.
+It applies to any nest. Every element is computed by the same operations, so its bits do not depend on its place. Stages that do not read
+what other stages write share one launch: the blocks of one follow the blocks of another in the grid.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WARP = 32
 
 
 def schedule_elements(prim: PrimFunc) -> PrimFunc:
-    """Schedule each group of independent stages as a phase of its own."""
+    """Schedule the nest. Each group of independent stages is a phase."""
     temporaries, body = without_allocations(without_products(prim.body))
     done: list[Stmt] = []
     for group in _independent(prim, stages(body)):
@@ -39,9 +39,9 @@ def schedule_elements(prim: PrimFunc) -> PrimFunc:
 
 
 def _independent(prim: PrimFunc, stmts: Sequence[Stmt]) -> list[list[Stmt]]:
-    """Group neighbouring stages that write different elements, and read nothing that others of their group write."""
+    """Group adjacent stages that are independent: they write different elements, and do not read what others of their group write."""
     buffers = prim.buffers
-    shared = {buffers[a]: buffers[b] for a, b in prim.attrs.get("inplace", ())}  # input -> output with which it shares memory
+    shared = {buffers[a]: buffers[b] for a, b in prim.attrs.get("inplace", ())}  # maps an input to the output that shares its memory
     groups: list[list[Stmt]] = []
     for stmt in stmts:
         if groups and all(_apart(stmt, other, shared) for other in groups[-1]):
@@ -66,7 +66,7 @@ def _apart(a: Stmt, b: Stmt, shared: Mapping[Buffer, Buffer]) -> bool:
 
 @contextmanager
 def elements(k: Kernel, axes: Sequence[tuple[str, Dim]], threads: int = THREADS) -> Generator[tuple[Dim, ...]]:
-    """Run a thread for each point of a box of these axes. Yield the point."""
+    """Run a thread for each point of the box of these axes. Yield the point."""
     with k.grid("b", _num_blocks(axes, threads)) as b, k.threads("t", threads) as t, _point(k, b * threads + t, axes) as point:
         yield point
 
@@ -105,8 +105,8 @@ def _write(k: Kernel, nest: SpatialNest, values: Sequence[Dim]) -> None:
 
 
 def _in_order(stmt: Stmt) -> Stmt:
-    """Schedule a statement that is not an elementwise nest. Iterations of a parallel loop get a block each if they have lanes, else a
-    thread each. Any other statement runs on one thread as it is written."""
+    """Schedule a statement that is not an elementwise nest. If it is a parallel loop, each iteration gets a block if it has loops of lanes,
+    or else a thread. One thread runs any other statement as it is written."""
     if (lanes := schedule_lanes(stmt)) is not None:
         return lanes
     k = Kernel()

@@ -1,8 +1,8 @@
-"""Schedule loops that are written for the vectors of a CPU: a block runs an iteration of the parallel loop, and its threads are the lanes.
+"""Schedule loops that are written for the vectors of a CPU. A block runs one iteration of the parallel loop, and its threads are the lanes.
 
-One thread runs the statements outside loops of lanes, and buffers of an iteration are in shared memory. Conditions and integers around a
-loop of lanes are the same for all threads: one thread stores them, and all threads read them after a barrier, before their operands can
-change.
+One thread runs the statements that are outside loops of lanes. Buffers of an iteration are in shared memory. A condition or an integer
+around a loop of lanes must be the same for all threads, although statements inside may change its operands. So one thread computes and
+stores it, and all threads read it after a barrier.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from compiler.ir.loops.scalars import Load, Scalar, dtype_of
 from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, When
 from compiler.ir.loops.visit import loads, map_stmt, rename_buffers, rewrite_dims, sequence, statements, walk_stmts
 
-MOST_BYTES = 40 << 10  # largest number of bytes of shared memory that a block uses
+MOST_BYTES = 40 << 10  # most bytes of shared memory that a block uses
 MOST_LANES = 1024
 ZERO = Dim.of(0)
 
 
 def schedule_lanes(stmt: Stmt) -> Stmt | None:
-    """Schedule a parallel loop around loops of lanes in blocks and threads. Return None for anything else."""
+    """Schedule a parallel loop that contains loops of lanes, in blocks and threads. Return None for any other statement."""
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL or not _has_lanes(stmt.body):
         return None
     inner = [s for s in walk_stmts(stmt.body) if isinstance(s, For)]
@@ -45,7 +45,7 @@ class _Lanes:
     num_bytes: int = field(default=0)
 
     def block(self, stmt: Stmt) -> Stmt:
-        """Convert a statement that all threads of a block run together."""
+        """Convert a statement outside loops of lanes, which all threads of a block run together."""
         if not _has_lanes(stmt):
             return _by_one(stmt)
         match stmt:
@@ -68,7 +68,7 @@ class _Lanes:
 
     def _sequence(self, stmts: Sequence[Stmt]) -> Stmt:
         done: list[Stmt] = []
-        alone: list[Stmt] = []  # consecutive statements that one thread runs
+        alone: list[Stmt] = []  # consecutive statements without loops of lanes, which one thread runs
         for stmt in stmts:
             if not _has_lanes(stmt):
                 alone.append(stmt)
@@ -99,6 +99,6 @@ def _by_one(stmt: Stmt) -> Stmt:
 
 
 def serial(stmt: Stmt) -> Stmt:
-    """Make the parallel and vector loops of a CPU serial. Their iterations are independent."""
+    """Make the parallel and vector loops of a statement serial. This is correct because their iterations are independent."""
     kinds = (LoopKind.PARALLEL, LoopKind.VECTOR)
     return map_stmt(stmt, lambda s: replace(s, kind=LoopKind.SERIAL) if isinstance(s, For) and s.kind in kinds else s)

@@ -6,15 +6,15 @@
       for thread t { the epilogue of its elements of c }
     }
 
-For up to FEW rows, a block has all rows and few columns, so that many blocks read the weights in parallel. The tile is as low as the number
-of rows allows. For more rows a block has 64 of them and, if an element needs one accumulator, twice as many columns. Every tile sums in the
-same order, so the bits of a row do not depend on other rows.
+For up to FEW rows, a block computes all rows and few columns, so that many blocks read the weights in parallel. Its tile is the lowest that
+has enough rows. For more rows, a block computes 64 of them and, if an element needs only one accumulator, twice as many columns. Every tile
+sums in the same order, so the bits of a row do not depend on other rows.
 
-If rows choose one of several matrices, a block computes a run: neighbouring rows with the same choice, at most HEIGHTS[-1] of them, none
-beyond the next multiple of HEIGHTS[-1]. There is a block for each row; blocks of rows that begin no run do nothing. There are fewest runs
-if rows with equal choices are adjacent.
+If rows choose one of several matrices, a block computes a run: adjacent rows with the same choice, all in the same HEIGHTS[-1] rows. There
+is a block for each row, and the block does nothing unless its row begins a run. There are fewest runs if rows with equal choices are
+adjacent.
 
-Stages that only read the product's elements (branches.py) replace the epilogue.
+If further stages read the product's elements (branches.py), they replace the epilogue.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from compiler.machine.products import ProductTile, ProductTiles
 
 FEW = 64
 HEIGHTS = (8, 16, 32, 64)
-NARROW = 64  # number of columns of a block with few rows: 16 for each of its warps
+NARROW = 64  # columns of a block with few rows: 16 for each of its four warps
 MOST_SUMS = 2
-ALIGNED = 8  # number of elements of a row that a lane copies at once
+ALIGNED = 8  # elements of a row that a lane copies at once
 ZERO = Dim.of(0)
 
 Point = Mapping[DimVar, Dim]
@@ -80,17 +80,17 @@ class _Operands:
     rows: Load
     weights: Load  # packed
     scale: Load | None
-    group: int  # extent of k that shares a scale
+    group: int  # number of elements along k that share a scale
 
     @property
     def alike(self) -> Hashable:
-        """The parameters that must be equal for all sums of a product."""
+        """The properties that must be equal for all sums of a product."""
         scale = None if self.scale is None else self.scale.buffer.dtype
         return self.rows.buffer, self.rows.indices[:-1], self.group, scale
 
 
 def _operands(s: Contraction, row_axis: DimVar, tile: ProductTile) -> _Operands | None:
-    """Return the operands of a sum, or None unless the columns are packed for the tile and it can copy the rows."""
+    """Return the operands of a sum. Return None if its columns are not packed for the tile, or if the tile cannot copy its rows."""
     if not s.extent.is_const or not tile.takes_rows(s, row_axis):
         return None
     rows = s.rows.value if isinstance(s.rows, Cast) else s.rows
@@ -115,24 +115,24 @@ class _Blocks:
 
     @property
     def apart(self) -> int:
-        """The distance between the two columns of a pair that a branch reads, or 0 without pairs."""
+        """The distance in columns between the two columns of a pair that a branch reads; 0 if no branch reads pairs."""
         return max((b.apart for b in self.branches), default=0)
 
     @property
     def wide(self) -> int:
         """The number of columns of a block with many rows."""
-        in_groups = self.operands[0].group != self.product.extent.const  # if true, each element has two accumulators
+        in_groups = self.operands[0].group != self.product.extent.const  # each element then has two accumulators, for a group and for all
         return NARROW if in_groups else 2 * NARROW // self.num_sums
 
     @property
     def hold_pairs(self) -> bool:
-        """True if a tile of either width contains both columns of each pair."""
+        """Whether tiles of both widths contain both columns of each pair."""
         pair = 2 * self.apart
         whole = self.product.num_columns.is_const and not self.product.num_columns.const % max(1, pair)
         return not pair or (whole and all(not max(w, pair) % min(w, pair) for w in (NARROW, self.wide)))
 
     def column(self, number: Dim, width: int) -> Dim:
-        """Return the first column of the tile with this index."""
+        """Return the first column of the tile with this number."""
         if 2 * self.apart <= width:
             return number * width
         tiles = 2 * self.apart // width
@@ -202,7 +202,7 @@ class _Blocks:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The elements of a block: columns that start at `column`, and `num_rows` rows that start at `first`."""
+    """The part of the product that a block computes: columns from `column`, and `num_rows` rows from row `first`."""
 
     blocks: _Blocks
     c: Array
@@ -212,7 +212,7 @@ class _Place:
     num_rows: Dim
 
     def write_lowest(self, k: Kernel) -> None:
-        """Write the lowest tile that has enough rows."""
+        """Write code that computes the part with the lowest tile that has enough rows."""
         for lower, height in zip((0, *HEIGHTS), HEIGHTS, strict=False):
             if not prove_le(self.num_rows, lower):
                 with k.when(less(lower, self.num_rows) & less(self.num_rows, height + 1)):
@@ -240,7 +240,8 @@ class _Place:
                     self.store(k, op, i, column)
 
     def store(self, k: Kernel, op: Mma, i: Dim, column: Dim) -> None:
-        """Write the nest's store, or the store of the branch that has the column, with the tile's results in place of the sums."""
+        """Write the element of a column, with the tile's results in place of the sums: by the nest's store or, if there are branches, by
+        the branch that has the column."""
         p, half = self.blocks.product, op.columns // 2
         assert p.row_axis is not None
         at = {**self.point, p.row_axis: self.first + i}
@@ -259,7 +260,7 @@ class _Place:
             branch.write(k, self.first + i, own, element)
 
     def element(self, op: Mma, i: Dim, column: Dim) -> Scalar:
-        """Return an element of the product, with sums read from the accumulators that the tile wrote."""
+        """Return an element of the product. It reads the sums from shared memory, where the tile wrote them."""
         p = self.blocks.product
 
         def total(scalar: Scalar) -> Scalar:

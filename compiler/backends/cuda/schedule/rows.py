@@ -1,9 +1,9 @@
-"""Reductions along rows, and the stages that follow them: sums, maxima, softmax, norms. A block computes a row, and one launch runs all
+"""Reductions along rows, with the stages that follow them: sums, maxima, softmax, norms. A block computes a row, and one launch runs all
 stages.
 
     for block b in rows {
       for thread t { reduce elements t, t + THREADS, ... }
-      reduce the results of the threads: by warps, then by halves
+      combine the results of the threads: first those that are a warp apart, then by halves
       for thread t { write elements t, t + THREADS, ... }
     }
 
@@ -28,7 +28,7 @@ from compiler.ir.loops.write import Array, Kernel, halvings, less
 from compiler.ir.prove import prove_divisible
 
 WARP = 32
-# The longest row for each number of threads in a block.
+# (longest row, number of threads of a block for rows up to this length)
 _THREADS = ((8 * WARP, WARP), (2048, 128))
 _MOST_THREADS = 512
 
@@ -47,8 +47,8 @@ def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
 
 
 def _are_read_along(program: RowProgram) -> bool:
-    """Return whether neighbours in a row are neighbours in memory. If they are not, the reference schedule is better: its threads read
-    adjacent memory."""
+    """Return whether each reduction reads adjacent memory along the row. If not, the reference schedule is faster: adjacent threads of it
+    compute adjacent rows, and read adjacent memory."""
     folds = [fold for stage in program.stages for fold in stage.folds]
     return all(any(fold.axes[0][0] in load.indices[-1].vars() for load in loads(fold.value) if load.indices) for fold in folds)
 
@@ -82,7 +82,7 @@ class _Row:
 
     @contextmanager
     def elements(self, length: Dim) -> Generator[Dim]:
-        """Distribute the elements of a row over threads. The elements of a thread are `num_threads` apart."""
+        """Distribute the elements of a row among threads. A thread gets every `num_threads`-th element."""
         with self.k.threads("t", self.num_threads) as t, self.of_thread(t, length) as i:
             yield i
 
@@ -126,7 +126,8 @@ class _Row:
 
 
 def fold_threads(k: Kernel, partial: Array, count: int, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-    """Reduce the results of all threads to partial[0]. First each lane of a warp reduces the elements that are a warp apart."""
+    """Reduce the results of all threads to partial[0]. First, each of the first 32 threads combines the results that are a warp apart; then
+    halves are combined."""
     if count > WARP:
         with k.threads("t", WARP) as t:
             total: Scalar = partial[t]

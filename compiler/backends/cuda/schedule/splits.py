@@ -1,8 +1,8 @@
-"""Parts that schedules of attention on a GPU share: splits of keys, and the online softmax that merges them.
+"""What the schedules of attention on a GPU share: splits of keys, and the online softmax that merges them.
 
-A split is SPLIT keys that begin at a multiple of SPLIT in their sequence. Splits are merged in order. For up to FEW tokens, each split has
-a block of its own, and the last block that finishes merges all splits. For more tokens, a block walks all splits. Both ways compute the
-same, so a token has the same bits in every batch.
+A split is SPLIT keys, beginning at a multiple of SPLIT in their sequence. Splits are merged in order. For up to FEW tokens, each split has
+a block of its own, and the block that finishes last merges all splits of its token. For more tokens, one block computes all splits of a
+token. Both ways compute the same, so a token has the same bits in every batch.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from compiler.ops.attention.kv_cache import PAGE
 F32, I64 = DType.F32, DType.I64
 LOWEST = float("-inf")
 ZERO = const(0.0, F32)
-SPLIT = Arrive.threads  # number of keys in a split, and of threads in a block
-FEW = 8  # largest number of tokens whose splits run in parallel
-MOST_HEADS = 8  # largest number of heads of a block
+SPLIT = Arrive.threads  # number of keys of a split, and of threads of a block
+FEW = 8  # most tokens whose splits run in parallel
+MOST_HEADS = 8  # most heads of a block
 LANES = 16  # number of threads that reduce the scores of a row
 
 State = tuple[Scalar, Scalar, Scalar]  # largest score, sum of weights, sum of weighted values
@@ -32,7 +32,7 @@ State = tuple[Scalar, Scalar, Scalar]  # largest score, sum of weights, sum of w
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """The online softmax of each row over the keys so far."""
+    """An array of online softmaxes. Each is over some of a row's keys."""
 
     top: Array
     weights: Array  # the sum of exp(score - top)
@@ -47,7 +47,7 @@ def join(before: State, behind: State) -> State:
 
 
 class SplitAttention:
-    """Writes the kernel of an attention node. A block computes some heads of one kv head."""
+    """Writes the kernel of an attention node. A block computes some of the query heads of one kv head."""
 
     def __init__(self, node: Attention) -> None:
         self.node, self.k = node, Kernel()
@@ -65,7 +65,7 @@ class SplitAttention:
         return ceil_div(self.tokens if isinstance(source, Ragged) else source.tables.shape[1] * PAGE, SPLIT)
 
     def kept(self, few: Dim, splits: Dim) -> Partial:
-        """Allocate the online softmax of each split, for few tokens, in memory that all blocks see."""
+        """Allocate memory that all blocks see for the softmax of each split, for few tokens."""
         k = self.k
         return Partial(
             k.workspace("tops", few, self.heads, splits),
@@ -74,14 +74,13 @@ class SplitAttention:
         )
 
     def begin(self, h: Dim) -> tuple[Scalar, Scalar]:
-        """Return the largest score and the sum of weights before any key: the values of the sink, if there is one, else those of no
-        keys."""
+        """Return the largest score and the sum of weights before the first key. A sink is like a key with weight 1 and without a value."""
         if self.node.sinks is None:
             return const(LOWEST, F32), ZERO
         return cast(self.k.array(self.node.sinks)[h], F32), const(1.0, F32)
 
     def join_kept(self, t: Dim, h: Dim, j: Dim, splits: tuple[Dim, Dim], kept: Partial) -> None:
-        """Write element `j` of the mean over all splits. `splits` holds the index of the first split and the number of splits."""
+        """Merge all splits, and write element `j` of the mean. `splits` is the index of the first split and the number of splits."""
         k = self.k
         own, after = k.local("own", 3), k.local("after", 3)
         own[0], own[1] = self.begin(h)
@@ -96,14 +95,15 @@ class SplitAttention:
 
     @contextmanager
     def own_elements(self, i: Dim) -> Generator[Dim]:
-        """Loop over the elements of a value that belong to a thread."""
+        """Loop over the elements of a value that a thread computes."""
         with self.k.serial("u", -(-self.size // SPLIT)) as u:
             j = i + u * SPLIT
             with self.k.when(less(j, self.size)):
                 yield j
 
     def fold(self, scores: Array, lanes: Array, result: Array, rows: int, combine: Callable[[Scalar, Scalar], Scalar]) -> None:
-        """Reduce the scores of each row: first a lane reduces the scores at distance LANES, then lanes are folded by halves."""
+        """Reduce the scores of each row. First each lane combines the scores that are LANES apart; then halves of the lanes are
+        combined."""
         k = self.k
         with self._lanes_of(rows, LANES) as (g, lane):
             total: Scalar = scores[g, lane]
@@ -118,7 +118,7 @@ class SplitAttention:
 
     @contextmanager
     def _lanes_of(self, rows: int, count: int) -> Generator[tuple[Dim, Dim]]:
-        """Distribute `count` lanes of each row over threads."""
+        """Distribute `count` lanes of each row among threads."""
         k, at_once = self.k, SPLIT // count
         with k.threads("i", min(rows, at_once) * count) as i, k.serial("m", -(-rows // at_once)) as m:
             g = m * at_once + i // count

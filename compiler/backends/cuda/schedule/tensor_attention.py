@@ -8,12 +8,12 @@
         weights * values -> means in scratch
         joined <- join(joined, means)
       }
-      joined -> out, or memory from which the last block of a token joins its splits
+      joined -> out, or, if splits run in parallel, memory that the last block of the token reads
     }
 
-A row of a block is a token with one of some heads that share a kv head. A block computes a run: as many neighbouring tokens of one sequence
-as fit. A run that fits the lowest tile, such as the token of a decode step, uses that tile. A row joins only the splits in which it sees a
-key, and each split is scored, weighed and summed by row, so other rows do not change the bits of a row.
+A row of a block is a token with one query head; all heads of a block share a kv head. A block computes a run: as many adjacent tokens of
+one sequence as fit. A run that fits the lowest tile, such as the token of a decode step, uses that tile. A row joins only splits in which
+it sees a key, and each row has its own scores, weights and sums, so other rows do not change the bits of a row.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES, bound_layer
 from compiler.ops.attention.plain import capped, relative
 
 I32, BF16 = DType.I32, DType.BF16
-PAGES = SPLIT // PAGE  # number of pages in a split
+PAGES = SPLIT // PAGE  # number of pages of a split
 
 
 def schedule_tensor_attention(prim: PrimFunc) -> PrimFunc | None:
@@ -67,28 +67,28 @@ def schedule_tensor_attention(prim: PrimFunc) -> PrimFunc | None:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """Shared memory of a block. Arrays of rows are as long as the highest tile has rows."""
+    """The arrays in shared memory of a block. Arrays with an element per row have as many elements as the highest tile has rows."""
 
     queries: Array
-    scratch: Array  # scores of a split, then its weights, then its means
+    scratch: Array  # first scores of a split, then its weights, then its means
     lanes: Array
-    joined: Partial  # the softmax of all splits so far
-    found: Partial  # the softmax of the current split; its means are in `scratch`
-    factors: Array  # factor of each row of `joined` and of `found` when they are joined
-    pages: Array  # of the split
-    same: Array  # [tokens + 1]: whether the token belongs to the sequence of the first token
+    joined: Partial  # the softmax over all splits so far
+    found: Partial  # the softmax over the current split, whose means are in `scratch`
+    factors: Array  # the factors of each row of `joined` and of `found` when they are joined
+    pages: Array  # the pages of the split
+    same: Array  # [tokens + 1]: whether the token can be in a run with the first token
     first: Array  # [tokens + 1]: the first position that a token sees; the last element is for rows without a token
     end: Array  # [tokens + 1]: one past the last position that a token sees
-    bounds: Array  # for the run: number of tokens, least `first`, largest `end`, largest `first`, least `end`
-    flags: Array  # for each thread, whether a mean of the split is not finite; flags[0] is set if one of them is
+    bounds: Array  # of the run: number of tokens, least `first`, largest `end`, largest `first`, least `end`
+    flags: Array  # for each thread, whether it found a mean that is not finite; then flags[0], whether any thread did
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A run of neighbouring tokens of one sequence, with some heads."""
+    """A run: adjacent tokens of one sequence, with a group of heads."""
 
     token: Dim  # index of the first token
-    group: Dim  # of heads
+    group: Dim  # index of the group of heads
     sequence: Dim
     layer: Dim
     count: Dim
@@ -106,7 +106,7 @@ class _TensorAttention(SplitAttention):
 
     @property
     def most_tokens(self) -> int:
-        """The largest number of tokens of a run."""
+        """The most tokens of a run."""
         return self.most_rows // self.block_heads
 
     def body(self) -> Stmt:
@@ -154,7 +154,8 @@ class _TensorAttention(SplitAttention):
         return equal(index(t % self.most_tokens), 0) | not_equal(ids[t], ids[dim_max(t - 1, 0)])
 
     def _find_run(self, t: Dim, memory: _Memory) -> None:
-        """Write the positions that the tokens of the run at `t` see. If there are at most FEW tokens, each is a run by itself."""
+        """Find the run that begins at token `t`, and write the positions that its tokens see. With at most FEW tokens, every token is a run
+        of its own."""
         k, node, most = self.k, self.node, self.most_tokens
         assert node.positions is not None
         ids, positions = k.array(node.sequences), k.array(node.positions)
@@ -203,7 +204,7 @@ class _TensorAttention(SplitAttention):
             joined.means[r, j] = 0.0
         with k.threads("r", rows) as r:
             top, weights = self.begin(self._head(run, r))
-            # with few tokens, only the last block of a token begins with the sink
+            # with few tokens, the sink is added only when the last block of a token joins the splits
             joined.top[r] = select(self.is_few, const(LOWEST, F32), top)
             joined.weights[r] = select(self.is_few, ZERO, weights)
         with k.serial("n", run.num_splits) as n:
@@ -220,14 +221,14 @@ class _TensorAttention(SplitAttention):
             self.out[run.token + self._slot(r), self._head(run, r), j] = cast(joined.means[r, j] / joined.weights[r], self.out.dtype)
 
     def _slot(self, r: Dim) -> Dim:
-        """Return the index in the run of the token to which a row belongs."""
+        """Return the index in the run of a row's token."""
         return r // self.block_heads
 
     def _head(self, run: _Run, r: Dim) -> Dim:
         return run.group * self.block_heads + r % self.block_heads
 
     def _keep(self, run: _Run, memory: _Memory, kept: Partial, arrived: Array) -> None:
-        """Write the softmax of a split of a token to memory, from which the last block joins it."""
+        """Write the softmax of one split to memory. The last block of the token then joins all splits."""
         k, t, split, joined = self.k, run.token, run.split, memory.joined
         with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g:
             h = self._head(run, g)
@@ -245,8 +246,9 @@ class _TensorAttention(SplitAttention):
     # --- a split -------------------------------------------------------------------------------------------------------
 
     def _split(self, run: _Run, rows: int, split: Dim, memory: _Memory) -> None:
-        """Join a split to those before. If a mean is not finite, and tokens see different keys of the split, a value may have reached rows
-        that do not see it: 0 * NaN is NaN. Each token is then computed without the keys that it does not see."""
+        """Join a split with the splits before it. If tokens see different keys of the split, and a mean is not finite, a value may have
+        reached a row that does not see it, because 0 * NaN is NaN. Then each token is computed alone, without the keys that it does not
+        see."""
         k, bounds = self.k, memory.bounds
         if rows < 2 * self.block_heads:  # one token
             self._sum(run, rows, split, memory, (index(run.low), index(run.high)), None)
@@ -269,7 +271,7 @@ class _TensorAttention(SplitAttention):
                     self._join(rows, memory)
 
     def _note_not_finite(self, rows: int, memory: _Memory, differ: Scalar) -> None:
-        """Set the first flag if a mean of a row that sees the split is not finite. x - x is 0 only for finite numbers."""
+        """Set flags[0] if a mean is not finite in a row that sees a key of the split. x - x is 0 only for finite numbers."""
         k, found, flags = self.k, memory.found, memory.flags
         with k.threads("i", SPLIT) as i:
             flags[i] = 0
@@ -278,7 +280,8 @@ class _TensorAttention(SplitAttention):
         fold_threads(k, flags, SPLIT, maximum)
 
     def _sum(self, run: _Run, rows: int, split: Dim, memory: _Memory, seen: tuple[Scalar, Scalar], number: Dim | None) -> None:
-        """Write the top, the sum of weights and the means of a split. `number` is 0 for all tokens, or 1 + the only token."""
+        """Compute the softmax of a split: its top, its sum of weights and its means. If `number` is above 0, compute only token `number` -
+        1 of the run."""
         k, source, scratch, found = self.k, self.source, memory.scratch, memory.found
         bounds = (k.let(name, x, source.tables.shape[1] * PAGE) for name, x in zip(("seen_from", "seen_to"), seen, strict=True))
         low, high = (dim_min(dim_max(x - split * SPLIT, 0), SPLIT) for x in bounds)
@@ -299,7 +302,7 @@ class _TensorAttention(SplitAttention):
         k.tile(PageValues(rows, self.size), scratch[0, 0], scratch[0, 0], values, pages, dims=(stride, low, high))
 
     def _mask(self, run: _Run, position: Dim, r: Dim, i: Dim, memory: _Memory, number: Dim | None) -> None:
-        """Finish the score of a key: scale, cap and bias it if the row sees the key, else set it to LOWEST."""
+        """Finish the score of a key. If the row sees the key, scale, cap and bias the score; otherwise set it to LOWEST."""
         k, node, slot, scratch = self.k, self.node, self._slot(r), memory.scratch
         at = index(position)
         sees = (cast(memory.first[slot], I64) <= at) & (at < cast(memory.end[slot], I64))
@@ -315,7 +318,7 @@ class _TensorAttention(SplitAttention):
             scratch[r, i] = LOWEST
 
     def _join(self, rows: int, memory: _Memory) -> None:
-        """Join the current split with the splits before it, in rows that see one of its keys. All other rows have NaN weights."""
+        """Join the current split with the splits before it, in rows that see a key of the split. In other rows its weights are NaN."""
         k, joined, found, factors = self.k, memory.joined, memory.found, memory.factors
         with k.threads("r", rows) as r, k.when(not_equal(found.top[r], LOWEST)):
             top = k.local("new_top", 1)

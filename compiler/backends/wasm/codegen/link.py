@@ -13,7 +13,8 @@ from compiler.bytecode.kernel import KernelCode
 from compiler.codegen.link import LinkedCode, llvm_machine, module_text, optimised
 from compiler.machine.target import Target
 
-# The 128-bit multiplication that LLVM calls to see whether a 64-bit product overflows. Its arguments are halves, the lower one first.
+# The product of two 128-bit integers. LLVM calls this function to find out whether a 64-bit product overflows. Each argument is passed as
+# two halves, the lower one first.
 WIDE_PRODUCT: Final = """
 define hidden void @__multi3(ptr %result, i64 %a, i64 %a.high, i64 %b, i64 %b.high) nounwind {
   %a0 = and i64 %a, 4294967295
@@ -49,7 +50,7 @@ define hidden void @__multi3(ptr %result, i64 %a, i64 %a.high, i64 %b, i64 %b.hi
 
 
 def link(kernels: Iterable[KernelCode], target: Target, extra: str = "") -> LinkedCode:
-    """Link all kernels. `extra` is the LLVM IR of further functions, such as those that compute shapes."""
+    """Link all kernels. `extra` is LLVM IR of further functions, such as those that compute shapes."""
     text = with_interleaving(with_multiply_add(module_text(kernels, target, extra), target))
     if "smul.with.overflow.i64" in text:
         text += WIDE_PRODUCT

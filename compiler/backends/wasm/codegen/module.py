@@ -1,8 +1,8 @@
-"""Link one relocatable object to a module that can be instantiated, without tools on the user's machine.
+"""Link one relocatable object to a WebAssembly module, so that users need no linker.
 
-The module imports from `env` the memory, which has a maximum, and the stack pointer. It exports every function that is not local, and a
-constant global `__heap_base`, the first address after its data. Kernels call no outside functions, so a module has one object and imports
-no function.
+The module imports from `env` a memory with a maximum size, and the stack pointer. It exports every function that is not local, and a
+constant global `__heap_base`: the first address after its data. Kernels call no outside functions, so a module consists of one object and
+imports no function.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from compiler.backends.wasm.codegen.object import (
 from compiler.ir.errors import CompileError
 
 HEAP_BASE: Final = "__heap_base"
-PAGES: Final = 1 << 16  # largest number of pages of a memory: 32-bit pointers cannot address more
+PAGES: Final = 1 << 16  # most pages of a memory, because pointers have 32 bits
 HAS_MAXIMUM: Final = 1
 DATA_BEGIN: Final = 1024  # first address of data; address 0 stays unused
 ALIGNMENT: Final = 64
 _I32, _CONSTANT, _I32_CONST, _END = 0x7F, 0, 0x41, 0x0B
-_PADDED: Final = 5  # number of bytes of an integer that the linker fills in
+_PADDED: Final = 5  # bytes that the object reserves for an integer which the linker fills in
 
 
 def linked(source: WasmObject) -> bytes:
@@ -43,7 +43,7 @@ def linked(source: WasmObject) -> bytes:
     bodies = [bytearray(body) for _, body in source.sections]
     for patch in source.patches:
         place = _filled_in(source, patch)
-        if source.sections[patch.section][0] is not Section.CUSTOM:  # custom sections, such as debug information, are dropped
+        if source.sections[patch.section][0] is not Section.CUSTOM:  # the module has no custom sections, such as debug information
             bodies[patch.section][patch.offset : patch.offset + len(place)] = place
     filled = {kind: bytes(body) for (kind, _), body in zip(source.sections, bodies, strict=True)}
     segments = read_segments(filled.get(Section.DATA, NONE))
@@ -80,7 +80,7 @@ def _filled_in(source: WasmObject, patch: Patch) -> bytes:
 
 
 def _import(item: Import) -> bytes:
-    """Import a memory of at least one page; the host that makes it chooses its size."""
+    """Write an import. A memory must have at least one page; whoever instantiates the module chooses its size."""
     if item.kind is Kind.MEMORY:
         return _memory() + bytes([HAS_MAXIMUM, 1]) + unsigned(PAGES)
     return _name("env") + _name(item.field) + bytes([item.kind]) + item.description
@@ -107,8 +107,8 @@ def _name(text: str) -> bytes:
 
 
 def memory_flags(module: bytes) -> int:
-    """Return the offset of the byte that says what kind of memory a module imports. Set to 3, it declares a memory that threads share; the
-    code is the same."""
+    """Return the offset of the byte that declares the kind of the module's memory. The value 3 declares a memory that threads share;
+    nothing else in the module changes."""
     return module.index(_memory()) + len(_memory())
 
 
@@ -132,5 +132,5 @@ def signed(number: int) -> bytes:
 
 
 def _padded(number: int) -> bytes:
-    """Encode a number in the five bytes that the object reserves for it."""
+    """Encode a number in five bytes, which the object reserves for it."""
     return bytes(number >> 7 * i & 0x7F | (0x80 if i < _PADDED - 1 else 0) for i in range(_PADDED))

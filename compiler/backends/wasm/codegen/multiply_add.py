@@ -1,7 +1,7 @@
-"""a * b + c in WebAssembly: `relaxed_madd`, which engines round once if the CPU does, or a product and a sum.
+"""a * b + c in WebAssembly: `relaxed_madd`, which rounds once if the CPU can, or a product and a sum.
 
-WebAssembly has no instruction for LLVM's `fma`, which must round once. So the kernels call functions of this file instead. `relaxed_madd`
-works on whole registers: vectors are cut into registers, and a scalar takes one by itself.
+LLVM's `fma` must round once, for which WebAssembly has no instruction. So the kernels call the functions of this file instead.
+`relaxed_madd` multiplies whole registers: longer vectors are split into registers, and a scalar fills one lane of a register.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _OURS: Final = "multiply_add"
 
 
 def with_multiply_add(text: str, target: Target) -> str:
-    """Replace `fma` in the text of a module by functions that this file defines."""
+    """Replace calls of LLVM's `fma` in a module's text by calls of functions that this file defines."""
     shapes = sorted({(int(found[1] or 1), found[2]) for found in _CALL.finditer(text)})
     text = _CALL.sub(lambda found: found[0].replace(MULTIPLY_ADD, _OURS), text)
     return "\n\n".join([text, *(_definition(lanes, kind, target) for lanes, kind in shapes)])
@@ -39,7 +39,7 @@ def _definition(lanes: int, kind: str, target: Target) -> str:
 
 
 def _relaxed(code: Code, element: str, lanes: int, per: int) -> str:
-    """Multiply and add `per` lanes at a time. Lanes after the last one are undefined."""
+    """Multiply and add `per` lanes at a time. If the last register has more lanes than are left, those lanes are undefined."""
     whole = -(-lanes // per) * per
     operands = [_widened(code, x, element, lanes, whole) for x in ("%a", "%b", "%c")]
     part, all_ = vec(element, per), vec(element, whole)

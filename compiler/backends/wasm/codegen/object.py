@@ -1,7 +1,7 @@
-"""Read a relocatable WebAssembly object that LLVM wrote, as far as linking needs it.
+"""Read a relocatable WebAssembly object that LLVM wrote: the parts that linking needs.
 
-The format is described in the tool conventions of WebAssembly (Linking.md): the sections of a module, a custom section `linking` with the
-symbols, and a custom section `reloc.NAME` for each section that has places to fill in.
+WebAssembly's tool conventions describe the format (Linking.md): the sections of a module, a custom section `linking` with the symbols, and
+a custom section `reloc.NAME` for each section with places that the linker fills in.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Section(IntEnum):
 
 
 class Kind(IntEnum):
-    """The kind of an import or export. Symbols use other numbers for data and sections (`SymbolKind`)."""
+    """The kind of an import or an export. The kinds of symbols have other numbers (`SymbolKind`)."""
 
     FUNCTION, TABLE, MEMORY, GLOBAL = range(4)
 
@@ -31,7 +31,7 @@ class SymbolKind(IntEnum):
 
 
 class Relocation(IntEnum):
-    """The relocations of kernels. Kernels make no indirect calls, so there is none for the address of a function."""
+    """The relocations that kernels need. Kernels make no indirect calls, so the address of a function is not among them."""
 
     FUNCTION_INDEX_LEB = 0
     MEMORY_ADDR_LEB = 3

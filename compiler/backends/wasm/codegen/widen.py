@@ -1,6 +1,6 @@
-"""Widen 16 bits to the upper half of 32 bits, as bf16 becomes f32, by interleaving lanes with zeros: one instruction per register.
+"""Convert bf16 to f32 in one instruction per register: interleave the lanes with zeros, which moves 16 bits to the upper half of 32.
 
-LLVM compiles `shl (zext x), 16` to two instructions for the lower lanes of a register and, in V8, to three for the upper lanes.
+For `shl (zext x), 16`, LLVM emits two instructions per register of lower lanes and, in V8, three per register of upper lanes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHIFTED: Final = re.compile(
 
 
 def with_interleaving(text: str) -> str:
-    """Replace each widening of a vector in the text of a module by a shuffle with zeros."""
+    """Replace each conversion of a vector from 16 to 32 upper bits, in a module's text, by a shuffle with zeros."""
     return _SHIFTED.sub(_interleaved, text)
 
 
