@@ -29,7 +29,7 @@ class RowStage:
     nest: PerfectNest
     folds: tuple[Reduce, ...]  # folds along the row
     inner: tuple[DimVar, Dim] | None  # axis along which elements are written; None: one number per row
-    keeps: Buffer | None = None  # buffer in which the stage stores the values that it folds, for the last stage to read
+    stored_in: Buffer | None = None  # buffer in which the stage stores the values that it folds, for the last stage to read
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]
     return None
 
 
-def _parted(before: Sequence[PerfectNest], behind: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
+def _parted(before: Sequence[PerfectNest], after: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
     """Match the stages before and after a row of values, which each thread then stores in memory of its own instead of a temporary."""
     line = before[-1].store.buffer
     length = line.shape[-1]
@@ -113,7 +113,7 @@ def _parted(before: Sequence[PerfectNest], behind: Sequence[PerfectNest], tempor
         written = {n.store.buffer for n in moved}
         return _whole_rows(moved, tuple(t for t in temporaries if t in written)) if len(moved) == len(nests) else None
 
-    whole, parts = rows_of(before), rows_of(behind)
+    whole, parts = rows_of(before), rows_of(after)
     if whole is None or parts is None or len(whole.row) != len(line.shape) - 1:
         return None
     same_rows = [extent for _, extent in parts.row[:-1]] == [extent for _, extent in whole.row]
@@ -151,7 +151,7 @@ def with_own_numbers(program: RowProgram, scope: Scope, outer: Mapping[Buffer, B
     return replace(program, stages=tuple(map(moved, program.stages)), temporaries=tuple(own.values()), parts=parts)
 
 
-def keeping(program: RowProgram) -> RowProgram:
+def with_stored_values(program: RowProgram) -> RowProgram:
     """Let a fold store its costly values in the output, and let the last stage read them there instead of computing them again. For
     example, softmax computes each exponential once, for the sum and for the division."""
     *before, last = program.stages
@@ -170,6 +170,6 @@ def keeping(program: RowProgram) -> RowProgram:
         taken = map_scalar(last.nest.store.value, lambda s, v=value: Load(out, at) if same_scalar(s, v) else s)
         if taken is not last.nest.store.value:
             nest = replace(last.nest, store=Store(out, at, taken))
-            done = (*before[:number], replace(stage, keeps=out), *before[number + 1 :], replace(last, nest=nest))
+            done = (*before[:number], replace(stage, stored_in=out), *before[number + 1 :], replace(last, nest=nest))
             return replace(program, stages=done)
     return program

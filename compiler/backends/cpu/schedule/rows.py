@@ -18,7 +18,7 @@ from compiler.backends.cpu.schedule.folds import fold_halves
 from compiler.backends.cpu.schedule.prefetch import NO_PREFETCH, Prefetch
 from compiler.backends.cpu.schedule.softmax import is_softmax, write_softmax
 from compiler.backends.cpu.schedule.spatial import write_vectors
-from compiler.idioms.rows import COMBINE, PARTS, RowProgram, RowStage, keeping, match_rows, with_own_numbers
+from compiler.idioms.rows import COMBINE, PARTS, RowProgram, RowStage, match_rows, with_own_numbers, with_stored_values
 from compiler.idioms.spatial import SpatialNest, write_element
 from compiler.ir.dims import Dim, DimVar, dim_min, product_of
 from compiler.ir.loops.buffers import Buffer, Scope
@@ -35,7 +35,7 @@ def schedule_rows(prim: PrimFunc, width: int) -> PrimFunc | None:
     program = match_rows(prim.body)
     if program is None:
         return None
-    program = keeping(program)
+    program = with_stored_values(program)
     softmax, program = is_softmax(program), with_own_numbers(program, Scope.LOCAL)
     k, axes = Kernel(), [(var.name, extent) for var, extent in program.row]
     with k.parallel("p", product_of([extent for _, extent in axes])) as p:
@@ -112,10 +112,10 @@ class _Rows:
                     prefetch.vector(k, vector.start)
                 with vector.lanes() as (lane, index):
                     value = rewrite_dims(fold.value, {**mapping, axis: index})
-                    if stage.keeps is not None:
-                        kept, place = k.array(stage.keeps), (*point, index)
-                        kept[place] = value
-                        value = kept[place]
+                    if stage.stored_in is not None:
+                        stored, place = k.array(stage.stored_in), (*point, index)
+                        stored[place] = value
+                        value = stored[place]
                     partial[vector.part, lane] = combine(partial[vector.part, lane], value)
             fold_halves(k, partial, combine)
             result[0] = partial[0, 0]

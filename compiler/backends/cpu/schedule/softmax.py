@@ -166,10 +166,10 @@ class _Row:
 
     def add(self, k: Kernel, part: Dim, lane: Dim, index: Dim) -> None:
         value: Scalar = exp(self.element(index) - self.top[lane])
-        if self.total.keeps is not None:
-            kept, place = k.array(self.total.keeps), (*self.point, index)
-            kept[place] = value
-            value = kept[place]
+        if self.total.stored_in is not None:
+            stored, place = k.array(self.total.stored_in), (*self.point, index)
+            stored[place] = value
+            value = stored[place]
         self.sums[part, lane] += value
 
     def element(self, index: Dim) -> Scalar:
@@ -193,13 +193,13 @@ class _Row:
     def write_elements(self, k: Kernel) -> None:
         """Write the elements, the last block first, because that is still in the first-level cache. Exponentials after the full blocks need
         no correction: they are relative to the maximum of the whole row."""
-        nest, kept = self.last.nest, self.total.keeps
+        nest, stored = self.last.nest, self.total.stored_in
 
         def write(store: Store, first: Dim, end: Dim) -> None:
             write_vectors(k, SpatialNest(nest.axes, (), store), self.at(self.last), first, end, self.width)
 
         def corrected(scalar: Scalar) -> Scalar:
-            return scalar * self.change[0] if isinstance(scalar, Load) and scalar.buffer is kept else scalar
+            return scalar * self.change[0] if isinstance(scalar, Load) and scalar.buffer is stored else scalar
 
         if not self.only_full_blocks:
             with k.when(less(self.edge, self.length)):
@@ -207,7 +207,7 @@ class _Row:
         with k.serial("b", self.num_full) as b:
             b = self.num_full - 1 - b
             first = b * self.size
-            if kept is None:
+            if stored is None:
                 write(nest.store, first, first + self.size)
             else:
                 with k.vector(self.width) as lane:

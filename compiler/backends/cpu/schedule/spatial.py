@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 from compiler.backends.cpu.schedule.prefetch import NO_PREFETCH, Prefetch
-from compiler.backends.cpu.schedule.streaming import goes_past_caches, stream
+from compiler.backends.cpu.schedule.streaming import is_streamed, stream
 from compiler.idioms.spatial import Axes, SpatialNest, match_spatial, read_integers, write_element
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min, product_of
 from compiler.ir.loops.statements import Stmt
@@ -86,7 +86,7 @@ def write_vectors(
                 with vector.lanes() as (_, index):
                     write_element(k, store, {**point, inner: index})
 
-    streamed = not read_again and goes_past_caches(nest.axes, store, width)
+    streamed = not read_again and is_streamed(nest.axes, store, width)
     if isinstance(streamed, bool):
         write_full(streamed=streamed)
     else:

@@ -18,7 +18,7 @@ from compiler.machine.intrinsics.stream import LANES, Stream
 LARGE = 64 << 20  # bytes of a large result: more than one process can expect to have in the caches
 
 
-def goes_past_caches(axes: Axes, store: Store, width: int) -> Scalar | bool:
+def is_streamed(axes: Axes, store: Store, width: int) -> Scalar | bool:
     """Return whether to stream vectors along the last axis, which depends on the number of bytes that all axes write. Return a scalar if
     the kernel knows this number only at run time."""
     size = product_of([extent for _, extent in axes]) * store.buffer.dtype.num_bytes

@@ -51,7 +51,7 @@ class JoinBranches:
 
 
 @dataclass(frozen=True, slots=True)
-class _Family:
+class _Group:
     """A product, and the calls that read its result."""
 
     product: Binding
@@ -67,15 +67,15 @@ class _Joiner:
     def block(self, block: Block, owners: Owners, uses: Mapping[Var, int]) -> Block:
         bindings = list(block.bindings)
         for binding in block.bindings:
-            family = self._family(binding, bindings, uses)
-            joined = None if family is None or not _may_join(family, bindings, owners) else self._joined(family)
-            if family is not None and joined is not None:
-                last = bindings.index(family.readers[-1])
-                bindings[last:last] = _with_results(joined, family.readers)
-                bindings = [b for b in bindings if b.var not in family.views and b not in family.readers]
+            group = self._group(binding, bindings, uses)
+            joined = None if group is None or not _may_join(group, bindings, owners) else self._joined(group)
+            if group is not None and joined is not None:
+                last = bindings.index(group.readers[-1])
+                bindings[last:last] = _with_results(joined, group.readers)
+                bindings = [b for b in bindings if b.var not in group.views and b not in group.readers]
         return block if len(bindings) == len(block.bindings) else Block(tuple(bindings), block.kind)
 
-    def _family(self, product: Binding, bindings: Sequence[Binding], uses: Mapping[Var, int]) -> _Family | None:
+    def _group(self, product: Binding, bindings: Sequence[Binding], uses: Mapping[Var, int]) -> _Group | None:
         """Return the product with its readers. Return None if the binding is not a product, or if a reader does not process elements one by
         one."""
         call = product.value
@@ -95,23 +95,23 @@ class _Joiner:
                 return None
         if not readers or found != sum(uses[view] for view in views):
             return None
-        return _Family(product, frozenset(views), tuple(readers))
+        return _Group(product, frozenset(views), tuple(readers))
 
-    def _joined(self, family: _Family) -> CallTir | None:
-        assert isinstance(family.product.value, CallTir)
-        product = written_out(family.product.value, self.prim(family.product.value))
+    def _joined(self, group: _Group) -> CallTir | None:
+        assert isinstance(group.product.value, CallTir)
+        product = written_out(group.product.value, self.prim(group.product.value))
         (source,) = product.outputs
-        together = _Together(list(product.operands), [], [], list(statements(product.body)))
-        for reader in family.readers:
+        written = _JoinedCall(list(product.operands), [], [], list(statements(product.body)))
+        for reader in group.readers:
             assert isinstance(reader.value, CallTir)
-            together.add(written_out(reader.value, self.prim(reader.value)), family.views, source)
-        scalars = [place for place, _ in together.operands if isinstance(place, ScalarParam)]
-        if len(set(scalars)) != len(scalars) or len(together.operands) > MOST_OPERANDS:
+            written.add(written_out(reader.value, self.prim(reader.value)), group.views, source)
+        scalars = [place for place, _ in written.operands if isinstance(place, ScalarParam)]
+        if len(set(scalars)) != len(scalars) or len(written.operands) > MOST_OPERANDS:
             return None
-        body = Allocate(source, sequence(together.stmts))
-        names = "_".join([product.name, *(reader.value.func for reader in family.readers if isinstance(reader.value, CallTir))])
-        inplace = tuple(together.inplace) if any(i is not None for i in together.inplace) else ()
-        call = self.outliner.call(names, together.operands, tuple(together.outputs), body, inplace=inplace)
+        body = Allocate(source, sequence(written.stmts))
+        names = "_".join([product.name, *(reader.value.func for reader in group.readers if isinstance(reader.value, CallTir))])
+        inplace = tuple(written.inplace) if any(i is not None for i in written.inplace) else ()
+        call = self.outliner.call(names, written.operands, tuple(written.outputs), body, inplace=inplace)
         return call if self.takes(self.prim(call)) else None
 
     def prim(self, call: CallTir) -> PrimFunc:
@@ -127,7 +127,7 @@ def _goes_through_elements(prim: PrimFunc) -> bool:
 
 
 @dataclass(slots=True)
-class _Together:
+class _JoinedCall:
     """The operands, outputs and statements of the joined call."""
 
     operands: list[tuple[Buffer | ScalarParam, Atom]]
@@ -158,19 +158,19 @@ def _element(source: Buffer, shape: Sequence[Dim], indices: Sequence[Dim]) -> Sc
     return Load(source, (indices[0], row_major(indices[1:], shape[1:])))
 
 
-def _may_join(family: _Family, bindings: Sequence[Binding], owners: Owners) -> bool:
+def _may_join(group: _Group, bindings: Sequence[Binding], owners: Owners) -> bool:
     """Return whether all calls can move to the place of the last one. No binding in between may use one of their results or overwrite one
     of their operands, and none of the calls may overwrite memory that another one reads."""
-    results = {reader.var for reader in family.readers}
-    for binding in bindings[bindings.index(family.product) + 1 : bindings.index(family.readers[-1])]:
-        if binding in family.readers or binding.var in family.views:
+    results = {reader.var for reader in group.readers}
+    for binding in bindings[bindings.index(group.product) + 1 : bindings.index(group.readers[-1])]:
+        if binding in group.readers or binding.var in group.views:
             continue
         value = binding.value
         if isinstance(value, If) or results & set(operands(value)):
             return False
         if isinstance(value, CallTir) and any(i is not None for i in value.inplace):
             return False
-    members = [b.value for b in (family.product, *family.readers) if isinstance(b.value, CallTir)]
+    members = [b.value for b in (group.product, *group.readers) if isinstance(b.value, CallTir)]
     for member in members:
         taken = owners.of(*(member.args[i] for i in member.inplace if i is not None))
         if any(taken & owners.of(*other.args) for other in members if other is not member):

@@ -53,20 +53,20 @@ class _Seen:
 class _Attention(SplitAttention):
     def body(self) -> Stmt:
         k, few, splits, groups = self.k, dim_min(self.tokens, FEW), self.most_splits, self.groups
-        kept = self.kept(few, splits)
+        stored = self.allocate_stored(few, splits)
         arrived = k.counters("arrived", FEW, groups)
         many = Dim.of(0) if prove_le(self.tokens, FEW) else self.tokens * groups
         with k.grid("b", dim_max(few * groups * splits, many)) as b:
             with k.when(less(self.tokens, FEW + 1) & less(b, few * groups * splits)):
                 t, group, split = k.unravel(b, [("t", few), ("group", Dim.of(groups)), ("split", splits)])
-                self._attend_to_one(t, group, split, kept, arrived)
+                self._attend_to_one(t, group, split, stored, arrived)
             if many != Dim.of(0):
                 with k.when(less(FEW, self.tokens) & less(b, many)):
                     t, group = k.unravel(b, [("t", self.tokens), ("group", Dim.of(groups))])
                     self._attend_to_all(t, group)
         return k.body()
 
-    def _attend_to_one(self, t: Dim, group: Dim, split: Dim, kept: Partial, arrived: Array) -> None:
+    def _attend_to_one(self, t: Dim, group: Dim, split: Dim, stored: Partial, arrived: Array) -> None:
         k, seen = self.k, self._seen(t)
         with k.when(less_equal(seen.first_split, split) & less(split, seen.first_split + seen.num_splits)):
             found, queries = self._partial("found"), self._load_queries(t, group)
@@ -74,15 +74,15 @@ class _Attention(SplitAttention):
             with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g:
                 h = group * self.block_heads + g
                 with k.when(less(i, 1)):
-                    kept.top[t, h, split] = found.top[g]
-                    kept.weights[t, h, split] = found.weights[g]
+                    stored.top[t, h, split] = found.top[g]
+                    stored.weights[t, h, split] = found.weights[g]
                 with self.own_elements(i) as j:
-                    kept.means[t, h, split, j] = found.means[g, j]
+                    stored.means[t, h, split, j] = found.means[g, j]
             is_last = k.shared("is_last", 1, dtype=DType.I32)
             k.tile(Arrive(), is_last[0], arrived[t, group], dims=(seen.num_splits,))
             last = equal(is_last[0], 1)
             with k.when(last), k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self.own_elements(i) as j:
-                self.join_kept(t, group * self.block_heads + g, j, (seen.first_split, seen.num_splits), kept)
+                self.join_stored(t, group * self.block_heads + g, j, (seen.first_split, seen.num_splits), stored)
 
     def _attend_to_all(self, t: Dim, group: Dim) -> None:
         k, seen = self.k, self._seen(t)
@@ -97,8 +97,8 @@ class _Attention(SplitAttention):
         with k.serial("n", seen.num_splits) as n:
             self._split(seen, t, group, seen.first_split + n, queries, found)
             with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self.own_elements(i) as j:
-                before, behind = (joined.top[g], joined.weights[g], joined.means[g, j]), (found.top[g], found.weights[g], found.means[g, j])
-                joined.means[g, j] = join(before, behind)[2]
+                earlier, later = (joined.top[g], joined.weights[g], joined.means[g, j]), (found.top[g], found.weights[g], found.means[g, j])
+                joined.means[g, j] = join(earlier, later)[2]
             with k.threads("g", self.block_heads) as g:
                 after = k.local("after", 2)
                 after[0], after[1], _ = join((joined.top[g], joined.weights[g], ZERO), (found.top[g], found.weights[g], ZERO))

@@ -34,7 +34,7 @@ def schedule_elements(prim: PrimFunc) -> PrimFunc:
     done: list[Stmt] = []
     for group in _independent(prim, stages(body)):
         nests = [n for stmt in group if (n := match_spatial(stmt)) is not None]
-        done.append(_side_by_side(nests) if nests else _in_order(group[0]))
+        done.append(_in_one_launch(nests) if nests else _in_order(group[0]))
     return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, sequence(done)), {**prim.attrs, "schedule": "elements"})
 
 
@@ -44,14 +44,14 @@ def _independent(prim: PrimFunc, stmts: Sequence[Stmt]) -> list[list[Stmt]]:
     shared = {buffers[a]: buffers[b] for a, b in prim.attrs.get("inplace", ())}  # maps an input to the output that shares its memory
     groups: list[list[Stmt]] = []
     for stmt in stmts:
-        if groups and all(_apart(stmt, other, shared) for other in groups[-1]):
+        if groups and all(_are_independent(stmt, other, shared) for other in groups[-1]):
             groups[-1].append(stmt)
         else:
             groups.append([stmt])
     return groups
 
 
-def _apart(a: Stmt, b: Stmt, shared: Mapping[Buffer, Buffer]) -> bool:
+def _are_independent(a: Stmt, b: Stmt, shared: Mapping[Buffer, Buffer]) -> bool:
     nests = match_spatial(a), match_spatial(b)
     if nests[0] is None or nests[1] is None:
         return False
@@ -81,7 +81,7 @@ def _point(k: Kernel, number: Dim, axes: Sequence[tuple[str, Dim]]) -> Generator
         yield k.unravel(number, axes)
 
 
-def _side_by_side(nests: Sequence[SpatialNest]) -> Stmt:
+def _in_one_launch(nests: Sequence[SpatialNest]) -> Stmt:
     k, axes = Kernel(), [[(var.name, extent) for var, extent in nest.axes] for nest in nests]
     counts = [_num_blocks(each, THREADS) for each in axes]
     if len(nests) == 1:

@@ -63,7 +63,7 @@ def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
         found = [o for o in operands if o is not None]
         if len(found) == len(operands) and len({o.alike for o in found}) == 1:
             k, blocks = Kernel(), _Blocks(product, tile, tuple(found), branches)
-            if not blocks.hold_pairs:
+            if not blocks.fit_pairs:
                 return None
             if product.choice is None:
                 blocks.write(k)
@@ -125,7 +125,7 @@ class _Blocks:
         return NARROW if in_groups else 2 * NARROW // self.num_sums
 
     @property
-    def hold_pairs(self) -> bool:
+    def fit_pairs(self) -> bool:
         """Whether tiles of both widths contain both columns of each pair."""
         pair = 2 * self.apart
         whole = self.product.num_columns.is_const and not self.product.num_columns.const % max(1, pair)

@@ -39,11 +39,11 @@ class Partial:
     means: Array  # the sum of weighted values, by row and element
 
 
-def join(before: State, behind: State) -> State:
+def join(earlier: State, later: State) -> State:
     """Merge two online softmaxes over different keys into the softmax over all these keys."""
-    top = maximum(before[0], behind[0])
-    a, b = exp(before[0] - top), exp(behind[0] - top)
-    return top, fma(behind[1], b, before[1] * a), fma(behind[2], b, before[2] * a)
+    top = maximum(earlier[0], later[0])
+    a, b = exp(earlier[0] - top), exp(later[0] - top)
+    return top, fma(later[1], b, earlier[1] * a), fma(later[2], b, earlier[2] * a)
 
 
 class SplitAttention:
@@ -64,7 +64,7 @@ class SplitAttention:
         source = self.node.keys
         return ceil_div(self.tokens if isinstance(source, Ragged) else source.tables.shape[1] * PAGE, SPLIT)
 
-    def kept(self, few: Dim, splits: Dim) -> Partial:
+    def allocate_stored(self, few: Dim, splits: Dim) -> Partial:
         """Allocate memory that all blocks see for the softmax of each split, for few tokens."""
         k = self.k
         return Partial(
@@ -79,7 +79,7 @@ class SplitAttention:
             return const(LOWEST, F32), ZERO
         return cast(self.k.array(self.node.sinks)[h], F32), const(1.0, F32)
 
-    def join_kept(self, t: Dim, h: Dim, j: Dim, splits: tuple[Dim, Dim], kept: Partial) -> None:
+    def join_stored(self, t: Dim, h: Dim, j: Dim, splits: tuple[Dim, Dim], stored: Partial) -> None:
         """Merge all splits, and write element `j` of the mean. `splits` is the index of the first split and the number of splits."""
         k = self.k
         own, after = k.local("own", 3), k.local("after", 3)
@@ -87,7 +87,7 @@ class SplitAttention:
         own[2] = 0.0
         with k.serial("n", splits[1]) as n:
             split = splits[0] + n
-            found = kept.top[t, h, split], kept.weights[t, h, split], kept.means[t, h, split, j]
+            found = stored.top[t, h, split], stored.weights[t, h, split], stored.means[t, h, split, j]
             after[0], after[1], after[2] = join((own[0], own[1], own[2]), found)
             for i in range(3):
                 own[i] = after[i]

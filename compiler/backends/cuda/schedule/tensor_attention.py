@@ -111,7 +111,7 @@ class _TensorAttention(SplitAttention):
 
     def body(self) -> Stmt:
         k, few, splits, groups = self.k, dim_min(self.tokens, FEW), self.most_splits, self.groups
-        kept, arrived = self.kept(few, splits), k.counters("arrived", FEW, groups)
+        stored, arrived = self.allocate_stored(few, splits), k.counters("arrived", FEW, groups)
         num_blocks = dim_max(few * groups * splits, self.tokens * groups)
         with k.grid("b", num_blocks) as b:
             split, t, group = k.unravel(b, [("split", num_blocks), ("t", self.tokens), ("group", Dim.of(groups))])
@@ -122,10 +122,10 @@ class _TensorAttention(SplitAttention):
                 with k.when(less(run.split, ceil_div(run.high, SPLIT)) & less_equal(run.low // SPLIT, run.split)):
                     fits = less_equal(run.count * self.block_heads, EIGHT)
                     with k.when(fits) if self.most_rows > EIGHT else nullcontext():
-                        self._attend(run, EIGHT, memory, kept, arrived)
+                        self._attend(run, EIGHT, memory, stored, arrived)
                     if self.most_rows > EIGHT:
                         with k.orelse():
-                            self._attend(run, self.most_rows, memory, kept, arrived)
+                            self._attend(run, self.most_rows, memory, stored, arrived)
         return k.body()
 
     def _allocate(self) -> _Memory:
@@ -196,7 +196,7 @@ class _TensorAttention(SplitAttention):
 
     # --- rows ----------------------------------------------------------------------------------------------------------
 
-    def _attend(self, run: _Run, rows: int, memory: _Memory, kept: Partial, arrived: Array) -> None:
+    def _attend(self, run: _Run, rows: int, memory: _Memory, stored: Partial, arrived: Array) -> None:
         k, joined = self.k, memory.joined
         with k.threads("i", SPLIT) as i, k.serial("r", rows) as r, self.own_elements(i) as j:
             token = dim_min(run.token + self._slot(r), self.tokens - 1)
@@ -210,7 +210,7 @@ class _TensorAttention(SplitAttention):
         with k.serial("n", run.num_splits) as n:
             self._split(run, rows, run.split + n, memory)
         with k.when(self.is_few):
-            self._keep(run, memory, kept, arrived)
+            self._store_split(run, memory, stored, arrived)
         with (
             k.orelse(),
             k.threads("i", SPLIT) as i,
@@ -227,21 +227,21 @@ class _TensorAttention(SplitAttention):
     def _head(self, run: _Run, r: Dim) -> Dim:
         return run.group * self.block_heads + r % self.block_heads
 
-    def _keep(self, run: _Run, memory: _Memory, kept: Partial, arrived: Array) -> None:
+    def _store_split(self, run: _Run, memory: _Memory, stored: Partial, arrived: Array) -> None:
         """Write the softmax of one split to memory. The last block of the token then joins all splits."""
         k, t, split, joined = self.k, run.token, run.split, memory.joined
         with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g:
             h = self._head(run, g)
             with k.when(less(i, 1)):
-                kept.top[t, h, split] = joined.top[g]
-                kept.weights[t, h, split] = joined.weights[g]
+                stored.top[t, h, split] = joined.top[g]
+                stored.weights[t, h, split] = joined.weights[g]
             with self.own_elements(i) as j:
-                kept.means[t, h, split, j] = joined.means[g, j]
+                stored.means[t, h, split, j] = joined.means[g, j]
         is_last = k.shared("is_last", 1, dtype=I32)
         splits = run.low // SPLIT, ceil_div(run.high, SPLIT) - run.low // SPLIT
         k.tile(Arrive(), is_last[0], arrived[t, run.group], dims=(splits[1],))
         with k.when(equal(is_last[0], 1)), k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self.own_elements(i) as j:
-            self.join_kept(t, self._head(run, g), j, splits, kept)
+            self.join_stored(t, self._head(run, g), j, splits, stored)
 
     # --- a split -------------------------------------------------------------------------------------------------------
 
@@ -266,11 +266,11 @@ class _TensorAttention(SplitAttention):
                 with k.when(together):
                     starts, ends = (cast(bounds[i], I64) for i in (3, 4))
                     differ = (index(split * SPLIT) < starts) | (ends < minimum(index(run.high), index((split + 1) * SPLIT)))
-                    self._note_not_finite(rows, memory, differ)
+                    self._flag_not_finite(rows, memory, differ)
                 with k.when(~together | equal(memory.flags[0], 0)):
                     self._join(rows, memory)
 
-    def _note_not_finite(self, rows: int, memory: _Memory, differ: Scalar) -> None:
+    def _flag_not_finite(self, rows: int, memory: _Memory, differ: Scalar) -> None:
         """Set flags[0] if a mean is not finite in a row that sees a key of the split. x - x is 0 only for finite numbers."""
         k, found, flags = self.k, memory.found, memory.flags
         with k.threads("i", SPLIT) as i:

@@ -63,14 +63,14 @@ class _PagedAttention:
         splits = self.softmaxes(k.workspace, "split", few, heads, num_splits)
 
         parts = self.parts(few * num_splits)
-        with phase(k, token=split_tokens, split=num_splits, part=parts) as (token, split, part), self.when_apart(k, token):
+        with phase(k, token=split_tokens, split=num_splits, part=parts) as (token, split, part), self.when_not_in_tile(k, token):
             self.store_split(k, token, split, operands.part_of_heads(k, part, parts), splits)
-        with phase(k, token=split_tokens, head=heads) as (token, head), self.when_apart(k, token):
+        with phase(k, token=split_tokens, head=heads) as (token, head), self.when_not_in_tile(k, token):
             self.merge_splits(k, token, head, splits)
         parts = self.parts(num_tokens)
         with phase(k, token=num_tokens - split_tokens, part=parts) as (i, part):
             token = k.let("token", i + split_tokens)
-            with self.when_apart(k, token):
+            with self.when_not_in_tile(k, token):
                 self.attend_token(k, token, operands.part_of_heads(k, part, parts))
         with phase(k, tile=tiles, kv=kv_heads) as (tile, kv), k.when(operands.shares_sequence(tile)):
             self.attend_tile(k, tile, kv)
@@ -80,7 +80,7 @@ class _PagedAttention:
         is faster."""
         return dim_min(self.operands.kv_heads // self.operands.kv_heads_at_once, ceil_div(BUSY, dim_max(1, items)))
 
-    def when_apart(self, k: Kernel, token: Dim) -> AbstractContextManager[None]:
+    def when_not_in_tile(self, k: Kernel, token: Dim) -> AbstractContextManager[None]:
         return k.when(~self.operands.shares_sequence(token // self.operands.tile_tokens))
 
     # --- tokens --------------------------------------------------------------------------------------------------------

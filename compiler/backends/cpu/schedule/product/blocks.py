@@ -38,7 +38,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class NextPart:
     """The part that is read next: its panel, and the k at which it begins."""
 
     panel: Dim
@@ -46,7 +46,7 @@ class Later:
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class LinesAhead:
     """Cache lines that each step of a tile prefetches: `lines` lines of the part that is read next, from line `first`."""
 
     panel: Dim
@@ -75,7 +75,7 @@ class Blocks:
         claims = self.num_columns.const // (FEWEST_CLAIMS * self.tile.shape.columns) if self.num_columns.is_const else 1
         return max(1, min(MOST_TOGETHER // self.num_accumulators, claims))
 
-    def tiles(self, k: Kernel, tiles: Tiles) -> Iterator[tuple[TileOrigin, Part, Ahead]]:
+    def tiles(self, k: Kernel, tiles: Tiles) -> Iterator[tuple[TileOrigin, Part, LinesAhead]]:
         """Yield each tile, once for each part of each panel, with the lines that each of its steps prefetches from the next part."""
         packed = self.tile.format.depth
         lines_of_step = self.tile.depth // packed * 4 * self.tile.shape.columns // LINE_BYTES
@@ -85,10 +85,10 @@ class Blocks:
             share = k.let("share", lines, lines_of_step)
             with k.serial("io", tiles.count) as io:
                 first = io * (part.depth // self.tile.depth) * share
-                ahead = Ahead(later.panel, later.begin // packed, first, share)
+                ahead = LinesAhead(later.panel, later.begin // packed, first, share)
                 yield tiles.claim.tile(panel, tiles.first + io * tiles.rows, tiles.rows), part, ahead
 
-    def parts(self, k: Kernel, claim: Claim) -> Iterator[tuple[Dim, Part, Later]]:
+    def parts(self, k: Kernel, claim: Claim) -> Iterator[tuple[Dim, Part, NextPart]]:
         """Yield all parts of all panels in order: the panel, the part, and the part that is read next. What the caller's `for` writes is
         written three times: for the first part, for the parts after it, and for a shorter last part."""
         size, left, last = Dim.of(self.size), self.extent % self.size, ceil_div(self.extent, self.size) - 1
@@ -101,7 +101,7 @@ class Blocks:
             with k.when(less(0, left * dim_min(self.extent // size, 1))):
                 yield from self._panels(k, claim, Part(self.extent - left, left), Dim.of(1))
 
-    def _panels(self, k: Kernel, claim: Claim, part: Part, is_last: Dim) -> Iterator[tuple[Dim, Part, Later]]:
+    def _panels(self, k: Kernel, claim: Claim, part: Part, is_last: Dim) -> Iterator[tuple[Dim, Part, NextPart]]:
         """Yield one part of k for each panel, together with the part that is read next. Next is the same part of the next panel. After the
         last panel, it is the next part of the first panel. After the last part of k, it is the first part of the panel that follows the
         claim."""
@@ -111,7 +111,7 @@ class Blocks:
             first = claim.panel + is_last * claim.num_panels
             chosen = dim_min(at_end * first + (1 - at_end) * (panel + 1), last_panel)
             begin = part.begin + at_end * (1 - is_last) * part.depth - at_end * is_last * part.begin
-            yield panel, part, Later(k.let("later", chosen, last_panel), begin)
+            yield panel, part, NextPart(k.let("later", chosen, last_panel), begin)
 
 
 def configure(k: Kernel, tile: ProductTile, rows: int) -> None:
@@ -121,7 +121,9 @@ def configure(k: Kernel, tile: ProductTile, rows: int) -> None:
         k.tile(op.configuration)
 
 
-def multiply(k: Kernel, op: ProductOp, sums: Load, rows: Load, columns: Load, part: Part, stride: Dim, ahead: Ahead | None = None) -> None:
+def multiply(
+    k: Kernel, op: ProductOp, sums: Load, rows: Load, columns: Load, part: Part, stride: Dim, ahead: LinesAhead | None = None
+) -> None:
     """Add the products of a part of the contracted axis to `sums`. `stride` is the number of elements from one row to the next."""
     if ahead is None:
         k.tile(op, sums, rows, columns, dims=(part.depth, stride))

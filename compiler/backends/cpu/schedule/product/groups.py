@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import Ahead, Blocks, Part, configure, multiply
+from compiler.backends.cpu.schedule.product.blocks import Blocks, LinesAhead, Part, configure, multiply
 from compiler.backends.cpu.schedule.product.panels import BLOCK_ROWS, Panels, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Element, Point, TileOrigin, local_per_sum
 from compiler.idioms.product import GroupedSum, Product
@@ -74,16 +74,16 @@ class Groups:
     def write_abreast(self, k: Kernel, row: Tiles) -> None:
         """Compute all panels of one sum for a single row, then all panels of the next sum."""
         claim, shape = row.claim, self.tile.shape
-        held = local_per_sum(k, self.product, "held", ABREAST, shape.vectors, shape.lanes)
+        finished = local_per_sum(k, self.product, "held", ABREAST, shape.vectors, shape.lanes)
         configure(k, self.tile, self.num_planes)
-        for s, hold in zip(self.product.sums, held, strict=True):
+        for s, total in zip(self.product.sums, finished, strict=True):
             with row.each(k) as tile:
                 acc = k.local("acc", 1, shape.vectors, shape.lanes)
                 self.write_sum(k, s, tile, acc)
                 with tile.vectors(k) as (v, lane):
-                    hold[tile.panel - claim.panel, v, lane] = acc[ZERO, v, lane]
+                    total[tile.panel - claim.panel, v, lane] = acc[ZERO, v, lane]
         with row.each(k) as tile, tile.elements(k) as (m, v, lane):
-            tile.store(k, (m, v, lane), [hold[tile.panel - claim.panel, v, lane] for hold in held])
+            tile.store(k, (m, v, lane), [total[tile.panel - claim.panel, v, lane] for total in finished])
 
     def write_sum(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
         with tile.elements(k) as at:
@@ -161,7 +161,7 @@ class Groups:
 
     # --- both ------------------------------------------------------------------------------------------------------------
 
-    def add(self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part, ahead: Ahead | None = None) -> None:
+    def add(self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part, ahead: LinesAhead | None = None) -> None:
         """Add the products of a part of k to the exact sums."""
         row = tuple(d.substitute(tile.corner) for d in s.q.indices[:-2])
         rows = Load(s.q.buffer, (*row, ZERO, part.begin))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import Ahead, Blocks, Part, configure, multiply
+from compiler.backends.cpu.schedule.product.blocks import Blocks, LinesAhead, Part, configure, multiply
 from compiler.backends.cpu.schedule.product.panels import BLOCK_ROWS, Panels, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin, local_per_sum
 from compiler.idioms.product import Product
@@ -83,7 +83,7 @@ class Pairs:
     def all_of_k(self) -> Part:
         return Part(ZERO, self.product.extent)
 
-    def add(self, k: Kernel, s: Contraction, acc: Load, tile: TileOrigin, part: Part, ahead: Ahead | None = None) -> None:
+    def add(self, k: Kernel, s: Contraction, acc: Load, tile: TileOrigin, part: Part, ahead: LinesAhead | None = None) -> None:
         """Add the products of a part of k to the accumulators. On a matrix unit, the first part overwrites them."""
         factors = self.tile.factors(s)
         assert factors is not None, s

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import Blocks, Later, Part, configure, multiply
+from compiler.backends.cpu.schedule.product.blocks import Blocks, NextPart, Part, configure, multiply
 from compiler.backends.cpu.schedule.product.panels import Panels
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Point, TileOrigin, local_per_sum
 from compiler.idioms.product import GroupedSum, Product
@@ -68,7 +68,7 @@ class Widened:
         wide = k.local(f"wide{number}", self.tile.block * shape.columns, dtype=DType.I8)
         return WidenedSum(s, exact, wide, k.local(f"planes{number}", rows, dtype=I32))
 
-    def widen(self, k: Kernel, s: WidenedSum, panel: Dim, part: Part, later: Later) -> None:
+    def widen(self, k: Kernel, s: WidenedSum, panel: Dim, part: Part, later: NextPart) -> None:
         panels, multipliers = s.grouped.element.buffers
         depth, group = s.grouped.format.depth, shared_multiplier(s.grouped)
 
