@@ -74,7 +74,8 @@ class Statements(ABC):
             return
         end = self.indices.value(loop.extent)
         if end.lanes > 1:
-            raise CompileError(f"loop {loop.var.name} runs for {loop.extent}, which differs between the lanes of a vector loop around it")
+            where = "which differs between the lanes of the vector loop around it; expected the same extent in every lane"
+            raise CompileError(f"loop {loop.var.name} runs for {loop.extent}, {where}")
         with self.code.loop("0", str(end.value), runs=runs(loop.extent)) as counter:
             self.indices.env[loop.var] = Index(counter, self.code.level)
             self.iteration(loop)
@@ -90,9 +91,13 @@ class Statements(ABC):
     def tile(self, tile: Tile) -> None:
         op = tile.op
         if self.memory.lane is not None:
-            raise CompileError(f"tile {op.name} is inside vector loop {self.memory.lane.name}; a tile has lanes of its own")
+            raise CompileError(
+                f"tile {op.name} is inside vector loop {self.memory.lane.name}; a tile has its own lanes, so write it outside"
+            )
         if not isinstance(op, Intrinsic) or not op.runs_on(self.target):
-            raise CompileError(f"tile {op.name} has no instructions on target {self.target.name}; schedule another one")
+            raise CompileError(
+                f"tile {op.name} has no instructions on target {self.target.name}; choose a tile whose features the target has"
+            )
         for problem in op.problems():
             raise CompileError(f"tile {op.name}: {problem}")
         places = [self.memory.place(o.buffer, o.indices).pointer for o in tile.operands]

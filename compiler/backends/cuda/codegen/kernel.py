@@ -68,7 +68,7 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
     statements.run(stmt)
     counters, blocks = _counters(stmt)
     if not isinstance(blocks, For) or blocks.kind is not LoopKind.BLOCK:
-        raise CompileError("a phase is not a loop over blocks; schedule it first (pass schedule_kernels)")
+        raise CompileError(f"phase {symbol} is not a loop over blocks; schedule it first (pass schedule_kernels)")
     text = ", ".join(filter(None, (parameters.text, f"ptr noalias {COUNTERS}" if counters else "")))
     run = f"define internal void @{name}$run({text}) #1 {{\nentry:\n{code.text()}\n  ret void\n}}"
     symbols = PhaseSymbols(name, f"{symbol}.grid", threads, counters)
@@ -192,7 +192,7 @@ class _Statements(Statements):
 
     def _threads(self, loop: For) -> None:
         if self.in_thread:
-            raise CompileError(f"thread loop {loop.var.name} is inside another thread loop")
+            raise CompileError(f"thread loop {loop.var.name} is inside another thread loop; make one of them serial")
         thread = self._special("tid")
         self.indices.env[loop.var] = Index(thread)
         self.in_thread = True

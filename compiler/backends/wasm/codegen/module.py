@@ -39,7 +39,9 @@ _PADDED: Final = 5  # bytes that the object reserves for an integer which the li
 def linked(source: WasmObject) -> bytes:
     undefined = [s.name for s in source.symbols if s.is_undefined and s.kind in (SymbolKind.FUNCTION, SymbolKind.DATA)]
     if undefined:
-        raise CompileError(f"the kernels call {', '.join(undefined)}, which nothing defines")
+        raise CompileError(
+            f"the kernels call {', '.join(undefined)}, which nothing defines; a kernel may only call functions of its own module"
+        )
     bodies = [bytearray(body) for _, body in source.sections]
     for patch in source.patches:
         place = _filled_in(source, patch)

@@ -125,7 +125,7 @@ class Reader:
 
 def read_object(data: bytes) -> WasmObject:
     if not data.startswith(MAGIC):
-        raise CompileError(f"an object of WebAssembly begins with {MAGIC!r}, this one with {data[:8]!r}")
+        raise CompileError(f"the object begins with {data[:8]!r}; expected a WebAssembly object, which begins with {MAGIC!r}")
     reader = Reader(data[len(MAGIC) :])
     sections: list[tuple[Section, bytes]] = []
     custom: dict[str, bytes] = {}
@@ -203,7 +203,7 @@ def read_segments(section: bytes) -> tuple[Segment, ...]:
 def _segments(reader: Reader) -> Iterator[Segment]:
     for _ in range(reader.unsigned()):
         if (reader.unsigned(), reader.byte()) != (0, 0x41):  # active in memory 0, at an i32.const
-            raise CompileError("a data segment of an object has no constant address")
+            raise CompileError("a data segment of the object has no constant address; expected an i32.const in memory 0")
         begin = reader.signed()
         reader.byte()  # end of the expression
         yield Segment(begin, reader.take(reader.unsigned()))
