@@ -1,6 +1,8 @@
-"""Conversions of f16 for machines without instructions for them, such as WebAssembly: widened exactly, rounded to nearest even.
+"""Conversions of f16 for machines without instructions for them, such as WebAssembly. Widening is exact; rounding is to the nearest f16,
+ties to even.
 
-LLVM would call functions that nothing defines. In the text of a module, f16 becomes i16, and each conversion calls a function of this file.
+LLVM would emit calls of functions that nothing defines. So `with_conversions` edits the text of a module: the type f16 becomes i16, and
+each conversion becomes a call of a function of this file.
 """
 
 from __future__ import annotations
@@ -15,20 +17,20 @@ _CONVERSION: Final = re.compile(
     r"(?P<how>fpext|fptrunc) (?:<(?P<lanes>\d+) x )?(?:half|float)>? (?P<value>\S+) to (?:<\d+ x )?(?:half|float)>?"
 )
 _TYPE: Final = re.compile(r"(?<![%@.\w])half(?![.\w])")
-_SUFFIX: Final = re.compile(r"(?<=\.)(v\d+)f16\b")  # of the names of intrinsics
+_SUFFIX: Final = re.compile(r"(?<=\.)(v\d+)f16\b")  # the type in the names of intrinsics, such as `.v8f16`
 _ELEMENTS: Final = {"fpext": ("i16", "float"), "fptrunc": ("float", "i16")}
 
-SHIFT: Final = 13  # difference of the numbers of bits of the significands
+SHIFT: Final = 13  # the significand of an f32 has this many bits more than that of an f16
 INFINITY: Final = 0x7C00
 QUIET_NAN: Final = 0x7E00
 INFINITE: Final = 0x7F800000  # infinity as f32
-TOO_LARGE: Final = (127 + 16) << 23  # 2^16 as f32: it and everything above becomes infinity
+TOO_LARGE: Final = (127 + 16) << 23  # 2^16 as f32; numbers from 2^16 on become infinity
 LEAST_NORMAL: Final = (127 - 14) << 23  # the least normal f16, 2^-14, as f32
-REBIASED: Final = (127 - 15) << 23  # difference of the biases of the exponents
+REBIASED: Final = (127 - 15) << 23  # the difference of the exponents' biases, at the exponent's place in an f32
 
 
 def with_conversions(text: str) -> str:
-    """Replace the type f16 and its conversions in the text of a module. A text without f16 stays as it is."""
+    """Replace the type f16 and its conversions in the text of a module. Text without f16 stays as it is."""
     used = sorted({(found["how"], int(found["lanes"] or 1)) for found in _CONVERSION.finditer(text) if "half" in found[0]})
     text = _CONVERSION.sub(_called, text)
     text = _SUFFIX.sub(r"\1i16", _TYPE.sub("i16", text))
@@ -55,7 +57,8 @@ def _definition(how: str, lanes: int) -> str:
 def _widened(x: Lanes) -> Lanes:
     wide = x.to("zext", "i32")
     size, sign = (wide & 0x7FFF) << SHIFT, (wide & 0x8000) << 16
-    # A subnormal f32 has the significand of a subnormal f16, so this multiplication by 2^112 is exact for all finite numbers.
+    # The shifted bits are an f32 that is too small by a factor of 2^112. It is subnormal if the f16 is, so the product is exact for all
+    # finite numbers.
     finite = (size.to("bitcast", "float") * 2.0**112).bits
     found = (size | INFINITE).where(size.compare("uge", INFINITY << SHIFT), finite)
     return (found | sign).to("bitcast", "float")
@@ -67,8 +70,8 @@ def _rounded(x: Lanes) -> Lanes:
     sign = (bits >> 16) & 0x8000
     odd = (size >> SHIFT) & 1
     normal = (size - REBIASED + ((1 << (SHIFT - 1)) - 1) + odd) >> SHIFT
-    # The last bit of a number from 0.5 to 1 is worth 2^-24, as in a subnormal f16. So adding 0.5 rounds, and subtracting its bits leaves
-    # the significand.
+    # In an f32 from 0.5 to 1, the last bit is worth 2^-24, as in a subnormal f16. So adding 0.5 rounds to a subnormal f16, and subtracting
+    # the bits of 0.5 leaves its significand.
     small = (size.to("bitcast", "float") + 0.5).bits - (126 << 23)
     beyond = size.const(QUIET_NAN).where(size.compare("ugt", INFINITE), INFINITY)
     found = beyond.where(size.compare("uge", TOO_LARGE), small.where(size.compare("ult", LEAST_NORMAL), normal))

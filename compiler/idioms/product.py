@@ -26,7 +26,8 @@ AnyFold = Reduce | Contraction | GroupedContraction
 
 @dataclass(frozen=True, slots=True)
 class GroupedSum:
-    """One sum of a product of integers: rows of shape [..., planes, k] times weights in a format. It adds up one part per group of k."""
+    """One sum of a product of integers: rows of shape [..., planes, k] times weights in a format. It adds up the exact sums of groups along
+    k, each times a factor."""
 
     node: GroupedContraction
     q: Load  # the load of an element of the first plane
@@ -70,7 +71,7 @@ class GroupedSum:
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Which of several matrices each row multiplies. `index` reads the number of the matrix from memory. The columns of different sums may
-    use different variables for this number: all `names`."""
+    use different variables for this number; `names` has all of them."""
 
     names: tuple[DimVar, ...]
     index: Scalar

@@ -92,8 +92,8 @@ class Panels(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Widened(Format):
-    """Integers of 4 bits in panels, and multipliers [panels, groups, columns]. A weight is the product of its integer and its group's
-    multiplier, rounded to 8 bits."""
+    """Integers of 4 bits in panels, and multipliers [panels, groups, columns]. A weight is its integer times the multiplier of its group,
+    divided by 8 and rounded, which fits in 8 bits."""
 
     panels: Panels
 

@@ -1,8 +1,8 @@
 """Targets: the machines for which the compiler generates code.
 
 A target is defined by its features and not by the name of a CPU: in virtual machines LLVM often detects a wrong name, but the right
-features. A named target is a set of features that many machines have. The target `host` is this machine, with the features that its CPU
-reports.
+features. A named target is a level of capability: a fixed set of features. The target `host` is this machine, with the features that its
+CPU reports.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ Parts = tuple[str, ...]  # the registers that `left` or `right` prepares from on
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One multiply-add of a tile, as functions that emit LLVM IR. `left` broadcasts one 32-bit group of a row to a register. `right` takes
-    a register with one group of each column. The tile prepares each operand once, and `add` then uses the registers in many products."""
+    """One multiply-add of a tile, as functions that emit LLVM IR. A group is the neighbours along k that fill 32 bits. `left` broadcasts
+    one 32-bit group of a row to a register. `right` takes a register with one group of each column. The tile prepares each operand once,
+    and `add` then uses the registers in many products."""
 
     lanes: int
     left: Callable[[Code, str], Parts]
@@ -23,7 +24,7 @@ class Step:
     bits: int = 8  # most bits of the right operand's integers with which the sums are exact
     signed: bool = False  # whether the bytes of the right operand are signed; those of the left operand always are
     halves: Halves | None = None  # functions that replace `add` where a tile adds many products; None: there are none
-    unrolled: int = 4  # loads of each right register per iteration, for tiles of several rows; all of them may be in registers at once
+    unrolled: int = 4  # loads of each column register per iteration, in tiles of several rows; all of them may be in registers at once
     # With a single row, finish the products of each load before the next load, and keep constants in registers. Without this, LLVM orders
     # the products by accumulator, which needs more registers.
     in_order: bool = False

@@ -12,9 +12,9 @@ RELAXED = frozenset(["relaxed-simd"])  # the feature of relaxed_madd and relaxed
 _SIMD = frozenset(["simd128"])
 
 
-# Engines differ in the results of relaxed_dot if right operands have 8 bits, but all are exact for up to 7 bits. The step limits registers,
-# because engines on x86 have only 16: two loads per iteration leave room for eight sums, and a single row, with its four sums, finishes the
-# products of one load before the next.
+# Engines differ in the results of relaxed_dot if right operands have 8 bits, but all are exact for up to 7 bits. The step uses few
+# registers, because engines on x86 have only 16: two loads per iteration leave room for eight sums, and a single row, with its four sums,
+# finishes the products of one load before the next.
 SIGNED_BY_SMALL = signed_by_small(
     LANES, "llvm.wasm.relaxed.dot.i8x16.i7x16.signed", "llvm.wasm.dot", RELAXED, unsigned_first=False, unrolled=2, in_order=True
 )

@@ -3,7 +3,7 @@
 A kernel has phases: the statements of the body's top-level `Seq`, between which the runtime puts barriers. If the outermost loops of a
 phase are parallel, the runtime distributes their iterations; any other phase is a single iteration. Phase K becomes three functions:
 
-    name.pK        void (ptr buffers, ptr dims, i64 begin, i64 end)               loads the arguments from arrays, and calls
+    name.pK        void (ptr buffers, ptr dims, i64 begin, i64 end)               loads the arguments from arrays, calls .run
     name.pK.run    void (ptr noalias b0, ..., i64 n, ..., i64 begin, i64 end)     runs the iterations begin .. end - 1
     name.pK.grid   i64 (ptr dims)                                                 returns the number of iterations
 

@@ -66,7 +66,7 @@ def _wider(given: Type) -> TensorType:
     return replace(given, shape=(*given.shape[:-1], given.shape[-1] + LINE_BYTES // given.dtype.num_bytes))
 
 
-# --- which rows --------------------------------------------------------------------------------------------------------
+# --- the rows to pad --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,7 @@ class _Row:
     def at(self, stage: RowStage) -> Mapping[DimVar, Dim]:
         return dict(zip(stage.nest.vars, self.point, strict=False))
 
-    # --- what follows --------------------------------------------------------------------------------------------------
+    # --- the last stage -----------------------------------------------------------------------------------------------
 
     def write_numbers(self, k: Kernel) -> None:
         """Write the maximum of the row, and the number that the program computes from its sum."""

@@ -2,7 +2,7 @@
 
 A kernel has phases: the statements of the body's top-level `Seq`, each of which is a launch. Phase K becomes three functions:
 
-    name$pK         void (ptr record)                                        on the GPU: loads the arguments from the record, and calls
+    name$pK         void (ptr record)                                        on the GPU: loads the arguments from the record, calls $run
     name$pK$run     void (ptr noalias b0, ..., i64 n, ..., ptr counters)     on the GPU: runs the statement
     name.pK.grid    i64 (ptr dims)                                           on the host: returns the number of blocks
 

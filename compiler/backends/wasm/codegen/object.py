@@ -186,7 +186,7 @@ def _symbol(reader: Reader, imported: dict[Kind, list[str]]) -> Symbol:
         name = reader.name()
         if not is_undefined:
             index, offset = reader.unsigned(), reader.unsigned()
-            reader.unsigned()  # its size
+            reader.unsigned()  # the size of the data
     else:
         index = reader.unsigned()
         if kind is not SymbolKind.SECTION and (not is_undefined or flags & _EXPLICIT_NAME):
