@@ -54,7 +54,7 @@ def module_text(kernels: Iterable[KernelCode], target: Target, extra: str = "", 
     math = set[tuple[Fn, int]]().union(*(k.math for k in kernels))
     parts = [*(k.text for k in kernels), extra, *vector_math.definitions(math, target)]
     text = "\n\n".join(p for p in parts if p) + f"\n\n{attributes}\n"
-    return text if target.halves else with_conversions(text)
+    return text if target.has_f16 else with_conversions(text)
 
 
 def optimised(text: str, target: Target) -> llvm.ModuleRef:

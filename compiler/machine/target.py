@@ -31,8 +31,8 @@ class Target:
     features: frozenset[str]  # LLVM's names
     vector_bits: int  # width of the widest registers with arithmetic
     system: str = LINUX  # vendor, system and ABI: the part of LLVM's triple after the architecture
-    fused: bool = True  # whether an instruction multiplies and adds with one rounding
-    halves: bool = True  # whether instructions convert f16
+    has_fma: bool = True  # whether an instruction multiplies and adds with one rounding
+    has_f16: bool = True  # whether instructions convert f16
     relocation: str = "pic"  # LLVM's relocation model
     code_model: str = "default"
     abi: str = ""  # LLVM's name for how calls pass floats, where the triple leaves this open
@@ -78,8 +78,8 @@ _RISCV: Final = frozenset(["m", "a", "f", "d", "c"])
 _WASM: Final = frozenset(["simd128", "bulk-memory", "mutable-globals", "nontrapping-fptoint", "sign-ext"])
 
 
-def _wasm(name: str, features: frozenset[str], *, fused: bool) -> Target:
-    return Target(name, "wasm32", features, 128, system="unknown-unknown", fused=fused, halves=False, relocation="static")
+def _wasm(name: str, features: frozenset[str], *, has_fma: bool) -> Target:
+    return Target(name, "wasm32", features, 128, system="unknown-unknown", has_fma=has_fma, has_f16=False, relocation="static")
 
 
 def _gpu(name: str, ptx: str) -> Target:
@@ -101,10 +101,10 @@ NAMED: Final = {
         Target("aarch64-dotprod", "aarch64", _NEON_DOT, 128),
         Target("aarch64-i8mm-bf16", "aarch64", _NEON_BF16, 128),
         Target("aarch64-android", "aarch64", _NEON_DOT, 128, system="linux-android"),
-        Target("riscv64", "riscv64", _RISCV, 128, halves=False, code_model="medium", abi="lp64d"),
-        Target("riscv64-v", "riscv64", _RISCV | {"v"}, 128, halves=False, code_model="medium", abi="lp64d"),
-        _wasm("wasm-simd128", _WASM, fused=False),
-        _wasm("wasm-relaxed", _WASM | {"relaxed-simd"}, fused=True),
+        Target("riscv64", "riscv64", _RISCV, 128, has_f16=False, code_model="medium", abi="lp64d"),
+        Target("riscv64-v", "riscv64", _RISCV | {"v"}, 128, has_f16=False, code_model="medium", abi="lp64d"),
+        _wasm("wasm-simd128", _WASM, has_fma=False),
+        _wasm("wasm-relaxed", _WASM | {"relaxed-simd"}, has_fma=True),
         _gpu("sm_80", "ptx74"),
         _gpu("sm_89", "ptx84"),
         _gpu("sm_90a", "ptx84"),

@@ -1,4 +1,4 @@
-"""The CPU back end: passes and schedules, LLVM IR, an object file."""
+"""The CPU back end: it schedules loop nests, emits them as LLVM IR, and links an object file."""
 
 from __future__ import annotations
 

@@ -118,21 +118,21 @@ class _Panel:
         self.vectors = range(self.columns // step.lanes)
         self.halves = 8 // self.bits
         self.words = op.row_dtype.num_bytes  # number of 32-bit words that four neighbours along k of a row fill
-        self.apart = self.halves == 2 and self.rows * len(self.vectors) <= FEW and step.bits == 8 and not step.signed
-        # The instruction wants signed bytes, so `_half` subtracts 128 from the bytes of the panel. At the end, 128 times the sum of each
-        # row's elements is added again.
-        self.moved = step.signed and self.bits == 8
+        self.separate_halves = self.halves == 2 and self.rows * len(self.vectors) <= FEW and step.bits == 8 and not step.signed
+        # The instruction multiplies signed bytes, so `_half` subtracts 128 from the bytes of the panel. At the end, 128 times the sum of
+        # each row's elements is added again.
+        self.is_shifted = step.signed and self.bits == 8
         self.in_order = step.in_order and self.rows == 1 and step.halves is not None
 
     def run(self) -> None:
         code, step = self.code, self.step
         places = [(i, j) for i in range(self.rows) for j in self.vectors]
-        totals = {(*place, part): code.alloca(self.vector) for place in places for part in range(2 if self.apart else 1)}
+        totals = {(*place, part): code.alloca(self.vector) for place in places for part in range(2 if self.separate_halves else 1)}
         for (i, j, part), total in totals.items():
             begin = "zeroinitializer" if part else self._load(self._accumulator(i, j))
             code.do(f"store {self.vector} {begin}, ptr {total}")
         element = "i16" if self.words == 2 else "i8"
-        added = [code.alloca(self.vector) for _ in range(self.rows if self.moved else 0)]
+        added = [code.alloca(self.vector) for _ in range(self.rows if self.is_shifted else 0)]
         for place in added:
             code.do(f"store {self.vector} zeroinitializer, ptr {place}")
         rows = [code.op(f"getelementptr {element}, ptr {self.a}, i64 {self._times(self.stride, i)}") for i in range(self.rows)]
@@ -148,7 +148,7 @@ class _Panel:
                 code.do(f"store {self.vector} {step.halves.widen(code, self._load(total), some)}, ptr {total}, align 4")
         for i, j in places:
             value = self._load(totals[i, j, 0])
-            if self.apart:
+            if self.separate_halves:
                 upper = code.op(f"ashr {self.vector} {self._load(totals[i, j, 1])}, {splat('4', 'i32', step.lanes)}")
                 value = code.op(f"add {self.vector} {value}, {upper}")
             if added:
@@ -183,7 +183,7 @@ class _Panel:
                     ones = step.right(code, splat(str(0x01010101), "i32", step.lanes))
                     self._add(added[i], gathered, left, ones)
                 for j in self.vectors:
-                    self._add(totals[i, j, half if self.apart else 0], gathered, left, right[j])
+                    self._add(totals[i, j, half if self.separate_halves else 0], gathered, left, right[j])
 
     def _left(self, place: str) -> Parts:
         """Load four neighbours along k of a row of a, and prepare them as left operands."""
@@ -204,8 +204,8 @@ class _Panel:
         their sums are then 16 times too large, and `run` divides them."""
         lanes = self.step.lanes
         if self.bits == 8:
-            return self.code.op(f"xor {self.vector} {words}, {splat(str(0x80808080 - 2**32), 'i32', lanes)}") if self.moved else words
-        if half and self.apart:
+            return self.code.op(f"xor {self.vector} {words}, {splat(str(0x80808080 - 2**32), 'i32', lanes)}") if self.is_shifted else words
+        if half and self.separate_halves:
             return self.code.op(f"and {self.vector} {words}, {splat(str(0xF0F0F0F0 - 2**32), 'i32', lanes)}")
         if half:
             words = self.code.op(f"lshr {self.vector} {words}, {splat('4', 'i32', lanes)}")

@@ -18,7 +18,7 @@ from compiler.ir.loops.statements import For, LoopKind, Store
 from compiler.machine.target import host
 
 ALL = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
-TARGET = replace(host(), halves=False)
+TARGET = replace(host(), has_f16=False)
 LANES = [1, 4, 16]
 
 

@@ -39,7 +39,7 @@ from compiler.machine.target import Target
 GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 COUNTERS = "%counters"
 WARP = 32  # threads of a warp; a thread of a smaller block gets as many registers as a thread of a warp
-ENOUGH_THREADS = 512  # threads that keep a multiprocessor busy; each can then have 128 of its 65,536 registers
+ENOUGH_THREADS = 512  # threads that keep a multiprocessor busy; each can then have 128 of the multiprocessor's 65,536 registers
 _BEGUN = f"""entry:
   %thread = call i32 @llvm.nvvm.read.ptx.sreg.tid.x()
   %block = call i32 @llvm.nvvm.read.ptx.sreg.ctaid.x()

@@ -89,7 +89,7 @@ class _Joiner:
             found += count
             if isinstance(value, Call) and value.op is RESHAPE:
                 views.add(binding.var)
-            elif isinstance(value, CallTir) and _goes_through_elements(self.prim(value)):
+            elif isinstance(value, CallTir) and _is_elementwise(self.prim(value)):
                 readers.append(binding)
             else:
                 return None
@@ -121,7 +121,7 @@ class _Joiner:
         return found
 
 
-def _goes_through_elements(prim: PrimFunc) -> bool:
+def _is_elementwise(prim: PrimFunc) -> bool:
     """Return whether the function computes its elements one by one, without reductions."""
     return all(match_spatial(stage) for stage in stages(prim.body)) and not any(isinstance(s, Fold) for s in walk_scalars(prim.body))
 

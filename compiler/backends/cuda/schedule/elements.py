@@ -32,13 +32,13 @@ def schedule_elements(prim: PrimFunc) -> PrimFunc:
     """Schedule the nest. Each group of independent stages is a phase."""
     temporaries, body = without_allocations(without_products(prim.body))
     done: list[Stmt] = []
-    for group in _independent(prim, stages(body)):
+    for group in _independent_groups(prim, stages(body)):
         nests = [n for stmt in group if (n := match_spatial(stmt)) is not None]
         done.append(_in_one_launch(nests) if nests else _in_order(group[0]))
     return PrimFunc(prim.params, prim.num_outputs, allocated(temporaries, sequence(done)), {**prim.attrs, "schedule": "elements"})
 
 
-def _independent(prim: PrimFunc, stmts: Sequence[Stmt]) -> list[list[Stmt]]:
+def _independent_groups(prim: PrimFunc, stmts: Sequence[Stmt]) -> list[list[Stmt]]:
     """Group adjacent stages that are independent: they write different elements, and do not read what others of their group write."""
     buffers = prim.buffers
     shared = {buffers[a]: buffers[b] for a, b in prim.attrs.get("inplace", ())}  # maps an input to the output that shares its memory

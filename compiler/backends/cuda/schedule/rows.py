@@ -37,7 +37,7 @@ Point = dict[DimVar, Dim]
 
 def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
     program = match_rows(prim.body)
-    if program is None or program.line is not None or not _are_read_along(program):
+    if program is None or program.line is not None or not _reads_along_rows(program):
         return None
     program, k = with_own_numbers(program, Scope.SHARED), Kernel()
     axes = [(var.name, extent) for var, extent in program.row]
@@ -46,7 +46,7 @@ def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
     return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": "rows"})
 
 
-def _are_read_along(program: RowProgram) -> bool:
+def _reads_along_rows(program: RowProgram) -> bool:
     """Return whether each reduction reads adjacent memory along the row. If not, the reference schedule is faster: adjacent threads of it
     compute adjacent rows, and read adjacent memory."""
     folds = [fold for stage in program.stages for fold in stage.folds]

@@ -45,7 +45,7 @@ def test_it_rounds_as_the_target_says(target: Target, tmp_path: Path) -> None:
     for i, (element, lanes) in enumerate(SHAPES):
         (a, b, c), dtype = (floats, np.float32) if element == "float" else (doubles, np.float64)
         fused = [nearest(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)), dtype) for x, y, z in zip(a, b, c, strict=True)]
-        expected = np.array(fused, dtype) if target.fused else a * b + c
+        expected = np.array(fused, dtype) if target.has_fma else a * b + c
         got = np.frombuffer(found, dtype, lanes, 128 * i)
         assert got.tobytes() == expected[:lanes].tobytes(), (element, lanes)
 
