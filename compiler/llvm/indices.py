@@ -123,7 +123,7 @@ class Indices:
         return Index(self.code.hoist(level, text), level, lanes)
 
     def spread(self, x: Index, lanes: int) -> str:
-        """Return the operand as a vector of `lanes`: a scalar is repeated, a vector is returned as it is."""
+        """Return the operand as a vector of `lanes` lanes: a scalar is repeated, and a vector is returned as it is."""
         return str(x.value) if x.lanes == lanes else broadcast(self.code, str(x.value), "i64", lanes, x.level)
 
 

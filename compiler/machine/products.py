@@ -47,7 +47,7 @@ class FloatTile:
     """A tile that multiplies and adds vectors of f32."""
 
     shape: TileShape
-    steps: int = 4  # most steps along k to unroll; they share decoded values, but the columns of each step need registers
+    steps: int = 4  # most unrolled steps along k; steps share decoded values, but each needs registers for its columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,8 +64,8 @@ class _PanelOp(ProductOp):
 
 @tile_op
 class DotPanel(_PanelOp):
-    """dot_panel(c, a, b) dims(k, stride): a product as in product.py. 32 bits of a column hold 4 weights of 8 bits or 8 weights of 4 bits,
-    and k is a multiple of this 4 or 8."""
+    """dot_panel(c, a, b) dims(k, stride): a product as in product.py. 32 bits of a column hold 4 weights of 8 bits or 8 weights of 4 bits.
+    So k must be a multiple of 4 or 8, respectively."""
 
     name: ClassVar[str] = "dot_panel"
     row_dtype: ClassVar[DType] = DType.I8

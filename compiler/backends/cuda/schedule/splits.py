@@ -74,7 +74,8 @@ class SplitAttention:
         )
 
     def begin(self, h: Dim) -> tuple[Scalar, Scalar]:
-        """Return the largest score and the sum of weights before the first key. A sink is like a key with weight 1 and without a value."""
+        """Return the largest score and the sum of weights before the first key. If the head has a sink, these are the sink's score and 1,
+        because a sink is a key without a value."""
         if self.node.sinks is None:
             return const(LOWEST, F32), ZERO
         return cast(self.k.array(self.node.sinks)[h], F32), const(1.0, F32)

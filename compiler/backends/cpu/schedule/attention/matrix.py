@@ -154,7 +154,8 @@ class MatrixUnit:
                 k.tile(InterleavePairs(columns, masked=True), target, source, dims=dims)
 
     def panels(self, k: Kernel) -> Iterator[tuple[Dim, int]]:
-        """Yield the index of each panel of values, and its number of columns. What the caller's `for` writes becomes the body of a loop."""
+        """Yield the index of each panel of values, and its number of columns. The code that the caller's `for` emits becomes the body of a
+        loop."""
         whole, left = divmod(self.size, BLOCK)
         if whole:
             with k.serial("p", whole) as p:

@@ -76,8 +76,8 @@ class _PagedAttention:
             self.attend_tile(k, tile, kv)
 
     def parts(self, items: Dim) -> Dim:
-        """Return into how many work items to cut the heads of a token: the fewest that keep the threads busy, because reading whole pages
-        is faster."""
+        """Return the number of work items into which the heads of a token are divided. It is the smallest number that keeps the threads
+        busy, because reading whole pages is faster."""
         return dim_min(self.operands.kv_heads // self.operands.kv_heads_at_once, ceil_div(BUSY, dim_max(1, items)))
 
     def when_not_in_tile(self, k: Kernel, token: Dim) -> AbstractContextManager[None]:

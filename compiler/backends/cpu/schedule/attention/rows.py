@@ -116,8 +116,8 @@ def prefetch(k: Kernel, cache: Array, layer: Dim, page: HeadPage, half: int, fir
 
 
 def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
-    """Yield register tiles (first row, number of rows) that cover `count` rows: tiles of `most` rows, then tiles of powers of two. What the
-    caller's `for` writes is written once per height of tiles."""
+    """Yield register tiles (first row, number of rows) that cover `count` rows: tiles of `most` rows, then tiles of powers of two. The
+    caller's `for` emits its code once per height of tiles."""
     whole = count // most
     if whole:
         with k.serial("io", whole) as io:

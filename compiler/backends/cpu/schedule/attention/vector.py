@@ -141,7 +141,7 @@ class VectorUnit:
                         values[row + m, first + c, lane] = total[m, c, lane]
 
     def key_steps(self, k: Kernel, page: HeadPage, visible: VisibleRange | None) -> Iterator[KeyStep]:
-        """Loop in steps over the visible keys of a page. What the caller's `for` writes becomes the body of the loop."""
+        """Loop in steps over the visible keys of a page. The code that the caller's `for` emits becomes the body of the loop."""
         step = self.products.step
         if visible is None:
             unrolled = step * UNROLLED

@@ -89,8 +89,8 @@ class Blocks:
                 yield tiles.claim.tile(panel, tiles.first + io * tiles.rows, tiles.rows), part, ahead
 
     def parts(self, k: Kernel, claim: Claim) -> Iterator[tuple[Dim, Part, NextPart]]:
-        """Yield all parts of all panels in order: the panel, the part, and the part that is read next. What the caller's `for` writes is
-        written three times: for the first part, for the parts after it, and for a shorter last part."""
+        """Yield all parts of all panels in order: the panel, the part, and the part that is read next. The caller's `for` emits its code
+        three times: for the first part, for the parts after it, and for a shorter last part."""
         size, left, last = Dim.of(self.size), self.extent % self.size, ceil_div(self.extent, self.size) - 1
         yield from self._panels(k, claim, Part(ZERO, dim_min(self.extent, size)), 1 - dim_min(last, 1))
         if not prove_le(self.extent, 2 * size - 1):
