@@ -89,7 +89,7 @@ def test_a_load_that_does_not_fit_the_card_is_refused(_library: Path, demo_serve
     [
         ("cuda:1", {}, "there is no GPU 1; this machine has 1, numbered from 0"),
         ("cuda", {"driver": 11080}, "the driver is for CUDA 11.8; expected 12.4 or newer"),
-        ("cuda", {"arch": "7.5"}, "compute capability 7.5; it can run none"),
+        ("cuda", {"arch": "7.5"}, "compute capability 7.5 cannot run target 'host'; it can run no target; the lowest one is sm_80"),
     ],
 )
 def test_a_card_that_cannot_serve_is_refused_with_the_reason(
@@ -114,4 +114,7 @@ def test_the_doctor_shows_the_cards(_library: Path, demo_server: DemoServer) -> 
 def test_the_doctor_says_why_a_card_is_too_old(_library: Path, demo_server: DemoServer) -> None:
     said = demo_server.run(BIN / "relaxserve", "doctor", "--json", **SoftwareGpu(_library).environment(arch="7.5"))
     found = json.loads(said)
-    assert len(found["gpus"]) == 1 and "compute capability 7.5; it can run none" in found["gpu_problem"]
+    assert (
+        len(found["gpus"]) == 1
+        and "compute capability 7.5 cannot run target 'host'; it can run no target; the lowest one is sm_80" in found["gpu_problem"]
+    )

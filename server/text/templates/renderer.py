@@ -59,16 +59,19 @@ class Renderer:
             work = pickle.dumps((args, {"variables": variables}))
         except RecursionError as error:
             raise TemplateError("the messages nest too deeply") from error
-        num_lost = 0
+        num_lost = num_late = 0
         async with self._slots:
             for _ in range(MOST_ASKED):
                 answer = await self._ask(work)
-                if len(answer) > len(TAKEN):
+                if answer is not None and len(answer) > len(TAKEN):
                     return msgspec.msgpack.decode(answer[len(TAKEN) :], type=Outcome).result()
                 num_lost += answer == TAKEN
-                if num_lost == 2:
+                num_late += answer is None
+                if num_lost + num_late == 2:
                     break
                 await asyncio.sleep(0.01)  # a process that is being killed may still accept work and never answer
+        if num_late:
+            raise TemplateError(f"the template was not rendered within {PATIENCE_S:g} s because the server is busy; try again later")
         if num_lost < 2:
             raise TemplateError(f"no process could render the template: all {MOST_ASKED} tries failed")
         raise TemplateLimitError(
@@ -76,8 +79,9 @@ class Renderer:
             f"or {SLACK_FACTOR * LIMITS.memory_bytes >> 20} MiB"
         )
 
-    async def _ask(self, work: bytes) -> bytes:
-        """Send the work to a fork. Return TAKEN and its answer, TAKEN alone if it ended without one, or b"" if no fork took the work."""
+    async def _ask(self, work: bytes) -> bytes | None:
+        """Send the work to a fork. Return TAKEN and the fork's answer, TAKEN alone if the fork ended without an answer, b"" if no fork took
+        the work, or None if there was no answer in time."""
         near, far = socket.socketpair()
         try:
             with far:
@@ -99,7 +103,7 @@ class Renderer:
             return b""
         except TimeoutError:
             process.end()
-            return TAKEN
+            return None
         finally:
             writer.transport.abort()
 

@@ -126,6 +126,22 @@ def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert process_of(renderer) != stopped
 
 
+def test_two_late_renderings_are_reported_as_a_busy_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If two processes do not answer in time, the error does not blame the template's use of CPU time and memory."""
+    renderer = Renderer(ChatTemplate(SOURCE, {"bos_token": ""}))
+    monkeypatch.setattr("server.text.templates.renderer.PATIENCE_S", 0.2)
+    start = renderer._started
+
+    def stopped() -> object:
+        process = start()
+        os.kill(process_of(renderer), signal.SIGSTOP)
+        return process
+
+    monkeypatch.setattr(renderer, "_started", stopped)
+    with pytest.raises(TemplateError, match=r"not rendered within 0\.2 s because the server is busy"):
+        asyncio.run(rendered(renderer))
+
+
 def test_the_end_of_the_work_may_come_after_the_work() -> None:
     """The front may close its sending side after the process has read the request. The process once took this for the front's death, and
     the client got a time-out error."""
