@@ -23,7 +23,7 @@ from deploy.bench.synthetic import dtypes_of, shapes_of, synthetic_config
 from runtime.cache_groups import PAGE_SIZE
 
 CONTEXT = 1024
-LAYER_KERNELS = 7  # norm; q k v, rope and append; attention; output; norm; gate and up; down
+LAYER_KERNELS = 7  # norm; q k v with rope and append; attention; output projection; norm; gate and up; down
 
 
 @cache
@@ -53,8 +53,8 @@ def test_a_layer_launches_few_kernels_and_a_step_is_one_graph(format: str) -> No
 
 @pytest.mark.parametrize(("format", "bits"), [("bf16", 16), ("int8", 8 + 32 / 4096), ("int4-128", 4 + 16 / 128)])
 def test_a_step_reads_each_weight_once_and_little_beside_them(format: str, bits: float) -> None:
-    """The prepared weights of a layer take at most 2 % more bytes than its matrices have at `bits` per weight. They take slightly less if
-    channels are longer than 4096, because each channel has one scale."""
+    """The prepared weights of a layer occupy at most 2 % more bytes than its matrices have at `bits` per weight. They occupy slightly less
+    if channels are longer than 4096, because each channel has one scale."""
     with_one, with_two = (planned(format, layers).graph(ENTRY) for layers in (1, 2))
 
     def num_bytes(function: Function) -> float:
@@ -71,8 +71,8 @@ def test_a_step_reads_each_weight_once_and_little_beside_them(format: str, bits:
 @pytest.mark.parametrize("tokens", [1, 64])
 @pytest.mark.parametrize(("format", "bits"), [("bf16", 16), ("int8", 8 + 32 / 4096), ("int4-128", 4 + 16 / 128)])
 def test_a_step_reads_weights_keys_values_and_activations_and_nothing_else(format: str, bits: float, tokens: int) -> None:
-    """A step reads the bytes of its weights, keys, values and activations, within 2 %. Activations are what each part of a layer reads: the
-    residual stream and queries in f32, other rows in bf16."""
+    """A step reads as many bytes as its weights, keys, values and activations have, within 2 %. Activations are the inputs of each part of
+    a layer: the residual stream and queries in f32, other rows in bf16."""
     c = synthetic_config("8b-shape", layers=2)
     sizes = Sizes({"t": tokens, "s": tokens, "r": tokens, "p": CONTEXT // PAGE_SIZE, "pages": 1 << 20}, tokens, CONTEXT)
     found = sum(planned_bytes(built(format, 2), ENTRY, get("sm_80"), sizes).values())

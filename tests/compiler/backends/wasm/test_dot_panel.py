@@ -1,4 +1,4 @@
-"""WebAssembly code for products of bytes is exact, with and without relaxed SIMD."""
+"""The WebAssembly code that multiplies bytes is exact, with and without relaxed SIMD."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ process.stdout.write(new Uint8Array(memory.buffer, 49152, 4096));
 @pytest.mark.parametrize("height", [1, ROWS])
 @pytest.mark.parametrize("target", WASM, ids=lambda t: t.name)
 def test_it_means_what_the_tile_means(target: Target, height: int, bits: int, rows: DType, tmp_path: Path) -> None:
-    """The compiled tile equals the tile's NumPy meaning, also for the largest numbers of both signs."""
+    """The compiled tile computes the same as the tile's definition in NumPy, also for the largest positive and negative numbers."""
     (tmp_path / "m.wasm").write_bytes(link([emit_kernel("tile", tiled(bits, 4, rows, height), target)], target).object)
     chance, kind = np.random.default_rng(4), np.int8 if rows is DType.I8 else np.int16
     a = chance.integers(np.iinfo(kind).min, np.iinfo(kind).max, (height, K), kind, endpoint=True)
@@ -49,12 +49,12 @@ def test_it_means_what_the_tile_means(target: Target, height: int, bits: int, ro
 
 
 def test_a_single_row_multiplies_each_load_before_the_next() -> None:
-    """The code for a single row multiplies the weights of one load before it loads the next. LLVM would order the products by column, and
-    engines would have to keep the whole row in registers."""
+    """The code for a single row multiplies by the weights of one load before it loads the next ones. LLVM would order the products by
+    column, and engines would then have to keep the whole row in registers."""
     target = get("wasm-relaxed")
     text = link([emit_kernel("tile", tiled(4, 4, height=1), target)], target).assembly()
     steps = re.findall(r"v128\.load32_splat|i16x8\.relaxed_dot", text)
-    per_load = 2 * COLUMNS // LANES  # dot products of both halves of the columns that are loaded together
+    per_load = 2 * COLUMNS // LANES  # number of dot products per load: one per vector of each half of the columns
     dots = [i for i, step in enumerate(steps) if "dot" in step]
     assert len(dots) == 4 * per_load
     for load in range(1, 4):

@@ -1,4 +1,4 @@
-"""Helper functions that a WebAssembly module contains in addition to its kernels."""
+"""The helper functions that a WebAssembly module contains besides its kernels."""
 
 from __future__ import annotations
 

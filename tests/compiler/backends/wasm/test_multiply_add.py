@@ -1,4 +1,4 @@
-"""Multiply-add in WebAssembly, with any number of lanes, is rounded only once if the engine has a fused operation."""
+"""Multiply-add in WebAssembly, for any number of lanes. It rounds only once if the engine has a fused operation."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def test_it_rounds_as_the_target_says(target: Target, tmp_path: Path) -> None:
 
 
 def nearest(value: Fraction, dtype: type[np.floating]) -> float:
-    """Return the number of type `dtype` that is nearest to an exact fraction: of the rounded f64 value and its two neighbours."""
+    """Return the number of type `dtype` that is nearest to an exact fraction. The candidates are the fraction rounded by way of f64, and
+    the two neighbours of that number."""
     middle = dtype(float(value))
     around = [np.nextafter(middle, dtype(-np.inf)), middle, np.nextafter(middle, dtype(np.inf))]
     return float(min(around, key=lambda x: abs(Fraction(float(x)) - value)))

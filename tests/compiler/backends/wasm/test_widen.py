@@ -1,4 +1,4 @@
-"""Widening in WebAssembly moves a 16-bit element to the upper half of a 32-bit lane, by interleaving the elements with zeros."""
+"""In WebAssembly, 16-bit elements are widened to the upper halves of 32-bit lanes by a shuffle that interleaves them with zeros."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LLVM code of CPU kernels: compiled loop nests, scheduled or not, compute what the interpreter computes."""
+"""The LLVM code of CPU kernels computes what the interpreter computes, for scheduled and for unscheduled loop nests."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_reductions_meet_nan_and_infinities(run_native: Any, fn: ReduceFn) -> No
 
 @pytest.mark.parametrize("kind", [LoopKind.VECTOR, LoopKind.SERIAL])
 def test_ragged_reduction(run_native: Any, kind: LoopKind) -> None:
-    """Each lane reduces over a length of its own, as in causal attention."""
+    """The extent of a reduction differs from element to element, as in causal attention."""
     x, y = buffer("x", [N, N]), buffer("y", [N])
     r = DimVar("r")
     prim = PrimFunc((x, y), 1, lanes_of(N, 8, lambda i: store(y, [i], Reduce(((r, i + 1),), ReduceFn.SUM, load(x, i, r))), kind))
@@ -349,7 +349,7 @@ def test_tree_reduction_stays_in_registers(run_native: Any) -> None:
 
 
 def test_local_buffers_are_counted_as_stack() -> None:
-    """A kernel's stack size is that of the phase with the most local buffers. Local buffers are aligned to cache lines."""
+    """A kernel reports as its stack size the bytes of its largest phase. Each local buffer of a phase is padded to whole cache lines."""
     y, one = buffer("y", [N]), Const(1.0, F32)
     i = DimVar("i", upper=N - 1)
 
@@ -389,7 +389,7 @@ def test_what_a_short_loop_goes_over_lies_in_registers(run_native: Any) -> None:
 
 
 def test_register_tile(run_native: Any) -> None:
-    """A matrix product that adds outer products keeps its accumulators in registers."""
+    """A matrix product that is computed as a sum of outer products keeps its accumulators in registers."""
     rows, columns, width = 4, 32, 16
     a, b, c = buffer("a", [N, K]), buffer("b", [M // columns, K, columns]), buffer("c", [N, M])
     acc = buffer("acc", [rows, columns], scope=Scope.LOCAL)

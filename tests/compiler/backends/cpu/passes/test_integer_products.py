@@ -1,4 +1,4 @@
-"""Products with quantised weights become products of integers."""
+"""The pass replaces products with quantised weights by products of integers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ WORDS = ProductTiles(FloatTile(ONE), ONE, (ProductTile(DotWords(rows=1, columns=
 
 
 def test_rows_are_quantised_once_for_all_products(becomes: Callable[[Pass, str, str], None]) -> None:
-    """After this pass each product quantises its rows separately. A later pass shares equal quantisations."""
+    """This pass quantises the rows of each product separately. A later pass merges equal quantisations."""
     before = """
         func main(x: f32[n, 64], q: i8[6, 64], s: f32[6, 1], b: f32[6]) -> f32[n, 6] {
           w = dequantize(q, s, bits=8, group=0, dtype="f32")
@@ -56,8 +56,8 @@ def test_rows_are_quantised_once_for_all_products(becomes: Callable[[Pass, str, 
 
 
 def test_rows_that_the_product_lets_round_take_one_plane_in_groups(becomes: Callable[[Pass, str, str], None]) -> None:
-    """If the product tolerates 8-bit rows, rows become one plane of 8 bits with a scale per group of 64, and the weight keeps its scale per
-    channel."""
+    """If the product tolerates 8-bit rows, its rows are quantised to a single plane of 8-bit integers with a scale per group of 64. The
+    weight keeps one scale per channel."""
     before = """
         func main(x: f32[n, 128], q: i8[6, 128], s: f32[6, 1]) -> f32[n, 6] {
           w = dequantize(q, s, bits=8, group=0, dtype="f32")
@@ -83,8 +83,8 @@ def test_rows_that_the_product_lets_round_take_one_plane_in_groups(becomes: Call
 
 @pytest.mark.parametrize(("tiles", "k", "group"), [(WORDS, 128, 0), (BYTES, 96, 0), (BYTES, 128, 64)])
 def test_other_rows_beside_eight_bits_keep_sixteen(tiles: ProductTiles, k: int, group: int) -> None:
-    """Rows keep 16 bits, although the product tolerates 8, if the tile multiplies words, if the length is no multiple of 64, or if weights
-    have a scale per group."""
+    """Although the product tolerates 8-bit rows, its rows are quantised to 16 bits in three cases: the tile multiplies 16-bit integers, the
+    row length is no multiple of 64, or weights have a scale per group."""
     program = f"""
         func main(x: f32[n, {k}], q: i8[6, {k}], s: f32[6, {k // (group or k)}]) -> object {{
           w = dequantize(q, s, group={group}) y = linear(x, w, tolerates="i8") return y
@@ -181,10 +181,10 @@ def test_words_keep_groups_that_are_short_and_lengths_without_parts_stay(stays: 
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_offsets_of_groups_are_subtracted_behind_the_product(tiles: ProductTiles, bits: int, shifted: bool, dtype: str) -> None:
-    """Offsets of weight groups are subtracted after the product. The product has a bias, and the sums of its rows are far from 0, so that a
-    missing offset would show."""
+    """Offsets of weight groups are subtracted after the product. The test has a bias, and the sums of its rows are far from 0, so that it
+    would notice a missing offset."""
     if tiles is WORDS and bits == 4:
-        return  # no tile multiplies 4-bit weights by words
+        return  # no tile multiplies 4-bit weights by 16-bit rows
     rng, holds = np.random.default_rng(0), "i8" if bits == 8 else "u8"
     third = "f32" if shifted else holds
     module = parse(f"""
@@ -209,7 +209,8 @@ def test_offsets_of_groups_are_subtracted_behind_the_product(tiles: ProductTiles
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_scales_and_shifts_in_units_are_decoded_by_the_products(bits: int) -> None:
-    """No function of weights decodes them, so memory holds 6 bits of a scale as 8 and not as 32."""
+    """The product itself decodes scales that are stored as small integers times a unit. If they were decoded when weights are bound, memory
+    would hold 32 bits per scale instead of 8."""
     rng, holds = np.random.default_rng(0), "i8" if bits == 8 else "u8"
     module = parse(f"""
         func main(x: f32[n, 512], weight q: {holds}[64, {64 * bits}], weight s: i8[64, 16], weight su: f16[64, 2],
@@ -250,5 +251,6 @@ def test_rows_that_choose_a_matrix_with_offsets_stay(stays: Callable[[Pass, str]
     ],
 )
 def test_what_does_not_fit_stays(stays: Callable[[Pass, str], None], program: str) -> None:
-    """The pass leaves a product unchanged if its weights are floats, or its length is unknown or no multiple of four."""
+    """The pass leaves a product unchanged if its weights are floats, if the number of columns is unknown, or if the row length is no
+    multiple of four."""
     stays(IntegerProducts(BYTES), program)

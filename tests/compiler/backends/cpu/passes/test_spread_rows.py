@@ -1,5 +1,5 @@
-"""The pass adds one cache line to the stride of rows that only products read. Other tensors keep their strides, and results stay the
-same."""
+"""`spread_rows` adds one cache line to the stride of rows that only products read. Other tensors keep their strides, and the results of the
+program stay the same."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ UNLIKE = ROUNDED.replace("512", "448")
 
 
 def widths(module: IRModule) -> list[int]:
-    """Return the row lengths of those kernel outputs whose rows are longer than the operator's result needs."""
+    """Return the row lengths of all kernel outputs that were padded, that is whose rows are longer than the operator's result needs."""
     bindings = module.graph("main").body.bindings
     types = [t for b in bindings if isinstance(b.value, CallTir) for t in b.value.out]
     return [

@@ -23,13 +23,13 @@ from runtime.session import Session
 assert compiler.ops
 
 ABLE = [t for t in NAMED.values() if t.can_run_here]
-# The host's own target replaces the named target with the most features.
+# All named targets that can run here, except that the host's own target takes the place of the one with the most features.
 HERE = [host(), *(t for t in ABLE if t != max(ABLE, key=lambda t: len(t.features)))]
 
 
 @pytest.fixture
 def kernels() -> Callable[..., dict[str, PrimFunc]]:
-    """`kernels(program, "avx512")` returns the program's scheduled loop nests by name."""
+    """`kernels(program, "avx512")` returns the program's scheduled loop nests, as a dictionary from name to nest."""
 
     def call(program: str, target: str = "avx512") -> dict[str, PrimFunc]:
         module = pipeline(get(target)).until("schedule_kernels")(parse(program))
@@ -41,13 +41,13 @@ def kernels() -> Callable[..., dict[str, PrimFunc]]:
 
 @pytest.fixture(scope="session")
 def compiled(compiled_once: Callable[..., Executable]) -> Callable[[str, Target], Executable]:
-    """Return a function that compiles a program for a target, once for all sizes and tests."""
+    """Return a function that compiles a program for a target. It compiles each program once per target and session of tests."""
     return cache(lambda program, target: compiled_once(parse(program), target))
 
 
 @pytest.fixture(scope="module")
 def session_of(compiled: Callable[[str, Target], Executable]) -> Iterator[Callable[[str, Target, int], Session]]:
-    """`session_of(program, target, num_threads)` returns a session; all tests of a module get the same one for the same arguments."""
+    """`session_of(program, target, num_threads)` returns a session. All tests of a module share the session of equal arguments."""
     with ExitStack() as opened:
 
         @cache
@@ -61,8 +61,8 @@ def session_of(compiled: Callable[[str, Target], Executable]) -> Iterator[Callab
 
 @pytest.fixture
 def agree(session_of: Callable[[str, Target, int], Session]) -> Callable[..., Any]:
-    """`agree(program, *args)` returns the result of `main`, which must be near the interpreter's result and have the same bits on every
-    target, with 1 and with 3 threads."""
+    """`agree(program, *args)` returns the result of `main`. It requires that the result is near the interpreter's, and has the same bits on
+    every target, with 1 and with 3 threads."""
 
     def call(program: str, *args: Any, rtol: float = 2e-5) -> Any:
         results: list[Any] = []

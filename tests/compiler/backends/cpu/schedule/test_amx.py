@@ -1,4 +1,5 @@
-"""Products on AMX (or on its emulation in amx_unit.c) are near the interpreter's, and a row has the same bits in any batch."""
+"""Products on AMX (or on its emulation in amx_unit.c) are near the interpreter's result, and a row of the result has the same bits in any
+batch."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from runtime.executable import Executable
 from runtime.session import Session
 
 ROWS = [1, 2, 8, 15, 16, 17, 32, 33, 64, 65]
-# K has several parts and a remainder. N has several pairs of panels and a remainder. With a single row, a product of SOME columns computes
-# several panels at once, a product of FEW columns one panel at a time.
+# K leaves a remainder after several parts along k, and N after several pairs of panels. With a single row, a product with SOME columns
+# computes several panels at once, and a product with FEW columns one panel at a time.
 K, N, SOME, FEW = 576, 530, 140, 70
 
 PLAIN = f'func main(x: bf16[m, {K}], w: bf16[{N}, {K}]) -> object {{ y = linear(x, w, out_dtype="f32") return y }}'
@@ -56,8 +57,8 @@ PROGRAMS = {
     "int4": (quantised(4, 32, FEW), FEW),
     "int4-64": (quantised(4, 64, 33), 33),
 }
-OF_ROWS = {"bf16": (0,), "gated": (0, 4)}  # program -> indices of its arguments with one entry per row; (0, 3) if missing
-MOST_ROWS = {"bf16": 257, "int4": 545}  # program -> its largest number of rows: a full block of rows and a remainder
+OF_ROWS = {"bf16": (0,), "gated": (0, 4)}  # program -> indices of its arguments with one entry per row; (0, 3) for the other programs
+MOST_ROWS = {"bf16": 257, "int4": 545}  # program -> number of rows: a full block and a remainder
 
 
 def arguments(program: str, rows: int) -> list[Any]:
@@ -129,8 +130,8 @@ func main(x: f32[m, 1024], g: f32[64, 1024]) -> object {
 
 
 def test_rests_of_rows_share_what_was_widened(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
-    """Rows that remain after full tiles are computed in tiles of a smaller power of two, which use the same widened weights. The unit is
-    configured once per height of tiles and part of a panel."""
+    """Rows that remain after full tiles are computed in tiles whose height is a smaller power of two. All heights use the same widened
+    weights. The unit is configured once per tile height and part of a panel."""
     if matrix_unit.library is None:
         pytest.skip("a real unit counts no operations")
     x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((64 + 31, 1024), (64, 1024)))
@@ -140,7 +141,8 @@ def test_rests_of_rows_share_what_was_widened(amx: Target, matrix_unit: Any, com
     steps, parts, claims = 2 * 16, 2 * 2, 2  # two panels; steps of 64 and parts of 512 along k
     assert products == steps * 2 * (2 * 2 + 5)
     assert configured == 6 * (parts + claims)
-    assert loads == steps * (2 * 4 + 5 * 3) + 2 * (2 * 4 + 5 * 2)  # the second part of a panel loads the sums of the first, too
+    # The second part of a panel continues the sums of the first, so it also loads those sums.
+    assert loads == steps * (2 * 4 + 5 * 3) + 2 * (2 * 4 + 5 * 2)
     x[[40, 95 - 1], 7] = 400
     before = matrix_unit.counts
     in_threads(executable, 1, [x, w])
@@ -163,8 +165,8 @@ func main(x: f32[m, 256], g: f32[4096, 256], u: f32[4096, 256]) -> object {
 
 
 def test_kernels_say_what_they_keep_on_the_stack(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
-    """A kernel states how much stack it uses and touches little more. Kernels may need more stack than a thread of the system has, so the
-    runtime provides it."""
+    """A kernel states how much stack it needs, and uses at most slightly more. Since a kernel may need more stack than the system gives a
+    thread, the runtime allocates the stack."""
     executable = compiled(GATED_WIDENED, amx)
     said = executable.meta.stack_bytes
     assert said > 1 << 20
@@ -181,8 +183,8 @@ DEEP = 'func main(x: f32[m, 1024], w: bf16[512, 1024]) -> object { y = linear(x,
 
 
 def test_operands_are_loaded_once_per_product(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
-    """A block of 2 x 2 tiles loads two tiles of rows and two of columns for four products. Accumulators are loaded once per 256 elements of
-    k."""
+    """A block of 2 x 2 tiles loads two tiles of rows and two tiles of columns, and multiplies them in four products. Accumulators are
+    loaded once per 256 elements of k."""
     if matrix_unit.library is None:
         pytest.skip("a real unit counts no operations")
     x, w = (np.random.default_rng(0).normal(size=s).astype(DType.BF16.numpy) for s in ((64, 1024), (512, 1024)))

@@ -1,4 +1,4 @@
-"""Paged attention is near the interpreter's result on every machine, and a row has the same bits in any batch."""
+"""Paged attention is near the interpreter's result on every machine, and the output of a token has the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def run(session_of: Callable[[str, Target, int], Session]) -> Callable[..., NDAr
 
 
 def check_near(found: NDArray[np.float32], meaning: NDArray[np.float32], *, rounded: bool) -> None:
-    """Require that errors are within bounds. `rounded`: queries and weights are rounded to bf16 before they are multiplied, so larger
-    errors are allowed."""
+    """Require that errors are within bounds. `rounded` says that queries and attention weights are rounded to bf16 before they are
+    multiplied, so that larger errors are allowed."""
     error, scale = found - meaning, np.abs(meaning).max()
     assert np.abs(error).max() <= (1e-2 if rounded else 4e-5) * scale
     assert np.sqrt(np.mean(error**2)) <= (3e-3 if rounded else 4e-6) * np.sqrt(np.mean(meaning**2))
@@ -133,8 +133,8 @@ def test_near_the_meaning_and_the_same_bits_everywhere(run: Callable[..., NDArra
 
 @pytest.mark.parametrize("case", CASES[:3], ids=str)
 def test_bits_do_not_depend_on_how_long_other_sequences_are(run: Callable[..., NDArray[np.float32]], case: Case) -> None:
-    """A row has the same bits whether the page tables have room for long sequences or for one split. With one split, threads share the
-    heads of few tokens, and no partial sum goes to the workspace."""
+    """A row has the same bits whether page tables have room for long sequences or for one split only. With room for one split, the threads
+    divide the heads of the few tokens among themselves, and no partial sum goes to the workspace."""
     rows = [(s, p) for p in (0, 31, 200, 255) for s in range(3)]
     args = case.arguments(np.random.default_rng(2), rows)
     beside_long = run(case, args)
@@ -148,12 +148,12 @@ def test_bits_do_not_depend_on_how_long_other_sequences_are(run: Callable[..., N
 
 @pytest.mark.parametrize("case", [Case(8, 2, 64), Case(8, 2, 64, "bf16", window=20)], ids=str)
 def test_tokens_that_a_row_does_not_see_may_hold_anything(run: Callable[..., NDArray[np.float32]], case: Case) -> None:
-    """NaN in keys and values after a row's position or before its window does not reach the row's result, although other rows of its tile
-    read them."""
+    """Keys and values after a row's position or before its window may be NaN: they do not affect the row's result, although other rows of
+    the same tile attend to them."""
     positions = np.arange(64)
     args = case.arguments(np.random.default_rng(3), [(0, p) for p in range(64)])
     clean = run(case, args)
-    page = args[2][0, 2]  # positions 32 to 47; 39 to 41 become NaN
+    page = args[2][0, 2]  # this page has positions 32 to 47, of which 39 to 41 become NaN
     args[1][1, 0, page].reshape(2, 64, 16)[:, :, 7:10] = np.nan
     args[1][1, 1, page].reshape(2, 16, 64)[:, 7:10] = np.nan
     found, sees = run(case, args), (positions >= 39) & (positions <= 41 + (case.window or 64) - 1)
@@ -161,13 +161,13 @@ def test_tokens_that_a_row_does_not_see_may_hold_anything(run: Callable[..., NDA
     assert np.isnan(found[sees]).all() and len(found[~sees]) == (42 if case.window else 39)
 
 
-# --- pairs -------------------------------------------------------------------------------------------------------------
+# --- pairs of bf16 -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", [Case(4, 2, 64, "i8"), Case(4, 2, 64, "f16"), Case(4, 2, 40, "bf16")], ids=str)
 def test_pairs_are_of_bf16(kernels: Callable[..., dict[str, PrimFunc]], case: Case) -> None:
-    """The tile that multiplies pairs of bf16 needs bf16 pages and a head size that is a multiple of 16, and is chosen where f32 is slower.
-    Without it, targets share one schedule."""
+    """The tile that multiplies pairs of bf16 needs bf16 pages and a head size that is a multiple of 16. It is chosen only on targets where
+    products in f32 are slower. All other targets and cases share one schedule."""
     (found,), (elsewhere,) = (kernels(case.program, target).values() for target in ("avx512-bf16-amd", "avx512"))
     assert canonical_text("k", found) == canonical_text("k", elsewhere)
     fits = Case(4, 2, 64, "bf16")
@@ -208,11 +208,11 @@ def test_a_matrix_unit_is_as_near_and_as_stable(run: Callable[..., NDArray[np.fl
 
 
 def test_on_a_matrix_unit_tokens_behind_a_row_may_hold_anything(run: Callable[..., NDArray[np.float32]], amx: Target) -> None:
-    """On a matrix unit too, tokens after a row's position do not reach the row's result: their keys or values are NaN, or their values are
-    infinite, which a weight of 0 would turn into NaN."""
+    """On a matrix unit, too, tokens after a row's position do not affect the row's result. Their keys or values are NaN here, or their
+    values are infinite: infinity times an attention weight of 0 would be NaN."""
     case = Case(8, 2, 64, "bf16")
     args = case.arguments(np.random.default_rng(3), [(0, p) for p in range(64)])
-    clean, page = run(case, args, target=amx), args[2][0, 2]  # positions 32 to 47
+    clean, page = run(case, args, target=amx), args[2][0, 2]  # this page has positions 32 to 47
     for keys, values in ((np.nan, 0.5), (0.5, np.nan), (0.5, np.inf)):
         args[1][1, 0, page].reshape(2, 64, 16)[:, :, 7:] = keys
         args[1][1, 1, page].reshape(2, 16, 64)[:, 7:] = values
@@ -224,8 +224,8 @@ def test_on_a_matrix_unit_tokens_behind_a_row_may_hold_anything(run: Callable[..
 
 @pytest.mark.parametrize("target", ["amx", "avx512-bf16-amd"])
 def test_what_is_scheduled_for_bf16_means_the_same(target: str) -> None:
-    """The scheduled bf16 kernel computes what the program means. The interpreter runs it, so the test includes targets that this machine
-    cannot run."""
+    """The scheduled bf16 kernel computes what the unscheduled program computes. The interpreter runs the kernel, so the test covers targets
+    that this machine cannot run."""
     case = Case(2, 1, 48, "bf16", window=30)
     args = case.arguments(np.random.default_rng(0), [*((0, p) for p in range(20, 36)), (1, 33)])
     scheduled = pipeline(NAMED[target]).until("schedule_kernels")(parse(case.program))
@@ -235,7 +235,7 @@ def test_what_is_scheduled_for_bf16_means_the_same(target: str) -> None:
 
 @pytest.mark.parametrize("case", [Case(4, 2, 64, "i8"), Case(4, 2, 40, "bf16")], ids=str)
 def test_a_matrix_unit_takes_pages_of_bf16(kernels: Callable[..., dict[str, PrimFunc]], case: Case) -> None:
-    """The schedule for matrix units needs bf16 pages and a head size that is a multiple of 16. Without them, AMX gets the schedule of
+    """The schedule for matrix units needs bf16 pages and a head size that is a multiple of 16. In other cases AMX gets the schedule of
     AVX-512."""
     (found,), (elsewhere,) = (kernels(case.program, target).values() for target in ("amx", "avx512"))
     assert canonical_text("k", found) == canonical_text("k", elsewhere)

@@ -1,5 +1,5 @@
-"""Products in which each row chooses a matrix (its expert): a block of rows never has two choices, and a row's result depends on its own
-choice alone."""
+"""Products in which each row chooses a matrix (its expert): the rows of a block all choose the same matrix, and a row's result depends on
+its own choice alone."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_rows_in_order_of_their_choice(agree: Callable[..., Any], m: int, count:
 
 @pytest.mark.parametrize("m", [3, 300])
 def test_rows_in_any_order(agree: Callable[..., Any], m: int) -> None:
-    """Rows may be in any order. Unsorted choices give more blocks than sorted ones would."""
+    """Rows may be in any order. Unsorted choices are divided into more blocks than sorted ones."""
     agree(PLAIN, f32(m, 20), f32(6, 35, 20), choices(m, 6))
 
 
@@ -101,8 +101,8 @@ def test_a_row_has_the_same_bits_whatever_others_choose(agree: Callable[..., Any
 
 @pytest.mark.parametrize(("bits", "group"), [(8, 0), (4, 32)])
 def test_weights_of_integers(agree: Callable[..., Any], kernels: Callable[..., dict[str, PrimFunc]], bits: int, group: int) -> None:
-    """Experts may have quantised weights. Two products with the same choice share a kernel; each expert has panels of its own, and rows are
-    quantised, too."""
+    """Experts may have quantised weights; rows are then quantised, too. Two products whose rows choose the same experts share a kernel, in
+    which each expert has its own panels."""
     held, length, groups = ("i8", 64, 1) if bits == 8 else ("u8", 32, 2)
     text = f"""
         func main(x: f32[m, 64], gate: {held}[3, 40, {length}], up: {held}[3, 40, {length}], s: f32[3, 40, {groups}], chosen: i32[m])
@@ -129,8 +129,8 @@ def test_weights_of_integers(agree: Callable[..., Any], kernels: Callable[..., d
 
 @pytest.mark.parametrize(("text", "tile"), [(PAIRS, "amx_bf16"), (BYTES, "amx_i8_u8")], ids=["pairs", "bytes"])
 def test_blocks_of_a_choice_on_a_matrix_unit(text: str, tile: str) -> None:
-    """On a matrix unit, scheduled blocks of rows with one choice compute what the program means. They process k in parts and prefetch what
-    follows their own panel. The interpreter runs them."""
+    """On a matrix unit, the scheduled kernel computes what the program computes. It multiplies blocks of rows that choose the same matrix,
+    processes k in parts, and prefetches what follows the panel. The interpreter runs the kernel."""
     rng = np.random.default_rng(0)
     x, chosen, bias = f32(72, 128).astype(BF16), np.sort(choices(72, 2)), f32(5, 64)
     if text is BYTES:

@@ -1,4 +1,4 @@
-"""Reductions over vector lanes: their results, and the order of additions."""
+"""Reductions over the lanes of vectors: the result, and the order in which lanes are added."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ F32 = DType.F32
 
 @pytest.mark.parametrize("shape", [(16,), (4, 8)])
 def test_halves_are_added_in_one_order(shape: tuple[int, ...]) -> None:
-    """A reduction adds rows first, then lanes, each time the upper half onto the lower. This order determines how the sum is rounded."""
+    """A reduction first adds rows, then lanes. Each step adds the upper half to the lower half. This order determines how the sum is
+    rounded."""
     values = np.random.default_rng(0).standard_normal(shape, np.float32)
     rows = values.reshape(-1, shape[-1])
     while len(rows) > 1:

@@ -1,5 +1,5 @@
-"""Products of quantised numbers are near the interpreter's, and a row has the same bits in any batch, on every machine that has tiles for
-integers."""
+"""Products of quantised numbers are near the interpreter's result, and a row of the result has the same bits in any batch, on every machine
+that has tiles for integers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from compiler.machine.products import product_tiles
 from compiler.machine.target import NAMED, Target, get, host
 from runtime.session import Session
 
-# CPU features that multiply integers; no other feature changes the results of this file.
+# CPU features with instructions that multiply integers. No other feature changes the results of these tests.
 UNITS = {"avx2", "avxvnni", "avx512vnni", "amx-int8", "dotprod", "i8mm"}
 HERE = list({(t.vector_bits, t.features & UNITS): t for t in (*NAMED.values(), host()) if t.can_run_here}.values())
 FORMATS = [(8, 0), (8, 128), (4, 32), (4, 0)]
-MORE_FORMATS = [(4, 64), (4, 128)]  # (bits, group): a group has two or four times 32 elements
-COARSE = ', tolerates="i8"'  # attribute of products with 8-bit weights: rows may be rounded to 8 bits, too
+MORE_FORMATS = [(4, 64), (4, 128)]  # (bits, group): groups of 64 and 128 elements
+COARSE = ', tolerates="i8"'  # attribute of a product that allows its rows to be rounded to 8 bits
 K = 256
 
 pytestmark = pytest.mark.skipif(
@@ -50,8 +50,8 @@ def plain(bits: int, group: int, n: int, k: int = K, *, more: str = "") -> str:
     """
 
 
-ELEVEN = 11 * 32  # 11 groups of 32: more than a tile starts at once, and a remainder
-WIDE = 11 * 32 - 5  # columns in 11 panels: more than a single row computes at once, and a remainder
+ELEVEN = 11 * 32  # 11 groups of 32 elements of k: a remainder follows the groups that a tile processes at once
+WIDE = 11 * 32 - 5  # columns in 11 panels: a remainder follows the panels that a single row computes at once
 
 GATED = f"""
     func main(
@@ -82,9 +82,9 @@ def f32(*shape: int) -> Any:
 
 @pytest.fixture
 def computed(session_of: Callable[[str, Target, int], Session]) -> Callable[..., Any]:
-    """`computed(program, *args)` returns the result of `main`, which must be near the interpreter's. The bits must be the same with 1, 2
-    and 3 threads, and on all targets of one kind. Targets are of one kind if they hold rows in the same integer type and, for rows that may
-    be rounded to 8 bits, if they multiply them all on vectors or all on matrix units. The results of all kinds are stacked."""
+    """`computed(program, *args)` returns the result of `main`, stacked for all kinds of targets. Targets of one kind quantise rows to the
+    same integer type; if rows may be rounded to 8 bits, they also all have a matrix unit or all have none. The results must be near the
+    interpreter's. Targets of one kind must give the same bits, with 1, 2 and 3 threads."""
 
     def call(program: str, *args: Any) -> Any:
         bits, is_coarse, first = 8 if "bits=8" in program else 4, COARSE in program, dict[tuple[DType, bool], Any]()
@@ -164,7 +164,7 @@ def test_machines_without_integer_units_keep_floats_beside_bytes() -> None:
 
 @pytest.mark.parametrize(("bits", "group", "tile"), [(8, 0, AmxI8ByU8), (8, 128, AmxI8ByU8), (8, 32, DotPanel), (4, 32, AmxI8ByI8)])
 def test_matrix_units_take_bytes_whose_groups_fill_them(bits: int, group: int, tile: str) -> None:
-    """Matrix units multiply bytes if the groups of the weights fill their tiles. The interpreter runs the scheduled kernel, because this
+    """Matrix units multiply bytes if a group of weights fills the depth of a tile. The interpreter runs the scheduled kernel, because this
     machine may lack the unit."""
     program, x, w = plain(bits, group, 40), f32(19, K), f32(40, K)
     scheduled = pipeline(get("amx")).until("schedule_kernels")(parse(program))
@@ -184,8 +184,8 @@ PLACE = "4*(j % 4) + (8*g + r) % 4"
     [((0, 1), PLACE, True), ((1, 0), PLACE, False), ((0, 0), PLACE, False), ((0,), PLACE, False), ((0, 1), "j + 4*((8*g + r) % 4)", False)],
 )
 def test_tiles_take_planes_in_order_beside_elements_where_their_format_has_them(planes: tuple[int, ...], place: str, taken: bool) -> None:
-    """A tile computes a nest only if it reads its planes and elements in the order of the format. Other nests are computed as they are
-    written."""
+    """A loop nest is computed by a tile only if the nest reads planes and elements in the order of the tile's format. Other nests run as
+    they are written."""
     dots = ", ".join(DOT.format(plane=plane, place=place) for plane in planes)
     value = f"contract_groups(g in 2) [{dots}] by s[i, g]"
     params = "q: i8[n, 2, 16], P: u8[1, 4, 16], s: f32[n, 2], out y: f32[n, 4]"

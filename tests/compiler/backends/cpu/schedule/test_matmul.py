@@ -1,4 +1,5 @@
-"""Matrix products with every remainder of a tile and every kind of operand. A row has the same bits in any batch."""
+"""Matrix products of sizes that leave every possible remainder of a tile, with every kind of operand. A row of the result has the same bits
+in any batch."""
 
 from __future__ import annotations
 
@@ -73,7 +74,7 @@ def test_a_row_has_the_same_bits_in_any_batch(agree: Callable[..., Any]) -> None
 
 
 def test_bf16_rows_have_the_same_bits_in_any_batch(compute: Callable[..., Any]) -> None:
-    """A row of bf16 has the same bits in any batch, also on a matrix unit if the machine has one."""
+    """The result of a bf16 row has the same bits in any batch, also on a matrix unit if the machine has one."""
     import ml_dtypes
 
     x, w = (a.astype(ml_dtypes.bfloat16) for a in (f32(23, 64), f32(48, 64)))
@@ -96,8 +97,8 @@ def test_a_product_of_elements_that_moves_into_a_sum_is_a_product_of_matrices(ke
 
 
 def test_a_single_row_takes_two_panels_at_once(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
-    """With a single row, a product computes two panels at once: the accumulators of one panel are too few to hide the latency of additions.
-    Two products over the same rows have enough accumulators with one panel."""
+    """With a single row, a product computes two panels at once, because one panel has too few accumulators to hide the latency of
+    additions. Two products of the same row have enough accumulators with one panel each."""
     for program, widths in ((PLAIN, {1, 2}), (GATED, {1})):
         (kernel,) = [p for p in kernels(program).values() if p.attrs.get("schedule") == "matmul"]
         rows_of_one = [s.buffer.shape for s in walk_stmts(kernel.body) if isinstance(s, Allocate) and s.buffer.shape[:-2] == (Dim.of(1),)]

@@ -1,5 +1,5 @@
-"""bf16 products by tiles that multiply pairs, with every remainder of a tile and every kind of operand. A row has the same bits in any
-batch."""
+"""bf16 products by tiles that multiply pairs of numbers, for sizes that leave every possible remainder of a tile and with every kind of
+operand. A row of the result has the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def test_a_row_has_the_same_bits_in_any_batch(compute: Callable[..., Any], n: in
 
 
 def test_rows_are_rounded_where_the_program_tolerates_it(compute: Callable[..., Any]) -> None:
-    """Rows are rounded to bf16 if the program tolerates it and if that makes the product faster. This changes results less than the
-    rounding of the weights did."""
+    """Rows are rounded to bf16 if the program tolerates it and if the product becomes faster. The rounding of rows changes results less
+    than the rounding of the weights to bf16 did."""
     x, w = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32), bf16(40, 64)
     compute(TOLERANT, x, w, rtol=4e-3)
 
@@ -95,7 +95,8 @@ def test_an_odd_depth_stays_with_single_products(kernels: Callable[..., dict[str
 
 @pytest.fixture(scope="module")
 def meaning() -> Callable[..., Any]:
-    """Return a function that interprets a scheduled program. If two targets have the same scheduled program, it is interpreted once."""
+    """Return a function that interprets a scheduled program. If two targets have the same scheduled program, the function interprets it
+    only once."""
     known: dict[tuple[str, int], Any] = {}
 
     def call(module: IRModule, args: tuple[Any, ...]) -> Any:
@@ -114,8 +115,8 @@ def meaning() -> Callable[..., Any]:
     ids=["one sum", "two sums"],
 )
 def test_what_is_scheduled_computes_the_same(meaning: Callable[..., Any], target: str, program: str, args: tuple[Any, ...]) -> None:
-    """Scheduled kernels compute what the program means. The interpreter runs them, so the test includes targets that this machine cannot
-    run."""
+    """Scheduled kernels compute what the unscheduled program computes. The interpreter runs them, so the test covers targets that this
+    machine cannot run."""
     module = parse(program)
     scheduled = pipeline(get(target)).until("schedule_kernels")(module)
     np.testing.assert_allclose(meaning(scheduled, args), meaning(module, args), rtol=1e-4, atol=1e-4)
@@ -134,8 +135,8 @@ func main(x: bf16[m, 288], gate: bf16[n, 288], up: bf16[n, 288], residual: f32[m
 
 
 def test_blocks_of_rows_and_of_depth_compute_the_same() -> None:
-    """Products are computed in blocks of rows and of k. The sizes leave a remainder of rows, of k and of columns. Each row has the same
-    bits as alone."""
+    """Products on matrix units are computed in blocks of rows and of k. The sizes leave a remainder of rows, of k and of columns. A row has
+    the same bits in the batch as alone."""
     args = bf16(67, 288), bf16(5, 288), bf16(5, 288), np.ones((67, 5), np.float32)
     module = parse(DEEP)
     scheduled = Interpreter(pipeline(get("amx")).until("schedule_kernels")(module))

@@ -1,4 +1,4 @@
-"""Reductions along rows, with lengths near one vector and near several vectors."""
+"""Reductions along rows whose lengths are near the length of one vector or of several vectors."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ def test_numbers_of_a_row_stay_in_registers(kernels: Callable[..., dict[str, Pri
 
 
 def test_every_stage_that_reads_the_rows_fetches_the_next(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
-    """In a norm, each stage that reads the rows prefetches the next row. A kernel that only sums does not prefetch: it reads nothing but
-    its rows, in order."""
+    """In a norm, each stage that reads the rows prefetches the next row. A kernel that only sums has no time for prefetches to help,
+    because it does nothing but read rows in order, so it does not prefetch."""
 
     def fetched(name: str) -> int:
         kernel = kernels(program(name).replace("[n, k]", "[n, 64]").replace("[k]", "[64]").replace(" where k in 1..", ""))[name]
@@ -107,6 +107,7 @@ def test_a_choice_for_a_whole_row_is_made_once(kernels: Callable[..., dict[str, 
 
 
 def test_a_stage_that_reads_what_other_rows_wrote_waits_for_them(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
-    """Stages of `top_experts` read what earlier stages computed for other elements of the row, so they do not share a pass over the row."""
+    """Each stage of `top_experts` reads what earlier stages computed for other elements of the row, so the stages do not share a pass over
+    the row."""
     found = kernels("func main(x: f32[t, 3]) -> object { y = top_experts(x, k=3) return y }")
     assert [prim.attrs["schedule"] for prim in found.values()] == ["spatial"]

@@ -54,8 +54,8 @@ def test_a_row_has_the_same_bits_in_any_batch(agree: Callable[..., Any], name: s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_masked_weighs_nothing(agree: Callable[..., Any], name: str) -> None:
-    """Masked elements get a share of 0: whole blocks of -inf or of the lowest finite number at the start, at the end or in the middle of a
-    row."""
+    """Masked elements get probability 0. The cases mask whole blocks with -inf or with the lowest finite number, at the start, at the end
+    or in the middle of a row."""
     for mask in (-np.inf, np.finfo(np.float32).min):
         x = rows(6, 1800)
         for row, hidden in enumerate((slice(0, 1200), slice(512, 1024), slice(600, 1800), slice(0, 1799), slice(1, 1800), slice(0, 0))):
@@ -89,7 +89,7 @@ def test_what_is_fused_into_the_elements(agree: Callable[..., Any], kernels: Cal
 
 
 def test_results_of_another_type(agree: Callable[..., Any]) -> None:
-    """With a bf16 result the exponentials are computed twice, because the result has no room for them in f32."""
+    """With a bf16 result the exponentials are computed twice, because the result's buffer cannot store them in f32 in the meantime."""
     text = "func main(x: bf16[n, k]) -> object { y = softmax(x) return y }"
     agree(text, rows(3, 1300).astype(ml_dtypes.bfloat16), rtol=1e-2)
 

@@ -1,4 +1,5 @@
-"""Loop nests with independent iterations: lengths near a thread's claim and near a vector, and indices that are read from memory."""
+"""Loop nests with independent iterations: with about as many iterations as a thread claims at a time, or as a vector has lanes, and with
+indices that are read from memory."""
 
 from __future__ import annotations
 
@@ -72,8 +73,8 @@ def test_outer_axes_are_parallel_and_the_innermost_is_vectors(kernels: Callable[
     ("body", "taken"),
     [
         ("for i in n { B[i] = A[i] }", True),
-        ("for i in n { B[i] = B[i] + A[i] }", False),  # not independent: iterations read the output
-        # no fixed number of iterations: the inner extent differs between them
+        ("for i in n { B[i] = B[i] + A[i] }", False),  # not independent: an iteration reads the output
+        # the extent of the inner loop is not the same in every iteration of the outer loop
         ("for i in n { let p within 0..4 = 3 { for j in p { B[i] = A[j] } } }", False),
     ],
 )
@@ -83,7 +84,7 @@ def test_what_is_independent(body: str, taken: bool) -> None:
 
 
 def test_a_nest_that_no_rule_takes_still_runs(agree: Callable[..., Any]) -> None:
-    """A recurrence, for which there is no schedule, runs as written, on one thread."""
+    """A recurrence has no schedule, so it runs as written, on one thread."""
     program = """
     func main(x: f32[n]) -> object { y = call_tir @running(x) -> f32[n] return y }
     prim running(A: f32[n], out B: f32[n]) { for i in n { B[i] = guard(1 <= i < n ? B[i - 1] : 0.0) * 0.5 + A[i] } }

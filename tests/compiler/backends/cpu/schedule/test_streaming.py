@@ -1,5 +1,5 @@
-"""Kernels write results that are larger than the caches by non-temporal stores. If a size is unknown, they test it at run time. The kind of
-store changes no bit."""
+"""Kernels write results that are larger than the caches by non-temporal stores. If the size is unknown at compile time, the kernel tests it
+at run time. Both kinds of stores write the same bits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compiler.ir.loops.statements import Tile, When
 from compiler.ir.loops.visit import walk_stmts
 from compiler.machine.intrinsics.stream import Stream
 
-LARGEST = streaming.LARGE // 4  # the number of f32 elements of the largest result that is written by normal stores
+LARGEST = streaming.LARGE // 4  # number of f32 elements in the largest result that is written by normal stores
 
 
 def program(call: str, rows: str, length: str = "80", dtype: str = "f32") -> str:

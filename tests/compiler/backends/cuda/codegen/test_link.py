@@ -1,4 +1,4 @@
-"""The parts of an executable for a GPU: PTX of the kernels, and an object file with the code that runs on the host."""
+"""The parts of an executable for a GPU: PTX of the kernels, and an object file with code for the host."""
 
 from __future__ import annotations
 
@@ -139,8 +139,8 @@ def test_kernels_assemble_without_spills(name: str, program: str, tmp_path: Path
 
 
 def test_products_copy_and_multiply_beside_each_other(tmp_path: Path) -> None:
-    """The kernel of a product needs so few registers and so little shared memory that three blocks fit a multiprocessor with 65,536
-    registers and 164 KB."""
+    """The kernel of a product needs so few registers and so little shared memory that three blocks can run at once on a multiprocessor with
+    65,536 registers and 164 KB of shared memory, so that copies and products of different blocks overlap."""
     cubin, said = assembled(PRODUCT, "sm_80", tmp_path)
     assert 3 * 128 * int(re.findall(r"Used (\d+) registers", said)[0]) <= 65536
     assert 3 * (int(re.findall(r"(\d+) bytes smem", said)[0]) + 1024) <= 164 << 10
@@ -179,7 +179,7 @@ def test_a_barrier_stands_between_thread_loops_of_a_block() -> None:
     code = emit_kernel("k", PrimFunc((X, Y), 1, k.body()), get("sm_80"))
     between, behind = (m.start() for m in re.finditer("barrier.cta.sync", code.text))
     store, load = code.text.index("store float"), code.text.rindex("load float")
-    assert store < between < load < behind, "a barrier is missing after the load, before the next iteration of the block stores"
+    assert store < between < load < behind, "a barrier is missing between the load and the store of the next iteration"
     assert code.phases[0].threads == 32 and "addrspace(3) global [32 x float]" in code.text
 
 
@@ -216,8 +216,8 @@ def test_a_store_that_no_thread_does_is_refused() -> None:
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_tile_of_a_block_stands_where_all_threads_run_it(inside: bool) -> None:
-    """A tile that all threads of a block compute is refused inside a loop over threads, and in a block of more threads: it would wait for
-    threads that never arrive."""
+    """A tile that needs all threads of a block is refused inside a loop over threads, and in a block that has more threads than the tile.
+    Its barrier would wait for threads that never arrive."""
     k, op = Kernel(), Mma(8, 64)
     a, b, out = Buffer("a", (Dim.of(32),), DType.BF16), Buffer("b", (Dim.of(2048),), DType.BF16), Buffer("out", (Dim.of(1),), DType.F32)
     with k.grid("b", 1):

@@ -1,4 +1,4 @@
-"""Nests that read only elements of a product's result become part of the product's kernel call."""
+"""Nests that read only single elements of a product's result are joined with the product into one kernel call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ ROPE = "rope(q, cos, sin)"
 
 
 def program(rotated: str = ROPE, more: str = "", result: str = "(turned, after)", size: int = 64) -> str:
-    """Return a program that projects to two heads of queries, one of keys and one of values, and rotates and appends them."""
+    """Return a program that projects to two heads of queries, one of keys and one of values. The program rotates queries and keys, and
+    appends keys and values to the cache."""
     return f"""
 func main(x: bf16[t, 32], cos: f32[t, {size // 2}], sin: f32[t, {size // 2}], slots: i32[t], cache: f32[1, 2, 3, 1, {16 * size}],
           weight w: bf16[{4 * size}, 32]) -> object where t in 0..64 {{
@@ -65,7 +66,7 @@ def arguments(size: int = 64) -> list[Any]:
 @pytest.mark.parametrize("size", [64, 128, 32])
 def test_a_product_its_rotation_and_its_append_are_one_call(size: int) -> None:
     """A product, the rotation of its result and the append to the cache become one call, which gives the same bits as separate calls.
-    Depending on the head size, the two elements of a rotated pair lie in one tile, in two halves of a tile, or as near as possible."""
+    Depending on the head size, a tile covers rotated pairs by one range of adjacent columns or by two ranges."""
     before, after = stages_of(program(size=size))
     verify(after)
     assert (num_calls(before), num_calls(after)) == (5, 3), "expected packing, a copy of the caller's cache, and the joined call"
@@ -90,8 +91,8 @@ def test_what_cannot_wait_or_has_no_place_in_a_tile_stays(text: str) -> None:
 
 
 def test_a_product_that_adds_another_one_is_no_branch_of_it() -> None:
-    """If two products are added, neither product joins the other's call. Layers that compute attention and feed-forward in parallel add
-    products this way."""
+    """If a program adds two products, neither product joins the other's call. Layers that compute attention and the feed-forward network in
+    parallel add products this way."""
     before, after = stages_of("""
 func main(x: bf16[t, 64], y: bf16[t, 96], z: f32[t, 64], weight w: bf16[64, 64], weight v: bf16[64, 96]) -> object where t in 0..64 {
   dataflow {

@@ -1,4 +1,4 @@
-"""Attention writes bf16 if only a cast reads its result."""
+"""Attention writes bf16 itself if its only reader is a cast to bf16."""
 
 from __future__ import annotations
 
@@ -67,4 +67,4 @@ def test_a_cast_of_something_else_stays() -> None:
 def test_calls_without_operands_are_left_alone() -> None:
     module = fused(program('e = full(shape[t, 2], 1.0, dtype="f32")\n    d = (c, e)', "d"))
     assert any(not v.args for b in module.graph("main").body.bindings if isinstance(v := b.value, CallTir))
-    assert num_calls(round_attention(module)) == num_calls(module) - 1, "expected one cast less"
+    assert num_calls(round_attention(module)) == num_calls(module) - 1, "expected one cast fewer"

@@ -1,5 +1,5 @@
-"""Attention on a GPU, in every variant that models use, is near the interpreter's result, and a token has the same bits alone as in a
-batch."""
+"""Attention on a GPU, in every variant that models use, is near the interpreter's result. The output of a token has the same bits alone as
+in a batch."""
 
 from __future__ import annotations
 

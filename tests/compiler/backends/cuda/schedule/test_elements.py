@@ -108,8 +108,8 @@ def test_stages_that_do_not_touch_each_other_are_one_launch(program: str, phases
 
 
 def test_every_phase_is_a_loop_over_blocks_with_threads_inside() -> None:
-    """Each phase of a scheduled nest is a loop over blocks that contains a loop over threads. No kind of loop for CPUs remains, even if the
-    nest was written with one; vector loops become thread loops."""
+    """Each phase of a scheduled nest is a loop over blocks that contains a loop over threads. If the nest was written with CPU loops
+    (parallel or vector), these are replaced as well."""
     program = """
 func main(logits: f32[n, 100], rows: i32[s], tokens: i32[s], tops: i32[s]) -> object where n in 0..8, s in 0..8 {
   dataflow { r = token_logprobs(logits, rows, tokens, tops) } return r

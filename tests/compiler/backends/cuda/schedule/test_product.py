@@ -1,4 +1,4 @@
-"""Which products tensor cores compute, and that these give the same results."""
+"""Which products the schedule computes on tensor cores, and that their results equal the interpreter's."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def test_integers_that_the_tile_does_not_take_run_on_the_reference_schedule(text
 
 
 def test_sums_of_groups_need_narrow_tiles() -> None:
-    """Sums per group of weights need two accumulators per element of the result, so their tiles are narrower."""
+    """If weights have a scale per group, an element of the result needs two accumulators (the sum of the group, and the total), so tiles
+    are narrower."""
     assert tiles(quantised()) == [(8, 64), (16, 64), (32, 64), (64, 64), (64, 128)]
     assert tiles(quantised(bits=4, group=32)) == [(8, 64), (16, 64), (32, 64), (64, 64), (64, 64)]
 
@@ -106,8 +107,8 @@ EXPERTS = {
 
 @pytest.mark.parametrize("format", EXPERTS)
 def test_rows_that_choose_a_matrix_run_on_tensor_cores(format: str) -> None:
-    """Products in which rows choose a matrix run on tensor cores. Rows with one choice come in runs longer and shorter than a block, in any
-    order."""
+    """Products in which each row chooses a matrix run on tensor cores. The test has sequences of adjacent rows with the same choice, both
+    longer and shorter than a block, and unsorted choices."""
     given, decoded = EXPERTS[format]
     text = (
         f"func main(x: bf16[t, 64], {given}, e: i32[t]) -> object where t in 0..256 "
