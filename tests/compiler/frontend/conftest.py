@@ -1,5 +1,5 @@
-"""Small models with known logits (from tests/golden/make_models.py). Each is interpreted, or compiled once, and run in steps as the engine
-runs it."""
+"""Small models with known logits (from tests/golden/make_models.py). Each model is interpreted, or compiled once, and its steps are called
+as the engine calls them."""
 
 from __future__ import annotations
 
@@ -180,8 +180,8 @@ def causal(compiled_once: Callable[..., Executable]) -> Callable[..., CausalMode
 
 @pytest.fixture(scope="session")
 def interpreted() -> Callable[..., InterpretedModel]:
-    """`interpreted(case, format="f32", entry="step")` returns the model of a case, which is interpreted and not compiled. In bf16 it rounds
-    the rows that a machine with fast bf16 products rounds."""
+    """`interpreted(case, format="f32", entry="step")` returns the model of a case, which is interpreted and not compiled. With bf16 weights
+    the model rounds the same rows to bf16 as a machine with fast bf16 products."""
 
     @lru_cache
     def built(case: str, format: str = "f32", entry: str = ENTRY) -> InterpretedModel:

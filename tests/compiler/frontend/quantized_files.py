@@ -1,4 +1,4 @@
-"""Pack matrices as GPTQ and AWQ checkpoints store them, one number at a time."""
+"""Writes matrices in the layouts of GPTQ and AWQ checkpoints, packing one number at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tensors that a model needs are compared with those in its files. A single error lists everything that is wrong."""
+"""The loader compares the tensors that a model needs with those in its files. A single error lists all differences."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Whole models on AMX (or on its emulation in amx_unit.c) have logits as near to f32 as on other CPUs, and the same bits in every batch."""
+"""The logits of whole models on AMX (or on its emulation in amx_unit.c) are as near to the f32 logits as on other CPUs, and have the same
+bits in every batch."""
 
 from __future__ import annotations
 

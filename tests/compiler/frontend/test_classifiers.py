@@ -1,5 +1,5 @@
-"""Decoders with a classification head: their numbers are near those of Hugging Face transformers. Conversions of Qwen3-Reranker keep its
-prompt."""
+"""The logits of decoders with a classification head are near those of Hugging Face transformers. Checkpoints converted from Qwen3-Reranker
+are recognised by the prompt in their chat template."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_the_configuration_states_the_classes(case: str) -> None:
 
 
 def test_a_decoder_that_generates_has_no_classes() -> None:
-    """Every configuration of transformers may have `id2label`. Only the class in `architectures` decides."""
+    """A decoder that generates text has no classes, although every configuration of transformers may have `id2label`: only the class name
+    in `architectures` makes a model a classifier."""
     assert load_config(GOLDEN / "llama").classes is None
 
 
@@ -58,7 +59,7 @@ def test_a_conversion_of_qwen3_reranker_keeps_its_prompt(file: str, spelled: Cal
 
 
 def test_the_prompt_of_qwen3_reranker() -> None:
-    """The prompt is that of the example on the model's page, whose instruction is also the default."""
+    """The prompt equals the one in the example of Qwen3-Reranker's model card. The instruction of that example is the default."""
     first, second, third = QWEN3.marks
     assert f"{QWEN3.before}{first}{QWEN3.instruction}{second}QUERY{third}DOCUMENT{QWEN3.after}" == (
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "

@@ -1,5 +1,5 @@
-"""The config.json of every family becomes a ModelConfig: the same fields for all families, rotary embeddings as in transformers, and errors
-with a remedy."""
+"""The config.json of every family becomes a ModelConfig: the same fields for all families, and rotary embeddings as in transformers. Errors
+name a remedy."""
 
 import json
 import math
@@ -287,8 +287,8 @@ def test_latents_of_other_kinds_are_refused(changes: dict[str, Any], message: st
 
 
 def test_all_heads_attend_to_one_latent() -> None:
-    """In DeepSeek V2 all query heads attend to one latent head. The attention scale is that of the full head size, times the square of the
-    factor that YaRN prescribes for stretched positions."""
+    """In DeepSeek V2 all query heads attend to one latent head. The attention scale is computed from the full head size, and multiplied by
+    the square of the factor that YaRN prescribes for extended contexts."""
     config = load_config(MODELS / "deepseek_v2")
     assert (config.num_kv_heads, config.head_dim, config.num_heads) == (1, 32 + 8, 4)
     assert config.attention_scale == pytest.approx(24**-0.5 * (0.1 * 0.707 * math.log(4) + 1) ** 2)

@@ -1,4 +1,4 @@
-"""The bits of a row depend on its own sequence alone, not on other sequences in the batch, chunks, pages or threads."""
+"""The bits of a row's logits depend only on the row's own sequence, not on other sequences in the batch, chunks, pages or threads."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from runtime.executable import Call
 
-# (model, weight format). The quick cases cover grouped heads, soft caps with windows, quantised weights, mixtures (which group rows of
-# different sequences by expert), sinks, states, latents and shared pages.
+# (model, weight format). The quick cases cover grouped heads, soft caps with windows, quantised weights, mixtures of experts (which group
+# rows of different sequences by expert), attention sinks, states, latents and shared pages.
 QUICK = [
     ("llama", "f32"),
     ("gemma2", "f32"),
@@ -26,7 +26,7 @@ QUICK = [
     ("gemma4", "bf16"),
     ("deepseek_v2", "int8"),
 ]
-# Other families, whose layers are of the same kinds.
+# Other families, whose layers are of the same kinds as in the quick cases.
 SLOW = [
     ("gemma3", "f32"),
     ("phi3-longrope", "f32"),
@@ -70,7 +70,8 @@ def test_chunked_prefill_equals_whole(model: Any) -> None:
 
 
 def test_batch_equals_each_alone(model: Any) -> None:
-    """17 sequences of different lengths run in two steps that mix prefill and decode. Each gets the bits that it gets alone."""
+    """17 sequences of different lengths run in two steps that mix prefill and decode. The logits of each sequence have the same bits as
+    when the sequence runs alone."""
     random = np.random.default_rng(3)
     vocab_size = model.config.vocab_size
     firsts = {f"s{n}": random.integers(3, vocab_size, length) for n, length in enumerate([1, 2, 3, 5, 8, 15, 16, 17, 31, 32, 33, 40, 60])}
@@ -96,6 +97,6 @@ def test_two_threads_equal_one(model: Any) -> None:
 
 
 def test_a_step_is_one_region(model: Any) -> None:
-    """One native call runs all kernels of a step, so the host acts only once per step."""
+    """One native call runs all kernels of a step, so the virtual machine executes few instructions per step."""
     callees = [i.callee for i in model.executable.meta.functions[model.entry].instructions if isinstance(i, Call)]
     assert callees.count("vm.run_region") == 1

@@ -1,4 +1,5 @@
-"""Embeddings of encoders and of decoders are near those of Hugging Face transformers, and a text has the same bits in every batch."""
+"""Embeddings of encoders and of decoders are near those of Hugging Face transformers, and the embedding of a text has the same bits in
+every batch."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = ["bert", "bert-cls", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra", "modernbert", "nomic_bert", "embeddinggemma"]
 CLASSIFIERS = ["bert-classes", "xlm-roberta-reranker", "mpnet-classes", "distilbert-classes", "electra-classes", "modernbert-classes"]
 
-# All encoders are interpreted. A plain run compiles only these cases; together they contain every kind of call that any case contains.
+# The interpreter runs every encoder. `make test` also compiles these cases, which together contain every kind of call that occurs in any
+# case; `make test-slow` compiles all.
 QUICK = {
     "bert",
     "embeddinggemma",
@@ -59,8 +61,8 @@ class Encoder:
     sessions: dict[int, Session] = field(default_factory=dict[int, Session])
 
     def encode(self, texts: Sequence[Text], *, seconds: Sequence[int] | None = None, num_threads: int = 1) -> Vectors:
-        """Return the model's output for each text. `seconds` are the positions at which the second text of each pair begins; without it,
-        texts are no pairs."""
+        """Return the model's output for each text. For pairs of texts, `seconds` has the position at which the second text of each pair
+        begins; it is None for single texts."""
         lengths = [len(text) for text in texts]
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         text_ids = np.repeat(np.arange(len(texts), dtype=np.int32), lengths)
@@ -143,7 +145,7 @@ def test_vectors_of_many_lengths_at_once(case: str, encoder: Callable[[str], Enc
 
 @pytest.mark.parametrize("case", compiled(CASES))
 def test_a_vector_depends_on_its_text_alone(case: str, encoder: Callable[[str], Encoder]) -> None:
-    """The vector of a text has the same bits alone, at any place in any batch, and on two threads."""
+    """The vector of a text has the same bits whether the text is alone or at any place in a batch, and also with two threads."""
     texts = texts_of(np.load(GOLDEN / "models" / case / "golden.npz"))
     alone = np.concatenate([encoder(case).encode([text]) for text in texts])
     np.testing.assert_array_equal(encoder(case).encode(texts), alone)
@@ -178,8 +180,9 @@ def test_a_decoder_embeds_by_its_last_token(causal: Callable[..., Any]) -> None:
 
 
 def test_buckets_of_distances() -> None:
-    """Distances between tokens share buckets of a bias. Up to 7, each distance has a bucket in either direction; larger ones share 8
-    buckets, which widen up to 128. Buckets for earlier tokens come first."""
+    """Relative distances between tokens are grouped into buckets that share an attention bias. Each distance up to 7 has a bucket of its
+    own, and larger distances up to 128 share 8 buckets of growing width. The buckets of earlier tokens come first, then as many for later
+    tokens."""
     buckets = distance_buckets(32, 128)
     by_distance = {distance: int(buckets[128 + distance]) for distance in range(-128, 129)}
     assert [by_distance[-d] for d in (0, 1, 7, 8, 11, 12, 15, 16, 31, 32, 64, 127, 128)] == [0, 1, 7, 8, 8, 9, 9, 10, 11, 12, 14, 15, 15]

@@ -1,4 +1,4 @@
-"""Programs multiply by matrices that are stored as integers with their columns sorted by group."""
+"""Programs multiply by matrices that are stored as integers and whose columns are sorted by quantisation group."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ CHOSEN = np.array([2, 0, 0, 1, 2], np.int32)
 
 
 def parts(name: str, random: np.random.Generator, *matrices: int) -> tuple[dict[str, Any], Any]:
-    """Return the stored parts of matrices whose columns are in a random order, and the matrices' values with columns in the order of the
-    inputs."""
+    """Return the stored parts (integers, scales, ...) of matrices whose columns are in a random order, and the values of the matrices with
+    columns in the order of the inputs."""
     q = random.integers(-127, 128, (*matrices, OUTPUTS, INPUTS)).astype(np.int8)
     scale = random.random((*matrices, OUTPUTS, INPUTS // FORM.group), np.float32)
     order = random.permuted(np.broadcast_to(np.arange(INPUTS, dtype=np.int32), (*matrices, INPUTS)), axis=-1)
@@ -79,7 +79,8 @@ def test_inputs_are_reordered_as_the_columns_are(build: Callable[[Net, Var], Var
 
 @pytest.mark.parametrize("number", [number for number, format in FORMATS.items() if format.has_units])
 def test_scales_in_units_are_stacked_with_their_units(number: int) -> None:
-    """Machines that do not convert f16, such as WebAssembly, compile the product, too."""
+    """Two matrices whose scales are stored in units (GGUF) are stacked together with their units. The stacked product also compiles for
+    machines that do not convert f16, such as WebAssembly."""
     form, random = form_of(FORMATS[number]), np.random.default_rng(0)
     assert form is not None and form.per_unit
     net = Net({}, AS_STORED, forms={"a.weight": form, "b.weight": form})

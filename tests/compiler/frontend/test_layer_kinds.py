@@ -188,7 +188,7 @@ def test_what_falcon_h1_does_not_have_is_refused_by_name(field: str, value: obje
 def test_lfm2_has_experts_behind_its_first_layers() -> None:
     config = parse_config(small("lfm2_moe", num_key_value_heads=2, layer_types=["conv", "full_attention", "conv"], num_dense_layers=2))
     assert config.mixture is not None and (config.mixture.dense_layers, config.mixture.num_experts) == ({0, 1}, 32)
-    assert (config.stateful, config.intermediate_size) == ({0, 2}, 128)  # lfm2_moe takes intermediate_size as stated, while lfm2 rounds it
+    assert (config.stateful, config.intermediate_size) == ({0, 2}, 128)  # lfm2_moe uses intermediate_size unchanged, while lfm2 rounds it
     with pytest.raises(ConfigError, match=r"use_expert_bias of .* expected true, as in all models"):
         parse_config(small("lfm2_moe", use_expert_bias=False))
 
@@ -198,7 +198,7 @@ def glm_flash(**changes: Any) -> dict[str, Any]:
 
 
 def test_pages_of_glm_flash_hold_latents() -> None:
-    """A page holds one latent head per token, whatever the number of heads that read it."""
+    """A page of GLM-4.7-Flash stores one latent head per token, however many query heads read it."""
     config = parse_config(glm_flash())
     assert config.latent == Latent(512, 768, 192, 64, 256)
     (group,) = groups_of(config, DType.BF16, 4096)

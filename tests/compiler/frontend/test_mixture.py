@@ -1,4 +1,5 @@
-"""Tensors of single experts are joined into one tensor per layer, and the fields of a configuration that describe mixtures are read."""
+"""If a checkpoint has a tensor per expert, these are joined into one tensor per layer. The configuration's fields for mixtures of experts
+are read."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ def test_an_expert_is_released_before_the_next_is_read() -> None:
 
 
 def test_experts_that_are_not_complete_stay_apart() -> None:
-    """If an expert is missing or has another shape, no tensor is joined, so that the error about missing tensors can name it."""
+    """If an expert is missing or has another shape, no tensor of the mixture is joined, so that the error about missing tensors can name
+    it."""
     gap, odd = Held(experts(0, 1, 3)), Held({**experts(0), "model.layers.3.mlp.experts.1.gate_proj.weight": np.ones((2, 2), np.float32)})
     assert joint_experts(gap, NAMES) is gap
     assert joint_experts(odd, NAMES) is odd
@@ -77,7 +79,8 @@ GPT_OSS = "model.layers.1.mlp.experts"
 
 
 def stacked(transposed: bool) -> dict[str, Tensor]:
-    """Return the stacked tensors of two experts with three gates, three ups and two inputs. `transposed`: as quantised files store them."""
+    """Return the stacked tensors of two experts, each with three gate rows, three up rows and two inputs. `transposed` says whether inputs
+    come before outputs, as in quantised files."""
     both = np.arange(2 * 6 * 2, dtype=np.float32).reshape(2, 6, 2)
     down = -np.arange(2 * 2 * 3, dtype=np.float32).reshape(2, 2, 3)
     ending = "" if transposed else ".weight"
@@ -125,7 +128,8 @@ def test_gates_and_ups_in_halves_of_one_tensor_are_parted() -> None:
 
 
 def test_a_stacked_tensor_is_read_once_for_its_parts() -> None:
-    """A stacked tensor is read once for all its parts, because reading may involve decoding. A later load reads it again."""
+    """A stacked tensor is read once for all parts that it is split into, because reading may involve decoding. A later load reads the
+    tensor again."""
     held = Held({f"{GPT_OSS}.gate_up_proj": np.ones((2, 6, 2), np.float32), f"{GPT_OSS}.down_proj": np.ones((2, 2, 3), np.float32)})
     source = joint_experts(held, qwen3_5_moe.NAMES)
     for num_reads in (1, 2):
@@ -143,7 +147,7 @@ def test_stacked_experts_of_another_shape_stay_what_they_are() -> None:
 
 
 def test_experts_in_mxfp4_are_those_that_were_written(tmp_path: Path) -> None:
-    """MXFP4 tensors decode to the numbers of the standard, for all 16 codes and scales with exponents near 1."""
+    """MXFP4 tensors decode to the numbers that the standard defines, for all 16 codes and for scales with exponents near 1."""
     numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
     codes = np.random.default_rng(0).integers(0, 16, (2, 6, 2, 32), np.uint8)  # [experts, out, blocks, inputs of a block]
     scales = np.random.default_rng(1).integers(120, 130, (2, 6, 2), np.uint8)

@@ -1,4 +1,4 @@
-"""The logits and continuations of every causal family are near those of Hugging Face transformers."""
+"""The logits and greedy continuations of every causal family are near those of Hugging Face transformers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from compiler.machine.target import host
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 ARRAYS = {folder.name: np.load(folder / "golden.npz").files for folder in sorted(GOLDEN.iterdir())}
 NAMES = [name for name, arrays in ARRAYS.items() if "continuation" in arrays]
-# All families are interpreted. A plain run compiles one case per kind of layer; together these cases contain every kind of call that any
-# case contains.
+# The interpreter runs every family. `make test` also compiles these cases, which together contain every kind of call that occurs in any
+# case; `make test-slow` compiles all.
 QUICK_IN_BF16 = {"llama", "gemma2", "olmo2", "qwen3_moe", "gpt_oss", "qwen3_5", "phi3-longrope"}
 QUICK = QUICK_IN_BF16 | {"cohere2", "falcon_h1", "gemma4-experts", "glm4_moe_lite", "ministral3", "qwen3_next"}
-# All families compute with bf16 weights in the same way. The smallest models have no bf16 logits.
+# The models with known bf16 logits. Other golden models lack these, since all families compute with bf16 weights in the same way.
 IN_BF16 = [name for name in NAMES if "logits_bf16" in ARRAYS[name]]
-# transformers rounds the inputs of the product that makes keys. The program has no keys: it rounds nothing where it multiplies latents by
-# queries. In transformers, rounding moves one row by 16 % of the largest logit.
+# Models whose program does not round where transformers rounds. For DeepSeek V2, transformers computes keys from latents and rounds the
+# inputs of that product. Our program computes no keys: it multiplies queries by latents without rounding. The rounding in transformers
+# changes one row by 16 % of the largest logit.
 ROUNDED_ELSEWHERE = {"deepseek_v2"}
 
 
@@ -89,11 +90,11 @@ def test_greedy_continuation(case: str, causal: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("case", cases(IN_BF16, QUICK_IN_BF16))
 def test_logits_in_bf16(case: str, causal: Callable[..., Any], interpreted: Callable[..., Any]) -> None:
-    """With bf16 weights, logits differ from those in f32 by at most 2 % on average. Single rows may differ more: one row of
-    phi3-longrope differs by 5 % of the largest logit, in transformers too. On a machine that rounds as transformers does, every row is
-    therefore compared with the interpreted program, in which rows are rounded, and with the bf16 logits of transformers. These differ by
-    at most 4e-3, where another order of summation rounds a number the other way. The bf16 logits of gpt_oss differ by 2.5 % from f32 in
-    transformers, where rounding chooses other experts."""
+    """With bf16 weights, logits differ from those in f32 by at most 2 % on average. Single rows may differ more: one row of phi3-longrope
+    differs by 5 % of the largest logit, in transformers too. On a machine that rounds where transformers rounds, every row is therefore
+    compared with the interpreted program, which rounds rows, and with the bf16 logits of transformers. The average error may exceed that of
+    transformers by 4e-3, because another order of summation may round a number in the other direction. For gpt_oss, the bf16 logits of
+    transformers differ from f32 by 2.5 %, because rounding changes the choice of experts."""
     model = causal(case, "bf16")
     logits, plain, rounded = model.start().feed({"a": model.golden["prompt"]})["a"], model.golden["logits"], model.golden["logits_bf16"]
     if product_tiles(host()).pairs is None:
@@ -111,8 +112,8 @@ def test_logits_in_bf16(case: str, causal: Callable[..., Any], interpreted: Call
 
 @pytest.mark.parametrize(("kv_dtype", "bound"), [(DType.F16, 2e-3), (DType.BF16, 1.5e-2), (DType.I8, 4e-2)])
 def test_logits_over_pages_of_every_form(kv_dtype: DType, bound: float, causal: Callable[..., Any]) -> None:
-    """Two steps give the right logits with each element type of pages. The arena has a fixed size, which shows that no call copies the
-    cache."""
+    """Two steps give the right logits with every element type of KV pages. The size of the arena is constant, which shows that no call
+    copies the cache."""
     model = causal("llama", kv_dtype=kv_dtype)
     assert isinstance(model.executable.meta.functions[model.entry].arena_bytes, int)
     sequences, prompt = model.start(), model.golden["prompt"]

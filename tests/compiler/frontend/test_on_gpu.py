@@ -1,5 +1,5 @@
-"""Causal families on a simulated GPU: logits are near those of transformers and of the CPU, and tokens have the same bits in every
-batch."""
+"""Causal families on a simulated GPU: logits are near those of transformers and of the CPU, and the logits of a token have the same bits in
+every batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_logits_and_the_next_token_are_those_of_transformers(case: str, causal: 
 
 
 def test_logits_in_f32_are_those_of_the_cpu(case: str, causal: Callable[..., Any]) -> None:
-    """The logits of GPU and CPU differ only by the order of summation, at most by 2e-5 of the largest logit."""
+    """The logits of GPU and CPU differ only because sums have another order, by at most 2e-5 of the largest logit."""
     tokens = on_gpu(causal, case, "f32").golden["prompt"][:9]
     gpu, cpu = (model.start().feed({"a": tokens})["a"] for model in (on_gpu(causal, case, "f32"), causal(case)))
     assert largest_error(gpu, cpu) < 2e-5
@@ -70,8 +70,8 @@ def test_logits_in_bf16_differ_by_roundings_alone(case: str, causal: Callable[..
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_prompts_over_pages_of_bf16(name: str, causal: Callable[..., Any]) -> None:
-    """With pages of bf16, which tensor cores read, a token has the same bits in a prompt, in chunks, and alone, and logits are near those
-    of the CPU."""
+    """With bf16 pages, which tensor cores read, the logits of a token have the same bits whether its prompt runs at once, in chunks, or
+    token by token. They are near those of the CPU."""
     gpu, cpu = (causal(name, "bf16", target=target, kv_dtype=DType.BF16) for target in (get("sm_80"), None))
     text = gpu.golden["prompt"][:20]
     whole = gpu.start().feed({"a": text})["a"]

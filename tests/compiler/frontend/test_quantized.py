@@ -1,4 +1,4 @@
-"""Quantised checkpoints decode to the values that the reference library of their method computes."""
+"""Quantised checkpoints decode to the values that the reference library of their quantisation method computes."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def test_floats_are_held_as_values(path: Path) -> None:
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("stated", [False, True])
 def test_gptq_is_held_as_integers(bits: int, kind: str, symmetric: bool, ordered: bool, stated: bool, tmp_path: Path) -> None:
-    """GPTQ weights are held as integers. Whether they have zeros and an order of columns follows from their tensors, even if the
-    configuration states otherwise."""
+    """GPTQ weights stay integers. Whether they have zero points and an order of columns is read from the tensors, even if the configuration
+    says otherwise."""
     numbers, zeros, scales = drawn(bits)
     if symmetric:
         zeros = np.full_like(zeros, 1 << bits - 1)

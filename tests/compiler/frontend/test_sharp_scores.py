@@ -1,8 +1,8 @@
 """Rounding changes the logits of the Gemma 4 goldens by 16 % because their attention magnifies it, not because an operator is wrong.
 
-Gemma 4 normalises queries and keys and does not scale scores. With random weights, scores are then around 4, the root of the head size; in
-other families they are around 1. Rounding rows to bf16 changes a score by up to 2^-9 of its size. With such large scores a token attends
-almost to a single key; if rounding changes which key that is, all later layers compute with another mean of values.
+Gemma 4 normalises queries and keys and does not scale scores. With random weights, its scores are around 4, the root of the head size;
+those of other families are around 1. Rounding rows to bf16 changes a score by up to 2^-9 of its size. With such large scores, a token
+attends almost only to one key. If rounding changes which key that is, all later layers get another average of values.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.compiler.frontend.conftest import BOUNDS, CausalModel, Rows
 from tests.compiler.frontend.test_models import GOLDEN, mean_error
 from tests.gpu.fixtures import needs_pycuda
 
-# model -> largest error with scores as small as in other families; with experts, rounding also changes the choice of experts
+# model -> bound on the error when scores are as small as in other families; in a mixture, rounding also changes the choice of experts
 SHORT = {"gemma4": 2e-2, "gemma4-experts": 6e-2}
 NOISE = 2.0**-10  # the mean error of rounding a number to bf16, relative to the number
 

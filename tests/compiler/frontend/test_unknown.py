@@ -80,7 +80,8 @@ ARCHITECTURES = {
 
 
 def test_every_advice_has_a_case() -> None:
-    """Every family that the error may name has a case here. test_models.py and test_encoders.py compare the logits of these families."""
+    """This file has a case for every family that the error may name. test_models.py and test_encoders.py compare the logits of these
+    families."""
     assert {config_of(case)["model_type"] for case in ARCHITECTURES} == FAMILIES.keys() - WITHOUT_ADVICE
 
 

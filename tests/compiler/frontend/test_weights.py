@@ -64,8 +64,8 @@ def test_tensors_are_views_of_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", range(48, 56))
 def test_a_header_of_any_length_gives_aligned_tensors(tmp_path: Path, length: int) -> None:
-    """Tensors are aligned whatever the length of the header. The format does not demand padding, but kernels need elements at multiples of
-    their size."""
+    """Tensors are aligned in memory whatever the length of the file's header. The format does not demand padding, but kernels need elements
+    at multiples of their size."""
     data = np.arange(6, dtype=np.float32)
     header = json.dumps({"x": entry(0, 24, [2, 3])}).ljust(length + 20).encode()
     read = open_safetensors(write(tmp_path / "m.safetensors", header, data.tobytes())).read("x")

@@ -241,13 +241,13 @@ OWN_NAMES = {
 CASES = [(arch, case) for arch, cases in OWN_NAMES.items() for case in cases]
 GPT_OSS = load_config(MODELS / "gpt_oss").mixture
 assert GPT_OSS is not None
-# architecture -> fields that converters to GGUF drop or change, with the values that the reader finds instead.
+# model -> fields that converters to GGUF drop or change, with the values that the GGUF reader returns instead.
 LOST: dict[str, dict[str, Any]] = {
-    # GGUF lacks the scale; it follows from the head size, as in all Gemma 2 models except the largest
+    # GGUF does not store the scale. The reader derives it from the head size, which is right for all Gemma 2 models except the largest.
     "gemma2": {"attention_scale": 16**-0.5},
     "gemma3": {"attention_scale": 16**-0.5},
     "glm": {"norm_eps": 1e-5, "max_context": 32},
-    # GGUF lacks both numbers; all gpt-oss models so far have these
+    # GGUF stores neither number. The reader uses those of all gpt-oss models published so far.
     "gpt_oss": {"mixture": replace(GPT_OSS, clipped=ClippedGate(alpha=1.702, limit=7.0))},
     "hunyuan_v1_dense": {"max_context": 1 << 18},
     "starcoder2": {"windows": (None, None)},
@@ -275,7 +275,7 @@ def test_a_converted_model_is_the_one_of_the_hub(tmp_path: Path, arch: str, case
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
 @pytest.mark.parametrize("stacks_qkv", [False, True])
 def test_a_program_holds_the_integers_of_a_model(tmp_path: Path, kind: str, stacks_qkv: bool) -> None:
-    """A program holds the integers that the file has, even if the converter permuted a matrix's rows."""
+    """The program gets the quantised integers of the file unchanged, even if the converter permuted a matrix's rows."""
     arch, case = ("phi3", "phi3") if stacks_qkv else ("llama", "llama")
     model = GgufModel(convert(case, arch, tmp_path / "m.gguf", stacks_qkv=stacks_qkv, kind=GGMLQuantizationType[kind]))
     held = HeldWeights(model)
