@@ -1,4 +1,4 @@
-"""Fixtures that run a pass on the text of a program, and fixtures that compute a program with the interpreter and the compiler."""
+"""Fixtures that run a pass on the text of a program, and fixtures that run a program with the interpreter and with the compiler."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def stays() -> Callable[[Pass, str], None]:
 
 @pytest.fixture(scope="session")
 def compiled_once() -> Callable[..., Executable]:
-    """`compiled_once(module, target=host())` compiles a module, once per text and target."""
+    """`compiled_once(module, target=host())` returns the compiled module. It compiles each text only once per target."""
     known: dict[tuple[str, str], Executable] = {}
 
     def call(module: IRModule, target: Target | None = None) -> Executable:
@@ -76,7 +76,7 @@ def compiled_once() -> Callable[..., Executable]:
 
 @pytest.fixture(scope="session")
 def verified() -> Callable[[IRModule], Executable]:
-    """Return a function that compiles a module, once per text, and verifies it after each pass."""
+    """Return a function that compiles a module and verifies the IR after each pass. It compiles each text only once."""
     known: dict[str, Executable] = {}
 
     def call(module: IRModule) -> Executable:
@@ -90,8 +90,8 @@ def verified() -> Callable[[IRModule], Executable]:
 
 @pytest.fixture
 def compute(verified: Callable[[IRModule], Executable]) -> Callable[..., Any]:
-    """`compute(program, *arguments)` compiles a program and returns the result of `main`. The result must be near the interpreter's, and
-    have the same bits with 1, 2 and 3 threads."""
+    """`compute(program, *arguments)` compiles a program and returns the result of `main`. It requires that the result is near the
+    interpreter's, and has the same bits with 1, 2 and 3 threads."""
 
     def call(program: str | IRModule, *args: Any, rtol: float = 1e-5) -> Any:
         module = parse(program) if isinstance(program, str) else program

@@ -15,8 +15,8 @@ from runtime.executable import PREPARATION
 
 
 def interpret(module: IRModule, inputs: Sequence[Any], weights: Mapping[str, Any], preparing: IRModule | None = None) -> Any:
-    """Interpret `main`, before or after the pass that moves work on weights into preparation functions. `preparing` is a module with these
-    functions, in case a later pass has removed them from `module`."""
+    """Run `main` with the interpreter. If work on weights was already moved into preparation functions, these run first. They are taken
+    from `preparing`, in case a later pass has removed them from `module`."""
     preparing = preparing or module
     prepared: list[Any] = []
     for name in takewhile(preparing.functions.__contains__, (f"main{PREPARATION}{number}" for number in count())):
@@ -27,8 +27,8 @@ def interpret(module: IRModule, inputs: Sequence[Any], weights: Mapping[str, Any
 
 @dataclass(slots=True)
 class MeaningCheck:
-    """An instrument of pass pipelines. After each pass that changed the module, it verifies the module and requires that its results stayed
-    the same."""
+    """An instrument of pass pipelines. After each pass that changed the module, it verifies the module, and requires that the module's
+    results are still the same."""
 
     # called with the module, and with the latest module that has the preparation functions
     require_meaning: Callable[[IRModule, IRModule], None]

@@ -19,8 +19,8 @@ def test_what_is_mapped_is_copied_only_where_kernels_read_other_memory_faster() 
 
 
 def test_what_is_kept_in_no_file_lies_in_one_block() -> None:
-    """Weights that no file holds lie in one block, each from the start of a cache line. They are copies, so their sources may be
-    overwritten."""
+    """Weights that are stored in no file are copied into one block of memory, where each starts at a cache line. The arrays from which they
+    were copied may then be overwritten."""
     made = [[("a", np.arange(7, dtype=np.uint8)), ("b", np.full((2, 3), 0.5, np.float32))], [("c", np.zeros((0, 4), np.int32))]]
     kept = _side_by_side(CpuDevice(1), made, 128)
     for name, value in (pair for group in made for pair in group):

@@ -125,8 +125,8 @@ def test_what_is_found_runs(tmp_path: Path, executable: Executable) -> None:
 
 
 def test_a_program_refuses_what_it_does_not_declare_although_a_wider_executable_runs_it(tmp_path: Path) -> None:
-    """A program refuses sizes outside its declared ranges, even if its cached executable supports them: here the program declares n in 1..8
-    and the executable 1..64, and 20 rows are refused."""
+    """A program refuses sizes outside its declared ranges, even if the cached executable supports them. Here the program declares n in 1..8
+    and the executable was compiled for 1..64, and 20 rows are refused."""
     cache = Cache(tmp_path)
     cache.store(key(text("64")), made("64"))
     found = cache.find(key(text("8")))

@@ -66,8 +66,8 @@ def test_every_named_target_compiles(name: str) -> None:
 
 
 def test_a_long_chain_computes_what_its_operators_do() -> None:
-    """64 doublings, then 600 operators that each read the two previous results, give the bits that NumPy's operators give one after
-    another."""
+    """64 doublings, followed by 600 operators that each read the two previous results, give the same bits as NumPy's operators applied one
+    after another."""
     doublings = [f"d{i + 1} = add(d{i}, d{i})" for i in range(64)]
     operators = ("subtract", "maximum", "minimum")
     chain = [f"x{i + 2} = {operators[i % 3]}(x{i + 1}, {'x0' if i % 5 else 'd64'})" for i in range(600)]

@@ -32,8 +32,8 @@ def test_an_if_chooses_among_functions_that_differ_in_the_names_of_variables(com
 
 
 def test_temporaries_of_a_called_function_lie_above_the_arena_of_its_caller(compute: Compute) -> None:
-    """While functions are called, their temporaries do not overwrite the caller's values in its arena, which the caller reads after the
-    calls."""
+    """The temporaries of a called function do not overwrite values in the caller's part of the arena that the caller reads after the
+    call."""
     program = """
     func main(x: f32[n, 16]) -> object {
       a = softmax(x)

@@ -1,5 +1,5 @@
 """Random programs over all operators keep their results: after each pass, as machine code, parsed from text, loaded from a file, with any
-number of threads, and for several sizes in turn. Arguments that do not fit are refused with a named error.
+number of threads, and for several sizes one after another. Arguments that do not fit are refused with a named error.
 
 These programs cover every operator. Those of tests/compiler/passes/test_generated_programs.py have more structure: branches, calls, memory
 written in place.
@@ -48,11 +48,11 @@ RUNS = 4
 
 @dataclass(slots=True)
 class Noise:
-    """The meanings of all operators, with small random errors added. Repeated runs show how much rounding may change a result, whether
-    errors cancel or grow."""
+    """The NumPy definitions of all operators, with small random errors added. Repeated runs show by how much rounding may change a result,
+    and whether errors cancel or grow."""
 
     numbers: np.random.Generator
-    # Weights that some machines multiply as integers, each with its number of bits.
+    # weights that some machines multiply as integers, each with its number of bits
     weights: list[tuple[Any, int]] = field(default_factory=list[tuple[Any, int]])
 
     def __getitem__(self, name: str) -> Callable[..., Any]:
@@ -191,7 +191,7 @@ def check(program: Program, target: Target, folder: Path, checked_calls: tuple[i
 
 
 def refused(session: Session, program: Program) -> None:
-    """Require that arguments which differ from the declaration raise a RuntimeFault, if the interpreter refuses them."""
+    """Require that the session refuses arguments of undeclared sizes with a RuntimeFault, if the interpreter refuses them, too."""
     for wrong in wrong_arguments(program):
         try:
             interpreted = Interpreter(program.module).call("main", *wrong, *program.weights.values())
@@ -229,8 +229,8 @@ def wrong_arguments(program: Program) -> Iterator[list[Any]]:
 
 
 def test_every_operator_is_drawn():
-    """Every operator has a recipe, except for those that passes make and those that need operands fitting each other, which have tests of
-    their own."""
+    """Every operator has a recipe, except for operators that only passes create and operators whose operands must fit each other. Both
+    kinds have their own tests."""
     made = {"panel_integers", "panel_scales", "integer_linear", "quantize_rows", "row_planes", "panel_multipliers", "widened_linear"}
     made |= {"expert_integer_linear"}
     states = {"state_read", "state_write", "causal_conv", "input_tails", "state_scan"}
@@ -240,7 +240,7 @@ def test_every_operator_is_drawn():
     assert {name for name in RECIPES if name in OPS} == ours - made - others
 
 
-# A plain run draws 18 programs; the others are marked slow.
+# The first 18 programs always run; the others are marked slow.
 SEEDS = [*range(18), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(18, 200))]
 
 

@@ -1,4 +1,5 @@
-"""Bugs that users reported in Apache TVM's implementation of Relax do not occur here. Numbers are those of issues at apache/tvm."""
+"""Bugs that users reported in Apache TVM's implementation of Relax do not occur here. The numbers in test names are those of issues at
+apache/tvm."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def test_bug_20207_match_cast_then_split(compute: Compute) -> None:
 
 
 def test_bug_17835_the_default_pipeline_computes_what_the_program_says(compute: Compute) -> None:
-    """A value that is read again after several operators is still intact, when these operators are fused and memory is planned."""
+    """A value that is read again after several operators is still intact, although these operators are fused and memory is planned."""
     program = """
     func main(x: f32[n, 32], w: f32[32, 32]) -> object {
       a = matmul(x, w)

@@ -84,8 +84,8 @@ def test_a_declared_bound_beyond_all_memory_is_no_bound() -> None:
 
 
 def test_an_extent_that_turns_out_negative_does_not_shrink_the_arena() -> None:
-    """An extent that turns out negative at run time is refused and does not make the arena smaller. The plan puts memory that is used
-    before the check after the memory of that extent."""
+    """An extent that turns out negative at run time is refused, and until then does not make the arena smaller. The plan places memory that
+    is used before the check behind the memory whose size depends on the extent."""
     text = """
     func main(x: f32[n], s: shape[m]) -> object {
       a = exp(x)

@@ -1,4 +1,4 @@
-"""Without instructions of the machine, conversions of f16 give NumPy's results, for one lane and for many."""
+"""Conversions between f16 and f32 that use no instructions for f16 give NumPy's results, for one lane and for many."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cast(source: DType, dtype: DType, count: int, lanes: int) -> PrimFunc:
 
 
 def expect_equal(found: Any, expected: Any) -> None:
-    """Compare bits, but not those of NaNs."""
+    """Require equal bits. Two NaNs may have different bits."""
     np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
     numbers = ~np.isnan(expected)
     assert found[numbers].tobytes() == expected[numbers].tobytes()
@@ -46,10 +46,11 @@ def test_every_half_is_widened_exactly(lanes: int, run_native: Any) -> None:
 
 @pytest.mark.parametrize("lanes", LANES)
 def test_numbers_are_rounded_to_the_nearest_half(lanes: int, run_native: Any) -> None:
-    """Each half, the middle between it and the next one, and the neighbours of the middle are rounded as NumPy rounds them."""
+    """Each f16 number, the midpoint between that number and the next one, and the neighbours of the midpoint are rounded as NumPy rounds
+    them."""
     with np.errstate(all="ignore"):
         wide, after = ALL.astype(np.float32), np.nextafter(ALL, np.float16(np.inf)).astype(np.float32)
-        after = np.where(np.isinf(after) & np.isfinite(wide), np.float32(65536), after)  # what would follow the largest half
+        after = np.where(np.isinf(after) & np.isfinite(wide), np.float32(65536), after)  # what would follow the largest finite f16
         middle = (wide + after) / 2
         beside = [np.nextafter(middle, np.float32(end)) for end in (-np.inf, np.inf)]
         extremes = np.array([1e38, -1e38, 1e-38, 1e-45, 65519.996, 65520, 65536, 2.0**-25, np.nan, -np.nan] * 8, np.float32)

@@ -1,4 +1,4 @@
-"""Every scalar function and cast gives NumPy's result for every element type, compiled with 1 and with 16 lanes."""
+"""Every scalar function and cast gives NumPy's result for every element type, when compiled with 1 lane and with 16 lanes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_function_has_its_numpy_meaning(run_native: Any, fn: Fn, dtype: DType) -
     one_lane = np.zeros(NUM, result.numpy)
     run_native(elementwise(lambda *xs: Apply(fn, xs), [dtype] * len(inputs), result, 1), [*inputs, one_lane])
     assert found.tobytes() == one_lane.tobytes(), "the bits depend on the number of lanes"
-    # NumPy computes rsqrt in two roundings: it rounds the square root to the small type before it divides.
+    # NumPy rounds rsqrt twice: it rounds the square root to the small type before it divides.
     assert_close(found, wanted, ulps=2 if fn in INEXACT else 1 if fn is Fn.RSQRT and dtype is not DType.F32 else 0)
 
 

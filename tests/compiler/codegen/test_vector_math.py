@@ -1,4 +1,5 @@
-"""Vector functions stay within their documented errors on dense samples of all finite f32 numbers. One lane gives the same bits as 16."""
+"""The errors of vector functions stay within their documented bounds on dense samples of all finite f32 numbers. One lane gives the same
+bits as 16."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ REFERENCE = {
 
 
 def both_ways(fn: Fn, num_args: int) -> PrimFunc:
-    """Return a kernel that applies the function in 16 lanes, and again one element at a time."""
+    """Return a kernel that applies the function in vectors of 16 lanes, and once more to one element at a time."""
     n = DimVar("n", lower=1)
     inputs = [Buffer(f"x{i}", (n.dim,), DType.F32) for i in range(num_args)]
     outputs = [Buffer(name, (n.dim,), DType.F32) for name in ("wide", "narrow")]

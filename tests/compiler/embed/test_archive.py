@@ -12,8 +12,8 @@ from compiler.embed.archive import MAGIC, Member, archive
 
 
 def test_the_index_names_the_member_of_each_symbol() -> None:
-    """The archive's index holds, for each symbol, the offset of the member that defines it. After a member of odd length, padding keeps
-    offsets even."""
+    """The archive's index maps each symbol to the offset of the member that defines it. A member of odd length is padded, so that all
+    offsets are even."""
     made = archive({"a.o": Member(b"odd", ["first", "second"]), "b.o": Member(b"even", ["third"])})
     assert made.startswith(MAGIC)
     index = made[68 : 68 + int(made[56:66])]

@@ -90,7 +90,8 @@ def returned(builder: Builder, value: Value, var: Var, stated: TensorType, dims:
 
 
 def called(builder: Builder, value: Value, var: Var, stated: TensorType, dims: tuple[DimVar, ...]) -> Var:
-    """Pass a function as an argument whose declared type promises another result shape than the function returns."""
+    """Call a function with a function argument. The declared type of that argument promises another result shape than the passed function
+    returns."""
     x = builder.emit(value)
     assert isinstance(x.type, TensorType)
     honest = _identity(builder, x, x.type, dims)
@@ -103,13 +104,13 @@ def called(builder: Builder, value: Value, var: Var, stated: TensorType, dims: t
 
 
 def made(builder: Builder, value: Value, var: Var, stated: TensorType, _: tuple[DimVar, ...]) -> Var:
-    """Call a loop nest and state other extents for its output than the nest gives it."""
+    """Call a loop nest, with an annotation of its output whose extents differ from those that the nest computes."""
     x = builder.emit(value)
     return builder.emit(CallTir(_copy(builder, x, 1), (x,), (stated,)))
 
 
 def read(builder: Builder, value: Value, var: Var, stated: TensorType, _: tuple[DimVar, ...]) -> Var:
-    """Call a loop nest whose two operands must have equal extents, with operands that differ."""
+    """Call a loop nest that requires two operands of equal extents, with operands of different extents."""
     x = builder.emit(value)
     assert stated.shape is not None and stated.dtype is not None
     whole = builder.call(OPS["full"], ShapeValue(stated.shape), ScalarValue(Dim.of(0)), dtype=stated.dtype)
@@ -124,7 +125,7 @@ LIES: dict[str, Lie] = {
     "call_tir output": made,
     "call_tir operand": read,
 }
-BOUNDARIES = (*LIES, "return", "entry")  # at "entry", an argument of the call is false instead of an annotation
+BOUNDARIES = (*LIES, "return", "entry")  # at "entry", an argument of the call has the wrong shape; no annotation is false
 
 
 def _sizes(dims: tuple[DimVar, ...]) -> ShapeValue:

@@ -38,7 +38,7 @@ from tests.compiler.generated.random_programs import Program, Unfit, draw
 
 assert random_recipes  # the import registers all recipes
 
-GUARD = 16 << 20  # bytes of each guard; no false annotation here leads to an access further off
+GUARD = 16 << 20  # bytes of each guard; no false annotation here leads to an access beyond it
 PAGE = mmap.PAGESIZE
 PROT_NONE = 0
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -109,7 +109,7 @@ def meaning(module: IRModule, program: Program, inputs: tuple[Any, ...]) -> str:
     try:
         with np.errstate(all="ignore"):
             Interpreter(module).call("main", *(np.array(a) if isinstance(a, np.ndarray) else a for a in inputs), *program.weights.values())
-    except (CompileError, ValueError, IndexError):  # a ValueError or IndexError is NumPy's refusal of an operator's operands
+    except (CompileError, ValueError, IndexError):  # NumPy raises ValueError or IndexError if it refuses the operands of an operator
         return "refused"
     return "computed"
 

@@ -94,7 +94,8 @@ class Program:
 
 @dataclass(slots=True)
 class Draft:
-    """A random function under construction. It has the sizes and the values of every atom, for each call that the program will get."""
+    """A random function under construction. For each call that the program will get, it stores the sizes of dimensions and the values of
+    all atoms."""
 
     random: Random
     builder: Builder
@@ -105,7 +106,7 @@ class Draft:
     dims: list[DimVar] = field(init=False)  # dimensions of parameters; dimensions that a match_cast names are only in `sizes`
     params: list[Var] = field(default_factory=list[Var])
     weights: list[Var] | None = field(default_factory=list[Var])  # None: no new parameters are allowed
-    held: list[Atom] = field(default_factory=list[Atom])  # tensors that a recipe may pick
+    held: list[Atom] = field(default_factory=list[Atom])  # tensors that a recipe may pick as operands
     values: dict[Atom, list[Any]] = field(default_factory=dict[Atom, list[Any]])
     parts: dict[Var, list[Var]] = field(default_factory=dict[Var, list[Var]])  # tuple -> its fields
     exact: set[Atom] = field(default_factory=set[Atom])
@@ -287,8 +288,8 @@ class Draft:
             self.exact.add(atom)
 
     def computed(self, value: Value, type_: Type, args: Sequence[Atom], call: int) -> Any:
-        """Evaluate a binding with the interpreter, for the call number `call`, as a function whose parameters are the operands and the
-        sizes."""
+        """Evaluate a binding with the interpreter for the call with index `call`. The interpreter runs a function whose parameters are the
+        operands and the sizes."""
         sizes, given = self.sizes[call], [a for a in dict.fromkeys(args) if isinstance(a, Var)]
         everything = Var("sizes", ShapeType(tuple(map(Dim.of, sizes))))
         result = Var("result", type_)
@@ -350,7 +351,8 @@ def _size(var: DimVar, random: Random, *, small: bool) -> int:
 
 
 def _helper(random: Random, builder: Builder, *, halves: bool) -> str:
-    """Add a function that the program may call. It was computed with one size; a recipe whose call of it is refused is dropped."""
+    """Add a function that the program may call. Its body was drawn for operands of one size. If the interpreter refuses a call with other
+    sizes, the recipe of that call is dropped."""
     a, b = DimVar("a"), DimVar("b", 1)
     draft = Draft(random, builder, [{a: 3, b: 5}], halves=halves, weights=None)
     with builder.function("helper", draft.params):

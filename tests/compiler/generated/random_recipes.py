@@ -297,7 +297,7 @@ def _matmul(draft: Draft, op: str) -> None:
 @recipe("top_experts group_rows", exact=True)
 @recipe("expert_linear sum_rows")
 def _mixture(draft: Draft, op: str) -> None:
-    """Group rows by expert, multiply them and sum the results. Sometimes the experts are in random order."""
+    """Group rows by expert, multiply them, and sum the results of each token. Sometimes the experts of a token are in random order."""
     x, count, k = draft.tensor(FLOATS, ndim=2), draft.one_of([1, 3, 8]), draft.one_of([1, 2, 3])
     tokens, length = draft.type(x).shape
     chosen = draft.call("top_experts", draft.new((tokens, Dim.of(count)), draft.one_of(FLOATS)), k=k) if k <= count else None

@@ -198,8 +198,8 @@ def test_loops_that_carry_run_in_order():
     [("[i, j]", [[1, 2], [3, 4], [5, 6]]), ("[0, j]", [[9, 12], [0, 0], [0, 0]]), ("[0, 0]", [[21, 0], [0, 0], [0, 0]])],
 )
 def test_what_an_iteration_adds_to_is_kept_by_all_that_follow(indices: str, expected: list[list[int]]) -> None:
-    """If several iterations add to an element, the element gets the sum. Iterations have an element each, one per column, or one for
-    all."""
+    """If several iterations add to an element, the element gets the sum of all. In the three cases, each iteration has its own element, all
+    rows of a column share one, or all iterations share one."""
     out = np.zeros((3, 2), F32)
     run(f"prim f(x: f32[n, 2], out y: f32[n, 2]) {{ for i in n, j in 2 {{ y{indices} = y{indices} + x[i, j] }} }}", TABLE, out)
     np.testing.assert_array_equal(out, expected)
@@ -247,8 +247,8 @@ def test_a_contraction_is_the_sum_of_the_products() -> None:
 
 @pytest.mark.parametrize("is_fine", [False, True])
 def test_a_grouped_contraction_scales_the_exact_sums_of_its_groups(is_fine: bool) -> None:
-    """A grouped contraction sums integers exactly within a group and then scales the sums. Rows have two planes: the first has the factor
-    256, the second counts only in rows marked as fine."""
+    """A grouped contraction sums integers exactly within each group, and multiplies the sums by the groups' scales. Rows have two planes:
+    the first counts 256 times, and the second counts only in rows that are marked as fine."""
     rng = np.random.default_rng(3)
     q, w = rng.integers(-9, 9, (2, 6)).astype(np.int32), rng.integers(-9, 9, (4, 6)).astype(np.int32)
     scale, fine, out = np.asarray([0.5, 2], F32), np.asarray([is_fine]), np.zeros(4, F32)
@@ -318,7 +318,7 @@ def test_what_a_guard_shuts_out_may_lie_outside():
 
 
 def test_a_shared_value_is_safe_inside_a_guard_only():
-    """A value may be shared by two uses inside guards, but is refused outside of the guard, where its index may be out of bounds."""
+    """Two uses inside guards may share a value. Outside of a guard the value is refused, because its index may be out of bounds there."""
     text = "prim f(x: f32[n], out y: f32[n]) {{ for i in n {{ y[i] = let t = x[i - 1] in {} }} }}"
     guarded = "guard(1 <= i < n ? t : 0.0) + guard(1 <= i < n ? t * 2.0 : 1.0)"
     out = np.zeros(4, F32)
@@ -397,6 +397,6 @@ def test_a_dimension_without_a_value_is_named():
 
 
 def test_a_tensor_without_axes_stays_a_tensor():
-    """A reduction over all axes stays a tensor without axes: NumPy returns a scalar, which the next operator would not accept."""
+    """A reduction over all axes gives a tensor without axes. NumPy would return a scalar, which the next operator would not accept."""
     result = interpret("func main(x: f32[n]) -> object { a = mean(x, axes=[0]) b = exp(a) return b }", np.zeros(3, F32))
     assert isinstance(result, np.ndarray) and result.shape == () and result == 1

@@ -128,7 +128,7 @@ def test_the_order_of_functions_does_not_matter() -> None:
 
 
 def test_one_variable_is_not_two() -> None:
-    """Two variables never equal one variable that is used twice: variables are paired in both directions."""
+    """A program with two variables never equals a program that uses one variable twice, because variables are paired in both directions."""
     two = parse("func f(x: f32[n], y: f32[m]) -> object { return x }")
     one = parse("func f(x: f32[n], y: f32[n]) -> object { return x }")
     assert structural_equal(one, two) is not None
@@ -144,8 +144,8 @@ def test_variables_that_stand_alone_later_are_paired_first() -> None:
 
 
 def test_dimensions_among_the_parameters_of_a_nest_are_paired_first() -> None:
-    """Equality does not depend on whether a variable's range is declared. Declaring a range creates the variable before the shapes do,
-    which changes the order of terms in a sum."""
+    """Equality does not depend on whether a variable's range is declared, although a declaration creates the variable earlier and thereby
+    changes the order of the terms in a sum."""
     a, b = (parse(f"prim f(A: f32[n + m], n: dim, m: dim, out C: f32[]) {where} {{ C[] = A[n] }}") for where in ("", "where m in 0.."))
     assert_equal(a, b)
     c = parse("prim f(A: f32[n + m], m: dim, n: dim, out C: f32[]) { C[] = A[n] }")

@@ -260,7 +260,7 @@ def test_free_vars() -> None:
 
 
 def test_a_cast_to_a_known_dimension_uses_it() -> None:
-    """A match_cast to a dimension that was used before tests the dimension; otherwise it defines a new one."""
+    """A match_cast to a dimension that already has a value tests the value. Otherwise the match_cast defines the dimension."""
     known = parse("func f(x: f32[n], y: f32[m]) -> object { z = shape[n] w = match_cast y to f32[n] return w }").graph("f").body
     assert _names(free_vars(known).dims) == ["n"]
     new = parse("func f(x: f32[n], y: f32[m]) -> object { w = match_cast y to f32[k] z = shape[k] return w }").graph("f").body
@@ -346,7 +346,7 @@ def test_scalars_and_tensors_of_no_interest_use_nothing() -> None:
 
 
 def test_shared_values_are_visited_once_and_stay_shared() -> None:
-    """A shared value is visited once and stays shared: 60 doublings have 2**60 paths but only 61 nodes."""
+    """A shared value is visited only once and stays shared: 60 doublings in a row have 2**60 paths but only 61 nodes."""
     doublings = ", ".join(["t0 = A[i]", *(f"t{k + 1} = t{k} + t{k}" for k in range(60))])
     prim = parse(f"prim f(A: f32[n], out B: f32[n]) {{ for i in n {{ B[i] = let {doublings} in t60 }} }}").prim("f")
     buffer = prim.params[0]

@@ -1,5 +1,5 @@
-"""Weight formats: a matrix that is packed and decoded element by element equals the matrix, and equals the NumPy meaning of both
-operations."""
+"""Weight formats: packing a matrix and decoding it element by element gives the matrix again. Both operations compute the same as their
+definitions in NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The product tiles of each target: for each weight format the best tile, on vectors and on matrix units."""
+"""For each target and weight format, the tile that is chosen for products, on vector units and on matrix units."""
 
 from __future__ import annotations
 

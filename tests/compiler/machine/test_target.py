@@ -1,4 +1,4 @@
-"""Targets: which target a machine gets, which targets it can run, and the errors for targets that it cannot run."""
+"""Targets: which target describes a machine, which targets a machine can run, and the errors for targets that it cannot run."""
 
 from __future__ import annotations
 

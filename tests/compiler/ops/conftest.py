@@ -1,4 +1,5 @@
-"""Fixtures that run an operator as a program of one call and compare it with NumPy, before and after the call becomes a loop nest."""
+"""Fixtures that run one call of an operator as a program, before and after the call becomes a loop nest, and compare the results with
+NumPy."""
 
 from __future__ import annotations
 

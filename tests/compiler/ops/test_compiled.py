@@ -1,4 +1,5 @@
-"""Every operator in machine code equals its meaning, at sizes that fill some vectors and leave a remainder."""
+"""The machine code of every operator computes the same as its definition in NumPy, at sizes that fill some vectors and leave a
+remainder."""
 
 from __future__ import annotations
 
@@ -163,7 +164,7 @@ CASES |= OTHERS
 def test_every_operator_has_a_case():
     assert set(CASES) <= set(OPS)
     missing = set(LEGALIZE) - set(CASES)
-    # operators of these modules have tests of their own
+    # operators of these modules are compiled by other tests
     elsewhere = {compiler.ops.attention.ragged.__name__, compiler.ops.sampling.operators.__name__}
     assert all(LEGALIZE[name].__module__ in elsewhere for name in missing), missing
 

@@ -44,7 +44,7 @@ def test_reading_clamps(run):
 
 @pytest.mark.parametrize("program", ["take(x, i, axis=0)", "embedding(x, i)", "gather(x, j, axis=0)"])
 def test_an_axis_without_elements_is_refused(program):
-    """Indexing along an empty axis is refused: there is no element to which an index could be clamped."""
+    """Indexing along an axis without elements is refused, because indices are clamped to the axis, and there is no element to clamp to."""
     text = f"func main(x: f32[n, 4], i: i32[k], j: i32[k, 4]) -> f32[k, 4] {{ y = {program} return y }}"
     session, i, j = Session(compile_module(parse(text))), np.ones(2, np.int32), np.ones((2, 4), np.int32)
     with pytest.raises(ArgumentMismatch, match=r"expected max\(n, .* = 1, got 0"):

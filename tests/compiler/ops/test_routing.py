@@ -59,8 +59,8 @@ def test_an_expert_that_does_not_exist_is_brought_into_range(run: Run) -> None:
 
 
 def test_shares_are_added_in_order(run: Run) -> None:
-    """The contributions of a token's experts are added in the order of the experts: here the two large numbers cancel only if they come
-    first."""
+    """The weighted outputs of a token's experts are added in the order in which the token lists its experts. Here the two large numbers
+    cancel exactly only if they are added first."""
     y = np.float32([[1e8], [1.0], [-1e8]] * 2)
     shares = np.ones((2, 3), np.float32)
     found = run(SUM_ROWS, y, np.int32([[0, 1, 2], [3, 5, 4]]), shares, compiled=True)

@@ -45,7 +45,7 @@ def scan(run: Any, states: np.ndarray, given: dict[str, np.ndarray], lists: tupl
 
 
 def expected_of(state: np.ndarray, given: dict[str, np.ndarray], t: int, *, delta: bool) -> np.ndarray:
-    """Return the states [heads, rows, size] that follow `state` after token t."""
+    """Return the states [heads, rows, size] after token t, given the states before it."""
     found = np.empty_like(state)
     for h in range(HEADS):
         k, before = given["k"][t, h // 2].astype(np.float64), state[h] * given["decay"][t, h]
@@ -58,8 +58,8 @@ def expected_of(state: np.ndarray, given: dict[str, np.ndarray], t: int, *, delt
 
 @pytest.mark.parametrize("delta", [True, False])
 def test_each_sequence_goes_on_from_its_state_and_leaves_those_behind_saved_tokens(run, rng, delta) -> None:
-    """Each sequence continues from the state in its source page, and the states after saved tokens are written to their pages. Page 0
-    stands for zeros, so it may hold anything; the second sequence starts from it. The third sequence has one token."""
+    """Each sequence continues from the state in its source page. The states after the tokens listed in `saved` are written to pages. Page 0
+    stands for zeros whatever it contains; the second sequence starts from it. The third sequence has one token."""
     given, states = gates(rng, 8), rng.standard_normal((2, 5, HEADS * ROWS * SIZE)).astype(np.float32)
     states[:, 0] = np.nan
     starts, saved, pages = ints(0, 4, 7, 8), ints(1, 3, 6, 7), ints(4, 2, 1, 3)

@@ -22,7 +22,7 @@ STARTS = np.cumsum([0, *LENGTHS]).astype(np.int32)
 
 
 def test_a_state_is_read_of_its_page_and_is_zero_at_the_beginning(run, rng) -> None:
-    """A state is read from its page. A sequence without a page has page 0, which stands for zeros, whatever it holds."""
+    """A state is read from the sequence's page. A sequence without a page uses page 0, which stands for zeros whatever it contains."""
     states = rng.standard_normal((2, 4, SIZE)).astype(np.float32)
     states[:, 0] = np.nan
     found = run(STATE_READ, states, np.array([3, 0, 3], np.int32), 1, shapes="l p 5, s", compiled=True)

@@ -1,4 +1,4 @@
-"""Every operator is in all tables of meanings, except for the operators that this file lists."""
+"""Every operator has an entry in the tables INTERPRET and LEGALIZE, except for the operators that this file lists."""
 
 from __future__ import annotations
 

@@ -53,6 +53,6 @@ def test_instruments_see_every_pass(tmp_path: Path) -> None:
     timing, dump = Timing(), Dump(tmp_path)
     Pipeline((legalize, FoldConstants(), share_subexpressions), (timing, dump))(parse(PROGRAM))
     assert list(timing.seconds) == ["legalize", "fold_constants", "share_subexpressions"]
-    # The pass number 2, folding, changed nothing and so wrote no file. Numbers are places in the list of passes.
+    # A file's number is the position of its pass in the pipeline. Pass 2, constant folding, changed nothing, so it wrote no file.
     assert [p.name for p in sorted(tmp_path.iterdir())] == ["00-start.ir", "01-legalize.ir", "03-share_subexpressions.ir"]
     parse((tmp_path / "03-share_subexpressions.ir").read_text())

@@ -1,4 +1,5 @@
-"""Facts that annotations state are proved at compile time or checked at run time. The error of a failed check names the boundary."""
+"""Facts that annotations state are proved at compile time or checked at run time. The error of a failed check names the place of the
+annotation."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_calls_of_impure_functions_stay(stays: Callable[[Pass, str], None]) -> N
 
 @pytest.mark.parametrize("target", ["x86-64-v3", "avx512-vnni-bf16", "aarch64-neon", "wasm-relaxed", "sm_80"])
 def test_every_pipeline_keeps_states_that_only_later_steps_read(target: str) -> None:
-    """The last layer of a step writes a state, and no operator of the step reads it."""
+    """The last layer writes a state that no operator of the step reads. The write must stay, because the next step reads the state."""
     program = """
         func main(states: f32[1, p, 8], values: f32[m, 8], pages: i32[m], x: f32[n, 4]) -> f32[n, 4] where p in 2.. {
           dataflow {

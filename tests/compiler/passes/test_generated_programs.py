@@ -1,8 +1,9 @@
-"""Generated programs keep their results after each pass, and their machine code computes the same with any number of threads.
+"""Randomly generated programs keep their results after each pass, and their machine code gives the same results with any number of threads.
 
-A program is drawn move by move, from the values that it already has: operators, loop nests in text, views, branches, match_casts, tuples,
-calls of functions, in-place calls, host routines. Dimensions are symbolic, with and without declared ranges. Values stay small, and
-discontinuous operators take no rounded operands, so that equal programs give nearly equal numbers.
+A program is generated in steps, here called moves. Each move applies one construct to values that the program already computes: an
+operator, a loop nest from text, a view, a branch, a match_cast, a tuple, a function call, an in-place call or a host routine. Dimensions
+are symbolic, with and without declared ranges. Values stay small, and discontinuous operators get no operands with rounding errors, so that
+equivalent programs give nearly equal numbers.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ UNARY = ["tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "sin", "cos", "abs", "n
 BINARY = ["add", "subtract", "multiply", "minimum", "maximum"]
 LARGEST = 64.0  # bound on the absolute values of every tensor in `at_hand`
 EXAMPLES = settings().max_examples // 4  # a quarter of the profile's number, because each example is compiled
-# Allowed error, relative to the largest element: a few roundings per move, over a few moves.
+# Allowed error, relative to the largest element. A program has a few moves, each with a few roundings.
 TOLERANCE = {DType.F32: 2e-4, DType.F16: 4e-2, DType.BF16: 2e-1}
 
 
@@ -94,13 +95,13 @@ class Program:
 
 @dataclass(slots=True)
 class _Generator:
-    """Draws the body of a function. `at_hand` maps the tensors that the next move may use to bounds on their absolute values."""
+    """Draws the body of a function. `at_hand` maps each tensor that the next move may use to a bound on its absolute values."""
 
     draw: Callable[[Any], Any]
     builder: Builder
     sizes: dict[DimVar, int]
     at_hand: dict[Var, float] = field(default_factory=dict[Var, float])
-    # tensors without rounding errors, which could change the result of a comparison: parameters and integers
+    # tensors without rounding errors (parameters and integers), which comparisons may read
     exact: set[Var] = field(default_factory=set[Var])
     helpers: list[str] = field(default_factory=list[str])
     depth: int = 0
@@ -164,7 +165,7 @@ class _Generator:
             self.keep(self.call(op, x, other), bound.get(op, max(size, self.at_hand[x])))
 
     def unproved(self) -> None:
-        """Call an operator on operands whose extents are equal, although only a check at run time can tell."""
+        """Call an operator whose operands have equal extents, but only a check at run time can show that the extents are equal."""
         x = self.floats(ndim=1, f32=True)
         if x is None or not _never_one(x.type):
             return
@@ -330,7 +331,8 @@ class _Generator:
         self.bounded(self.tir("accumulate", (x, y), x.type, inplace=(0,)), self.at_hand[x] + self.at_hand[y])
 
     def overwrite(self) -> None:
-        """Overwrite a tensor in place that nobody reads later, not even through a view. Code before it must have read the old value."""
+        """Overwrite a tensor in place. Nobody reads the tensor later, not even through a view. Earlier code must have read the old
+        value."""
         x = self.floats(ndim=2, f32=True)
         if x is None:
             return
@@ -491,7 +493,7 @@ def programs(draw: Callable[[Any], Any]) -> Program:
             made.keep(var, 100.0 if var.name.startswith("i") else 2.0, exact=True)
         if draw(st.booleans()):
             with builder.dataflow():
-                made.depth = 2  # a depth at which no branches and no new variables are drawn: dataflow may have none
+                made.depth = 2  # at this depth no branches and no new variables are drawn, because a dataflow block may not contain them
                 made.moves(draw(st.integers(1, 6)))
                 made.depth = 0
         made.moves(draw(st.integers(1, 8)))
@@ -532,7 +534,7 @@ def _array(type_: Type, sizes: dict[DimVar, int], random: np.random.Generator) -
             return np.asarray(random.integers(0, 2, shape), np.bool_)
 
 
-# --- the properties ----------------------------------------------------------------------------------------------------
+# --- the properties that are tested ----------------------------------------------------------------------------------------------------
 
 
 def meaning(module: IRModule, program: Program) -> Any:

@@ -81,8 +81,8 @@ def test_a_weight_that_alone_defines_a_dimension_stays(becomes: Callable[[Pass, 
 
 
 def test_prepared_values_of_one_name_are_told_apart() -> None:
-    """Prepared values get different names, because they are bound by name. Passes number new values from 0, so names may repeat those of
-    the program."""
+    """Prepared values get different names, because they are bound by name. A pass numbers its new values from 0, so without care they would
+    repeat names of the program."""
     builder = Builder(parse(TWICE + ADD))
     four = tensor([4], DType.F32)
     x, u = Var("x", four), Var("u", four)

@@ -45,7 +45,8 @@ def test_what_is_no_product_stays(stays: Callable[[Pass, str], None]) -> None:
 
 
 def test_pairs_of_bf16(becomes: Callable[[Pass, str, str], None]) -> None:
-    """For a machine that multiplies pairs of bf16, a panel keeps two neighbours along the contracted axis together."""
+    """For a machine that multiplies pairs of bf16, each pair in a panel consists of two elements that are adjacent along the contracted
+    axis."""
     before = """
         func main(x: bf16[n, 8], w: bf16[6, 8]) -> f32[n, 6] { y = call_tir @mm(x, w) -> f32[n, 6] return y }
         prim mm(A: bf16[n, 8], B: bf16[6, 8], out C: f32[n, 6]) {

@@ -283,8 +283,8 @@ prim main(A: f32[n], t: scalar f32, out B: f32[n]) {
 
 
 def test_values_that_an_expression_shares_have_names() -> None:
-    """A value that an expression uses several times gets a name in the text, and parsing makes one node for it. A value shared within a
-    reduction is named within the reduction."""
+    """A value that an expression uses several times gets a name in the text, from which the parser makes one node again. A value that is
+    shared within a reduction is named within the reduction."""
     module = parse(SHARED)
     body = module.prim("main").body
     assert isinstance(body, For)

@@ -1,4 +1,4 @@
-"""For each rule of the verifier there is a program that the verifier refuses. A test fails if a rule has none."""
+"""For each rule of the verifier, a program that breaks the rule is refused. A test fails if a rule has no such program."""
 
 from __future__ import annotations
 

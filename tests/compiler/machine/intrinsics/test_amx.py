@@ -1,4 +1,4 @@
-"""AMX tiles: the instructions of one step in the disassembly, and the sizes and targets that are refused."""
+"""AMX tiles: the machine instructions of one step, and the sizes and targets that are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""AMX tiles as machine code, on a real unit or on the emulation in amx_unit.c, equal their NumPy meaning bit for bit at all sizes."""
+"""The machine code of AMX tiles, on a real unit or on the emulation in amx_unit.c, gives the same bits as their definition in NumPy at all
+sizes."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def tiled(op: MatrixUnitOp) -> PrimFunc:
 
 
 def check(run_native: Any, target: Target, op: MatrixUnitOp, arrays: tuple[Array, Array, Array], dims: tuple[int, int]) -> Array:
-    """Run the tile in two work items, and return the sum. In each work item, the sum must equal that of the tile's NumPy meaning."""
+    """Run the tile in two work items, and return the sum that both compute. It must equal the sum by the tile's definition in NumPy."""
     c, a, b = arrays
     prim = tiled(op)
     found, wanted = np.stack([c, c]), c.copy()

@@ -1,5 +1,5 @@
-"""The append tile lists the lanes whose mask is set, in order, on every target that can run here and in the interpreter. AVX-512 needs one
-instruction for it."""
+"""The append tile lists the lanes whose mask is set, in ascending order, on every target that can run here and in the interpreter. On
+AVX-512 a single instruction does this."""
 
 from __future__ import annotations
 

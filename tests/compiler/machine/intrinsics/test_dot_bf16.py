@@ -1,4 +1,5 @@
-"""Dot tiles of bf16 equal their NumPy meaning on every target that can run here. For other targets, the tests check the instructions."""
+"""Dot tiles of bf16 compute the same as their definition in NumPy on every target that can run here. For other targets, the tests check
+which instructions are generated."""
 
 from __future__ import annotations
 
@@ -31,8 +32,7 @@ TARGETS = {t.name: t for t in (host(), *NAMED.values()) if t.can_run_here}
 
 
 def tiled(rows: int, lanes: int) -> PrimFunc:
-    """Return a kernel for c[i, j] = 1 + sum(a[i, k] * b[k, j]). The rows of a have a stride, and the tile reads the second of two panels of
-    b."""
+    """Return a kernel for c[i, j] = 1 + sum(a[i, k] * b[k, j]). The rows of a have a stride, and b is the second of two packed panels."""
     k, stride = DimVar("k", lower=PAIR, multiple_of=PAIR), DimVar("stride", lower=1)
     a, b = Buffer("a", (Dim.of(rows), stride.dim), BF16), Buffer("b", (Dim.of(2), k // PAIR, Dim.of(COLUMNS * PAIR)), BF16)
     c, acc = Buffer("c", (Dim.of(rows), Dim.of(COLUMNS)), F32), Buffer("acc", (Dim.of(rows), Dim.of(COLUMNS)), F32, Scope.LOCAL)
@@ -98,7 +98,7 @@ prim k(a: bf16[4, 10], b: bf16[2, 80], c: f32[4, 48], out total: f32[4, 48]) {
 @pytest.mark.parametrize("places", ["b[0, 0], b[1, 8]", "b[0, 5]"], ids=["apart", "touching"])
 @pytest.mark.parametrize("target", list(TARGETS))
 def test_a_pair_of_rows_as_they_lie(run_native: Any, target: str, places: str) -> None:
-    """A tile that reads two rows of b in place gives the same result as one that reads a packed panel of the pair."""
+    """A tile that reads two rows of b where they are stored gives the same result as a tile that reads a packed panel of both rows."""
     touching = ", touching=true" if "1" not in places else ""
     prim = parse(ROWS.replace("PLACES", places).replace("TOUCHING", touching)).prim("k")
     rng, bf16 = np.random.default_rng(0), ml_dtypes.bfloat16

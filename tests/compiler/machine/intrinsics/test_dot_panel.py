@@ -1,4 +1,4 @@
-"""The dot tile of bytes: its NumPy meaning, and the instruction in its inner loop on each target."""
+"""The dot tile of bytes: its definition in NumPy, and the instruction that its inner loop uses on each target."""
 
 from __future__ import annotations
 

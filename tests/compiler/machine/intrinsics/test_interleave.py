@@ -1,4 +1,4 @@
-"""For matrix units, pairs of rows are interleaved. The machine code equals the NumPy meaning bit for bit."""
+"""Pairs of rows are interleaved for matrix units. The machine code gives the same bits as the definition in NumPy."""
 
 from __future__ import annotations
 

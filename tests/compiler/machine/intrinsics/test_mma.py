@@ -1,4 +1,4 @@
-"""The tensor-core tile: its sizes, its limits and its NumPy meaning. tests/runtime/device/cuda/test_products.py runs its code."""
+"""The tensor-core tile: its sizes, its limits and its definition in NumPy. tests/runtime/device/cuda/test_products.py runs its code."""
 
 from __future__ import annotations
 

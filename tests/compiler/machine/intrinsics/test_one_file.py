@@ -1,4 +1,4 @@
-"""An intrinsic is one class in one file. Parser, verifier, interpreter and code generation learn all they need from the class."""
+"""An intrinsic is one class in one file. Parser, verifier, interpreter and code generation need nothing but this class."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ SAMPLES = {"int": 32, "bool": True}
 
 @pytest.mark.parametrize("name", list(TILE_OPS))
 def test_every_descriptor_reads_back_from_its_text(name: str) -> None:
-    """Every intrinsic equals what is parsed from its text, and its operands and dimensions have different names."""
+    """For every intrinsic, parsing its text gives an equal intrinsic. The names of its operands and dimensions are all different."""
     kind: Any = TILE_OPS[name]
     op: TileOp = kind(**{f.name: SAMPLES[f.type] for f in fields(kind)})
     assert from_fields(name, stated_fields(op)) == op

@@ -1,4 +1,4 @@
-"""Rounding f32 to bf16 by the machine's instruction gives what NumPy gives, except for denormals."""
+"""The machine instruction that rounds f32 to bf16 gives NumPy's results, except for denormals."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The shift tile turns mantissas of f32 numbers into integers and shifts each lane right by a count of its own. Every target that can run
-here gives the interpreter's result. Targets with byte permutations use a single one."""
+"""The shift tile turns the mantissas of f32 numbers into integers and shifts each lane right by the lane's own count. Every target that can
+run here gives the interpreter's result. Targets that can permute bytes use a single permutation instruction."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Widening a panel of 4-bit weights to 8 bits: the machine code equals its NumPy meaning for all numbers and multipliers, and has the
-expected number of instructions."""
+"""The tile that widens a panel of 4-bit weights to 8 bits. Its machine code computes the same as its definition in NumPy for all numbers
+and multipliers, and has the expected number of instructions."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_machine_code_is_what_is_meant(run_native: Callable[..., None], columns:
 
 
 def test_meaning_is_that_of_the_operator() -> None:
-    """The widened elements are q * m / 8, rounded to nearest, with halves upwards. Four consecutive elements of a column are adjacent."""
+    """The widened elements are q * m / 8, rounded to nearest, with ties rounded up. Four consecutive elements of a column are adjacent."""
     panel = np.full((8, 64), 0x08, np.uint8)  # weights of 0 in the first half of each group of eight, -8 in the second half
-    panel[0, :4] = 0x9F  # 7 and 1
+    panel[0, :4] = 0x9F  # the numbers 7 and 1, each stored plus 8
     out, multipliers = np.zeros((64, 16), np.int8), np.full((2, 16), 127, np.int8)
     multipliers[0, 0] = -100
     WidenPanel(16, 32).meaning((out.reshape(-1), panel.reshape(-1), multipliers.reshape(-1)), (64,))
@@ -65,7 +65,7 @@ def test_meaning_is_that_of_the_operator() -> None:
 
 
 def test_two_lines_cost_fifteen_operations() -> None:
-    """Widening two cache lines takes 15 instructions, and loading the multipliers for 32 elements of k two more."""
+    """The code that widens two cache lines has 15 instructions. Loading the multipliers for 32 elements of k takes two more."""
     assembly = link([emit_kernel("k", widened(32, 32), TARGET)], TARGET).assembly()
     (body,) = (part for part in re.split(r"\n\.\w+:", assembly) if "vpmulhrsw" in part)
     vector = [op for op in re.findall(r"\n\t(v\w+)[^\n]*%zmm", body) if not op.startswith(("vmovdq", "vbroadcast"))]

@@ -64,7 +64,7 @@ def test_compiled_equals_the_meaning(window: int, softcap: float) -> None:
 
 
 def test_eight_bits_are_near_the_exact_answer() -> None:
-    """The step attends to the keys and values that it appends itself. Its result is near exact attention, because quantisation to 8 bits is
+    """The step also attends to the keys and values that it appends. Its result is near exact attention, because quantisation to 8 bits is
     the only source of error."""
     given = arguments(np.random.default_rng(1))
     q, k, v, slots, tables, _, _, cache, scales = given

@@ -1,4 +1,4 @@
-"""Attention over pages, and dense attention."""
+"""Attention over KV pages, and attention over dense keys and values."""
 
 from __future__ import annotations
 

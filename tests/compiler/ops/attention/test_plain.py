@@ -1,4 +1,5 @@
-"""The attention node equals the formula when interpreted, is parsed from text, and compiles even if no schedule accepts its operands."""
+"""The attention node computes the formula of attention when interpreted, is parsed from text, and compiles even if no schedule accepts its
+operands."""
 
 from __future__ import annotations
 
@@ -73,8 +74,8 @@ CASES = [("ragged", *case) for case in CAUSAL + WHOLE] + [("paged", *case) for c
 def test_every_combination_has_its_meaning(
     compute: Callable[..., Any], source: str, options: tuple[str, ...], window: int, softcap: float
 ) -> None:
-    """Every combination of options equals the formula, even one that no operator makes and no schedule accepts: causal texts without
-    padding, texts that share heads of keys and values, pages with a bias."""
+    """Every combination of options computes the formula, also combinations that no operator produces and no schedule accepts. Examples are
+    causal texts without padding, texts whose query heads share heads of keys and values, and pages with a bias."""
     rng = np.random.default_rng(4)
     q = rng.standard_normal((len(IDS), HEADS, SIZE), np.float32)
     k, v = (rng.standard_normal((len(IDS), KV_HEADS, SIZE), np.float32) for _ in range(2))

@@ -1,4 +1,5 @@
-"""Attention within texts that are concatenated without padding, and the mean and the maximum of each text."""
+"""Attention within each of several texts that are concatenated without padding, and pooling: the mean and the maximum over the tokens of
+each text."""
 
 from __future__ import annotations
 

@@ -57,7 +57,8 @@ def test_product_is_that_of_what_the_numbers_stand_for(run, meaning, rng, bits, 
 
 @pytest.mark.parametrize("chooses", [False, True])
 def test_scales_in_units_are_the_scales_that_they_decode_to(run, meaning, rng, chooses):
-    """The numbers are taken as stored, so the product is that of numbers from 0 to 15."""
+    """A product whose scales are stored as integers times a unit gives the same result as with the decoded scales. Weights are not centred:
+    they are multiplied as they are stored, from 0 to 15."""
     matrices = (2,) if chooses else ()
     x, q = rng.standard_normal((5, 64)).astype(np.float32), rng.integers(0, 256, (*matrices, 33, 32)).astype(np.uint8)
     scale, unit = rng.integers(-32, 32, (*matrices, 33, 4)).astype(np.int8), rng.random((*matrices, 33, 2)).astype(np.float16)
@@ -125,7 +126,7 @@ def test_deduction(deduced):
 
 
 def test_product_over_panels_of_another_width(run, meaning, rng):
-    """A product computes the right result, if slowly, when no tile supports the width of its panels."""
+    """A product whose panels have a width that no tile supports is slow, but computes the right result."""
     w = rng.integers(-128, 128, (10, 16)).astype(np.int8)
     rows = meaning(QUANTIZE_ROWS, rng.standard_normal((3, 16)).astype(np.float32), bits=16, group=0)
     panels = meaning(PANEL_INTEGERS, w, format="panel8", columns=4)

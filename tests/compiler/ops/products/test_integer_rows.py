@@ -74,7 +74,7 @@ def test_deduction(deduced):
 
 
 def outlying(rng, crest, length=1024):
-    """Return a row whose element 7 is `crest` times the row's root mean square."""
+    """Return a row whose element 7 is an outlier: `crest` times the root mean square of the row."""
     row = rng.standard_normal(length).astype(np.float32)
     row[7] = 0
     row[7] = np.sqrt(np.square(row).sum() * crest**2 / (length - crest**2))

@@ -41,7 +41,7 @@ def vocab(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def sessions(vocab: int) -> Iterator[list[Session]]:
-    """Yield two sessions of a compiled sampler: with one thread and with three."""
+    """Yield two sessions of a compiled sampler, one with a single thread and one with three threads."""
     executable = compile_module(build_sampler(vocab, MAX_ROWS))
     made = [Session(executable, device_threads=n) for n in (1, 3)]
     yield made
@@ -50,7 +50,7 @@ def sessions(vocab: int) -> Iterator[list[Session]]:
 
 
 def batch(rng: np.random.Generator, vocab: int, num_rows: int, **columns: Any) -> SampleBatch:
-    """Return sampling parameters for `num_rows` rows. All parameters are off except for the given columns."""
+    """Return sampling parameters for `num_rows` rows. `columns` sets some parameters; all others are off."""
     numbers = np.zeros((num_rows, len(Number)), np.float32)
     numbers[:] = [1.0, np.inf, 1.0, 0.0, 0.0]
     chosen = np.zeros((num_rows, len(Setting)), np.int64)
@@ -156,7 +156,8 @@ def test_any_parameters_draw_what_the_meaning_draws(
 
 
 def test_a_row_does_not_see_its_neighbours(sessions: list[Session], vocab: int) -> None:
-    """A row gets the result that it gets alone, in a batch with rows of all kinds and with more rows than the workspace holds at once."""
+    """A row gets the same result alone as in a batch, with rows of all kinds, and with more rows than the workspace has room for at
+    once."""
     rng = np.random.default_rng(5)
     logits = rng.normal(0, 2, (MAX_ROWS, vocab)).astype(np.float32)
     kinds = [batch(rng, vocab, 1, **kind) for kind in (list(KINDS.values()) * 3)[:MAX_ROWS] if not {"masks", "biases", "seen"} & set(kind)]
@@ -185,8 +186,8 @@ def test_every_instruction_set_draws_the_same(target: Target) -> None:
 def test_a_truncation_does_not_depend_on_the_sample_that_it_begins_with(
     monkeypatch: pytest.MonkeyPatch, margin: float, wider: float
 ) -> None:
-    """Truncation (top-p, typical-p) is exact. It estimates its threshold from a sample of the tokens; the estimate may be good or bad, and
-    the sample may miss the heavy tokens."""
+    """Truncation (top-p, typical-p) is exact. It starts from a threshold that is estimated from a sample of the tokens. The result must be
+    exact even if the estimate is bad or the sample misses the most probable tokens."""
     monkeypatch.setattr(truncation, "SAMPLED", 16)
     monkeypatch.setattr(truncation, "MARGIN", margin)
     monkeypatch.setattr(truncation, "WIDER", wider)
@@ -228,7 +229,7 @@ def test_logprobs_of_given_tokens(sessions: list[Session], vocab: int) -> None:
 
 
 def test_the_nest_in_numpy(run: Callable[..., Any]) -> None:
-    """The loop nest of the sampler, run by the interpreter, equals the operator's meaning."""
+    """The interpreter runs the loop nest of the sampler and gets the same results as the NumPy definition of the operator."""
     rng = np.random.default_rng(8)
     logits = rng.normal(0, 2, (2, 70)).astype(np.float32)
     given = batch(rng, 70, 2, TOP_K=30, TOP_P=int(0.9 * SHARE_ONE), TYPICAL_P=int(0.9 * SHARE_ONE), TOP=2, seen=3, biases=2, masks=True)

@@ -47,7 +47,7 @@ def test_a_store_that_misses_elements_is_opaque() -> None:
 
 
 def test_a_nest_that_reads_what_it_wrote_is_opaque() -> None:
-    """A nest that reads its own output is opaque: the expressions of a running sum cannot move into another nest."""
+    """A nest that reads its own output is opaque. An example is a running sum, whose expressions cannot move into another nest."""
     module = legalize(parse("func main(x: f32[t, 8]) -> object where t in 0..9 { dataflow { y = cumsum(x, axis=0) } return y }"))
     (prim,) = annotate_patterns(module).prim_functions.values()
     assert prim.attrs["pattern"] == "opaque"

@@ -23,7 +23,7 @@ from compiler.passes.fusion.join import MOST_DEPTH, MOST_NODES
 from compiler.passes.legalize import legalize
 from runtime.session import Session
 
-# After fusion, remove the bindings and nests that it leaves unused, so that tests compare only the others.
+# Fusion, followed by the removal of bindings and nests that it leaves unused, so that tests need not list these.
 fused: Pass = Pipeline((fuse, eliminate_dead_code))
 
 
@@ -112,7 +112,7 @@ def test_nothing_joins_outside_of_dataflow() -> None:
 
 
 def test_costly_work_is_not_repeated_in_a_fold() -> None:
-    """An exp of weights does not fuse into the product, which would compute it again for each row of x."""
+    """An exp of weights does not fuse into the product that reads it, because the product would compute the exp again for each row of x."""
     text = "func main(x: f32[n, 8], w: f32[8, 8]) -> object { dataflow { a = exp(w) b = matmul(x, a) } return b }"
     assert calls(text) == ["exp", "matmul"]
 
@@ -138,8 +138,8 @@ def test_a_producer_does_not_cross_a_write_to_what_it_reads(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["x", "reshape(x, shape[n])"])
 def test_a_producer_does_not_move_into_a_write_to_what_it_reads(name: str) -> None:
-    """A nest that reads x does not fuse into a nest that overwrites x: element 0 would be overwritten before the last iteration reads
-    it."""
+    """A nest that reads x does not fuse into a nest that overwrites x, because the overwriting nest would change element 0 before its last
+    iteration reads that element."""
     module = parse(f"""
         impure func main(x: f32[n]) -> object {{
           v = {name}
@@ -156,7 +156,7 @@ def test_a_producer_does_not_move_into_a_write_to_what_it_reads(name: str) -> No
 
 
 def test_a_write_may_take_what_moves_into_it_twice(becomes: Callable[[Pass, str, str], None]) -> None:
-    """A nest fuses into an in-place write that reads its result twice. A layer whose values are its keys has such a write."""
+    """A nest may fuse into an in-place write that reads its result twice. Such a write occurs in layers whose values are their keys."""
     before = """
         impure func main(x: f32[n], p: f32[n]) -> f32[n] {
           dataflow { a = call_tir @e(x) -> f32[n] z = call_tir_inplace @put(p, a, a) [0] -> f32[n] }
@@ -195,8 +195,8 @@ def test_a_norm_is_rounded_where_it_is_made(group: int) -> None:
 
 @pytest.mark.parametrize(("bits", "count"), [(4, 1), (8, 2)])
 def test_sums_of_weights_of_one_form_join(bits: int, count: int) -> None:
-    """Two sums over weights of one format join into one kernel. Sums over 4-bit and over 8-bit weights stay apart, because no schedule
-    computes both."""
+    """Two sums over weights of one format fuse into one kernel. A sum over 4-bit weights and a sum over 8-bit weights stay separate,
+    because no schedule computes both."""
     text = f"""
       func main(q: i8[n, 1, 64], s: f32[n, 1], t: i32[n, 1, 1], a: u8[1, 8, 128], b: u8[1, {2 * bits}, 128], f: f32[1, 1, 32]) -> object {{
         dataflow {{
@@ -232,8 +232,8 @@ CHAINS = {"add({x}, {x})": 64, "exp({x})": 600, "subtract({x}, x0)": 600}
 
 @pytest.mark.parametrize("operator", CHAINS)
 def test_fusion_grows_with_the_number_of_operators(operator: str) -> None:
-    """Fused nests have a limited size and depth, so fusion takes time in proportion to the number of operators. Each of 64 doublings reads
-    the previous one twice: without a limit, fusion would write 2**64 additions."""
+    """The size and depth of fused nests are limited, so the time of fusion is proportional to the number of operators. The test has 64
+    doublings, each of which reads the previous one twice. Without a limit, fusion would write 2**64 additions."""
     count = CHAINS[operator]
     lines = [f"x{i + 1} = {operator.format(x=f'x{i}')}" for i in range(count)]
     module = parse(f"func main(x0: f32[n]) -> object {{ dataflow {{ {' '.join(lines)} }} return x{count} }}")
@@ -267,8 +267,8 @@ def test_a_split_that_feeds_gates_is_part_of_their_kernel(becomes: Callable[[Pas
 
 
 def test_a_call_makes_the_results_that_did_not_move() -> None:
-    """A kernel computes those of its results that did not move into a consumer. Here two parts of a split have several readers or are
-    results, and the third moves into its only consumer."""
+    """A kernel computes only those results that were not fused into a consumer. Here the kernel of `split` computes `a` and `c`, which are
+    results of the function. `b` fuses into its only consumer."""
     module = Pipeline((legalize, fuse, eliminate_dead_code))(
         parse("""
           func main(x: f32[n, 12]) -> object {
@@ -294,7 +294,7 @@ def test_a_call_makes_the_results_that_did_not_move() -> None:
 @pytest.mark.parametrize(
     ("before", "result"),
     [
-        ("p = split(x, axis=0, sizes=[4, 4]) a = p.0 b = exp(a)", "(b, p)"),  # the result p reads the whole tuple
+        ("p = split(x, axis=0, sizes=[4, 4]) a = p.0 b = exp(a)", "(b, p)"),  # the function returns p, so the whole tuple is read
         # `running` computes its second result from the first.
         ("p = call_tir @running(x) -> (f32[8], f32[8]) a = p.0 c = p.1 b = exp(a)", "(b, c)"),
     ],
@@ -347,7 +347,7 @@ def test_a_decode_of_any_length_joins_its_product() -> None:
     """
     assert calls(text) == ["decode_mm"]
     moved = text.replace("w: u8[m, k // 2]", "w: f32[m, k]").replace("@decode(w, s)", "@copied(w)")
-    assert calls(moved) == ["copied", "mm"]  # not fused: a plain copy is cheaper if it runs only once
+    assert calls(moved) == ["copied", "mm"]  # not fused: running a plain copy once is cheaper
     rng = np.random.default_rng(0)
     x, w, s = rng.standard_normal((3, 96), np.float32), rng.integers(0, 256, (24, 48), np.uint8), rng.random((24, 3), np.float32)
     weights = np.stack([w & 15, w >> 4], -1).reshape(24, 96) * np.repeat(s, 32, 1)

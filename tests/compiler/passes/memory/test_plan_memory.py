@@ -1,4 +1,4 @@
-"""Places of values in the arena: two values share a place only if their lifetimes do not overlap."""
+"""The planner places values in the arena. Two values share a place only if their lifetimes do not overlap."""
 
 from __future__ import annotations
 
@@ -84,12 +84,13 @@ def test_sides_of_a_branch_share_memory() -> None:
         }}
         {E1}
     """
-    assert arena(text) == "192"  # the results of both branches need a place, because only the run decides which branch computes one
+    # The arena has room for the results of both branches, because the branch is chosen at run time.
+    assert arena(text) == "192"
 
 
 def test_reuse_needs_a_proof_of_not_more_than_and_no_equality() -> None:
-    """A value may take a place that is provably large enough, even if not of equal size: n elements fit where 2*n were. If neither of n and
-    m is provably the larger, their values get separate places."""
+    """A value may reuse a place that is provably large enough, even if its size is different: n elements fit into a place of 2*n elements.
+    If neither n <= m nor m <= n can be proved, their values get separate places."""
     text = f"""
         func main(x: f32[n], y: f32[2*n], z: f32[m]) -> object {{
           a = alloc f32[2*n]

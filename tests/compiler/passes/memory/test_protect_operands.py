@@ -1,4 +1,4 @@
-"""An in-place call overwrites its operand only if nobody reads the old value later. Otherwise it overwrites a copy."""
+"""An in-place call overwrites its operand only if the old value is not read later. Otherwise the call overwrites a copy."""
 
 from __future__ import annotations
 
