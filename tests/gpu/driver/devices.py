@@ -92,29 +92,29 @@ def pci_bus(out: int, room: int, card: int) -> None:
 def _attributes() -> dict[int, int]:
     """Return the attributes of a device, by their numbers in CUdevice_attribute. Attributes that are not listed read 0."""
     return {
-        1: 1024,  # threads of the largest block
-        2: 1024, 3: 1024, 4: 64,  # largest size of a block in each dimension
-        5: 2**31 - 1, 6: 65535, 7: 65535,  # largest grid
+        1: 1024,  # largest number of threads per block
+        2: 1024, 3: 1024, 4: 64,  # largest size of a block in x, y and z
+        5: 2**31 - 1, 6: 65535, 7: 65535,  # largest size of a grid in x, y and z
         8: 49152,  # bytes of shared memory per block
         9: 65536,  # bytes of constant memory
         10: 32,  # warp size
         12: 65536,  # registers per block
         13: 1_755_000,  # clock rate in kHz
         16: 132,  # multiprocessors
-        31: 1,  # concurrent kernels
+        31: 1,  # kernels can run concurrently
         36: 2_619_000,  # memory clock rate in kHz
-        37: 5120,  # memory bus in bits
-        38: 50 << 20,  # width of the memory bus in bits
-        39: 2048,  # threads per multiprocessor
+        37: 5120,  # width of the memory bus in bits
+        38: 50 << 20,  # bytes of the L2 cache
+        39: 2048,  # resident threads per multiprocessor
         40: 3,  # number of asynchronous copy engines
         41: 1,  # unified addressing is supported
-        75: machine.arch[0], 76: machine.arch[1],
+        75: machine.arch[0], 76: machine.arch[1],  # compute capability, major and minor
         78: 1,  # stream priorities are supported
         81: SHARED_LIMITS[machine.arch] + 1024,  # bytes of shared memory per multiprocessor
         82: 65536,  # registers per multiprocessor
         95: 1,  # cooperative launches are supported
         97: SHARED_LIMITS[machine.arch],  # bytes of shared memory per block that a kernel may request
-        106: 32,  # blocks per multiprocessor
+        106: 32,  # resident blocks per multiprocessor
         111: 1024,  # bytes of shared memory per block that the system reserves
     }  # fmt: skip
 
