@@ -3,7 +3,7 @@
     python -m tests.gpu.build_pycuda
 
 The headers come from NVIDIA's wheels, and the build links with the software driver, so neither a toolkit nor a card is needed. Without a
-compiler or a network this program says so and exits with status 0: the tests that need pycuda are then skipped with a reason.
+compiler or a network this program prints what is missing and exits with status 0. Tests that need pycuda are then skipped with a reason.
 """
 
 from __future__ import annotations

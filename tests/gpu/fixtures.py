@@ -1,8 +1,8 @@
 """Fixtures for tests on the software GPU: a `libcuda.so.1` in software that pycuda and ctypes load in place of NVIDIA's.
 
-A test that takes `software_gpu` may import pycuda or load `libcuda.so.1` through ctypes; in this process both get the software library. A
-child process gets it with `software_gpu.environment(...)`, which also describes the card (see tests/gpu/driver/card.py). A folder's tests
-get the fixture by an import in their conftest.py: `from tests.gpu.fixtures import software_gpu as software_gpu`.
+A test that uses the fixture `software_gpu` may import pycuda or load `libcuda.so.1` through ctypes; both load the software library. A child
+process loads it, too, if its environment contains `software_gpu.environment(...)`, which also describes the card (see
+tests/gpu/driver/card.py). The conftest.py of a folder imports the fixture: `from tests.gpu.fixtures import software_gpu as software_gpu`.
 
 `pytest -m gpu` runs the tests that are marked `gpu` on a real card, without the software library.
 
@@ -46,7 +46,8 @@ def missing_card() -> str:
 
 @dataclass(frozen=True)
 class SoftwareGpu:
-    """Access to the software GPU. Under `pytest -m gpu` tests use a real card: `library` is None, and faults and counts are not known."""
+    """Access to the software GPU. Under `pytest -m gpu`, tests use a real card: then `library` is None, and neither faults nor counts are
+    available."""
 
     library: Path | None
 

@@ -24,7 +24,7 @@ def machine(arch: str) -> llvm.TargetMachine:
 
 
 def ptx_of(ir: str, arch: str = "sm_80") -> str:
-    """Return the PTX that LLVM generates for the IR, after the passes that inline functions and remove unused code."""
+    """Return the PTX that LLVM generates from LLVM IR, after passes that inline functions and remove unused code."""
     target = machine(arch)
     module = llvm.parse_assembly(ir)
     module.verify()
@@ -37,7 +37,8 @@ def ptx_of(ir: str, arch: str = "sm_80") -> str:
 
 
 class Card:
-    """A software card: its memory and launches of kernels. A launch's parameters are addresses, 32-bit integers or NumPy scalars."""
+    """A software card without a driver: its memory, and a method that launches kernels. The parameters of a launch are addresses, 32-bit
+    integers or NumPy scalars."""
 
     def __init__(self, num_bytes: int = 1 << 26) -> None:
         self.memory = Memory(num_bytes)

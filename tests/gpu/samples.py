@@ -22,8 +22,8 @@ def _folded(start: str, result: str) -> str:
     return "\n".join(lines)
 
 
-# A kernel that sums a row of 128 numbers per block: within each warp, then across warps through shared memory. Blocks of 128 threads, one
-# block per row.
+# A kernel that sums a row of 128 numbers per block: within each warp, then across warps through shared memory. Each row has a
+# block of 128 threads.
 ROW_SUM = f"""{HEAD}
 @part = internal addrspace(3) global [4 x float] undef, align 16
 define ptx_kernel void @row_sum(ptr addrspace(1) %in, ptr addrspace(1) %out) "nvvm.maxntid"="128" {{
@@ -182,8 +182,8 @@ def _wait(name: str, barrier: str, parity: str, after: str, before: str) -> str:
 
 
 def pipeline() -> str:
-    """Return a kernel that computes out[8, 64] = x[8, k] w[64, k]^T in bf16. One thread of warpgroup 1 copies to two stages in turn, and
-    warpgroup 0 multiplies by wgmma. One block of 256 threads."""
+    """Return a kernel that computes out[8, 64] = x[8, k] w[64, k]^T in bf16. One thread of warpgroup 1 copies to two stages alternately,
+    and warpgroup 0 multiplies by wgmma. The grid has one block of 256 threads."""
     steps = "add.s64 a, a, 2; add.s64 b, b, 2; "
     one = "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {$0,$1,$2,$3}, a, b, p, 1, 1, 0, 0; "
     products = (

@@ -1,4 +1,4 @@
-"""Programs that use pycuda or ctypes work with the software driver as with NVIDIA's."""
+"""Programs that use pycuda or ctypes get the same results from the software driver as from NVIDIA's."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def test_pycuda_runs_a_kernel(driver: Any) -> None:
 
 @needs_pycuda
 def test_a_stream_works_when_it_is_awaited(driver: Any) -> None:
-    """The work in a stream runs only when the host waits for it, so a host that changes pinned memory too early changes what is copied."""
+    """The work in a stream runs only when the host waits for it. If the host changes pinned memory too early, a copy therefore reads the
+    changed memory."""
     stream, event = driver.Stream(), driver.Event()
     x = driver.pagelocked_empty(64, np.float32)
     y = driver.pagelocked_empty(64, np.float32)
@@ -94,7 +95,8 @@ def test_a_stream_works_when_it_is_awaited(driver: Any) -> None:
 
 @needs_pycuda
 def test_garbage_that_is_collected_during_a_kernel_changes_no_order(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finalizer that frees memory waits for all work. The work that the interrupted call began must not count as done."""
+    """A finalizer that runs during a driver call frees memory and so waits for all work. Work that the interrupted call has begun must not
+    count as done."""
     x = np.arange(64, dtype=np.float32)
     stream, source, target = driver.Stream(), driver.mem_alloc(x.nbytes), driver.mem_alloc(x.nbytes)
     driver.memcpy_htod(source, x)
@@ -149,7 +151,7 @@ def test_a_captured_graph_is_launched_again_and_again(driver: Any) -> None:
     assert library.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_uint64(0)) == 0
     y = np.empty_like(x)
     driver.memcpy_dtoh(y, target)
-    assert (y == 0).all(), "a capture runs nothing"
+    assert (y == 0).all(), "a capture must not run any work"
     for value in (1, 5):
         driver.memcpy_htod(source, value * x)
         assert library.cuGraphLaunch(executable, queue) == 0

@@ -1,4 +1,5 @@
-"""Whole kernels on the software GPU. An unchanged kernel gives the right numbers; one with a mistake is refused or gives wrong numbers."""
+"""Whole kernels on the software GPU. An unchanged kernel gives the right numbers. A kernel with a mistake is refused or gives wrong
+numbers."""
 
 from __future__ import annotations
 
@@ -127,7 +128,7 @@ BARRIER = "call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)"
 WAIT_0 = 'call void asm sideeffect "wgmma.wait_group.sync.aligned 0;", ""()'
 ARRIVE = 'call void asm sideeffect "mbarrier.arrive.shared::cta.b64 _, [$0];", "r"(i32 %cempty)'
 FENCE = 'call void asm sideeffect "fence.proxy.async.shared::cta;", ""()'
-SWIZZLED, PLAIN = 1 << 62 | 64 << 32 | 1 << 16, 64 << 32 | 8 << 16  # descriptors
+SWIZZLED, PLAIN = 1 << 62 | 64 << 32 | 1 << 16, 64 << 32 | 8 << 16  # matrix descriptors of wgmma
 OF_TWO_WARPS = f"""%few = icmp ult i32 %t, 64
   br i1 %few, label %bar, label %on
 bar:
@@ -181,10 +182,10 @@ SABOTAGE = (
     Sabotage("a copy of odd bytes", "pipeline", ptx("], 8192, [", "], 8200, ["), "must be multiples of 16"),
     Sabotage("a product that is not awaited", "pipeline", ir(WAIT_0, ""), "still reads"),
     Sabotage(
-        "an early look at sums", "pipeline", ptx("wgmma.wait_group", "add.rn.f32 %r48, %r48, %r48; wgmma.wait_group"), "was not awaited"
+        "an early look at sums", "pipeline", ptx("wgmma.wait_group", "add.rn.f32 %r48, %r48, %r48; wgmma.wait_group"), "has not waited for"
     ),
     Sabotage("no fence of registers", "pipeline", ptx("wgmma.fence.sync.aligned; ", ""), "written after the last wgmma.fence"),
-    Sabotage("an mbarrier that counts too few", "pipeline", ir("i32 128)\n  %i", "i32 127)\n  %i"), "more arrivals than it counts"),
+    Sabotage("an mbarrier that counts too few", "pipeline", ir("i32 128)\n  %i", "i32 127)\n  %i"), "more arrivals in a phase than"),
     Sabotage("an mbarrier that nobody made", "pipeline", ptx("mbarrier.init.shared.b64", "// ", 1), "no mbarrier was initialised"),
     Sabotage("a warpgroup that is split", "pipeline", ir("%mine = lshr i32 %t, 7", "%mine = lshr i32 %t, 6"), "a split warpgroup|hang"),
     Sabotage("the wrong layout", "pipeline", ir(f"%da = or i64 %cal, {SWIZZLED}", f"%da = or i64 %cal, {PLAIN}"), ""),

@@ -1,4 +1,4 @@
-"""Elementwise arithmetic on the software GPU equals that of the CPU: the same LLVM function runs on both."""
+"""Elementwise arithmetic on the software GPU gives the CPU's results: the same LLVM function runs on both."""
 
 from __future__ import annotations
 

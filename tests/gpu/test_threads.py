@@ -1,4 +1,4 @@
-"""Threads that take different branches and come together again, exchange values, and wait for each other."""
+"""Tests of the threads of a GPU: divergence at branches and reconvergence, shuffles of values, barriers and atomics."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_votes_and_reductions() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_atomics_take_turns(seed: int) -> None:
-    """With any order of execution, an atomic gives each thread a different ticket."""
+    """Whatever the order of execution, each thread gets a different number from an atomic add."""
     body = """
       setp.ne.u32 %p1, %r1, 0; mov.u32 %r9, 0;
       @!%p1 st.shared.u32 [box], %r9;
@@ -164,7 +164,7 @@ def test_local_memory_and_generic_addresses() -> None:
 
 
 def test_warps_that_wait_for_each_other_across_a_branch() -> None:
-    """The kernel ends, although the first warp waits inside a branch for a signal that the second warp sends after the branch."""
+    """The kernel ends although the first warp, inside a branch, waits at a barrier where the second warp arrives only after the branch."""
     body = """
       setp.ge.u32 %p1, %r1, 32;
       mov.u32 %r6, %r5;
@@ -189,7 +189,7 @@ def test_warps_that_wait_for_each_other_across_a_branch() -> None:
 def test_a_trap_ends_the_kernel_where_it_is_taken() -> None:
     body = "setp.eq.u32 %p1, %r5, 0; @%p1 trap; griddepcontrol.wait; mov.u32 %r6, 1;"
     assert (run(body, NUMBERS, 32) == 1).all()
-    with pytest.raises(Fault, match="ends itself"):
+    with pytest.raises(Fault, match="executed a trap"):
         run(body, 0 * NUMBERS, 32)
 
 

@@ -1,4 +1,4 @@
-"""Fill the table of functions that the software driver's C library calls, in this process."""
+"""Fill the table through which the software driver's C library calls Python functions of this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.gpu.driver import devices, graphs, links, memory, modules, streams
 from tests.gpu.driver.calls import C_TYPES, FUNCTIONS, guarded
 
 GROUPS = (devices, graphs, links, memory, modules, streams)  # importing these modules fills FUNCTIONS
-_kept: list[Any] = []  # keeps the callbacks alive, which the C library may call until the process ends
+_kept: list[Any] = []  # keeps the callbacks alive, because the C library may call them until the process ends
 
 
 def attach(library: str) -> None:

@@ -91,7 +91,7 @@ class DriverError(Exception):
 
 FUNCTIONS: dict[str, tuple[str, Callable[..., Any]]] = {}
 _lock = threading.RLock()
-_running: list[str] = []  # the call that holds the lock, if any
+_running: list[str] = []  # name of the call that holds the lock, if any
 
 
 def function(name: str, signature: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -112,8 +112,9 @@ def put(address: int | None, kind: Any, value: Any) -> None:
 def guarded(name: str, answer: Callable[..., Any]) -> Callable[..., int]:
     """Wrap the implementation of a driver function: only one call runs at a time, and an exception becomes the call's status.
 
-    No garbage is collected during a call. A finalizer of the caller's would call the driver, and wait for work that the interrupted call
-    has begun and not finished. NVIDIA's driver runs no code of its caller during a call, and forbids calls from host functions.
+    Garbage collection is off during a call. Otherwise a finalizer of the caller could call the driver, and wait for work that the
+    interrupted call has begun and not finished. NVIDIA's driver, too, runs no code of its caller during a call, and forbids calls from host
+    functions.
     """
 
     def call(*arguments: Any) -> int:

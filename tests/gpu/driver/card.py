@@ -33,7 +33,7 @@ PINNED_BYTES = 1 << 32  # bytes of pinned host memory that can be allocated
 @dataclass(slots=True, eq=False)
 class Context:
     card: int
-    fault: Result = Result.SUCCESS  # the error of a kernel that failed; every later call in this context returns it
+    fault: Result = Result.SUCCESS  # the error of a failed kernel, which every later call in this context returns
     retained: int = 0
 
 
@@ -47,7 +47,7 @@ class Machine:
     memory: Memory
     shared: Path | None = None
     wild: Path | None = None
-    contexts: dict[int, Context] = field(default_factory=dict)  # by handle
+    contexts: dict[int, Context] = field(default_factory=dict)  # keys are handles
     primary: dict[int, int] = field(default_factory=dict)  # card -> handle of its primary context
     owners: dict[int, tuple[int, int]] = field(default_factory=dict)  # device allocation -> (card, bytes)
     pinned: dict[int, int] = field(default_factory=dict)  # pinned host allocation -> bytes
@@ -74,7 +74,7 @@ class Machine:
         return thing
 
     def used(self, card: int) -> int:
-        """Return how many bytes of a card all processes use together."""
+        """Return how many bytes of a card are used by all processes together."""
         return self._own(card) + sum(_read(file) for file in self._told(card) if file.suffix != f".{os.getpid()}")
 
     def tell(self, card: int) -> None:
@@ -86,7 +86,8 @@ class Machine:
         return sum(size for owner, size in self.owners.values() if owner == card)
 
     def _told(self, card: int) -> list[Path]:
-        """Return the records of a card's use by processes that still run. The memory of a process that ended is free again."""
+        """Return the files in which running processes record how many bytes of a card they use. The memory of a process that has ended is
+        free again."""
         if self.shared is None:
             return []
         return [file for file in self.shared.glob(f"{card}.*") if Path("/proc", file.suffix[1:]).exists()]
@@ -110,7 +111,7 @@ def _machine() -> Machine:
     major, minor = os.environ.get("SOFTWARE_GPU_ARCH", "9.0").split(".")
     paths = (os.environ.get(f"SOFTWARE_GPU_{name}") for name in ("SHARED", "WILD"))
     shared, wild = (Path(path) if path else None for path in paths)
-    room = Memory(cards * memory * 5 // 4 + PINNED_BYTES)  # a quarter more than the cards have, for the gaps between allocations
+    room = Memory(cards * memory * 5 // 4 + PINNED_BYTES)  # a quarter more than the memory of the cards, for the gaps between allocations
     return Machine(cards, (int(major), int(minor)), memory, number("DRIVER", 13000), number("SEED", 0), room, shared, wild)
 
 

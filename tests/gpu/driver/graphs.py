@@ -1,4 +1,4 @@
-"""Driver functions for graphs: work that a stream captured and that each launch of the graph repeats."""
+"""Driver functions for graphs. A graph stores work that was captured from a stream, and each launch of the graph runs this work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.gpu.driver.calls import DriverError, Result, function, put
 from tests.gpu.driver.card import current, machine
 from tests.gpu.driver.streams import Capture, Stream, Work, default_stream, stream_of, submit
 
-NODE_BYTES = 8 << 10  # bytes of the card's memory that each node of an executable graph takes
+NODE_BYTES = 8 << 10  # bytes of the card's memory that each node of an executable graph occupies
 
 
 @dataclass(slots=True, eq=False)

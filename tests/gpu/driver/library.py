@@ -57,7 +57,7 @@ def compiler() -> str | None:
 
 
 def build(folder: Path) -> Path:
-    """Return the path of the library in a folder. Compile the library if its source has changed."""
+    """Return the path of the library in a folder. Compile the library first if its source has changed."""
     import tests.gpu.driver.attach  # noqa: F401  fills the table of functions
 
     library = folder.resolve() / "libcuda.so.1"
@@ -68,7 +68,7 @@ def build(folder: Path) -> Path:
         written.write_text(text)
         fresh = folder / f"libcuda.{os.getpid()}.so"
         used = compiler()
-        assert used is not None, "a C compiler builds the library; none is installed"
+        assert used is not None, "the software driver is built by a C compiler; none is installed"
         command = [used, "-shared", "-fPIC", "-w", "-O1", str(written), "-Wl,-soname,libcuda.so.1", "-o", str(fresh)]
         subprocess.run(command, check=True, capture_output=True)
         fresh.replace(library)

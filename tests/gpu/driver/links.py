@@ -9,7 +9,7 @@ from tests.gpu.driver.calls import Result, function, put
 from tests.gpu.driver.card import current, machine
 
 MAGIC = b"\x7fELF software GPU "
-PTX = 1  # number of the kind of input that is PTX text
+PTX = 1  # CUjitInputType of PTX text
 
 
 @dataclass(slots=True, eq=False)

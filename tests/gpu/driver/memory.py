@@ -108,8 +108,8 @@ def _host(address: int, num_bytes: int) -> np.ndarray:
 
 
 def _to_device(target: int, source: int, num_bytes: int, *, late: bool) -> Callable[[], None]:
-    """Return a function that copies to the device. With `late` (pinned memory) it reads the source when it runs; otherwise (pageable
-    memory) the source is read now, as by a staging buffer."""
+    """Return a function that copies to the device. With `late` (pinned memory), this function reads the source when it runs. Otherwise
+    (pageable memory) the source is read now, as if into a staging buffer."""
     data = _host(source, num_bytes) if late else _host(source, num_bytes).copy()
 
     def copy() -> None:
@@ -133,7 +133,7 @@ def _on_device(target: int, source: int, num_bytes: int) -> Callable[[], None]:
 
 
 def _now(run: Callable[[], None]) -> None:
-    """Run a copy in the default stream and wait for it."""
+    """Run a copy in the default stream, and wait until it is done."""
     context = current()
     finish(submit(default_stream(context), run))
     if context.fault:

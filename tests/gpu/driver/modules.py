@@ -14,7 +14,7 @@ from tests.gpu.ptx.faults import Fault, UnknownPtx
 from tests.gpu.ptx.launch import LoadedModule, arch_of, launch, load
 
 DEFAULT_SHARED = 48 << 10  # bytes of shared memory that a block may use without a request
-INFO_LOG, INFO_ROOM, ERROR_LOG, ERROR_ROOM = 3, 4, 5, 6  # numbers of the options of a module load
+INFO_LOG, INFO_ROOM, ERROR_LOG, ERROR_ROOM = 3, 4, 5, 6  # CUjit_option numbers of a module load
 WILD = 1 << 50  # an address at which no memory is ever mapped
 MAX_DYNAMIC_SHARED = 8  # number of the function attribute that requests more shared memory
 

@@ -1,8 +1,8 @@
-"""Driver functions for streams and events. Work runs only when something waits for it, so a host that reads a result too early finds the
-old contents.
+"""Driver functions for streams and events. A stream's work runs only when a call waits for this work, so a host that reads a result too
+early finds the old contents.
 
-Each piece of work knows the work that must be done before it. Waiting for a piece of work runs this piece and its predecessors, nothing
-else.
+Each piece of work has a list of predecessors, which must run before it. A call that waits for a piece of work runs this piece and its
+predecessors, and nothing else.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Work:
 
 @dataclass(slots=True, eq=False)
 class Capture:
-    """The work of a stream that is being captured. It is recorded, in order, and does not run."""
+    """The work of a stream that is being captured. This work is recorded in order and does not run."""
 
     origin: Stream
-    before: list[Work]  # the tail that the stream had before the capture and gets back after it
+    before: list[Work]  # the stream's tail before the capture, which is restored after the capture
     recorded: list[Work] = field(default_factory=list)
     invalid: bool = False
 
@@ -43,7 +43,7 @@ class Stream:
     context: Context
     blocking: bool = True  # whether the stream and the default stream wait for each other
     priority: int = 0
-    tail: list[Work] = field(default_factory=list)  # the work that the next submission must wait for
+    tail: list[Work] = field(default_factory=list)  # the last work of the stream, for which the next submission waits
     capture: Capture | None = None
 
 
@@ -154,7 +154,7 @@ def finish_stream(stream: Stream) -> None:
 
 
 def finish_all(context: Context) -> None:
-    """Run all work in all streams of a context, as a call does that synchronises the device."""
+    """Run all work in all streams of a context, as a call that synchronises the whole device does."""
     streams = [s for s in _all if s.context is context]
     if any(s.capture is not None for s in streams):
         for stream in streams:
@@ -209,7 +209,7 @@ def stream_synchronize(handle: int | None) -> None:
 
 @function("cuStreamQuery", "p")
 def stream_query(handle: int | None) -> Result:
-    """Return whether the stream has no work left. If it has some, run one piece, so that a host that polls makes progress."""
+    """Return whether the stream has no work left. If the stream has work, run one piece of it, so that a host that polls makes progress."""
     stream = stream_of(handle)
     if stream.capture is not None:
         raise DriverError(Result.STREAM_CAPTURE_UNSUPPORTED)

@@ -1,4 +1,4 @@
-"""Basic blocks of a kernel (here "pieces"), and the pieces at which threads that a branch separated come together again."""
+"""Splits a kernel into basic blocks (here called "pieces"), and finds the pieces at which threads that a branch separated reconverge."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.gpu.ptx.text import Instruction, Kernel, Symbol
 
 @dataclass(slots=True)
 class Piece:
-    """A basic block. `successors` lists the target of a taken branch first; a successor equal to the number of pieces is the end of the
+    """A basic block. `successors` lists the target of a taken branch first. A successor equal to the number of pieces means the end of the
     kernel."""
 
     start: int
@@ -36,7 +36,7 @@ def branches(instruction: Instruction) -> bool:
 
 
 def flow_of(kernel: Kernel, suspends: frozenset[int]) -> Flow:
-    """Split a kernel into pieces. An instruction at which threads may wait, that is one in `suspends`, is a piece of its own."""
+    """Split a kernel into pieces. Each instruction in `suspends`, at which threads may wait, becomes a piece of its own."""
     code = kernel.instructions
     starts = {0, *kernel.labels.values()} & set(range(len(code)))
     for number, instruction in enumerate(code):

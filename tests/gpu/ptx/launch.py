@@ -1,4 +1,4 @@
-"""Launch a kernel: parse it, compile it for the software GPU and run the blocks of its grid, wave by wave."""
+"""Launch a kernel: parse its PTX, compile it for the software GPU, and run the blocks of its grid, wave by wave."""
 
 from __future__ import annotations
 

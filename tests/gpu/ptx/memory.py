@@ -1,7 +1,7 @@
 """Memory that kernels and copies access: device memory and pinned host memory, with a record of every allocation.
 
-One block of host memory backs both kinds. Device pointers come from a separate range that is not mapped, so a host that dereferences one
-crashes, as with a real card. A pointer to pinned memory is a host pointer.
+One block of host memory stores the contents of both kinds. Device pointers come from a separate range of addresses that is not mapped, so a
+host that dereferences a device pointer crashes, as with a real card. A pointer to pinned memory is a host pointer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Memory:
 
     def allocate(self, num_bytes: int, *, pinned: bool = False) -> int | None:
         """Return the address of a new allocation, or None if there is no room."""
-        # leaves a gap after the allocation, so that an overrun hits no other one
+        # leave a gap after the allocation, so that an overrun hits no other allocation
         room = -(-max(num_bytes, 1) // ALIGNMENT) * ALIGNMENT + ALIGNMENT
         for index, (begin, end) in enumerate(self._free):
             if end - begin >= room:

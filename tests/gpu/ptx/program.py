@@ -1,8 +1,8 @@
 """Compile a kernel to Python closures, which apply each instruction to the threads of a wave.
 
-A closure, or step, takes the wave and the index of the threads that run it: a slice if they are all threads, otherwise an array of thread
-numbers. `RULES` maps instructions to functions that make steps; `WAITS` does so for instructions at which threads may wait for others. The
-files of `tests/gpu/ptx/instructions` fill both tables.
+A closure, here called a step, takes the wave and the index of the threads that run the instruction: a slice if all threads of the wave run
+it, otherwise an array of thread numbers. `RULES` maps instructions to functions that make steps; `WAITS` maps instructions at which threads
+may wait for others. The files of `tests/gpu/ptx/instructions` fill both tables.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Index = Any  # the threads that run a step: slice(None) or an array of thread nu
 Step = Callable[[Any, Index], None]
 Reader = Callable[[Any, Index], Array]
 Writer = Callable[[Any, Index, Array], None]
-Arrive = Callable[[Any, Any], None]  # takes a wave and the context that waits from now on
+Arrive = Callable[[Any, Any], None]  # takes a wave, and the context whose threads begin to wait
 
 DTYPES: dict[str, Any] = {
     "pred": np.bool_, "b8": np.uint8, "u8": np.uint8, "s8": np.int8, "b16": np.uint16, "u16": np.uint16, "s16": np.int16,
@@ -51,7 +51,7 @@ def rule(*opcodes: str) -> Callable[[Callable[[Assembler, Instruction], Step]], 
 
 
 def waits(*names: str) -> Callable[[Callable[[Assembler, Instruction], Arrive]], Callable[[Assembler, Instruction], Arrive]]:
-    """Register a function for instructions at which threads may wait. A name is an opcode, or an opcode and its first modifiers."""
+    """Register a function for instructions at which threads may wait. A name is an opcode, optionally followed by its first modifiers."""
 
     def note(make: Callable[[Assembler, Instruction], Arrive]) -> Callable[[Assembler, Instruction], Arrive]:
         WAITS.update(dict.fromkeys(names, make))
@@ -89,7 +89,7 @@ class Ending:
 class Code:
     steps: list[Step]
     texts: list[str]
-    reads: list[frozenset[int]]  # slots of the registers that each step reads or writes; the last entry is that of the ending
+    reads: list[frozenset[int]]  # slots of the registers that each step reads or writes; the last entry belongs to the piece's ending
     writes: list[frozenset[int]]
     ending: Ending
     join: int

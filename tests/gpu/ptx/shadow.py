@@ -1,9 +1,9 @@
 """The access history of shared memory, kept per piece of a few bytes: last writer and reader, copies in flight, and reads by the matrix
 units.
 
-Only barriers order the accesses of different threads. A thread that passes a barrier starts a new epoch; accesses of other threads before
-that epoch come before the thread's later accesses. A barrier of a warp orders only its lanes. Atomics and volatile or acquiring loads, by
-which threads signal, count as barriers.
+Only barriers order the accesses of different threads. A thread that passes a barrier starts a new epoch: all accesses that other threads
+made before the epoch are ordered before the thread's later accesses. A warp barrier orders only the lanes of the warp. Atomics, and
+volatile or acquiring loads, count as barriers, because threads signal by them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Shadow:
         self.warp_epoch[threads] = self.time
 
     def fence(self, threads: Array) -> None:
-        """Apply a fence.proxy.async by these threads: it makes visible their own writes and the writes that barriers ordered before the
-        fence."""
+        """Apply a fence.proxy.async that these threads execute. It makes their own writes visible, and the writes that barriers ordered
+        before the fence."""
         dirty = np.flatnonzero(self.generic)
         if dirty.size == 0:
             return
@@ -64,7 +64,8 @@ class Shadow:
         return offsets[:, None] // self.grain + np.arange(max(num_bytes // self.grain, 1))
 
     def _apart(self, threads: Array, others: Array, times: Array) -> Array:
-        """Return, for each piece, whether a recorded access by another thread has no order with an access by a thread of `threads` now."""
+        """Return for each piece whether its recorded access, by a thread of `others` at a time of `times`, races with an access by
+        `threads` now: no barrier orders the two."""
         if times.max(initial=0) < self.epoch[threads].min(initial=self.time):
             return np.zeros((), bool)  # all these threads have passed a barrier since the last recorded access
         own = threads[:, None]

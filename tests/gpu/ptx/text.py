@@ -1,6 +1,7 @@
 """Parse PTX text into typed instructions: the PTX that LLVM writes for a module, including inline assembly.
 
-Parsing replaces names of registers by slot numbers, also in the scopes of inline assembly. Addresses of variables are resolved at launch.
+The parser replaces names of registers by slot numbers, also those that inline assembly declares in a scope. Addresses of variables are
+resolved at launch.
 """
 
 from __future__ import annotations
@@ -164,7 +165,8 @@ def _closing(text: str, start: int) -> int:
 
 
 def _without_functions(text: str) -> str:
-    """Remove the functions of the module. A kernel that calls one, because it was not inlined, is refused when its `call` is compiled."""
+    """Remove the functions of the module, because all calls should be inlined. If a kernel still calls a function, compiling the
+    instruction `call` fails."""
     while function := FUNCTION.search(text):
         text = text[: function.start()] + ";" + text[_closing(text, function.end()) + 1 :]
     return text

@@ -1,8 +1,8 @@
 """A wave: blocks of a grid that run together. Their threads are the elements of NumPy arrays.
 
-Threads at the same instruction form a context. A branch that only some threads take splits a context in two; these come together again
-where the branch's paths meet, as the hardware reconverges warps. Warps need not wait for each other there, so when nothing else can run, a
-join releases warps that are complete.
+Threads at the same instruction form a context. A branch that only some threads take splits a context into two. The two are merged again
+where the paths of the branch meet (a join), as the hardware reconverges warps. Warps need not wait for each other at a join, so when
+nothing else can run, the join releases the warps whose threads have all arrived.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from tests.gpu.ptx.shadow import Shadow
 WARP = 32
 POISON = 0xA5  # value of every byte of a register before it is written
 PATIENCE = 1 << 18  # number of pieces after which a context counts as an endless loop
-TURN = 4096  # number of pieces that a context runs before another context gets its turn
+TURN = 4096  # number of pieces that a context runs before another context runs
 
 
 @dataclass(slots=True, eq=False)
 class Join:
-    """A point where threads that a branch separated come together. `awaited` counts the threads that have not arrived yet."""
+    """The point where threads that a branch separated are merged again. `awaited` counts the threads that have not arrived yet."""
 
     at: int
     outer: Join | None
@@ -66,7 +66,8 @@ class Launch:
 
 class Wave:
     def __init__(self, launch: Launch, blocks: NDArray[np.int64], random: np.random.Generator | None) -> None:
-        """With `random`, work whose order is free runs in random order; without it, asynchronous work runs as late as the rules allow."""
+        """With `random`, work whose order is free runs in random order. Without `random`, asynchronous work runs as late as the rules
+        allow."""
         self.launch, self.program, self.memory, self.random = launch, launch.program, launch.memory, random
         self.blocks = blocks
         self.per_block = launch.threads_per_block
@@ -93,7 +94,7 @@ class Wave:
         # Register slot -> per thread, whether it has written the register since its last fence.
         self.written = {slot: np.ones(count, bool) for slot in self.program.unit_registers}
         self.contexts: list[Context] = []  # contexts that can run
-        self.joins: list[Join] = []  # points at which separated threads wait to come together
+        self.joins: list[Join] = []  # points at which separated threads wait for each other
         # called in order when no context can run; each returns True if a context can run now
         self.stalls: list[Callable[[Wave], bool]] = []
         self.last_stalls: list[Callable[[Wave], bool]] = []  # called like `stalls`, but only after all asynchronous work is done
@@ -218,8 +219,8 @@ class Wave:
             self.resume(targets[number], context.threads[numbers == number], join, context.age)
 
     def _join(self, context: Context, at: int) -> Join | None:
-        """Return the join for a branch whose paths meet at the piece `at`. Threads that leave a loop at different times share one join;
-        threads that end need none."""
+        """Return the join for a branch whose paths meet at the piece `at`. Threads that leave a loop at different times share one join. If
+        the paths meet only at the end of the kernel, no join is needed."""
         if at == self.program.exit:
             return None
         if context.join is not None and context.join.at == at:
@@ -249,7 +250,7 @@ class Wave:
         for first, registers in self.held.items():
             if touched & registers and ((context.threads >= first) & (context.threads < first + 128)).any():
                 slot = min(touched & registers)
-                raise Fault(f"{self.program.kernel.registers[slot].name} belongs to a wgmma product that was not awaited")
+                raise Fault(f"{self.program.kernel.registers[slot].name} belongs to a wgmma product that the kernel has not waited for")
         for slot in written & self.program.unit_registers:
             self.written[slot][context.threads] = True
 
@@ -358,7 +359,8 @@ class Wave:
     # --- memory ------------------------------------------------------------------------------------------------------------
 
     def locate(self, space: str, index: Index, addresses: Array, size: int) -> tuple[dict[int, Array], Array]:
-        """Return the memory of a state space, as arrays of words by their number of bits, and the byte offset of each address."""
+        """Return the memory of a state space and the byte offset of each address. The memory is a dictionary from word size in bits to an
+        array of words."""
         match space:
             case "global" | "const":
                 return self.memory.words, self.memory.offsets(addresses, size)

@@ -1,4 +1,4 @@
-"""Elementwise arithmetic instructions in NumPy. Integer results wrap; division rounds toward zero."""
+"""Elementwise arithmetic instructions, computed in NumPy. Integer results wrap around; integer division rounds toward zero."""
 
 from __future__ import annotations
 

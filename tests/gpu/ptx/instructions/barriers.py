@@ -1,4 +1,4 @@
-"""Instructions by which the threads of a block or of a warp wait for each other."""
+"""Instructions by which the threads of a block, or of a warp, wait for each other at a barrier."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tests.gpu.ptx.wave import WARP, Context
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """Threads that have arrived at a barrier. `stays` says whether they wait there until it is complete."""
+    """Threads that have arrived at a barrier. `stays` says whether the threads wait until the barrier is complete (bar.sync) or only count
+    as arrived (bar.arrive)."""
 
     threads: Array
     barrier: int
@@ -63,7 +64,7 @@ def _barrier(code: Assembler, instruction: Instruction) -> Arrive:
             here = barriers == barrier
             expected = int(counts[here].max())
             if expected % WARP or (counts[here] != expected).any():
-                raise Fault(f"barrier {barrier} waits for {expected} threads: expected one multiple of {WARP}")
+                raise Fault(f"barrier {barrier} waits for {expected} threads: expected the same multiple of {WARP} in all threads")
             waiting.append(Waiting(context.threads[here], int(barrier), expected, stays, context))
         if not stays:
             wave.resume(context.piece + 1, context.threads, context.join, context.age)
@@ -77,8 +78,8 @@ def _release(wave: Any) -> bool:
 
 
 def _complete(wave: Any, *, whole: bool) -> bool:
-    """Release the threads at complete barriers. With `whole`, release only if the barrier is complete in every block that has threads at
-    it."""
+    """Release the threads at complete barriers. With `whole`, release threads only if the barrier is complete in every block that has
+    threads waiting there."""
     waiting: list[Waiting] = wave.state.get("a barrier", [])
     released = False
     for barrier in sorted({w.barrier for w in waiting}):
@@ -90,7 +91,7 @@ def _complete(wave: Any, *, whole: bool) -> bool:
         here = sum(np.bincount(wave.slot[w.threads], minlength=blocks) for w in group)
         need = np.full(blocks, expected) if expected else np.bincount(wave.slot[wave.alive], minlength=blocks)
         if (here > need).any():
-            raise Fault(f"barrier {barrier} is met by {int(here.max())} threads, and expects {int(need[here.argmax()])}")
+            raise Fault(f"barrier {barrier} gets {int(here.max())} threads, expected {int(need[here.argmax()])}")
         complete = (here == need) & (here > 0)
         if not complete.any() or (whole and not (complete == (here > 0)).all()):
             continue

@@ -1,5 +1,5 @@
-"""Instructions for asynchronous copies. The copies run as late as the rules allow, or at random times, so a kernel that does not wait for
-them is noticed."""
+"""Instructions for asynchronous copies. The copies run as late as the rules allow, or at random times, so that tests notice a kernel that
+does not wait for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.gpu.ptx.text import Immediate
 
 @dataclass(slots=True, eq=False)
 class Copy:
-    """Copies that threads have started with one instruction: each thread copies `num_bytes` bytes from its source to its target."""
+    """Copies that one instruction has started for several threads. Each thread copies `num_bytes` bytes from its source to its target."""
 
     threads: Array
     group: Array  # number of the group to which each thread's copy belongs
@@ -24,12 +24,12 @@ class Copy:
     targets: Array
     num_bytes: int
     kept: Array  # per thread: number of bytes that are copied; the rest of the target is filled with zeros
-    pieces: Array | None = None  # the pieces in the access history of shared memory that the copy reads, if its source is shared memory
+    pieces: Array | None = None  # if the source is shared memory: the pieces of its access history (shadow.py) that the copy reads
 
 
 @dataclass(slots=True, eq=False)
 class Groups:
-    """The groups of asynchronous copies that threads have started. Each thread numbers its own groups."""
+    """The groups of asynchronous copies that threads have started. The groups of each thread are numbered separately."""
 
     open: Array  # per thread: number of the group that its next copies join
     copies: list[Copy] = field(default_factory=list)
@@ -38,8 +38,8 @@ class Groups:
         self.open[index] += 1
 
     def wait(self, wave: Any, threads: Array, allowed: int | None) -> None:
-        """Do the copies of `threads`, except those in the last `allowed` committed groups and in the open group. If `allowed` is None, do
-        all copies."""
+        """Carry out the copies of `threads`, except those in the last `allowed` committed groups and in the open group. If `allowed` is
+        None, carry out all copies."""
         mine = np.zeros(len(self.open), bool)
         mine[threads] = True
         left = []
@@ -128,7 +128,7 @@ def _async(code: Assembler, instruction: Instruction) -> Step:
         targets, sources = (np.broadcast_to(read(wave, index), threads.shape) for read in (read_to, read_from))
         kept = np.broadcast_to(read_kept(wave, index) if read_kept is not None else np.array([num_bytes]), threads.shape).astype(np.int64)
         if (kept > num_bytes).any():
-            raise Fault(f"a copy of {num_bytes} bytes reads {kept.max()} bytes")
+            raise Fault(f"a copy of {num_bytes} bytes reads {kept.max()} bytes; expected at most {num_bytes}")
         _, at = wave.locate("shared", index, mbarriers.shared_offset(targets), num_bytes)
         reading = kept > 0
         offsets = np.zeros(len(threads), np.int64)
@@ -233,4 +233,4 @@ def _check_bulk(size: int, *addresses: int) -> None:
     if size % 16 or any(a % 16 for a in addresses):
         raise Fault(f"a bulk copy of {size} bytes between {' and '.join(map(hex, addresses))}: all must be multiples of 16")
     if size == 0:
-        raise Fault("a bulk copy of no bytes")
+        raise Fault("a bulk copy of 0 bytes; expected at least 16")

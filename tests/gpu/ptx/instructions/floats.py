@@ -26,7 +26,7 @@ def fused_multiply_add(a: Array, b: Array, c: Array) -> Array:
 
 
 def to_odd_sum(a: Array, b: Array) -> Array:
-    """Return a + b rounded to odd: rounding the result again to a narrower type gives the same as rounding the exact sum once."""
+    """Return a + b rounded to odd. A second rounding to a narrower type then gives the same number as one rounding of the exact sum."""
     if a.shape != b.shape:
         a, b = np.broadcast_arrays(a, b)
     total = a + b

@@ -14,7 +14,7 @@ from tests.gpu.ptx.program import Array, Assembler, Index, Instruction, Reader, 
 from tests.gpu.ptx.wave import WARP
 
 LANE = np.arange(WARP)
-# the row of a fragment in which each lane has elements, and the lane's place there: four lanes share a row
+# the row of a fragment in which each lane has elements, and the lane's position in the row: four lanes share a row
 GROUP, IN_GROUP = LANE // 4, LANE % 4
 
 
@@ -83,7 +83,7 @@ def _rows(wave: Any, index: Index, addresses: Array, count: int) -> Array:
 
 
 def _readers(wave: Any, index: Index, count: int) -> Array:
-    """Return the threads whose addresses an instruction reads: those that name rows of matrices."""
+    """Return the threads whose addresses an instruction reads, that is those that give the addresses of matrix rows."""
     return wave.threads[index].reshape(-1, WARP)[:, : 8 * count].reshape(-1)
 
 
@@ -120,7 +120,7 @@ def matrix_b(parts: Array) -> Array:
 def _mma(code: Assembler, instruction: Instruction) -> Step:
     modifiers = [m for m in instruction.modifiers if m not in ("sync", "aligned", "row", "col", "satfinite", "kind::f8f6f4")]
     if "satfinite" in instruction.modifiers or len(modifiers) != 5:
-        raise UnknownPtx("only dense products that wrap are supported")
+        raise UnknownPtx("only dense products without .satfinite are supported")
     shape, d_type, a_type, b_type, c_type = modifiers
     size = re.fullmatch(r"m16n8k(\d+)", shape)
     if size is None or a_type not in ELEMENTS or b_type not in ELEMENTS or d_type != c_type or d_type not in ("f32", "s32"):

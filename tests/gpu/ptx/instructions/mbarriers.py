@@ -18,8 +18,8 @@ LARGEST_COUNT = (1 << 20) - 1
 
 @dataclass(slots=True, eq=False)
 class Mbarrier:
-    """The mbarriers that all blocks of a wave have at one address. Arrays have one element per block. `count` is 0 in a block where the
-    mbarrier is not initialised."""
+    """The mbarriers at one address in all blocks of a wave. Arrays have one element per block. `count` is 0 in blocks where the mbarrier is
+    not initialised."""
 
     count: Array
     missing: Array  # arrivals that are missing until the phase ends
@@ -37,13 +37,13 @@ class Waiting:
 
 
 def shared_offset(addresses: Array) -> Array:
-    """Return offsets in shared memory. An address in the window of shared memory is generic, from an instruction that names no state
-    space."""
+    """Return offsets in shared memory. An address inside the window of shared memory is a generic address, which comes from an instruction
+    without a state space."""
     return np.where(addresses >= SHARED_WINDOW, addresses - SHARED_WINDOW, addresses)
 
 
 def groups(wave: Any, index: Index, addresses: Array) -> list[tuple[int, Array]]:
-    """Return (address, positions of the threads that use it) for each mbarrier address among `addresses`."""
+    """Return for each different mbarrier address among `addresses`: (address, positions of the threads that use it)."""
     addresses = np.broadcast_to(shared_offset(addresses), wave.threads[index].shape)
     wave.locate("shared", index, addresses, 8)
     return [(int(a), np.flatnonzero(addresses == a)) for a in np.unique(addresses)]
@@ -57,14 +57,14 @@ def barrier_at(wave: Any, address: int, slots: Array) -> Mbarrier:
 
 
 def arrive(wave: Any, address: int, slots: Array, arrivals: Array, expected: Array) -> None:
-    """Count arrivals of threads, which may at the same time announce bytes to expect. `slots` are the threads' blocks; a block may occur
-    several times."""
+    """Count arrivals of threads. An arrival may also announce bytes that copies will deliver. `slots` are the blocks of the threads; a
+    block may occur several times."""
     barrier = barrier_at(wave, address, slots)
     blocks = len(wave.blocks)
     barrier.bytes += np.bincount(slots, expected, blocks).astype(np.int64)
     barrier.missing -= np.bincount(slots, arrivals, blocks).astype(np.int64)
     if (barrier.missing < 0).any():
-        raise Fault(f"the mbarrier at shared offset {address - SHARED_BASE} gets more arrivals than it counts in a phase")
+        raise Fault(f"the mbarrier at shared offset {address - SHARED_BASE} gets more arrivals in a phase than it was initialised for")
     end_phases(wave, barrier)
 
 
@@ -84,8 +84,8 @@ def end_phases(wave: Any, barrier: Mbarrier) -> None:
 
 
 def release(wave: Any, *, whole: bool) -> bool:
-    """Release the threads whose phase has ended. With `whole`, release the threads of a context only together, so that blocks stay at the
-    same instruction."""
+    """Release the threads whose phase has ended. With `whole`, release the threads of a context only all together, so that its blocks stay
+    at the same instruction."""
     waiting: list[Waiting] = wave.state.get("an mbarrier", [])
     released = False
     for w in list(waiting):
@@ -118,8 +118,8 @@ def _release_some(wave: Any) -> bool:
 
 @waits("mbarrier.try_wait", "mbarrier.test_wait")
 def _wait(code: Assembler, instruction: Instruction) -> Arrive:
-    """Wait until a phase ends. A thread's first `try_wait` returns false at once, and its second waits until the phase ends. `test_wait`
-    never waits."""
+    """Wait until a phase ends. The first `try_wait` of a thread returns false at once, and the second one waits until the phase ends.
+    `test_wait` never waits."""
     if "parity" not in instruction.modifiers:
         raise UnknownPtx("waiting for a state is not supported; use .parity")
     to, address, parity = instruction.operands[:3]
@@ -219,7 +219,7 @@ def _arrive(code: Assembler, instruction: Instruction) -> Step:
         shape = wave.threads[index].shape
         numbers = np.broadcast_to(read_number(wave, index), shape) if read_number is not None else np.ones(shape)
         if write_state is not None:
-            write_state(wave, index, np.zeros(1, np.uint64))  # the state is a dummy, because waiting for a state is not supported
+            write_state(wave, index, np.zeros(1, np.uint64))  # write 0 as the state, because waiting for a state is not supported
         for address, positions in groups(wave, index, read(wave, index)):
             ones = np.ones(len(positions))
             given = numbers[positions]

@@ -26,8 +26,8 @@ Access = Callable[[Any, Index, dict[int, Array], Array, str], None]
 
 
 def reaching(space: str, address: Any, size: int, access: Access) -> Step:
-    """Return a step that finds the memory of the addresses and passes it to `access`. With generic addresses, the threads of an instruction
-    may use several spaces."""
+    """Return a step that finds the memory of the addresses and passes this memory to `access`. With generic addresses, the threads of an
+    instruction may access several state spaces."""
     if space != "generic":
 
         def step(wave: Any, index: Index) -> None:
@@ -57,7 +57,7 @@ def reaching(space: str, address: Any, size: int, access: Access) -> Step:
 
 
 def orders(instruction: Instruction) -> bool:
-    """Return whether an access orders other accesses, because it can signal to other threads."""
+    """Return whether an access orders other accesses, because threads can use it to signal to each other."""
     return bool({"volatile", "acquire", "release", "relaxed", "mmio"} & set(instruction.modifiers))
 
 
@@ -75,7 +75,7 @@ def _ld(code: Assembler, instruction: Instruction) -> Step:
     if space_of(instruction) == "param" and isinstance(place, Address) and isinstance(place.base, Symbol):
         at = code.parameters[place.base.name] + place.offset
         if at % (bits // 8):
-            raise UnknownPtx("a misaligned parameter")
+            raise UnknownPtx("misaligned parameters are not supported")
 
         def parameter(wave: Any, index: Index) -> None:
             for number, write in enumerate(writers):
@@ -147,7 +147,8 @@ UPDATES: dict[str, Callable[..., Array]] = {
 
 @rule("atom", "red")
 def _atomic(code: Assembler, instruction: Instruction) -> Step:
-    """Apply an atomic operation. Threads that use the same address do so one after another, by their numbers or in random order."""
+    """Apply an atomic operation. Threads that use the same address execute one after another, in the order of their numbers or in random
+    order."""
     if instruction.opcode == "red" and "async" in instruction.modifiers:
         raise UnknownPtx("red.async is not supported")
     name = next(m for m in instruction.modifiers if m in UPDATES)

@@ -61,7 +61,8 @@ JOINED: dict[str, Callable[[Array, Array], Array]] = {"and": np.logical_and, "or
 
 
 def _comparison(name: str, dtype: Any) -> Callable[[Array, Array], Array]:
-    """Return a comparison. For floats, `ltu` and the like are true if an operand is NaN; `ne` is false then, unlike NumPy's."""
+    """Return a function that compares. For floats, the unordered comparisons such as `ltu` are true if an operand is NaN. `ne` is then
+    false, unlike NumPy's."""
     if np.dtype(dtype).kind in "iub":
         return COMPARISONS[name]
     if name in UNORDERED:
@@ -175,8 +176,8 @@ def to_integer(values: Array, dtype: Any) -> Array:
 
 
 def to_float(values: Array, dtype: Any, modifiers: tuple[str, ...]) -> Array:
-    """Convert to a float type. Round to nearest even, or as .rz, .rm or .rp says. Overflow gives infinity, or with .satfinite the largest
-    finite number."""
+    """Convert to a float type. Round to nearest even, or as the modifier .rz, .rm or .rp says. On overflow return infinity, or with
+    .satfinite the largest finite number."""
     result = values.astype(dtype)
     directed = next((m for m in ("rz", "rm", "rp") if m in modifiers), None)
     if directed is not None:
@@ -222,7 +223,7 @@ def _cvt(code: Assembler, instruction: Instruction) -> Step:
 
 
 def _cvt_pair(code: Assembler, instruction: Instruction, to: str, source: str, modifiers: tuple[str, ...]) -> Step:
-    """Convert two floats to a packed pair, in which the first is the upper half; or convert a packed pair to another type."""
+    """Convert two floats to a packed pair, whose upper half is the first float, or convert a packed pair to another type."""
     if to in NARROW:
         element, limit = NARROW[to], LARGEST[to]
 

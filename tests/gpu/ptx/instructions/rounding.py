@@ -1,8 +1,8 @@
-"""Matrix products with the rounding of matrix units. The products of a sum and its accumulator are aligned to the largest exponent among
-them, truncated to some bits, and added.
+"""Matrix products with the rounding of matrix units. The unit sums several products and the accumulator at once: it aligns these terms to
+the largest exponent among them, truncates each to a fixed number of bits, and adds them.
 
-The numbers of terms and bits are those of MMA-Sim (arXiv 2511.10909), whose authors compared them bit by bit with real cards; NVIDIA
-documents none of them.
+The numbers of terms and bits are those of MMA-Sim (arXiv 2511.10909), whose authors compared their model bit by bit with real cards.
+NVIDIA does not document these numbers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def _power(exponent: Array) -> Array:
 
 
 def _fused(a: Array, b: Array, c: Array, least_a: int, least_b: int, fraction: int) -> Array:
-    """Compute one fused sum. Terms are on axis 0, along which NumPy sums fastest. Truncated terms have an exact sum, whatever the order."""
+    """Compute one fused sum. Axis 0 contains the terms, because NumPy sums fastest along this axis. The sum of truncated terms is exact in
+    any order."""
     a, b = (np.ascontiguousarray(np.moveaxis(x.astype(np.float64), -1, 0)) for x in (a, b))  # [k, ..., m], [k, ..., n]
     wide = np.ascontiguousarray(c.astype(np.float64))
     products = a[..., :, None] * b[..., None, :]  # exact
@@ -75,7 +76,7 @@ def _fused(a: Array, b: Array, c: Array, least_a: int, least_b: int, fraction: i
     rounded = value.astype(np.float32)  # rounds to nearest; the next lines correct values that this moved away from zero
     away = np.abs(rounded.astype(np.float64)) > np.abs(value)
     result = np.where(away, np.nextafter(rounded, np.float32(0)), rounded)
-    if fraction < 23:  # the result, too, has only `fraction` bits after the binary point
+    if fraction < 23:  # the result has only `fraction` bits after the binary point, like the terms
         bits = result.view(np.uint32)
         result = (bits & ~np.uint32((1 << (23 - fraction)) - 1)).view(np.float32)
     if all(np.isfinite(x).all() for x in (a, b, wide)):

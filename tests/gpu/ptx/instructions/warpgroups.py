@@ -26,7 +26,7 @@ SWIZZLES = {0: 16, 1: 128, 2: 64, 3: 32}  # layout type in a matrix descriptor -
 
 @dataclass(slots=True, eq=False)
 class Product:
-    """A product that one instruction started in some warpgroups. `do` computes it."""
+    """A product that one instruction has started in some warpgroups. Calling `do` computes the product."""
 
     threads: Array
     do: Any
@@ -35,7 +35,7 @@ class Product:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """The products that a warpgroup has started and not awaited, in groups, oldest first. The last group is open."""
+    """The products that a warpgroup has started and not yet waited for, in groups, oldest first. The last group is open."""
 
     groups: list[list[Product]] = field(default_factory=lambda: [[]])
 
@@ -46,7 +46,8 @@ def flights(wave: Any) -> dict[int, Flight]:
 
 
 def warpgroups(wave: Any, threads: Array) -> Array:
-    """Return the first thread of each warpgroup that runs an instruction. A warpgroup that does not run it as a whole is a fault."""
+    """Return the first thread of each warpgroup that runs an instruction. Raise a fault if only a part of a warpgroup runs the
+    instruction."""
     if wave.per_block % WARPGROUP:
         whole = len(threads) == 0
     else:
@@ -59,7 +60,7 @@ def warpgroups(wave: Any, threads: Array) -> Array:
 
 
 def meet(action: Any) -> Arrive:
-    """Return a wait at which the warps of a warpgroup gather. When all have arrived, `action` runs."""
+    """Return a wait for the warps of a warpgroup. When all of them have arrived, `action` runs."""
 
     def arrive(wave: Any, context: Context) -> None:
         waiting: list[Context] = wave.state.setdefault("an instruction of a warpgroup", [])
@@ -146,7 +147,7 @@ def _note_flights(wave: Any, threads: Array) -> None:
 def _start(code: Assembler, instruction: Instruction) -> Any:
     modifiers = [m for m in instruction.modifiers[1:] if m not in ("sync", "aligned")]
     if len(modifiers) != 4:
-        raise UnknownPtx("only dense products that wrap are supported")
+        raise UnknownPtx("only dense products without .satfinite are supported")
     shape, d_type, a_type, b_type = modifiers
     size = re.fullmatch(r"m64n(\d+)k(\d+)", shape)
     if size is None or a_type not in ELEMENTS or b_type not in ELEMENTS or d_type not in ("f32", "s32"):
@@ -189,7 +190,7 @@ def _start(code: Assembler, instruction: Instruction) -> Any:
                 if p.registers & registers and not own <= p.registers
             ]
             if held and other:
-                raise Fault("the accumulators belong to a product of another shape, which was not awaited")
+                raise Fault("the accumulators belong to a product of another shape that the kernel has not waited for")
         if slots := [slot for slot in registers if wave.written[slot][threads].any()]:
             names = ", ".join(wave.program.kernel.registers[slot].name for slot in sorted(slots)[:3])
             raise Fault(f"{names}: written after the last wgmma.fence, which must order it before the product")
@@ -252,7 +253,7 @@ def _places() -> tuple[Array, Array]:
 
 
 def _registers_of_a(parts: list[Array], element: Any) -> Array:
-    """Return matrix A, [warpgroups, 64, k], from the four registers that each thread has of it."""
+    """Return matrix A, [warpgroups, 64, k]. Each thread has four registers of elements of A."""
     words = np.ascontiguousarray(np.stack(parts, -1)).view(element)  # [warpgroups, 128, 4 * elements per register]
     per = words.shape[-1] // 4
     result = np.empty((words.shape[0], ROWS, 8 * per), words.dtype)
@@ -265,8 +266,8 @@ def _registers_of_a(parts: list[Array], element: Any) -> Array:
 
 
 def operand(wave: Any, threads: Array, descriptors: Array, rows: int) -> Array:
-    """Return offsets in shared memory, [warpgroups, rows * 32]: for every row of the matrix that a descriptor names, 32 adjacent bytes
-    along K."""
+    """Return offsets in shared memory, [warpgroups, rows * 32]. For each row of the matrix that a descriptor names, these are the offsets
+    of 32 bytes that are adjacent along K."""
     d = descriptors.astype(np.int64)
     start, leading, stride = ((d >> shift & 0x3FFF) << 4 for shift in (0, 16, 32))
     layouts = np.unique(d >> 62 & 3)

@@ -1,5 +1,5 @@
-"""Instructions by which the threads of a warp exchange values. All lanes that the mask names must run the instruction together; otherwise
-it is a fault."""
+"""Instructions by which the threads of a warp exchange values. It is a fault if a lane that the instruction's mask names does not run the
+instruction together with the others."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def check_whole(wave: Any, index: Index) -> None:
 
 @rule("griddepcontrol", "nanosleep", "pmevent")
 def _timing(code: Assembler, instruction: Instruction) -> Step:
-    """These instructions, by which a kernel starts before the previous one ends, do nothing here: starting each kernel after the previous
-    one has ended is an order that they allow."""
+    """Do nothing. These instructions let kernels overlap, pause threads, or count events. A simulation that starts each kernel after the
+    previous one has ended obeys their rules."""
     return lambda wave, index: None
 
 
 @rule("trap", "brkpt")
 def _trap(code: Assembler, instruction: Instruction) -> Step:
     def trap(wave: Any, index: Index) -> None:
-        raise Fault(f"the kernel ends itself ({wave.name(int(wave.threads[index][0]))})")
+        raise Fault(f"the kernel executed a trap ({wave.name(int(wave.threads[index][0]))})")
 
     return trap
 
@@ -97,7 +97,7 @@ def _shfl(code: Assembler, instruction: Instruction) -> Step:
         values[index] = read(wave, index)
         present[index] = True
         sender = np.minimum(wave.threads[index] - lane + other, len(wave.threads) - 1)
-        # A lane that does not take part has no defined value to read.
+        # Reading a lane that does not run the instruction gives no defined value.
         there = present[sender] & (wave.warp[sender] == wave.warp[index])
         write(wave, index, np.where(there, values[sender], np.uint32(0xA5A5A5A5)))
         if write_valid is not None:
