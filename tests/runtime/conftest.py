@@ -1,5 +1,4 @@
-"""Kernels for the runtime's tests. They are written in LLVM IR and compiled by LLVM directly, so these tests do not depend on our
-compiler."""
+"""Kernels for the runtime's tests. They are written in LLVM IR and compiled by LLVM alone, so these tests do not depend on our compiler."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ KERNELS = {
   store float %y, ptr %p1""",
     ),
     "count": (1, "i64", "%old = atomicrmw add ptr %p0, i64 1 seq_cst"),
-    # out[i] = 3 * in[i] + in[n - 1 - i]. The result is wrong if the previous record of a list has not finished all its iterations.
+    # out[i] = 3 * in[i] + in[n - 1 - i]. The result is wrong if this launch starts before all iterations of the previous launch have ended.
     "mix": (
         2,
         "i64",
@@ -95,8 +94,8 @@ def compile_object():
 
 @pytest.fixture(scope="session")
 def object_code() -> bytes:
-    """Compile all kernels and two functions: `grid` returns a kernel's first integer; `derive` sets slot 1 to the aligned size in bytes of
-    as many floats as slot 0 says, and slot 2 to twice that size."""
+    """Compile all kernels and two functions. `grid` returns a kernel's first integer. `derive` reads the number n from slot 0 of the shape
+    heap, stores in slot 1 the bytes of n floats, rounded up to the alignment, and in slot 2 twice that size."""
     return compile_ir(GRID + "".join(kernel_text(name, *rest) for name, rest in KERNELS.items()))
 
 

@@ -36,7 +36,7 @@ def test_what_does_not_parse_is_refused_by_name(variable: str, value: str, expec
 
 
 def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The cache folder follows the XDG base directory specification, by which a relative path in XDG_CACHE_HOME is ignored."""
+    """The cache folder follows the XDG base directory specification, which says that a relative path in XDG_CACHE_HOME is ignored."""
     monkeypatch.setenv("HOME", str(tmp_path))
     for named, expected in (("", ".cache"), ("relative", ".cache"), (str(tmp_path / "elsewhere"), "elsewhere")):
         monkeypatch.setenv("XDG_CACHE_HOME", named)

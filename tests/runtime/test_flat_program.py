@@ -1,4 +1,4 @@
-"""Flat programs: what they contain of a planned function, and which functions cannot be made flat."""
+"""Flat programs: what a flat program stores of a planned function, and which functions cannot be made flat."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_records_name_what_the_virtual_machine_launches() -> None:
 
 
 def test_functions_lie_side_by_side_in_the_arena() -> None:
-    """Each function of a flat program has its own part of the arena, so that a function can read what another one left there."""
+    """Each function of a flat program has its own range of the arena, so that a function can read what an earlier function stored there."""
     both = PROGRAM.replace("main", "step") + PROGRAM.replace("main", "sample")
     executable = compiled(both)
     flat = flat_program(executable, "step", ["sample"])

@@ -43,7 +43,7 @@ from runtime.session import Session
 
 HOST = f"{ARCH}:"
 
-# --- a program by hand; `derive` of conftest.py fills in its sizes --------------------------------------------------------
+# --- a program written by hand, whose sizes `derive` of conftest.py computes --------------------------------------------------------
 
 N, BYTES, TWO_BYTES = Slot(0), Slot(1), Slot(2)
 SLOTS = ("n", "bytes", "2*bytes", "s")
@@ -54,7 +54,7 @@ ADD_ONE, SCALE, ADD_TWO = 0, 1, 2
 KERNELS = (
     Kernel("add_one", (Phase("add_one", "grid"),), 2, 2),
     Kernel("scale", (Phase("scale", "grid"),), 2, 2),
-    Kernel("add_two", (Phase("add_one", "grid"), Phase("add_one", "grid")), 2, 2),  # runs only in place
+    Kernel("add_two", (Phase("add_one", "grid"), Phase("add_one", "grid")), 2, 2),  # must run in place
 )
 CONSTANT = np.array([9, 1, 2, 3], np.float32)
 
@@ -231,7 +231,8 @@ def test_a_stored_executable_runs(executable: Executable, tmp_path: Path) -> Non
 
 @given(st.data())
 def test_a_program_that_was_tampered_with_is_refused_or_loads(executable: Executable, data: st.DataObject) -> None:
-    """A program changed at random is refused or loads, but never crashes: every number is checked before native code uses it."""
+    """A program that was changed at random is refused or loads, but never crashes, because every number is checked before native code uses
+    it."""
     content = bytearray(msgspec.msgpack.encode(executable.meta))
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
@@ -333,7 +334,7 @@ def test_an_outgrown_arena_is_given_back(executable: Executable) -> None:
 
 
 def test_a_call_does_little_in_python() -> None:
-    """A call enters few Python functions: the session, the virtual machine, one matcher per argument, and the arena."""
+    """A call enters only a few Python functions: those of the session, the virtual machine, one matcher per argument, and the arena."""
     function = VMFunction("same", (X,), 1, ("n",), (Bound("n", 0, 0),), (Ret(Reg(0)),))
     session = Session(Executable(ExecutableMeta(HOST, {"same": function}, (), ()), b"", []), device_threads=1)
     x = np.zeros(3, np.float32)

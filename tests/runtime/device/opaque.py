@@ -70,7 +70,7 @@ class OpaqueTensor:
         return OpaqueTensor(self.block, self.begin, shape, self.dtype, self.writable)
 
     def of(self, memory: NDArray[np.uint8]) -> Array:
-        """Return the tensor's elements in one of its block's memories, `hidden` or `staged`."""
+        """Return the tensor's elements in `memory`, which is the `hidden` or the `staged` memory of its block."""
         return np.ndarray(self.shape, self.dtype, memory, self.begin)
 
 
@@ -81,7 +81,8 @@ class Heap:
 
     @contextmanager
     def at_work(self) -> Iterator[int]:
-        """Copy the host's integers to the staging area, yield its address, and afterwards copy back what kernels stored there."""
+        """Copy the host's integers to the staging area and yield the address of this area. Afterwards copy back what kernels stored
+        there."""
         staged = self.block.staged.view(np.int64)
         staged[: len(self.words)] = self.words
         yield address_of(staged)

@@ -1,4 +1,4 @@
-"""The device protocol: tests that each device passes, here the CPU, the opaque device and a software GPU."""
+"""The device protocol. Each device must pass these tests; here the CPU, the opaque device and a software GPU do."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_only_what_lies_in_a_memory_is_copied_out_of_it(device: Device) -> None:
     device.copy(inside, np.ones(16, np.float32))
     assert kept is not inside and not read(device, kept).any()
     assert device.kept(outside, memory) is outside
-    assert device.kept(inside, device.part(memory, 0, 0)) is inside, "no copy is needed, because the memory does not overlap"
+    assert device.kept(inside, device.part(memory, 0, 0)) is inside, "expected no copy, because the memory does not overlap"
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.int8, np.bool_])
@@ -107,8 +107,8 @@ def test_a_heap_is_written_by_the_host(device: Device) -> None:
 
 
 def test_shape_functions_read_and_write_the_heap_of_the_device(device: Device, object_code: bytes, host_target: str) -> None:
-    """A shape function reads and stores integers in the device's shape heap. `derive` of conftest.py computes 4 * n, rounded up to a
-    multiple of 64, and twice that."""
+    """A shape function reads and stores integers in the device's shape heap. The function `derive` of conftest.py computes 4 * n, rounded
+    up to a multiple of 64, and twice that number."""
     words, handle = device.heap([17, 0, 0, 0])
     on_host = isinstance(device, CpuDevice | OpaqueDevice)
     code = device.load(object_code, host_target) if on_host else device.load(PTX, "nvptx64:+sm_80", HostCode(object_code, host_target))

@@ -70,7 +70,7 @@ def test_branches_and_jumps() -> None:
 
 
 def test_a_loop() -> None:
-    """A loop of instructions runs until its condition is false: here it unpacks nested tuples."""
+    """A loop in the instructions runs until its condition is false. This program unpacks nested tuples in a loop."""
     instructions = [
         call(1, "vm.tuple_get", Reg(0), Imm(0)),
         If(Reg(1), 4),

@@ -16,7 +16,8 @@ N, M, SAME_N, TWICE = Slot(0, defines=True), Slot(1, defines=True), Slot(0), Slo
 
 
 def run(specs: dict[str, Spec], values: list[object], *bounds: Bound) -> list[int]:
-    """Match the values of a call with their declarations. Return the shape heap, whose derived slot is 2 * n."""
+    """Match the arguments of a call against their declarations. Return the shape heap. The shape function stores 2 * n in the heap's
+    derived slot."""
     heap = np.zeros(len(SLOTS), np.int64)
 
     def derive(address: int) -> int:
@@ -113,7 +114,7 @@ def test_a_bound_holds_before_anything_is_derived_from_the_variable() -> None:
 
 @pytest.mark.parametrize(("status", "problem"), [(3, "does not fit 64 bits"), (-3, "divides by zero")])
 def test_a_slot_without_a_value_is_refused_by_name(status: int, problem: str) -> None:
-    """If the shape function cannot compute a slot, its status tells which, and the error names the slot."""
+    """If the shape function cannot compute a slot, its status says which slot, and the error names this slot."""
     heap = np.zeros(len(SLOTS), np.int64)
     match = Match("f", SLOTS, (), [Item(0, "x", ShapeSpec((N, M)))], lambda _: status, DEVICE)
     with pytest.raises(BoundExceeded, match=rf"f: 2\*n {problem} where n = 7, m = 8; declare the ranges"):

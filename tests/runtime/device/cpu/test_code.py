@@ -46,8 +46,8 @@ def test_a_system_that_refuses_executable_memory_is_named(object_code: bytes, mo
 
 
 def test_a_block_holds_all_sections_of_an_object(compile_object) -> None:
-    """All sections of an object file are mapped in one block. Code reads its constants by 32-bit relative addresses, which could not reach
-    a separate mapping."""
+    """All sections of an object file are mapped in one block of memory. Code addresses its constants relative to itself by 32 bits, which
+    could not reach a separate mapping."""
     parts = elf.read(compile_object(TABLE))
     assert sum(section.is_loaded for section in parts.sections) > 1
     places = Places.of(parts)
@@ -94,7 +94,7 @@ def test_copies_of_memory_may_come_from_the_system(compile_object) -> None:
     assert (data == 7).all()
 
 
-@pytest.mark.skipif(ARCH != "x86_64", reason="other machines address relative to the code")
+@pytest.mark.skipif(ARCH != "x86_64", reason="only x86-64 code may contain absolute addresses of 32 bits")
 def test_absolute_addresses_are_refused() -> None:
     """An object file with absolute 32-bit addresses is refused, because code is mapped above the addresses that 32 bits can hold."""
     llvm.initialize_native_target()

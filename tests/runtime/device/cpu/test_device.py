@@ -11,7 +11,7 @@ DEVICE = CpuDevice(1)
 
 
 def test_the_host_and_the_device_share_memory() -> None:
-    """Upload and download on the CPU return the array that they were given, not a copy."""
+    """On the CPU, upload and download return the given array itself, not a copy."""
     array = np.zeros(3, ml_dtypes.bfloat16)
     assert DEVICE.upload(array) is array and DEVICE.download(array) is array
 

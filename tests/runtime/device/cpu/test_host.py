@@ -22,8 +22,8 @@ def test_another_machine_and_missing_features_are_named() -> None:
 
 @pytest.mark.parametrize("allowed", [True, False])
 def test_tiles_that_the_system_does_not_give_are_missing(monkeypatch: pytest.MonkeyPatch, allowed: bool) -> None:
-    """AMX counts as missing if Linux does not let the process use it. The processor reports AMX even then, but using it would end the
-    process."""
+    """AMX counts as missing if Linux does not allow the process to use it. The processor reports AMX in any case, but an AMX instruction
+    would end the process."""
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: {"avx2": True, "fma": False, "amx-tile": True})
     monkeypatch.setattr(host_module, "_told_by_linux", set[str])
     monkeypatch.setattr(host_module, "matrix_tiles_allowed", lambda: allowed)
@@ -34,8 +34,8 @@ def test_tiles_that_the_system_does_not_give_are_missing(monkeypatch: pytest.Mon
 
 
 def test_what_linux_tells_of_an_arm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an Arm processor, the features come from Linux's hwcaps: here those of a Neoverse V1, a Neoverse N1 and a Cortex-A72. LLVM, which
-    reads /proc/cpuinfo, misses the instructions that multiply bytes."""
+    """On an Arm processor, the features come from Linux's hwcaps; the cases are a Neoverse V1, a Neoverse N1 and a Cortex-A72. LLVM reads
+    /proc/cpuinfo instead, and misses the instructions that multiply bytes."""
     machines = {
         (0xFFFFFFFF, 0x1F201): {"fp-armv8", "neon", "fullfp16", "dotprod", "i8mm", "bf16"},
         (0x10119FFF, 0x0): {"fp-armv8", "neon", "fullfp16", "dotprod"},

@@ -1,4 +1,4 @@
-"""Code for a CPU architecture other than this machine's is linked here and run by an emulator."""
+"""Code for a CPU architecture other than this machine's is linked by the runtime and run by an emulator."""
 
 from __future__ import annotations
 

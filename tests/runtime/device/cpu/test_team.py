@@ -34,8 +34,8 @@ def team(request: pytest.FixtureRequest):
 def make_list(
     code: ObjectCode, kernel: str, sizes: list[int], arrays: list[np.ndarray], pick, *, found_in: ObjectCode | None = None
 ) -> tuple[LaunchList, np.ndarray]:
-    """Return a list of launches with one record per size. Record r works on the arrays numbered pick(r). The kernel may come from other
-    code, `found_in`, than the function `grid`."""
+    """Return a list of launches with one record per size. Record r uses the arrays whose indices pick(r) returns. The kernel may be in
+    other code, `found_in`, than the function `grid`."""
     heap = np.array([*sizes, 0], np.int64)
     zero = len(sizes)
     body, grid = (found_in or code).address(kernel), code.address("grid")
@@ -132,8 +132,8 @@ def test_helpers_take_part(code: ObjectCode, compile_object) -> None:
 
 @pytest.mark.parametrize("nodes", [(), (0, 1)])
 def test_a_thread_claims_what_is_in_its_own_span_first(code: ObjectCode, compile_object, nodes: tuple[int, ...]) -> None:
-    """A thread first claims the chunks of its own half of the grid. Each chunk waits for a second one to run, so two threads run two chunks
-    each. A stack address tells which thread ran a chunk."""
+    """A thread first claims the chunks of its own half of the grid. Each chunk waits until another chunk runs, too, so each of the two
+    threads runs two chunks. The address of a local variable tells which thread ran a chunk."""
     text = """
     define void @pairs(ptr %buffers, ptr %dims, i64 %begin, i64 %end) {
     entry:
@@ -263,8 +263,8 @@ define i64 @grid(ptr %dims) {
 
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_a_kernel_that_keeps_more_than_it_says_ends_the_process(num_threads: int, compile_object, tmp_path: Path) -> None:
-    """A kernel that uses more stack than it declares ends the process. A new worker takes its place; corrupted memory could not be
-    repaired."""
+    """A kernel that uses more stack than it declares ends the process. A new worker replaces a dead one, but nothing could repair
+    overwritten memory."""
     (tmp_path / "deep.o").write_bytes(compile_object(DEEP.replace("4000000", str(STACK_SPARE + GUARD // 2))))
     result = run_python(f"""
         import numpy as np
@@ -285,8 +285,8 @@ def test_a_kernel_that_keeps_more_than_it_says_ends_the_process(num_threads: int
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("limited", ["process", "thread"])
 def test_a_kernel_has_the_stack_that_it_asks_for(num_threads: int, limited: str, compile_object, tmp_path: Path) -> None:
-    """A kernel gets the stack that it declares, even if the system gives threads little stack: under `ulimit -s 1024`, and in a thread that
-    was created with a small stack."""
+    """A kernel gets the stack that it declares, even if the system gives threads only little stack. The cases are `ulimit -s 1024`, and a
+    thread that was created with a small stack."""
     (tmp_path / "deep.o").write_bytes(compile_object(DEEP))
     result = run_python(f"""
         import resource, sys, threading
@@ -321,7 +321,7 @@ def test_a_kernel_has_the_stack_that_it_asks_for(num_threads: int, limited: str,
     assert (result.returncode, result.stdout, result.stderr) == (0, "7\n", "")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_child_goes_on_alone() -> None:
     result = run_python("""
         import os, warnings

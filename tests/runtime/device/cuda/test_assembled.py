@@ -46,7 +46,7 @@ def test_a_second_start_assembles_nothing(executable: Executable, software_gpu: 
 
 @pytest.mark.parametrize("content", [b"", b"short", bytes(2000), None])
 def test_a_damaged_file_is_made_anew(content: bytes | None, executable: Executable, software_gpu: SoftwareGpu, tmp_path: Path) -> None:
-    """A damaged file of assembled code is replaced. In the case None, a single bit of the file is flipped."""
+    """A damaged file of assembled code is replaced. In the case None, the test flips a single bit of the file."""
     assert doubled(executable, tmp_path / "key")
     (path,) = kept(tmp_path)
     whole = path.read_bytes()

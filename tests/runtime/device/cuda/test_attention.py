@@ -1,5 +1,5 @@
-"""Attention on a GPU with several blocks per token: the block that finishes last combines the results of all. The bits are those of a
-single block."""
+"""Attention on a GPU with several blocks per token: the block that finishes last combines the results of all blocks. The bits are those of
+a computation by a single block."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def arguments() -> list[Any]:
 
 
 def test_splits_side_by_side_have_the_bits_of_splits_in_a_row(software_gpu: SoftwareGpu) -> None:
-    """The result has the same bits whether each split of a token has a block of its own (up to eight tokens) or one block computes all
-    splits (nine tokens). Each run resets the counters of finished blocks to zero."""
+    """The result has the same bits whether each split of a token has its own block (up to eight tokens) or one block computes all splits of
+    a token (nine tokens). After each run the counters of finished blocks are zero again."""
     module = parse(PROGRAM)
     executable = compile_module(module, Options(get("sm_80")))
-    assert [len(k.phases) for k in executable.meta.kernels] == [1], "one launch"
+    assert [len(k.phases) for k in executable.meta.kernels] == [1], "expected one launch"
     session, (q, cache, tables, ids, at) = Session(executable), arguments()
     in_a_row = session.call("main", q, cache, tables, ids, at)
     np.testing.assert_allclose(in_a_row, Interpreter(module).call("main", q, cache, tables, ids, at), rtol=1e-4, atol=1e-5)

@@ -1,5 +1,5 @@
-"""A product whose tiles also rotate queries and keys and append keys and values to the cache is accurate and has the same bits in every
-batch."""
+"""A single call multiplies, rotates queries and keys, and appends keys and values to the cache. Its results are accurate, and a token has
+the same bits in every batch."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ except NoDevice as error:
 
 
 def opened(environment: dict[str, str], number: int = 0) -> str:
-    """Return what a process prints that opens the GPU with this number."""
+    """Start a process that opens the GPU with this number, and return what the process prints."""
     command = [sys.executable, "-c", OPEN.format(number)]
     result = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, check=True, timeout=120)
     return result.stdout.strip()
@@ -34,7 +34,7 @@ def opened(environment: dict[str, str], number: int = 0) -> str:
 
 @needs_pycuda
 def test_without_a_driver_it_is_said_what_to_install(tmp_path: Path) -> None:
-    """If there is no driver, the error names what to install. The test hides the driver of a machine that has one."""
+    """If the machine has no driver, the error says what to install. The test hides a driver that may be installed."""
     (tmp_path / "libcuda.so.1").touch()  # the loader stops its search at this file, although it is no library
     said = opened({"LD_LIBRARY_PATH": str(tmp_path)})
     assert "libcuda.so.1" in said and "pip install 'relaxserve[cuda]'" in said and "driver" in said
@@ -63,7 +63,7 @@ def test_memory_that_the_card_has_not_is_refused(software_gpu: SoftwareGpu) -> N
     device = CudaDevice()
     with pytest.raises(OutOfMemory, match=r"memory on GPU 0 needs 1,099,511,627,776 bytes, [\d,]+ are free;"):
         device.allocate(1 << 40)
-    assert device.download(device.upload(np.arange(3))).tolist() == [0, 1, 2], "the device works on"
+    assert device.download(device.upload(np.arange(3))).tolist() == [0, 1, 2], "the device should still work"
 
 
 @needs_pycuda

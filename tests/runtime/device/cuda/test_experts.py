@@ -1,5 +1,5 @@
-"""Products in which each row chooses one of several matrices are accurate on tensor cores, and a row has the same bits alone as in a
-batch."""
+"""Products in which each row chooses one of several matrices are accurate on tensor cores. The result of a row has the same bits alone as
+in a batch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ func main(x: bf16[t, 96], e: i32[t], weight q: u8[4, 72, 48], weight s: bf16[4, 
 def test_near_the_meaning_and_the_same_bits_alone(software_gpu: SoftwareGpu) -> None:
     module = parse(PROGRAM)
     executable = compile_module(module, Options(get("sm_80")))
-    assert [len(k.phases) for k in executable.meta.kernels] == [1], "one launch"
+    assert [len(k.phases) for k in executable.meta.kernels] == [1], "expected one launch"
     rng = np.random.default_rng(0)
     experts = np.repeat([3, 0, 1, 0], [70, 9, 2, 1]).astype(np.int32)
     x = rng.standard_normal((len(experts), 96)).astype(ml_dtypes.bfloat16)

@@ -1,4 +1,4 @@
-"""Products on tensor cores are accurate, and a row has the same bits whatever other rows the batch has."""
+"""Products on tensor cores are accurate, and the result of a row has the same bits whatever other rows are in the batch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 
 pytestmark = [needs_pycuda, pytest.mark.gpu]
 
-COUNTS = (130, 65, 64, 40, 9, 8, 1)  # numbers of rows: one is more than a block computes, and there is one for each tile height
+COUNTS = (130, 65, 64, 40, 9, 8, 1)  # numbers of rows: the largest needs several blocks, and each tile height occurs
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Case:
     body: str
     weights: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...] = ("bf16", "bf16")  # element types of the weights
-    rtol: float = 1e-4  # a result rounded to bf16 may be the neighbour of the expected one
+    rtol: float = 1e-4  # relative; larger if results are bf16, because a result may be rounded to the neighbour of the expected number
 
     @property
     def program(self) -> str:
@@ -74,7 +74,7 @@ def random(seed: int, *shape: int, dtype: str = "bf16") -> NDArray[Any]:
 def test_near_the_meaning_and_the_same_bits_in_every_batch(case: Case, software_gpu: SoftwareGpu) -> None:
     module = parse(case.program)
     executable = compile_module(module, Options(get("sm_80")))
-    assert [len(k.phases) for k in executable.meta.kernels] == [1], "one launch"
+    assert [len(k.phases) for k in executable.meta.kernels] == [1], "expected one launch"
     weights = {f"w{i}": random(i, *shape, dtype=case.dtypes[i]) for i, shape in enumerate(case.weights)}
     x, y = (random(8 + i, COUNTS[0], p.type.shape[1].const, dtype=str(p.type.dtype)) for i, p in enumerate(module.graph("main").params[:2]))
     session = Session(executable)

@@ -82,8 +82,8 @@ def test_a_run_is_one_launch_of_a_graph_which_sizes_of_one_magnitude_share(sessi
 
 
 def test_a_region_that_is_prepared_captures_nothing_when_it_runs(session: Session, executable: Executable) -> None:
-    """After `prepare`, a call captures no graph: it uses the smallest prepared graph that is large enough, or the largest graph if the
-    sizes exceed all."""
+    """After `prepare`, calls capture no further graphs. A call uses the smallest prepared graph that is large enough, or the largest graph
+    if no graph is."""
     prepared = Session(executable)
     bind_values(prepared, executable, "main", {"w": W, "v": V})
     for n in (7, 31):
@@ -95,7 +95,8 @@ def test_a_region_that_is_prepared_captures_nothing_when_it_runs(session: Sessio
 
 
 def test_memory_that_is_dropped_during_a_capture_is_freed_after_it(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A garbage collection may drop memory at any time. The driver ends a capture whose thread frees memory."""
+    """Garbage collection may drop memory at any time, also during a capture. The driver aborts a capture if its thread frees memory, so the
+    device frees dropped memory only after the capture."""
     num_bytes = 64 << 20
     free_before = session.device.limits.free_bytes
     dropped = [session.device.allocate(num_bytes)]
@@ -112,14 +113,14 @@ def test_memory_that_is_dropped_during_a_capture_is_freed_after_it(session: Sess
 
 
 def test_the_time_of_the_card_is_counted(session: Session) -> None:
-    """The session counts the time that the card is busy. The software GPU reports one millisecond between any two events."""
+    """The session adds up the time during which the card is busy. The software GPU reports one millisecond between any two events."""
     for _ in range(3):
         session.call("main", X)
     assert session.busy_s == pytest.approx(0.003)
 
 
 def test_arguments_of_a_call_are_one_copy(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All arguments of a call are uploaded in one copy; another copy uploads the launch records."""
+    """One copy uploads all arguments of a call. A second copy uploads the launch records."""
     copied: list[int] = []
     original = Card.copy_pinned
 

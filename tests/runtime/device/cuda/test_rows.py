@@ -1,4 +1,5 @@
-"""Reductions along rows and attention on a GPU are accurate, and a row has the same bits whatever other rows the batch has."""
+"""Reductions along rows, and attention, on a GPU are accurate. The result of a row has the same bits whatever other rows are in the
+batch."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def arguments(kind: str) -> list[NDArray[Any]]:
 
 @pytest.mark.parametrize(("kind", "options"), [("f32", {}), ("i8", {"window": 140, "softcap": 3.0})], ids=["plain", "variants"])
 def test_a_token_has_the_same_bits_alone_and_beside_many(kind: str, options: dict[str, Any], software_gpu: SoftwareGpu) -> None:
-    """A token has the same bits in a small batch, where each split has a block, and in a batch with too many tokens for that."""
+    """A token has the same bits in a small batch, in which each split has its own block, and in a large batch, in which one block computes
+    all splits of a token."""
     module = parse(paged(kind, **options).replace("p in 0..16", "p in 0..20"))
     args = arguments(kind)
     session = Session(compile_module(module, Options(get("sm_80"))))

@@ -1,4 +1,4 @@
-"""The GPU's sampler gives the same tokens as the reference in NumPy, and log-probabilities with the same bits."""
+"""The GPU's sampler chooses the same tokens as the reference in NumPy, and its log-probabilities have the same bits as the reference's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention over pages of bf16 on tensor cores, in every variant that models use: near the interpreter's result, and a token has the same
+"""Attention over bf16 pages on tensor cores, in every variant that models use. Results are near the interpreter's, and a token has the same
 bits alone, in a chunk of its prompt, and in a batch with other sequences."""
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 pytestmark = [needs_pycuda, pytest.mark.gpu]
 
 PAGES = 40
-# (sequence, position) of each token: a chunk longer than a run, whose later tokens attend to one more split; a short prompt; a decode step;
-# and a token of the short prompt, apart from the others.
+# (sequence, position) of each token: a chunk with more tokens than one block computes, whose later tokens attend to one more split; a short
+# prompt; a decode step; and another token of the short prompt, which is not adjacent to the others.
 ROWS = [*((0, 250 + i) for i in range(11)), (1, 5), (1, 6), (2, 130), (1, 7)]
 PAGES_OF = {0: 17, 1: 1, 2: 9}
 
@@ -52,8 +52,8 @@ func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{giv
 """
 
     def arguments(self) -> list[Any]:
-        """Return the operands of a step. What no token may attend to is NaN: pages of no sequence, and positions after the last one of each
-        sequence."""
+        """Return the operands of a step. Keys and values that no token may attend to are NaN: those in pages of no sequence, and those
+        after the last position of each sequence."""
         rng = np.random.default_rng(3)
         pages = np.full((2, 2, PAGES, self.kv_heads, 16 * self.size), np.nan, ml_dtypes.bfloat16)
         tables, free = np.zeros((3, max(PAGES_OF.values())), np.int32), iter(rng.permutation(np.arange(1, PAGES)))
@@ -79,7 +79,7 @@ CASES = [Case(infinite=True), Case(heads=6, kv_heads=1, window=20, sinks=True), 
 def test_near_the_meaning_and_the_same_bits_in_every_batch(case: Case, software_gpu: SoftwareGpu) -> None:
     module = parse(case.program)
     executable = compile_module(module, Options(get("sm_80")))
-    assert [len(k.phases) for k in executable.meta.kernels] == [1], "one launch"
+    assert [len(k.phases) for k in executable.meta.kernels] == [1], "expected one launch"
     session, args = Session(executable), case.arguments()
 
     def run(rows: slice) -> NDArray[np.float32]:
