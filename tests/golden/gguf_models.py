@@ -16,9 +16,9 @@ from compiler.frontend.weights import open_safetensors
 
 MODELS = Path(__file__).parent / "models"
 Fill = Callable[[gguf.GGUFWriter], object]
-Values = Mapping[str, Any]  # fields of a config.json; those of its decoder and of its rope are at the top level
+Values = Mapping[str, Any]  # fields of a config.json, with the nested fields of the decoder and of rope moved to the top level
 ARCHITECTURES = {name: number for number, name in gguf.constants.MODEL_ARCH_NAMES.items()}
-# Method of the GGUF writer, without `add_` -> field of config.json that all converters pass to it.
+# Name of a method of the GGUF writer, without `add_` -> the config.json field that all converters pass to this method.
 FIELDS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
@@ -45,7 +45,7 @@ SCALING_FIELDS = {
 
 @dataclass(frozen=True)
 class Converter:
-    """How the converter of one architecture differs from others."""
+    """The ways in which the converter of one architecture differs from the others."""
 
     fields: Mapping[str, str] = field(default_factory=dict[str, str])
     values: Mapping[str, Callable[[Values], Any]] = field(default_factory=dict[str, Callable[[Values], Any]])
@@ -67,7 +67,7 @@ def stretched_base(values: Values) -> float:
 
 
 def local_layers(values: Values) -> list[bool] | None:
-    """Return which layers have a window, or None if no layer has one."""
+    """Return for each layer whether it has a window, or None if no layer has one."""
     if values.get("sliding_window") is None:
         return None
     return [(layer + 1) % values.get("sliding_window_pattern", 4) != 0 for layer in range(values["num_hidden_layers"])]
@@ -147,7 +147,8 @@ def write(path: Path, fill: Fill, arch: str = "llama") -> Path:
 
 
 def interleaved(tensor: np.ndarray, num_heads: int) -> np.ndarray:
-    """Order the rows of queries and keys as the Llama converter does: rows of the first and of the second half of each head alternate."""
+    """Order the rows of queries and keys as the Llama converter does: within each head, rows of the first half alternate with rows of the
+    second half."""
     halves = tensor.reshape(num_heads, 2, -1, *tensor.shape[1:])
     return np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(tensor.shape)
 
@@ -169,7 +170,8 @@ def decoder_tensors(case: str) -> dict[str, np.ndarray]:
 
 
 def halved(tensor: np.ndarray, num_heads: int, num_rotated: int) -> np.ndarray:
-    """Order rows as the converter of GLM-4V does: of each head's rows that rotate, the even ones come before the odd ones."""
+    """Order rows as the converter of GLM-4V does: among the rotated rows of each head, those with even index come before those with odd
+    index."""
     heads = tensor.reshape(num_heads, -1, *tensor.shape[1:])
     order = [*range(0, num_rotated, 2), *range(1, num_rotated, 2), *range(num_rotated, heads.shape[1])]
     return heads[:, order].reshape(tensor.shape)

