@@ -26,7 +26,7 @@ uint64_t amx_counts[KINDS]; /* summed over all threads since the library was loa
 
 static void count(int kind) { __atomic_fetch_add(&amx_counts[kind], 1, __ATOMIC_RELAXED); }
 
-/* --- instructions; each returns what the real unit would refuse about it, or null if it was executed --- */
+/* --- instructions; each function returns why the real unit would refuse the instruction, or null if it was executed --- */
 
 static const char *configure(const uint8_t *memory) {
     Unit next = {0};
@@ -136,7 +136,7 @@ typedef struct {
     int64_t index;
 } Instruction;
 
-/* Three-byte VEX, map 0F38, 128 bits, W0: the form of all tile instructions. */
+/* All tile instructions have this encoding: three-byte VEX, map 0F38, 128 bits, W0. */
 static int decode(const uint8_t *code, const greg_t *registers, Instruction *out) {
     static const int order[16] = {REG_RAX, REG_RCX, REG_RDX, REG_RBX, REG_RSP, REG_RBP, REG_RSI, REG_RDI,
                                   REG_R8,  REG_R9,  REG_R10, REG_R11, REG_R12, REG_R13, REG_R14, REG_R15};
@@ -168,7 +168,7 @@ static int decode(const uint8_t *code, const greg_t *registers, Instruction *out
     return 1;
 }
 
-/* Execute an instruction. Return what the real unit would refuse about it, or null. `known` is set if it is a tile instruction. */
+/* Execute an instruction. Return why the real unit would refuse it, or null. Set `known` if it is a tile instruction. */
 static const char *carry_out(const Instruction *i, int *known) {
     int memory = i->mod != 3, tiled = memory && i->rm == 4;
     *known = 1;
