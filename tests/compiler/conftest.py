@@ -49,7 +49,7 @@ def becomes() -> Callable[[Pass, str, str], None]:
 
 @pytest.fixture
 def stays() -> Callable[[Pass, str], None]:
-    """`stays(legalize, TEXT)` requires that the pass changes nothing, and so returns the very same module."""
+    """`stays(legalize, TEXT)` requires that the pass changes nothing and returns the same module object."""
 
     def check(step: Pass, text: str) -> None:
         module = parse(text)

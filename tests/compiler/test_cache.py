@@ -158,8 +158,8 @@ def test_variables_of_casts_and_multiples_are_narrowed_too(tmp_path: Path) -> No
 
 
 def test_a_sidecar_that_states_other_ranges_than_the_executable_is_a_miss(tmp_path: Path) -> None:
-    """An entry whose sidecar file states other ranges than its executable is not used, as after the files of two entries were mixed up: the
-    narrow executable must not run sizes that only the wide one supports."""
+    """An entry is not used if its sidecar file states other ranges than its executable. Here the narrow executable has overwritten the wide
+    one. It must not run sizes that only the wide executable supports."""
     cache = Cache(tmp_path)
     narrow, wide = cache.store(key(text("8")), made("8")), cache.store(key(text("64")), made("64"))
     wide.write_bytes(narrow.read_bytes())
@@ -224,7 +224,7 @@ def test_a_folder_that_may_only_be_read_serves(tmp_path: Path, executable: Execu
 
     monkeypatch.setattr(os, "utime", refuse)
     assert cache.find(key(text())) is not None
-    monkeypatch.setattr(Executable, "load", refuse)  # loading fails as if another server had just removed the entry
+    monkeypatch.setattr(Executable, "load", refuse)  # loading fails as if another process had just removed the entry
     assert cache.find(key(text())) is None
 
 

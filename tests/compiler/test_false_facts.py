@@ -1,5 +1,5 @@
-"""Programs with a false annotation at each boundary run between guard pages. The false facts are refused, and no memory outside the buffers
-is read or written."""
+"""Programs with a false annotation at each boundary run between guard pages. Every false annotation is refused, and no memory outside the
+buffers is read or written."""
 
 from __future__ import annotations
 

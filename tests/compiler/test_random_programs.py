@@ -39,7 +39,7 @@ assert random_recipes  # importing random_recipes registers all recipes
 
 # --- tolerances ----------------------------------------------------------------------------------------------------------
 
-# Error that an operator may add, relative to its result or its operands.
+# The error that an operator may add, relative to its result or to its operands.
 STEP = {DType.F32: 2.0**-21, DType.F16: 2.0**-10, DType.BF16: 2.0**-7}
 HELD = {8: 2.0**-14, 4: 2.0**-6}  # bits of the weights -> error of quantising rows, relative to the row's largest element
 SMALLEST = 1e-37  # smaller numbers may be flushed to 0
@@ -200,7 +200,7 @@ def refused(session: Session, program: Program) -> None:
                 session.call("main", *wrong)
         else:
             try:
-                session.call("main", *wrong)  # the wrong sizes may fit by chance
+                session.call("main", *wrong)  # the wrong sizes may be valid by chance
             except RuntimeFault:
                 assert interpreted is not None
 

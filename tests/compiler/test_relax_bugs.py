@@ -62,7 +62,7 @@ func main(x: f32[n, 16]) -> object {
 
 
 def test_bug_20190_planner_respects_match_cast_alias(compute: Compute) -> None:
-    """The memory of `a` is not reused while its alias `b` is still read, although `a` itself is not mentioned again."""
+    """The memory of `a` is not reused while the alias `b` of `a` is still read, although `a` itself is not used any more."""
     x = f32(5, 16)
     result = compute(ALIAS, x)
     assert not np.allclose(result, compute(ALIAS.replace("add(e, b)", "add(e, e)"), x))
@@ -321,7 +321,8 @@ def planned_bytes(module: IRModule) -> int:
 
 
 def test_bug_17876_an_expression_waits_for_a_later_parameter(compute: Compute) -> None:
-    """A parameter's shape may use a variable that only a later parameter defines: `n + 1` comes before the shape parameter with n."""
+    """The shape of a parameter may use a variable that only a later parameter defines. Here a parameter with n + 1 rows precedes the shape
+    parameter that defines n."""
     program = "func main(x: f32[n + 1, 2*n], s: shape[n]) -> object { y = exp(x) return y }"
     compute(program, f32(4, 6), (3,))
     session = Session(compile_module(parse(program)), device_threads=1)

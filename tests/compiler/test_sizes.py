@@ -1,4 +1,5 @@
-"""Sizes that are negative, huge, or zero where the program divides by them are refused before a call touches memory."""
+"""Three kinds of sizes are refused before a call touches memory: negative sizes, sizes that are too large, and zero where the program
+divides by the size."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def refusal(text: str, *args: Any, limit: int | None = None) -> RuntimeFault:
 
 @pytest.mark.parametrize("n", [-1, -4096, -(2**62), -(2**63)])
 def test_a_negative_dimension_of_a_shape_is_refused(n: int) -> None:
-    """A negative dimension of a shape argument is refused: shapes may have negative dimensions, but tensors made from them may not."""
+    """A shape argument with a negative dimension is refused if the program makes a tensor of this shape."""
     refused = refusal(ROWS, (n,))
     assert isinstance(refused, BoundExceeded) and str(refused) == f"main: n = {n} is outside its declared range 0 <= n"
     with pytest.raises(MismatchError, match=f"n is {n}, declared 0.."):

@@ -37,7 +37,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 BOUNDS = StepBounds(max_tokens=512, max_seqs=512, max_context=128)
 NUM_PAGES = 200
 
-Rows = NDArray[np.float32]  # [rows, values]: logits or hidden states
+Rows = NDArray[np.float32]  # [rows, values]; the values are logits or hidden states
 
 
 def dtypes_of(source: WeightSource) -> dict[str, DType]:
@@ -68,7 +68,8 @@ class CausalModel:
 
 @dataclass(frozen=True, slots=True)
 class InterpretedModel:
-    """A model whose steps the NumPy interpreter computes. A step takes a hundredth of the time that compiling it would take."""
+    """A model whose steps the NumPy interpreter runs. One interpreted step takes a hundredth of the time that compiling the step would
+    take."""
 
     config: ModelConfig
     source: WeightSource
@@ -90,8 +91,8 @@ def _empty_caches(config: ModelConfig, kv_dtype: DType, seed: int) -> list[Group
 
 
 class GroupCache:
-    """The pages of one cache group, and the page table of each sequence. Unused pages hold NaN or 127, so that a test notices if they are
-    read."""
+    """The pages of one cache group, and the page table of each sequence. Unused pages contain NaN or 127, so that tests notice if these
+    pages are read."""
 
     def __init__(self, group: CacheGroup, free: NDArray[np.int32]) -> None:
         self.group = group
@@ -100,8 +101,8 @@ class GroupCache:
         self._tables: dict[str, NDArray[np.int32]] = {}
 
     def table(self, name: str, start: int, stop: int) -> NDArray[np.int32]:
-        """Return a sequence's page table for the tokens before `stop`. Pages that are before the window of token `start` are overwritten
-        with garbage."""
+        """Return a sequence's page table for the tokens before `stop`. Entries of pages that precede the window of token `start` are
+        overwritten with garbage."""
         table = self._tables.get(name, np.empty(0, np.int32))
         size = self.group.page_size
         missing = -(-stop // size) - len(table)
@@ -124,7 +125,8 @@ class Sequences:
     lengths: dict[str, int] = field(default_factory=dict[str, int])
 
     def feed(self, pieces: dict[str, Sequence[int]]) -> dict[str, Rows]:
-        """Append tokens to each named sequence in one step of the model, and return each sequence's rows."""
+        """Append tokens to each named sequence in one step of the model. Return for each sequence the rows (logits or hidden states) of
+        these tokens."""
         ends = np.cumsum([len(piece) for piece in pieces.values()])
         starts = [self.lengths.setdefault(name, 0) for name in pieces]
         stops = [start + len(piece) for start, piece in zip(starts, pieces.values(), strict=True)]
@@ -159,8 +161,8 @@ def _wide() -> tuple[ModelConfig, WeightSource, dict[str, NDArray[Any]]]:
 
 @pytest.fixture(scope="session")
 def causal(compiled_once: Callable[..., Executable]) -> Callable[..., CausalModel]:
-    """`causal(case, format="f32", entry="step", target=host(), kv_dtype=DType.F32)` returns the model of a case, which is compiled on first
-    use."""
+    """`causal(case, format="f32", entry="step", target=host(), kv_dtype=DType.F32)` returns the model of a case. The model is compiled on
+    first use."""
     known: dict[tuple[str, str, str, str, DType], CausalModel] = {}
 
     def compiled(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # the columns of the eight 4-bit numbers in a word, from its lowest bits up
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # the columns of the eight 4-bit numbers in a 32-bit word, beginning with the lowest bits
 
 
 def gptq(numbers: Array, zeros: Array, scales: Array, bits: int, *, zero_offset: int = 1, groups: Array | None = None) -> dict[str, Array]:

@@ -43,7 +43,8 @@ CASES = [
 
 
 def text_of(model: Any) -> np.ndarray:
-    """Return a text that is longer than the model's window, than a page, and than the original context length of its rope."""
+    """Return a text that is longer than the model's window, than a page, and than the context length from which the model's rope is
+    extended."""
     return np.concatenate([model.golden["prompt"], model.golden["continuation"]])
 
 

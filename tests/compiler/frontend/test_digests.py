@@ -39,8 +39,8 @@ CASES = [
 
 
 def digest(model: Any) -> str:
-    """Return the digest of the logits of five steps: a mixed batch, steps with one and with three sequences, another mixed batch, and a
-    step with ten sequences."""
+    """Return the digest of the logits of five steps: a batch of prefill and decode, steps with one and with three sequences, a second such
+    batch, and a step with ten sequences."""
     random = np.random.default_rng(7)
     vocab = model.config.vocab_size
     sequences, found = model.start(num_threads=2), hashlib.sha256()

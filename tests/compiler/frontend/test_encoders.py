@@ -156,8 +156,8 @@ def test_a_vector_depends_on_its_text_alone(case: str, encoder: Callable[[str], 
 
 @pytest.mark.parametrize("case", compiled(CLASSIFIERS))
 def test_the_numbers_of_classes(case: str, encoder: Callable[[str], Encoder]) -> None:
-    """The logits of a classifier, for texts and for pairs of texts, are near those of transformers and have the same bits alone as in a
-    batch."""
+    """The logits of a classifier, for single texts and for pairs of texts, are near those of transformers. They have the same bits alone as
+    in a batch."""
     golden = np.load(GOLDEN / "models" / case / "golden.npz")
     texts, seconds = texts_of(golden), golden["seconds"].tolist()
     numbers = encoder(case).encode(texts, seconds=seconds)

@@ -47,7 +47,7 @@ def experts(*numbers: int, part: str = "gate_proj") -> dict[str, Tensor]:
 
 
 def test_experts_stand_as_one_tensor_by_their_numbers() -> None:
-    """Joined experts are ordered by number, not by name: 10 comes after 9."""
+    """Joined experts are ordered by number and not alphabetically: expert 10 comes after expert 9."""
     source = Held({**experts(*reversed(range(11))), "model.norm.weight": np.ones(3, np.float32)})
     joint = joint_experts(source, NAMES)
     name = "model.layers.3.mlp.experts.gate_proj.weight"
@@ -141,7 +141,7 @@ def test_a_stacked_tensor_is_read_once_for_its_parts() -> None:
 
 
 def test_stacked_experts_of_another_shape_stay_what_they_are() -> None:
-    """Stacked experts of an unexpected shape are not split, so that the error about tensors can name them."""
+    """Stacked experts of an unexpected shape are not split, so that the error about tensors can name the stacked tensor."""
     odd = {f"{GPT_OSS}.gate_up_proj": np.ones((2, 2, 5), np.float32), f"{GPT_OSS}.down_proj": np.ones((4, 5), np.float32)}
     assert joint_experts(Held(odd), gpt_oss.NAMES).tensors.keys() == odd.keys()
 

@@ -128,5 +128,6 @@ def test_quick_cases_in_bf16_are_there() -> None:
 def test_every_model_type_has_a_case() -> None:
     configs = [json.loads((folder / "config.json").read_text()) for folder in GOLDEN.iterdir()]
     types = {part["model_type"] for config in configs for part in (config, config.get("text_config", config))}
-    nesting = {"gemma3", "gemma4_unified"}  # the config of these types contains that of a text model of another type; see test_config.py
+    # The config of these types contains the config of a text model, which has another type; see test_config.py.
+    nesting = {"gemma3", "gemma4_unified"}
     assert types == FAMILIES.keys() - nesting - {"embeddinggemma"}  # the config of embeddinggemma has the model type gemma3_text

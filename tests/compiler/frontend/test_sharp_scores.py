@@ -27,12 +27,12 @@ from tests.gpu.fixtures import needs_pycuda
 
 # model -> bound on the error when scores are as small as in other families; in a mixture, rounding also changes the choice of experts
 SHORT = {"gemma4": 2e-2, "gemma4-experts": 6e-2}
-NOISE = 2.0**-10  # the mean error of rounding a number to bf16, relative to the number
+NOISE = 2.0**-10  # the mean relative error when a number is rounded to bf16
 
 
 @dataclass
 class Changed:
-    """A weight source that adds relative noise to matrices and multiplies the weights of query norms by `queries`."""
+    """A weight source that multiplies the elements of matrices by 1 plus random noise, and the weights of query norms by `queries`."""
 
     source: Any
     noise: float = 0.0
@@ -56,7 +56,7 @@ class Changed:
         return weight * np.float32(self.queries) if "q_norm" in name else weight
 
     def parts(self, name: str) -> None:
-        """Return None: no tensor consists of parts."""
+        """Return None, because no tensor is stored in parts."""
 
 
 @dataclass(frozen=True)

@@ -102,14 +102,15 @@ def test_a_known_architecture_under_another_name(case: str, tmp_path: Path) -> N
 
 
 def test_equal_fields_and_tensors_are_no_proof(tmp_path: Path) -> None:
-    """Helium has the fields and tensors of Llama but rotates other pairs of elements, so the error names no family."""
+    """Helium has the fields and tensors of Llama, but its rotary embedding pairs other elements, so the error names no family."""
     shutil.copy(MODELS / "llama" / "model.safetensors", tmp_path)
     fields = config_of("llama")
     assert remedy(write(tmp_path, **{**fields, "architectures": ["HeliumForCausalLM"], "model_type": "unheard_of"})) == ""
 
 
 def test_fields_that_the_twin_does_not_read_are_no_proof(tmp_path: Path) -> None:
-    """Ministral 3 has the tensors of Mistral and differs only by a nested field. While that field is present, the error names no family."""
+    """Ministral 3 has the tensors of Mistral, but its configuration has one more nested field, which changes the computation. While that
+    field is present, the error names no family."""
     shutil.copy(MODELS / "ministral3" / "model.safetensors", tmp_path)
     fields = {**config_of("ministral3"), "architectures": ["MistralForCausalLM"], "model_type": "unheard_of"}
     assert remedy(write(tmp_path, **fields)) == ""

@@ -45,13 +45,14 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Walls:
-    """Allocates blocks between guard pages. With `at_end` a block ends at the upper guard, otherwise it begins at the lower one."""
+    """Allocates blocks between guard pages. With `at_end`, a block ends where the upper guard begins; otherwise a block begins where the
+    lower guard ends."""
 
     def __init__(self, at_end: bool) -> None:
         self.at_end = at_end
 
     def block(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Allocate a block between guard pages. Its address is a multiple of 64 if its size is."""
+        """Allocate a block between guard pages. The address of the block is a multiple of 64 if the size is."""
         inside = max(PAGE, -(-num_bytes // PAGE) * PAGE)
         mapping = mmap.mmap(-1, inside + 2 * GUARD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         whole = np.frombuffer(mapping, np.uint8)
@@ -133,8 +134,8 @@ def run(seed: int) -> dict[str, Any]:
 
 
 def _compiled(program: Program, boundary: str, random: Random) -> Iterator[tuple[IRModule, Executable]]:
-    """Yield up to 12 programs with a false annotation, and their executables. Skip a program if the compiler proves its annotation
-    false."""
+    """Yield up to 12 programs with a false annotation, each with its executable. Skip a program if the compiler proves that the annotation
+    is false."""
     for _ in range(12):
         with suppress(Unfit, CompileError):
             module = program.module if boundary == "entry" else falsified(program, boundary, random)

@@ -56,7 +56,7 @@ EXACT: set[str] = set()
 
 
 def recipe(names: str, *, exact: bool = False) -> Callable[[Recipe], Recipe]:
-    """Register a recipe for the named operators. `exact`: if their operands are exact, so are their results, as when elements are only
+    """Register a recipe for the named operators. `exact` says that results are exact if all operands are exact, as when elements are only
     moved or chosen."""
 
     def add(make: Recipe) -> Recipe:
@@ -115,7 +115,7 @@ class Draft:
         self.dims = list(self.sizes[0])
 
     def grow(self, count: int) -> None:
-        """Apply `count` random recipes. In place of a recipe that fails, draw another, up to eight in all."""
+        """Apply `count` random recipes. If a recipe fails, draw another one in its place, up to eight in all."""
         for _ in range(count):
             for _ in range(8):
                 name = self.one_of(list(RECIPES))
@@ -140,7 +140,7 @@ class Draft:
         return self.one_of([a, b, a, b, number, number, Dim.of(1), a + b, 2 * a, a + 1, a * b])
 
     def place(self) -> Dim:
-        """Draw a position on an axis. It may lie past the end."""
+        """Draw a position on an axis. The position may lie past the end of the axis."""
         return self.one_of([*map(Dim.of, (0, 1, 2, 5, 16)), self.dim()])
 
     def shape(self, ndim: int) -> list[Dim]:
@@ -256,7 +256,8 @@ class Draft:
             raise Unfit
 
     def require_few_elements(self, helper: str, x: Var) -> None:
-        """Raise Unfit if calling the helper with `x` would compute a large value. The helper was drawn with other sizes."""
+        """Raise Unfit if calling the helper with `x` would compute a value with too many elements. The helper was drawn for other sizes, so
+        its values were small then."""
         func = self.builder.finish().graph_functions[helper]
         for value in self.values[x]:
             sizes: dict[DimVar, int] = {}
@@ -267,7 +268,7 @@ class Draft:
                     raise Unfit
 
     def name_sizes(self, var: Var, type_: Type) -> Var:
-        """Give names, by a match_cast, to those extents of a tensor that depend on data."""
+        """Emit a match_cast that names those extents of a tensor that depend on data."""
         results = self.values[var]
         for sizes, result in zip(self.sizes, results, strict=True):
             match_value(type_, result, sizes, "match_cast")

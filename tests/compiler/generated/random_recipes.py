@@ -334,7 +334,7 @@ def _quantize(draft: Draft, op: str) -> None:
 
 @recipe("dequantize")
 def _product_of_integers(draft: Draft, op: str) -> None:
-    """Multiply by dequantized weights, which some machines do with integers. All numbers are finite."""
+    """Multiply by dequantized weights. Some machines compute such products in integers, so all numbers are finite."""
     if draft.special:
         raise Unfit
     x = draft.tensor([F32, F32, BF16], least=1)

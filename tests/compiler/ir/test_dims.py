@@ -267,7 +267,8 @@ Env = dict[DimVar, int]
 
 @dataclass(frozen=True)
 class Tree:
-    """A random expression: a function that evaluates the expression as drawn, and the dimension that the algebra made of it."""
+    """A random expression: a function that evaluates the expression as it was drawn, and the dimension into which the algebra simplified
+    it."""
 
     written: Callable[[Env], int]
     dim: Dim
@@ -278,7 +279,7 @@ OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": oper
 
 @st.composite
 def variables(draw: st.DrawFn) -> list[DimVar]:
-    """Draw up to four variables. The bound of a variable may refer to an earlier variable, as those of loop variables do."""
+    """Draw up to four variables. The upper bound of a variable may contain an earlier variable, as in nested loops."""
     made: list[DimVar] = []
     for name in "abcd"[: draw(st.integers(1, 4))]:
         lower = draw(st.sampled_from([0, 0, 0, 1, 1, 2, -3]))
@@ -305,7 +306,8 @@ def trees(draw: st.DrawFn, names: list[DimVar], depth: int) -> Tree:
 
 
 def assignments(names: list[DimVar], *, at_most: int = 60) -> list[Env]:
-    """Return up to `at_most` assignments of small values that the variables' declarations allow; errors show at small values."""
+    """Return up to `at_most` assignments of values that the variables' declarations allow. The values are small, because errors already
+    show at small values."""
     envs: list[Env] = [{}]
     for v in names:
         envs = [{**env, v: value} for env in envs for value in _values(v, env)]
@@ -318,7 +320,7 @@ def _values(v: DimVar, env: Env) -> Iterator[int]:
 
 
 def defined(envs: list[Env], *whole: Tree) -> Iterator[tuple[Env, list[int]]]:
-    """Yield each assignment for which no tree divides by zero, with the values of the trees as drawn."""
+    """Yield each assignment for which no tree divides by zero, with the values of all trees, evaluated as they were drawn."""
     for env in envs:
         try:
             yield env, [t.written(env) for t in whole]
@@ -392,8 +394,8 @@ def test_index_arithmetic_of_reshape_cancels(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("first", ["dims", "prove", "simplify"])
 def test_any_of_the_three_files_may_be_imported_first(first: str) -> None:
-    """Any of the three modules of the algebra may be imported first, although they import each other. Only dims.py breaks the cycle, with
-    late imports."""
+    """Any of the three modules of the algebra may be imported first, although the modules import each other. Late imports in dims.py break
+    the cycle."""
     subprocess.run([sys.executable, "-c", f"import compiler.ir.{first}; from compiler.ir.dims import DimVar; DimVar('n') // 2"], check=True)
 
 

@@ -235,8 +235,8 @@ def test_many_bindings_are_no_depth() -> None:
 
 
 def test_a_shared_value_is_equal_to_its_copies() -> None:
-    """A value that is shared equals copies of that value. Comparison visits each pair of nodes once, although 2**60 paths lead to the nodes
-    here."""
+    """A shared value equals separate copies of this value. The comparison visits each pair of nodes once, although 2**60 paths lead to the
+    nodes here."""
     kernel = "prim f(A: f32[n], out B: f32[n]) {{ for i in n {{ B[i] = {} }} }}"
     copies, shared = "exp(A[i]) + exp(A[i])", "let t = exp(A[i]) in t + t"
     assert_equal(parse(kernel.format(copies)), parse(kernel.format(shared)))

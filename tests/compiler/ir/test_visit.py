@@ -1,4 +1,4 @@
-"""Visitors and rewriters of the IR: what they find and change. Unchanged nodes stay the same objects."""
+"""Visitors and rewriters of the IR: what they find and what they change. Nodes that do not change stay the same objects."""
 
 from __future__ import annotations
 

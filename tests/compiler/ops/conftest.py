@@ -32,7 +32,7 @@ TOLERANCE = {DType.F32: 3e-6, DType.F16: 2e-3, DType.BF16: 1.6e-2}
 
 
 def close(actual: Any, expected: Any) -> None:
-    """Require equal types, shapes and values. Floats may differ by TOLERANCE of the largest element."""
+    """Require equal types, shapes and values. Floats may differ by TOLERANCE, relative to the largest element."""
     if isinstance(expected, tuple) and not all(isinstance(e, int) for e in expected):
         assert isinstance(actual, tuple) and len(actual) == len(expected)
         for a, e in zip(actual, expected, strict=True):
@@ -50,8 +50,8 @@ def close(actual: Any, expected: Any) -> None:
 
 
 def operand(value: Any, shape: str | None, dims: dict[str, DimVar], name: str) -> Atom:
-    """Return an operand of a program: for an array a parameter, with a symbolic dimension for each letter of `shape`; for any other value a
-    literal."""
+    """Return an operand of a program. An array becomes a parameter, with a symbolic dimension for each letter of `shape`. Any other value
+    becomes a literal."""
     match value:
         case np.ndarray():
             letters = shape.split() if shape is not None else [str(n) for n in value.shape]
@@ -135,7 +135,7 @@ def run(compiled_once: Callable[..., Executable]) -> Callable[..., Any]:
 
 @pytest.fixture
 def meaning() -> Callable[..., Any]:
-    """Return a function that evaluates an operator's NumPy meaning without building a program."""
+    """Return a function that evaluates the NumPy definition of an operator, without building a program."""
     return lambda op, *values, **attrs: INTERPRET[op.name](*values, **{**op.attributes, **attrs})
 
 

@@ -1,4 +1,4 @@
-"""An extent that turns out to be 1 only at run time is broadcast, in compiled programs as in interpreted ones."""
+"""An extent that is symbolic at compile time and 1 at run time is broadcast, in compiled programs as in interpreted ones."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_embedding_clamps_ids(run, normal):
 
 
 def rotated(x, angles, interleaved):
-    """Return the elements of x rotated by the angles, as a reference: pairs of elements are complex numbers."""
+    """Return the elements of x rotated by the angles. This is the reference: it treats pairs of elements as complex numbers."""
     half = angles.shape[1]
     turn = np.exp(1j * angles)[:, None, :]
     out = x.astype(np.float64).copy()

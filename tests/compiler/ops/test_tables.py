@@ -9,7 +9,7 @@ BY_THE_MACHINE = {"shape_of", "tensor_to_shape"}  # operators that the virtual m
 
 
 def known() -> set[str]:
-    """Return the names of all operators but those that tests define: these have a dot in the name."""
+    """Return the names of all operators except those that tests define. The latter have a dot in their names."""
     return {name for name in OPS if "." not in name}
 
 

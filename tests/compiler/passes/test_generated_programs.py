@@ -38,8 +38,8 @@ from tests.compiler.meaning import MeaningCheck, interpret
 
 assert compiler.ops
 
-# Loop nests unlike those of operators: a gather, a guard, an integer read from memory, parameters that are a scalar and a dimension, bit
-# operations, two outputs, two stages, writing in place, a reduction whose extent depends on the row.
+# Loop nests with features that nests of operators lack: a gather, a guard, an integer read from memory, scalar and dimension parameters,
+# bit operations, two outputs, two stages, a write in place, a reduction whose extent depends on the row.
 CUSTOM = parse("""
 prim roll(A: f32[a, b], shift: dim, out B: f32[a, b]) where b in 1.., shift in 0.. {
   for i in a, j in b { B[i, j] = A[i, (j + shift) % b] }

@@ -51,7 +51,8 @@ def test_prepared_values_take_the_place_of_weights(becomes: Callable[[Pass, str,
 
 
 def test_shapes_are_no_weights(stays: Callable[[Pass, str], None]) -> None:
-    """A computation that gives a shape is not lifted: prepared values are stored in a file of tensors, which cannot hold shapes."""
+    """A computation whose result is a shape is not lifted, because prepared values are stored in a file of tensors, which has no place for
+    shapes."""
     stays(lift_weights, "func step(x: f32[4], weight s: i64[2]) -> object { a = tensor_to_shape(s) return a }")
 
 
@@ -99,10 +100,10 @@ def test_prepared_values_of_one_name_are_told_apart() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        # Not lifted: each call determines the length n.
+        # Not lifted: the length n of the result differs from call to call.
         """func step(x: f32[n], weight w: f32[1]) -> f32[n] { y = call_tir @spread(w) -> f32[n] return y }
            prim spread(A: f32[1], out B: f32[n]) { for i in n { B[i] = A[0] } }""",
-        # Not lifted: the step overwrites the value, so each step needs a new one.
+        # Not lifted: each step overwrites the value of `a`, so each step must compute `a` anew.
         f"""func step(x: f32[4], weight w: f32[4]) -> f32[4] {{
               a = call_tir @twice(w) -> f32[4]
               v = reshape(a, shape[4])

@@ -1,4 +1,4 @@
-"""Rows are rounded to bf16 before products that tolerate it, and before no other products."""
+"""The pass rounds rows to bf16 before products that tolerate the rounding, and before no other products."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ ENDS = [0, 1, -1, 2, -2, 3_037_000_499, 3_037_000_500, -3_037_000_500, 2**31, 2*
 
 
 def test_products_that_overflow_are_noticed(tmp_path: Path) -> None:
-    """A multiplication of two 64-bit integers detects overflow. WebAssembly lacks the 128-bit multiplication by which LLVM detects overflow
-    on other machines."""
+    """The multiplication of two 64-bit integers detects overflow. On other machines LLVM detects overflow by a 128-bit multiplication,
+    which WebAssembly lacks."""
     (tmp_path / "m.wasm").write_bytes(link([], get("wasm-simd128"), PRODUCT).object)
     pairs = [(a, b) for a in ENDS for b in ENDS]
     found = json.loads(run_node(RUN, tmp_path / "m.wasm", json.dumps([[str(a), str(b)] for a, b in pairs])))

@@ -1,4 +1,4 @@
-"""LLVM object files become WebAssembly modules that run, without an external linker."""
+"""LLVM object files become WebAssembly modules that run. No external linker is needed."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ console.log(JSON.stringify([from_table(0), from_table(1), count(), count(), from
 
 
 def test_data_calls_and_the_stack_are_linked(tmp_path: Path) -> None:
-    """The linker resolves data, calls and the stack. The linked object has addresses in code and in data, functions with internal linkage,
-    and a local array."""
+    """The linker resolves references to data, functions and the stack pointer. The object that is linked here has addresses in code and in
+    data, functions with internal linkage, and a local array."""
     (tmp_path / "m.wasm").write_bytes(linked(read_object(object_of(TABLES))))
     found = json.loads(run_node(RUN, tmp_path / "m.wasm"))
     assert found[:6] == [40, 14, 8, 9, 18, 9]

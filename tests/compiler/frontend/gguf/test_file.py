@@ -1,4 +1,4 @@
-"""GGUF files: the container, its block formats, and the models in them, which must equal the same models of the Hugging Face hub. The
+"""GGUF files: the container, the formats of blocks, and models, which must equal the same models in the format of the Hugging Face hub. The
 `gguf` package writes the files."""
 
 import json
@@ -48,7 +48,7 @@ def test_formats_have_the_numbers_and_sizes_of_the_reference() -> None:
 QUANTIZED = [format for format in FORMATS.values() if format.unpack is not None]
 
 
-# Format -> offsets of the f16 scales in a block. A format that is missing here has one scale, at offset 0.
+# Format -> offsets of the f16 scales in a block. All other formats have one scale, at offset 0.
 PAIR = (0, 2)
 SCALES = {"Q4_1": PAIR, "Q5_1": PAIR, "Q4_K": PAIR, "Q5_K": PAIR, "Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "MXFP4": ()}
 
@@ -506,8 +506,8 @@ def sentencepiece(has_prefix: bool) -> dict[str, Any]:
 
 
 def best_first(text: str, ids: dict[str, int], scores: np.ndarray) -> list[int]:
-    """Tokenize by sentencepiece's definition: while any two adjacent parts can be merged, merge the pair with the best score; of pairs with
-    equal scores, the leftmost."""
+    """Tokenize as sentencepiece defines it: while any two adjacent pieces can be merged, merge the pair with the best score. If several
+    pairs have this score, merge the leftmost."""
     parts = list(text)
     while True:
         joined = [(-scores[ids[a + b]], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in ids]

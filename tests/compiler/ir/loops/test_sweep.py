@@ -1,4 +1,4 @@
-"""`sweep` covers a range with full vectors, and with a masked one at the end unless full vectors provably suffice."""
+"""`sweep` covers a range of indices with full vectors. A masked vector covers the end of the range unless full vectors provably suffice."""
 
 from __future__ import annotations
 

@@ -85,7 +85,8 @@ def test_a_fold_is_an_expression() -> None:
 
 
 def test_integers_are_added_apart_from_their_product() -> None:
-    """Products and sums of integers stay separate; those of floats become a fused operation, which rounds only once."""
+    """A product and a sum of integers stay separate operations. A product and a sum of floats become one fused operation, which rounds only
+    once."""
     counts = Buffer("c", (Dim.of(1),), DType.I32)
     k = Kernel()
     c = k.array(counts)
@@ -158,7 +159,7 @@ def test_an_integer_knows_its_range() -> None:
 
 
 def test_indices_may_be_a_list() -> None:
-    """An array accepts its indices as a list: unpacking with a star in a `with` statement gives a list."""
+    """An array accepts its indices as a list, because unpacking with a star in a `with` statement gives a list."""
     source, dest = Buffer("x", (Dim.of(2), Dim.of(3)), F32), Buffer("y", (Dim.of(2),), F32)
     k = Kernel()
     x, y = k.arrays(source, dest)

@@ -1,4 +1,5 @@
-"""Printing a program and parsing the text gives an equal program. Text that is no program is refused, with its line and column."""
+"""Printing a program and parsing the text gives an equal program. Text that is no program is refused, and the error names its line and
+column."""
 
 from __future__ import annotations
 
@@ -247,7 +248,7 @@ def test_an_attribute_that_text_cannot_say_is_named() -> None:
 
 
 def test_precedence() -> None:
-    """Operators bind, from loosest to tightest: or, xor, and, comparisons, shifts, sums, products, signs."""
+    """The precedence of operators, from lowest to highest: or, xor, and, comparisons, shifts, sums, products, signs."""
 
     def value(text: str) -> Scalar:
         stmt = parse(f"prim p(a: scalar i32, b: scalar i32, f: scalar f32, out B: f32[]) {{ B[] = {text} }}").prim("p").body

@@ -28,8 +28,8 @@ SIZES = [(1, 32), (2, 16), (8, 32), (15, 16), (16, 16), (16, 32), (17, 16), (17,
 
 
 def tiled(op: MatrixUnitOp) -> PrimFunc:
-    """Return a kernel in which each of two work items computes c += a @ b with one tile. Each work item must configure the unit, whatever
-    state the unit is in."""
+    """Return a kernel in which each of two work items computes c += a @ b with one tile. Each work item must configure the matrix unit,
+    whatever state the unit is in."""
     k, stride, packed = DimVar("k", lower=64, multiple_of=64), DimVar("stride", lower=1), 4 // op.row_dtype.num_bytes
     a = Buffer("a", (Dim.of(op.rows), stride.dim), op.row_dtype)
     b = Buffer("b", (k // packed, Dim.of(op.columns * packed)), op.panel_dtype)
@@ -120,8 +120,8 @@ def test_every_sign_of_bytes(run_native: Callable[..., None], amx: Target) -> No
     ids=["another instruction", "tilezero", "tdpbf16ps"],
 )
 def test_what_the_unit_would_refuse_ends_the_process(matrix_unit: Any, code: str, said: str) -> None:
-    """The emulation ends the process for the errors that a real unit would report, so a kernel that forgets to configure the unit fails in
-    these tests."""
+    """The emulation ends the process on every error that a real unit would report. A kernel that forgets to configure the unit therefore
+    fails in these tests."""
     if matrix_unit.library is None:
         pytest.skip("this machine has AMX, so nothing is emulated")
     program = f"""

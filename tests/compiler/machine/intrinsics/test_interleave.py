@@ -26,7 +26,8 @@ Array = NDArray[Any]
 def run(
     run_native: Callable[..., None], target: Target, op: Intrinsic, arrays: list[Array], num_outputs: int, dims: tuple[int, ...]
 ) -> None:
-    """Run a kernel of one intrinsic on whole arrays. The intrinsic takes its outputs first, a kernel takes them last."""
+    """Run a kernel of one intrinsic on whole arrays. Outputs are the first operands of the intrinsic, but the last parameters of the
+    kernel."""
     buffers = [Buffer(f"x{i}", (Dim.of(a.size),), DType.from_numpy(a.dtype)) for i, a in enumerate(arrays)]
     tile = Tile(op, tuple(Load(b, (Dim.of(0),)) for b in buffers), tuple(map(Dim.of, dims)))
     order = [*range(num_outputs, len(arrays)), *range(num_outputs)]

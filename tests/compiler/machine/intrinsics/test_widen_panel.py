@@ -53,8 +53,9 @@ def test_machine_code_is_what_is_meant(run_native: Callable[..., None], columns:
 
 
 def test_meaning_is_that_of_the_operator() -> None:
-    """The widened elements are q * m / 8, rounded to nearest, with ties rounded up. Four consecutive elements of a column are adjacent."""
-    panel = np.full((8, 64), 0x08, np.uint8)  # weights of 0 in the first half of each group of eight, -8 in the second half
+    """The widened elements are q * m / 8 for weights q and multipliers m, rounded to nearest, with ties rounded up. Four consecutive
+    elements of a column are adjacent."""
+    panel = np.full((8, 64), 0x08, np.uint8)  # of every eight weights in a column, the first four are 0 and the last four are -8
     panel[0, :4] = 0x9F  # the numbers 7 and 1, each stored plus 8
     out, multipliers = np.zeros((64, 16), np.int8), np.full((2, 16), 127, np.int8)
     multipliers[0, 0] = -100

@@ -33,7 +33,8 @@ def one_row(q, k, v, *, scale, softcap=0.0, sink=None):
 
 @pytest.fixture
 def paged(meaning, rng):
-    """Return two sequences of 21 and 5 tokens in a cache, and a step that queries their last tokens and some earlier ones."""
+    """Return a cache with two sequences of 21 and 5 tokens, and the operands of a step that queries their last tokens and some earlier
+    ones."""
     lengths, tables = (21, 5), np.array([[3, 1], [4, 0]], np.int32)
     keys = [rng.standard_normal((n, KV_HEADS, SIZE)).astype(np.float32) for n in lengths]
     values = [rng.standard_normal((n, KV_HEADS, SIZE)).astype(np.float32) for n in lengths]

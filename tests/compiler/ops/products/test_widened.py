@@ -75,7 +75,7 @@ def test_rows_add_less_than_a_tenth_to_the_power_of_errors(meaning, rng, strengt
 
 
 def test_widened_weights_are_whole_numbers_of_steps(run, meaning, rng):
-    """Widened weights are integer multiples of the channel's step. The test reads single weights by a product with rows of the identity
+    """Widened weights are integer multiples of the channel's scale. The test reads single weights by a product with rows of the identity
     matrix."""
     q = rng.integers(0, 256, (32, 32)).astype(np.uint8)
     scale = rng.standard_normal((32, 2)).astype(np.float32)

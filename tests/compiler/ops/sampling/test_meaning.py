@@ -1,4 +1,4 @@
-"""The parts of sampling (Philox, random bits, exponential weights) give published answers and exact results."""
+"""The parts of sampling: Philox gives its published answers, and random bits and exponential weights are exact."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_what_is_ours_and_read_no_more_is_taken(stays: Callable[[Pass, str], Non
 
 
 def test_fields_of_a_tuple_lie_apart(becomes: Callable[[Pass, str, str], None]) -> None:
-    """Both fields of a tuple can be overwritten in place without a copy, because each field is known by a name of its own."""
+    """Both fields of a tuple can be overwritten in place without a copy, because the program has a separate name for each field."""
     both = """prim both(A: f32[n], C: f32[n], out B: f32[n], out D: f32[n]) attrs {inplace=[[0, 2], [1, 3]]} {
       for i in n { B[i] = A[i] + 1.0 } for i in n { D[i] = C[i] + 1.0 }
     }"""

@@ -176,7 +176,7 @@ def test_masked_memory_of_every_type(run_native: Any, dtype: DType) -> None:
 @pytest.mark.parametrize("width", [4, 16])
 @pytest.mark.parametrize("n", [1, 17])
 def test_a_single_lane_is_stored_as_wide_as_its_element(run_native: Any, n: int, width: int, target: Target) -> None:
-    """A masked store of narrow elements does not write past the end of the row, although its lanes are computed in a wider type."""
+    """A masked store of elements that are narrower than the type in which lanes are computed does not write past the end of the row."""
     i = DimVar("i", upper=1)
     for wide, narrow in [(F32, DType.BF16), (F32, DType.F16), (F32, DType.I8), (DType.I32, DType.U8), (DType.I64, DType.I16)]:
         x, y = buffer("x", [2, n], wide), buffer("y", [2, n], narrow)
@@ -377,7 +377,7 @@ def test_types_of_llvm_have_sizes(text: str, size: int) -> None:
 
 
 def test_what_a_short_loop_goes_over_lies_in_registers(run_native: Any) -> None:
-    """A local buffer whose indices are variables of short loops stays in registers, even if the schedule did not unroll the loops."""
+    """A local buffer that is indexed by variables of short loops stays in registers, even if the schedule did not unroll these loops."""
     x, y, acc = buffer("x", [N, K]), buffer("y", [N]), buffer("acc", [4], scope=Scope.LOCAL)
     i, r, p = DimVar("i", upper=N - 1), DimVar("r", upper=K - 1), [DimVar(name, upper=3) for name in "abc"]
     clear = loop(p[0], 4, store(acc, [p[0]], Const(0.0, F32)))

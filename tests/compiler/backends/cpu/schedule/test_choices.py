@@ -130,7 +130,7 @@ def test_weights_of_integers(agree: Callable[..., Any], kernels: Callable[..., d
 @pytest.mark.parametrize(("text", "tile"), [(PAIRS, "amx_bf16"), (BYTES, "amx_i8_u8")], ids=["pairs", "bytes"])
 def test_blocks_of_a_choice_on_a_matrix_unit(text: str, tile: str) -> None:
     """On a matrix unit, the scheduled kernel computes what the program computes. It multiplies blocks of rows that choose the same matrix,
-    processes k in parts, and prefetches what follows the panel. The interpreter runs the kernel."""
+    processes k in parts, and prefetches the weights of the next part. The interpreter runs the kernel."""
     rng = np.random.default_rng(0)
     x, chosen, bias = f32(72, 128).astype(BF16), np.sort(choices(72, 2)), f32(5, 64)
     if text is BYTES:

@@ -119,7 +119,7 @@ def test_panels_are_shared_among_threads_and_columns_are_lanes(kernels: Callable
         ("contract(r in k) A[i, r] by B[j, r] * 2.0", True),
         ("max(contract(r in k) A[i, r] by B[j, r], 0.0)", True),
         ("contract(r in k) B[j, r] by A[i, r]", False),  # the second factor, here A, must have the innermost axis j
-        ("contract(r in k) A[i, r] * 2.0 by B[j, r]", False),  # the factor 2 would be multiplied again for each panel
+        ("contract(r in k) A[i, r] * 2.0 by B[j, r]", False),  # each panel would multiply by the factor 2 again
         ("(contract(r in k) A[i, r] by B[j, r]) + (contract(r in 3) A[i, r] by B[j, r])", False),
         ("(contract(r in k) A[i, r] by B[j, r]) + (max(r in k) A[i, r])", False),
         ("sum(r in k) A[i, r] * B[j, r]", False),

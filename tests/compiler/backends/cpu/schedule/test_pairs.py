@@ -156,8 +156,8 @@ WIDE = 'func main(x: bf16[m, 576], w: bf16[560, 576]) -> object { y = linear(x, 
 
 
 def test_each_part_of_a_panel_prefetches_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While tiles multiply one part of a panel, they prefetch all cache lines of the next part, which would otherwise begin with cache
-    misses."""
+    """While tiles multiply one part of a panel, the kernel prefetches all cache lines of the next part. Otherwise the next part would begin
+    with cache misses."""
     parts: list[tuple[int, int]] = []  # (address, number of 64-byte lines) of each part
     asked: list[tuple[int, set[int]]] = []
 

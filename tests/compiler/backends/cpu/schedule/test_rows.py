@@ -63,7 +63,7 @@ def test_ranks(agree: Callable[..., Any], shape: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("name", ["softmax", "layer_norm"])
 def test_numbers_of_a_row_stay_in_registers(kernels: Callable[..., dict[str, PrimFunc]], name: str) -> None:
-    """One pass over a row computes all stages and keeps their results in registers, without a workspace in memory."""
+    """One pass over a row computes all stages and keeps the results of stages in registers, without a workspace in memory."""
     kernel = kernels(program(name))[name]
     assert kernel.attrs["schedule"] == "rows"
     buffers = [s.buffer for s in walk_stmts(kernel.body) if isinstance(s, Allocate)]
@@ -71,8 +71,8 @@ def test_numbers_of_a_row_stay_in_registers(kernels: Callable[..., dict[str, Pri
 
 
 def test_every_stage_that_reads_the_rows_fetches_the_next(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
-    """In a norm, each stage that reads the rows prefetches the next row. A kernel that only sums has no time for prefetches to help,
-    because it does nothing but read rows in order, so it does not prefetch."""
+    """In a norm, each stage that reads the rows prefetches the next row. A kernel that only sums computes too little between its reads for
+    prefetches to arrive in time, so it does not prefetch."""
 
     def fetched(name: str) -> int:
         kernel = kernels(program(name).replace("[n, k]", "[n, 64]").replace("[k]", "[64]").replace(" where k in 1..", ""))[name]

@@ -21,7 +21,7 @@ def program(name: str, length: str = "k") -> str:
 
 
 def rows(*shape: int) -> Any:
-    """Return rows in which the largest element of a block rises and falls from block to block."""
+    """Return random rows. The largest elements of their blocks are sometimes larger and sometimes smaller than that of the block before."""
     return (np.random.default_rng(sum(shape)).normal(size=shape) * 8).astype(np.float32)
 
 

@@ -62,7 +62,7 @@ def test_a_little_in_a_large_tensor(kernels: Callable[..., dict[str, PrimFunc]])
 
 
 def test_vectors_that_are_not_lines(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
-    assert ways(kernels(program("permute_dims(x, axes=[1, 0])", "s"))) == (1, 1)  # reads columns, writes whole rows
+    assert ways(kernels(program("permute_dims(x, axes=[1, 0])", "s"))) == (1, 1)  # reads columns but writes whole rows
     assert ways(kernels(program("add(x, w)", "s", dtype="bf16"))) == (0, 0)
 
 

@@ -152,7 +152,7 @@ def test_products_copy_and_multiply_beside_each_other(tmp_path: Path) -> None:
 
 
 def assembled(program: str, name: str, folder: Path) -> tuple[Path, str]:
-    """Assemble a program and return its cubin and the assembler's messages."""
+    """Assemble a program. Return the path of the cubin and the assembler's messages."""
     if (ptxas := shutil.which("ptxas")) is None:
         pytest.skip("ptxas is not installed")
     (folder / "k.ptx").write_bytes(compile_module(parse(program), Options(get(name))).object_code)
