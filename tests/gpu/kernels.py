@@ -67,7 +67,7 @@ class Card:
 
 
 def packed(module: LoadedModule, name: str, arguments: tuple[Any, ...]) -> bytes:
-    """Return the arguments of a kernel as the bytes of its parameters."""
+    """Return the bytes of a kernel's parameters for these arguments."""
     parameters = module.module.kernels[name].parameters
     data = bytearray(module.module.kernels[name].parameter_bytes)
     for parameter, value in zip(parameters, arguments, strict=True):

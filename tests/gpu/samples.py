@@ -1,4 +1,4 @@
-"""Small kernels in LLVM IR that use the hardware as real kernels do. Tests run each of them unchanged, and with one mistake in it."""
+"""Small kernels in LLVM IR that use the hardware as real kernels do. Tests run each kernel unchanged, and again with one mistake in it."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def _asm(text: str, constraints: str = "", arguments: str = "", result: str = "v
     return f'call {result} asm sideeffect "{text}", "{constraints}"({arguments})'
 
 
-# A kernel that computes c[16, 8] = a[16, 32] b[8, 32]^T in bf16. Two steps along K each use a stage of shared memory. One block of 32
-# threads.
+# A kernel that computes c[16, 8] = a[16, 32] b[8, 32]^T in bf16. Each of the two steps along K uses its own stage of shared memory. The
+# grid has one block of 32 threads.
 def tile() -> str:
     lines = []
     for step in range(2):
@@ -167,7 +167,8 @@ define ptx_kernel void @tile(ptr addrspace(1) %a, ptr addrspace(1) %b, ptr addrs
 
 A_BYTES, B_BYTES = 64 * 128, 8 * 128
 STAGE = A_BYTES + B_BYTES
-FULL, EMPTY = 2 * STAGE, 2 * STAGE + 16  # offsets in shared memory of the mbarriers that say whether each of two stages is full or empty
+# Offsets in shared memory of mbarriers, one per stage: those that signal that a stage is full, and those that signal that it is empty.
+FULL, EMPTY = 2 * STAGE, 2 * STAGE + 16
 PIPELINE_SHARED = EMPTY + 16
 
 
@@ -298,7 +299,7 @@ end:
 """
 
 
-# A kernel that doubles 128 numbers in shared memory, copies them to global memory by a bulk copy, and reuses the buffer. Blocks of 128
+# A kernel that doubles 128 numbers in shared memory, copies them to global memory by a bulk copy, and reuses the buffer. Each block has 128
 # threads.
 COPY_OUT = f"""{HEAD}
 @buffer = internal addrspace(3) global [512 x i8] undef, align 128

@@ -104,7 +104,7 @@ def test_garbage_that_is_collected_during_a_kernel_changes_no_order(driver: Any,
 
     def launch_amid_garbage(*args: Any, **kwargs: Any) -> None:
         gc.set_threshold(1)
-        assert len([[] for _ in range(100)]) == 100  # allocations, the first of which may start a collection
+        assert len([[] for _ in range(100)]) == 100  # these allocations start a garbage collection
         gc.set_threshold(0)
         launch(*args, **kwargs)
 

@@ -48,8 +48,8 @@ def tile_product(ptx: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def swizzled(matrix: np.ndarray) -> np.ndarray:
-    """Return a matrix [rows, k] in the layout of the 128-byte swizzle: blocks of 64 columns, in which the 16-byte chunks of a row are
-    permuted."""
+    """Return a matrix [rows, k] in the layout of the 128-byte swizzle. The matrix is divided into blocks of 64 columns, and each row of a
+    block into chunks of 16 bytes, which are permuted."""
     rows, k = matrix.shape
     blocks = matrix.reshape(rows, k // 64, 8, 8).transpose(1, 0, 2, 3)
     result = np.empty_like(blocks)

@@ -36,7 +36,8 @@ def values(type_: str, random: np.random.Generator) -> np.ndarray:
 
 
 def run(text: str, result: str, operands: tuple[str, ...], arrays: list[np.ndarray], meaning: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Run the body of a function on the software GPU, and on the CPU or with the NumPy function `meaning`. Return both results."""
+    """Run the body of a function on the software GPU. Compute the expected result by the same body on the CPU, or by the NumPy function
+    `meaning`. Return both results."""
     names = [f"%{letter}" for letter in "abc"[: len(operands)]]
     declared = "\n".join(line for line in text.splitlines() if line.startswith("declare"))
     body = "\n".join(line for line in text.splitlines() if not line.startswith("declare"))
@@ -151,7 +152,7 @@ def test_functions_of_a_float(name: str, type_: str) -> None:
 @pytest.mark.parametrize("name", ["minnum", "maxnum", "copysign"])
 def test_functions_of_two_floats(name: str, type_: str) -> None:
     def apart(arrays: list[np.ndarray]) -> None:
-        arrays[1][arrays[1] == 0] = 1  # LLVM leaves it open which of -0 and +0 is the minimum
+        arrays[1][arrays[1] == 0] = 1  # LLVM does not specify whether -0 or +0 is the minimum
 
     full = f"@llvm.{name}.{SUFFIX[type_]}"
     agree(f"declare {type_} {full}({type_}, {type_})\n%r = call {type_} {full}({type_} %a, {type_} %b)", type_, type_, type_, limit=apart)
@@ -203,13 +204,13 @@ def test_comparisons_of_integers(type_: str, predicate: str) -> None:
 def test_conversions(conversion: str) -> None:
     name, source, target = conversion.split()
     dtype = DTYPES[target]
-    narrow = {"half", "bfloat"} & {source, target}  # for these types the CPU's code calls conversion functions, which may be missing
+    narrow = {"half", "bfloat"} & {source, target}  # CPU code calls conversion functions for these types, which may be missing
     agree(f"%r = {name} {source} %a to {target}", target, source, meaning=(lambda a: a.astype(dtype)) if narrow else None)
 
 
 @pytest.mark.parametrize("target", ["i8", "i32", "i64"])
 @pytest.mark.parametrize("name", ["fptosi", "fptoui"])
 def test_floats_become_integers(name: str, target: str) -> None:
-    """Floats that are out of the integer's range saturate, and NaN becomes 0."""
+    """Floats outside the range of the integer type saturate, and NaN becomes 0."""
     full = f"@llvm.{name}.sat.{target}.f32"
     agree(f"declare {target} {full}(float)\n%r = call {target} {full}(float %a)", target, "float")

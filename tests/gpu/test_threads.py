@@ -49,7 +49,7 @@ def collatz(n: int) -> int:
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_loops_of_many_lengths(seed: int) -> None:
-    """Threads that leave a loop at different times come together after it, even if the loop contains a branch."""
+    """Threads that leave a loop at different times reconverge after the loop, even if the loop contains a branch."""
     body = """
       mov.u32 %r6, 0;
     $L_loop:

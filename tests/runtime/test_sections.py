@@ -39,7 +39,7 @@ def test_equal_content_gives_equal_bytes(path: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
-    """A named pipe is refused without being opened: opening it would block until somebody writes to it."""
+    """A named pipe is refused without being opened, because opening it would block until somebody writes to it."""
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(DamagedFile, match="not a regular file"):
         SectionFile(tmp_path / "pipe")
@@ -52,7 +52,7 @@ def test_a_view_outlives_the_replacement_of_its_file(path: Path) -> None:
 
 
 def test_every_flipped_bit_is_found(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verification finds every flipped bit, also if a section has several blocks, and in the slow mode that pauses after each block."""
+    """Verification finds every flipped bit, also in a section of several blocks, and also in the slow mode that pauses after each block."""
     monkeypatch.setattr(sections, "BLOCK_BYTES", 100)
     file, sound = SectionFile(path), path.read_bytes()
     paused: list[int] = []

@@ -137,7 +137,8 @@ def executable(object_code: bytes) -> Executable:
 
 @pytest.fixture(params=[1, 2, 3, "opaque"])
 def session(request: pytest.FixtureRequest, executable: Executable, monkeypatch: pytest.MonkeyPatch):
-    """Yield a session on the CPU with the parameter's number of threads, or on the opaque device, whose memory the host cannot read."""
+    """Yield a session on the CPU with the number of threads that the parameter gives, or on the opaque device, whose memory the host cannot
+    read."""
     if request.param == "opaque":
         monkeypatch.setitem(DEVICES, ARCH, "tests.runtime.device.opaque")
     session = Session(executable, device_threads=1 if request.param == "opaque" else request.param)

@@ -20,6 +20,6 @@ def attach(library: str) -> None:
         callback = ctypes.CFUNCTYPE(ctypes.c_int, *(C_TYPES[letter][0] for letter in signature))(guarded(name, answer))
         _kept.append(callback)
         pointers.append(ctypes.cast(callback, ctypes.c_void_p).value)
-    # pointer 0 is set last, because the C library takes a nonzero pointer 0 to mean that the table is full
+    # set pointer 0 last: the C library considers the table complete if pointer 0 is not null
     for number in reversed(range(len(pointers))):
         table[number] = pointers[number]

@@ -52,7 +52,7 @@ class Machine:
     owners: dict[int, tuple[int, int]] = field(default_factory=dict)  # device allocation -> (card, bytes)
     pinned: dict[int, int] = field(default_factory=dict)  # pinned host allocation -> bytes
     objects: dict[int, Any] = field(default_factory=dict)  # streams, events, modules, functions, graphs by handle
-    faults: list[str] = field(default_factory=list)  # descriptions of what failed kernels did wrong
+    faults: list[str] = field(default_factory=list)  # for each failed kernel, what it did wrong
     initialized: bool = False
     next_handle: int = 0x1000
     launches: int = 0

@@ -58,7 +58,7 @@ def end_capture(handle: int | None, out: int) -> Result:
 
 
 def _reached(tail: list[Work]) -> set[Work]:
-    """Return the given pieces of work and all work that must be done before them."""
+    """Return the given pieces of work, and all work that must run before them."""
     found: set[Work] = set()
     left = list(tail)
     while left:

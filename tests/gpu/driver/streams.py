@@ -57,7 +57,7 @@ class Event:
 
 @dataclass(slots=True, eq=False)
 class _Default:
-    """The default stream of each context. Keys are ids of contexts."""
+    """Maps the id of each context to the context's default stream."""
 
     streams: dict[int, Stream] = field(default_factory=dict)
 
@@ -81,7 +81,7 @@ def stream_of(handle: int | None) -> Stream:
 
 
 def submit(stream: Stream, run: Callable[[], None] | None) -> Work:
-    """Add work to a stream, after all work that is already there. If the stream is being captured, record the work instead."""
+    """Add work to the end of a stream. If the stream is being captured, record the work instead."""
     default = default_stream(stream.context)
     if stream.capture is not None:
         if stream.capture.invalid:
@@ -291,7 +291,7 @@ def event_destroy(handle: int) -> None:
 @function("cuEventElapsedTime_v2", "ppp")
 @function("cuEventElapsedTime", "ppp")
 def event_elapsed(out: int, start: int, end: int) -> Result:
-    """Store one millisecond as the time between any two events: the software card has no clock."""
+    """Store one millisecond as the time between any two events, because the software card has no clock."""
     first, last = machine.find(start, Event), machine.find(end, Event)
     if not (first.timed and last.timed) or first.recorded is None or last.recorded is None:
         return Result.INVALID_HANDLE

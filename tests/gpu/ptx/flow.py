@@ -72,7 +72,7 @@ def flow_of(kernel: Kernel, suspends: frozenset[int]) -> Flow:
 
 
 def _find_joins(flow: Flow) -> None:
-    """Find each piece's nearest post-dominator, its join. A set of pieces is an integer with a bit per piece."""
+    """Find the join of each piece, that is its nearest post-dominator. Sets of pieces are integers with one bit per piece."""
     exit_ = flow.exit
     everything = (1 << (exit_ + 1)) - 1
     after = [everything] * exit_ + [1 << exit_]
@@ -88,5 +88,5 @@ def _find_joins(flow: Flow) -> None:
                 after[number], changed = common, True
     for number, piece in enumerate(flow.pieces):
         rest = after[number] & ~(1 << number)
-        # If no path leads from a piece to the kernel's end, all pieces count as its post-dominators: its threads never come together again.
+        # If no path leads from a piece to the kernel's end, all pieces count as its post-dominators: its threads never reconverge.
         piece.join = next((n for n in range(exit_) if rest >> n & 1 and after[n] == rest), exit_)

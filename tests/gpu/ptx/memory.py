@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tests.gpu.ptx.faults import Fault
 
 UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
-DEVICE_BASE = 0x3000_0000_0000  # systems map no user memory here by themselves
+DEVICE_BASE = 0x3000_0000_0000  # an address where systems do not map user memory by themselves
 UNWRITTEN = 0xFF  # value of every byte of fresh memory: a NaN in every float type
 ALIGNMENT = 256
 

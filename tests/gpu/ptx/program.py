@@ -297,7 +297,7 @@ def written(instruction: Instruction) -> frozenset[int]:
 
 
 def constant(immediate: Immediate, dtype: Any) -> Array:
-    """Return an immediate operand as an array of one element, which NumPy broadcasts."""
+    """Return an immediate operand as an array with one element, which NumPy broadcasts to all threads."""
     if dtype is np.bool_:
         return np.array([immediate.value != 0])
     bits = bits_of(dtype)

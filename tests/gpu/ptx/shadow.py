@@ -21,7 +21,7 @@ Array = NDArray[Any]
 
 class Shadow:
     def __init__(self, num_bytes: int, grain: int, wave: Any) -> None:
-        """`grain` is the size of a piece in bytes, at most that of the kernel's narrowest access."""
+        """`grain` is the size of a piece in bytes. It is at most the size of the narrowest access in the kernel."""
         self.grain, self.wave = grain, wave
         count = num_bytes // grain
         self.writer, self.reader = (np.full(count, NOBODY, np.int32) for _ in range(2))

@@ -106,8 +106,8 @@ class Parameter:
 class Kernel:
     name: str
     parameters: tuple[Parameter, ...]
-    max_threads: tuple[int, ...] | None  # block size given by .maxntid, the largest allowed
-    required_threads: tuple[int, ...] | None  # block size given by .reqntid, the only one allowed
+    max_threads: tuple[int, ...] | None  # the largest allowed block size, given by .maxntid
+    required_threads: tuple[int, ...] | None  # the only allowed block size, given by .reqntid
     cluster: tuple[int, ...] | None
     instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)  # label -> index of the next instruction

@@ -73,7 +73,7 @@ class Wave:
         self.per_block = launch.threads_per_block
         count = self.per_block * len(blocks)
         self.threads: NDArray[np.int64] = np.arange(count)
-        self.slot = self.threads // self.per_block  # number within this wave of each thread's block
+        self.slot = self.threads // self.per_block  # for each thread, the number of its block within this wave
         self.thread = self.threads % self.per_block
         self.lane = self.thread % WARP
         self.warps_per_block = -(-self.per_block // WARP)
@@ -91,7 +91,7 @@ class Wave:
         self.local_stride = -(-self.program.local_bytes // 16) * 16
         self.local, self.local_words = _block_of(self.local_stride * count)
         self.held: dict[int, frozenset[int]] = {}  # first thread of a warpgroup -> slots of the registers that its products in flight use
-        # Register slot -> per thread, whether it has written the register since its last fence.
+        # Register slot -> for each thread, whether the thread has written the register since its last fence.
         self.written = {slot: np.ones(count, bool) for slot in self.program.unit_registers}
         self.contexts: list[Context] = []  # contexts that can run
         self.joins: list[Join] = []  # points at which separated threads wait for each other
@@ -126,7 +126,8 @@ class Wave:
             self.contexts.append(Context(piece, threads, self.index(threads), join, age))
 
     def index(self, threads: NDArray[np.int64]) -> Index:
-        """Return a slice if the threads are adjacent, because NumPy then copies nothing; otherwise return their numbers."""
+        """Return the index by which steps select these threads: a slice if they are adjacent, because NumPy then copies nothing, otherwise
+        their numbers."""
         if len(threads) == len(self.threads):
             return slice(None)
         first, last = int(threads[0]), int(threads[-1])
@@ -188,8 +189,8 @@ class Wave:
                 return
 
     def _branch(self, context: Context, taken: NDArray[np.bool_], target: int, otherwise: int, code: Any) -> bool:
-        """Take a branch. Return whether all threads take the same way, so that the context continues; otherwise new contexts have replaced
-        it."""
+        """Take a branch. Return whether all threads of the context take the same path, so that the context continues. Otherwise new
+        contexts have replaced the context."""
         if taken.shape != context.threads.shape:
             taken = np.broadcast_to(taken, context.threads.shape)
         count = int(np.count_nonzero(taken))
@@ -230,8 +231,8 @@ class Wave:
         return join
 
     def _meet(self, context: Context) -> bool:
-        """Let a context arrive at its join. Return whether all threads of the join have arrived; the context then continues with all of
-        them."""
+        """Let a context arrive at its join. Return whether all threads of the join have arrived. In this case the context continues with
+        all these threads."""
         join = context.join
         assert join is not None
         join.arrived.append(context.threads)
@@ -280,7 +281,7 @@ class Wave:
         return False
 
     def _release(self, join: Join) -> bool:
-        """Release the warps whose threads have all arrived at the join. Return whether there were any."""
+        """Release the warps whose threads have all arrived at the join. Return whether any warp was released."""
         if not join.arrived:
             return False
         here = self.union(join.arrived)

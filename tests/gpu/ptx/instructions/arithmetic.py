@@ -48,7 +48,8 @@ def maximum(a: Array, b: Array) -> Array:
 
 
 def _of_signed_zeros(choose: Any, a: Array, b: Array, *, negative: bool) -> Array:
-    """Apply minimum or maximum by the rules of PTX: -0 is less than +0, a single NaN is ignored, and two NaNs give the canonical NaN."""
+    """Apply minimum or maximum by the rules of PTX. -0 is less than +0. If one operand is NaN, the result is the other operand. Two NaNs
+    give the canonical NaN."""
     kind = np.dtype(f"u{a.dtype.itemsize}")
     a, b = np.broadcast_arrays(a, b)
     result = choose(a, b).astype(a.dtype)
@@ -132,8 +133,8 @@ def _apply(code: Assembler, instruction: Instruction, meaning: Meaning, dtypes: 
 
 
 def _modified(instruction: Instruction, meaning: Meaning, dtype: Any) -> Meaning:
-    """Return `meaning` as changed by the instruction's modifiers: .ftz flushes subnormals, .sat clamps to [0, 1]. No rounding but .rn is
-    supported."""
+    """Return `meaning` as changed by the instruction's modifiers: .ftz flushes subnormals, .sat clamps to [0, 1]. The only supported
+    rounding mode is .rn."""
     modifiers = instruction.modifiers[:-1]
     for mode in ("rz", "rm", "rp", "cc"):
         if mode in modifiers:

@@ -141,8 +141,8 @@ def _async(code: Assembler, instruction: Instruction) -> Step:
 
 
 def _arrive_after_copies(code: Assembler, instruction: Instruction) -> Step:
-    """Arrive at an mbarrier when the thread's copies are done (`cp.async.mbarrier.arrive{.noinc}`). Without .noinc the mbarrier also
-    expects one more arrival."""
+    """Arrive at an mbarrier when the thread's copies are done (`cp.async.mbarrier.arrive{.noinc}`). Without .noinc, the mbarrier also
+    expects one additional arrival in this phase."""
     read = code.address(instruction.operands[0])
     counted = "noinc" in instruction.modifiers
 

@@ -107,7 +107,7 @@ def matrix_a(parts: Array) -> Array:
 
 
 def matrix_b(parts: Array) -> Array:
-    """Return matrix B, [warps, 8, k], from its fragments. The second axis is the column of B."""
+    """Return matrix B, [warps, 8, k], from its fragments. The axis of length 8 contains the columns of B."""
     warps, count, _, per = parts.shape
     result = np.empty((warps, 8, count * 4 * per), parts.dtype)
     for number in range(count):

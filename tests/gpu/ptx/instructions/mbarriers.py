@@ -1,5 +1,5 @@
-"""Instructions for mbarriers: barriers in shared memory that count arriving threads and bytes that copies deliver. A phase ends when no
-arrival and no byte is missing."""
+"""Instructions for mbarriers: barriers in shared memory that count arriving threads and the bytes that copies deliver. A phase ends when
+all expected threads have arrived and all expected bytes are delivered."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def arrive(wave: Any, address: int, slots: Array, arrivals: Array, expected: Arr
 
 
 def bring(wave: Any, address: int, slots: Array, num_bytes: Array) -> None:
-    """Count bytes that copies have delivered."""
+    """Subtract bytes that copies have delivered from those that the mbarrier waits for."""
     barrier = barrier_at(wave, address, slots)
     barrier.bytes -= np.bincount(slots, num_bytes, len(wave.blocks)).astype(np.int64)
     end_phases(wave, barrier)

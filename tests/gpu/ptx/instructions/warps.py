@@ -15,7 +15,7 @@ FULL = np.uint32(0xFFFFFFFF)
 
 
 def lanes_here(wave: Any, index: Index) -> Array:
-    """Return a mask per warp of the wave: the lanes that run the instruction."""
+    """Return for each warp of the wave the mask of lanes that run the instruction."""
     count = wave.warps_per_block * len(wave.blocks)
     weights = np.exp2(wave.lane[index].astype(np.float64))
     return np.bincount(wave.warp[index], weights, minlength=count).astype(np.uint64).astype(np.uint32)
@@ -158,7 +158,7 @@ def _redux(code: Assembler, instruction: Instruction) -> Step:
 
     def step(wave: Any, index: Index) -> None:
         check_members(wave, index, read_mask(wave, index))
-        warps = wave.warp[index]  # in ascending order, because the threads are
+        warps = wave.warp[index]  # ascending, because `index` lists threads in ascending order
         starts = np.flatnonzero(np.diff(warps, prepend=-1))
         values = np.broadcast_to(read(wave, index), warps.shape)
         folded = function.reduceat(values, starts, dtype=dtype)

@@ -1,4 +1,4 @@
-"""NUMA placement on a made-up machine: the node of each thread, and the cores that first write a copy of weights."""
+"""NUMA placement on a fictitious machine: the node of each thread, and the cores that first write a copy of the weights."""
 
 from __future__ import annotations
 

@@ -87,8 +87,8 @@ def compiled(arch: str) -> elf.Object:
 
 
 def program(parts: elf.Object, arch: str) -> bytes:
-    """Return an executable file with the linked block, mapped at `BEGIN`, and start code. The external name `outside` gets the address of
-    `inside`."""
+    """Return an executable file that contains the linked block, mapped at `BEGIN`, and start code. The external name `outside` is resolved
+    to the address of `inside`."""
     places = Places.of(parts)
     at = {symbol.name: BEGIN + places.of_symbol(symbol) for symbol in parts.symbols if symbol.is_global}
     image = linked(parts, places, BEGIN, lambda _name: at["inside"])

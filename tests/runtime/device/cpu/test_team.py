@@ -25,7 +25,7 @@ def code(object_code: bytes) -> ObjectCode:
 
 @pytest.fixture(params=[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0, 0), (0, 1), (0, 2, 1, 2, 2), (0,) * 12], ids=str)
 def team(request: pytest.FixtureRequest):
-    """Yield a team of threads, on the NUMA nodes that the parameter lists."""
+    """Yield a team of threads. The parameter lists the NUMA node of each thread."""
     team = Team(len(request.param), cores=available_cores(), nodes=request.param)
     yield team
     team.close()
@@ -103,7 +103,8 @@ def test_an_empty_list(team: Team) -> None:
 
 
 def test_helpers_take_part(code: ObjectCode, compile_object) -> None:
-    """Each chunk waits until another chunk runs at the same time, so one thread alone would never finish."""
+    """All threads of the team claim chunks. Each chunk waits until another chunk runs at the same time, so one thread alone would never
+    finish."""
     text = """
     define void @meet(ptr %buffers, ptr %dims, i64 %begin, i64 %end) {
     entry:

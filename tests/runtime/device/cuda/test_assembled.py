@@ -1,5 +1,5 @@
-"""The driver assembles each program only once. The assembled code is cached; if the cached file is damaged, the program is assembled
-again."""
+"""The driver assembles each program only once, because the assembled code is cached. If the cached file is damaged, the program is
+assembled again."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.runtime.device.cuda.test_products import random
 pytestmark = [needs_pycuda, pytest.mark.gpu]
 
 DEPTH, PAGES = 96, 9
-COUNTS = (130, 64, 9, 1)  # numbers of rows: 130 needs wide tiles, the others narrow tiles of several heights
+COUNTS = (130, 64, 9, 1)  # numbers of rows: 130 rows use wide tiles, the others narrow tiles of several heights
 
 
 def program(size: int, weight: str, interleaved: str) -> str:

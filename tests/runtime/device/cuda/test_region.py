@@ -1,4 +1,5 @@
-"""Captured regions on a GPU: integers that the host passes, one graph per magnitude of the sizes, and faults that name their kernel."""
+"""Captured regions on a GPU: integers that the host passes, one graph per order of magnitude (power of two) of the sizes, and faults that
+name their kernel."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Case:
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
-    infinite: bool = False  # the last value of the first sequence has an infinite element, which no earlier token may notice
+    infinite: bool = False  # whether the last value vector of the first sequence has an infinite element; earlier tokens must not read it
 
     @property
     def program(self) -> str:
