@@ -95,8 +95,8 @@ def test_a_stream_works_when_it_is_awaited(driver: Any) -> None:
 
 @needs_pycuda
 def test_garbage_that_is_collected_during_a_kernel_changes_no_order(driver: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A finalizer that runs during a driver call frees memory and so waits for all work. Work that the interrupted call has begun must not
-    count as done."""
+    """Garbage is not collected during a driver call. A finalizer that frees memory would wait for all work, and the work that the
+    interrupted call has begun would count as done."""
     x = np.arange(64, dtype=np.float32)
     stream, source, target = driver.Stream(), driver.mem_alloc(x.nbytes), driver.mem_alloc(x.nbytes)
     driver.memcpy_htod(source, x)
@@ -104,7 +104,7 @@ def test_garbage_that_is_collected_during_a_kernel_changes_no_order(driver: Any,
 
     def launch_amid_garbage(*args: Any, **kwargs: Any) -> None:
         gc.set_threshold(1)
-        assert len([[] for _ in range(100)]) == 100  # these allocations start a garbage collection
+        assert len([[] for _ in range(100)]) == 100  # so many allocations would start a garbage collection
         gc.set_threshold(0)
         launch(*args, **kwargs)
 

@@ -1,5 +1,5 @@
-"""If a checkpoint has a tensor per expert, these are joined into one tensor per layer. The configuration's fields for mixtures of experts
-are read."""
+"""If a checkpoint has separate tensors for each expert, the tensors are joined into one per layer. The configuration's fields for mixtures
+of experts are read."""
 
 from __future__ import annotations
 

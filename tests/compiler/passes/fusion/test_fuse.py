@@ -188,8 +188,8 @@ ROUNDED = """
 @pytest.mark.parametrize("group", [0, 32])
 def test_a_norm_is_rounded_where_it_is_made(group: int) -> None:
     assert calls(ROUNDED.format(k=96, group=group, last="rows.0")) == ["rms_norm_quantize_rows"]
-    assert len(calls(ROUNDED.format(k=96, group=group, last="exp(y)"))) == 3  # not fused with the norm, which exp reads, too
-    # not fused: rows of unknown length do not fit a thread's local memory
+    assert len(calls(ROUNDED.format(k=96, group=group, last="exp(y)"))) == 3  # the norm stays separate, because exp reads it, too
+    # nothing is fused, because rows of unknown length do not fit a thread's local memory
     assert len(calls(ROUNDED.format(k="k", group=0, last="rows.0"))) == 2
 
 
