@@ -1,8 +1,8 @@
-"""Random programs over all operators keep their results: after each pass, as machine code, parsed from text, loaded from a file, with any
-number of threads, and for several sizes one after another. Arguments that do not fit are refused with a named error.
+"""Random programs over all operators give the same results after each pass, as machine code, after a round trip through text or through a
+file, with any number of threads, and for several sizes one after another. Arguments that do not fit are refused with a named error.
 
-These programs cover every operator. Those of tests/compiler/passes/test_generated_programs.py have more structure: branches, calls, memory
-written in place.
+These programs cover every operator. The programs of tests/compiler/passes/test_generated_programs.py have more structure: branches, calls,
+and writes in place.
 """
 
 from __future__ import annotations
