@@ -21,7 +21,7 @@ from itertools import count
 from operator import attrgetter, floordiv, index, mod
 from typing import Any
 
-Key = tuple[Any, ...]  # nested tuples of integers, by which canonical forms are ordered, compared and hashed
+Key = tuple[Any, ...]  # nested tuples of integers: canonical forms are sorted, compared and hashed by their keys
 by_key = attrgetter("key")
 MAX_DEPTH = 32  # nesting depth of //, %, min and max: far above what programs need, and within Python's recursion limit
 
@@ -125,7 +125,8 @@ class _Node:
         inner = [a.rank for o in operands for a in o.atoms()]
         self.rank = (max(serial for serial, _ in inner), 1 + max(depth for _, depth in inner))
         if self.rank[1] > MAX_DEPTH:
-            raise ValueError(f"a dimension nests //, %, min and max {self.rank[1]} deep, expected at most {MAX_DEPTH}; name a part of it")
+            text = f"a dimension nests //, %, min and max {self.rank[1]} deep, expected at most {MAX_DEPTH}"
+            raise ValueError(f"{text}; bind a part of it to a variable")
         self.factor = self._factor()
         self._hash = hash(self.key)
 
@@ -160,7 +161,7 @@ class FloorDiv(_Division):
 
     @property
     def exact(self) -> bool:
-        """Whether the divisor is a number known to divide the numerator."""
+        """Whether the divisor is a constant that is known to divide the numerator."""
         return self.divisor.is_const and self.numerator.factor % self.divisor.const == 0
 
     def _factor(self) -> int:

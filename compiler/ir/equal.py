@@ -1,9 +1,9 @@
 """Compare programs for structural equality up to the names of variables, and find the first difference.
 
 The comparison pairs variables as it meets them: a variable on the left belongs to exactly one on the right, with the same declared range.
-Functions are matched by name. Some differences have no effect and are ignored: nested or flat sequences; one plain block or several
-adjacent ones; attributes that are left out or state their default; a copy or the atom that it copies; a shared scalar or several equal
-ones; and the boundary that a check names in messages.
+Functions are matched by name. The comparison ignores differences without effect: how sequences of statements are nested; whether adjacent
+plain blocks are merged; whether an attribute with its default value is written; whether a `Copy` or the copied atom is used; whether equal
+scalars are one shared node; and the `boundary` of a `MatchCast`, which appears only in messages.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def assert_equal(a: Node, b: Node) -> None:
 
 
 def structural_hash(module: IRModule, *, ranges: bool = True) -> str:
-    """Return a hash that ignores the names of variables and the order of functions. Without `ranges`, it also ignores what the signatures
-    of graph functions declare about their variables."""
+    """Return a hash that ignores the names of variables and the order of functions. Without `ranges`, it also ignores the declared ranges
+    of the variables in the signatures of graph functions."""
     texts = (canonical_text(name, module.functions[name], ranges=ranges) for name in sorted(module.functions))
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
@@ -174,9 +174,9 @@ class _Pairing:
         if partner is b:
             return
         if partner is not None:
-            raise _Found(a.name, f"{b.name}, where {a.name} is {partner.name}")
+            raise _Found(a.name, f"{b.name}, but {a.name} is already paired with {partner.name}")
         if b in self._taken:
-            raise _Found(a.name, f"{b.name}, which is another variable of the left")
+            raise _Found(a.name, f"{b.name}, which is already paired with another variable of the left program")
         self._partner[a] = b
         self._taken.add(b)
         prefix = f".{a.name}" if isinstance(a, DimVar) else ""
@@ -184,7 +184,7 @@ class _Pairing:
             self.compare(f"{prefix}.{name}", getattr(a, name), getattr(b, name))
 
     def _release(self, a: set[_Variable], b: set[_Variable]) -> None:
-        """Forget earlier partners of variables that a binder defines anew."""
+        """Forget the partners of variables that a binder defines again."""
         self._partner = {x: y for x, y in self._partner.items() if x not in a and y not in b}
         self._taken = set(self._partner.values())
         self._images, self._same = {}, set()
@@ -240,7 +240,7 @@ def _defining(prim: PrimFunc) -> list[Dim]:
 
 
 def _plain(node: Any) -> Any:
-    """Return one representative of all equivalent spellings of a node."""
+    """Return the same node for all nodes whose differences have no effect, such as an attribute with its default value."""
     match node:
         case Copy(value=value):
             return value

@@ -17,10 +17,10 @@ from operator import attrgetter
 
 from compiler.ir.dims import Atom, Dim, DimLike, DimVar, FloorDiv, Max, Min, Mod, bare, canonical, split
 
-Extended = int | float  # a float is always an infinity
+Extended = int | float  # an integer, or plus or minus infinity as a float
 INF = math.inf
-BUDGET = 64  # elimination steps per question; proofs of index arithmetic take two to ten
-MAX_TERMS = 32  # largest number of terms to eliminate from: symbolic divisors multiply terms
+BUDGET = 64  # elimination steps per proof; proofs about index arithmetic take two to ten steps
+MAX_TERMS = 32  # a polynomial with more terms is not eliminated from: symbolic divisors multiply the number of terms
 
 Bound = tuple[Dim, Dim]  # (scale, value): a lower bound says scale * atom >= value, an upper bound <=; scale is positive
 
@@ -157,8 +157,8 @@ def _lower_bound(p: Dim, budget: int) -> Extended:
 
 
 def _next_atom(p: Dim) -> Atom:
-    """Return the atom to eliminate next. This is the newest one, unless a min or max must be split into all its cases: it comes first,
-    because the cases of one often decide another."""
+    """Return the atom to eliminate next. A min or max of which every operand must be tried comes first, because the choice of its operand
+    often decides other mins and maxes. Otherwise return the newest atom."""
     for atom in p.atoms():
         if isinstance(atom, Min | Max):
             low, high = _term_interval(split(p, atom)[0])
@@ -209,7 +209,7 @@ def _eliminate(p: Dim, atom: Atom, budget: int) -> Extended:
 
 
 def _replaced(c: Dim, rest: Dim, choices: list[Bound], budget: int) -> list[Extended]:
-    """For each choice of scale * atom = value, return a lower bound of c * atom + rest."""
+    """For each choice (scale, value), set atom = value / scale in c * atom + rest, and return a lower bound of the result."""
     found: list[Extended] = []
     share = budget // len(choices) if choices else 0
     for scale, value in choices:

@@ -5,8 +5,8 @@ Four levels, from best to worst:
 
     PASS       every value of `given` is one of `wanted`
     SYMBOLIC   only values of dimensions are unproved: accepted, checked at run time
-    COARSE     `given` lacks a fact that `wanted` states (a rank, a kind): an error for an argument
-    DISJOINT   no value is in both: always an error
+    COARSE     `given` lacks a fact that `wanted` states, such as a rank: an error for an argument
+    DISJOINT   no value can have both annotations: always an error
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PASS = Verdict(Level.PASS)
 
 
 def subsumes(wanted: Type, given: Type) -> Verdict:
-    """Return the level at which values of `given` are values of `wanted`."""
+    """Return how well values of `given` can be used where `wanted` is required."""
     match wanted, given:
         case ObjectType(), _:
             return PASS

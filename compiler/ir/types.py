@@ -2,7 +2,7 @@
 
     ObjectType      anything
       ScalarType    one number; `value` if it is a known integer expression
-      ShapeType     a list of integers, first class
+      ShapeType     a list of integers, as a value
       TensorType    an array of known shape, of known rank, or of unknown rank
       TupleType     a fixed number of values
       FuncType      a function

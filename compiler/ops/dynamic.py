@@ -25,7 +25,8 @@ def _unique_type(args: tuple[Type, ...], _: Attrs) -> Type:
 
 
 def _nonzero_type(args: tuple[Type, ...], _: Attrs) -> Type:
-    """Deduce i64 [rank, count]. Only the count is unknown, but an annotation has all extents or none, so it has none."""
+    """Deduce the annotation of an i64 tensor [rank, count]. Only the count is unknown, but an annotation has all extents or none, so this
+    annotation has none."""
     tensor_operand(args, 0, "x")
     return TensorType(None, DType.I64, 2)
 

@@ -53,8 +53,8 @@ KINDS: Mapping[str, Callable[[DType], bool]] = {
 
 
 def _deduce(kind: str, result: DType | None = None) -> Deduce:
-    """Return a deduction that accepts operands of one element type of this kind. The result has the operands' type, or `result` if it is
-    given."""
+    """Return a deduction rule for operands that share one element type of this kind. The result has the same element type, or `result` if
+    that is given."""
 
     def deduce(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
         dtype = _common_dtype(args)
@@ -70,7 +70,7 @@ def _common_dtype(args: Sequence[Type]) -> DType | None:
     dtype = same_dtype([a for a in args if isinstance(a, TensorType)])
     for arg in args:
         if isinstance(arg, ScalarType) and arg.dtype is not None and dtype is not None and not _takes(dtype, arg):
-            raise AnnotationError(f"a scalar {arg} does not fit among elements of type {dtype}")
+            raise AnnotationError(f"operand {arg} does not fit into the element type {dtype}")
     return dtype
 
 
@@ -234,7 +234,7 @@ def _where_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     if not isinstance(cond, TensorType | ScalarType | ObjectType) or getattr(cond, "dtype", None) not in (None, DType.BOOL):
         raise AnnotationError(f"the condition is {cond}, expected bool")
     if not any(isinstance(x, TensorType | ObjectType) for x in (a, b)):
-        raise AnnotationError(f"the choices are {a} and {b}, expected at least one tensor, which gives the element type")
+        raise AnnotationError(f"the two values are {a} and {b}, expected at least one tensor, which gives the element type")
     return broadcast_tensors(args, _common_dtype((a, b)))
 
 

@@ -1,7 +1,7 @@
 """Embedding look-up, and rotary position embedding.
 
-How a model scales its rotary embedding is data: `inv_freq` has one inverse frequency per pair of elements, and `scale` multiplies sines and
-cosines.
+Two operands express every scaling of rotary embeddings: `inv_freq` has one inverse frequency per pair of elements, and `scale` multiplies
+sines and cosines.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _rope_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
         if x.shape is not None and table.shape is not None:
             agree(x.shape[0], table.shape[0], f"the number of tokens of {name}")
             if prove_lt(x.shape[2], table.shape[1] * 2):
-                raise AnnotationError(f"{name} has {table.shape[1]} pairs, and x only {x.shape[2]} elements")
+                raise AnnotationError(f"{name} has {table.shape[1]} pairs, expected at most half of {x.shape[2]}, the elements of x")
     if tables[0].shape is not None and tables[1].shape is not None:
         agree(tables[0].shape[1], tables[1].shape[1], "the number of pairs of sin")
     return x

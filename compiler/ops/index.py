@@ -71,7 +71,7 @@ def _take_nest(operands: Operands) -> Nest:
 
 def _take_numpy(x: Any, indices: Any, axis: int) -> Any:
     if indices.size and not x.shape[axis]:
-        raise IndexError(f"axis {axis} has no elements, and {indices.size} indices read there")
+        raise IndexError(f"axis {axis} has no elements, but {indices.size} indices read it")
     return np.take(x, indices, axis, mode="clip")
 
 
@@ -87,7 +87,7 @@ def _along(x: TensorType, indices: TensorType, attrs: Attrs) -> int | None:
     differ."""
     wants_int(indices, "indices")
     if x.ndim is not None and indices.ndim is not None and x.ndim != indices.ndim:
-        raise AnnotationError(f"indices have rank {indices.ndim}, expected {x.ndim}, that of x")
+        raise AnnotationError(f"indices have rank {indices.ndim}, expected {x.ndim}, the rank of x")
     if x.ndim is None:
         return None
     axis = axis_attr(attrs, x.ndim)
@@ -132,7 +132,7 @@ def _scatter_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     same_dtype([x, updates])
     _along(x, indices, attrs)
     if updates.ndim is not None and indices.ndim is not None and updates.ndim != indices.ndim:
-        raise AnnotationError(f"updates have rank {updates.ndim}, expected {indices.ndim}, that of the indices")
+        raise AnnotationError(f"updates have rank {updates.ndim}, expected {indices.ndim}, the rank of the indices")
     if updates.shape is not None and indices.shape is not None:
         for i, (wanted, given) in enumerate(zip(indices.shape, updates.shape, strict=True)):
             agree(wanted, given, f"dimension {i} of the updates")

@@ -110,7 +110,7 @@ SQUEEZE = define("squeeze", "x", _squeeze_type, lambda x, axes: np.squeeze(x, ax
 def _broadcast_type(args: tuple[Type, ...], _: Attrs) -> Type:
     x, shape = tensor_operand(args, 0, "x"), wanted_shape(args, 1)
     if x.ndim is not None and shape.ndim is not None and x.ndim > shape.ndim:
-        raise AnnotationError(f"x has rank {x.ndim}, and the shape only {shape.ndim}")
+        raise AnnotationError(f"x has rank {x.ndim}, expected at most {shape.ndim}, the rank of the shape")
     if x.shape is not None and shape.dims is not None:
         for given, wanted in zip(reversed(x.shape), reversed(shape.dims), strict=False):
             if not prove_eq(given, 1) and prove_ne(given, wanted) and prove_ne(given, 1):
@@ -301,7 +301,7 @@ def _part_at(index: Dim, parts: Sequence[tuple[Dim, Scalar]], end: Dim) -> Scala
 def _same_rank(xs: Sequence[TensorType]) -> int | None:
     ranks = dict.fromkeys(x.ndim for x in xs if x.ndim is not None)
     if len(ranks) > 1:
-        raise AnnotationError(f"operands have ranks {', '.join(map(str, ranks))}, expected one")
+        raise AnnotationError(f"operands have ranks {', '.join(map(str, ranks))}, expected the same rank")
     return next(iter(ranks), None)
 
 

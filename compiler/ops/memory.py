@@ -35,7 +35,7 @@ class Place(NamedTuple):
     path: tuple[int, ...]  # indices of nested fields, if the variable is a tuple
 
 
-# the places per field if the fields of a tuple are distinguished, else all places
+# a tuple whose fields are distinguished has an entry per field; any other value has a set of places
 _Held: TypeAlias = "frozenset[Place] | tuple[_Held, ...]"
 
 

@@ -68,7 +68,7 @@ def unproved(operands: Operands, wanted: Mapping[int, Sequence[Dim]]) -> tuple[t
 def same_dtype(types: Sequence[TensorType]) -> DType | None:
     dtypes = dict.fromkeys(t.dtype for t in types if t.dtype is not None)
     if len(dtypes) > 1:
-        raise AnnotationError(f"operands have element types {', '.join(dtypes)}; cast them to one")
+        raise AnnotationError(f"operands have element types {', '.join(dtypes)}; cast them to one type")
     return next(iter(dtypes), None)
 
 
@@ -128,7 +128,7 @@ def axes_attr(attrs: Mapping[str, Any], ndim: int, name: str = "axes") -> tuple[
     items = [value] if isinstance(value, int) else _items(value, name)
     axes = tuple(_axis(int_attr({name: item}, name), ndim, name) for item in items)
     if len(set(axes)) != len(axes):
-        raise AnnotationError(f"attribute {name} is {value!r} and names an axis twice")
+        raise AnnotationError(f"attribute {name} is {value!r} and names an axis twice; expected distinct axes")
     return axes
 
 

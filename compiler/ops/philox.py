@@ -1,6 +1,7 @@
 """Stateless random numbers: Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 
-A random number is a function of (seed, position, choice) alone, so a resumed or rescheduled request draws the same numbers again.
+A random number is a function of the seed, the position in the sequence and the index of the answer (`choice`), so a resumed or rescheduled
+request draws the same numbers again.
 """
 
 from __future__ import annotations

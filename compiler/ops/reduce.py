@@ -235,7 +235,8 @@ ARGSORT = define("argsort", "x", _ordered(_places), _sort_numpy("argsort"), _rou
 
 
 def _topk_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Deduce (values, indices). Both are sorted, with the most extreme element first."""
+    """Deduce the annotations of the results, values and indices. Values are in descending order if `largest` is true, else in ascending
+    order; indices are in the order of the values."""
     x = tensor_operand(args, 0, "x")
     bool_attr(attrs, "largest")
     k = dim_attr(attrs, "k")

@@ -88,7 +88,7 @@ TOP_EXPERTS = define("top_experts", "scores", _top_type, _top_numpy, _top_nest, 
 
 
 def _group_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Deduce (tokens [rows], experts [rows], places [tokens, k]), with rows = tokens * k."""
+    """Deduce the annotations of the results: tokens [rows], experts [rows], places [tokens, k], with rows = tokens * k."""
     experts = wants_int(tensor_operand(args, 0, "experts", ndim=2, layout="[tokens, k]"), "experts")
     int_attr(attrs, "count", 1)
     if experts.shape is None:
@@ -141,7 +141,7 @@ GROUP_ROWS = define("group_rows", "experts", _group_type, _group_numpy, _group_n
 
 
 def _sum_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Deduce [tokens, size]."""
+    """Deduce the annotation of the result, [tokens, size]."""
     y = wants_float(tensor_operand(args, 0, "y", ndim=2, layout="[rows, size]"), "y")
     places = wants_int(tensor_operand(args, 1, "places", ndim=2, layout="[tokens, k]"), "places")
     shares = wants_float(tensor_operand(args, 2, "shares", ndim=2, layout="[tokens, k]"), "shares")

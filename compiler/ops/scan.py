@@ -36,7 +36,7 @@ from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, 
 from compiler.ops.tables import Nest, Operands, UnknownShape, define
 
 F32, I64 = DType.F32, DType.I64
-MOST_COLUMNS, LANES = 32, 16  # most columns per block; elements per vector
+MOST_COLUMNS, LANES = 32, 16  # maximum number of columns per block; elements per vector
 
 
 def block_width(size: int) -> int:
@@ -128,7 +128,7 @@ def _nest(operands: Operands) -> Nest:
     tokens, heads, size = v.shape
     num_seqs, num_keys, key_size = sources.shape[0], k.shape[1], k.shape[2]
     if not all(dim.is_const for dim in (heads, size, num_keys, key_size)):
-        raise UnknownShape("a scan needs its numbers of heads and their sizes as numbers; state them with match_cast")
+        raise UnknownShape("a scan needs constant numbers of heads and constant head sizes; state them with match_cast")
     beta = kernel.array(operands.buffer(10)) if operands.has(10) else None
     arrays = dict(zip(("out", "states", "q", "k", "v", "decay"), kernel.arrays(out, states, q, k, v, decay), strict=True))
     scan = _Scan(kernel, **arrays, beta=beta, width=block_width(size.const))

@@ -112,7 +112,7 @@ STATE_WRITE = define("state_write", "states, values, pages, layer", _write_type,
 
 
 def _rows_type(args: tuple[Type, ...], before: int) -> tuple[TensorType, TensorType]:
-    """Return the annotations of x and of the inputs before each sequence."""
+    """Return the annotations of x and of `before`, the inputs that precede each sequence."""
     x = wants_float(tensor_operand(args, 0, "x", ndim=2, layout="[t, size]"), "x")
     kept = wants_float(tensor_operand(args, before, "before", ndim=3, layout="[s, rows, size]"), "before")
     if x.shape is not None and kept.shape is not None:

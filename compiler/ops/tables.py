@@ -22,7 +22,7 @@ from compiler.ir.loops.statements import Stmt
 from compiler.ir.op import OPS, Deduce, OpDef, Registry
 from compiler.ir.types import Type
 
-# A tensor's value is a NumPy array; a shape's, a tuple of ints; a scalar's, a number; a tuple's, a tuple of values.
+# The value of a tensor is a NumPy array, of a shape a tuple of ints, of a scalar a number, of a tuple a tuple of values.
 Interpret = Callable[..., Any]  # (*values, **attributes) -> value
 
 
@@ -40,7 +40,7 @@ class Operands:
 
     atoms: tuple[Atom, ...]
     types: tuple[Type, ...]
-    places: tuple[Place | None, ...]  # None: a shape, known by its annotation alone, or a tensor of unknown extents
+    places: tuple[Place | None, ...]  # None for a shape, whose annotation says everything, and for a tensor of unknown extents
     attrs: Mapping[str, Any]
     out: Type
 

@@ -59,7 +59,7 @@ class Builder:
     # --- structure -----------------------------------------------------------------------------------------------------
 
     def declare(self, name: str, signature: FuncType) -> None:
-        """State the signature of a function that is built later, so that functions built before it can call it."""
+        """Declare the signature of a function that is built later, so that functions built before it can call it."""
         self._signatures[name] = signature
 
     @contextmanager

@@ -66,7 +66,7 @@ def deduce(value: Value, signature: Signature, scope: Set[DimVar]) -> Type:
             given = type_of(atom, signature)
             verdict = subsumes(type_, given)
             if verdict.level is Level.DISJOINT:
-                raise AnnotationError(f"match_cast can never succeed: {type_} against {given} ({verdict.reason})")
+                raise AnnotationError(f"match_cast can never succeed: the value is {given}, expected {type_} ({verdict.reason})")
             return type_
         case If(then=then, orelse=orelse):
             keep = set(scope)
@@ -114,7 +114,7 @@ def _function(call: CallFunc, signature: Signature) -> Type:
         return callee.result
     args = tuple(type_of(a, signature) for a in call.args)
     if len(args) != len(callee.params):
-        raise AnnotationError(f"{len(args)} arguments for {len(callee.params)} parameters")
+        raise AnnotationError(f"{call.callee} takes {len(callee.params)} arguments; it is called with {len(args)}")
     found = unify(callee.params, args)
     for i, (param, arg) in enumerate(zip(callee.params, args, strict=True)):
         wanted = substitute(param, found)

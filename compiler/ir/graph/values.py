@@ -89,7 +89,7 @@ class Alloc:
 
 @node
 class Launch:
-    """A run of a loop-level function (or with `library` an external one) on allocated memory. It has no value."""
+    """A call of a loop-level function (or of an external one if `library` is set) whose buffers are allocated. It has no value."""
 
     func: str
     args: tuple[Atom, ...] = holds(Holds.ATOM)

@@ -1,7 +1,7 @@
 """Walk and rewrite the graph level; `loops/visit.py` does the same for the loop level.
 
 `used_vars` and `free_vars` return the variables on which a value or a body depends, symbolic ones included. A `map_*` function that changes
-nothing returns its argument, so `is` tells whether anything changed.
+nothing returns its argument, so a comparison by `is` shows whether anything changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The loop level: what a kernel computes, and after scheduling, how.
+"""The loop level describes what a kernel computes and, after scheduling, how the kernel computes it.
 
 A loop nest starts as mathematics:
 
@@ -7,7 +7,7 @@ A loop nest starts as mathematics:
     }
 
 A reduction is an expression, so fusion is substitution: it replaces a load by the right-hand side of the producer. An expression is a
-graph: a node with several uses is one value, computed once. Text names such values: `let t = exp(A[i, j]) in t * t`.
+graph: a node with several uses is one value, computed once. The text form gives such a value a name: `let t = exp(A[i, j]) in t * t`.
 
 Indices are `Dim`s, and loop variables are `DimVar`s; `Let` turns an integer read from memory into a variable. Scheduling rewrites nests
 into loops of other kinds, explicit accumulators and intrinsic tiles.

@@ -28,7 +28,7 @@ class Ragged:
 
 @node
 class Attention:
-    """Attention. `out[t, h]` is the mean of the values that token `t` sees, weighted by exp(score), where
+    """Attention. `out[t, h]` is the weighted mean of the values that token `t` sees, with weights exp(score), where
 
         score = capped(scale * queries[t, h] . key) + bias        capped(x) = softcap * tanh(x / softcap), or x where softcap is 0
 

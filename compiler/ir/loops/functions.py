@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Fn(StrEnum):
-    """Functions of scalars. The operands of an arithmetic function have one type, which is also the result's. Comparisons return bool."""
+    """Functions of scalars. All operands and the result of an arithmetic function have the same type. Comparisons return bool."""
 
     ADD = "add"
     SUB = "sub"

@@ -197,7 +197,7 @@ class Fold(Arithmetic):
 
 @node
 class Reduce(Fold):
-    """The reduction of `value` over all points of the axes. Over no points it is the identity of `fn`."""
+    """The reduction of `value` over all points of the axes. If there are no points, the result is the identity of `fn`."""
 
     fn: ReduceFn
     value: Scalar = holds(Holds.SCALAR, scoped=True)
@@ -223,10 +223,11 @@ class Contraction(Fold):
 
 @node
 class GroupedContraction(Fold):
-    """An element of a product of integers with a scale per group: the sum over groups, in order, of `exact(sums) * factor` in f32.
+    """An element of a matrix product of integers with a scale per group of k: the sum over the groups, in order, of `exact(sums) * factor`
+    in f32.
 
-    The rows have one or two planes, and each plane has a sum `begins[i] + dots[i]`, exact in i32. With two planes, the first sum is
-    weighted by 256. The second is added where `two_planes` holds, or everywhere if `two_planes` is None.
+    The rows have one or two planes. The sum of plane `i` is `begins[i] + dots[i]`, exact in i32. If there are two planes, the first sum is
+    multiplied by 256, and the second sum is added to it where `two_planes` is true. If `two_planes` is None, it is always added.
     """
 
     dots: tuple[Contraction, ...] = holds(Holds.SCALAR, scoped=True)
@@ -241,7 +242,7 @@ class GroupedContraction(Fold):
         return Reduce(self.axes, ReduceFn.SUM, self.exact(sums) * self.factor)
 
     def exact(self, sums: Sequence[Scalar]) -> Scalar:
-        """Combine the sums of all planes to one number in f32."""
+        """Combine the sums of all planes into one f32."""
         first, *second = (Cast(s, DType.F32) for s in sums)
         if not second:
             return first

@@ -62,7 +62,7 @@ class When:
 
 @node
 class Allocate:
-    """Allocates a buffer for the run of `body`. Global buffers are workspace, which a pass lifts to a parameter before memory planning."""
+    """Allocates a buffer while `body` runs. Global buffers are workspace, which a pass lifts to a parameter before memory planning."""
 
     buffer: Buffer = holds(Holds.NEW_BUFFER)
     body: Stmt = holds(Holds.STMT, scoped=True)

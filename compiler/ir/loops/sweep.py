@@ -1,4 +1,4 @@
-"""Vectorised loops: full vectors, then a masked remainder. Kernels use them in the language of write.py."""
+"""Vectorised loops for kernels written with write.py: full vectors, then a masked remainder."""
 
 from __future__ import annotations
 

@@ -193,8 +193,8 @@ def rewrite_dims(node: Stmt, mapping: Mapping[DimVar, DimLike]) -> Stmt: ...
 @overload
 def rewrite_dims(node: Scalar, mapping: Mapping[DimVar, DimLike]) -> Scalar: ...
 def rewrite_dims(node: Stmt | Scalar, mapping: Mapping[DimVar, DimLike]) -> Stmt | Scalar:
-    """Substitute dimensions in the node. A variable or buffer that is bound inside and declared in terms of a substituted variable (a loop
-    up to it, a buffer of that length) is replaced by a new one."""
+    """Substitute dimensions in the node. A loop variable or buffer that the node defines is replaced by a new one if its bound or shape
+    mentions a substituted variable."""
     return _Rewriter(mapping, {}).node(node)
 
 

@@ -152,7 +152,7 @@ class Kernel:
         yield
         before[-1] = When(taken.cond, taken.then, self._close())
 
-    # --- until the end of the block ------------------------------------------------------------------------------------
+    # --- definitions that are visible until the end of the block -------------------------------------------------------
 
     def let(self, name: str, value: Operand, upper: DimLike | None = None, *, lower: int = 0, multiple_of: int = 1) -> Dim:
         """Compute an integer once, for use as an index. lower <= value <= upper must hold. An expression that is a variable or a number is
@@ -172,7 +172,7 @@ class Kernel:
         point: list[Dim] = []
         for name, extent in reversed(axes):
             extent = dim_max(extent, 1) if extent.is_const else extent  # index arithmetic divides by the extent, which must not be 0
-            if len(point) == len(axes) - 1:  # the first axis takes the quotient that is left
+            if len(point) == len(axes) - 1:  # the index on the first axis is the remaining quotient
                 point.insert(0, self.let(name, number, extent - 1))
             else:
                 point.insert(0, self.let(name, number % extent, extent - 1))
@@ -261,7 +261,7 @@ def index(dim: DimLike) -> DimScalar:
 
 
 def less(a: DimLike, b: DimLike) -> Scalar:
-    """Compare two index expressions."""
+    """Return the condition `a < b` on two index expressions."""
     return index(a) < index(b)
 
 

@@ -137,12 +137,12 @@ class Cursor:
         return self.take()
 
     def name(self, what: str) -> Token:
-        """Take a name that the text defines or uses; reserved words are refused."""
+        """Read a name that the text defines or uses. Reserved words are refused."""
         token = self.peek()
         if token.kind is not Kind.NAME:
             raise self.error(f"expected {what}, found {token}")
         if token.text in RESERVED:
-            raise self.error(f"expected {what}, found {token}, which is a word of the language")
+            raise self.error(f"expected {what}, found {token}, which is a reserved word")
         return self.take()
 
     def integer(self, what: str) -> int:
@@ -161,7 +161,7 @@ class Cursor:
         return self.error(f"unknown {noun} {token.text}; {hint}", token)
 
     def too_deep(self, at: Token) -> ParseError:
-        return self.error(f"nested more than {MAX_NESTING} deep; give parts of it names of their own", at)
+        return self.error(f"nested more than {MAX_NESTING} deep; bind inner parts to names", at)
 
     def skip_to(self, *texts: str) -> None:
         """Move to the first of these marks or words that is outside all brackets."""

@@ -11,8 +11,8 @@ from compiler.ir.text.syntax import is_name
 
 
 class Names:
-    """Unique names for the objects of one namespace. A name is derived from the preferred one (`x`, `x_1`, ...). With `canonical`, all
-    names are that letter and a number, and preferences are ignored."""
+    """Unique names for the objects of one namespace. A name is derived from the preferred one (`x`, `x_1`, ...). If `canonical` is a
+    letter, preferences are ignored, and each name is this letter and a number."""
 
     def __init__(self, canonical: str = "") -> None:
         self.canonical = canonical

@@ -54,8 +54,8 @@
                  | "let" (Name "=" Scalar),+ "in" Scalar                 so does this; each value is computed once
     Infix      ::= "|" | "^" | "&" | "<" "<=" "==" "!=" | "<<" ">>" | "+" "-" | "*" "/" "//" "%"      loosest first
 
-Names are words with inner dots; a function's may be any string in quotes. A dimension is defined where a parameter, a match_cast, a
-loop or a let first mentions it. A number without a type is an i64, or with a point an f32.
+A name is a word that may contain dots. The name of a function may also be any quoted string. A dimension is defined where a parameter, a
+match_cast, a loop or a let first mentions it. A number without a type is an f32 if it has a decimal point, else an i64.
 """
 
 from __future__ import annotations

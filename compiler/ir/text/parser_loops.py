@@ -147,7 +147,7 @@ class LoopParser(TypeParser):
         with self._axes("{") as axes:
             body = self.block()
         if not axes:
-            raise self.error("a loop without a variable")
+            raise self.error("the loop has no variable, expected at least one such as `i in n`")
         for var, extent in reversed(axes):
             body = For(var, extent, body, kind)
         assert isinstance(body, For)
@@ -237,7 +237,7 @@ class LoopParser(TypeParser):
             self.items("}", lambda: self._parameter_of(name.text, parameters, given))
         for field in fields(node_type):
             if field.name not in given and field.default is MISSING:
-                raise self.error(f"{name.text} has no {field.name}, which it needs", name)
+                raise self.error(f"{name.text} needs the field {field.name}", name)
         return node_type(**given)
 
     def _operand_of(self, operation: str, held: dict[str, Holds], given: dict[str, Any]) -> None:
@@ -285,7 +285,7 @@ class LoopParser(TypeParser):
         raise self.too_deep(start)
 
     def scalar(self, loosest: int = LOOSEST) -> Scalar:
-        """Read operators of at least this precedence, left-associative."""
+        """Read an expression whose operators have at least this precedence. They are left-associative."""
         left = self._operand()
         while self.at(*_INFIX):
             fn, precedence = _INFIX[self.peek().text]

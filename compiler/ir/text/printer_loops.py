@@ -32,7 +32,7 @@ from compiler.ir.tiles import stated_fields
 
 _REDUCTION = 0  # precedence of a reduction: looser than any operator, because it extends to the right end
 _ATOM = 9
-# number of nodes from which a shared value gets a name; a smaller one is written out at each use, unless it is a reduction
+# A shared value of at least this many nodes gets a name. A smaller one is written out at each use, unless it is a reduction.
 _NAMED_FROM = 16
 
 

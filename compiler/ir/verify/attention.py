@@ -85,7 +85,7 @@ def _element_types(node: Attention) -> Iterator[str]:
         if cache.dtype is DType.I8 and scales is None:
             yield f"cache {cache.name} is i8 and has no scales, expected one per token and head"
         if cache.dtype is not DType.I8 and scales is not None:
-            yield f"cache {cache.name} is {cache.dtype} and has scales {scales.name}, expected them of an i8 cache alone"
+            yield f"cache {cache.name} is {cache.dtype} and has scales {scales.name}; expected scales only if the cache is i8"
 
 
 def _heads(node: Attention) -> Iterator[str]:

@@ -136,7 +136,7 @@ def dims_are_defined_before_use(module: IRModule, func: Function) -> Iterator[Pr
 def _unknown_dims(place: Binding | None, where: str, used: Iterable[DimVar], known: set[DimVar]) -> Iterator[Problem]:
     for var in used:
         if var not in known:
-            yield Problem(place, f"{where} mentions dimension {var.name}, which no parameter and no match_cast before defines")
+            yield Problem(place, f"{where} mentions dimension {var.name}, which no parameter and no earlier match_cast defines")
 
 
 def launches_have_no_value(module: IRModule, func: Function) -> Iterator[Problem]:
@@ -161,7 +161,7 @@ def blocks_are_straight_lines(module: IRModule, func: Function) -> Iterator[Prob
     """A dataflow block may be reordered and a captured one is replayed, so neither may branch."""
     for binding, site in bound_sites(func):
         if site.kind is not BlockKind.PLAIN and isinstance(binding.value, If):
-            yield Problem(binding, f"an if is in a {site.kind.value} block")
+            yield Problem(binding, f"an if is in a {site.kind.value} block, which cannot branch; move it to a plain block")
 
 
 def dataflow_is_pure(module: IRModule, func: Function) -> Iterator[Problem]:
@@ -319,7 +319,7 @@ def calls_fit_their_prims(module: IRModule, func: Function) -> Iterator[Problem]
 
 def _outputs_fit(binding: Binding, prim: PrimFunc, out: tuple[Type, ...]) -> Iterator[Problem]:
     if len(out) != prim.num_outputs:
-        yield Problem(binding, f"{len(out)} outputs for the {prim.num_outputs} of the loop-level function")
+        yield Problem(binding, f"the loop-level function has {prim.num_outputs} outputs; the call has {len(out)}")
     for i, type_ in enumerate(out):
         if not isinstance(type_, TensorType) or type_.shape is None or type_.dtype is None:
             yield Problem(binding, f"output {i} is {_text(type_)}, expected a tensor of known shape, so that it can be allocated")
@@ -331,7 +331,7 @@ def _arguments_fit(
     """Check the number, kinds, element types and ranks of the arguments, and that no dimension provably differs from its parameter."""
     if len(params) != len(args):
         wanted, given = len(params) - num_outputs, len(args) - num_outputs
-        yield Problem(binding, f"{given} arguments for the {wanted} parameters of the loop-level function")
+        yield Problem(binding, f"the loop-level function takes {wanted} arguments; it is called with {given}")
         return
     found: dict[DimVar, Dim] = {}
     for param, arg in zip(params, args, strict=True):
@@ -381,9 +381,9 @@ def _inplace_fits(binding: Binding, args: tuple[Atom, ...], out: tuple[Type, ...
     taken = [i for i in inplace if i is not None]
     for i in taken:
         if not 0 <= i < len(args) or not isinstance(args[i], Var):
-            yield Problem(binding, f"an output reuses argument {i}, expected a variable among the {len(args)} arguments")
+            yield Problem(binding, f"an output reuses argument {i}, expected the index of a variable among the {len(args)} arguments")
         elif taken.count(i) > 1:
-            yield Problem(binding, f"two outputs reuse argument {i}")
+            yield Problem(binding, f"several outputs reuse argument {i}, expected at most one")
     for i, type_ in zip(inplace, out, strict=False):
         if i is not None and 0 <= i < len(args) and subsumes(type_, type_of(args[i])).level is Level.DISJOINT:
             yield Problem(binding, f"output {_text(type_)} reuses argument {i}, which is {_text(type_of(args[i]))}")

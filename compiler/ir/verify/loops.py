@@ -44,7 +44,7 @@ class Site(NamedTuple):
 
 @lru_cache(maxsize=1)
 def sites(func: PrimFunc) -> tuple[Site, ...]:
-    """Return all sites of a function. The sites of one function are cached, since every rule asks for them."""
+    """Return all statements and scalars of a function, each with its scope. The result is cached, since every rule uses it."""
     found: list[Site] = []
     _add_stmt(found, func.body, frozenset(func.dim_vars), frozenset(func.buffers))
     return tuple(found)
@@ -274,13 +274,13 @@ def _contraction_misfit(contraction: scalars.Contraction) -> str:
 def _grouped_misfit(grouped: scalars.GroupedContraction) -> str:
     dots, begins = grouped.dots, grouped.begins
     if len(dots) not in (1, 2) or len(begins) not in (0, len(dots)) or (grouped.two_planes is not None and len(dots) == 1):
-        return f"contract_groups adds {len(dots)} sums that begin with {len(begins)} values, expected 1 or 2 and as many or none"
+        return f"contract_groups has {len(dots)} sums and {len(begins)} initial values; expected 1 or 2 sums, and as many values or none"
     if any(dtype_of(s) is not DType.I32 for s in (*dots, *begins)):
         return f"contract_groups sums {', '.join(dtype_of(s) for s in (*dots, *begins))}, expected i32"
     if dtype_of(grouped.factor) is not DType.F32:
         return f"contract_groups multiplies by {dtype_of(grouped.factor)}, expected f32"
     if grouped.two_planes is not None and dtype_of(grouped.two_planes) is not DType.BOOL:
-        return f"contract_groups asks {dtype_of(grouped.two_planes)} for the second sum, expected bool"
+        return f"the condition of the second sum of contract_groups is {dtype_of(grouped.two_planes)}, expected bool"
     return ""
 
 

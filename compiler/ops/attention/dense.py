@@ -42,7 +42,7 @@ def check_attributes(attrs: Attrs) -> None:
 
 def agree_heads(heads: Dim, kv_heads: Dim) -> None:
     if prove_eq(kv_heads, 0) or prove_ne(heads % kv_heads, 0):
-        raise AnnotationError(f"{heads} query heads do not share {kv_heads} kv heads evenly")
+        raise AnnotationError(f"q has {heads} heads, expected a multiple of {kv_heads}, the number of kv heads")
 
 
 def _type(args: tuple[Type, ...], attrs: Attrs) -> Type:

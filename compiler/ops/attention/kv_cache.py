@@ -68,7 +68,7 @@ def cache_operand(args: tuple[Type, ...], index: int, heads: Dim | None, size: D
         if heads is not None:
             agree(heads, cache.shape[3], "the number of kv heads of cache")
         if size is not None:
-            agree(size * PAGE, cache.shape[4], "what a page of cache holds per head")
+            agree(size * PAGE, cache.shape[4], "the number of elements per head in a page of cache")
     return cache
 
 
@@ -87,11 +87,11 @@ def scales_operand(args: tuple[Type, ...], index: int, cache: TensorType) -> Typ
     """Return the annotation of the cache's scales. An i8 cache needs scales, and no other cache may have them."""
     if len(args) <= index:
         if cache.dtype is DType.I8:
-            raise AnnotationError("cache is i8, and its scales are missing")
+            raise AnnotationError("cache is i8, and its scales are missing; expected one per token and head")
         return ObjectType()
     scales = wants_float(tensor_operand(args, index, "scales", ndim=5, layout="[layers, 2, pages, kv_heads, PAGE]"), "scales")
     if cache.dtype not in (None, DType.I8):
-        raise AnnotationError(f"cache is {cache.dtype}, and only an i8 cache has scales")
+        raise AnnotationError(f"scales are given for a cache of {cache.dtype}; expected scales only for i8")
     if cache.shape is not None and scales.shape is not None:
         for i, (wanted, given) in enumerate(zip((*cache.shape[:4], Dim.of(PAGE)), scales.shape, strict=True)):
             agree(wanted, given, f"dimension {i} of scales")

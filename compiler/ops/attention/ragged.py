@@ -52,7 +52,7 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
         if q.shape is not None and bias.shape is not None:
             agree(q.shape[1], bias.shape[0], "the number of heads of bias")
         if bias.shape is not None and prove_eq(bias.shape[1] % 2, 0):
-            raise AnnotationError(f"bias has {bias.shape[1]} entries per head, expected an odd number: as many before as after a token")
+            raise AnnotationError(f"bias has {bias.shape[1]} entries per head, expected an odd number: one per distance -m .. m")
     return q
 
 

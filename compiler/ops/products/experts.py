@@ -26,7 +26,7 @@ F32 = DType.F32
 
 
 def _linear_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
-    """Deduce [rows, out]."""
+    """Deduce the annotation of the result, [rows, out]."""
     x = wants_float(tensor_operand(args, 0, "x", ndim=2, layout="[rows, in]"), "x")
     w = tensor_operand(args, 1, "weight", ndim=3, layout="[experts, out, in]")
     experts = wants_int(tensor_operand(args, 2, "experts", ndim=1, layout="[rows]"), "experts")

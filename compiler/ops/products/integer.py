@@ -8,10 +8,11 @@ A weight with one scale per channel may multiply rows with one scale per group. 
 
     y[i, n] = weight_scale[n] * sum(g) scale[i, g] * (sum(k in g) v[i, k] * w[n, k])
 
-Panels (compiler/machine/formats.py) store each weight plus an offset. `total`, the sum of q per group and plane, serves to subtract the
-contribution of that offset, unless `centred` is false, which makes w the stored number.
+Panels (compiler/machine/formats.py) store each weight plus an offset. The contribution of the offset is subtracted by means of `total`, the
+sum of q per group and plane. If `centred` is false, w is the number as stored, and nothing is subtracted.
 
-If `in_units` is true, weight scales are i8 in units, floats that several neighbouring groups share: weight_scale[n, g] * unit[n, u].
+If `in_units` is true, weight_scale is an i8 multiple of a unit, and the scale of a group is weight_scale[n, g] * unit[n, u]. Several
+neighbouring groups share the float `unit[n, u]`.
 """
 
 from __future__ import annotations
@@ -136,7 +137,8 @@ PANEL_SCALES = define("panel_scales", "scale", _scales_type, _scales_numpy, _sca
 
 
 def integer_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False) -> Type:
-    """Deduce [..., out]. If `chooses`, each row chooses its matrix: rows then have a single axis, and there is one bias per matrix."""
+    """Deduce the annotation of the result, [..., out]. If `chooses`, each row chooses its matrix: rows then have a single axis, and there
+    is one bias per matrix."""
     format, dtype, size = _format(attrs), dtype_attr(attrs), int_attr(attrs, "size", 1)
     q, scale, total = (tensor_operand(args, i, name) for i, name in enumerate(("q", "scale", "total")))
     first, rank = ("experts, ", 4) if chooses else ("", 3)

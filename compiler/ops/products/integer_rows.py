@@ -46,14 +46,14 @@ def _rounded(steps: Scalar) -> Scalar:
 
 
 def _plane(number: Scalar, plane: int) -> Scalar:
-    """Return plane 0 or 1 of a number, which is 256 * plane 0 + plane 1."""
+    """Return plane 0 or plane 1, where number = 256 * plane 0 + plane 1."""
     upper = number + 128 >> 8
     return upper if plane == 0 else number - (upper << 8)
 
 
 def _write_scales(k: Kernel, top: Array, scale: Array, inverse: Array, most: int, parts: int = 1) -> None:
-    """Write the scale, and the number of steps per unit. `most` steps represent the largest magnitude. The scale is the size of one of the
-    `parts` parts into which a step is divided."""
+    """Write the scale and its inverse. `most` steps represent the largest magnitude `top`. `inverse` is the number of steps per 1.0. A step
+    is divided into `parts` parts, and `scale` is the size of one part."""
     with k.nest(scale.shape) as at:
         scale[at] = top[at] * (float(np.float32(1 / most)) / parts)
     with k.nest(inverse.shape) as at:
@@ -79,7 +79,7 @@ def _planes(numbers: Any) -> list[Any]:
 
 
 def _rows_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Deduce (q [..., planes, k], scale [..., groups], total [..., planes, groups])."""
+    """Deduce the annotations of the results: q [..., planes, k], scale [..., groups], total [..., planes, groups]."""
     x, planes = wants_float(tensor_operand(args, 0, "x"), "x"), _num_planes(attrs)
     holds = dtype_attr(attrs)
     if x.ndim == 0:
@@ -147,12 +147,12 @@ QUANTIZE_ROWS = define("quantize_rows", "x", _rows_type, _rows_numpy, _rows_nest
 # --- row_planes --------------------------------------------------------------------------------------------------------
 
 # A row needs two planes (16 bits) if the square of its largest number exceeds TWO_PLANES_FROM times the mean square of the row. At that
-# ratio, rounding to 127ths of the largest number adds 8 % of the noise power of 4-bit weights in groups.
+# ratio, rounding to 127ths of the largest number adds noise with 8 % of the power of the noise that grouped 4-bit weights cause.
 TWO_PLANES_FROM = 160
 
 
 def _planes_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Deduce (planes [..., 2, k], scale [..., 1], two_planes [..., 1])."""
+    """Deduce the annotations of the results: planes [..., 2, k], scale [..., 1], two_planes [..., 1]."""
     x = wants_float(tensor_operand(args, 0, "x"), "x")
     if x.ndim == 0:
         raise AnnotationError("x has rank 0, expected at least 1")
@@ -164,7 +164,8 @@ def _planes_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _planes_nest(operands: Operands) -> Nest:
-    """Compute per row the largest magnitude, the scale, the first plane, its power, whether a second plane is needed, and that plane."""
+    """Compute for each row its largest magnitude, its scale, the first plane, the sum of squares of that plane (`power`), whether the row
+    needs a second plane, and the second plane."""
     kernel, out = Kernel(), operands.out
     assert isinstance(out, TupleType)
     outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("planes", "scale", "two_planes"), strict=True))

@@ -144,7 +144,7 @@ def _levels(bits: int) -> tuple[int, int]:
 
 
 def _quantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Deduce (q, scale) if symmetric, else (q, scale, zero)."""
+    """Deduce the annotations of the results: q and scale if the quantisation is symmetric, else q, scale and zero."""
     x, dtype, bits = wants_float(tensor_operand(args, 0, "x"), "x"), dtype_attr(attrs), bits_attr(attrs, MOST)
     holds = I8 if bits == 8 else U8
     if not dtype.is_float:

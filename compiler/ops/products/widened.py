@@ -42,7 +42,7 @@ MOST = 127  # the largest multiplier and the largest widened weight
 
 
 def _multipliers_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Deduce (multipliers [panels, groups, columns], channel_scale [panels, 1, columns])."""
+    """Deduce the annotations of the results: multipliers [panels, groups, columns], channel_scale [panels, 1, columns]."""
     scale, columns = wants_float(tensor_operand(args, 0, "scale", ndim=2, layout="[out, groups]"), "scale"), int_attr(attrs, "columns", 1)
     if scale.shape is None:
         return TupleType((TensorType(None, I8, 3), TensorType(None, F32, 3)))
@@ -91,7 +91,7 @@ PANEL_MULTIPLIERS = define("panel_multipliers", "scale", _multipliers_type, _mul
 
 
 def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Deduce [..., out]."""
+    """Deduce the annotation of the result, [..., out]."""
     dtype, size = dtype_attr(attrs), int_attr(attrs, "size", 1)
     planes, scale = tensor_operand(args, 0, "planes"), wants_float(tensor_operand(args, 1, "scale"), "scale")
     two_planes = tensor_operand(args, 2, "two_planes")

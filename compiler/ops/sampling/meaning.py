@@ -31,7 +31,7 @@ LOG2_E = 1.4426950216293335  # rounded to f32
 # Coefficients of r, r^2, r^3, ... in the polynomial for 2^-r; the constant term is 1.
 POWER = (-0.6931470036506653, 0.24022242426872253, -0.05550733581185341, 0.009671512991189957, -0.001326472731307149)
 MANTISSA_BITS = 22
-FURTHEST = 64.0  # distance in powers of two, or nats, beyond which a weight is 0
+FURTHEST = 64.0  # limit for distances (`weigh` counts in powers of two, `_mean` in nats); the weight of a token this far away is 0
 MEAN_BITS = 16  # fractional bits of the distances whose mean is computed
 ROUND = 2.0**23  # adding it to 0 <= x < 2^23 puts the nearest integer into the low bits of the sum
 TWO = 2.0  # adding it to 0.7 < x < 1.5 gives a sum whose low bits are x in units of 2^-MANTISSA_BITS

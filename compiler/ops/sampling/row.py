@@ -24,7 +24,7 @@ LANES = 16
 VECTORS = 4
 BLOCK = VECTORS * LANES
 
-SCALE_BITS = 24  # SCALE_BITS of the `Shift` tile
+SCALE_BITS = 24  # the `Shift` tile multiplies mantissas by 2^SCALE_BITS
 BEYOND = 48.0  # powers of two to which a distance is clamped; a weight is 0 from 41 powers of two on
 INF = float("inf")
 
@@ -71,7 +71,7 @@ class Row:
 
     @contextmanager
     def each_row(self, *, listing: bool) -> Generator[None]:
-        """Loop over the rows. A workspace for GROUPS rows is reused for row after row."""
+        """Loop over the rows. The workspace has room for GROUPS rows and is reused for later rows."""
         k = self.k
         self.distance = k.workspace("distance", GROUPS, self.blocks * BLOCK)
         self.low = k.workspace("low", GROUPS, self.blocks)
@@ -265,8 +265,8 @@ class Row:
 
     @contextmanager
     def sums(self) -> Generator[Dim]:
-        """Set `sum` to the weight of each block, and `total` to the weight of the row. The body of the loop adds the weights of a block to
-        `lanes`."""
+        """Loop over the blocks. Set `sum` to the weight of each block, and `total` to the weight of the row. The loop body, which the
+        caller writes, must add the weights of the block to `lanes`."""
         self.total[0] = 0
         self.stale[0] = False
         with self.k.serial("b", self.blocks) as b:

@@ -19,13 +19,15 @@ from compiler.ops.sampling.row import BLOCK, BOOL, F32, I32, I64, INF, LANES, VE
 from runtime.sampling import SHARE_ONE, Number, Setting
 
 BUCKETS = 512
-ROUNDS = 40  # most rounds of narrowing; each divides the range of f32 numbers by almost BUCKETS
+ROUNDS = 40  # maximum number of rounds of `narrow`; each divides the range of f32 numbers by almost BUCKETS
 SPAN = 16.0  # nats that the histogram of the sampled blocks covers
-SAMPLED = 256  # fewest blocks in a sample, unless the row has fewer
-HEAVY = 1 / 12  # largest share of the row's blocks that a sample includes because they have a heavy token
+SAMPLED = 256  # minimum number of blocks in a sample, unless the row has fewer
+HEAVY = 1 / 12  # maximum share of the row's blocks that a sample includes because they have a heavy token
 STEP = 0.5  # nats between the candidates for the threshold `heavy`
 SLACK = 0.01  # nats, more than the rounding error of any distance in a bucket
-MARGIN = 1 / 24  # margin of a sample's estimate per share * (1 - share), times 2 for top_p, times 3 for typical_p, which drops heavy tokens
+# The margin of a sample's estimate of `share` is share * (1 - share) * MARGIN, times 2 for top_p and times 3 for typical_p, which may drop
+# heavy tokens.
+MARGIN = 1 / 24
 WIDER = 2.0  # width of the next range, relative to the range that missed the last token to keep
 ATTEMPTS = 4
 
@@ -45,7 +47,7 @@ class Truncations(Row):
     def truncate(self, then: Callable[[], None]) -> None:
         """Apply top_k, top_p and typical_p as three iterations of one loop. Each keeps the tokens nearest to `center`, up to the wanted
         number or weight, and finds the last token to keep in a list of candidates. `then` draws the token. If nothing else reads the row,
-        the last truncation does not rewrite the row: `then` finds all its tokens, but the sums contain only the tokens `within`."""
+        the last truncation does not rewrite it: the row still has all tokens, but its sums contain only those for which `within` holds."""
         k = self.k
 
         def reach() -> Scalar:
@@ -119,8 +121,8 @@ class Truncations(Row):
             self.count[0] = index(c) + select(chosen(b), number(1), 0)
 
     def list_by_number(self, wanted: Callable[[], Scalar]) -> None:
-        """List the candidates for the `wanted` nearest tokens. A distance that at least `wanted` blocks reach with a token bounds the
-        candidates."""
+        """List the candidates for the `wanted` nearest tokens: all tokens up to the distance within which `wanted` blocks have their
+        nearest token."""
         self.list_blocks(lambda b: self.low[self.g, b] < INF)
         self.upto[0] = INF
         self.wanted[0] = wanted()
@@ -155,8 +157,8 @@ class Truncations(Row):
                     until[0] = since[0] + width[0]
 
     def part(self) -> None:
-        """List the tokens whose keys are at least `since` and below `until`; `between` is set to their weight. Set `sum` and `total` to the
-        weights of the tokens before them, and `all` to the weight of the row."""
+        """List the tokens whose keys are at least `since` and below `until`, and set `between` to their weight. Set `sum` and `total` to
+        the weights of the tokens with keys below `since`, and `all` to the weight of the row."""
         k, weight, key = self.k, self.weight, self.off_center
         since, until = self.since, self.until
         with k.scope():
@@ -179,7 +181,7 @@ class Truncations(Row):
             self.between[0] = inner[0] - self.total[0]
 
     def append(self, hits: Array, b: Dim, u: Dim) -> None:
-        """Append those tokens of vector `u` of block `b` to the list for which `hits` is set."""
+        """Append to the list those tokens of vector `u` of block `b` for which `hits` is set."""
         self.k.tile(Append(), self.list[self.g, 0], self.count[0], hits[u, 0], dims=(BLOCK * b + LANES * u,))
 
     def list_tokens(self, condition: Read) -> None:
@@ -223,8 +225,8 @@ class Truncations(Row):
     # --- the sample ----------------------------------------------------------------------------------------------------
 
     def guess(self, share: Callable[[], Scalar]) -> None:
-        """Set `since` and `until` to an estimated range: the tokens with the smallest keys should reach this share of the total weight
-        within it."""
+        """Set `since` and `until` to an estimated range of keys. If weights are summed by ascending keys, the sum should reach this share
+        of the total weight at a key in that range."""
         k, run, before, chosen, scale = self.k, self.run, self.before, self.chosen, self.scale
 
         def part() -> Scalar:
@@ -332,8 +334,8 @@ class Truncations(Row):
         """Set `nearest` to the key at which the weight of the list, by ascending keys, reaches `wanted`. Reduce the list to the tokens with
         this key, and `wanted` to the weight that these tokens must contribute.
 
-        In each round, `each` is called for all tokens of the list. Tokens outside the buckets before the chosen bucket have weight 0 during
-        the call, so that `each` needs no branch, which would be unpredictable.
+        In each round, `each` is called for all tokens of the list. During the call, only tokens in buckets before the chosen bucket have
+        a weight other than 0. So `each` needs no branch, which would be unpredictable.
         """
         k, weight, nearest, furthest, least = self.k, self.weight, self.nearest, self.furthest, self.least
 

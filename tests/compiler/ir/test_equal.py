@@ -70,7 +70,7 @@ def test_names_do_not_matter() -> None:
         ("equal.same(x, y, axis=1)", "equal.other(x, y)", "main.a.op", "equal.same", "equal.other"),
         ("equal.same(x, y, axis=1)", "equal.same(x, y)", "main.a.attrs.axis", "1", "0"),
         ("equal.same(x, y, axis=1)", "equal.same(x, y, axis=1.0)", "main.a.attrs.axis", "1", "1.0"),
-        ("equal.same(x, y, axis=1)", "equal.same(y, x, axis=1)", "main.a.args[0]", "x", "y, where x is x"),
+        ("equal.same(x, y, axis=1)", "equal.same(y, x, axis=1)", "main.a.args[0]", "x", "y, but x is already paired with x"),
         ("equal.same(x, y, axis=1)", "equal.same(x, axis=1)", "main.a.args[1]", "y", "absent"),
         ("@add(a, y, n)", "@sub(a, y, n)", "main.b.func", "add", "sub"),
         ("@add(a, y, n) -> f32[n, m]", "@add(a, y, n) -> f32[m, n]", "main.b.out[0].shape[0]", "n", "m"),

@@ -193,14 +193,14 @@ def test_refusals(deduced):
     x, i = tensor((N, 4), F32), tensor((4,), I32)
     refused = [
         ("extents 4 and 3 do not broadcast", e.ADD, (x, tensor((3,), F32)), {}),
-        ("element types f32, i32; cast them to one", e.ADD, (x, i), {}),
+        ("element types f32, i32; cast them to one type", e.ADD, (x, i), {}),
         ("elements are i32, expected floats", e.EXP, (i,), {}),
         ("elements are f32, expected integers", e.MODULO, (x, x), {}),
         ("elements are bool, expected numbers", e.ADD, (tensor((1,), BOOL),) * 2, {}),
         ("elements are f32, expected bools or integers", e.LOGICAL_AND, (x, x), {}),
-        (r"scalar\[f32\] does not fit among elements of type i32", e.ADD, (i, ScalarType(F32)), {}),
+        (r"scalar\[f32\] does not fit into the element type i32", e.ADD, (i, ScalarType(F32)), {}),
         (
-            r"scalar\[i64, 300\] does not fit among elements of type u8",
+            r"scalar\[i64, 300\] does not fit into the element type u8",
             e.ADD,
             (tensor((1,), DType.U8), ScalarType(DType.I64, Dim.of(300))),
             {},

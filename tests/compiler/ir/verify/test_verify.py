@@ -198,7 +198,7 @@ GRAPH_BREACHES: dict[str, list[tuple[Function, str]]] = {
         (func(bind(Copy(x), tensor([n, 4], DType.F16))), "element type: f16 against f32"),
         (func(bind(TupleGet(x, 0))), "field 0 is read from"),
         (func(bind(MatchCast(x, tensor([n, 5], F32)), tensor([n, 5], F32))), "match_cast can never succeed"),
-        (text("y: object = @main(x) return y"), "arguments for 2 parameters"),
+        (text("y: object = @main(x) return y"), "takes 2 arguments; it is called with 1"),
         (text("y: object = @main(c, c) return y"), "argument 0 is"),
         (Function((x,), Body((), x), tensor([n, 5], F32)), "the result is annotated f32[n, 5]"),
     ],
@@ -211,11 +211,11 @@ GRAPH_BREACHES: dict[str, list[tuple[Function, str]]] = {
         (text("y: object = if 3 { return x } else { return c } return y"), "the condition is scalar[i64, 3]"),
     ],
     "calls_fit_their_prims": [
-        (text("y = call_tir @add(x) -> f32[n, 4] return y"), "1 arguments for the 2 parameters"),
+        (text("y = call_tir @add(x) -> f32[n, 4] return y"), "the loop-level function takes 2 arguments; it is called with 1"),
         (text("y = call_tir @add(x, c) -> f32[n, 4] return y"), "argument for B: element type bool, expected f32"),
         (text("z = match_cast x to f32[k, 4] y = call_tir @scale(z, 1.0, n) -> f32[n] return y"), "argument for A: rank 2, expected 1"),
         (text("y = call_tir @add(x, x) -> f32[n, 5] return y"), "argument for C: dimension 1 is 5, expected 4"),
-        (text("y = call_tir @add(x, x) -> (f32[n, 4], f32[n]) return y"), "2 outputs for the 1"),
+        (text("y = call_tir @add(x, x) -> (f32[n, 4], f32[n]) return y"), "the loop-level function has 1 outputs; the call has 2"),
         (text("y = call_tir @add(x, x) -> f32[ndim=2] return y"), "expected a tensor of known shape, so that it can be allocated"),
         (text("y = call_tir @scale(v, 1.0:f16, 3) -> f32[n] return y", "v: f32[n]"), "argument for s: a scalar f16, expected f32"),
         (text("y = call_tir @scale(v, 1.0, 3:i32) -> f32[n] return y", "v: f32[n]"), "argument for k: scalar[i32], expected a scalar i64"),
@@ -223,10 +223,10 @@ GRAPH_BREACHES: dict[str, list[tuple[Function, str]]] = {
         (text("y = call_tir @scale(o, 1.0, 3) -> f32[4] return y", "o: object"), "match_cast it first"),
         (text("y = call_tir @scale(o, 1.0, 3) -> f32[4] return y", "o: f32[...]"), "a tensor of unknown rank"),
         (text("y = call_tir @square(v) -> f32[3] return y", "v: f32[3, 4]"), "argument for A: dimension 1 is 4, expected 3"),
-        (text("y = call_tir_inplace @add(x, x) [2] -> f32[n, 4] return y"), "reuses argument 2, expected a variable among"),
+        (text("y = call_tir_inplace @add(x, x) [2] -> f32[n, 4] return y"), "reuses argument 2, expected the index of a variable among"),
         (text("y = call_tir_inplace @add(x, x) [0, 1] -> f32[n, 4] return y"), "inplace has 2 entries for 1 outputs"),
         (text("y = call_tir_inplace @scale(w, 1.0, 3) [0] -> f32[n] return y", "x: f32[n], w: f16[n]"), "element type f16"),
-        (text("m = alloc f32[n, 4] launch @add(x, m) return m"), "2 arguments for the 3 parameters"),
+        (text("m = alloc f32[n, 4] launch @add(x, m) return m"), "the loop-level function takes 3 arguments; it is called with 2"),
         (text("m = alloc f32[n, 5] launch @add(x, x, m) return m"), "argument for C: dimension 1 is 5, expected 4"),
     ],
     "allocations_have_a_size": [
@@ -346,11 +346,11 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (loop("B[0] = contract_groups(g in 2) [contract(r in n) 1:i32 by 2:i32] by 1"), "contract_groups multiplies by i64, expected f32"),
         (
             loop("B[0] = contract_groups(g in 2) [contract(r in n) 1:i32 by 2:i32] from [1:i32, 2:i32] by 1.0"),
-            "contract_groups adds 1 sums that begin with 2 values, expected 1 or 2 and as many or none",
+            "contract_groups has 1 sums and 2 initial values; expected 1 or 2 sums, and as many values or none",
         ),
         (
             loop("B[0] = contract_groups(g in 2) [contract(r in n) 1:i32 by 2:i32, contract(r in n) 1:i32 by 2:i32] when 1 by 1.0"),
-            "contract_groups asks i64 for the second sum, expected bool",
+            "the condition of the second sum of contract_groups is i64, expected bool",
         ),
         (loop("B[0] = contract(r in n) A[r] by 2"), "contract of f32 by i64; cast them to one type"),
         (loop("B[0] = cast(f32, contract(r in n) true by false)"), "contract of bool, expected numbers"),
@@ -436,6 +436,6 @@ def test_the_error_shows_function_binding_line_and_rule() -> None:
     with pytest.raises(VerifyError) as caught:
         verify(parse(f"{PRIMS} func main(x: f32[n, 4]) -> object {{ out = call_tir @add(x) -> f32[n, 4] return out }}"))
     assert str(caught.value) == (
-        "function 'main', binding 'out': 1 arguments for the 2 parameters of the loop-level function (rule calls_fit_their_prims)\n"
+        "function 'main', binding 'out': the loop-level function takes 2 arguments; it is called with 1 (rule calls_fit_their_prims)\n"
         "  out = call_tir @add(x) -> f32[n, 4]"
     )
