@@ -66,8 +66,8 @@ def bind_values(session: Session, executable: Executable, entry: str, weights: M
 
 
 def prepared_weights(executable: Executable, entry: str, source: WeightSource) -> Generator[tuple[str, Array]]:
-    """Yield the name and array of each weight of an entry point, in its order. This machine prepares the weights, even if the program is
-    for another one. An array is valid until the next one is requested."""
+    """Yield the name and array of each weight of an entry point, in the order of its parameters. This machine prepares the weights, even if
+    the program is for another machine. An array is valid until the next array is requested."""
     step, preparations = executable.meta.functions[entry], executable.preparations(entry)
     for param in step.weights[: len(step.weights) - step.num_prepared]:
         yield param.name, np.ascontiguousarray(source.read(param.name))

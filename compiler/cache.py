@@ -83,7 +83,7 @@ class Entry:
 
     @property
     def breadth(self) -> float:
-        """The sum of the upper bounds of all ranges, by which `find` prefers small plans."""
+        """The sum of the upper bounds of all ranges. `find` prefers the entry with the smallest sum."""
         uppers = [r.upper for ranges in self.ranges.values() for r in ranges.values()]
         return sum(u if isinstance(u, int) else float("inf") for u in uppers)
 
@@ -176,7 +176,7 @@ class Cache:
                             or path.suffix not in (SUFFIX, ".json")
                             or not _NAME.fullmatch(member.name.removesuffix(path.suffix))
                         ):
-                            raise CacheError(f"{archive} holds {member.name!r}; expected only what `cache export` writes")
+                            raise CacheError(f"{archive} holds {member.name!r}; expected only files that `cache export` writes")
                         (arrived.folder / path).write_bytes(content.read())
             except tarfile.TarError as error:
                 raise CacheError(f"{archive} is not an archive of a cache ({error}); write one with `cache export`") from None

@@ -81,7 +81,7 @@ def compile_module(module: IRModule, options: Options | None = None) -> Executab
 @dataclass(frozen=True, slots=True)
 class Planned:
     module: IRModule  # after all passes
-    num_prepared: Mapping[str, int]  # for each function, how many of its weights, the last ones, are results of preparations
+    num_prepared: Mapping[str, int]  # for each function, the number of weights that preparations compute; these are its last weights
     preparations: IRModule | None = None  # functions that the host runs, if the target does not prepare weights itself; compiled later
 
 

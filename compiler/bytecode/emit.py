@@ -82,7 +82,7 @@ class Signature:
 
     text: str = ""
     variables: tuple[DimVar, ...] = ()
-    num_prepared: int = 0  # how many of the weights, the last ones, are results of preparations
+    num_prepared: int = 0  # number of weights that preparations compute; these are the last weights
 
 
 def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mapping[str, Signature], symbols: str = "") -> Program:

@@ -23,5 +23,5 @@ class KernelCode:
     math: frozenset[tuple[Fn, int]]  # functions of vector_math that the text calls, each with its number of lanes
     num_buffers: int
     num_dims: int  # number of integer variables and scalar parameters
-    stack_bytes: int  # bytes of local allocations, in the phase with the most
+    stack_bytes: int  # bytes of local allocations: the maximum over all phases
     host: str = ""  # LLVM IR of the functions that return the number of blocks, if they run on the host and `text` does not

@@ -22,7 +22,7 @@ class Slots:
     num_points: int = 1
 
     def of(self, dim: Dim) -> DimRef:
-        """Return the value of a constant dimension, or the slot that holds any other one."""
+        """Return the value of a constant dimension, or the slot of a symbolic one."""
         if dim.is_const:
             return dim.const
         return Slot(self.numbers.setdefault(dim, len(self.numbers)))

@@ -181,7 +181,7 @@ class Expressions:
         return Value(self.code.op(f"load {place_kind}, ptr {place}"), DType.I64, lanes)
 
     def _loops(self, axes: tuple[tuple[DimVar, Dim], ...], step: Callable[[str | None], None], active: str | None = None) -> None:
-        """Emit loops that run `step` at every point in row-major order. They pass it the mask of active lanes, or None if all are
+        """Emit loops that run `step` at every point in row-major order. `step` receives the mask of active lanes, or None if all lanes are
         active."""
         if not axes:
             with self._branch():

@@ -1,6 +1,6 @@
 """Print the coefficients of compiler/codegen/vector_math.py. Run this file to check them, or to fit polynomials of other degrees.
 
-Each function is approximated on a small range. There a polynomial q in t replaces one part of a formula, which the comment states. Remez's
+Each function is approximated on a small range by a formula with a polynomial q(t); a comment at each fit states the formula. Remez's
 exchange algorithm finds q in extended precision. It minimises the error of the final result, `weight * (q(t) - wanted(t))`.
 """
 

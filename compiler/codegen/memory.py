@@ -20,7 +20,7 @@ from compiler.llvm.ssa import Code, broadcast, splat, suffix, vec, vector_litera
 class Storage:
     pointer: str
     size: int | None = None  # number of elements of a local buffer
-    lane: DimVar | None = None  # variable of the vector loop in which each lane has a copy of the buffer, in one more, innermost dimension
+    lane: DimVar | None = None  # variable of a vector loop whose lanes each have a copy of the buffer, in an additional innermost dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class MemoryAccess:
     # --- lanes ---------------------------------------------------------------------------------------------------------
 
     def split_lanes(self, dim: Dim) -> tuple[list[Index], tuple[int, ...], Index | None]:
-        """Split `dim` into three parts whose sum it is: a part that all lanes share, a constant per lane, and an operand per lane."""
+        """Split `dim` into a sum of three parts: a part that all lanes share, a constant per lane, and an operand per lane."""
         shared: list[Index] = []
         varying: list[Index] = []
         fixed = [0] * self.num_lanes

@@ -80,7 +80,7 @@ class Scalars:
         return Value(raw, dtype, lanes)
 
     def stored(self, value: Value) -> str:
-        """Convert a value to its form in memory."""
+        """Convert a value to its representation in memory."""
         op, v = self.code.op, partial(_lanes, value.lanes)
         match value.dtype:
             case DType.BF16:
@@ -328,4 +328,4 @@ def _integers(element: str, lanes: int, value: int) -> str:
 
 
 def _unsupported(fn: Fn, dtype: DType) -> CompileError:
-    return CompileError(f"no machine code for {fn} of {dtype}; cast to a type that has it, or write it with other functions")
+    return CompileError(f"no machine code for {fn} of {dtype}; cast to a type that supports it, or express it with other functions")

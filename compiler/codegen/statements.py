@@ -92,7 +92,7 @@ class Statements(ABC):
         op = tile.op
         if self.memory.lane is not None:
             raise CompileError(
-                f"tile {op.name} is inside vector loop {self.memory.lane.name}; a tile has its own lanes, so write it outside"
+                f"tile {op.name} is inside vector loop {self.memory.lane.name}; a tile has its own lanes, so use it outside the loop"
             )
         if not isinstance(op, Intrinsic) or not op.runs_on(self.target):
             raise CompileError(

@@ -24,7 +24,7 @@ from compiler.llvm.ssa import Code, float_literal, multiply_add, splat, suffix, 
 from compiler.machine.instructions.avx512 import SCALE_EXPONENT
 from compiler.machine.target import Target
 
-# --- coefficients, lowest first; fit_polynomials.py derives them; errors are relative, that of ERFC absolute ----------
+# --- coefficients, lowest first; fit_polynomials.py derives them; the error of ERFC is absolute, all others are relative ------
 
 EXP: Final = (  # largest error of the fitted function: 3.1e-09
     0.4999999341249612,

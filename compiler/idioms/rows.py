@@ -18,7 +18,7 @@ from compiler.ir.loops.statements import Stmt, Store
 from compiler.ir.loops.visit import loads, map_scalar, replace_loads, rewrite_dims, statements, walk_scalar
 
 PARTS = 4  # number of independent accumulators of a fold, so that additions do not wait for each other
-LONGEST_LINE = 1 << 14  # most elements of a row that a thread stores in memory of its own
+LONGEST_LINE = 1 << 14  # maximum number of elements of a row that a thread stores in memory of its own
 
 _COSTLY = (Fn.EXP, Fn.LOG, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.POW)
 COMBINE = {ReduceFn.SUM: Fn.ADD, ReduceFn.PROD: Fn.MUL, ReduceFn.MAX: Fn.MAX, ReduceFn.MIN: Fn.MIN}
@@ -42,8 +42,8 @@ class RowProgram:
 
 
 def match_rows(body: Stmt) -> RowProgram | None:
-    """Match a kernel whose stages all iterate over the same rows, and whose folds run along the row. Choose the longest row axes for which
-    that holds. Return None if nothing is folded or the stages have no rows in common."""
+    """Match a kernel whose stages all iterate over the same rows, and whose folds run along the row. Choose as many row axes as possible.
+    Return None if nothing is folded or the stages have no rows in common."""
     temporaries, body = without_allocations(without_products(body))
     nests = [n for s in statements(body) if (n := perfect_nest(s)) is not None]
     if len(nests) != len(statements(body)):

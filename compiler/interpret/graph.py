@@ -98,7 +98,7 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
                 match_dim(wanted, int(value), "the value")
         case TupleType(fields=fields):
             if not isinstance(value, tuple) or len(value) != len(fields):
-                raise MismatchError(f"{place}: expected a tuple of {len(fields)}")
+                raise MismatchError(f"{place}: expected a tuple of {len(fields)} fields")
             for i, (field, item) in enumerate(zip(fields, value, strict=True)):
                 match_value(field, item, dims, f"{place}, field {i}", last=last)
         case FuncType():

@@ -1,7 +1,7 @@
 """The interface of passes, and the pipeline that runs a list of them.
 
 A pass is a pure function `IRModule -> IRModule` that returns the same object when it changes nothing. Its parameters are fields of a frozen
-dataclass; its file has its name. A pass never prints, times, verifies or dumps: instruments around the pipeline do.
+dataclass, and its file has its name. A pass never prints, times, verifies or dumps; instruments around the pipeline do that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Find captured regions: straight lines of bindings that need nothing from the host. Each becomes a captured block, which one native call
 replays.
 
-Before: launches, allocations in the arena and aliases, among other bindings. After: every maximal run of them with at least one launch is a
-captured block. The order of bindings is kept, except that a check of dimensions does not end a run but moves before it.
+Before: launches, allocations in the arena and aliases, among other bindings. After: every maximal sequence of such bindings with at least
+one launch is a captured block. The order of bindings is kept, except that a check of dimensions within a sequence moves before it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _blocks(bindings: list[Binding]) -> list[Block]:
         if _static(binding.value):
             close(rest, BlockKind.PLAIN)
             run.append(binding)
-        elif run and _checks_dims(binding.value):  # the check depends only on values that are defined before the run
+        elif run and _checks_dims(binding.value):  # the check depends only on values that are defined before the sequence
             blocks.append(Block((binding,), BlockKind.PLAIN))
         else:
             close_run()

@@ -47,7 +47,7 @@ class PackOperands:
     def __call__(self, module: IRModule) -> IRModule:
         plans = {name: _plan(prim, self) for name, prim in module.prim_functions.items()}
         outliners: list[Outliner] = []
-        known: dict[Hashable, tuple[str, list[CallTir]]] = {}  # packed product and packing calls, by call: layers repeat
+        known: dict[Hashable, tuple[str, list[CallTir]]] = {}  # packed product and packing calls, by call, since layers repeat
 
         def rewritten(builder: Builder, binding: Binding, value: Value) -> Value | None:
             if not isinstance(value, CallTir) or not plans.get(value.func):
@@ -196,7 +196,7 @@ def _plan(prim: PrimFunc, options: PackOperands) -> list[_Packed]:
 
 
 def _integer_plan(product: Product[Contraction], tile: ProductTile) -> list[_Packed]:
-    """Return the plan to pack integers and their scales, if the tile takes them in all sums."""
+    """Return the plan to pack integers and their scales, if the tile can multiply by them in all sums."""
     found: dict[Buffer, _Packed] = {}
     for s in product.sums:
         scaled = scaled_integers(s)

@@ -1,6 +1,6 @@
 """Schedule every loop nest for the machine: threads, vectors and register tiles on a CPU; blocks and threads on a GPU.
 
-Before: nests as mathematics. After: every `PrimFunc` carries `schedule` among its attributes. Meaning and signature do not change.
+Before: unscheduled nests. After: every `PrimFunc` carries `schedule` among its attributes. Meaning and signature do not change.
 """
 
 from __future__ import annotations

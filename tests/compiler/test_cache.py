@@ -273,7 +273,7 @@ def test_an_archive_that_holds_anything_else_is_refused(tmp_path: Path, name: st
     with tarfile.open(archive, "w") as tar:
         tar.addfile(tarfile.TarInfo(name))
     cache = Cache(tmp_path / "cache")
-    with pytest.raises(CacheError, match="expected only what `cache export` writes"):
+    with pytest.raises(CacheError, match="expected only files that `cache export` writes"):
         cache.load_archive(archive)
     assert not list(cache.folder.iterdir())
 

@@ -21,7 +21,7 @@ from compiler.ir.module import IRModule
 
 
 class Pattern(StrEnum):
-    """Kinds of computation, from those that fuse most freely to those that never fuse."""
+    """Kinds of computation. The first fuses most freely; the last, OPAQUE, never fuses."""
 
     ELEMENTWISE = "elementwise"  # computes out[i, j] from elements at [i, j]
     BROADCAST = "broadcast"  # computes out[i, j] from elements whose indices are only some of i, j

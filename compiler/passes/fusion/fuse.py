@@ -31,7 +31,7 @@ from compiler.passes.fusion.results import with_results
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses
 
-MOST_OPERANDS = 24  # largest number of operands of a joined function
+MOST_OPERANDS = 24  # maximum number of operands of a joined function
 
 
 def fuse(module: IRModule) -> IRModule:
@@ -46,7 +46,7 @@ def fuse(module: IRModule) -> IRModule:
 
 
 class _Done:
-    """The bindings of a block so far. A binding that moved into a later one leaves None in its place."""
+    """The bindings of a block so far. A binding that was fused into a later binding leaves None in its place."""
 
     def __init__(self, owners: Owners, block: Block) -> None:
         self._owners = owners
@@ -112,9 +112,9 @@ class _Fuser:
         self._module = module
         self._owners = owners
         self._outliner = outliner
-        # calls narrowed to some results, by call and indices of results
+        # calls reduced to some of their results, by call and indices of results
         self._parts: dict[tuple[CallTir, tuple[int, ...]], CallTir | None] = {}
-        # joined call and its atoms by join key, None if not joinable; layers repeat
+        # joined call and its atoms, by join key; None: joining is impossible. A cache, since layers repeat the same joins
         self._joined: dict[Hashable, tuple[CallTir, list[Atom]] | None] = {}
 
     def body(self, body: Body, uses: dict[Var, int]) -> Body:
@@ -123,7 +123,7 @@ class _Fuser:
 
     def _block(self, block: Block, uses: dict[Var, int]) -> Block:
         done = _Done(self._owners, block)
-        split: dict[Var, None] = {}  # variables of the calls that have a result that was joined into its consumer
+        split: dict[Var, None] = {}  # variables of calls with several results, one of which was fused into its consumer
         for binding in block.bindings:
             value = binding.value
             if isinstance(value, If):
@@ -140,7 +140,7 @@ class _Fuser:
         return block if same else Block(kept, block.kind)
 
     def _absorb(self, binding: Binding, consumer: CallTir, done: _Done, uses: dict[Var, int], split: dict[Var, None]) -> Binding:
-        """Join producers into the call, the latest first, until none fits. Remove joined producers from `done`."""
+        """Join producers into the call, the latest first, until no producer can be joined. Remove joined producers from `done`."""
         while True:
             for var in done.latest_first(consumer):
                 joined = self._join(done, var, consumer, uses)

@@ -49,9 +49,9 @@ from compiler.ir.subsume import unify
 from compiler.ir.types import TensorType
 from compiler.passes.fusion.annotate_patterns import Pattern, Staged, pattern_of, staged
 
-MOST_SUMS = 2  # largest number of sums in one tile, which share its registers
-MOST_NODES = 512  # largest number of nodes of a joined nest; each join walks all expressions
-MOST_DEPTH = 40  # largest depth of an expression; keeps text far within the parser's MAX_NESTING, and recursion shallow
+MOST_SUMS = 2  # maximum number of sums in one tile, since they share its registers
+MOST_NODES = 512  # maximum number of nodes of a joined nest, since each join walks all expressions
+MOST_DEPTH = 40  # maximum depth of an expression: keeps text far within the parser's MAX_NESTING, and recursion shallow
 
 
 @dataclass(frozen=True, slots=True)

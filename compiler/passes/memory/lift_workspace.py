@@ -1,7 +1,7 @@
 """Make the workspace of kernels visible to the planner.
 
-Before: a `PrimFunc` may allocate buffers of global scope around its body. After: they are parameters after its outputs, and results of
-every call, so memory planning places them in the arena.
+Before: a `PrimFunc` may allocate buffers of global scope around its body. After: these buffers are additional outputs of the function and
+additional results of every call, so memory planning places them in the arena.
 """
 
 from __future__ import annotations

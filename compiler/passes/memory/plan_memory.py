@@ -8,8 +8,8 @@ Two allocations may overlap if their lifetimes do not. A lifetime begins at the 
 a view, a match_cast, a tuple, the value of an If. A value that a function returns lives to the end of the function.
 
 Sizes with an upper bound are placed by that bound, largest first, at the lowest offset that is free during their lifetime. Sizes without an
-upper bound share *slots* at symbolic offsets after them: an allocation takes a free slot that is provably large enough, or that it provably
-covers. An allocation keeps memory of its own if its size depends on data and has no bound.
+upper bound share *slots* at symbolic offsets after them: an allocation uses a free slot that is provably large enough, or enlarges a free
+slot that is provably smaller. An allocation keeps memory of its own if its size depends on data and has no bound.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def place(lives: list[_Life]) -> tuple[dict[Var, Dim], Dim]:
 
 
 def _upper_bound(size: Dim) -> int | None:
-    """Return the upper bound of a size, or None if there is none or no process could address it."""
+    """Return the upper bound of a size. Return None if there is no bound, or if it exceeds the address space of a process."""
     most = bounds(size)[1]
     return most if most is not None and most <= LARGEST else None
 

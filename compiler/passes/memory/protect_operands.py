@@ -95,7 +95,7 @@ def taken_in(module: IRModule) -> Taken:
         if func.pure:
             return ()
         if name not in by_function:
-            by_function[name] = tuple(range(len(func.params)))  # all of them during the analysis, since the function may call itself
+            by_function[name] = tuple(range(len(func.params)))  # assume all parameters during the analysis: the function may call itself
             changed = destroyed(func.body, taken)
             by_function[name] = tuple(i for i, p in enumerate(func.params) if p in changed)
         return by_function[name]
