@@ -47,7 +47,7 @@ class FloatTile:
     """A tile that multiplies and adds vectors of f32."""
 
     shape: TileShape
-    steps: int = 4  # most unrolled steps along k; steps share decoded values, but each needs registers for its columns
+    steps: int = 4  # maximum number of unrolled steps along k; steps share decoded values, but each needs registers for its columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ProductTile:
     depth: int  # elements along k that one instruction multiplies; k, or each group of weights with one scale, is a multiple of this number
     block: int | None = None  # elements along k that a matrix unit multiplies at a time, a multiple of `depth`
     widen: WidenPanel | None = None  # widens a panel of 4-bit weights to the panel that `op` reads
-    needs: Features = NONE  # features required besides those of `op`, which leave out targets on which `op` would be too slow
+    needs: Features = NONE  # features required besides those of `op`: they exclude targets on which `op` would be too slow
 
     @property
     def shape(self) -> TileShape:

@@ -21,9 +21,9 @@ class Step:
     left: Callable[[Code, str], Parts]
     right: Callable[[Code, str], Parts]
     add: Callable[[Code, str, Parts, Parts], str]
-    bits: int = 8  # most bits of the right operand's integers with which the sums are exact
+    bits: int = 8  # maximum number of bits of the right operand's integers with which the sums are exact
     signed: bool = False  # whether the bytes of the right operand are signed; those of the left operand always are
-    halves: Halves | None = None  # functions that replace `add` where a tile adds many products; None: there are none
+    halves: Halves | None = None  # functions that replace `add` where a tile adds many products; None: `add` is always used
     unrolled: int = 4  # loads of each column register per iteration, in tiles of several rows; all of them may be in registers at once
     # With a single row, finish the products of each load before the next load, and keep constants in registers. Without this, LLVM orders
     # the products by accumulator, which needs more registers.

@@ -1,6 +1,6 @@
 """Products on AMX, the matrix unit of x86. A tile register holds 16 rows of 64 bytes.
 
-Up to 2 x 2 tile registers (tmm0 to tmm3) accumulate for the whole of k. Registers tmm4 and tmm5 hold rows of a, and tmm6 and tmm7 hold
+Up to 2 x 2 tile registers (tmm0 to tmm3) accumulate over the whole of k. Registers tmm4 and tmm5 hold rows of a, and tmm6 and tmm7 hold
 columns of b. `amx_configure` sets the height of the registers of c and a for the tiles after it: with fewer than 16 rows, loads then read
 nothing after the end of a. The process must have asked the operating system for permission to use the unit.
 """

@@ -3,7 +3,7 @@ with the values.
 
 A row is a pair of a token and a head. One `mma.sync` multiplies 16 keys, or 16 elements of values, by 8 rows. Pages have the same layout on
 all machines: along the innermost axis, a page of keys has its 16 keys, and a page of values has the elements of one value. The instruction
-needs pairs along the axis that is summed, which is another axis. So a lane loads two neighbours from each of two lines, and exchanges
+needs pairs along the axis that is summed, which is not the innermost. So a lane loads two neighbours from each of two lines, and exchanges
 halves of the words. The order along the summed axis is free within an instruction, as long as both operands have the same order, so a lane
 takes four adjacent numbers.
 
@@ -27,7 +27,7 @@ from compiler.machine.target import GPU, Target
 from runtime.cache_groups import PAGE_SIZE as PAGE
 
 SPLIT = WARPS * LANES  # number of keys in a split
-MOST_STEPS = 8  # most steps, of 16 elements each, whose keys a lane holds in registers at once
+MOST_STEPS = 8  # maximum number of steps of 16 elements whose keys a lane holds in registers at once
 MOST_ROWS = 32
 ENOUGH_BLOCKS = 2  # blocks that fit the shared memory of a multiprocessor of sm_89; with so few, a thread may use 255 registers
 SPARE_BYTES = 2 << 10  # bytes of shared memory for the block's numbers of rows, tokens and pages
@@ -46,8 +46,8 @@ def scratch_pitch(size: int) -> int:
 
 
 def rows_for(size: int) -> int:
-    """Return the most rows of a block whose queries, scores and two sets of means fit in shared memory. Return 0 if no number of rows
-    fits."""
+    """Return the maximum number of rows of a block whose queries, scores and two sets of means fit in shared memory. Return 0 if no number
+    of rows fits."""
     for rows in (MOST_ROWS, 16, EIGHT) if size % PAGE == 0 else ():
         if rows * (2 * query_pitch(size) + 4 * size + 4 * scratch_pitch(size)) <= SHARED_BYTES - SPARE_BYTES:
             return rows

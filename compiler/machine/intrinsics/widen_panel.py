@@ -33,8 +33,8 @@ class WidenPanel(Intrinsic):
     """widen_panel(wide, panel, multipliers, later panel, later multipliers) dims(k):
 
     wide[k * columns] i8            local memory, in the order in which the matrix unit reads a panel: [k / 4, columns, 4]
-    panel, multipliers              where the part begins in each; k is a multiple of 32, and the part begins at a group's beginning
-    later panel, later multipliers  where the next part begins; for each line that the tile reads, it prefetches one line there
+    panel, multipliers              the beginning of the part to widen; k is a multiple of 32, and the part begins where a group begins
+    later panel, later multipliers  the beginning of the next part; for each line that the tile reads, it prefetches one line there
     """
 
     name: ClassVar[str] = "widen_panel"

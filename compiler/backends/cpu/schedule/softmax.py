@@ -33,7 +33,7 @@ from compiler.ir.loops.write import Array, Kernel, exp, less
 from compiler.ir.prove import prove_divisible, prove_le
 
 BLOCK = 512  # elements of a block, which stays in the first-level cache from its maximum to its exponentials
-MOST = 64  # most blocks of a row
+MOST = 64  # maximum number of blocks of a row
 LOWEST = Const(float(np.finfo(np.float32).min), DType.F32)
 ZERO = Dim.of(0)
 

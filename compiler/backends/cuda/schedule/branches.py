@@ -38,8 +38,8 @@ class Branch:
         return product_of([extent for _, extent in self.axes]).const
 
     def offset(self, scalar: Scalar) -> int | None:
-        """Return how many columns after its own column an element reads the product. Return None if the scalar is no load of the
-        product."""
+        """Return the distance in columns from the column of an element to the column of the product that the scalar reads. Return None if
+        the scalar is not a load of the product."""
         if not isinstance(scalar, Load) or scalar.buffer is not self.source:
             return None
         return (scalar.indices[-1] - _number(self.nest)).const - self.begin

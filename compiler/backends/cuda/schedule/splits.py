@@ -23,8 +23,8 @@ F32, I64 = DType.F32, DType.I64
 LOWEST = float("-inf")
 ZERO = const(0.0, F32)
 SPLIT = Arrive.threads  # number of keys of a split, and of threads of a block
-FEW = 8  # most tokens whose splits run in parallel
-MOST_HEADS = 8  # most heads of a block
+FEW = 8  # maximum number of tokens whose splits run in parallel
+MOST_HEADS = 8  # maximum number of heads of a block
 LANES = 16  # number of threads that reduce the scores of a row
 
 State = tuple[Scalar, Scalar, Scalar]  # largest score, sum of weights, sum of weighted values

@@ -79,7 +79,7 @@ class _Memory:
     same: Array  # [tokens + 1]: whether the token can be in a run with the first token
     first: Array  # [tokens + 1]: the first position that a token sees; the last element is for rows without a token
     end: Array  # [tokens + 1]: one past the last position that a token sees
-    bounds: Array  # of the run: number of tokens, least `first`, largest `end`, largest `first`, least `end`
+    bounds: Array  # five values of the run: number of tokens, least `first`, largest `end`, largest `first`, least `end`
     flags: Array  # for each thread, whether it found a mean that is not finite; then flags[0], whether any thread did
 
 
@@ -106,7 +106,7 @@ class _TensorAttention(SplitAttention):
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens of a run."""
+        """The maximum number of tokens of a run."""
         return self.most_rows // self.block_heads
 
     def body(self) -> Stmt:

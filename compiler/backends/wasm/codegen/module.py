@@ -28,7 +28,7 @@ from compiler.backends.wasm.codegen.object import (
 from compiler.ir.errors import CompileError
 
 HEAP_BASE: Final = "__heap_base"
-PAGES: Final = 1 << 16  # most pages of a memory, because pointers have 32 bits
+PAGES: Final = 1 << 16  # maximum number of pages of a memory, because pointers have 32 bits
 HAS_MAXIMUM: Final = 1
 DATA_BEGIN: Final = 1024  # first address of data; address 0 stays unused
 ALIGNMENT: Final = 64

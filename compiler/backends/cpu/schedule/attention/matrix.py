@@ -28,7 +28,7 @@ from compiler.machine.intrinsics.round_bf16 import RoundBf16
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 from compiler.ops.attention.plain import capped
 
-HEIGHT = 32  # most rows of a product
+HEIGHT = 32  # maximum number of rows of a product
 CHUNK = 2 * 8  # number of rows that one tile interleaves
 BF16 = DType.BF16
 

@@ -31,8 +31,8 @@ class MatrixTokenWalk:
     heads: Heads
 
     def write(self, k: Kernel) -> None:
-        """Write the walk. While it reads a page of a block, it prefetches the same page of the block that it reads next. The values of a
-        stretch follow its keys, and the keys of the next stretch follow its values."""
+        """Write the walk. While it reads a page of a block, it prefetches the same page of the block that it reads next. It reads all keys
+        of a stretch, then the values of the stretch, then the keys of the next stretch."""
         with stretches(k, self.token) as (first, count):
             with k.serial("b", count) as b:
                 last = dim_max(0, b + 2 - count)

@@ -30,8 +30,8 @@ class TokenWalk:
     heads: Heads
 
     def write(self, k: Kernel) -> None:
-        """Write the walk. While it reads a page, it prefetches the page after it. The first values of a stretch follow its last keys, and
-        the first keys of the next stretch follow its last values."""
+        """Write the walk. While it reads a page, it prefetches the page that it reads next: after the last keys of a stretch the first
+        values of the stretch, and after its last values the first keys of the next stretch."""
         with stretches(k, self.token) as (first, count):
             num_pages = count * PAGES
             with k.serial("v", num_pages) as v:
@@ -99,7 +99,7 @@ class TileWalk:
 
     def write(self, k: Kernel) -> None:
         """Write the walk. The rows of all tokens share the blocks that all tokens see in full. Each token computes the blocks before and
-        after these alone."""
+        after the shared ones separately."""
         operands, tile = self.operands, self.tile
         first_block, end_block = tile.split * SPLIT, tile.split * SPLIT + SPLIT
         begin = k.let("begin", dim_min(dim_max(ceil_div(operands.low(tile.last_position), BLOCK), first_block), end_block))

@@ -21,8 +21,8 @@ from compiler.machine.intrinsics.product import MatrixUnitOp, ProductOp
 from compiler.machine.products import ProductTile
 from compiler.machine.target import LINE_BYTES
 
-MOST_TOGETHER = 8  # most panels of a claim; their accumulators for 256 rows take 256 KB
-FEWEST_CLAIMS = 8  # fewest claims into which a block of rows is divided, so that threads can share the work
+MOST_TOGETHER = 8  # maximum number of panels of a claim; their accumulators for 256 rows take 256 KB
+FEWEST_CLAIMS = 8  # minimum number of claims into which a block of rows is divided, so that threads can share the work
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,8 +49,8 @@ def _num_matrices(name: DimVar, num_rows: Dim) -> Dim:
 
 
 def _cut(k: Kernel, choice: Choice, row: DimVar, num_rows: Dim, most_rows: int, begins: Array, count: Array) -> None:
-    """Cut the rows. Write the first row of each block to `begins`, and after these the number of rows, where the last block ends. Write the
-    number of blocks to `count`."""
+    """Cut the rows into blocks of equal choice. Write the first row of each block to `begins`, followed by the number of rows, where the
+    last block ends. Write the number of blocks to `count`."""
 
     def chosen(j: Dim) -> Scalar:
         return cast(rewrite_dims(choice.index, {row: j}), I64)

@@ -24,7 +24,7 @@ from compiler.ir.loops.write import Kernel, less
 from compiler.machine.products import TileShape
 
 BLOCK_ROWS = 256  # rows of a block, which share one read of a panel; this many rows of the left operand stay in the second-level cache
-MANY_ROWS = 64  # fewest rows with which a claim has several panels; fewer rows would form too few claims, and they read nothing twice
+MANY_ROWS = 64  # with at least this many rows a claim has several panels; with fewer rows there would be too few claims
 
 
 @dataclass(frozen=True, slots=True)

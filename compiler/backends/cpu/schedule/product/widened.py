@@ -25,7 +25,7 @@ from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
 BLOCK_ROWS = 512  # rows that share a widened panel; widening costs as much as the product with about sixty rows
-PLANES = 2  # most planes of a row
+PLANES = 2  # maximum number of planes of a row
 
 
 @dataclass(frozen=True, slots=True)
