@@ -6,7 +6,7 @@ from compiler.frontend.config import Heads, ModelConfig
 from compiler.ir.dtypes import DType
 from runtime.cache_groups import PAGE_SIZE, CacheGroup, KVGroup, StateGroup
 
-MOST_TOKENS = 256  # most tokens between two saved states: a prefix cache hit loses fewer tokens than this
+MOST_TOKENS = 256  # maximum number of tokens between two saved states: a prefix cache hit loses fewer tokens than this
 
 
 def groups_of(config: ModelConfig, dtype: DType, max_context: int) -> tuple[CacheGroup, ...]:

@@ -42,7 +42,7 @@ def _read_names(fields: Fields) -> tuple[str, ...]:
     found = named if isinstance(named, Mapping) else {}
     names = [found.get(str(number)) for number in range(len(found))]
     if not 1 <= len(names) <= MAX_CLASSES or not all(isinstance(name, str) for name in names):
-        raise fields.error("id2label", f"names for the classes 0 to at most {MAX_CLASSES - 1}")
+        raise fields.error("id2label", f"a name for each class, and at most {MAX_CLASSES} classes")
     return tuple(str(name) for name in names)
 
 

@@ -123,7 +123,7 @@ class ModelConfig:
     head_dim: int
     activation: Activation
     norm_eps: float
-    max_context: int  # most tokens of a sequence, with rope scaling
+    max_context: int  # maximum number of tokens of a sequence, with rope scaling
     attention_scale: float  # factor that multiplies the products of queries and keys
     windows: tuple[int | None, ...]  # per layer: number of most recent tokens, including itself, to which a token attends; None: all
     rope: Rope | None = None
@@ -267,7 +267,7 @@ def read_kinds(fields: Fields, rule: Sequence[str], known: Sequence[str]) -> Seq
     """Return the kind of each layer, one of `known`. If the field `layer_types` is present, it overrides the family's rule."""
     kinds = fields.raw("layer_types", list(rule))
     if not isinstance(kinds, list) or len(kinds) != len(rule) or not set(known).issuperset(kinds):
-        raise fields.error("layer_types", f"a list of {len(rule)} times {' or '.join(known)}")
+        raise fields.error("layer_types", f"a list of {len(rule)} entries, each {' or '.join(known)}")
     return kinds
 
 

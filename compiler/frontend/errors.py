@@ -37,7 +37,7 @@ class WeightMismatch(ModelError):
     pass
 
 
-MAX_LISTED = 20  # most names that a message lists
+MAX_LISTED = 20  # maximum number of names that a message lists
 
 
 def listed(names: Iterable[str]) -> str:

@@ -43,7 +43,7 @@ class Mixture:
     shared_size: int = 0  # intermediate size of the shared expert, which processes every token; 0: no shared expert
     dense_layers: frozenset[int] = frozenset()  # numbers of the layers with a plain MLP instead of experts
     bias: bool = False  # true if the router and the experts have biases
-    clipped: ClippedGate | None = None  # computes gate and up projection in place of the activation; None: the activation does
+    clipped: ClippedGate | None = None  # combines gate and up projection; None: the activation of the configuration combines them
 
 
 def read_mixture(fields: Fields, num_experts: str, size: str, *, normalized: bool | None = None) -> Mixture:
@@ -123,8 +123,8 @@ class JointExperts:
 
 
 def joint_experts(source: WeightSource, names: ExpertNames | None) -> WeightSource:
-    """Return the source with one tensor for all experts of a layer. Experts of which some lack a tensor, or differ in shape, are not
-    joined; `Accounting` reports them."""
+    """Return the source with one tensor for all experts of a layer. If the tensor of an expert is missing or has another shape, the tensors
+    are not joined, and `Accounting` reports them."""
     if names is None:
         return source
     if names.stacked is not None:
@@ -142,7 +142,7 @@ def joint_experts(source: WeightSource, names: ExpertNames | None) -> WeightSour
 
 @dataclass(frozen=True, slots=True)
 class StackedPart:
-    """The rows of a stored tensor of all experts from which one tensor of the program is made."""
+    """The rows of a stored tensor, which covers all experts, that make up one tensor of the program."""
 
     stored: str
     rows: slice

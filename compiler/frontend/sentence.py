@@ -59,7 +59,7 @@ class EmbeddingConfig:
     pooling: Pooling
     normalize: bool
     prompts: tuple[tuple[str, str], ...] = ()  # (name, text that precedes an input) of each prompt
-    default_prompt: str | None = None  # its name
+    default_prompt: str | None = None  # name of the prompt that is used by default
     max_tokens: int | None = None  # length on which the model was trained, which may be less than its context
     dense: tuple[Dense, ...] = ()
 
@@ -102,7 +102,7 @@ def settings_of(module: Fields, directory: Path) -> Fields:
     """Return the config.json in the folder of a module."""
     path = module.text("path")
     if Path(path).name != path:
-        raise module.error("path", "the name of a directory beside it")
+        raise module.error("path", "the name of a folder in the model's folder")
     return _load(directory / path / "config.json")
 
 
@@ -111,7 +111,7 @@ def _read_modules(modules: Any, directory: Path, default: Pooling) -> EmbeddingC
     found, last = EmbeddingConfig(default, False), "Transformer"
     for kind, module in read_kinds(modules):
         if kind == "Dense" and last not in ("Pooling", "Dense"):
-            raise module.error("type", f"Dense after Pooling; here it is after {last}")
+            raise module.error("type", f"Dense only after Pooling or Dense; here it is after {last}")
         match kind:
             case "Transformer" | "LogitScore":
                 pass
@@ -141,7 +141,7 @@ def _read_dense(folder: str, fields: Fields) -> Dense:
 
 def _read_pooling(fields: Fields) -> Pooling:
     if not fields.flag("include_prompt", True):
-        raise fields.error("include_prompt", "true: tokens of the prompt are pooled as all others")
+        raise fields.error("include_prompt", "true: tokens of the prompt cannot be excluded from pooling")
     if "pooling_mode" in fields:
         found = POOLING_NAMES.get(fields.text("pooling_mode"))
         if found is None:

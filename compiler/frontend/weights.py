@@ -210,7 +210,7 @@ def open_safetensors(path: str | Path) -> Safetensors:
 
 def _unsafe(names: list[str]) -> UnsafeFile:
     return UnsafeFile(
-        f"{', '.join(names[:5])}: a pickle runs code when it is opened, so it is not. Convert it once, if you trust where it "
+        f"{', '.join(names[:5])}: a pickle can run code when it is opened, so it is refused. Convert it once, if you trust where it "
         "comes from, with transformers and torch: AutoModel.from_pretrained(DIR).save_pretrained(NEW_DIR) writes safetensors"
     )
 

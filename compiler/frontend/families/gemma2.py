@@ -56,8 +56,8 @@ def layer(at: Layer, x: Var) -> Var:
 
 
 def completed_by(largest: int) -> Callable[[dict[str, Any], Mapping[str, Any], Container[str]], None]:
-    """Return a function that adds the attention scale, which GGUF metadata lacks. The family's largest model, with `largest` layers,
-    divides hidden_size by num_heads for it; all other models use head_dim."""
+    """Return a function that adds the field from which the attention scale is computed, since GGUF metadata lacks it. In the family's
+    largest model, which has `largest` layers, the field is hidden_size / num_heads; in all other models it is head_dim."""
 
     def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
         config["hidden_activation"] = "gelu_pytorch_tanh"

@@ -36,7 +36,7 @@ def read_shared_mixture(fields: Fields) -> Mixture:
         raise fields.error("n_group", f"a divisor of n_routed_experts ({found.num_experts})")
     chosen = fields.integer("topk_group", 1, maximum=groups)
     if found.num_chosen > chosen * (found.num_experts // groups):
-        raise fields.error("topk_group", f"enough groups for num_experts_per_tok ({found.num_chosen})")
+        raise fields.error("topk_group", f"groups with at least num_experts_per_tok ({found.num_chosen}) experts together")
     return replace(
         found,
         scoring=Scoring.SIGMOID,

@@ -24,7 +24,7 @@ def read(fields: Fields) -> ModelConfig:
     config, latent = read_decoder(fields, eps=1e-5), _read_latent(fields)
     rope = read_rope(fields, latent.rotated_size)
     if rope.scaling is not None or rope.size != latent.rotated_size:
-        raise fields.error("rope_scaling", "null, and no partial rotation: all models rotate plainly")
+        raise fields.error("rope_scaling", "null: this family supports neither rope scaling nor partial rotation")
     bias = fields.flag("attention_bias", False)
     predicting = range(config.num_layers, config.num_layers + fields.integer("num_nextn_predict_layers", 0, minimum=0, maximum=100))
     return replace(
@@ -57,7 +57,7 @@ def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
         raise fields.error("topk_method", "noaux_tc")
     kinds = fields.raw("mlp_layer_types", [KINDS[layer not in found.dense_layers] for layer in range(num_layers)])
     if not isinstance(kinds, list) or len(kinds) != num_layers or not set(KINDS).issuperset(kinds):
-        raise fields.error("mlp_layer_types", f"a list of {num_layers} times {' or '.join(KINDS)}")
+        raise fields.error("mlp_layer_types", f"a list of {num_layers} entries, each {' or '.join(KINDS)}")
     return replace(found, dense_layers=frozenset(layer for layer, kind in enumerate(kinds) if kind == "dense"))
 
 

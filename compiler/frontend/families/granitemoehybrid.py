@@ -50,7 +50,7 @@ def _read_recurrence(fields: Fields, num_layers: int, hidden_size: int) -> Recur
     kinds = read_kinds(fields, ["mamba"] * num_layers, KINDS)
     layers = [layer for layer, kind in enumerate(kinds) if kind in MAMBA]
     if len(layers) == num_layers:
-        raise fields.error("layer_types", "attention in at least one layer")
+        raise fields.error("layer_types", "at least one attention layer")
     found = read_mamba(fields, layers, fields.integer("mamba_expand", 2) * hidden_size)
     return found if layers else None
 

@@ -32,7 +32,7 @@ def read_hybrid(fields: Fields) -> ModelConfig:
     # fields of the original code that have the same value in all models
     fields.skip("block_mlp_init_scale", "block_out_init_scale", "num_heads", "use_pos_enc")
     if fields.flag("conv_bias", False):
-        raise fields.error("conv_bias", "false: no model has them")
+        raise fields.error("conv_bias", "false: biases of convolutions are not supported")
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5, eps_field="norm_eps"))
     return replace(
         config,

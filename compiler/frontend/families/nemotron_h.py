@@ -65,7 +65,7 @@ def _read_kinds(fields: Fields) -> Sequence[str]:
     fields.skip("hybrid_override_pattern")  # the list takes precedence
     kinds = [RENAMED.get(kind, kind) for kind in found]
     if "attention" not in kinds:
-        raise fields.error(field, "attention in at least one layer")
+        raise fields.error(field, "at least one attention layer")
     return kinds
 
 

@@ -34,7 +34,7 @@ def read_hybrid(fields: Fields) -> ModelConfig:
     if not fields.flag("attn_output_gate", True):
         raise fields.error("attn_output_gate", "true: attention is gated in all models")
     if fields.text("mamba_ssm_dtype", "float32") != "float32":
-        raise fields.error("mamba_ssm_dtype", "float32, in which states are kept")
+        raise fields.error("mamba_ssm_dtype", "float32, the type in which states are stored")
     fields.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # fields of multi-token prediction
     return replace(config, norm_offset=1.0, qkv_bias=bias, output_bias=bias, recurrence=_read_recurrence(fields, config.num_layers))
 
@@ -64,7 +64,7 @@ def _read_layers(fields: Fields, num_layers: int) -> frozenset[int]:
     kinds = read_kinds(fields, [KINDS[(layer + 1) % every == 0] for layer in range(num_layers)], KINDS)
     found = frozenset(layer for layer, kind in enumerate(kinds) if kind == KINDS[0])
     if len(found) == num_layers:
-        raise fields.error("layer_types", "full_attention in at least one layer")
+        raise fields.error("layer_types", "at least one layer of type full_attention")
     return found
 
 

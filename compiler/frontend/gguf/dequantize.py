@@ -26,7 +26,7 @@ DOUBLED_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
 
 
 class Levels(NamedTuple):
-    """Scales or shifts of groups that are integers in units of a float per block. Their products are exact in f32."""
+    """The scales or shifts of groups, each an integer times the float `unit` of its block. The products are exact in f32."""
 
     numbers: Floats  # [n, groups]
     unit: Floats  # [n, 1]
@@ -57,7 +57,7 @@ class Format:
     group: int = 32
     scale: DType = DType.F16
     is_shifted: bool = False
-    has_units: bool = False  # scales and shifts are held as integers in units of a float per block
+    has_units: bool = False  # scales and shifts are stored as integers in units of a float per block
 
 
 def dequantize(blocks: Bytes, format: Format) -> Floats:

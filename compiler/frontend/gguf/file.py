@@ -62,7 +62,7 @@ class GgufFile:
         return dequantize(self._blocks(tensor), tensor.format).reshape(tensor.shape)
 
     def parts(self, name: str) -> dict[str, Tensor]:
-        """Return the parts of a quantised tensor, in the form of its format."""
+        """Return the integers, scales and offsets of a quantised tensor, by the names of the parts."""
         tensor = self.tensors[name]
         *rows, _ = tensor.shape
         return {part: found.reshape(*rows, -1) for part, found in split(self._blocks(tensor), tensor.format).items()}

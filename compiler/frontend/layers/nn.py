@@ -1,7 +1,7 @@
 """Layers that emit IR: a function under construction, and its weights under the names they have in the checkpoint.
 
-Weights are parameters in the form in which the file stores them. The program itself contains the conversions that a step needs (stacking,
-transposing, quantising); the compiler moves them to load time. So there is no separate table of conversions.
+Weights are parameters with the types and shapes that they have in the file. The program itself contains the conversions that a step needs
+(stacking, transposing, quantising); the compiler moves them to load time. So there is no separate table of conversions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GROUPS = (32, 64, 128)  # supported numbers of inputs that share a scale
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How the weights of matrix products are held in memory: as floats of 16 or 32 bits, or as integers of 8 or 4 bits with a scale per
+    """How the weights of matrix products are stored in memory: as floats of 16 or 32 bits, or as integers of 8 or 4 bits with a scale per
     `group` of inputs (0: one scale per row). Floats of 16 bits keep the type that they have in the file."""
 
     bits: int
@@ -112,8 +112,8 @@ class Net:
         return self.weights[name]
 
     def held(self, names: Sequence[str], shapes: Sequence[tuple[int, ...]]) -> Var:
-        """Return matrices that the checkpoint stores as integers of the same form, stacked by rows and dequantised. If the form sorts
-        columns by group, they stay sorted, and products reorder their inputs."""
+        """Return matrices that the checkpoint stores as integers with the same `Form`, stacked by rows and dequantised. If the form sorts
+        columns by group, the columns stay sorted, and products reorder their inputs."""
         form = self.forms[names[0]]
         infos = [form.infos(shape) for shape in shapes]
 
@@ -182,8 +182,8 @@ class Net:
         bias: bool = False,
         format: WeightFormat | None = None,
     ) -> Var:
-        """Apply one or several linear layers to the same input, and concatenate their outputs. Weights of the same form are multiplied in
-        one product."""
+        """Apply one or several linear layers to the same input, and concatenate their outputs. Weights that the checkpoint stores with the
+        same `Form` are multiplied in one product."""
         names = (names,) if isinstance(names, str) else names
         sizes = (sizes,) if isinstance(sizes, int) else sizes
         pairs = list(zip(names, sizes, strict=True))
@@ -243,7 +243,8 @@ class Net:
         return w in self._decoded
 
     def _held(self, w: Var, format: WeightFormat) -> Var:
-        """Return the weight as held in memory in this format, followed by the decoding, which is fused into the product."""
+        """Convert the weight to this format, and return the decoded values. Lowering fuses the decoding into the product, so only the
+        converted weight is stored in memory."""
         assert isinstance(w.type, TensorType) and w.type.dtype is not None and w.type.shape is not None
         if format.bits == 32 or (format.bits == 16 and w.type.dtype is not F32):
             return w

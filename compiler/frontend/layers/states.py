@@ -69,7 +69,7 @@ def _held(layer: Layer) -> tuple[Atom, ...]:
 
 
 def _keep(layer: Layer, part: int, kept: Var) -> None:
-    """Store the new value of one part of the state, from which the next layer continues."""
+    """Record the new value of one part of the state, which the next layer of the group updates."""
     held = _held(layer)
     layer.step.appended[layer.state[0]] = *held[:part], kept, *held[part + 1 :]
 

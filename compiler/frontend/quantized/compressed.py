@@ -30,7 +30,8 @@ from compiler.frontend.quantized.method import (
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Integers of 4 or 8 bits, packed along the inputs. Each is stored plus half the range of its type."""
+    """Integers of 4 or 8 bits, packed along the input dimension. The stored number is the integer plus half the range of its type (8 or
+    128), so it is not negative."""
 
     bits: int
 
@@ -142,10 +143,10 @@ def read_compressed(fields: Fields) -> Method:
     fields.skip("ignore", "version", "global_compression_ratio", "quantization_status", "sparsity_config", "transform_config")
     for name in ("kv_cache_scheme",):
         if fields.raw(name):
-            raise fields.error(name, "nothing: keys and values are not quantised by scales of a checkpoint")
+            raise fields.error(name, "no value: scales of a checkpoint for keys and values are not supported")
     for name, inner in (("sparsity_config", "format"), ("transform_config", "config_groups")):
         if isinstance(found := fields.raw(name), Mapping) and found.get(inner) not in (None, "dense", {}):
-            raise fields.error(name, "nothing")
+            raise fields.error(name, "no value")
     kind, groups = fields.text("format"), fields.raw("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
         raise fields.error("config_groups", "one scheme for all quantised matrices")

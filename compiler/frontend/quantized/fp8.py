@@ -18,7 +18,7 @@ FLOATS = (DTYPES["F8_E4M3"], DTYPES["F8_E5M2"])
 
 @dataclass(frozen=True, slots=True)
 class Scaled:
-    """A matrix of 8-bit floats and its scales. `block` is the extent of a block if each block has a scale."""
+    """A matrix of 8-bit floats and its scales. `block` is the shape of a block [rows, inputs] if each block has a scale."""
 
     scale: str  # name of the tensor that holds the scales
     block: tuple[int, int] | None = None
@@ -48,7 +48,7 @@ class Scaled:
         return weight * scale
 
     def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
-        """Return None: the matrix is held as values, since 8-bit floats are not integer multiples of a scale."""
+        """Return None: a program stores the matrix as floats, since 8-bit floats are not integer multiples of a scale."""
         return None
 
     def held(self, parts: Parts) -> Parts:

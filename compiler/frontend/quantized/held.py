@@ -1,4 +1,4 @@
-"""Matrices of a quantised checkpoint in the form that programs hold: integers with a scale per group, in the layout of `dequantize`.
+"""Matrices of a quantised checkpoint in the form that programs read: integers with a scale per group, in the layout of `dequantize`.
 
 A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. No value is
 rounded: `dequantize` gives, bit for bit, the values that the library of the quantisation method computes from the checkpoint.
@@ -129,8 +129,8 @@ class HeldWeights:
 
 
 def forms_of(tensors: Mapping[str, TensorInfo]) -> dict[str, Form]:
-    """Return the forms of the matrices that a source holds as integers. They are recognised by the names and shapes of their parts, so it
-    does not matter whether other sources renamed or joined the tensors."""
+    """Return the forms of the matrices that a source provides as integers. Forms are recognised by the names and shapes of the parts, so it
+    does not matter whether another source renamed or joined the tensors."""
     found: dict[str, Form] = {}
     for name, info in tensors.items():
         matrix, _, part = name.rpartition(".")

@@ -29,7 +29,7 @@ class Layout:
     needed: tuple[str, ...]  # other required parts
     optional: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()  # parts for quantising activations; they are ignored
-    ending: str = ".weight"  # ending of the matrix's name in the model
+    ending: str = ".weight"  # suffix that the matrix's name has in the model
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -49,8 +49,8 @@ class Method(Protocol):
         ...
 
     def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
-        """Return the form in which a program holds the matrix without rounding it, or None if it holds the matrix as floats. `shape` has
-        checked the parts; `read` returns a part."""
+        """Return the form in which a program stores the matrix as integers without rounding, or None if it stores the matrix as floats.
+        `shape` has checked the parts; `read` returns a part."""
         ...
 
     def held(self, parts: Parts) -> Parts:

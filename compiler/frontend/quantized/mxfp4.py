@@ -40,7 +40,7 @@ class Mxfp4:
         blocks, scales = parts["_blocks"], parts["_scales"]
         experts, outputs, count, _ = blocks.shape
         if scales.size and scales.max() == len(POWERS):
-            raise DamagedFile(f"its scales hold {len(POWERS)}, which stands for no number; expected at most {len(POWERS) - 1}")
+            raise DamagedFile(f"its scales hold {len(POWERS)}, which stands for NaN; expected at most {len(POWERS) - 1}")
         values = np.empty((experts, outputs, count, 2 * BYTES), np.float32)
         for expert in range(experts):  # one at a time, so that intermediate arrays stay small
             numbers = PAIRS.take(blocks[expert]).view(np.float32)
@@ -48,7 +48,7 @@ class Mxfp4:
         return values.reshape(experts, outputs, -1)
 
     def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
-        """Return None: the matrix is held as values, which are exact in 16 bits. No form describes the layout of the stacked experts."""
+        """Return None: a program stores the matrix as 16-bit floats, which are exact. No form describes the layout of stacked experts."""
         return None
 
     def held(self, parts: Parts) -> Parts:

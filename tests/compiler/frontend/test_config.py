@@ -131,10 +131,10 @@ def test_pooling_beside_the_model() -> None:
         (
             "modules.json",
             [{"type": "models.Transformer"}, {"type": "models.Dense"}],
-            "expected Dense after Pooling; here it is after Transformer",
+            "expected Dense only after Pooling or Dense; here it is after Transformer",
         ),
         ("modules.json", {}, "not a list"),
-        ("modules.json", [{"type": "x.Pooling", "path": "../elsewhere"}], "the name of a directory"),
+        ("modules.json", [{"type": "x.Pooling", "path": "../elsewhere"}], "the name of a folder"),
         ("1_Pooling/config.json", {"pooling_mode_attention": True}, "attention, expected one of mean_tokens"),
         ("1_Pooling/config.json", {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "expected one of"),
         ("1_Pooling/config.json", {"pooling_mode": "attention"}, "one of mean, cls, lasttoken, max, weightedmean, mean_sqrt_len_tokens"),

@@ -165,7 +165,7 @@ def test_experts_in_mxfp4_are_those_that_were_written(tmp_path: Path) -> None:
 def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
     blocks, scales = np.zeros((1, 2, 1, 16), np.uint8), np.array([[[127], [255]]], np.uint8)
     save_file({"m_blocks": blocks, "m_scales": scales}, tmp_path / "model.safetensors")
-    with pytest.raises(DamagedFile, match=r"'m\.weight': its scales hold 255, which stands for no number; expected at most 254"):
+    with pytest.raises(DamagedFile, match=r"'m\.weight': its scales hold 255, which stands for NaN; expected at most 254"):
         QuantizedWeights(open_safetensors(tmp_path), Mxfp4()).read("m.weight")
 
 
@@ -202,7 +202,7 @@ def test_layers_that_predict_further_tokens_are_left_out() -> None:
     ("changes", "message"),
     [
         ({"n_group": 3}, r"n_group of config.json is 3, expected a divisor of n_routed_experts \(8\)"),
-        ({"topk_group": 1}, r"topk_group of config.json is 1, expected enough groups for num_experts_per_tok \(3\)"),
+        ({"topk_group": 1}, r"topk_group of config.json is 1, expected groups with at least num_experts_per_tok \(3\) experts together"),
     ],
 )
 def test_groups_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
