@@ -1,7 +1,7 @@
 """Groups of layers that cache the same kind of data per token. Each group has separate pages.
 
-A page of a group holds what all its layers keep of PAGE_SIZE neighbouring tokens. A group tells the compiler which cache tensors the step's
-program takes, the memory plan how many bytes a page has, and the engine which pages a sequence still needs:
+A page of a group holds the data that all layers of the group store for PAGE_SIZE consecutive tokens. A group tells the compiler which cache
+tensors are parameters of the step, the memory plan how many bytes a page has, and the engine which pages a sequence still needs:
 
     keys and values of all tokens     a sequence keeps its pages to the end
     keys and values in a window       pages whose tokens no later token reads go back to the pool

@@ -8,10 +8,10 @@ RuntimeFault
   UnknownName            no function, parameter or routine has this name
   ArgumentMismatch       a value does not match its specification
     BoundExceeded        a dimension is outside its declared range
-  OutOfMemory            a request exceeds the limit or what the system has; it is refused before anything is touched
+  OutOfMemory            a request exceeds the limit or the memory of the system; it is refused before anything is allocated
   NoDevice               no GPU can be used: the machine has none, or its driver or pycuda is missing
   DeviceFault            a device failed; on a GPU, its context and all work on it are lost
-  TooDeep                functions call each other without end
+  TooDeep                calls of functions are nested too deeply
   InvalidFlag            the value of a developer switch does not parse
 """
 

@@ -2,12 +2,12 @@
 
     Executable
       functions   name -> VMFunction: instructions over registers
-      kernels     the native phases of one loop-level function each; a launch names a kernel
+      kernels     each kernel consists of the native phases of one loop-level function; a launch names a kernel
       regions     straight-line launch lists, each replayed by one native call
       constants   arrays that instructions and launches refer to
       object      machine code that defines every symbol named here; for a GPU, PTX that defines the kernels
       host        only for a GPU: machine code of the host that defines all other symbols, which are shape functions and grids
-      preparing   an executable for the host whose functions prepare the weights of this one; if None, this one's own functions do
+      preparing   an executable for the host whose functions prepare the weights; None: functions of this executable prepare them
 
 The integers of a call are in its *shape heap* (int64), in numbered slots. Matching a value against a specification fills the slots that the
 specification defines. A shape function, `int64_t (int64_t *heap)` of the object code, then computes all derived slots at once. After that
@@ -64,7 +64,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 class Struct(msgspec.Struct, frozen=True, tag=True):
-    """Base of everything that is stored: MessagePack, tagged by class name."""
+    """Base class of all stored structures. They are encoded in MessagePack, and a tag names the class."""
 
 
 # A dimension in a specification is an integer, or a `Slot` with the number of a heap slot.
@@ -140,7 +140,7 @@ class Kernel(Struct, frozen=True, tag=True):
     phases: tuple[Phase, ...]  # they run one after another, with a barrier between them
     num_buffers: int
     num_dims: int
-    stack_bytes: int = 0  # most bytes of local buffers on a thread's stack, without spilled registers
+    stack_bytes: int = 0  # maximum bytes of local buffers on a thread's stack, without spilled registers
 
 
 class Base(StrEnum):

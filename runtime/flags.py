@@ -75,7 +75,7 @@ SWITCHES = (
     _Switch("RELAXSERVE_DUMP", "dump", _path, "a directory", "write the output of all levels as numbered files"),
     _Switch("RELAXSERVE_VERIFY", "verify", _yes_or_no, "0 or 1", "verify the IR between passes"),
     _Switch("RELAXSERVE_NO_CACHE", "no_cache", _yes_or_no, "0 or 1", "compile every program, and neither read nor write the cache"),
-    _Switch("RELAXSERVE_CACHE", "cache", _path, "a directory", "where compiled programs and packed weights are kept"),
+    _Switch("RELAXSERVE_CACHE", "cache", _path, "a directory", "where compiled programs and packed weights are stored"),
     _Switch("RELAXSERVE_THREADS", "threads", _count, "a number of at least 1", "threads per model instead of all usable cores"),
     _Switch("RELAXSERVE_TARGET", "target", _name, "a target of compiler/machine/target.py", "use only the instructions of this target"),
 )

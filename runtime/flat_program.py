@@ -96,7 +96,7 @@ class FlatBound(FlatStruct, frozen=True):
 
 
 class Check(FlatStruct, frozen=True):
-    """Two slots that must be equal. `place` names the operator that requires it."""
+    """Two slots that must be equal. `place` names the operator that requires this."""
 
     place: str
     found: int
@@ -289,7 +289,7 @@ class _Flattening:
 
     def _stored(self, offset: DimRef, place: int) -> int:
         if isinstance(offset, Slot):
-            raise InvalidProgram(f"{self.source.name} is not flat: a weight is read from byte {self.source.slots[offset.index]} on")
+            raise InvalidProgram(f"{self.source.name} is not flat: a weight begins at {self.source.slots[offset.index]}, not at a constant")
         return self._slot(place + offset)
 
     def _behind(self, tensor: FlatTensor, offset: DimRef) -> int:

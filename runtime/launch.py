@@ -67,7 +67,7 @@ def changed_file(root: Path = ROOT) -> str:
             if size and path.partition("/")[0] in PACKAGES and path.endswith(".py"):
                 file = root / path
                 if not file.is_file() or file.stat().st_size != int(size):
-                    return f"{file} is not the file that relaxserve installed: another package has put one of that name there"
+                    return f"{file} is not the file that relaxserve installed: another package has overwritten it"
     return ""
 
 

@@ -24,7 +24,7 @@ class MemoryAccount:
         self.parts[part] = num_bytes
 
     def check(self, part: str, num_bytes: int) -> None:
-        """Raise OutOfMemory if `part` cannot hold `num_bytes` instead of its present bytes."""
+        """Raise OutOfMemory if `part` cannot grow or shrink to `num_bytes` within the limit."""
         if self.limit is None:
             return
         free = self.limit - self.used + self.parts.get(part, 0)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-NUM_TOP = 20  # most alternatives that are reported per token
+NUM_TOP = 20  # maximum number of alternatives that are reported per token
 WEIGHT_BITS = 40  # the best token has weight 2^40
 SHARE_BITS = 30  # bits of top_p and typical_p, which are integers in units of 2^-30
 SHARE_ONE = 1 << SHARE_BITS

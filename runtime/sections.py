@@ -28,7 +28,7 @@ from runtime.errors import DamagedFile
 MAGIC = b"RLXSECT2"
 ALIGNMENT = 64
 BLOCK_BYTES = 8 << 20  # bytes of a section that are verified between two pauses
-MAX_VERIFIERS = 8  # most verifying threads; more would only wait for the disk
+MAX_VERIFIERS = 8  # maximum number of verifying threads; more would only wait for the disk
 _PREFIX = struct.Struct("<8sQ32s")  # magic, header length, header digest
 
 

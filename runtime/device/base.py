@@ -94,7 +94,7 @@ class Region(Protocol):
         ...
 
     def run(self, heap: HeapHandle, arena: Memory, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
-        """Run the launches. With `time_to`, run them one by one, and call it with each kernel's name and seconds."""
+        """Run the launches. With `time_to`, run them one by one, and call `time_to` with each kernel's name and seconds."""
         ...
 
 

@@ -115,7 +115,7 @@ def _alloc(loader: Loader, args: Args, dst: int | None) -> Step:
     def read(frame: Frame) -> Any:
         dims = shape(frame)
         if min(dims, default=0) < 0:
-            raise loader.invalid(f"an array cannot have the shape {dims}")
+            raise loader.invalid(f"an array cannot have the shape {dims}; expected extents of at least 0")
         account.check("result", prod(dims) * dtype.itemsize)
         return empty(dims, dtype)
 
@@ -130,7 +130,7 @@ def _reshape(loader: Loader, args: Args, dst: int | None) -> Step:
     def reshaped(frame: Frame) -> Any:
         value, dims = read(frame), shape(frame)
         if prod(dims) != value.size or min(dims, default=0) < 0:
-            raise ArgumentMismatch(f"{loader.source.name}: an array of shape {value.shape} cannot take the shape {dims}")
+            raise ArgumentMismatch(f"{loader.source.name}: an array of shape {value.shape} cannot be reshaped to {dims}")
         return value.reshape(dims)
 
     return _to(dst, reshaped)

@@ -31,7 +31,7 @@ from runtime.memory import Arena, MemoryAccount
 from runtime.vm.matching import INT64, Item, Match, mentions_slots
 from runtime.vm.profile import Profile
 
-MAX_DEPTH = 100  # nested calls
+MAX_DEPTH = 100  # maximum number of nested calls
 
 Step = Callable[["Frame"], int | None]
 Read = Callable[["Frame"], Any]
@@ -90,7 +90,7 @@ class Function:
         if missing := [n for n in names if n not in arrays]:
             raise ArgumentMismatch(f"{source.name}: no value for weight {', '.join(missing)}")
         if unknown := [n for n in arrays if n not in names]:
-            raise UnknownName(f"weight of {source.name}", unknown[0], names)
+            raise UnknownName(f"weight of function {source.name}", unknown[0], names)
         values = [arrays[n] for n in names]
         items = [Item(i, f"weight {p.name!r}", p.spec) for i, p in enumerate(source.weights) if not mentions_slots(p.spec)]
         frame = self._new_frame()
@@ -184,7 +184,7 @@ class Function:
         names = {self.source.slots[slot]: slot for slot in self._match.defined}
         for name, value in dims.items():
             if name not in names:
-                raise UnknownName(f"variable of {self.source.name}", name, names)
+                raise UnknownName(f"variable of function {self.source.name}", name, names)
             frame.heap[names[name]] = value
         if missing := sorted(names.keys() - dims.keys()):
             raise ArgumentMismatch(f"{self.source.name}: no value for variable {', '.join(missing)}")
@@ -290,7 +290,7 @@ class Loader:
     def _call_library(self, dst: int | None, name: str, args: tuple[Arg, ...]) -> Step:
         known = routine(name)
         if len(args) != known.num_args:
-            raise self.invalid(f"{known.signature} called with {len(args)} arguments")
+            raise self.invalid(f"{known.signature} is called with {len(args)} arguments")
         reads = [self.read(a) for a in args]
         num_given = len(known.inputs) + len(known.attributes)
         outputs = None if known.fresh else reads[num_given:]

@@ -39,7 +39,7 @@ async function answer(client) {
   abort = null;
 }
 
-/** Load the model, with the API key that the console stored in this tab. If it is missing or wrong, the page asks for one. */
+/** Load the model, with the API key that the console stored in this tab. If the key is missing or wrong, the page asks for a key. */
 async function load() {
   const key = sessionStorage.getItem(KEY);
   progress.hidden = false;

@@ -1,5 +1,5 @@
 // A decoder in memory. It takes the tokens of one sequence, computes logits, and draws tokens from them with the compiled sampler. Without a
-// head it only computes hidden states. runtime/step_arguments.py describes the arguments of a step;
+// head for logits it only computes hidden states. runtime/step_arguments.py describes the arguments of a step;
 // runtime/sampling.py and compiler/ops/sampling/meaning.py describe the sampler's columns.
 
 import { Program, align, sizeOf } from './program.mjs';

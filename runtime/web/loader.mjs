@@ -4,7 +4,7 @@ import { Decoder } from './decoder.mjs';
 import { Encoder } from './encoder.mjs';
 import { MOST_THREADS, canShare, usualThreads } from './team.mjs';
 
-const TRIES = 3;   // downloads of a file that arrives damaged or makes no progress
+const TRIES = 3;   // maximum number of downloads of a file that arrives damaged or makes no progress
 const SHARED = 3;  // flags of a memory that has a maximum and is shared between threads
 const NOTHING = new Uint8Array(0);
 
@@ -42,7 +42,7 @@ export async function loadModel({ read, pieces = whole(read), target, threads = 
   const level = target === undefined ? bestLevel(levels) : levels.find((known) => known.target === target);
   if (level === undefined) throw new Error(`this export has no level ${target}; it has ${levels.map((known) => known.target).join(', ')}`);
   if (!Number.isInteger(threads) || threads < 1 || threads > MOST_THREADS) throw new RangeError(`threads is ${threads}; expected 1 to ${MOST_THREADS}`);
-  if (threads > 1 && !canShare()) throw new Error(`threads is ${threads}; a page that is not isolated from other origins has 1: serve it with COOP and COEP`);
+  if (threads > 1 && !canShare()) throw new Error(`threads is ${threads}; expected 1, since this page is not isolated from other origins: serve it with the headers COOP and COEP`);
   const binary = await read(level.module);
   if (threads > 1) binary[level.memory_flags] = SHARED;
   const module = await WebAssembly.compile(binary);

@@ -1,4 +1,4 @@
-// Convert messages from the form in which clients send them to the form that chat templates read, as server/api/request/conversation.py does.
+// Convert messages from the format of OpenAI's API to the format that chat templates read, as server/api/request/conversation.py does.
 
 import { RequestError } from './request.mjs';
 

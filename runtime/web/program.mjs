@@ -17,7 +17,7 @@ class Layout {
   take(bytes) {
     const begin = this.top;
     this.top = align(begin + bytes);
-    if (this.top > MOST_BYTES) throw new RangeError(`the model needs ${this.top} bytes of memory, WebAssembly addresses ${MOST_BYTES}; take fewer pages or smaller weights`);
+    if (this.top > MOST_BYTES) throw new RangeError(`the model needs ${this.top} bytes of memory, but WebAssembly addresses ${MOST_BYTES}; export fewer pages or smaller weights`);
     return begin;
   }
 }
@@ -115,7 +115,7 @@ export class Program {
     if (inputs.length !== f.inputs.length) throw new TypeError(`${f.name} takes ${f.inputs.length} inputs, got ${inputs.length}`);
     for (const { slot: number, input, axis } of f.definitions) words[heap + number] = BigInt(inputs[input].shape[axis]);
     const status = derive === null ? 0n : derive(heapAt);
-    if (status !== 0n) throw new RangeError(`${f.name}: ${f.slots[Number(status > 0n ? status : -status) - 1]} has no value for these inputs`);
+    if (status !== 0n) throw new RangeError(`${f.name}: ${f.slots[Number(status > 0n ? status : -status) - 1]} overflows or divides by zero for these inputs`);
     f.inputs.forEach(({ name, dtype, shape }, i) => {
       const given = inputs[i];
       if (given.dtype !== dtype || given.shape.length !== shape.length || shape.some((number, axis) => slot(number) !== BigInt(given.shape[axis]))) {

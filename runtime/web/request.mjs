@@ -69,7 +69,7 @@ function toolsOf({ tools, tool_choice: choice }) {
   return choice === 'none' ? [] : tools;
 }
 
-/** Check an embeddings request. Return its texts, each after the prompt that the model was trained with, and the form of the answer. */
+/** Check an embeddings request. Return its texts, each after the prompt that the model was trained with, and the encoding of the answer. */
 export function parsedEmbedding(body, { hidden_size: size, embedding: { normalize, prompts, default_prompt: usual } }) {
   for (const name of Object.keys(body)) {
     if (!EMBEDDED.has(name)) throw new RequestError(name, `${name} is not supported in the browser; leave it out`);

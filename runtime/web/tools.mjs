@@ -8,7 +8,7 @@ const ALPHABET = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789
 export class ToolParser {
   #form; #names; #mostCalls; #state; #held = ''; #scanner; #started = false;
   #raw = '';          // text read since the content stopped, given back if it is not a call
-  #marked = false;    // whether a marker announced the call, so that even an unknown name is one
+  #marked = false;    // whether a marker announced the call; then a call of an unknown tool also counts as a call
   numCalls = 0;
 
   constructor(form, names, mostCalls = Infinity) {
@@ -28,7 +28,7 @@ export class ToolParser {
     return parts;
   }
 
-  /** Return the text that was held back. A call that was cut off stays as it is. */
+  /** Return the text that was held back. A call that was cut off stays incomplete. */
   finish() {
     const held = this.#held;
     this.#held = '';

@@ -115,7 +115,7 @@ def _symbols(code: bytes, table: Section, sections: Sequence[Section]) -> Iterat
         else:
             inside = section == _ABSOLUTE_NUMBER and i < table.info  # such a symbol is the name of the source file
         if not inside:
-            raise DamagedCode(f"symbol {i} of the object code lies in no section")
+            raise DamagedCode(f"symbol {i} of the object code belongs to no section")
         start = names + name
         yield Symbol(code[start : code.index(b"\0", start)].decode(), section, value, i >= table.info)
 

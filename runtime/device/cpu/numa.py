@@ -53,6 +53,6 @@ def _copy_from(cores: set[int], to: NDArray[np.uint8], source: NDArray[np.uint8]
 
 
 def _cores(text: str) -> list[int]:
-    """Parse a list of cores in Linux's form, such as "0-3,8"."""
+    """Parse a list of cores in Linux's notation, such as "0-3,8"."""
     ranges = [part.split("-") for part in text.strip().split(",") if part]
     return [core for r in ranges for core in range(int(r[0]), int(r[-1]) + 1)]

@@ -33,7 +33,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class PageRule(Rule):
-    """ADRP: the distance in pages of 4 KiB. The instruction stores the lowest two bits of the distance apart from the higher bits."""
+    """ADRP: the distance in pages of 4 KiB. The instruction stores the lowest two bits of the distance separately."""
 
     def write(self, image: bytearray, at: int, number: int) -> None:
         pages = number >> 12

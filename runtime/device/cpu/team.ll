@@ -10,16 +10,16 @@
 ; A single thread runs a list with @run_alone. A team runs it with @lead on the calling thread and @help on the helpers. Each thread gets a
 ; stack, because the system's may be smaller than what kernels need. No thread waits for a helper to arrive: `state` says which chunk of
 ; which record is next, a thread that claims a chunk runs it, and the thread that finishes the last chunk of a record opens the next one.
-; A thread that comes late finds the work done and moves on; a thread that loses its core delays only the chunk it holds. The result of a
-; chunk does not depend on the thread that runs it.
+; A thread that comes late finds the work done and moves on; a thread that loses its core delays only the chunk that it runs. The result of
+; a chunk does not depend on the thread that runs it.
 ;
-; Threads form groups (team.py). There is an array with one %Team per group. Every group uses its own `state` and its own range of threads;
-; all other fields are used in the first %Team only. Each group has a span of a record's chunks, in proportion to its share of the threads.
-; A thread claims chunks of its own group's span first, then of the others'. The first group's span is never empty. Its state is advanced
-; last when a record is opened, so it tells which record is open.
+; Threads form groups (team.py). There is an array with one %Team per group. Every group uses the fields `state`, 1 and 2 of its own %Team;
+; all other fields are used only in the first %Team. Each group has a span of a record's chunks, in proportion to its share of the threads.
+; A thread claims chunks of its own group's span first, then of other groups' spans. The first group's span is never empty. When a record is
+; opened, the state of the first group is advanced last, so this state tells which record is open.
 
 %Team = type {
-  i64, i64, i64, [5 x i64],       ;  0  state: record << 32 | next chunk of the group's span   1  threads in earlier groups  2  1, and in this group
+  i64, i64, i64, [5 x i64],       ;  0  state: record << 32 | next chunk of the group's span   1  threads in earlier groups   2  threads up to this group
   i64, i64, [6 x i64],            ;  4  done: finished chunks of the open record   5  number of groups
   i32, i32, [7 x i64],            ;  7  epoch: odd while a list is open      8  stop
   i32, i32, i32, i32, [6 x i64],  ; 10  active helpers  11  sleepers on state  12  sleepers on epoch   13  leader sleeps on active
@@ -29,8 +29,8 @@
 %List = type { ptr, i64, ptr, ptr, i64, i64 }  ; words, num_records, bases, heap, most buffers, most dims of a record
 
 declare void @cpu_pause()
-declare void @sleep_while(ptr, i32)  ; until woken, if the word still has that value; may return early
-declare void @wake(ptr)              ; all threads that sleep on the word
+declare void @sleep_while(ptr, i32)  ; sleep until woken, if the word still has that value; may return early
+declare void @wake(ptr)              ; wake all threads that sleep on the word
 
 ; --- stacks ------------------------------------------------------------------------------------------------------------
 
@@ -220,7 +220,7 @@ compare:
   %same = icmp eq i64 %open, %at
   br i1 %same, label %ready, label %walk
 
-walk:  ; to the open record; other threads did the records in between
+walk:  ; advance to the open record; other threads ran the records in between
   %w = phi i64 [ %at, %compare ], [ %w.next, %step ]
   %w.record = phi ptr [ %record.next, %compare ], [ %w.record.next, %step ]
   %w.next = add i64 %w, 1
@@ -246,7 +246,7 @@ open.record:
   %call.now = and i1 %several, %call.leads
   br i1 %call.now, label %call.helpers, label %ready
 
-call.helpers:  ; at the first record with several chunks: a list of small records wakes no thread
+call.helpers:  ; wake helpers at the first record with several chunks, so that a list of small records wakes no thread
   %idle.p = getelementptr %Team, ptr %team, i64 0, i32 12
   %epoch.p = getelementptr %Team, ptr %team, i64 0, i32 7
   call void @wake_sleepers(ptr %idle.p, ptr %epoch.p)

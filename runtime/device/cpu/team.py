@@ -138,7 +138,7 @@ class Team:
     ) -> None:
         """Allocate the stacks and start the helpers. `cores`: the cores that the process may use. `pinned`: helper i is pinned to cores[i],
         and `pin_caller` pins the caller to cores[0]. `nodes`: the memory node of each thread, if there are several nodes; the caller's node
-        is 0. `stack_bytes`: the most stack memory that a kernel uses."""
+        is 0. `stack_bytes`: the maximum stack memory of a kernel."""
         assert num_threads >= 1, num_threads
         self.num_threads = num_threads
         self.busy_s = 0.0  # seconds spent in launch lists so far
@@ -185,8 +185,8 @@ class Team:
         return thread
 
     def pin_caller(self) -> None:
-        """Pin the calling thread to its core. The thread must only run launch lists. If it ran on the core of a helper, it would wait for
-        that helper."""
+        """Pin the calling thread to its core, because it would have to wait for a helper on the helper's core. From now on the thread must
+        only run launch lists."""
         if self._pinned:
             os.sched_setaffinity(0, {self._cores[0]})
 

@@ -165,7 +165,7 @@ class Card:
         self._free_dropped()
 
     def _free_dropped(self) -> None:
-        with suppress(IndexError):  # another thread may have freed the rest
+        with suppress(IndexError):  # another thread may have emptied the list
             while self._dropped and not self._capturing:
                 free = self._dropped.popleft()
                 with suppress(self._cuda.Error), self:  # after a fault, the context and its memory are destroyed already
@@ -173,7 +173,7 @@ class Card:
 
     @contextmanager
     def capturing(self) -> Generator[None]:
-        """Free no memory inside the `with`, whatever is garbage collected: the driver ends a capture whose thread frees memory."""
+        """Free no memory inside the `with`, even if its owner is garbage collected: the driver ends a capture whose thread frees memory."""
         self._capturing = True
         try:
             yield
@@ -210,7 +210,7 @@ class Card:
             self.stream.synchronize()
 
     def event(self, owner: object) -> Owned:
-        """Make an event. It is destroyed with its owner, on whatever thread that happens."""
+        """Make an event. It is destroyed with its owner, on any thread."""
         event = self.own(self._cuda.Event)
         weakref.finalize(owner, self._drop, event)
         return event

@@ -1,4 +1,4 @@
-"""Measure with events of the card how long it was busy with regions."""
+"""Measure the time that a GPU spends in regions, by CUDA events."""
 
 from __future__ import annotations
 

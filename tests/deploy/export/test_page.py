@@ -131,7 +131,7 @@ def test_the_page_chats(page: Page, served: tuple[str, list[str]]) -> None:
     refused = page.js(
         "import('./relaxserve.mjs').then(({ RelaxServe }) => RelaxServe.load({ threads: 2 })).catch((error) => error.message)"
     )
-    assert "a page that is not isolated from other origins has 1" in refused
+    assert "expected 1, since this page is not isolated from other origins" in refused
     page.reload()
     page.see("Ready, wasm-relaxed, one thread", "#status")
     assert sum("weights-" in path for path in asked) == 1, "the second visit takes the weights from the browser's files"
