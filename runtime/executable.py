@@ -1,4 +1,4 @@
-"""The format of what can be run. The compiler emits it, the cache stores it, and the virtual machine needs nothing else.
+"""The format of executables. The compiler emits an executable, the cache stores it, and the virtual machine needs nothing else.
 
     Executable
       functions   name -> VMFunction: instructions over registers

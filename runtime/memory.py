@@ -19,12 +19,12 @@ class MemoryAccount:
         return sum(self.parts.values())
 
     def resize(self, part: str, num_bytes: int) -> None:
-        """Set the number of bytes that `part` holds. Raise OutOfMemory if it exceeds the limit."""
+        """Set the number of bytes that `part` holds. Raise OutOfMemory if all parts together would exceed the limit."""
         self.check(part, num_bytes)
         self.parts[part] = num_bytes
 
     def check(self, part: str, num_bytes: int) -> None:
-        """Raise OutOfMemory if `part` cannot grow or shrink to `num_bytes` within the limit."""
+        """Raise OutOfMemory if all parts together would exceed the limit once `part` holds `num_bytes`."""
         if self.limit is None:
             return
         free = self.limit - self.used + self.parts.get(part, 0)

@@ -99,7 +99,7 @@ class BranchFactors:
     attention_out: float
     state_in: float
     state_out: float
-    mlp_gate: float  # factor of the gate's input to its activation
+    mlp_gate: float  # factor that multiplies the gate before its activation
     mlp_out: float
 
 
@@ -161,7 +161,7 @@ class ModelConfig:
     encoder: EncoderConfig | None = None
     classes: Classes | None = None  # classes of a classification head; None: the model generates or embeds
     verdict: Verdict | None = None  # tokens by which a decoder without a classification head judges pairs of texts
-    pair_prompt: PairPrompt | None = None  # None: the tokenizer joins pairs of texts
+    pair_prompt: PairPrompt | None = None  # prompt around a pair of texts; None: the tokenizer joins the texts
     embedding: EmbeddingConfig = field(default=EmbeddingConfig(Pooling.MEAN, True))
 
     @property
@@ -278,7 +278,7 @@ def rotating_neighbours(config: ModelConfig) -> ModelConfig:
 
 
 def rotating_whole_heads(config: ModelConfig) -> ModelConfig:
-    """Return the configuration. Raise ConfigError if only part of each head rotates, which the family does not support."""
+    """Return the configuration unchanged. Raise ConfigError if only part of each head rotates, which the family does not support."""
     if config.rope is not None and config.rope.size != config.head_dim:
         raise ConfigError(f"{config.rope.size} of {config.head_dim} dimensions rotate; {config.family} rotates all of them")
     return config

@@ -78,4 +78,4 @@ def read_mamba(fields: Fields, layers: Collection[int], inner_size: int) -> Recu
 def require_free_steps(fields: Fields) -> None:
     """Raise ConfigError if the step size is limited."""
     if fields.raw("time_step_limit", [0.0, math.inf]) != [0.0, math.inf]:
-        raise fields.error("time_step_limit", "[0.0, Infinity]: steps of any size")
+        raise fields.error("time_step_limit", "[0.0, Infinity]: limits of the step size are not supported")

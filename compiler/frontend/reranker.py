@@ -61,8 +61,8 @@ def read_verdict(directory: Path, config: Mapping[str, Any], family: str, vocab_
 
 
 def read_pair_prompt(directory: Path, family: str, classes: Classes, verdict: Verdict | None) -> PairPrompt | None:
-    """Return the prompt around a pair of texts; None: the tokenizer joins them. Conversions of Qwen3-Reranker to a classification head keep
-    its chat template."""
+    """Return the prompt around a pair of texts, or None if the tokenizer joins the texts. Conversions of Qwen3-Reranker to a classification
+    head keep its chat template."""
     converted = family == FAMILY and len(classes.names) == 1 and _has_template(directory)
     return QWEN3 if verdict is not None or converted else None
 

@@ -22,8 +22,8 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class DynamicScaling:
-    """The base grows with the context beyond the training length. The longest context served determines it, not the present length of a
-    sequence, since cached keys keep their rotation."""
+    """The base grows with the context beyond the training length. The longest context served determines the base, not the present length of
+    a sequence, since cached keys keep their rotation."""
 
     factor: float
     original_context: int

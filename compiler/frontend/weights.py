@@ -75,7 +75,7 @@ class WeightSource(Protocol):
         ...
 
     def digest(self) -> str:
-        """Return an identity of the files, for caches. Sources with equal digests have equal tensors. Computing it takes reads of a few
+        """Return an identity of the files, for caches. Sources with equal digests have equal tensors. Computing the digest reads a few
         hundred kilobytes per file."""
         ...
 

@@ -212,7 +212,7 @@ class _Checks:
 
 
 def _like(var: DimVar) -> DimVar:
-    """Return a new variable for a value that is not yet checked. It declares only what holds for any extent or integer of a nest."""
+    """Return a new variable for a value that is not yet checked. Its declared range is wide enough for any extent or integer of a nest."""
     return DimVar(var.name, min(var.lower, 0))
 
 

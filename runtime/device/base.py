@@ -178,7 +178,7 @@ class Device(Protocol):
 
     def heap(self, words: Sequence[int]) -> tuple[Words, HeapHandle]:
         """Make a heap that holds `words`, the integers of a call. Return the words, which the host writes, and the handle by which kernels
-        read them. The handle is valid as long as the returned words live."""
+        read them. The handle is valid as long as the returned words exist."""
         ...
 
     def load(self, object_code: bytes, target: str, host: HostCode | None = None) -> Code:

@@ -144,7 +144,7 @@ def logits(step: Step, x: Var) -> Var:
 
 
 def classified(step: Step, x: Var, classes: Classes) -> Var:
-    """Compute the numbers of the classes, [rows, classes], by the classification head or by the logits of two tokens."""
+    """Compute one number per row and class, [rows, classes], by the classification head or from the logits of two tokens."""
     if step.config.verdict is not None:
         return _judged(step, x, step.config.verdict)
     return step.net.linear(x, CLASS_HEAD, step.config.hidden_size, len(classes.names), format=WeightFormat(32))

@@ -74,7 +74,7 @@ class Head:
 
 
 def embedded(stem: Stem, tokens: str = "word_embeddings", norm: str = "embeddings.LayerNorm") -> Var:
-    """Add those of the token, position and segment embeddings that the model has, and apply a norm."""
+    """Add the token embeddings and, if the model has them, position and segment embeddings. Then apply a norm."""
     net, c, texts, at = stem.net, stem.config, stem.texts, f"{stem.prefix}embeddings."
     assert c.encoder is not None
     size = c.encoder.embedding_size or c.hidden_size

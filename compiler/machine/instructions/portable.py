@@ -1,4 +1,4 @@
-"""Steps without special instructions, for machines that have none for the operands."""
+"""Steps for machines without multiply-add instructions for the types of the operands."""
 
 from __future__ import annotations
 

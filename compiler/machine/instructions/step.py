@@ -13,7 +13,7 @@ Parts = tuple[str, ...]  # the registers that `left` or `right` prepares from on
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One multiply-add of a tile, as functions that emit LLVM IR. A group is the neighbours along k that fill 32 bits. `left` broadcasts
+    """One multiply-add of a tile, as functions that emit LLVM IR. A group is the elements along k that share 32 bits. `left` broadcasts
     one 32-bit group of a row to a register. `right` takes a register with one group of each column. The tile prepares each operand once,
     and `add` then uses the registers in many products."""
 

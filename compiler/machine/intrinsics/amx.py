@@ -63,8 +63,8 @@ class AmxConfigure(Intrinsic):
 
 @dataclass(frozen=True, slots=True)
 class _AmxProduct(MatrixUnitOp):
-    """amx(c, a, b, later?) dims(k, stride, first?, lines?): a product as in product.py, where `?` marks what exists only with
-    `prefetching`. A step along k reads 64 bytes of each row of a, so k must be a multiple of the elements in 64 bytes."""
+    """amx(c, a, b, later?) dims(k, stride, first?, lines?): a product as in product.py. `?` marks operands and dimensions that exist only
+    with `prefetching`. A step along k reads 64 bytes of each row of a, so k must be a multiple of the elements in 64 bytes."""
 
     product: ClassVar[str]  # name of the instruction
     packed: ClassVar[int]

@@ -43,7 +43,7 @@ class Arrive(Intrinsic):
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         """Emit the code of the tile. The fence before the count publishes the block's writes; the fence after the count keeps later reads
-        behind it."""
+        from moving before it."""
         is_last, counter = pointers
         code.do(_FENCE)
         code.do(_BARRIER)

@@ -135,8 +135,8 @@ class DotBf16Rows(Intrinsic):
 
 
 def _interleaved(code: Code, rows: list[str], columns: int, lanes: int) -> list[str]:
-    """Load one or two rows and interleave their elements into registers of pairs. One row given means that the second follows it in memory,
-    so that one load reads both."""
+    """Load two rows and interleave their elements into registers of pairs. If `rows` has a single address, the second row follows the first
+    in memory, and one load reads both."""
     if len(rows) == 1:
         both = _some(code, rows[0], 0, PAIR * columns)
         return [_pairs(code, both, both, start, columns, lanes) for start in range(0, columns, lanes)]

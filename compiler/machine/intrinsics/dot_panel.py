@@ -120,7 +120,7 @@ class _Panel:
         self.words = op.row_dtype.num_bytes  # number of 32-bit words that four neighbours along k of a row fill
         self.separate_halves = self.halves == 2 and self.rows * len(self.vectors) <= FEW and step.bits == 8 and not step.signed
         # The instruction multiplies signed bytes, so `_half` subtracts 128 from the bytes of the panel. At the end, 128 times the sum of
-        # each row's elements is added again.
+        # each row's elements is added back.
         self.is_shifted = step.signed and self.bits == 8
         self.in_order = step.in_order and self.rows == 1 and step.halves is not None
 

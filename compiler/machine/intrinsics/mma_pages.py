@@ -211,7 +211,7 @@ class _Values(BlockCode):
                 self._store(number, sums)
 
     def _of_warp(self, number: int) -> AbstractContextManager[None]:
-        """Open a block that only those warps run that have a range with this number."""
+        """Open a block of code that runs only on the warps that have a range with this number."""
         if (number + 1) * WARPS <= self.num_ranges:
             return nullcontext()
         return self.code.when(self.code.op(f"icmp ult i64 {self.warp}, {self.num_ranges - number * WARPS}"))

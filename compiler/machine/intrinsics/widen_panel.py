@@ -2,8 +2,8 @@
 (compiler/ops/products/widened.py).
 
 A line of 64 bytes holds 128 weights, four in each 16-bit word. A weight q is extracted as 4096 q. Multiplied by m, its multiplier, it gives
-the lower byte of a result word: the instruction rounds the product to (q * m + 4) >> 3. Multiplied by 256 m, it gives the upper byte, which
-adding 128 rounds. One line becomes two lines of 64 bytes in 15 vector operations, 7 of which can use only a single port.
+the lower byte of a result word: the instruction rounds the product to (q * m + 4) >> 3. Multiplied by 256 m, it gives the upper byte, and
+adding 128 rounds that byte. One line becomes two lines of 64 bytes in 15 vector operations, 7 of which can use only a single port.
 """
 
 from __future__ import annotations

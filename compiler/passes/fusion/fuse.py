@@ -187,7 +187,7 @@ class _Fuser:
         return self._parts[call, results]
 
     def _producer(self, value: Value, done: _Done, uses: dict[Var, int]) -> CallTir | None:
-        """Return the call whose only result is this value. If its call has several results, narrow the call to this one."""
+        """Return a call whose only result is this value. A call with several results is narrowed to this result."""
         if found := done.call_of(value):
             var, call = found
             assert isinstance(value, TupleGet)
@@ -238,7 +238,7 @@ def _count(uses: dict[Var, int], *changes: tuple[Value, int]) -> None:
 
 
 def _key(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc, var: Var, atoms: list[Atom]) -> Hashable:
-    """Return a key of a join. Joins with equal keys differ only in their operands, which `atoms` collects, each once."""
+    """Return a key of a join, and append the distinct operands to `atoms`. Joins with equal keys differ only in these operands."""
     numbers: dict[Atom, int] = {}
 
     def operand(param: Buffer | ScalarParam | DimVar, atom: Atom) -> Hashable:

@@ -96,7 +96,7 @@ class Card:
         self._context = device.retain_primary_context()
         self._entered = threading.local()
         self.last_launch: Callable[[], str] = str  # describes the last launch in messages about faults
-        self._dropped: deque[Callable[[], None]] = deque()  # each frees memory that nothing refers to any more
+        self._dropped: deque[Callable[[], None]] = deque()  # functions that free memory to which nothing refers any more
         self._capturing = False
         self._owned: weakref.WeakSet[Owned] = weakref.WeakSet()
         # Also runs when the process exits: the driver may be gone by the time that objects are destroyed.

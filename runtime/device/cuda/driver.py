@@ -56,7 +56,7 @@ def _library() -> ctypes.CDLL:
 
 
 def call(name: str, *args: Any, about: str = "") -> None:
-    """Call the driver. Raise an error if its status is not success; `about` says in the message what was being done."""
+    """Call the driver. Raise an error if its status is not success; `about` describes the operation in the message."""
     status = getattr(_library(), name)(*args)
     if status:
         raise _error(status, about or name)

@@ -110,7 +110,7 @@ def test_granite_4_has_states_where_its_layers_say_so() -> None:
     [
         ("mamba_n_groups", 3, r"a divisor of mamba_n_heads \(4\)"),
         ("mamba_d_head", 16, r"128 elements divided by mamba_n_heads \(4\)"),
-        ("time_step_limit", [0.0, 0.1], r"\[0.0, Infinity\]: steps of any size"),
+        ("time_step_limit", [0.0, 0.1], r"\[0.0, Infinity\]: limits of the step size are not supported"),
         ("layer_types", ["mamba"] * 3, "at least one attention layer"),
         ("layer_types", ["conv"] * 3, "a list of 3 entries, each mamba or linear_attention or attention or full_attention"),
         ("position_embedding_type", "alibi", "nope or rope"),

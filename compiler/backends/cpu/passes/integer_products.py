@@ -6,7 +6,7 @@ share the quantised rows. q and its scales are packed into panels; for weights, 
 that changes results, within the errors that docs/decisions states.
 
 A row of 16 bits is stored as two planes of bytes, or as 16-bit words on machines that cannot multiply pairs of bytes without loss. A sum of
-512 words fits in 32 bits. A weight with one scale for more elements is cut into parts that share the scale.
+512 words fits in 32 bits. If a scale of a weight covers more elements, they are cut into parts that share the scale.
 
 If each group of a weight has an offset, (q - zero) * scale or q * scale - shift, the weight is multiplied without the offsets. Then the
 product of the offsets with the sums of the rows' groups is subtracted. This second product is cheap: it has one element per group. A scale

@@ -92,9 +92,9 @@ def _number(nest: SpatialNest) -> Dim:
 
 
 def _reads_pairs(branch: Branch) -> bool:
-    """Return whether each element reads only its own column and the other column of its pair. Pairs lie in periods of 2 * `apart` columns:
-    an element of the first half may read the column after it, and an element of the second half the column before it, `apart` columns
-    away."""
+    """Return whether each element reads only its own column and the other column of its pair. Columns form periods of 2 * `apart` columns.
+    The other column is `apart` columns after an element of the first half of a period, and `apart` columns before an element of the second
+    half."""
     var, size = branch.nest.axes[-1]
     period, apart = 2 * branch.apart, branch.apart
     if size.const % period or branch.begin % period:

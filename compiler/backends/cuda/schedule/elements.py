@@ -5,7 +5,7 @@
     }
 
 It applies to any nest. Every element is computed by the same operations, so its bits do not depend on its place. Stages that do not read
-what other stages write share one launch: the blocks of one follow the blocks of another in the grid.
+what other stages write share one launch: the blocks of one stage follow the blocks of another in the grid.
 """
 
 from __future__ import annotations

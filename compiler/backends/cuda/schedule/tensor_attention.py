@@ -221,7 +221,7 @@ class _TensorAttention(SplitAttention):
             self.out[run.token + self._slot(r), self._head(run, r), j] = cast(joined.means[r, j] / joined.weights[r], self.out.dtype)
 
     def _slot(self, r: Dim) -> Dim:
-        """Return the index in the run of a row's token."""
+        """Return the index of a row's token within the run."""
         return r // self.block_heads
 
     def _head(self, run: _Run, r: Dim) -> Dim:

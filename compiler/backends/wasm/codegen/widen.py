@@ -17,7 +17,7 @@ _SHIFTED: Final = re.compile(
 
 
 def with_interleaving(text: str) -> str:
-    """Replace each conversion of a vector from 16 to 32 upper bits, in a module's text, by a shuffle with zeros."""
+    """Replace, in a module's text, each conversion of 16-bit lanes to the upper halves of 32-bit lanes by a shuffle with zeros."""
     return _SHIFTED.sub(_interleaved, text)
 
 

@@ -46,7 +46,7 @@ class MatrixTokenWalk:
                     self.values(k, block, kv, b)
 
     def block(self, k: Kernel, number: Dim, next_half: Dim, next_number: Dim) -> Block:
-        """Return the pages of a block, each with the page that the next block reads in its place."""
+        """Return the pages of a block. Each page names the page to prefetch: the corresponding page of the block that is read next."""
         token = self.token
         block, after = (pages_of(k, self.operands, token.sequence, b, token.low, token.high) for b in (number, next_number))
         return [replace(page, next_page=NextPage(next_half, other.page)) for page, other in zip(block, after, strict=True)]

@@ -133,7 +133,7 @@ class PagedOperands:
 
     @property
     def width(self) -> int:
-        """The number of lanes of a vector of values: the most that divide the size of a head."""
+        """The number of lanes of a vector of values: the largest number that divides the head size."""
         width = self.tile.lanes
         while self.size % width:
             width //= 2

@@ -87,7 +87,7 @@ class _PagedAttention:
 
     @contextmanager
     def walked_heads(self, k: Kernel, number: Dim, split: Dim, heads: Heads, rows: Rows) -> Generator[Dim]:
-        """Walk a split with the heads of a token. If the token attends to keys of the split, yield each query head."""
+        """Compute a split for some heads of a token. If the token attends to keys of the split, yield each query head."""
         operands = self.operands
         layer = operands.layer(k)
         token = operands.token(k, number, split)
@@ -158,7 +158,7 @@ class _PagedAttention:
             self.store_result(k, first + i, kv_head * group + g, joined.at(i * group + g))
 
     def walk_tile(self, k: Kernel, tile: TokenTile, rows: Rows, layer: Dim, joined: PartialSoftmaxes) -> None:
-        """Walk a split with a tile, and merge the result into those rows that attend to keys of the split."""
+        """Compute a split for a tile, and merge the result into those rows that attend to keys of the split."""
         operands, num_rows = self.operands, self.operands.tile_tokens * self.operands.group
         with k.serial("m", num_rows) as m:
             rows.clear(k, m)

@@ -105,7 +105,7 @@ class _RaggedAttention:
                 self.out[token, head, e] = cast(values[e, lane] / total[lane], self.out.dtype)
 
     def block(self, k: Kernel, first: Dim, head: Dim, queries: Array, start: Dim, end: Dim, softmax: _Softmax) -> None:
-        """Add KEYS keys to the softmax. If the text ends before, its last key fills the block with weight 0."""
+        """Add KEYS keys to the softmax. If the text has fewer keys left, its last key fills the block with weight 0."""
         weights, old, rescale = k.local("weights", KEYS, LANES), k.local("old", LANES), k.local("rescale", LANES)
         highest, total, values = softmax.maximum, softmax.total, softmax.values
         kv_head = head // (self.queries.shape[1] // self.keys.shape[1])

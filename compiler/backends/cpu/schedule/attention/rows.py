@@ -102,8 +102,8 @@ class VisibleRange:
 
 
 def prefetch(k: Kernel, cache: Array, layer: Dim, page: HeadPage, half: int, first: Dim, length: int) -> None:
-    """Prefetch a part of the page that is read next: the `length` elements from element `first`, while the same part of this page is
-    read."""
+    """Prefetch a part of the page that is read next: `length` elements from element `first`. A walk calls this when it reads the same part
+    of the current page."""
     after, head = page.next_page, page.next_head
     if after is None:
         return

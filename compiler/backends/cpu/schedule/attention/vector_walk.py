@@ -116,7 +116,7 @@ class TileWalk:
             self.edge(k, token, row, dim_max(token.begin, end), token.end)
 
     def edge(self, k: Kernel, token: Token, row: Dim, begin: Dim, end: Dim) -> None:
-        """Walk blocks of which the token may see only a part."""
+        """Compute blocks of which the token may see only a part."""
         visible = self.operands.visible(token)
         begin = k.let("begin", begin)
         with k.serial("b", end - begin) as b:

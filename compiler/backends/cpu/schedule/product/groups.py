@@ -95,7 +95,7 @@ class Groups:
                 acc[at] += total * factor(s, tile, g, at)
 
     def write_runs(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
-        """Compute a sum for a single row. For each run of groups, first read all factors, then sum the groups."""
+        """Compute a sum for a single row. For each run of adjacent groups, first read all factors, then sum the groups."""
         with self.runs(k, s.num_groups) as (first, count):
             factors = k.local("factors", AT_ONCE, tile.shape.vectors, tile.shape.lanes)
             with k.serial("i", count) as i, tile.elements(k) as at:
@@ -105,7 +105,7 @@ class Groups:
 
     @contextmanager
     def runs(self, k: Kernel, num_groups: Dim) -> Generator[tuple[Dim, Dim]]:
-        """Loop over the groups in runs of up to AT_ONCE. Yield the first group of each run and the number of its groups."""
+        """Loop over the groups in runs of up to AT_ONCE adjacent groups. Yield the first group and the number of groups of each run."""
         if prove_divisible(num_groups, AT_ONCE):
             with k.serial("run", num_groups // AT_ONCE) as run:
                 yield run * AT_ONCE, Dim.of(AT_ONCE)

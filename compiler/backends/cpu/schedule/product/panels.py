@@ -139,8 +139,8 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles of one height, with all panels of a claim. They are all the full tiles, one after another from row `first`, or at most one
-    lower tile."""
+    """Tiles of one height, with all panels of a claim. These are either all tiles of full height, one after another from row `first`, or at
+    most one tile of fewer rows."""
 
     claim: Claim
     rows: int  # rows of a tile; a power of two
