@@ -32,7 +32,8 @@ from runtime import flags
 from runtime.executable import Executable, ExecutableMeta
 
 Progress = Callable[[float], None]  # called with the fraction done, from 0 to 1
-# fractions of the compilation time that have passed when a module is planned, and when its LLVM IR is emitted; measured with large models
+# PLANNED and EMITTED are the fractions of the compilation time that have passed when a module is planned, and when its LLVM IR is emitted.
+# They were measured with large models.
 PLANNED, EMITTED = 0.35, 0.6
 
 

@@ -227,7 +227,7 @@ class VMFunction(Struct, frozen=True, tag=True):
     arena_bytes: DimRef = 0  # bytes of the shared arena that a call needs
     signature: str = ""
     num_prepared: int = 0  # number of weights that the preparations return; they are the last weights
-    # slot of each declared variable, in the order of the signature; None: the function does not use the variable
+    # `variables` has the slot of each declared variable, in the order of the signature. None: the function does not use the variable.
     variables: tuple[int | None, ...] = ()
 
     @property

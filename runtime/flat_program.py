@@ -294,7 +294,7 @@ class _Flattening:
 
     def _behind(self, tensor: FlatTensor, offset: DimRef) -> int:
         if offset != 0:
-            raise InvalidProgram(f"{self.source.name} is not flat: a launch reads a part of a value of the arena")
+            raise InvalidProgram(f"{self.source.name} is not flat: a launch reads only a part of a tensor in the arena")
         return tensor.offset
 
     def _dim(self, arg: Arg) -> int:

@@ -91,11 +91,13 @@ def _erfc(x: Array) -> Array:
 def fits() -> Iterator[tuple[str, Array, float]]:
     half_ln2 = Real(math.log(2) / 2 * 1.001)
     t = np.linspace(-half_ln2, half_ln2, 4000, dtype=Real)  # an even number of points, because the weight is 0 at t = 0
+
     # exp(t) = 1 + t + t^2 q(t)
     yield "EXP", *remez(_tail(t, 2, lambda n: 1 / (n + 3), 1), t**2 / np.exp(t), t, 4)
 
     f = np.linspace(Real(math.sqrt(0.5) - 1), Real(math.sqrt(2) - 1), 6000, dtype=Real)
     f = f[np.abs(f) > 1e-3]  # leave out 0, where log1p(f) - f cancels; q hardly counts there because of its factor f^3
+
     # log(1 + f) = f - f^2 / 2 + f^3 q(f)
     yield "LOG", *remez((np.log1p(f) - f + f * f / 2) / f**3, np.abs(f**3 / np.log1p(f)), f, 8)
 

@@ -102,7 +102,7 @@ LOG2_E: Final = 1.4426950408889634
 LN2_HIGH: Final = 0.693145751953125  # 15 bits, so that its product with an exponent is exact
 LN2_LOW: Final = 1.4286068203094173e-06
 HALF_PI: Final = (1.5707963267948966, 6.123233995736766e-17)  # pi / 2 as the sum of two f64: the nearest f64, and the rest
-# 2 / pi in binary, in words of 32 bits; the first word is the integer part, 0
+# TWO_OVER_PI_BITS is 2 / pi in binary, in words of 32 bits. The first word is the integer part, 0.
 TWO_OVER_PI_BITS: Final = (0, 0xA2F9836E, 0x4E441529, 0xFC2757D1, 0xF534DDC0, 0xDB629599, 0x3C439041, 0xFE5163AB)
 HUGE_ANGLE: Final = 2.0**22
 SIGN: Final = -(2**31)

@@ -130,7 +130,7 @@ class ModelConfig:
     local_rope: Rope | None = None  # rope of the layers with a window; None: the same as in other layers
     global_heads: Heads | None = None  # key and value heads of the layers without a window; None: the same as in other layers
     values_from_keys: frozenset[int] = frozenset()  # layers that project values with the key matrix
-    # per layer: the layer whose keys and values it reads; empty: each layer reads the keys and values that it computes
+    # `kv_sources` has per layer the layer whose keys and values it reads. If empty, each layer reads the keys and values that it computes.
     kv_sources: tuple[int, ...] = ()
     intermediate_sizes: tuple[int, ...] = ()  # intermediate size per layer; empty: the same in all layers
     attending: frozenset[int] | None = None  # layers that have attention; None: all layers without a state

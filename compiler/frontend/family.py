@@ -27,15 +27,16 @@ class Gguf:
 
     architecture: str  # value of `general.architecture`
     fields: Mapping[str, str] = field(default_factory=dict[str, str])  # key of the metadata -> name of the field in config.json
-    # name in GGUF files -> name in safetensors files, both within a layer. A name without `weight` or `bias` stands for both tensors.
+    # `layer_names` maps names in GGUF files to names in safetensors files, both within a layer. A name without `weight` or `bias` stands
+    # for both tensors.
     layer_names: Mapping[str, str] = field(default_factory=dict[str, str])
-    # flag of config.json -> name in GGUF files of a projection that has a bias if the flag is true
+    # `biases` maps a flag of config.json to the name in GGUF files of a projection that has a bias if the flag is true.
     biases: Mapping[str, str] = field(default_factory=dict[str, str])
     mark: str | None = None  # a metadata key that only files of this family have, if several families name the same architecture
     pairs_interleaved: bool = False  # true if converters interleaved the rows of query and key projections
     halves_mark: str | None = None  # a metadata key: if present, converters moved the rows of each pair into separate halves
     norm_offset: float = 0.0  # converters added this to the weights of norms
-    # complete(config, metadata, tensor names) adds the fields that no single metadata entry states.
+    # `complete(config, metadata, tensor names)` adds the fields that no single metadata entry states.
     complete: Complete = _complete_nothing
 
 
@@ -46,7 +47,7 @@ class DecoderFamily:
     layer: Callable[[Layer, Var], Var]  # applies one layer to the residual stream
     embedding: str = "embed_tokens"  # name of the token embedding
     last_norm: str = "norm"  # name of the norm before the head
-    # computes the per-layer embeddings from the token embeddings (see LayerInputs)
+    # `layer_inputs` computes the per-layer embeddings from the token embeddings (see LayerInputs).
     layer_inputs: Callable[[Step, Var], Var | None] | None = None
     experts: ExpertNames | None = None
     gguf: Gguf | None = None
@@ -57,7 +58,7 @@ class EncoderFamily:
     model_types: tuple[str, ...]
     read: Read
     layer: Callable[[EncoderLayer, Var], Var]
-    # computes class scores from the vectors of first tokens; None: no model of the family classifies
+    # `head` computes class scores from the vectors of first tokens. None: no model of the family classifies.
     head: Callable[[Head, Var], Var] | None
     prefix: str  # prefix of all weight names in models that were saved with a head for some task
     embed: Callable[[Stem], Var] = embedded

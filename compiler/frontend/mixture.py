@@ -73,7 +73,8 @@ class ExpertNames:
     scales: str | None = None  # factors that multiply each expert's share
     shared: str | None = None  # the shared expert, which processes every token
     shared_gate: str | None = None  # the projection that computes the shared expert's share for each token
-    # If files stack the experts: the names of the stacked gate and up projection, and of the down projection. See StackedExperts.
+    # If files stack the experts, `stacked` has the names of the stacked gate and up projection and of the down projection: see
+    # StackedExperts.
     stacked: tuple[str, str] | None = None
     halves: bool = False  # true if the stacked rows are all gates, then all ups; false if gates and ups alternate
 

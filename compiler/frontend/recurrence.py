@@ -33,7 +33,7 @@ class Recurrence:
     # The fields below concern Mamba-2.
     has_norm: bool = True
     gated_behind_norm: bool = False  # the gate is applied after the norm instead of before
-    # factors that multiply the projected gate, values, keys, queries and step sizes
+    # `factors` multiply the projected gate, values, keys, queries and step sizes.
     factors: tuple[float, float, float, float, float] | None = None
 
     @property

@@ -38,7 +38,7 @@ def remedy(directory: Path) -> str:
 
 
 def _flat(model_type: str) -> str:
-    """Return the model type as architecture names spell it."""
+    """Return the model type in the spelling of architecture names."""
     return model_type.removesuffix("_text").replace("-", "").replace("_", "")
 
 

@@ -82,7 +82,7 @@ class DimVar(_Operators):
     lower: int = 0
     upper: int | Dim | None = None  # largest value, inclusive; a loop variable j < m has upper = m - 1
     multiple_of: int = 1
-    # creation order; `upper` mentions only variables that were created earlier
+    # `serial` is the order of creation. `upper` mentions only variables that were created earlier.
     serial: int = field(init=False, default_factory=_serial.__next__)
     key: Key = field(init=False)
     dim: Dim = field(init=False)

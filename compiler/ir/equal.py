@@ -86,7 +86,7 @@ class _Pairing:
         self._partner: dict[_Variable, _Variable] = {}
         self._taken: set[_Variable] = set()  # variables on the right that have a partner
         self._images: dict[Dim, Dim] = {}  # maps expressions of the left side to the same expressions over variables of the right side
-        # pairs of scalars compared under the present pairing of variables; shared nodes are compared once
+        # `_same` has the pairs of scalars compared under the present pairing of variables, so that shared nodes are compared once.
         self._same: set[tuple[Scalar, Scalar]] = set()
 
     def compare(self, place: str, a: Any, b: Any) -> None:

@@ -16,7 +16,7 @@ from compiler.ir.graph.atoms import Var
 
 MULTIMODAL = "gemma3"
 BOTH_WAYS = "embeddinggemma"  # family of bidirectional models, whose files name gemma3_text
-# defaults of the text_config in multimodal models
+# MULTIMODAL_SIZES has the defaults of the text_config in multimodal models.
 MULTIMODAL_SIZES = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
 
 

@@ -199,7 +199,7 @@ def _read_tensor(cursor: _Cursor, name: str, alignment: int) -> tuple[tuple[int,
     if (format := FORMATS.get(code)) is None:
         raise ModelError(f"{where}: format {code} is not read; known are {', '.join(f.name for f in FORMATS.values())}")
     if shape and shape[-1] % format.block_values:
-        raise DamagedFile(f"{where}: rows of {shape[-1]} values are not a multiple of the {format.block_values} of a {format.name} block")
+        raise DamagedFile(f"{where}: rows have {shape[-1]} values, expected a multiple of {format.block_values} (a {format.name} block)")
     if offset % alignment:
         raise DamagedFile(f"{where}: starts at {offset}, which is not a multiple of {alignment}")
     return shape, format, offset, math.prod(shape) // format.block_values * format.block_bytes

@@ -26,7 +26,7 @@ class Texts:
     text_ids: Var
     starts: Var
     segments: Var | None = None  # segment of each token; None: the model does not distinguish the texts of a pair
-    # cosines and sines per rope, computed once for all layers
+    # `angles` has the cosines and sines per rope, computed once for all layers.
     angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])
 
     @property

@@ -90,7 +90,7 @@ class Net:
     prefix: str = ""  # prefix of tensor names in the checkpoint, such as "model."
     forms: Mapping[str, Form] = field(default_factory=dict[str, Form])
     _decoded: set[Var] = field(default_factory=set[Var])  # results of `held`
-    _orders: dict[Var, Var] = field(default_factory=dict[Var, Var])  # for results of `held` with sorted columns, the input of each column
+    _orders: dict[Var, Var] = field(default_factory=dict[Var, Var])  # results of `held` with sorted columns -> the input of each column
 
     @contextmanager
     def function(self, name: str, inputs: Sequence[Var], *, pure: bool = True) -> Generator[None]:

@@ -29,7 +29,7 @@ class Awq:
         inputs, outputs = packed[0], packed[1] * EIGHT
         groups = infos["scales"].shape[0] if infos["scales"].shape else 0
         if groups < 1 or inputs % groups:
-            raise DamagedFile(f"its scales are {list(infos['scales'].shape)}, expected groups that divide {inputs} inputs")
+            raise DamagedFile(f"its scales are {list(infos['scales'].shape)}, expected a number of groups that divides {inputs} inputs")
         expect(infos, "qweight", packed, "w")
         expect(infos, "scales", (groups, outputs), "f")
         expect(infos, "qzeros", (groups, packed[1]), "w")

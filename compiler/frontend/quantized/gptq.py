@@ -46,7 +46,7 @@ class Gptq:
         inputs, outputs = packed[0] * 32 // self.bits, packed[1]
         groups = infos["scales"].shape[0] if infos["scales"].shape else 0
         if groups < 1 or inputs % groups:
-            raise DamagedFile(f"its scales are {list(infos['scales'].shape)}, expected groups that divide {inputs} inputs")
+            raise DamagedFile(f"its scales are {list(infos['scales'].shape)}, expected a number of groups that divides {inputs} inputs")
         expect(infos, "qweight", packed, "w")
         expect(infos, "scales", (groups, outputs), "f")
         expect(infos, "qzeros", (groups, outputs * self.bits // 32), "w")

@@ -13,7 +13,7 @@ from compiler.frontend.quantized.held import Form
 from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts
 
 NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # the values of e2m1
-# both values of each byte: first the value of the lower four bits
+# PAIRS has both values of each byte, first the value of the lower four bits.
 PAIRS = np.stack([np.tile(NUMBERS, 16), np.repeat(NUMBERS, 16)], -1).view(np.uint64)
 POWERS = np.ldexp(np.float32(1), np.arange(255) - 127)  # value of each scale byte; byte 255 stands for NaN
 BYTES = 16  # bytes per block

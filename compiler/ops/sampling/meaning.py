@@ -28,7 +28,7 @@ Array = NDArray[Any]
 Row = NDArray[np.float32]
 
 LOG2_E = 1.4426950216293335  # rounded to f32
-# Coefficients of r, r^2, r^3, ... in the polynomial for 2^-r; the constant term is 1.
+# POWER has the coefficients of r, r^2, r^3, ... in the polynomial for 2^-r. The constant term is 1.
 POWER = (-0.6931470036506653, 0.24022242426872253, -0.05550733581185341, 0.009671512991189957, -0.001326472731307149)
 MANTISSA_BITS = 22
 FURTHEST = 64.0  # limit for distances (`weigh` counts in powers of two, `_mean` in nats); the weight of a token this far away is 0

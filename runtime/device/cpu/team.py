@@ -32,13 +32,13 @@ from runtime.errors import OutOfMemory
 from runtime.sections import align
 
 MOST_GROUPS = 8  # more groups would slow down each record: the thread that opens it writes a word for each group
-# how long an idle helper spins before it sleeps: longer than the host's work between two steps, and too short to load an idle machine
+# An idle helper spins for SPIN_S before it sleeps: longer than the host works between two steps, and too short to load an idle machine.
 SPIN_S = 50e-6
-# spinning time with more threads than cores: a spinning thread may occupy the core that the thread it waits for needs
+# The spinning time with more threads than cores is shorter: a spinning thread may occupy the core that the thread it waits for needs.
 OVERSUBSCRIBED_SPIN_S = 1e-6
 GUARD = 64 << 10  # size of the inaccessible memory below a stack, in bytes: a multiple of the page size of every machine
-# Stack bytes in addition to what kernels declare, for spilled registers, signals and the loop that calls kernels. Pages take memory only
-# when touched.
+# A stack has STACK_SPARE more bytes than kernels declare, for spilled registers, signals and the loop that calls kernels. Pages take memory
+# only when they are used.
 STACK_SPARE = 256 << 10
 
 SLEEPING = frozenset({"syscall", "usleep"})  # functions of the C library with which a thread sleeps

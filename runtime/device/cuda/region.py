@@ -77,7 +77,7 @@ class CudaRegion:
         self._bases[[marker, counters]] = last.address, self._block.address + len(words) * WORD
         self._launches = self._launched(code, launches)
         self._captured: dict[tuple[int, ...], Graph] = {}  # graphs by the number of blocks of each launch
-        # orders of magnitude for which graphs were captured, with the number of blocks of each launch
+        # `_prepared` has the orders of magnitude for which graphs were captured, with the number of blocks of each launch.
         self._prepared: list[tuple[Magnitudes, tuple[int, ...]]] = []
         self._graphs: dict[bytes, Graph] = {}  # graphs by the bytes of a `Magnitudes` array
         self._copied = card.event(self)  # event after which the card has read the words

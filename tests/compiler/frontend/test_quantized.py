@@ -201,7 +201,7 @@ def test_parts_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:
     for part, value, said in (
         ("qzeros", None, "has no 'a.b.qzeros' beside it"),
         ("scales", scales[:, 1:], r"its scales is float16 \[2, 31\], expected \[2, 32\]"),
-        ("scales", np.ones((7, OUTPUTS), np.float16), "expected groups that divide 64 inputs"),
+        ("scales", np.ones((7, OUTPUTS), np.float16), "expected a number of groups that divides 64 inputs"),
         ("qzeros", good["qzeros"].astype(np.int64), "its qzeros is int64"),
         ("g_idx", good["g_idx"][1:], "its g_idx is int32"),
         ("g_idx", good["g_idx"] + 1, r"'a\.b\.weight': its g_idx names groups 1 to 2, expected 0 to 1"),

@@ -49,7 +49,7 @@ from compiler.ops.products.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 from compiler.passes.rewrite import rewrite_module
 
 ACTIVATION_BITS: Final = {8: 16, 4: 8}  # bits of the rows, by bits of the weight
-# maximum number of products whose sum certainly fits in i32, by type of the rows
+# LONGEST is the maximum number of products whose sum certainly fits in i32, by type of the rows.
 LONGEST: Final = {DType.I8: 1 << 16, DType.I16: 1 << 9}
 COARSE_BITS, COARSE_GROUP = 8, 64  # bits and group length of coarse rows
 SHORTEST_PART: Final = 64  # minimum number of elements of a part, because each part costs a conversion and a multiply-add
