@@ -103,7 +103,7 @@ export class Decoder {
     return program.call(entry, this.inputs.map((tensor, i) => ({ ...tensor, shape: used[kindOf(inputs[i].name)] ?? tensor.shape })));
   }
 
-  /** Write where the step reads the state before its tokens, and where it saves the state after the last token of each page. Return how many it saves. */
+  /** Write where the step reads the state before its tokens, and where it saves the state after the last token of each page. Return the number of saved states. */
   #states(start, count) {
     const { program, named, description: { page_size: page } } = this, saved = [];
     for (let i = 0; i < count; i++) if ((start + i) % page === page - 1 || i === count - 1) saved.push(i);

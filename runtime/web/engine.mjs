@@ -26,7 +26,7 @@ export class Engine {
     return { 'chat.completions': (body, signal) => this.#chat(body, signal), completions: (body, signal) => this.#completion(body, signal), embeddings: (body, signal) => this.#embeddings(body, signal) };
   }
 
-  /** Run a request after all earlier ones have ended: memory holds one sequence. */
+  /** Run a request after all earlier ones have ended, since memory holds only one sequence. */
   async *run(method, body, signal) {
     const before = this.running;
     let done;

@@ -1,5 +1,5 @@
-// A thread of a team, in a worker of its own. It receives one message with what the threads share, answers "ready" when it has its module
-// instance, and then works without ever returning to its event loop.
+// A thread of a team, in a worker of its own. It receives one message with the objects that all threads share, answers "ready" when it has
+// its module instance, and then works without ever returning to its event loop.
 
 import { help } from './team.mjs';
 

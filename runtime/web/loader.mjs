@@ -57,7 +57,7 @@ export async function loadModel({ read, pieces = whole(read), target, threads = 
   return { network, model, level, threads };
 }
 
-/** Return the bytes of a shard once their digest is right: the kept bytes if they are sound, else downloaded ones. An interrupted download continues. */
+/** Return the verified bytes of a shard: the stored bytes if their digest is right, else downloaded bytes. An interrupted download is continued. */
 async function verified(shard, { pieces, kept, arrived, onDamage }) {
   let known = (await kept?.read(shard.file)) ?? NOTHING;
   if (await isSound(known, shard)) return known;

@@ -4,7 +4,7 @@
 import { CONTROL_BYTES, Team } from './team.mjs';
 
 export const BYTES = { f32: 4, f16: 2, bf16: 2, i8: 1, i16: 2, i32: 4, i64: 8, u8: 1, u32: 4, bool: 1 };
-const ARENA = 0, WEIGHTS = 1, INPUT = 2;   // FlatBase
+const ARENA = 0, WEIGHTS = 1, INPUT = 2;   // the values of FlatBase in runtime/flat_program.py
 const PAGE = 65536, ALIGNMENT = 64, POINTER = 4, WORD = 8, MOST_BYTES = 4 * 2 ** 30;
 const STACK_SPARE = 65536;                 // stack bytes for registers that an engine spills, beyond the local buffers of kernels
 
@@ -23,7 +23,7 @@ class Layout {
 }
 
 export class Program {
-  /** `extraBytes`: bytes that the caller takes with `take` for inputs. `module`: a compiled WebAssembly.Module; for several threads it must import a shared memory. */
+  /** `extraBytes`: number of bytes that the caller will allocate with `take` for inputs. `module`: a compiled WebAssembly.Module; for several threads it must import a shared memory. */
   static async load(description, module, extraBytes, threads = 1) {
     const program = new Program(), isShared = threads > 1;
     program.description = description;

@@ -20,7 +20,7 @@ const inNode = () => typeof process === 'object' && Boolean(process.versions?.no
 /** Return whether threads can share memory here: in Node, and on pages that are isolated from other origins. */
 export const canShare = () => typeof SharedArrayBuffer === 'function' && (inNode() || globalThis.crossOriginIsolated === true);
 
-/** Return the default number of threads of a model. It is half of many logical cores, because two of them often share the multipliers. */
+/** Return the default number of threads of a model. With more than four logical cores, use half, since two of them often share the multipliers. */
 export function usualThreads() {
   const cores = globalThis.navigator?.hardwareConcurrency ?? 1;
   return canShare() ? Math.min(cores <= 4 ? cores : Math.ceil(cores / 2), MOST_THREADS) : 1;

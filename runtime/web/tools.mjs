@@ -169,7 +169,7 @@ class CallScanner {
     return text.length;
   }
 
-  /** Return the new text of the arguments. Arguments that are written as a JSON string are unpacked, so they come as a whole. */
+  /** Return the new text of the arguments. Arguments that are written as a JSON string are unpacked when the string is complete. */
   takeArguments() {
     if (this.#arguments.startsWith('"') && !this.#anyArguments) {
       try { this.#arguments = String(JSON.parse(this.#arguments)); } catch { return ''; }
