@@ -91,7 +91,7 @@ def _reads_own_numbers(nest: PerfectNest, rank: int, temporaries: tuple[Buffer, 
 
 def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
     """Match stages on whole rows, followed by stages on parts of each row. The last stage on whole rows writes a row of values, which the
-    others read. For example, a norm is followed by the rounding of groups."""
+    stages on parts read. For example, a norm is followed by the rounding of groups."""
     for i, nest in enumerate(nests):
         if nest.store.buffer in temporaries and len(nest.axes) > 1 and not folds_in(nest.store.value):
             program = _parted(nests[: i + 1], nests[i + 1 :], temporaries)

@@ -61,7 +61,7 @@ class Interpreter:
 
 
 def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *, last: bool = True) -> None:
-    """Check a value against an annotation, and define new variables that stand alone as a dimension. With `last`, every variable of an
+    """Check a value against an annotation. A dimension that is a single new variable defines it. With `last`, every variable of an
     expression must be known. Without it, expressions over unknown variables are skipped, because a later value may define these
     variables."""
 

@@ -155,7 +155,7 @@ class _Pairing:
                 else:
                     self._fields(a, b)
             case _:
-                if repr(a) != repr(b):  # repr tells -0.0 from 0.0 and makes a NaN equal to itself
+                if repr(a) != repr(b):  # repr distinguishes -0.0 from 0.0, and a NaN has the same repr as itself
                     raise _differ(a, b)
 
     def _fields(self, a: Any, b: Any) -> None:

@@ -88,7 +88,7 @@ def _term_interval(p: Dim) -> tuple[Extended, Extended]:
 
 
 def _product(a: Extended, b: Extended) -> Extended:
-    if a == 0 or b == 0:  # infinity stands for finite numbers of any size, so 0 times infinity is 0
+    if a == 0 or b == 0:  # infinity represents finite numbers of any size, so 0 times infinity is 0
         return 0
     if isinstance(a, float) or isinstance(b, float):
         return INF if (a > 0) == (b > 0) else -INF

@@ -102,8 +102,8 @@ def join(a: Type, b: Type) -> Type:
 
 
 def unify(params: tuple[Type, ...], args: tuple[Type, ...]) -> dict[DimVar, Dim]:
-    """Bind the variables of a signature to dimensions of the arguments. A variable is bound where it first stands alone. Dimensions that
-    are expressions bind nothing, since a later parameter may define their variables."""
+    """Bind the variables of a signature to dimensions of the arguments. The first dimension that is a single variable binds it. Other
+    expressions bind nothing, since a later parameter may define their variables."""
     found: dict[DimVar, Dim] = {}
     for param, arg in zip(params, args, strict=True):
         _unify(param, arg, found)

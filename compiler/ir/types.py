@@ -117,7 +117,7 @@ def vars_of(type_: Type) -> tuple[DimVar, ...]:
 
 
 def binders_of(type_: Type) -> tuple[DimVar, ...]:
-    """Return the variables that matching a value against the annotation defines: those that stand alone as a dimension."""
+    """Return the variables that are defined if a value is matched against the annotation: every dimension that is a single variable."""
     return tuple(dict.fromkeys(v for d in dims_of(type_) if (v := d.var) is not None))
 
 

@@ -84,7 +84,7 @@ class ProductTile:
         return self.factors(s) is not None and self.takes_rows(s, row_axis)
 
     def takes_rows(self, s: Contraction, row_axis: DimVar | None) -> bool:
-        """Return whether the tile can read the rows of the contraction, whatever the columns are."""
+        """Return whether the tile can read the rows of the contraction. The columns do not matter."""
         rows = self._in_memory(s.rows)
         if rows is None or not prove_divisible(s.extent, self.depth):
             return False

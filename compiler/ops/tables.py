@@ -30,7 +30,7 @@ class UnknownShape(CompileError):
     """Raised if a loop nest needs extents that the annotation does not have."""
 
 
-Place = Buffer | ScalarParam | Const  # the elements of a tensor, a scalar, or a literal number
+Place = Buffer | ScalarParam | Const  # where a kernel finds an operand: the buffer of a tensor, a scalar parameter, or a literal number
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def lift_weights(module: IRModule) -> IRModule:
 def _lift(name: str, func: Function, module: IRModule) -> dict[str, Function]:
     early: dict[Var, None] = dict.fromkeys(func.weights)  # ordered: defines the order of the prepared values
     defined = {d for v in func.weights for d in binders_of(v.type)}
-    fresh = destroyed(func.body, taken_in(module))  # values whose memory every call overwrites, so every call must compute them anew
+    fresh = destroyed(func.body, taken_in(module))  # values whose memory every call overwrites, so every call must compute them again
     moved: list[Binding] = []
     for binding in func.body.bindings:
         if binding.var in fresh:

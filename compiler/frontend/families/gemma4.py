@@ -85,7 +85,7 @@ def _sharing(fields: Fields, config: ModelConfig) -> ModelConfig:
     first = config.num_layers - num_shared
     last = {window: layer for layer, window in enumerate(config.windows[:first])}
     if not last.keys() >= set(config.windows):
-        raise fields.error("num_kv_shared_layers", "few enough that one layer of each kind keeps its own keys and values")
+        raise fields.error("num_kv_shared_layers", "a number that leaves one layer of each kind with its own keys and values")
     parts = ("k_proj", "v_proj", "k_norm", "v_norm")
     return replace(
         config,

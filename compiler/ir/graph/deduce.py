@@ -1,5 +1,5 @@
 """Deduce a value's annotation from the annotations of its operands. Deduction is forward and local. The builder runs it for every binding,
-so bindings that a pass rebuilds are deduced anew."""
+so bindings that a pass rebuilds are deduced again."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ class TupleGet:
 
 @node
 class MatchCast:
-    """A check of the value against an annotation at run time. It defines each variable that stands alone as a dimension and is not yet
-    defined. Messages name the `boundary` that requires the check; it is empty if the program itself states the check."""
+    """A check of the value against an annotation at run time. A dimension that is a single variable defines this variable, unless it is
+    already defined. Messages name the `boundary` that requires the check; it is empty if the program itself states the check."""
 
     value: Atom = holds(Holds.ATOM)
     type: Type = holds(Holds.TYPE)

@@ -15,8 +15,8 @@ from compiler.ir.loops.statements import Stmt
 
 @node
 class PrimFunc:
-    """A loop-level function. Parameters are buffers, scalars and integer variables; the last `num_outputs` buffers are written. A variable
-    that stands alone in a buffer's shape is defined by that shape; all others must be parameters."""
+    """A loop-level function. Parameters are buffers, scalars and integer variables; the last `num_outputs` buffers are written. If an
+    extent of a buffer is a single variable, the buffer's shape defines it; all other variables must be parameters."""
 
     params: tuple[Buffer | ScalarParam | DimVar, ...]
     num_outputs: int

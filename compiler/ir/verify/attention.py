@@ -15,7 +15,7 @@ from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.verify.graph import Problem
 
-# Extents by field. Extents with the same name are equal; a number is that number.
+# The extents of each field. Extents with the same name must be equal. An extent that is given as a number must have this value.
 LAYOUTS: dict[str, tuple[str, ...]] = {
     "queries": ("tokens", "heads", "size"),
     "sequences": ("tokens",),

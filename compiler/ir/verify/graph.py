@@ -103,8 +103,8 @@ def values_are_defined_before_use(module: IRModule, func: Function) -> Iterator[
 
 
 def signature_defines_its_dims(module: IRModule, func: Function) -> Iterator[Problem]:
-    """Parameters define all dimensions of a signature. A dimension that is an expression only tests its argument, so its variables must
-    stand alone in some parameter."""
+    """Parameters define all dimensions of a signature. A dimension that is an expression only tests its argument, so each variable must
+    be a dimension of some parameter by itself."""
     known = {v for p in func.params for v in binders_of(p.type)}
     for param in func.params:
         yield from _unknown_dims(None, f"the annotation of parameter {param.name}", vars_of(param.type), known)

@@ -97,12 +97,12 @@ def signature_is_sound(func: PrimFunc) -> Iterator[Problem]:
 
 
 def signature_determines_its_dims(func: PrimFunc) -> Iterator[Problem]:
-    """A launch passes buffers and integers, so a variable must be passed or stand alone in a shape."""
+    """A launch passes buffers and integers, so each variable must be a parameter or an extent of a buffer by itself."""
     known = set(func.dim_vars)
     for buffer in func.buffers:
         for var in (v for d in buffer.shape for v in d.vars()):
             if var not in known:
-                text = f"dimension {var.name} in the shape of {buffer.name} is not a parameter and stands alone in no shape"
+                text = f"dimension {var.name} in the shape of {buffer.name} is neither a parameter nor an extent of a buffer by itself"
                 yield Problem(None, f"{text}; pass it")
     for var in func.dim_vars:
         if isinstance(var.upper, Dim):

@@ -64,7 +64,7 @@ def test_late_layers_of_gemma_4_read_what_earlier_ones_keep() -> None:
     source = RandomWeights({f"model.layers.{n}.self_attn.{kind}.weight": (1,) for n in (8, 10) for kind in ("q_proj", "k_proj", "v_norm")})
     read = weights_of(config, source).tensors.keys()
     assert source.tensors.keys() - read == {"model.layers.10.self_attn.k_proj.weight", "model.layers.10.self_attn.v_norm.weight"}
-    with pytest.raises(ConfigError, match=r"num_kv_shared_layers of .* is 7, expected few enough that one layer of each kind keeps"):
+    with pytest.raises(ConfigError, match=r"num_kv_shared_layers of .* is 7, expected a number that leaves one layer of each kind"):
         parse_config(small("gemma4_text", **GEMMA4, num_kv_shared_layers=7))
 
 

@@ -159,8 +159,8 @@ def _element(source: Buffer, shape: Sequence[Dim], indices: Sequence[Dim]) -> Sc
 
 
 def _may_join(group: _Group, bindings: Sequence[Binding], owners: Owners) -> bool:
-    """Return whether all calls can move to the place of the last one. No binding in between may use one of their results or overwrite one
-    of their operands, and none of the calls may overwrite memory that another one reads."""
+    """Return whether all calls can move to the place of the last one. No binding in between may use a result of these calls or overwrite
+    an operand, and none of the calls may overwrite memory that another of them reads."""
     results = {reader.var for reader in group.readers}
     for binding in bindings[bindings.index(group.product) + 1 : bindings.index(group.readers[-1])]:
         if binding in group.readers or binding.var in group.views:

@@ -39,7 +39,7 @@ def schedule_elements(prim: PrimFunc) -> PrimFunc:
 
 
 def _independent_groups(prim: PrimFunc, stmts: Sequence[Stmt]) -> list[list[Stmt]]:
-    """Group adjacent stages that are independent: they write different elements, and do not read what others of their group write."""
+    """Group adjacent stages that are independent: they write different elements, and do not read what other stages of the group write."""
     buffers = prim.buffers
     shared = {buffers[a]: buffers[b] for a, b in prim.attrs.get("inplace", ())}  # maps an input to the output that shares its memory
     groups: list[list[Stmt]] = []

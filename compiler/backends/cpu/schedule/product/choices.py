@@ -1,7 +1,7 @@
 """Blocks of adjacent rows that choose the same matrix, such as tokens with the same expert.
 
 One thread cuts the rows into blocks before the product begins. A row has the same bits wherever the cuts are, so rows may be in any order.
-If rows with equal choices are adjacent, there are the fewest blocks.
+The number of blocks is smallest if rows with equal choices are adjacent.
 """
 
 from __future__ import annotations
