@@ -172,7 +172,7 @@ def entry(name: str, code: int, value: bytes) -> bytes:
         (header(num_entries=1) + entry("split.count", 2, number(3, 2)), ModelError, "one of 3 parts"),
         (header(num_tensors=1) + described("t", [1] * 5, 0, 0), DamagedFile, "5 dimensions"),
         (header(num_tensors=1) + described("t", [1], 16, 0), ModelError, "format 16 is not read; known are F32"),
-        (header(num_tensors=1) + described("t", [33], 2, 0), DamagedFile, "not a multiple of the 32"),
+        (header(num_tensors=1) + described("t", [33], 2, 0), DamagedFile, "expected a multiple of 32"),
         (header(num_tensors=1) + described("t", [1], 0, 4), DamagedFile, "not a multiple of 32"),
         (header(num_tensors=1) + described("t", [1 << 62, 1 << 62], 0, 0), DamagedFile, "ends at byte"),
         (header(num_tensors=1) + described("t", [32], 0, 1 << 62), DamagedFile, "ends at byte"),

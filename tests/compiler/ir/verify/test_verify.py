@@ -298,7 +298,7 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (prim(_STORE, Buffer("L", (Dim.of(4),), F32, Scope.LOCAL), B), "parameter L is local memory"),
     ],
     "signature_determines_its_dims": [
-        (prim(_STORE, Buffer("A", (m * 2,), F32), B), "dimension m in the shape of A is not a parameter"),
+        (prim(_STORE, Buffer("A", (m * 2,), F32), B), "dimension m in the shape of A is neither a parameter"),
         (prim(_STORE, DimVar("k", 0, m.dim), B), "the range of k mentions m"),
     ],
     "variables_are_bound_once": [
