@@ -253,7 +253,7 @@ class ExecutableMeta(Struct, frozen=True, tag=True):
         return max((kernel.stack_bytes for kernel in self.kernels), default=0)
 
 
-# --- the whole, in memory and on disk ----------------------------------------------------------------------------------
+# --- executables in memory and on disk ---------------------------------------------------------------------------------
 
 
 class _ConstantInfo(Struct, frozen=True, tag=True):

@@ -76,7 +76,7 @@ def _topk(x: Array, k: int, axis: int, largest: bool) -> tuple[Array, ...]:
     return np.take_along_axis(x, indices, axis), indices
 
 
-# --- folds -------------------------------------------------------------------------------------------------------------
+# --- cumulative sums ---------------------------------------------------------------------------------------------------
 
 
 def _cumsum(x: Array, axis: int) -> tuple[Array, ...]:

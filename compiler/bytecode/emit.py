@@ -165,7 +165,7 @@ class _Function:
 
         return [named(i) for i in self.code]
 
-    # --- bodies --------------------------------------------------------------------------------------------------------
+    # --- bodies of functions -------------------------------------------------------------------------------------------
 
     def body(self, body: Body) -> None:
         for block in body.blocks:
@@ -230,7 +230,7 @@ class _Function:
             case CallTir():
                 raise AssertionError("calls of loop nests are launches by now")
 
-    # --- memory --------------------------------------------------------------------------------------------------------
+    # --- memory of tensors ---------------------------------------------------------------------------------------------
 
     def allocate(self, var: Var, alloc: Alloc) -> None:
         type_ = alloc.type

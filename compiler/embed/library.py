@@ -51,7 +51,7 @@ def library_text(decoder: Decoder) -> str:
     return "\n".join(declared) + "\n\n" + "\n\n".join(functions) + '\n\nattributes #0 = { nounwind "no-builtins" }\n'
 
 
-# --- writing -------------------------------------------------------------------------------------------------------------
+# --- writing LLVM IR -----------------------------------------------------------------------------------------------------
 
 
 def _function(head: str, code: Code, result: str) -> str:
@@ -75,7 +75,7 @@ def _store(code: Code, kind: str, value: object, pointer: str, offset: int | str
     code.do(f"store {kind} {value}, ptr {_at(code, pointer, offset)}")
 
 
-# --- records -------------------------------------------------------------------------------------------------------------
+# --- records of the flat program -----------------------------------------------------------------------------------------
 
 
 def _replay(decoder: Decoder, layout: Layout, function: FlatFunction) -> str:

@@ -202,7 +202,7 @@ class ModelConfig:
         return self.local_rope if self.local_rope is not None and self.windows[layer] is not None else self.rope
 
 
-# --- reading -----------------------------------------------------------------------------------------------------------
+# --- reading a config.json ---------------------------------------------------------------------------------------------
 
 
 def read_decoder(

@@ -139,7 +139,7 @@ def _yarn(plain: NDArray[np.float64], theta: float, scaling: YarnScaling) -> NDA
     return (1 - stretched) * plain + stretched * plain / scaling.factor
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------------
+# --- reading the fields of a rope ------------------------------------------------------------------------------------------
 
 
 def read_rope(config: Fields, head_dim: int, *, theta: float = 10000.0, layer_type: str | None = None) -> Rope:

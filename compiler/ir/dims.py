@@ -422,7 +422,7 @@ _DIM_OPERATORS: dict[type[_Node], Callable[..., Dim]] = {FloorDiv: floordiv, Mod
 _INT_OPERATORS: dict[type[_Node], Callable[..., int]] = {FloorDiv: floordiv, Mod: mod, Min: min, Max: max}
 
 
-# --- text --------------------------------------------------------------------------------------------------------------
+# --- printing ----------------------------------------------------------------------------------------------------------
 
 
 def _show_term(coefficient: int, monomial: Monomial, *, alone: bool) -> str:

@@ -25,7 +25,7 @@ MAX_TERMS = 32  # a polynomial with more terms is not eliminated from: symbolic 
 Bound = tuple[Dim, Dim]  # (scale, value): a lower bound says scale * atom >= value, an upper bound <=; scale is positive
 
 
-# --- questions ---------------------------------------------------------------------------------------------------------
+# --- what can be proved ------------------------------------------------------------------------------------------------
 
 
 def bounds(d: DimLike) -> tuple[int | None, int | None]:

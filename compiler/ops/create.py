@@ -23,7 +23,7 @@ from compiler.ops.tables import Nest, Operands, UnknownShape, define
 Attrs = Mapping[str, Any]
 
 
-# --- filled ------------------------------------------------------------------------------------------------------------
+# --- tensors filled with numbers ---------------------------------------------------------------------------------------
 
 
 def _full_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -123,7 +123,7 @@ def _to_tensor_nest(operands: Operands) -> Nest:
 SHAPE_TO_TENSOR = define("shape_to_tensor", "shape", _to_tensor_type, lambda shape: np.array(shape, np.int64), _to_tensor_nest)
 
 
-# --- borders and triangles ---------------------------------------------------------------------------------------------
+# --- padding and triangles ---------------------------------------------------------------------------------------------
 
 
 def _widths(attrs: Attrs, ndim: int) -> tuple[tuple[Dim, Dim], ...]:

@@ -86,7 +86,7 @@ def _takes(dtype: DType, scalar: ScalarType) -> bool:
     return value is None or not value.is_const or ends.min <= value.const <= ends.max
 
 
-# --- meanings ----------------------------------------------------------------------------------------------------------
+# --- loop nests and NumPy functions ------------------------------------------------------------------------------------
 
 
 def _nest(formula: Callable[..., Scalar]) -> Callable[[Operands], Nest]:
@@ -163,7 +163,7 @@ def numpy_gelu_tanh(x: Any) -> Any:
     return x * 0.5 * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x * x * x)))
 
 
-# --- the table ---------------------------------------------------------------------------------------------------------
+# --- the operators -----------------------------------------------------------------------------------------------------
 
 
 def _binary(name: str, formula: Callable[..., Scalar], numpy: Callable[..., Any], kind: str = "numbers") -> OpDef:

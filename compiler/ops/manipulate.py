@@ -177,7 +177,7 @@ def _flip_nest(operands: Operands) -> Nest:
 FLIP = define("flip", "x", _flip_type, lambda x, axes: np.ascontiguousarray(np.flip(x, axes)), _flip_nest, {"axes": REQUIRED})
 
 
-# --- cutting -----------------------------------------------------------------------------------------------------------
+# --- slices and splits -------------------------------------------------------------------------------------------------
 
 
 def _span(attrs: Attrs, extent: Dim) -> tuple[Dim, Dim]:
@@ -255,7 +255,7 @@ def _split_numpy(x: Any, axis: int, sizes: Sequence[int]) -> Any:
 SPLIT = define("split", "x", _split_type, _split_numpy, _split_nest, {"axis": REQUIRED, "sizes": REQUIRED})
 
 
-# --- joining -----------------------------------------------------------------------------------------------------------
+# --- concatenation -----------------------------------------------------------------------------------------------------
 
 
 def _concat_type(args: tuple[Type, ...], attrs: Attrs) -> Type:

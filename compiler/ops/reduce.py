@@ -28,7 +28,7 @@ from runtime.library import routine
 Attrs = Mapping[str, Any]
 
 
-# --- folds -------------------------------------------------------------------------------------------------------------
+# --- reductions --------------------------------------------------------------------------------------------------------
 
 
 def _axes(attrs: Attrs, ndim: int) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ def _mean_numpy(x: Any, axes: Any, keepdims: bool) -> Any:
 MEAN = define("mean", "x", _fold_type(_floats), _mean_numpy, _mean_nest, {"axes": None, "keepdims": False})
 
 
-# --- the index of an extreme -------------------------------------------------------------------------------------------
+# --- argmax and argmin -------------------------------------------------------------------------------------------------
 
 
 def _place_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -174,7 +174,7 @@ ARGMAX = _place("argmax", ReduceFn.ARGMAX, np.argmax)
 ARGMIN = _place("argmin", ReduceFn.ARGMIN, np.argmin)
 
 
-# --- running sums ------------------------------------------------------------------------------------------------------
+# --- cumulative sums ---------------------------------------------------------------------------------------------------
 
 
 def _cumsum_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -201,7 +201,7 @@ CUMSUM = define(
 )
 
 
-# --- order: host routines ----------------------------------------------------------------------------------------------
+# --- sorting and top-k: host routines ----------------------------------------------------------------------------------
 
 
 def _ordered(result: Callable[[TensorType], Type]) -> Callable[..., Type]:

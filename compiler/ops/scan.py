@@ -43,7 +43,7 @@ def block_width(size: int) -> int:
     return gcd(size, MOST_COLUMNS)
 
 
-# --- meaning -----------------------------------------------------------------------------------------------------------
+# --- the NumPy function ------------------------------------------------------------------------------------------------
 
 
 def _numpy(
@@ -70,7 +70,7 @@ def _numpy(
     return out, states
 
 
-# --- annotation --------------------------------------------------------------------------------------------------------
+# --- deduction of annotations ------------------------------------------------------------------------------------------
 
 
 OPERANDS = ("states", "q", "k", "v", "decay", "sources", "starts", "saved", "pages", "layer", "beta")
@@ -117,7 +117,7 @@ def _agree_heads(v: tuple[Dim, ...], k: TensorType, states: TensorType, gates: M
         agree(heads * size * k.shape[2], states.shape[2], "the size of states")
 
 
-# --- loops -------------------------------------------------------------------------------------------------------------
+# --- the loop nest -----------------------------------------------------------------------------------------------------
 
 
 def _nest(operands: Operands) -> Nest:

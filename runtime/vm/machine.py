@@ -343,7 +343,7 @@ class Loader:
     def literals(self) -> tuple[int, ...]:
         return tuple(self._literals)
 
-    # --- matches -----------------------------------------------------------------------------------------------------
+    # --- matching of arguments ---------------------------------------------------------------------------------------
 
     def match(self, items: Sequence[Item], symbol: str | None, place: str = "") -> Match:
         derive = self.derive(symbol) if symbol else None

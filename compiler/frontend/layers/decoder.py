@@ -125,7 +125,7 @@ class Layer:
         return states, ScalarValue(Dim.of(states.group.layers.index(self.number)))
 
 
-# --- around the layers -------------------------------------------------------------------------------------------------
+# --- before and after the layers ---------------------------------------------------------------------------------------
 
 
 def embed(step: Step) -> Var:

@@ -56,7 +56,7 @@ class Builder:
         self._function = ""
         self._count = 0
 
-    # --- structure -----------------------------------------------------------------------------------------------------
+    # --- functions and blocks ------------------------------------------------------------------------------------------
 
     def declare(self, name: str, signature: FuncType) -> None:
         """Declare the signature of a function that is built later, so that functions built before it can call it."""

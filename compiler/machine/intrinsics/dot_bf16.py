@@ -93,7 +93,7 @@ class _Tile:
         self.code.do(f"store {self.vector} {update(self._load(total))}, ptr {total}, align 4")
 
 
-# --- rows --------------------------------------------------------------------------------------------------------------
+# --- a right matrix that is not packed ---------------------------------------------------------------------------------
 
 
 @tile_op

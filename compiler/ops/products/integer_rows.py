@@ -25,7 +25,7 @@ LARGEST = {8: 127, 16: 127 * 256 + 127}  # largest number per bit width; both i8
 ROUNDING, ROUNDING_BITS = 1.5 * 2.0**23, 0x4B400000  # x + ROUNDING has no fraction, and its lowest bits hold the integer nearest to x
 NEGLIGIBLE = 1e-30  # a group is quantised to zeros if its largest magnitude is smaller
 
-# --- shared ------------------------------------------------------------------------------------------------------------
+# --- helpers of both operators -----------------------------------------------------------------------------------------
 
 
 def _magnitude(x: Array, row: Sequence[Dim], first: DimLike, count: Dim) -> Scalar:

@@ -86,7 +86,7 @@ class _Sampling(Truncations):
             token = k.let("token", tokens[self.i])
             self.report(token, self.setting(Setting.TOP))
 
-    # --- the draw ------------------------------------------------------------------------------------------------------
+    # --- drawing a token -----------------------------------------------------------------------------------------------
 
     def draw(self) -> None:
         """Draw the first token at which the cumulative weight exceeds a random share of the total weight."""
@@ -142,7 +142,7 @@ class _Sampling(Truncations):
             key[1] = total[0] & 2**31 - 1
             random[0] = part[0] * key[0] * 32 + (part[0] * key[1] + part[1] * key[0] * 16 + (part[1] * key[1] >> 27) >> 26)
 
-    # --- the report ----------------------------------------------------------------------------------------------------
+    # --- reporting log-probabilities -----------------------------------------------------------------------------------
 
     def report_nothing(self) -> None:
         arrays, i = self.arrays, self.i

@@ -68,7 +68,7 @@ def token_logprobs(logits: Array, rows: Array, tokens: Array, tops: Array) -> tu
     return logprobs
 
 
-# --- before the draw ---------------------------------------------------------------------------------------------------
+# --- bias, penalties, mask, distances ----------------------------------------------------------------------------------
 
 
 def _adjusted(logits: Row, number: Row, bias: tuple[Array, ...], seen: tuple[Array, ...]) -> Row:
@@ -93,7 +93,7 @@ def _distances(logits: Row, sharpness: np.float32) -> Row:
         return (np.fmax.reduce(logits, initial=np.float32(-np.inf)) - logits) * sharpness
 
 
-# --- the draw ----------------------------------------------------------------------------------------------------------
+# --- drawing a token ---------------------------------------------------------------------------------------------------
 
 
 def _draw(logits: Row, number: Row, setting: list[int]) -> tuple[int, Row]:

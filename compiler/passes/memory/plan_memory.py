@@ -93,7 +93,7 @@ def tensor_bytes(type_: TensorType) -> Dim:
     return ceil_div(count * type_.dtype.num_bytes, ALIGNMENT) * ALIGNMENT
 
 
-# --- lives -------------------------------------------------------------------------------------------------------------
+# --- lifetimes ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ def _called(module: IRModule) -> set[str]:
     return {a.name for value in values for a in operands(value) if isinstance(a, FuncRef)}
 
 
-# --- places ------------------------------------------------------------------------------------------------------------
+# --- offsets -----------------------------------------------------------------------------------------------------------
 
 
 def place(lives: list[_Life]) -> tuple[dict[Var, Dim], Dim]:

@@ -142,7 +142,7 @@ class CpuDevice:
     def is_writable(self, tensor: Any) -> bool:
         return tensor.flags.writeable
 
-    # --- transfers: host memory is the device's ----------------------------------------------------------------------
+    # --- transfers, which copy nothing -------------------------------------------------------------------------------
 
     def upload(self, array: Array) -> Array:
         return array

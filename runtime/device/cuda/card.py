@@ -202,7 +202,7 @@ class Card:
         with self, self._faults("copy"):
             self._cuda.memcpy_htod_async(address, words, self.stream)
 
-    # --- order ---------------------------------------------------------------------------------------------------------
+    # --- waiting and events --------------------------------------------------------------------------------------------
 
     def wait(self) -> None:
         """Wait until the stream has done all its work."""

@@ -120,7 +120,7 @@ class _Row:
     def only_full_blocks(self) -> bool:
         return self.size.is_const and prove_divisible(self.length, self.size.const)
 
-    # --- folding -------------------------------------------------------------------------------------------------------
+    # --- the loop over blocks ------------------------------------------------------------------------------------------
 
     def write_sums(self, k: Kernel) -> None:
         """Compute `top` and `sums` of the row. The loop compares the elements of a block while it adds the exponentials of the block

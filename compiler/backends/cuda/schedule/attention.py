@@ -107,7 +107,7 @@ class _Attention(SplitAttention):
         with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self.own_elements(i) as j:
             self.out[t, group * self.block_heads + g, j] = cast(joined.means[g, j] / joined.weights[g], self.out.dtype)
 
-    # --- a split -------------------------------------------------------------------------------------------------------
+    # --- attention to a split ------------------------------------------------------------------------------------------
 
     def _partial(self, name: str) -> Partial:
         """Allocate the online softmax of the block's heads in shared memory."""
@@ -167,7 +167,7 @@ class _Attention(SplitAttention):
                 score = score + cast(k.array(node.bias)[group * heads + g, relative(node.bias, position - seen.own)], F32)
             scores[g, i] = score
 
-    # --- keys ----------------------------------------------------------------------------------------------------------
+    # --- reading keys and values ---------------------------------------------------------------------------------------
 
     def _seen(self, t: Dim) -> _Seen:
         k, node, source = self.k, self.node, self.node.keys

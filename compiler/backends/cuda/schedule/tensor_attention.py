@@ -243,7 +243,7 @@ class _TensorAttention(SplitAttention):
         with k.when(equal(is_last[0], 1)), k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self.own_elements(i) as j:
             self.join_stored(t, self._head(run, g), j, splits, stored)
 
-    # --- a split -------------------------------------------------------------------------------------------------------
+    # --- attention to a split ------------------------------------------------------------------------------------------
 
     def _split(self, run: _Run, rows: int, split: Dim, memory: _Memory) -> None:
         """Join a split with the splits before it. If tokens see different keys of the split, and a mean is not finite, a value may have

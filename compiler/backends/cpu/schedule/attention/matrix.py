@@ -188,7 +188,7 @@ class MatrixUnit:
         fold_halves(k, found, operator.add)
         return not_equal(found[0], 0.0)
 
-    # --- pieces --------------------------------------------------------------------------------------------------------
+    # --- helpers -------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def row_tiles(self, k: Kernel) -> Generator[Dim]:

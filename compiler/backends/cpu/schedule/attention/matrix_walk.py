@@ -100,7 +100,7 @@ class MatrixTileWalk:
                     unit.add(k, row, row)
 
 
-# --- pieces ------------------------------------------------------------------------------------------------------------
+# --- helpers -----------------------------------------------------------------------------------------------------------
 
 
 def update_softmax(k: Kernel, unit: MatrixUnit, m: Dim, row: Dim, slot: Dim, start: Dim, visible: VisibleRange) -> None:

@@ -167,7 +167,7 @@ class PagedOperands:
         first = k.let("kv_first", begin)
         return Heads(first, k.let("kv_count", end - first), self.group)
 
-    # --- rows and what computes them -----------------------------------------------------------------------------------
+    # --- the state of rows, and the units that compute them ------------------------------------------------------------
 
     def allocate_rows(self, k: Kernel, count: int, blocks: int) -> Rows:
         if self.on_matrix_unit:
@@ -191,7 +191,7 @@ class PagedOperands:
             if self.on_matrix_unit:
                 pad_queries(k, rows, row + g, self.size)
 
-    # --- operands ------------------------------------------------------------------------------------------------------
+    # --- reading the operands ------------------------------------------------------------------------------------------
 
     def layer(self, k: Kernel) -> Dim:
         return k.let("layer", cast(self.pages.layer, I64))

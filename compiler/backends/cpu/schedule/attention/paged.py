@@ -83,7 +83,7 @@ class _PagedAttention:
     def when_not_in_tile(self, k: Kernel, token: Dim) -> AbstractContextManager[None]:
         return k.when(~self.operands.shares_sequence(token // self.operands.tile_tokens))
 
-    # --- tokens --------------------------------------------------------------------------------------------------------
+    # --- single tokens -------------------------------------------------------------------------------------------------
 
     @contextmanager
     def walked_heads(self, k: Kernel, number: Dim, split: Dim, heads: Heads, rows: Rows) -> Generator[Dim]:
@@ -138,7 +138,7 @@ class _PagedAttention:
                 joined.merge(k, (row,), splits.at(token, head, split))
         self.store_result(k, token, head, joined.at(row))
 
-    # --- tiles ---------------------------------------------------------------------------------------------------------
+    # --- tiles of tokens -----------------------------------------------------------------------------------------------
 
     def attend_tile(self, k: Kernel, tile: Dim, kv_head: Dim) -> None:
         operands, group, first = self.operands, self.operands.group, tile * self.operands.tile_tokens

@@ -98,7 +98,7 @@ class VisibleRange:
     clipped_low: bool  # whether keys before `low` may be in a page, which happens with a window
 
 
-# --- pieces ------------------------------------------------------------------------------------------------------------
+# --- helpers -----------------------------------------------------------------------------------------------------------
 
 
 def prefetch(k: Kernel, cache: Array, layer: Dim, page: HeadPage, half: int, first: Dim, length: int) -> None:

@@ -154,7 +154,7 @@ class VectorUnit:
         with k.serial("j", dim_max(0, ceil_div(end, step) - begin // step)) as j:
             yield KeyStep((begin // step + j) * step, begin, end)
 
-    # --- the cache -----------------------------------------------------------------------------------------------------
+    # --- reading the cache ---------------------------------------------------------------------------------------------
 
     def scale(self, page: HeadPage, half: int, lane: Dim) -> Scalar:
         assert self.scales is not None

@@ -159,7 +159,7 @@ class Groups:
                 totals.append(fma(total, rewrite_dims(s.node.factor, place), const(0.0, F32)))
             line.store(k, (ZERO, v, lane), totals)
 
-    # --- parts of both ------------------------------------------------------------------------------------------------
+    # --- helpers of both kinds of sums --------------------------------------------------------------------------------
 
     def add(self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part, ahead: LinesAhead | None = None) -> None:
         """Add the products of a part of k to the exact sums."""
