@@ -1,4 +1,4 @@
-"""A model's configuration in one vocabulary that all families share, and functions that read the fields common to many of them.
+"""A model's configuration under field names that all families share, and functions that read the fields common to many of them.
 
 Defaults are those of transformers, since files omit values that equal the default.
 """

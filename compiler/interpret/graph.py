@@ -45,7 +45,7 @@ class Interpreter:
     def call(self, name: str, *args: Any) -> Any:
         func = self.module.graph(name)
         if len(args) != len(func.params):
-            raise MismatchError(f"{name} takes {len(func.params)} arguments, has {len(args)}")
+            raise MismatchError(f"{name} takes {len(func.params)} arguments, is called with {len(args)}")
         frame = _Frame(self)
         for i, (param, arg) in enumerate(zip(func.params, args, strict=True)):
             match_value(param.type, arg, frame.dims, f"{name}: parameter {i} ({param.name})", last=False)

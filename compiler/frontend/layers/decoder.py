@@ -210,7 +210,7 @@ def norm(layer: Layer, x: Var, name: str) -> Var:
 
 
 def stream_norm(step: Step, x: Var, name: str) -> Var:
-    """Apply the residual stream's norm that has this full name."""
+    """Normalize the residual stream with the norm weight that has this full name."""
     c = step.config
     if c.norm is Norm.RMS:
         return step.net.rms_norm(x, name, c.hidden_size, c.norm_eps, offset=c.norm_offset)

@@ -186,7 +186,7 @@ class TypeParser(Cursor):
             self.take()
             ndim = self.integer("a rank")
             if ndim < 0:
-                raise self.error(f"a rank of {ndim}, expected at least 0")
+                raise self.error(f"the rank is {ndim}, expected at least 0")
             self.expect("]")
             return None, ndim
         dims = self.dims("]")

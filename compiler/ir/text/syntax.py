@@ -1,4 +1,4 @@
-"""The vocabulary that printer and parser share: words, operators and their precedence, and the form of names."""
+"""The vocabulary that printer and parser share: words, operators and their precedence, and the syntax of names."""
 
 from __future__ import annotations
 

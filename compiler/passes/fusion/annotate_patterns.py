@@ -27,7 +27,7 @@ class Pattern(StrEnum):
     BROADCAST = "broadcast"  # computes out[i, j] from elements whose indices are only some of i, j
     INJECTIVE = "injective"  # computes out[i, j] from elements at any affine indices: permuted, sliced, gathered
     REDUCTION = "reduction"  # contains a reduction
-    PRODUCT = "product"  # contains products of matrices; an elementwise consumer fuses as an epilogue
+    PRODUCT = "product"  # contains products of matrices; an elementwise consumer is fused into it as an epilogue
     STAGED = "staged"  # several stages, the last of them elementwise over the output; fuses like a product
     OPAQUE = "opaque"
 

@@ -105,7 +105,7 @@ def test_parameters_are_checked():
         ("the value is 6, expected k = 7", (good, (7,), 6)),
         ("expected a scalar, has ndarray", (good, (7,), np.zeros(1, np.int64))),
         ("n is 5, declared 1..4", (np.zeros((5, 10), F32), (7,), 7)),
-        ("takes 3 arguments, has 1", (good,)),
+        ("takes 3 arguments, is called with 1", (good,)),
     ]
     for message, args in wrong:
         with pytest.raises(MismatchError, match=message):
