@@ -1,4 +1,4 @@
-"""Requests, and answers of the model, that all tests of third-party clients use."""
+"""Requests and model answers that the tests of third-party clients share."""
 
 from __future__ import annotations
 

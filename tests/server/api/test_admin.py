@@ -1,4 +1,4 @@
-"""The life cycle of a model: load, watch, cancel, refuse, unload, restore after a restart."""
+"""The admin API during the life of a model: load, progress, cancel, refuse, unload, and reload after a restart of the server."""
 
 from __future__ import annotations
 
@@ -91,8 +91,8 @@ def said(server, **body) -> str:
 
 
 def test_a_load_of_changed_files_replaces_the_model_and_loses_no_request(serve, folder, answering):
-    """Loading a source whose files changed replaces the loaded model. A running request finishes on the old worker, which then stops; later
-    requests use the new model."""
+    """If the files of a source have changed, loading the source again replaces the model. A running request finishes on the old worker,
+    which then stops; later requests use the new model."""
     states = ["one"]
     server = serve(initial=(), scripts={"a": answering("old " * 20, interval_s=0.02)}, identify=lambda _source: states[-1])
     client = server.http()
@@ -225,7 +225,7 @@ def test_a_dry_run_that_does_not_fit_is_refused_with_figures(serve, folder):
     assert error["evictable"] == [{"model": "a", "bytes": GIB + (1 << 16)}]  # b is pinned
     assert set(server.workers) == {"a", "b"}, "a worker was started for a dry run"
     fits = client.post("/admin/models", json={"source": "c", "dry_run": True, "kv_cache_bytes": 5})
-    assert fits.status_code == 507  # refused: `kv_cache_bytes` is tiny, but the weights do not fit into the less than 1 GiB that is left
+    assert fits.status_code == 507  # although `kv_cache_bytes` is tiny: less than 1 GiB is free, too little for the weights
     client.delete("/admin/models/a")
     assert client.post("/admin/models", json={"source": "c", "dry_run": True}).json()["required_bytes"] == GIB
 
@@ -348,7 +348,7 @@ def test_alias_moves_from_one_model_to_the_next(serve, folder, answering):
     client.post("/admin/models", json={"source": "b", "wait": True})
     assert client.put("/admin/aliases/chat", json={"model": "b"}).json() == {"chat": "b"}
     assert server.chat(model="chat").json()["choices"][0]["message"]["content"] == "new"
-    client.put("/admin/aliases/chat", json={"model": "a"})  # back again
+    client.put("/admin/aliases/chat", json={"model": "a"})  # restore the alias
     assert server.chat(model="chat").json()["choices"][0]["message"]["content"] == "old"
     assert client.put("/admin/aliases/b", json={"model": "a"}).status_code == 409
     assert client.delete("/admin/aliases/chat").json() == {}
@@ -362,8 +362,8 @@ def test_sources_outside_the_root_are_refused(serve, folder, source):
 
 
 def test_a_folder_whose_name_is_none_of_a_model_needs_another(serve, folder):
-    """A folder whose name is not a valid model name can be loaded only under an explicit name: the folder's name could be neither an alias
-    nor part of a health probe's path."""
+    """A folder whose name is not a valid model name can be loaded only if the request states another name, because clients use the name in
+    paths such as that of the model's health probe."""
     (folder / "models" / "my model").mkdir()
     client = serve(initial=()).http()
     response = client.post("/admin/models", json={"source": "my model"})
@@ -431,7 +431,7 @@ def test_the_set_of_models_survives_a_restart(serve, folder):
 def test_a_state_file_that_cannot_be_written_keeps_no_model_from_serving(serve, folder, caplog):
     (folder / "state").mkdir()
     server = serve(initial=(), state_file=folder / "state" / "models.json")
-    (folder / "state" / "models.json.new").mkdir()  # a folder at the path of the new file makes writing fail, as a full disk would
+    (folder / "state" / "models.json.new").mkdir()  # the folder has the path of the temporary file, so writing fails, as on a full disk
     client = server.http()
     assert client.post("/admin/models", json={"source": "a", "wait": True}).status_code == 200
     assert client.delete("/admin/models/a").status_code == 200
@@ -463,7 +463,7 @@ def test_a_model_that_cannot_come_back_is_not_forgotten(serve, folder, answering
     broken = answering("", load_error=LoadError(ErrorCode.LOAD_REFUSED, "the disk is not mounted"))
     server = serve(initial=(), state_file=state, scripts={"lost": broken})
     assert [model.spec.name for model in server.registry.models()] == ["fine"]
-    names = lambda: [spec.name for spec in msgspec.json.decode(state.read_bytes(), type=SavedState).models]  # noqa: E731  # read twice
+    names = lambda: [spec.name for spec in msgspec.json.decode(state.read_bytes(), type=SavedState).models]  # noqa: E731
     assert names() == ["lost", "fine"]
     assert server.http().delete("/admin/models/lost").status_code == 200
     assert names() == ["fine"]
@@ -516,8 +516,8 @@ def test_names_of_triton_and_llama(serve, folder):
 
 
 def test_what_the_root_offers_is_listed(serve, folder):
-    """`/admin/sources` lists the loadable sources with sizes and names. Triton's and llama.cpp's lists show models that are not loaded too,
-    with their state."""
+    """`/admin/sources` lists the sources that can be loaded, with sizes and names. The model lists in the formats of Triton and llama.cpp
+    also contain models that are not loaded, with their state."""
     server = serve(initial=())
     root, client = server.settings.model_root, server.http()
     for name in ("a", "org/x", "org/deep/er"):
@@ -567,7 +567,8 @@ def gone(client, name: str) -> bool:
 
 
 def test_a_model_takes_the_place_of_another_in_one_call(serve, folder):
-    """A load with `swap` moves the alias once the new model is ready; the old model finishes its requests and is unloaded."""
+    """A load with `swap` replaces a model: once the new model is ready, the alias moves to it; the old model finishes its requests and is
+    unloaded."""
     server = serve(initial=())
     client = server.http()
     client.post("/admin/models", json={"source": "a", "aliases": ["live"], "wait": True})

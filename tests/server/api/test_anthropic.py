@@ -97,8 +97,8 @@ def test_stop_reasons(serve, answering, connect):
 
 
 def test_more_tokens_than_fit_are_as_many_as_fit(serve, answering, connect):
-    """A `max_tokens` above what the context has room for allows as many tokens as fit. This API requires `max_tokens`, so clients send a
-    large one."""
+    """A `max_tokens` larger than the free part of the context is no error; the answer may fill the context. This API requires `max_tokens`,
+    so clients send a large value."""
     server = serve(script=answering("x" * 9000, step=50))
     message = ask(connect(server), max_tokens=64000)
     submit = server.worker.submits[-1]
@@ -167,7 +167,7 @@ def test_one_call_where_parallel_calls_are_off(serve, answering, connect):
 
 
 def test_thoughts_are_asked_for(serve, connect, monkeypatch):
-    """Without `thinking` in the request, thoughts are off if the template can turn them off. A thinking budget is honoured if the model has
+    """A request without `thinking` turns thoughts off if the template has a switch for them. A thinking budget is applied if the model has
     a token that ends thoughts."""
     tokenizer = ByteTokenizer(specials=["<think>", "</think>"])
     server = serve(tokenizer=tokenizer, initial=(ModelSpec("null", "null", tool_parser="hermes", reasoning=True),))
@@ -233,7 +233,8 @@ def test_what_is_not_understood_is_refused_by_name(server, body, param):
 
 
 def test_errors_have_the_shape_of_this_api(serve, connect):
-    """All errors have Anthropic's format, even those that occur before any endpoint runs: a wrong key, a body that is too large."""
+    """All errors have Anthropic's format, even errors that the server finds before it calls the endpoint: a wrong key, or a body that is
+    too large."""
     server = serve(api_keys=["a-key-of-a-client"], max_body_bytes=2000)
     with pytest.raises(anthropic.AuthenticationError) as caught:
         ask(connect(server))
@@ -281,7 +282,8 @@ def test_unknown_fields_are_reported_wherever_they_are(serve):
 
 
 def test_the_client_s_fields_are_known():
-    """The API honours, ignores, or refuses by name every parameter of the Anthropic client's `messages.create`."""
+    """For each parameter of the Anthropic client's `messages.create`, the API applies the parameter, ignores it, or refuses it with an
+    error that names it."""
     fields = inspect.signature(anthropic.resources.Messages.create).parameters.keys() - {
         "self",
         "extra_headers",

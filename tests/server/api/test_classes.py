@@ -1,4 +1,4 @@
-"""Classification of texts, and a reranker's scores of (query, document) pairs."""
+"""The endpoints that return class scores: classification of texts, and reranking with a model that scores (query, document) pairs."""
 
 from __future__ import annotations
 

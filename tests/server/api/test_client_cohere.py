@@ -1,4 +1,4 @@
-"""Cohere's client: embeddings, reranking and errors."""
+"""Cohere's Python client: embeddings, reranking and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LangChain's OpenAI chat and embedding models. The chat model uses chat completions and responses."""
+"""LangChain's chat and embedding models for OpenAI's API. The chat model is used with chat completions and with responses."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def test_a_conversation_that_is_too_long_is_known_as_such(server, connect, use_r
 
 @BOTH
 def test_keys_and_strictness(serve, connect, use_responses_api):
-    """A wrong key raises the client's authentication error; a server with `strict` accepts every field that the client sends by default."""
+    """With a wrong key, LangChain raises an authentication error. A server with the setting `strict` accepts every field that LangChain
+    sends by default."""
     server = serve(strict=True, api_keys=["a-key-of-a-client"])
     with pytest.raises(openai.AuthenticationError):
         connect(server, use_responses_api=use_responses_api).invoke(HI)

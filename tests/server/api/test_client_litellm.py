@@ -1,5 +1,5 @@
-"""LiteLLM with each API that it supports: OpenAI's chat and responses, Anthropic's messages, Ollama's chat, Cohere's and Jina's
-reranking."""
+"""LiteLLM with each API that it supports: chat and responses of OpenAI, messages of Anthropic, chat of Ollama, reranking of Cohere and
+Jina."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_a_conversation_that_is_too_long_is_known_as_such(server, model):
 
 @EVERY
 def test_keys_and_strictness(serve, model):
-    """A wrong key raises an exception; a server with `strict` accepts every field that LiteLLM sends by default."""
+    """With a wrong key, LiteLLM raises an exception. A server with the setting `strict` accepts every field that LiteLLM sends by
+    default."""
     server = serve(strict=True, api_keys=[KEY])
     with pytest.raises(litellm.APIConnectionError if model in TELLS_NO_ERRORS_APART else litellm.AuthenticationError):
         ask(server, model, api_key="another")

@@ -1,4 +1,4 @@
-"""Each endpoint is one file of `server/api`."""
+"""Each endpoint is one file of `server/api`, and no other file lists the endpoints."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def router(context):
 
 
 def test_a_new_file_is_a_new_endpoint(serve, tmp_path, monkeypatch):
-    """A file that is added to `server/api` is served, its body is limited, it demands a key, and it is documented, without a change
-    elsewhere."""
+    """A new file in `server/api` is enough to add an endpoint: the endpoint answers, limits the size of its body, requires an API key and
+    is documented."""
     (tmp_path / "echo.py").write_text(FILE)
     monkeypatch.setattr(api, "__path__", [*api.__path__, str(tmp_path)])
     try:
@@ -55,6 +55,6 @@ def test_a_new_file_is_a_new_endpoint(serve, tmp_path, monkeypatch):
 
 
 def test_no_two_shapes_have_one_name():
-    """No two types of request or answer have the same name, because `/openapi.json` identifies types by name."""
+    """No two types of requests or answers have the same name, because `/openapi.json` identifies types by name."""
     names = [shape.__name__ for shape in endpoints.shapes()]
     assert len(names) == len(set(names)) > 40

@@ -40,8 +40,8 @@ def test_not_ready_when_the_only_worker_is_given_up(serve):
 
 
 def test_a_restart_is_shown_and_a_long_one_takes_the_server_out_of_rotation(serve):
-    """`/health/ready` shows everybody that a worker is being restarted and when the next attempt is; only administrators see the cause,
-    which may contain paths. A long restart makes the server not ready."""
+    """`/health/ready` tells every client that a worker is restarting and when the next attempt is. Only administrators see the cause, which
+    may contain paths. After a long restart the server reports that it is not ready."""
     server = serve()
     server.worker.state = NullState.RESTARTING
     server.worker.outage = Outage(time.monotonic(), patience_s=600.0, num_tries=3, error="no room", next_try_s=time.monotonic() + 900)
@@ -64,8 +64,8 @@ def test_a_restart_is_shown_and_a_long_one_takes_the_server_out_of_rotation(serv
 
 
 def test_not_ready_after_the_only_model_was_refused(serve, answering):
-    """The server is not ready once its only model was refused, whether it is about to exit or waits for a repair: a load balancer must send
-    it no requests."""
+    """The server is not ready after its only model was refused, because a load balancer must send it no requests. It becomes ready once
+    another model is loaded."""
     broken = serve(script=answering("", load_error=LoadError(ErrorCode.LOAD_REFUSED, "no")))
     for path in ("/health", "/health/ready", "/v2/health/ready"):
         answer = broken.http().get(path)

@@ -1,4 +1,4 @@
-"""The two paths of SageMaker."""
+"""SageMaker's two paths, `/ping` and `/invocations`."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ def test_how_an_answer_ends(server, fields, content, stop_type, word):
 
 
 def test_time_is_up_behind_the_first_new_line(serve, answering):
-    """`t_max_predict_ms`, which editors use for code completion, ends the answer without an error, once the time is over and the text has a
-    line end."""
+    """`t_max_predict_ms`, which editors send for code completion, ends the answer at the first line break after this time, without an
+    error."""
     server = serve(script=answering("a\n" + "b" * 5000, interval_s=0.002))
     answer = complete(server, t_max_predict_ms=20)
     assert answer["stop_type"] == "limit" and answer["content"].startswith("a\nb") and len(answer["content"]) < 5000

@@ -18,7 +18,7 @@ GGUF = "org/name-GGUF:q4_k_m"
 
 
 class Shelf:
-    """A fake model hub that has every model; `held` are the models on the local disk."""
+    """A fake model hub that offers every model. `held` lists the models that were downloaded."""
 
     def __init__(self) -> None:
         self.held: set[str] = set()

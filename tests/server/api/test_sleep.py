@@ -39,7 +39,8 @@ def test_waking_by_name_and_all_at_once(serve):
 
 
 def test_a_model_whose_memory_was_taken_is_not_woken(serve):
-    """While another model uses the memory, waking a model fails, and the error names the sizes. Waking succeeds once there is room."""
+    """A sleeping model cannot be woken while another model uses its memory; the error names the sizes. After the other model is unloaded,
+    the sleeping model can be woken."""
     server = serve(initial=(), memory_limit_bytes=5 << 20)
     client = server.http()
     for name in ("a", "b"):

@@ -1,4 +1,4 @@
-"""Models published for browsers: access to their files, range requests, and a new export when a model changes."""
+"""Models that the server publishes for browsers: access to their files, range requests, and a new export when a model changes."""
 
 from __future__ import annotations
 

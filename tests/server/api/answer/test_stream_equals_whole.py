@@ -1,5 +1,5 @@
-"""The joined chunks of a streamed answer equal the unstreamed answer, for every split into tokens, every stop string and every number of
-choices."""
+"""A streamed answer, with its chunks joined, equals the unstreamed answer. The tests vary how the answer is split into tokens, the stop
+strings and the number of choices."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ stops = st.lists(st.sampled_from(["STOP", "a", "ß€", "</think>", "\n"]), max_
 
 
 class Shuffled(NullWorker):
-    """A worker that answers with given bytes, split into tokens as given. The events of several choices interleave in the given order. An
-    abort does not stop its events."""
+    """A fake worker. It answers with the bytes `answers`, split into tokens of the sizes `cuts`, and sends the events of several choices in
+    the order that `order` states. It sends all events even if the request is aborted."""
 
     def __init__(self, answers: list[bytes], cuts: list[int], order: list[int]) -> None:
         super().__init__(NullScript(answer=lambda _submit, choice: list(cut(answers[choice], cuts))))
@@ -182,8 +182,8 @@ def test_responses(data, cuts_a, cuts_b, stop, with_tools, max_tokens):
     for response in (whole, final):
         for item in response["output"]:
             for part in item.get("content", []):
-                # text that shares a step with thoughts has no log-probabilities, and the streamed and the unstreamed answer have different
-                # steps
+                # A step that contains both text and thoughts has no log-probabilities for the text. The streamed answer consists of other
+                # steps than the unstreamed answer, so their log-probabilities may differ.
                 part.pop("logprobs", None)
     assert without_ids(final["output"]) == without_ids(whole["output"]) and final["status"] == whole["status"]
     grown = {}

@@ -122,7 +122,7 @@ def test_sampling_parameters_reach_the_worker(server):
         temperature=0.25, top_p=0.5, top_k=7, min_p=0.1, frequency_penalty=0.5, presence_penalty=-0.5, repetition_penalty=1.5,
         logit_bias={"65": -100}, seed=-1, stop_token_ids=[3], ignore_eos=True, min_tokens=2, max_tokens=9, priority=-4,
         cache_salt="s", typical_p=0.9, allowed_token_ids=[1, 2], bad_words=["x", "no"],
-    )  # fmt: skip  # one line per handful
+    )  # fmt: skip
     submit = server.worker.submits[-1]
     params = submit.params
     assert (params.temperature, params.top_p, params.top_k, params.min_p, params.typical_p) == (0.25, 0.5, 7, 0.1, 0.9)
@@ -310,7 +310,7 @@ def test_echo_begins_with_what_is_continued(server, stream):
 def test_an_answer_bears_the_name_of_its_request(server, name):
     assert server.chat(**{name: "mine-1"}).json()["id"] == "chatcmpl-mine-1"
     assert server.complete(**{name: "mine-1"}).json()["id"] == "cmpl-mine-1"
-    # The server gives the worker ids of its own making, because two clients may choose the same id.
+    # The server makes its own request ids for the worker, because two clients may choose the same id.
     assert [submit.request_id for submit in server.worker.submits if "mine" in submit.request_id] == []
 
 

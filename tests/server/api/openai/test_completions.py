@@ -1,4 +1,4 @@
-"""The completions endpoint: kinds of prompts, echo, best_of, log-probabilities and their offsets."""
+"""The completions endpoint: formats of the prompt, echo, best_of, log-probabilities and their text offsets."""
 
 from __future__ import annotations
 

@@ -112,7 +112,8 @@ def test_a_generator_is_not_asked_for_text(embedder):
 
 
 def test_a_request_of_many_texts_leaves_room_for_others(serve, answering):
-    """A request with 40 texts occupies only as many places in the queue as the model embeds next, so other requests are admitted."""
+    """A request with 40 texts does not fill the queue of 8 places: the server hands the worker only a few texts at a time, so a request
+    that arrives meanwhile is admitted."""
     spec = ModelSpec("null", "null", max_batch=4)
     script = answering("x" * 200, interval_s=0.02, embedding_size=8, prefill_s=0.05)
     server = serve(script=script, initial=[spec], max_queued_requests=8)

@@ -225,7 +225,7 @@ def test_only_the_key_that_made_a_response_sees_it(serve):
 
 
 def test_what_is_kept_is_bounded_in_bytes(serve):
-    """When stored responses exceed `response_store_bytes`, the server forgets those that were not used for longest."""
+    """When stored responses exceed `response_store_bytes`, the server deletes the least recently used ones."""
     server = serve(response_store_bytes=60_000)
     client = server.openai()
     made = [client.responses.create(model="null", input="x" * 3000).id]
@@ -250,7 +250,7 @@ def test_nothing_is_kept_where_the_server_is_told_so(serve):
     assert client.get(f"/v1/responses/{made['id']}").status_code == 404
 
 
-# --- in the background --------------------------------------------------------------------------------------------------
+# --- background responses-----------------------------------------------------------------------------------------------
 
 
 def until(client, response_id, statuses):
@@ -307,7 +307,8 @@ def test_a_server_that_keeps_nothing_takes_no_background_response(serve):
 
 
 def test_an_unforeseen_failure_in_the_background_is_told(server, monkeypatch):
-    """A background response whose computation raises an unexpected exception becomes `failed`; it does not stay queued."""
+    """If the computation of a background response raises an unexpected exception, the status of the response becomes `failed`; it does not
+    stay `queued`."""
 
     async def whole(_self):
         raise ValueError("unforeseen")
@@ -372,6 +373,7 @@ def test_unknown_fields_are_reported_wherever_they_are(serve):
 
 
 def test_the_client_s_fields_are_known(server):
-    """The API honours, ignores, or refuses by name every parameter of the OpenAI client's `responses.create`."""
+    """For each parameter of the OpenAI client's `responses.create`, the API applies the parameter, ignores it, or refuses it with an error
+    that names it."""
     fields = inspect.signature(Responses.create).parameters.keys() - {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
     assert fields <= ResponseBody.model_fields.keys() | UNSUPPORTED.keys(), fields - ResponseBody.model_fields.keys()

@@ -1,4 +1,4 @@
-"""Tool calls, reasoning and response formats: what the worker is asked, and what the client receives."""
+"""Tool calls, reasoning and response formats: which request the worker receives, and which answer the client receives."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_of_an_offer_beyond_the_limit_only_so_much_is_held_to(serve, max_bytes, 
     ("form", "specials", "trigger"),
     [
         ("hermes", [*MARKERS, "<think>", "</think>"], Trigger(OPENS, (), THINKS, THOUGHT)),
-        ("hermes", MARKERS, None),  # no constraint: without tokens for markers, thoughts cannot be told from the answer
+        ("hermes", MARKERS, None),  # no constraint: without tokens for markers, thoughts cannot be distinguished from the answer
         ("hermes", ["<think>", "</think>"], None),
         ("mistral", ["[TOOL_CALLS]", "[ARGS]", "<think>", "</think>"], Trigger(OPENS, (), THINKS, THOUGHT)),
         ("llama3", ["<|python_tag|>", "<think>", "</think>"], None),  # no constraint: calls in Llama 3's format may omit their marker

@@ -1,5 +1,5 @@
-"""The API accepts requests in the forms that OpenAI and other servers accept. A field that would change the answer is honoured or refused
-by name."""
+"""The API accepts requests in the formats of OpenAI and of other inference servers. A field that would change the answer is applied or
+refused with an error that names the field."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def prompt_of(server) -> str:
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_unlimited_tokens_are_as_many_as_fit(server, path):
-    """`max_tokens` of -1, which llama.cpp's clients send, allows as many tokens as fit into the context after the prompt."""
+    """`max_tokens` of -1, which llama.cpp's clients send, means no limit except the context: the answer may fill what the prompt leaves
+    free."""
     server.http().post(path, json={"messages": MESSAGES, "max_tokens": -1} if "chat" in path else {"prompt": "hi", "max_tokens": -1})
     submit = server.worker.submits[-1]
     assert submit.params.max_tokens + len(submit.prompt_ids) == 4096
@@ -64,8 +65,8 @@ def test_thoughts_are_taken_back_under_either_name(server):
 
 
 def test_templates_find_thoughts_under_both_of_their_names() -> None:
-    """The template receives the thoughts of an earlier message as `reasoning_content` and as `thinking`, but not as `thinking` if the
-    message has both calls and content: gpt-oss's template refuses that combination."""
+    """The template receives the thoughts of an earlier assistant message under two names, `reasoning_content` and `thinking`. If the
+    message has both calls and content, `thinking` is left out, because gpt-oss's template refuses that combination."""
     call = MessageCall.model_validate({"function": {"name": "add", "arguments": "{}"}})
     for calls, content, shown in ([], "a", True), ([call], None, True), ([call], "a", False):
         (message,) = for_template([Message(role="assistant", content=content, reasoning_content="hm", tool_calls=calls)])
@@ -77,7 +78,7 @@ def test_a_role_is_what_the_template_makes_of_it(server):
     assert "<|critic|>x" in prompt_of(server)
 
 
-# --- fields of peers ----------------------------------------------------------------------------------------------------
+# --- fields of other servers ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("field", ["max_new_tokens", "n_predict", "num_predict"])
@@ -129,7 +130,7 @@ def test_what_would_change_a_vector_is_refused_by_name(embedder, field):
     assert (error["code"], error["param"]) == ("unsupported_field", field)
 
 
-# --- unknown fields, wherever they are ----------------------------------------------------------------------------------
+# --- unknown fields at every depth ----------------------------------------------------------------------------------
 
 NESTED = {
     "messages": [
@@ -176,7 +177,7 @@ def test_an_overflow_is_worded_as_clients_know_it(server, body):
 
 @pytest.mark.parametrize(("further", "kept"), [({}, 4095), ({"max_tokens": 96}, 4000)])
 def test_a_prompt_is_cut_to_what_leaves_room_for_the_answer(server, further, kept):
-    """`truncate_prompt_tokens` of -1 truncates the prompt so far that prompt and answer fit into the context."""
+    """With `truncate_prompt_tokens` of -1, the prompt is truncated until prompt and answer fit into the context."""
     server.chat(messages=[{"role": "user", "content": "x" * 5000}], truncate_prompt_tokens=-1, **further)
     assert len(server.worker.submits[-1].prompt_ids) == kept
     server.complete(prompt="x" * 5000, truncate_prompt_tokens=-1, max_tokens=96)
@@ -187,7 +188,8 @@ def test_a_prompt_is_cut_to_what_leaves_room_for_the_answer(server, further, kep
 
 
 def test_the_end_token_is_counted_and_told(serve, answering):
-    """The token that ends an answer counts as a completion token and is among the returned ids, as in vLLM, although it has no text."""
+    """The token that ends an answer has no text. Nevertheless it counts as a completion token and is among the returned token ids, as in
+    vLLM."""
     server = serve(script=answering("ok", stop_token_id=END))
     answer = server.chat(return_token_ids=True).json()
     assert answer["usage"]["completion_tokens"] == 3 and answer["choices"][0]["token_ids"] == [*b"ok", END]

@@ -1,8 +1,9 @@
-"""Every field that the official client or our schema defines has its documented effect, is known to change no answer, or is refused by
-name.
+"""For every request field that the official client or our schema defines, a test checks that the field has its documented effect, that it
+changes no answer, or that the server refuses it with an error that names it.
 
-The tables of this file must cover the client's signatures and the schema, so a new field fails here. Each request is made streamed and
-unstreamed; the worker must receive the same request both times, and the client the same answer, in the client's own types.
+The tables of this file must cover the client's signatures and the schema, so a new field fails here until it has a row. Each request is
+sent streamed and unstreamed: the worker must receive the same request both times, the client must get the same answer, and the answer must
+match the client's own types.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ pytestmark = pytest.mark.parametrize(
 
 @dataclass(frozen=True)
 class Seen:
-    """One request as a test sees it: the `Submit` that the worker received, and the answer or its chunks."""
+    """What a test observes of one request: the `Submit` that the worker received, and the answer or its chunks."""
 
     submit: Submit
     answer: Any = None
@@ -115,7 +116,7 @@ Effect = Callable[[Seen], bool]
 class Probe:
     value: Any
     effect: Effect
-    further: Mapping[str, Any] = field(default_factory=dict)  # fields that the request needs for the probed field to have an effect
+    further: Mapping[str, Any] = field(default_factory=dict)  # more fields, without which the probed field has no effect
     says: str = SAID  # the text that the model answers
     streams: bool = True  # whether the request may ask for a stream
 
@@ -220,7 +221,7 @@ COMPLETIONS: dict[str, Probe] = {
     "echo": Probe(True, lambda seen: seen.text == f"hi{SAID}", {"max_tokens": 50}),
     "best_of": Probe(3, lambda seen: seen.submit.num_choices == 3 and len(seen.texts) == 1, streams=False),
 }
-# Accepted fields that change no answer: they name the caller, hint at a cache, or ask for what the server does anyway.
+# Accepted fields that change no answer: they identify the caller, give hints for caching, or request the default behaviour.
 WITHOUT_EFFECT: dict[str, Any] = {
     "user": "me",
     "metadata": {"a": "b"},
@@ -241,13 +242,13 @@ REFUSED: dict[str, Any] = {
     "verbosity": "low",
     "web_search_options": {"search_context_size": "low"},
 }
-ABSENT = object()  # as the value of a field: leave the field out, even if the tests have a default for it
+ABSENT = object()  # as the value of a field: send the request without the field, even if the tests normally send it
 TRANSPORT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
 
 
 class UnfinishedChoice(CompletionChoice):
-    """A choice in a chunk. The client has one type for choices of chunks and of answers; it demands a finish reason, which only the last
-    chunk has."""
+    """A choice in a chunk. The client uses one type for the choices of chunks and of whole answers. That type requires a finish reason,
+    which only the last chunk has."""
 
     finish_reason: Literal["stop", "length", "content_filter"] | None
 
@@ -271,7 +272,7 @@ class Endpoint:
         return inspect.signature(self.create).parameters.keys() - TRANSPORT
 
     def call(self, client: Any, options: dict[str, Any]) -> Any:
-        """Call the client's method. Fields that the method has no parameter for go into `extra_body`."""
+        """Call the client's method. Pass fields that are no parameters of the method in `extra_body`."""
         for part in self.name.split("."):
             client = getattr(client, part)
         known = {name: value for name, value in options.items() if name in self.client_fields}
@@ -305,7 +306,8 @@ FURTHER = set(re.findall(r"`(\w+)`", PAGE.partition("### Fields of answers")[2].
 
 
 def checked(kind: type[BaseModel], answer: BaseModel) -> Any:
-    """Validate an answer strictly against a type of the client. Fields beyond that type must be in the list of our own fields."""
+    """Validate an answer strictly against a type of the client. Fields that this type does not have must be in the list of our own fields
+    in docs/api.md."""
     parsed = kind.model_validate_json(answer.model_dump_json(exclude_unset=True), strict=True)
     assert set(extras(parsed)) <= FURTHER
     return parsed

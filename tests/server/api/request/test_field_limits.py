@@ -1,4 +1,4 @@
-"""Every field of every request body has a size limit, which the server checks before it does the work that the limit bounds."""
+"""Every field of every request body has a size limit. The server checks the limit before it does work that grows with the size."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ def test_a_text_to_be_cut_is_encoded_where_it_is_kept(side):
 
 
 def test_a_real_tokenizer_cuts_a_long_text_as_it_cuts_the_whole():
-    """A real tokenizer that encodes only the kept end of a long text gives the tokens that it gives that end in the whole text."""
+    """If a long text is truncated, the server encodes only the part that it keeps. The kept tokens are those that the demo model's
+    tokenizer gives for that part of the whole text."""
     tokenizer = Tokenizer.from_dir(Path("deploy/demo/model"))
     text = " ".join(f"word {i} of a tale" for i in range(30_000))
     whole = tokenizer.encode(text, True)
@@ -153,8 +154,8 @@ def test_of_a_text_to_be_cut_little_more_than_is_kept_is_encoded():
 
 
 def test_arguments_within_texts_are_held_to_the_same_limits(server):
-    """The arguments of a tool call are JSON within a string, and limits of the body hold for them: too many parts are refused; JSON that is
-    too deep or truncated stays a string."""
+    """The arguments of a tool call are JSON inside a string, and the limits of the request body also apply to this JSON. With too many
+    parts the request is refused. JSON that nests too deeply or is incomplete remains a string."""
     for arguments, status in (("[" * 1000, 200), ("[" + "{}," * MAX_PARTS + "{}]", 413), ('{"a": "b', 200)):
         calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}]
         messages = [{"role": "assistant", "tool_calls": calls}, {"role": "user", "content": "x"}]

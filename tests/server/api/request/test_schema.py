@@ -1,4 +1,4 @@
-"""The API documentation names only fields and paths that exist."""
+"""The document docs/api.md names only fields and paths that exist."""
 
 from __future__ import annotations
 

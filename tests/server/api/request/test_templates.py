@@ -31,8 +31,8 @@ def render(server, **body):
 
 
 def test_a_client_s_format_reaches_nothing(server):
-    """A format string in a request cannot read attributes of Python objects. Strings marked `safe` once had a format method that bypassed
-    the sandbox."""
+    """A format string in a request cannot read attributes of Python objects. In an earlier version, the format method of strings marked
+    `safe` bypassed the sandbox."""
     response = render(
         server,
         messages=[{"role": "user", "content": "hi"}],
@@ -44,8 +44,8 @@ def test_a_client_s_format_reaches_nothing(server):
 
 
 def test_arguments_with_a_lone_surrogate_stay_the_text_they_were(server):
-    """Arguments of a call that contain a lone surrogate reach the template as the unparsed text. They are JSON within JSON, so the check of
-    the request body cannot find the surrogate."""
+    """If the arguments of a call contain a lone surrogate, the template receives them as unparsed text. The check of the request body does
+    not find the surrogate, because the arguments are JSON inside a JSON string."""
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}
     response = render(server, messages=[{"role": "assistant", "tool_calls": [call]}])
     assert response.status_code == 200, response.text
@@ -58,8 +58,8 @@ def test_arguments_that_nest_too_deeply_do_not_fail_the_server(server):
 
 
 def test_a_message_on_which_the_template_never_ends_holds_up_nobody(server):
-    """While one client's message makes the template loop until its time limit, the front answers other requests; that client gets status
-    400."""
+    """One client's message makes the template loop until its time limit. Meanwhile the front answers other requests; then that client gets
+    status 400."""
     answers = []
     asking = threading.Thread(target=lambda: answers.append(server.chat(messages=[{"role": "user", "content": "round"}])))
     asking.start()
