@@ -1,4 +1,4 @@
-"""Fixtures that start a real server on loopback, in its own thread, with models that compute nothing."""
+"""Fixtures that start a real server on localhost, in a thread of the test process. Its models compute nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from server.settings import ServerSettings
 
 @dataclass
 class Running:
-    """A running server. By default it has one model called `null`. `workers` and `scripts` have model names as keys."""
+    """A running server. By default it has one model, called `null`. `workers` and `scripts` map model names to the fake worker and its
+    script."""
 
     settings: ServerSettings
     registry: Registry
@@ -72,7 +73,7 @@ class Running:
         return self.http().post("/v1/completions", json={"prompt": "hi", **body})
 
     def connect(self) -> socket.socket:
-        """Open a plain socket to the server, to send requests that HTTP clients refuse to send."""
+        """Open a plain socket to the server. Tests use it to send requests that HTTP clients refuse to send."""
         return socket.create_connection(("127.0.0.1", self.port), timeout=60)
 
     @staticmethod
@@ -83,7 +84,7 @@ class Running:
             while data := sock.recv(1 << 16):
                 answer += data
         except ConnectionResetError:
-            pass  # the server closed before it read the whole request; its answer has already arrived
+            pass  # the server closed the connection before it read the whole request, but its answer has already arrived
         return answer
 
     def stop(self) -> None:
@@ -99,7 +100,7 @@ Serve = Callable[..., Running]
 
 @pytest.fixture
 def serve(tmp_path: Path) -> Iterator[Serve]:
-    """Return a function that starts a server (`_start` describes its options). All servers stop at the end of the test."""
+    """Return a function that starts a server with the options that `_start` describes. All servers stop at the end of the test."""
     running: list[Running] = []
 
     def start(**options: Any) -> Running:
@@ -113,7 +114,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 @pytest.fixture(scope="module")
 def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Yield one server that all tests of a module share. A module may give options of `_start` as an indirect parameter."""
+    """Yield one server that all tests of a module share. A module passes options of `_start` by indirect parametrization."""
     running = _start(tmp_path_factory.mktemp("server"), **getattr(request, "param", {}))
     yield running
     running.stop()
@@ -121,7 +122,7 @@ def shared_server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 def server(shared_server: Running) -> Running:
-    """Return the module's shared server, for tests that do not change it."""
+    """Return the module's shared server. Only tests that do not change the server may use it."""
     shared_server.worker.submits.clear()
     shared_server.worker.aborted.clear()
     return shared_server
@@ -141,8 +142,9 @@ def _start(
     export: Export | None = None,
     **options: Any,
 ) -> Running:
-    """Start a server. Workers of the models that `scripts` does not name use `script`. `footprints` are the planner's estimates by model
-    name; `identify` returns the state of a source's files; `options` are settings."""
+    """Start a server. A model's worker behaves as `scripts[name]` says, or else as `script` says. `footprints` are the memory estimates of
+    each model's load; `identify` returns the identity of a source's files, which changes when the files change; `options` are settings of
+    the server."""
     (folder / "models").mkdir(exist_ok=True)
     settings = ServerSettings(**{"port": 0, "model_root": folder / "models", "drain_s": 5.0, **options})
     common, named = script or NullScript(), scripts or {}
@@ -193,7 +195,7 @@ def _settled(registry: Registry) -> bool:
 
 
 def with_answer(answer: str | bytes, *, step: int = 1, **fields: Any) -> NullScript:
-    """Return a script whose model answers `answer`, with `step` bytes in each event."""
+    """Return a script by which a model answers `answer`, with `step` bytes in each event."""
     data = answer.encode() if isinstance(answer, str) else answer
     steps = [list(data[at : at + step]) for at in range(0, len(data), step)]
     return replace(NullScript(), answer=lambda _submit, _choice: steps, **fields)

@@ -1,4 +1,4 @@
-"""A server whose models answer with everything that the console must show: Markdown, tool calls, long answers."""
+"""A server whose models give all kinds of answers that the console must display: Markdown, tool calls, long answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def said(text: str) -> Callable[[Submit, int], list[list[int]]]:
 
 
 def _weather(submit: Submit, _choice: int) -> list[list[int]]:
-    """Answer with a tool call, or with text if the prompt already has the call's result."""
+    """Answer with a tool call. If the prompt already contains the result of the call, answer with text."""
     is_answered = b"<|tool|>" in bytes(token for token in submit.prompt_ids if token < 256)
     return said("It is cold in Oslo." if is_answered else CALL)(submit, 0)
 
@@ -69,8 +69,8 @@ SCRIPTS = {
 
 @pytest.fixture
 def site(serve: Callable[..., Any], tmp_path: Any) -> Callable[..., Any]:
-    """Return a function that starts a server with the named models. The server's model root also has the folder `other`, a model that can
-    be loaded."""
+    """Return a function that starts a server with the named models. Its model root also contains the folder `other`, which tests can load
+    as another model."""
 
     def start(*models: str, **options: Any) -> Any:
         (tmp_path / "models" / "other").mkdir(parents=True, exist_ok=True)
@@ -89,14 +89,14 @@ def site(serve: Callable[..., Any], tmp_path: Any) -> Callable[..., Any]:
 
 @pytest.fixture
 def page(serve: object, page: Page) -> Page:
-    """Return a browser page that is closed before the servers stop: an open page would report failed requests."""
+    """Return a browser page that is closed before the servers stop, because an open page would report failed requests as faults."""
     assert serve
     return page
 
 
 @pytest.fixture
 def other_page(chromium: Chromium) -> Iterator[Page]:
-    """Yield a second browser page that shares no storage with the page of the fixture `page`."""
+    """Yield a second browser page. It has its own storage, so it shares no saved conversations with the page of the fixture `page`."""
     page = chromium.new_page()
     yield page
     chromium.close_page(page)

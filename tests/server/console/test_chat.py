@@ -1,4 +1,4 @@
-"""The chat in a browser: answers, saved conversations, branches, options, tools, keyboard."""
+"""The chat of the console in a browser: answers, saved conversations, branches, options, tools, keyboard."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.xdist_group("console")
 
 
 def test_an_answer_is_shown_as_markdown(page, site):
-    """Headings, lists, tables, task lists and coloured code of an answer become elements of the page; HTML that a model writes stays
+    """Headings, lists, tables, task lists and coloured code in an answer become elements of the page. HTML in an answer is shown as plain
     text."""
     page.open(f"{site('writer').url}/")
     send(page, "Tell me about rivers")
@@ -51,7 +51,7 @@ def test_a_conversation_lasts(page, site):
     page.reload()
     page.see("My seed is")
     assert page.js("document.querySelector('#model').value") == "seeded"
-    page.fill("#search", "downhill")  # a word of the answer
+    page.fill("#search", "downhill")  # a word that occurs in the answer
     page.wait("document.querySelectorAll('.talk-link').length === 1")
     page.click(".talk-link a", "Tell me about rivers")
     page.see("in Brazil")
@@ -85,7 +85,7 @@ def test_a_conversation_is_exported(page, site):
 
 
 def test_answers_and_questions_have_versions(page, site):
-    """Asking again or editing a question creates a branch, and each branch keeps its own later messages."""
+    """Asking again and editing a question both create a branch of the conversation. Each branch keeps its own later messages."""
     server = site("seeded")
     page.open(f"{server.url}/")
     send(page, "first question")
@@ -163,7 +163,7 @@ def test_a_title_is_not_lost_when_an_answer_ends_meanwhile(page, site):
     page.see("word word")
     page.click(".talk-link button", "Rename")
     page.call("Input.insertText", text="A new")
-    page.js("document.querySelector('#chat .send').click()")  # a click by script stops the answer and leaves the focus in the text field
+    page.js("document.querySelector('#chat .send').click()")  # stops the answer; a click by script moves no focus
     idle(page)
     page.js("document.querySelector('#conversations input').focus()")
     page.call("Input.insertText", text=" title")
@@ -172,7 +172,7 @@ def test_a_title_is_not_lost_when_an_answer_ends_meanwhile(page, site):
 
 
 def test_a_tool_is_answered_by_hand(page, site):
-    """A tool call is shown with its arguments; the user types the tool's result, and the model answers with it."""
+    """The page shows a tool call with its arguments. The user types the result of the tool, and the model continues with this result."""
     server = site("caller")
     page.open(f"{server.url}/")
     page.click("#chat [data-action=options]")
@@ -188,7 +188,8 @@ def test_a_tool_is_answered_by_hand(page, site):
 
 
 def test_options_reach_the_model(page, site):
-    """Sampling parameters, the system prompt and a schema reach the request, survive a reload, and can be saved as a preset."""
+    """Sampling parameters, the system prompt and a schema are sent with the request, survive a reload of the page, and can be saved as a
+    preset."""
     server = site("seeded")
     page.open(f"{server.url}/")
     page.click("#chat [data-action=options]")
@@ -230,8 +231,8 @@ def test_options_that_are_wrong_are_named(page, site):
 
 
 def test_the_oldest_messages_are_left_out_when_the_context_is_full(page, site):
-    """When the conversation exceeds the context, its oldest messages are left out of the request and a notice says so; the meter shows how
-    full the context is."""
+    """If the conversation exceeds the context, the request omits the oldest messages and a notice says so. A meter shows which part of the
+    context is used."""
     server = site("small")
     page.open(f"{server.url}/")
     for number in range(3):
@@ -271,7 +272,7 @@ def test_errors_say_what_happened_and_can_be_tried_again(page, site):
 
 @pytest.mark.parametrize("ending", ["controller.close()", "controller.error(new TypeError('network error'))"])
 def test_a_lost_connection_is_told(page, site, ending):
-    """After a lost connection the partial answer stays and is marked as incomplete."""
+    """If the connection is lost during an answer, the partial answer stays on the page and is marked as incomplete."""
     page.open(f"{site('writer').url}/")
     page.see("writer", ".empty h2")
     page.js(f"""(() => {{
@@ -300,8 +301,8 @@ def test_a_conversation_that_is_deleted_is_stopped(page, site):
 
 
 def test_models_are_compared_with_one_seed(page, site):
-    """The comparison asks several models the same question with the same seed. Each model has its own conversation, which can be continued
-    in the chat."""
+    """The comparison page asks several models the same question with the same seed. Each answer belongs to a conversation of its own, which
+    the user can continue in the chat."""
     server = site("seeded", "writer")
     page.open(f"{server.url}/#/compare")
     page.fill("#compare textarea", "Who are you?")
@@ -319,7 +320,7 @@ def test_models_are_compared_with_one_seed(page, site):
 
 
 def test_the_keyboard_is_enough(page, site):
-    """From the first Tab to an answer, everything can be done by keyboard; the menu and the search have shortcuts."""
+    """The chat can be used by keyboard alone, from the first Tab to an answer. The menu and the search have shortcuts."""
     page.open(f"{site('writer').url}/")
     page.see("writer", ".empty h2")
     page.js("document.activeElement.blur()")

@@ -1,4 +1,4 @@
-"""The console with the demo's real model, as a user finds it on a new server."""
+"""The console with the real demo model, in the state in which a user finds it on a new server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ pytestmark = pytest.mark.xdist_group("demo server")
 
 
 def test_an_example_question_is_answered(page, demo_server):
-    """The console offers the demo's example questions. The answer to one is shown with its token counts and with its share of the
-    context."""
+    """The console offers the demo's example questions. Below the answer it shows the token counts and which part of the context they
+    use."""
     page.open(demo_server.url)
     page.click("button", "What is the capital of France?")
     page.see("The capital of France is Paris.", "article.assistant .prose")

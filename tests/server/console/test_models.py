@@ -1,4 +1,5 @@
-"""In a browser: the models page (list, load with progress, unload, aliases) and the live page of metrics."""
+"""Two pages of the console in a browser: the models page (list, load with progress, unload, aliases) and the live page, which draws
+metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def test_models_and_their_memory_are_shown(page, site):
 
 
 def test_a_model_is_planned_loaded_and_unloaded(page, site):
-    """The dry run says how much memory a model would take, a load shows its stages, and the chat then offers the model."""
+    """The dry run shows how much memory a model needs, a load shows its stages, and afterwards the chat offers the model."""
     server = site("writer")
     page.open(f"{server.url}/#/models")
     page.fill("#models .load input", "other")
@@ -83,7 +84,7 @@ def test_a_source_that_is_absent_is_told(page, site):
 
 
 def test_the_administration_asks_for_its_key(page, site):
-    """With a client's key the chat works, and the models page asks for an admin key."""
+    """The models page asks for an admin key if the user has entered none, or only a client's key."""
     server = site("writer", api_keys=["a-key-of-a-client"], admin_keys=["a-key-of-an-admin"])
     page.excuse("status of 401", "status of 403")
     page.open(f"{server.url}/#/models")
@@ -98,7 +99,7 @@ def test_the_administration_asks_for_its_key(page, site):
 
 
 def test_the_live_page_draws_what_metrics_say(page, site):
-    """The live page shows tokens per second and running requests, of all models or of a single one."""
+    """The live page shows tokens per second and running requests, for all models together or for a selected one."""
     server = site("writer", "slow")
     page.open(f"{server.url}/#/live")
     page.see("Tokens per second")

@@ -1,6 +1,7 @@
-"""Every page at desktop and phone widths, light and dark: nothing overflows, and axe reports no problem.
+"""Every page of the console at desktop and phone widths, in the light and the dark theme: no page is wider than the screen, and axe finds
+no accessibility problem.
 
-Screenshots go to the folder of the test run: `pytest --basetemp=FOLDER` sets it.
+The screenshots are in the folder of the test run, which `pytest --basetemp=FOLDER` sets.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.server.console.conftest import TOOLS, send
 pytestmark = pytest.mark.xdist_group("console")
 AXE = Path(__file__).parents[3] / ".venv" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
 SIZES = {"desktop": (1280, 800), "phone": (375, 720)}
-QUICK = [("light", "desktop"), ("dark", "phone")]  # (theme, size) of the quick test: each theme and each size once
+QUICK = [("light", "desktop"), ("dark", "phone")]  # (theme, size) pairs of the quick test: each theme and each size occurs once
 ALL = [(theme, size) for theme in ("light", "dark") for size in SIZES]
 
 
@@ -131,7 +132,7 @@ def test_the_api_page(page, site, look):
 
 
 def test_what_goes_wrong(page, site, look):
-    """The chat page without a model, and without a key."""
+    """The chat page when no model is loaded, and when the user has entered no key."""
     page.excuse("status of 401")
     page.open(f"{site().url}/")
     page.see("No model is loaded")

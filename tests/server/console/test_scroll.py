@@ -1,4 +1,4 @@
-"""Where the pane of messages stands: at its end, unless the reader has scrolled away."""
+"""The scroll position of the message pane: the pane stays at its end unless the reader has scrolled away."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 
 pytestmark = pytest.mark.xdist_group("console")
-FEW, LINES = 6, 150  # messages that are built in one slice, but far higher than the height that the style assumes
+FEW, LINES = 6, 150  # one slice builds so few messages; each is far higher than the height that the style assumes
 GAP = "(pane => pane.scrollHeight - pane.scrollTop - pane.clientHeight)(document.querySelector('#chat .scroll'))"
 FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(() => done(0)))))"
 
@@ -33,13 +33,14 @@ def few(page, site):
 
 
 def grow(page, article: str) -> None:
-    """Make one message higher, as an answer that streams does."""
+    """Make one message higher, as a streamed answer does."""
     page.js(f"document.querySelector('{article}').append(Object.assign(document.createElement('div'), {{style: 'height: 900px'}}))")
     page.js(FRAMES)
 
 
 def test_a_conversation_opens_at_its_end(few):
-    """The browser lays out a message only when it comes into view; the pane stays at the end although its messages then grow."""
+    """The browser lays out a message only when it becomes visible, and the message then becomes higher. Nevertheless the pane stays at its
+    end."""
     assert few.js(GAP) < 2
 
 
@@ -56,7 +57,7 @@ def test_a_reader_who_scrolled_away_stays_there(few):
     before = few.js("document.querySelector('#chat .scroll').scrollTop")
     grow(few, "article:last-of-type")
     assert few.js("document.querySelector('#chat .scroll').scrollTop") == before
-    few.call("Input.dispatchMouseEvent", type="mouseWheel", x=700, y=400, deltaX=0, deltaY=2000)  # back to the end
+    few.call("Input.dispatchMouseEvent", type="mouseWheel", x=700, y=400, deltaX=0, deltaY=2000)  # scroll back to the end
     few.wait(f"{GAP} < 2")
     few.js(FRAMES)
     grow(few, "article:last-of-type")

@@ -1,6 +1,6 @@
-"""Time until the console appears, and the longest tasks while a long conversation scrolls.
+"""The time until the console appears, and the longest browser task while a long conversation scrolls.
 
-Other work on the machine can only worsen a measurement, so the best of several counts.
+Other work on the machine can only make a measurement worse, so each test uses the best of several measurements.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ WORDS = "The river carries what the mountain gives away, and nobody has ever ask
 
 
 def least(measure: Callable[[], float], enough: float) -> float:
-    """Measure several times and return the least value; stop early at a value of at most `enough`."""
+    """Measure several times and return the smallest value. Stop as soon as a value is at most `enough`."""
     found: list[float] = []
     for _ in range(TRIES):
         found.append(measure())
@@ -81,7 +81,7 @@ def test_long_tasks_are_noticed(long):
 
 
 def test_a_long_conversation_scrolls_without_long_tasks(long):
-    """Scrolling by wheel from end to start and back causes no browser task longer than 50 ms."""
+    """Scrolling with the wheel from the end to the start and back causes no browser task longer than 50 ms."""
 
     def longest_task() -> float:
         long.js(LONG_TASKS)
@@ -116,4 +116,5 @@ def test_a_long_conversation_opens_at_its_end_without_long_tasks(long):
         longest_task()
         return long.js("document.querySelector('article:last-of-type').getBoundingClientRect().bottom <= innerHeight")
 
-    assert all(opens_at_its_end() for _ in range(10))  # the browser may build it in one slice or in several
+    # Repeat this, because the number of slices in which the console builds the conversation varies.
+    assert all(opens_at_its_end() for _ in range(10))

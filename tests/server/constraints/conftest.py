@@ -1,4 +1,4 @@
-"""Fixtures that make constraint compilers, next to the engine's fixtures."""
+"""Fixtures that create constraint compilers, in addition to the fixtures of the engine's tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["constraints", "random_submits", "rig", "tokenizer", "tokenizer_json"
 
 @pytest.fixture(scope="session")
 def spaces() -> str:
-    """Return a tokenizer, as JSON, that has tokens for runs of up to 32 spaces."""
+    """Return a tokenizer in JSON format. Its vocabulary includes tokens of up to 32 spaces."""
     letters = ["<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet()), *("Ġ" * length for length in range(2, 33))]
     merges = [("Ġ" * (length - 1), "Ġ") for length in range(2, 33)]
     tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=merges))
@@ -28,7 +28,7 @@ def spaces() -> str:
 
 @pytest.fixture
 def compiler(spaces: str) -> Iterable[Callable[..., ConstraintCompiler]]:
-    """Return a function that makes constraint compilers, each with its own processes."""
+    """Return a function that creates constraint compilers. Each compiler has its own processes."""
     compilers: list[ConstraintCompiler] = []
 
     def make(**limits) -> ConstraintCompiler:

@@ -1,4 +1,5 @@
-"""Constrained answers match their constraint, forced tokens change no result, and invalid constraints are refused within the time limit."""
+"""Constraints in the engine: answers match their constraint, forced tokens change no result, and invalid constraints are refused within the
+time limit."""
 
 from __future__ import annotations
 
@@ -72,8 +73,8 @@ def test_an_object_is_json(rig, tokenizer, constraints) -> None:
 
 
 def test_jumping_ahead_changes_no_token(rig, constraints) -> None:
-    """An engine that skips sampling of forced tokens gives the same tokens as one that samples every token. A request for log-probabilities
-    makes the engine sample every token and changes nothing else."""
+    """An engine that does not sample forced tokens gives the same tokens as an engine that samples every token. Requesting
+    log-probabilities makes the engine sample every token; it changes nothing else."""
     for seed in range(8):
         jumping, drawing = rig(constraints=constraints), rig(constraints=constraints)
         fast = jumping.run([submit_of(SCHEMA, seed)])
@@ -132,8 +133,8 @@ def test_a_bad_constraint_fails_its_request_alone(rig, constraints, constraint, 
 
 @pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
 def test_a_grammar_that_becomes_too_deep_fails_its_request_alone(rig, tokenizer_json, engine) -> None:
-    """A request whose grammar exceeds the depth limit fails, and other requests finish. A right-recursive grammar gets deeper with every
-    token, so it reaches the limit only while decoding."""
+    """If a grammar exceeds the depth limit while tokens are decoded, its request fails and other requests finish. The test uses a
+    right-recursive grammar, which nests deeper with every token."""
     constraints = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(row_items=30))
     deep = Constraint(ConstraintKind.GRAMMAR, 'start: r\nr: "a" r | "a"')
     one = rig(engine, constraints=constraints)

@@ -1,4 +1,4 @@
-"""Constraints in isolated processes: they allow what llguidance allows, delay no other request, and leave no process behind."""
+"""Constraints in isolated processes: they allow the same tokens as llguidance, delay no other request, and leave no process behind."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ CONSTRAINTS = LITERAL, LIST, DEEP, SCHEMA, EXPRESSION, CHOICE
 
 
 def heavy(num_rules: int, what: str) -> Constraint:
-    """Return a grammar that takes many seconds to compute the mask after the first letter, if `what` is a space and the vocabulary has long
-    runs of spaces."""
+    """Return a grammar whose mask after the first letter takes many seconds to compute, if `what` is a space and the vocabulary has tokens
+    of many spaces."""
     names = [f"e{i}" for i in range(num_rules)]
     rules = [f'{name}: {" | ".join(f"{name} {other}" for other in names)} | "{what}"' for name in names]
     return grammar("\n".join(['start: "x" e0', *rules]))
@@ -58,7 +58,7 @@ def submit_of(name: str, constraint: Constraint | None = None, max_tokens: int =
     return Submit(name, (5, 6, 7), SamplingParams(max_tokens=max_tokens, constraint=constraint, ignore_eos=True, **params))
 
 
-# --- what they allow -----------------------------------------------------------------------------------------------------
+# --- which tokens are allowed ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("head", ["", 'start: "so " answer'])
@@ -162,11 +162,11 @@ def test_a_tokenizer_that_cannot_be_read_fails_the_request_and_not_the_engine(ri
 @ENGINES
 def test_a_heavy_mask_fails_its_requests_and_holds_up_nobody(rig, compiler, engine) -> None:
     one = rig(engine, constraints=compiler(excess_s=0.2))
-    one.run([submit_of("light", LIST)])  # starts the constraint process
+    one.run([submit_of("light", LIST)])  # this request starts the constraint process
     for submit in (submit_of("heavy", HEAVY), submit_of("heavy too", HEAVY)):
         one.engine.submit(submit)
     one.until(lambda: len(one.engine._requests._parked) == 2, max_steps=1_000_000)
-    # hide the parked sequences from the engine, as if their masks never arrived
+    # take the parked sequences away from the engine, as if their masks never arrived
     waiting, one.engine._requests._parked = one.engine._requests._parked, set()
     for submit in (submit_of("plain"), submit_of("light too", LIST)):
         one.engine.submit(submit)

@@ -1,4 +1,4 @@
-"""Lazy constraints apply only after a trigger token. Text before it stays free, text after it is completed as constrained, and results are
+"""Lazy constraints begin at a trigger token. Text before the trigger is free, text after it matches the constraint, and results are
 reproducible."""
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from server.messages import Constraint, ConstraintKind, FinishReason, SamplingPa
 from tests.server.constraints.processes import answered, forced_by, mask_of, matcher_of
 
 EOS, VOCAB = 0, 320
-TRIGGER, OPEN, CLOSE = 310, 311, 312  # tokens beyond the tokenizer's vocabulary, without text
+TRIGGER, OPEN, CLOSE = 310, 311, 312  # token ids beyond the tokenizer's vocabulary, which have no text
 ARGUMENTS = json.dumps({"enum": ["green", "greek"]})
 CALL = Constraint(ConstraintKind.GRAMMAR, f'start: "name " colour ";"\ncolour: %json {ARGUMENTS}', Trigger(TRIGGER))
 IMPOSSIBLE = msgspec.structs.replace(CALL, source="start: nothing")
 
 
 def eager(history):
-    """Return random logits that favour the trigger (about every sixth token), letters, and equally the tokens that open and close a
-    thought."""
+    """Return random logits that favour three kinds of tokens: the trigger (about every sixth token is one), letters, and the tokens that
+    open and close a thought."""
     logits = hashed_logits(VOCAB)(history)
     logits[TRIGGER] += 5
     logits[65:91] += 2
@@ -45,7 +45,7 @@ def submit_of(constraint: Constraint | None, seed: int, prompt: tuple[int, ...] 
 
 
 def calls(tokenizer: Tokenizer, token_ids: list[int]) -> list[str]:
-    """Return the text after each trigger up to the next trigger. The last text may be incomplete."""
+    """Return the text after each trigger, up to the next trigger. The last text may be incomplete."""
     spans: list[list[int]] = []
     for token_id in token_ids:
         if token_id == TRIGGER:
@@ -102,7 +102,7 @@ def test_a_mask_is_computed_only_behind_the_trigger(constraints) -> None:
     assert matcher.mask() is None and matcher.forced() == []
     matcher.advance([TRIGGER])
     assert np.count_nonzero(mask_of(matcher)) and forced_by(matcher)
-    matcher.advance([300])  # advance by a token that the constraint forbids, as if a worker without the constraint had sampled it
+    matcher.advance([300])  # a token that the constraint forbids, as if an earlier worker had sampled it without the constraint
     assert answered(matcher).mask() is None
 
 
@@ -159,8 +159,8 @@ def offering(tokenizer: Tokenizer) -> Constraint:
 
 
 def test_an_offer_is_chosen_as_a_whole(rig, tokenizer, constraints) -> None:
-    """The model must choose one of the complete offers. Its logits prefer the first letter of `get` but then a continuation of no offer, so
-    it ends up with `name`."""
+    """The model must choose one of the complete offers. Its logits prefer the first letter of the offer `get`, but continue it in a way
+    that no offer allows, so the model must select `name`."""
     constraint = offering(tokenizer)
     ids = {text: tokenizer.encode(text).ids[0] for text in ("g", "n")}
 
@@ -191,15 +191,15 @@ def test_an_offer_that_is_banned_fails_nothing(rig, tokenizer, constraints, engi
 
 @pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
 def test_what_is_taken_back_is_nowhere(rig, tokenizer, constraints, engine) -> None:
-    """A discarded draft of a tool selection leaves no trace in the prefix cache, at any position in a page, nor in log-probabilities, and
-    it causes no preemption."""
+    """A draft of a tool selection that is discarded leaves no trace in the prefix cache or in log-probabilities, wherever in a page it
+    began. It causes no preemption."""
     constraint = offering(tokenizer)
     longest = max(constraint.trigger.offers, key=len)
     assert len(longest) > 4
     following = {TRIGGER: longest[0], **dict(pairwise(longest[:-1]))}
 
     def drafting(history):
-        """Return logits that favour an offer's tokens up to the last but one, so that the draft is discarded."""
+        """Return logits that favour all tokens of an offer except the last, so that the engine discards the draft."""
         logits = eager(history)
         logits[following.get(int(history[-1]), TRIGGER)] += 6
         return logits
@@ -229,7 +229,7 @@ def test_late_answers_change_no_token(rig, tokenizer, constraints, monkeypatch, 
     one = rig(engine, constraints=constraints, logits_of=eager)
     assert one.run(submits) == whole and not one.failed
     resumed = []
-    # a prefix of the sent tokens never ends within a choice, because tokens of an unfinished choice are not sent
+    # Any prefix of the sent tokens is valid here: tokens of an unfinished tool selection are not sent.
     for submit in submits[::2]:
         sent = tuple(whole[submit.request_id, 0].token_ids[:30])
         rest = rig(engine, constraints=constraints, logits_of=eager).run([msgspec.structs.replace(submit, emitted=(sent,))])
@@ -239,8 +239,8 @@ def test_late_answers_change_no_token(rig, tokenizer, constraints, monkeypatch, 
 
 @pytest.mark.parametrize("banned", ["", "g", "et"])
 def test_a_worker_that_dies_in_a_choice_leaves_nothing_to_remember(rig, tokenizer, constraints, banned) -> None:
-    """If a worker dies while the model selects a tool, a new worker continues with the same tokens, even if banned tokens made the old
-    worker abandon the selection and send its draft."""
+    """If a worker dies during a tool selection, a new worker continues with the same tokens. This holds even if banned tokens made the old
+    worker give up the selection and send its draft."""
     ids = tuple(tokenizer.encode(banned).ids) if banned else ()
     submit = submit_of(offering(tokenizer), 4, banned_token_ids=ids)
     whole = rig(constraints=constraints, logits_of=eager).run([submit])["r4", 0]
@@ -281,8 +281,8 @@ def test_the_choice_is_between_wholes() -> None:
 
 
 def test_what_is_forced_is_what_would_be_drawn(rig, constraints) -> None:
-    """Tokens that the constraint forces are those that sampling would give. A request for log-probabilities makes the engine sample every
-    token and changes nothing else."""
+    """Tokens that the constraint forces equal the tokens that sampling would give. Requesting log-probabilities makes the engine sample
+    every token; it changes nothing else."""
     jumping, drawing = rig(constraints=constraints, logits_of=eager), rig(constraints=constraints, logits_of=eager)
     fast, slow = jumping.run([submit_of(CALL, 3)])["r3", 0], drawing.run([submit_of(CALL, 3, logprobs=0)])["r3", 0]
     assert fast.token_ids == slow.token_ids

@@ -1,4 +1,4 @@
-"""When a constraint process is killed or stopped, a new process replaces it without changing a token. No such process outlives its
+"""If a constraint process is killed or stopped, a new process replaces it and the tokens are the same. No constraint process outlives its
 worker."""
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def step_until(rig, condition: Callable[[], bool]) -> None:
     wait_until(reached)
 
 
-# --- replaced ------------------------------------------------------------------------------------------------------------
+# --- lost processes are replaced -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", ["sequence", "grammar", "zygote"])
@@ -118,12 +118,12 @@ def test_a_process_that_is_lost_as_it_compiles_is_replaced(compiler, quick_looks
 
 
 def test_what_is_only_offered_is_held_to_after_a_loss(rig, compiler, tokenizer) -> None:
-    """A lazy constraint still holds after its process was killed, although losing it would not fail the request."""
+    """A lazy constraint still applies after its process was killed, although the request could also finish without it."""
     constraints = compiler()
     one = rig(constraints=constraints)
     one.engine.submit(SUBMITS[2])
     step_until(one, lambda: bool(one.outcomes) and TRIGGER in one.outcomes["offer", 0].token_ids)
-    matcher = next(one.engine._requests.sequences).matcher._grammar  # the isolated matcher inside the matcher of the request's rules
+    matcher = next(one.engine._requests.sequences).matcher._grammar  # the isolated matcher; the outer matcher applies the rules
     hit(processes_of(constraints), signal.SIGKILL)
     before = matcher._begun
     assert before is not None
@@ -135,8 +135,8 @@ def test_what_is_only_offered_is_held_to_after_a_loss(rig, compiler, tokenizer) 
 @ENGINES
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, "generation_failed"), (signal.SIGSEGV, "invalid_schema")])
 def test_who_is_lost_again_and_again_fails_alone(rig, compiler, monkeypatch, engine, number, code) -> None:
-    """A request whose constraint process is lost repeatedly fails alone: with a server error if the process was killed, a client error if
-    it crashed."""
+    """If the constraint process of a request is lost repeatedly, only this request fails. The error is a server error if the process was
+    killed, and a client error if it crashed."""
     monkeypatch.setattr("server.constraints.retries.FIRST_PAUSE_S", 0.001)
     constraints = compiler()
     one = rig(engine, constraints=constraints)
@@ -177,8 +177,8 @@ def test_a_grammar_that_was_lost_while_nobody_used_it_is_compiled_again(compiler
 
 
 def test_a_budget_is_no_matter_of_other_processes(compiler, monkeypatch) -> None:
-    """The time budget of a constraint counts processor time: wall-clock time would fail a request whose process waits for a busy
-    processor."""
+    """The time limit of a constraint applies to CPU time, not to wall-clock time: a request must not fail because its process waits for a
+    busy CPU."""
     monkeypatch.setattr("server.constraints.process.process_socket.LOOK_S", 1000.0)
     one = compiler()
     matcher = matcher_of(one, LIST)
@@ -193,11 +193,11 @@ def test_a_budget_is_no_matter_of_other_processes(compiler, monkeypatch) -> None
     assert levels_of(one)["sequence"] == [own]
 
 
-# --- how they end --------------------------------------------------------------------------------------------------------
+# --- the end of processes ------------------------------------------------------------------------------------------------
 
 
 def heavy() -> Constraint:
-    """Return a grammar whose mask after the first letter takes many seconds if the vocabulary has long runs of spaces."""
+    """Return a grammar whose mask after the first letter takes many seconds to compute if the vocabulary has tokens of many spaces."""
     names = [f"e{i}" for i in range(30)]
     rules = [f'{name}: {" | ".join(f"{name} {other}" for other in names)} | " "' for name in names]
     return Constraint(ConstraintKind.GRAMMAR, "\n".join(['start: "x" e0', *rules]))

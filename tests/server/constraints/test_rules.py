@@ -1,4 +1,5 @@
-"""The restrictions that a request's own parameters state (bans, token counts, thinking), alone and together with a grammar."""
+"""The restrictions that sampling parameters state (banned tokens, minimum number of tokens, thinking budget), alone and together with a
+grammar."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def allowed_behind(bans: Bans, *drawn: int) -> set[int]:
 
 
 class Drafting(Matcher):
-    """A fake grammar: it allows even tokens, always forces 2 and 8 next, and treats all tokens so far as a draft that it can take back."""
+    """A fake grammar. It allows even tokens, always forces tokens 2 and 8 next, and treats all tokens so far as a draft that can be
+    discarded."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -94,8 +96,8 @@ def test_forced_tokens_are_drawn_where_rules_restrict_the_text() -> None:
 
 
 def test_a_draft_that_is_taken_back_leaves_no_trace_in_the_rules() -> None:
-    """After a draft is discarded, the rules have the banned sequence, the token count and the open thought that they had before the
-    draft."""
+    """Discarding a draft restores what the rules knew before the draft: the matched part of a banned sequence, the token count, and whether
+    a thought is open."""
     thinking = Thinking(3, OPEN, CLOSE, is_open=False)
     bans = bans_of(ender_ids=(0,), min_tokens=2, banned_sequences=((6, 7),), thinking=thinking)
     rules = Rules(bans, (6,))

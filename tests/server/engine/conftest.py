@@ -1,4 +1,4 @@
-"""An engine on a model that computes nothing, and a collector of the engine's messages."""
+"""An engine with a model that computes nothing, and a collector of the messages that the engine sends."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Outcome:
 
 
 class Rig:
-    """An engine with a null model. Its messages are collected, and its integrity is checked after every step."""
+    """An engine with a null model. The rig collects the engine's messages and checks the engine's integrity after every step."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Rig:
         return ran
 
     def steps(self, num: int) -> None:
-        """Run `num` steps that do work, or fewer if the engine finishes. A step that only waits for a constraint does not count."""
+        """Run `num` steps, or fewer if the engine runs out of work. A step that only waits for a constraint is not counted."""
         while num and self.engine.has_work:
             if self.step():
                 num -= 1
@@ -119,8 +119,8 @@ class Rig:
         raise AssertionError(f"not reached in {max_steps} steps")
 
     def run(self, submits: Iterable[Submit] = (), *, per_step: int = 1_000_000, max_steps: int = 20_000) -> dict[tuple[str, int], Outcome]:
-        """Run until the engine has no work, submitting `per_step` requests before each step. While a constraint is compiled, a step may
-        have nothing to do."""
+        """Run until the engine has no work. Before each step, submit `per_step` requests. A step may do nothing while a constraint is
+        compiled."""
         arriving, num_steps, end = deque(submits), 0, time.monotonic() + 120
         while arriving or self.engine.has_work:
             for _ in range(min(per_step, len(arriving))):
@@ -136,7 +136,7 @@ class Rig:
 
 @pytest.fixture(scope="session")
 def tokenizer_json() -> str:
-    """Return a small byte-level tokenizer with merges, as JSON. A text has several tokenisations."""
+    """Return a small byte-level BPE tokenizer as JSON. Because of its merges, several token sequences have the same text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

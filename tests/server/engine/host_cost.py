@@ -33,7 +33,7 @@ class SleepingModel:
         return Logits(self._logits[: len(batch.logit_rows)])
 
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
-        """Return zeros at once: sampling belongs to the device, and this program measures the host."""
+        """Return zeros at once. Sampling is work of the device, and this program measures only the host."""
         nothing = np.zeros(len(batch.rows), np.int32)
         return Sampled(nothing, Logprobs(nothing, nothing, nothing, nothing, nothing))
 

@@ -1,5 +1,5 @@
-"""Promise 1: a request's result never depends on other requests, the chunks of its prompt, the prefix cache, preemptions, or earlier
-workers."""
+"""A request's result never depends on other requests, the chunks of its prompt, the prefix cache, preemptions, or the death of earlier
+workers (promise 1)."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_company_order_chunks_cache_and_preemption(rig, submits, alone, constrai
 
 @pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
 def test_a_later_worker_goes_on_exactly(rig, random_submits, constraints, engine):
-    """Engines stop after random steps; new engines continue from the tokens sent so far. The result is that of an undisturbed engine."""
+    """Engines stop after a random number of steps. New engines continue from the tokens sent so far and give the result of an undisturbed
+    engine."""
     submits = random_submits(40, 5)
     whole = rig(constraints=constraints).run(submits)
     rng = random.Random(0)
@@ -110,13 +111,13 @@ def test_choices_are_forks_of_one_prompt(rig):
     outcomes = together.run([submit])
     texts = {tuple(outcomes["r", choice].token_ids) for choice in range(4)}
     assert len(texts) == 4
-    # The first choice computes the whole prompt, the three others recompute only its last token, and the last sampled token is never
-    # computed.
+    # The first choice computes the whole prompt. The three other choices recompute only its last token. The last token of each choice is
+    # sampled but never computed.
     assert cost.num_tokens == len(prompt) + 3 + 4 * 29
 
 
 class CountedTokens:
-    """Replaces StepTime; counts the tokens of all steps instead of their seconds."""
+    """A replacement for StepTime. It counts the tokens of all steps instead of their seconds."""
 
     def __init__(self) -> None:
         self.num_tokens = 0

@@ -1,4 +1,4 @@
-"""The worker's end of the socket distinguishes closing the socket itself from losing the front."""
+"""The worker's end of the socket distinguishes two cases: the worker closes the socket, or the connection to the front is lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from server.engine.channel import WorkerChannel
 
 
 def test_closing_the_channel_is_no_loss_of_the_front() -> None:
-    """When the worker closes its channel, `on_lost` is not called: it would end the process at once, without a clean-up."""
+    """If the worker closes its channel, `on_lost` is not called, because `on_lost` ends the process at once without a clean-up."""
     ours, its = socket.socketpair()
     lost = threading.Event()
     channel = WorkerChannel(its, on_lost=lost.set)

@@ -1,5 +1,5 @@
-"""Embeddings: texts share steps by their numbers of tokens and take turns, and an embedding does not depend on its batch. Encoders embed
-alone; decoders embed while they generate other answers."""
+"""Embeddings: which texts share a step, how texts and streams alternate, and that an embedding does not depend on its batch. An encoder
+only embeds; a decoder embeds while it generates answers for other requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMITS = EmbedLimits(embedding_size=24, max_context=64, max_tokens=100, max_seqs
 
 
 class CountedModel(NullEmbedModel):
-    """A null model, which refuses steps that are too large and records the number of tokens of each text in each step."""
+    """A null model that refuses steps beyond its limits and records the length of each text in each step."""
 
     def __init__(self) -> None:
         super().__init__(LIMITS)
@@ -128,7 +128,7 @@ def expected(tokens) -> np.ndarray:
 
 
 def texts(num: int) -> list[Embed]:
-    """Return texts longer and shorter than a step; every second text begins with the same instruction."""
+    """Return texts, some longer than a step and some shorter. Every second text begins with the same instruction."""
     rng = random.Random(1)
     instruction = tuple(rng.randrange(320) for _ in range(33))
     return [
@@ -177,8 +177,8 @@ def test_a_text_that_ends_early_leaves_nothing(rig, engine) -> None:
 @ENGINES
 @pytest.mark.parametrize("num_pages", [40, 12])
 def test_each_token_has_a_vector_whatever_runs_beside_it(rig, engine, num_pages) -> None:
-    """Every token has the right vector, even for texts with more tokens than a step has rows, with a cached prefix, while streams run, and
-    after a preemption."""
+    """A request for a vector per token gets the right vectors, even if the text has more tokens than a step has rows, begins with a cached
+    prefix, shares steps with streams, or is preempted."""
     limits = replace(DECODER, groups=(GroupLimits(num_pages),))
     submits = [Submit(f"s{i}", tuple(range(1, 30 + i)), SamplingParams(60, seed=i, ignore_eos=True)) for i in range(3)]
     alone = rig(limits=limits).run(submits)

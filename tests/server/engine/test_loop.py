@@ -1,4 +1,4 @@
-"""Steps of the engine: what they report, and how requests share slots."""
+"""The engine's steps: log-probabilities and counts that they report, and how requests share slots."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def params(**fields) -> SamplingParams:
 @pytest.mark.parametrize("max_seqs", [2, 32])
 def test_prompt_logprobs(rig, engine, max_seqs: int) -> None:
     """The log-probabilities of a prompt equal the log-softmax of the model's logits. With `max_seqs` of 2 the prompt needs many chunks,
-    because a step has as many rows of logits as sequences."""
+    because a step computes at most `max_seqs` rows of logits."""
     prompt = tuple(int(x) for x in np.random.default_rng(0).integers(1, VOCAB, 75))
     limits = StepLimits(VOCAB, 512, 64, max_seqs, (GroupLimits(60),))
     one = rig(engine, limits=limits)
@@ -51,7 +51,7 @@ def test_prompt_logprobs(rig, engine, max_seqs: int) -> None:
 
 @ENGINES
 def test_prompt_logprobs_of_a_preempted_sequence(rig, engine) -> None:
-    """A preempted sequence keeps the prompt log-probabilities that it has and does not compute them again."""
+    """A preempted sequence keeps the prompt log-probabilities computed so far. They are not computed again."""
     prompt = tuple(int(x) for x in np.random.default_rng(0).integers(1, VOCAB, 200))
     asked = Submit("a", prompt, params(max_tokens=3, prompt_logprobs=1, ignore_eos=True))
     whole = rig(engine).run([asked])["a", 0]
@@ -75,9 +75,9 @@ def test_what_a_prompt_reused_is_reported(rig) -> None:
 
 @ENGINES
 def test_a_beginning_that_is_forced_comes_behind_the_prompt(rig, constraints, engine, monkeypatch) -> None:
-    """If a constraint forces the beginning of an answer, the engine computes the prompt still only once for all choices or finds it in the
-    cache. The first token reports how much was found."""
-    # a mask that comes late would make the engine compute some tokens twice
+    """If a constraint forces the first tokens of an answer, the engine still computes the prompt only once for all choices, or finds the
+    prompt in the cache. The first token reports how many prompt tokens were found."""
+    # wait long for masks, because after a late mask the engine computes some tokens twice
     monkeypatch.setattr("server.constraints.isolated.PATIENCE_S", 60.0)
     one = rig(engine, constraints=constraints)
     prompt, lengths = tuple(range(1, 100)), []
@@ -147,7 +147,7 @@ def test_a_key_that_floods_does_not_starve_another(rig) -> None:
 
 @ENGINES
 def test_a_key_that_holds_all_slots_gives_some_up(rig, engine) -> None:
-    """A key whose requests hold all slots gives up slots to another key until both have equally many. No answer changes."""
+    """If the requests of one API key occupy all slots, some are preempted until another key has as many slots. No answer changes."""
     limits = StepLimits(VOCAB, 512, 64, 6, (GroupLimits(200),))
     flood = [Submit(f"flood{i}", (1, 1 + i), params(max_tokens=300, ignore_eos=True), fairness_key="flood") for i in range(9)]
     late = [Submit(f"late{i}", (3, 4 + i), params(max_tokens=300, ignore_eos=True), fairness_key="late") for i in range(4)]
@@ -187,8 +187,8 @@ def test_a_prompt_goes_on_when_the_next_in_turn_has_no_slot(rig) -> None:
 
 
 def test_scheduling_64_streams_takes_little_time(rig) -> None:
-    """Scheduling a step takes less than twice the promised 0.3 ms; the factor allows for slower machines. The least CPU time of many steps
-    counts."""
+    """Scheduling a step takes less than twice the promised 0.3 ms; the factor of two allows for slower machines. The test uses the least
+    CPU time of many steps."""
     one = rig(limits=StepLimits(VOCAB, 512, 512, 64, (GroupLimits(2000),)))
     for i in range(64):
         one.engine.submit(Submit(str(i), (1, 2, i), params(max_tokens=100, ignore_eos=True)))

@@ -1,4 +1,4 @@
-"""How requests end, and which requests are refused. A request that ends returns its pages within the same step."""
+"""How requests end, and which requests are refused. When a request ends, its pages are free within the same step."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ LIMITS = StepLimits(VOCAB, max_context=512, max_tokens=32, max_seqs=2, groups=(G
 
 
 def stage_reached(one, stage: str):
-    """Return a function that tells whether the request `victim` has reached the named stage."""
+    """Return a function that returns whether the request `victim` has reached the named stage."""
 
     def sequences():
         request = one.engine._requests.living.get("victim")

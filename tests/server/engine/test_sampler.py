@@ -1,4 +1,4 @@
-"""The sampler, computed by the NumPy definitions of its operators, agrees with a simple reference."""
+"""The sampler agrees with a simple reference. Its operators are computed by their NumPy definitions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EOS = 3
 
 
 class Given(NullModel):
-    """A null model that samples from logits given by the test."""
+    """A null model that samples from the logits that a test passes."""
 
     def sample(self, logits, batch):
         return super().sample(NullLogits(logits), batch)
@@ -67,7 +67,7 @@ def mask_of(params: SamplingParams, drawn=(), allowed=None) -> Mask | None:
 
 
 def reference(logits, params: SamplingParams, prompt, drawn, allowed=None) -> dict[int, float]:
-    """Return the probability of each token, computed with dictionaries and sorting, as the documentation of the parameters says."""
+    """Return the probability of each token. The reference follows the documentation of the parameters, with dictionaries and sorting."""
     values = {i: float(x) for i, x in enumerate(logits)}
     for token_id, bias in params.logit_bias:
         values[token_id] += bias
@@ -208,7 +208,7 @@ def test_draws_follow_the_distribution(vocab_size: int) -> None:
     for seed in range(num_draws):
         counts[sampler.sample(logits, [row_of(SamplingParams(max_tokens=1, seed=seed))])[0].token_id] += 1
     probs = np.exp(logits[0]) / np.exp(logits[0]).sum()
-    # Each cell of the histogram expects at least 100 samples. The seeds are fixed, so the test cannot fail by chance.
+    # The expected number of samples in each cell of the histogram is at least 100. Seeds are fixed, so the test cannot fail by chance.
     cells = np.searchsorted(np.cumsum(probs), np.linspace(0, 1, 21)[1:-1])
     seen, expected = np.add.reduceat(counts, np.unique(np.r_[0, cells])), num_draws * np.add.reduceat(probs, np.unique(np.r_[0, cells]))
     assert ((seen - expected) ** 2 / expected).sum() < 50

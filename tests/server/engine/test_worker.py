@@ -1,4 +1,4 @@
-"""The worker's loop, connected by a socket: while the front does not read, only steps stop."""
+"""The worker's loop, tested over a socket. While the front does not read, the worker pauses steps but still handles messages."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def lost() -> threading.Event:
 
 @pytest.fixture
 def pair(lost):
-    """Yield the front's end, the worker's channel, and the worker, whose loop runs in a thread."""
+    """Yield the front's end of the socket, the worker's channel, and a worker whose loop runs in a thread."""
     near, far = socket.socketpair()
     near.settimeout(30)
     far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -118,7 +118,8 @@ def test_a_front_that_does_not_read_pauses_the_engine_and_is_still_heard(pair) -
 
 
 class LoggedChannel:
-    """A channel that has received all its messages at the start and drops what the worker sends."""
+    """A fake channel. All messages to the worker are there from the start; messages from the worker are discarded. `order` lists messages
+    and steps in the order in which they are handled."""
 
     def __init__(self, *messages: FromFront) -> None:
         self.has_room, self.order, self._messages = True, list[str](), list(messages)
@@ -148,8 +149,8 @@ class LoggedModel(NullModel):
 
 
 def test_a_burst_of_requests_does_not_hold_up_running_ones() -> None:
-    """Messages take a limited time of each step: with this test's clock, two messages. Without the limit, 128 requests at once delayed a
-    stream by 100 ms."""
+    """The worker handles messages only for a limited time before each step; with this test's clock, that is two messages. Without the
+    limit, a burst of 128 requests delayed a running stream by 100 ms."""
     submits = [Submit(str(i), (1,), SamplingParams(max_tokens=50)) for i in range(8)]
     channel, times = LoggedChannel(*submits, Drain()), itertools.count(step=RECEIVE_S * 0.6)
     model = LoadedModel(READY, step_model=LoggedModel(channel.order), overlap=False)

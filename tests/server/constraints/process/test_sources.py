@@ -1,4 +1,4 @@
-"""Each kind of constraint that a client can ask for becomes an equivalent grammar, with and without text that must precede it."""
+"""Every kind of constraint that a client can request is converted to an equivalent grammar, with and without a required text before it."""
 
 from __future__ import annotations
 

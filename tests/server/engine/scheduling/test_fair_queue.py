@@ -1,4 +1,4 @@
-"""The queue orders requests by priority, then by each key's fair share of tokens."""
+"""The queue orders requests first by priority, then by how many tokens their API key has used, so that each key gets a fair share."""
 
 from __future__ import annotations
 

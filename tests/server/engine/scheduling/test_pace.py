@@ -1,7 +1,8 @@
-"""How many prompt tokens join each step, on simulated machines with step times measured on real models.
+"""The pace, which decides how many prompt tokens each step computes, on simulated machines with step times measured on real models.
 
-A pace is scored by lost time: for each request the time from its arrival to its last token, minus the time that the request takes alone.
-The score is compared with the best of several fixed policies; each of these gives prompts the same number of tokens in every step.
+The score of a pace is the lost time: the time from the arrival of each request to its last token, minus the time that the request takes
+alone, summed over requests. The tests compare this score with the best of several fixed policies, which give prompts the same number of
+tokens in every step.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from server.messages import SamplingParams, Submit
 LIMITS = StepLimits(vocab_size=64, max_context=4096, max_tokens=512, max_seqs=64, groups=(GroupLimits(8000),))
 UNBOUNDED_S = 3600.0
 
-# Machine -> (tokens in a step -> seconds of that step), for a model of 0.5 billion parameters on two cores.
+# Machine -> (number of tokens in a step -> duration of that step in seconds), for a model of 0.5 billion parameters on two cores.
 MACHINES: dict[str, Mapping[int, float]] = {
     "int8": {1: 0.030, 4: 0.031, 8: 0.036, 16: 0.055, 32: 0.095, 64: 0.17, 128: 0.32, 256: 0.62, 512: 1.24},
     "int4": {1: 0.018, 4: 0.021, 8: 0.030, 16: 0.052, 32: 0.092, 64: 0.17, 128: 0.32, 256: 0.62, 512: 1.24},
@@ -49,8 +50,8 @@ class Fixed(Pace):
 
 
 class Machine:
-    """A simulated clock, which each step advances. Some steps are randomly slower; `slowness` returns the machine's slowdown at a given
-    time."""
+    """A simulated clock. Each step advances the clock by its duration, and some steps are randomly slower. `slowness` returns by what
+    factor the machine is slower at a given time."""
 
     def __init__(self, costs: Mapping[int, float], slowness: Callable[[float], float] = lambda _: 1.0) -> None:
         self.now_s = 0.0
@@ -162,7 +163,8 @@ def test_no_fixed_policy_is_much_better(rig, machine, load, half_speed: bool) ->
 
 @machines
 def test_a_burst_gets_what_the_machine_can_do(rig, machine) -> None:
-    """A burst takes hardly longer than the ideal, which prefills all prompts in full chunks and then decodes all requests together."""
+    """A burst of requests takes hardly longer than the ideal, which first prefills all prompts in full chunks and then decodes all requests
+    together."""
     cost = StepCosts(machine)
     found = serve(rig, Machine(machine), Pace(LIMITS.max_tokens, Measured(machine), UNBOUNDED_S), burst())
     prompts_s = 32 * 128 / 512 * cost(512) * 1.04  # the random slowdown is 1.04 on average
@@ -193,7 +195,7 @@ def test_a_bound_holds_without_a_measurement_and_after_the_machine_has_changed(r
 
 
 class Counter:
-    """A simulated machine whose steps take no time; `taken` lists the number of tokens in each step."""
+    """A simulated machine whose steps take no time. `taken` lists the number of tokens of each step."""
 
     def __init__(self) -> None:
         self.taken: list[int] = []
@@ -204,8 +206,9 @@ class Counter:
 
 @pytest.mark.parametrize(("tokens_per_token", "most"), [(0.0, 20 * 8), (1 / 32, 5 * 8)], ids=["free", "dear"])
 def test_chunks_behind_long_contexts_share_a_step_as_far_as_their_contexts_cost_no_more(rig, tokens_per_token: float, most: int) -> None:
-    """The prompts share 1,600 cached tokens, and each computes eight more. If reading the cached context is free, all 20 chunks share a
-    step. If it is dear, a chunk costs as much as 58 tokens of the step's budget of 256, so at most five chunks share a step."""
+    """The 20 prompts share a cached prefix of 1,600 tokens, and each prompt has eight more tokens. If reading the prefix costs nothing, one
+    step computes the chunks of all prompts. If reading is expensive, a chunk costs as much as 58 tokens of the step's budget of 256, so a
+    step computes at most five chunks."""
     steps, shared, counter = MACHINES["int8"], tuple(i % 64 for i in range(1600)), Counter()
     pace = Pace(LIMITS.max_tokens, Measured(steps, tokens_per_token * steps[512] / 512), UNBOUNDED_S)
     one = rig(limits=LIMITS, cost=counter, pace=pace)
@@ -215,7 +218,7 @@ def test_chunks_behind_long_contexts_share_a_step_as_far_as_their_contexts_cost_
     assert sum(counter.taken) == 20 * 8 and max(counter.taken) == most
 
 
-# --- the estimate ------------------------------------------------------------------------------------------------------
+# --- the estimated step time -------------------------------------------------------------------------------------------
 
 
 def test_costs_are_linear_between_measured_sizes_and_in_proportion_beyond() -> None:

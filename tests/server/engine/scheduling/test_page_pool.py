@@ -1,4 +1,4 @@
-"""Pools of pages: sharing, copy on write, windows, eviction, and integrity checks."""
+"""Page pools: sharing, copy on write, attention windows, eviction, and integrity checks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def pages_of(held: Held, group: int = 0) -> list[int]:
 
 
 def filled(pool: CachePool, num_tokens: int, salt: str = "", text: list[int] = TEXT, chunk: int = 400) -> Held:
-    """Compute the first `num_tokens` tokens of a sequence, in chunks, and return the pages that the sequence holds."""
+    """Return the pages of a sequence whose first `num_tokens` tokens are computed in chunks."""
     held = nothing(pool, salt)
     start = pool.reuse(held, text, num_tokens)
     while start < num_tokens:
@@ -150,21 +150,21 @@ def test_a_hit_needs_of_a_window_its_last_pages_only() -> None:
     first = filled(pool, 160, chunk=16)
     second = nothing(pool)
     assert pool.reuse(second, TEXT, 160) == 160
-    # these pages hold the window before position 160: positions 121 to 159
+    # these pages contain the window before position 160, which is positions 121 to 159
     assert [i for i, page in enumerate(pages_of(second, 1)) if page] == [7, 8, 9]
     pool.check_integrity([first, second])
 
 
 def test_a_hit_ends_where_every_group_can_go_on() -> None:
-    """A prefix hit ends where every group can continue. Here one group has all pages up to position 160, but the window group's pages
-    before 160 are evicted, so the hit ends at 96."""
+    """A prefix hit ends at the last position at which every group can continue. Here the group without a window has all pages up to
+    position 160, but the group with a window has lost its pages before 160, so the hit ends at 96."""
     pool = pool_of(60, GroupLimits(13, WINDOW))
     pool.release(filled(pool, 160, chunk=16))
     recent = nothing(pool)
     assert pool.reuse(recent, TEXT, 96) == 96 and [i for i, page in enumerate(pages_of(recent, 1)) if page] == [3, 4, 5]
     pool.release(recent)
     other = nothing(pool, "other")
-    assert pool.make_writable(other, 0, 144) == []  # takes two free pages and all cached pages except the three that `recent` used last
+    assert pool.make_writable(other, 0, 144) == []  # uses up two free pages and all cached pages except the three that `recent` used last
     third = nothing(pool)
     assert pool.reuse(third, TEXT, 160) == 96 and len(pages_of(third, 0)) == 6
     pool.check_integrity([other, third])
@@ -197,8 +197,8 @@ def test_a_rewind_behind_the_window_goes_on_from_published_pages() -> None:
 
 
 def test_a_hit_a_fork_and_a_rewind_end_with_a_page_of_states() -> None:
-    """Prefix hits, forks and rewinds end where a page of states ends. Here a page of states covers 64 tokens, a page of keys and values
-    16."""
+    """Prefix hits, forks and rewinds end at the end of a page of states. Here a page of states covers 64 tokens; a page of keys and values
+    covers 16."""
     pool = pool_of(40, GroupLimits(9, 65, keeps_states=True, page_size=64))
     held, other = filled(pool, 200, chunk=16), nothing(pool)
     assert [len(pages_of(held, group)) for group in (0, 1)] == [13, 4]
@@ -219,7 +219,7 @@ def test_a_hit_a_fork_and_a_rewind_end_with_a_page_of_states() -> None:
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_books_notice(number: int) -> None:
-    """The integrity check finds an error in any group."""
+    """The integrity check finds wrong page counts and lists in every group."""
     pool = pool_of(6, GroupLimits(6, WINDOW))
     held = filled(pool, 20)
     with pytest.raises(IntegrityError, match="holders"):

@@ -1,5 +1,6 @@
-"""Model-based test of scheduler and pages. Whatever the order of arrivals, aborts, pauses and steps, no page is leaked or wrongly shared,
-budgets hold (the null model refuses a batch that exceeds them), and every request finishes with the tokens of a plain loop.
+"""Model-based test of the scheduler and the page pools with random sequences of arrivals, aborts, pauses and steps. No page is leaked or
+wrongly shared, no batch exceeds the limits (the null model would refuse it), and every request finishes with the tokens that a plain loop
+computes.
 
 The Hypothesis profile `full` runs more than 10,000 steps.
 """
@@ -40,7 +41,7 @@ def plainly_generated(prompt: tuple[int, ...], max_tokens: int) -> list[int]:
 
 @cache
 def plain_prompt_logprobs(prompt: tuple[int, ...]) -> list[tuple[int, float]]:
-    """Compute with a plain loop each prompt token after the first and its log-probability."""
+    """Return each prompt token after the first with its log-probability, computed by a plain loop."""
     found: list[tuple[int, float]] = []
     for i, token_id in enumerate(prompt[1:], 1):
         logits = LOGITS_OF(np.array(prompt[:i], np.int32)).astype(np.float64)
@@ -55,8 +56,8 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.measured = 0.0  # the time that the clock for measuring steps shows, in seconds
-        self.reading_s = 0.001  # seconds that pass between two readings of that clock
+        self.measured = 0.0  # reading of the clock that measures steps, in seconds
+        self.reading_s = 0.001  # seconds by which each reading advances that clock
         model = NullModel(self.limits, logits_of=LOGITS_OF)
         self.engine = self.engine_class(model, self.hear, clock=self.clock, deadline_clock=lambda: self.now)
         self.embeds: dict[str, Embed] = {}
@@ -95,8 +96,8 @@ class Machine(RuleBasedStateMachine):
                 assert message.num_pages_used <= message.num_pages
 
     def longest_known(self, submit: Submit) -> int:
-        """Return the length of the longest prefix that this prompt shares with another request of the same salt: an upper bound of its
-        prefix hits."""
+        """Return the length of the longest prefix that this prompt shares with another request of the same cache salt. A prefix hit cannot
+        be longer."""
         others = [self.texts[s.request_id] for s in self.submits.values() if s.cache_salt == submit.cache_salt and s is not submit]
         if not submit.cache_salt:
             others += [list(embed.prompt_ids) for embed in self.embeds.values()]
@@ -146,7 +147,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from((0.0, 1e-6, 1e-3, 1.0)))
     def steps_take(self, seconds: float) -> None:
-        """Change how long steps take. Long steps change how much of a prompt joins a step, but not what a client receives."""
+        """Change how long steps take. Step times change how many prompt tokens the scheduler puts into a step, but not what a client
+        receives."""
         self.reading_s = seconds
 
     @rule(seconds=st.integers(1, 5))
@@ -196,7 +198,7 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.engine.pause(False)
-        # In each step the sequence that ranks first advances by at least a token; others may be preempted and start again.
+        # Each step advances at least the sequence of the highest rank by a token; other sequences may be preempted and start again.
         bound = 20 + sum((len(s.prompt_ids) + s.params.max_tokens) * s.num_choices for s in self.submits.values())
         bound += sum(len(embed.prompt_ids) for embed in self.embeds.values())
         for _ in range(bound):
@@ -243,8 +245,8 @@ class OverlappedMachine(Machine):
 
 
 class GroupsMachine(OverlappedMachine):
-    """The same test with a model of five cache groups: one keeps all tokens, two have windows, two keep states in pages of 16 and of 32
-    tokens."""
+    """Repeat the test with a model of five cache groups: one group keeps all tokens, two groups have windows, and two groups keep states,
+    in pages of 16 and of 32 tokens."""
 
     states = GroupLimits(9, 17, True), GroupLimits(9, 33, True, page_size=32)
     limits = replace(LIMITS, groups=(*LIMITS.groups, GroupLimits(9, window=20), GroupLimits(5, window=2), *states))
