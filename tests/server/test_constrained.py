@@ -1,4 +1,5 @@
-"""Constraints from the request to the matching answer, with llguidance in a worker whose model generates random tokens."""
+"""Constraints from the HTTP request to the answer: the model generates random tokens, and llguidance in the worker makes the answer match
+the constraint."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ TOOLS = [
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    """Return a folder with a chat template and a tokenizer whose tokens are bytes, runs of spaces and the markers of tool calls."""
+    """Return a model folder with a chat template and a tokenizer. Its tokens are single bytes, sequences of spaces and the markers of tool
+    calls."""
     folder = tmp_path_factory.mktemp("model")
     alphabet = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     runs = {"Ġ" * length: 254 + length for length in range(2, 33)}
@@ -90,8 +92,8 @@ def test_a_required_call_is_made(noise, form):
 
 
 def test_calls_that_a_model_chooses_to_make_are_of_the_tools_offered(noise):
-    """A call that the model begins without being told to names an offered tool. The random model begins calls by chance; a bias ends them
-    early, because free arguments may be long."""
+    """If a model begins a call although no call is required, the call names an offered tool. Here the model begins calls by chance. A logit
+    bias makes the calls short, because unconstrained arguments may be long."""
     server = noise(tool_parser="hermes", reasoning=False)
     strict = {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}
     odd = {"type": "object", "properties": {"a": {"pattern": "(?!x)"}}}  # the worker cannot compile this pattern
@@ -138,12 +140,13 @@ def test_what_cannot_be_compiled_is_refused(noise):
 
 
 def test_an_expression_that_expands_is_refused_and_another_followed(noise):
-    """A regex whose expansion is too large is refused, alone and as a pattern in a schema; the worker then answers the next request."""
+    """A regex that needs too much memory is refused, by itself and as a pattern in a schema. Afterwards the worker still answers the next
+    request."""
     server = noise(reasoning=False)
     for body in ({"guided_regex": "(e{1000}){4000}"}, {"guided_json": {"type": "string", "pattern": "^(e{1000}){4000}$"}}):
         for stream in (False, True):
             response = server.chat(**body, stream=stream)
-            assert stream or response.status_code == 400  # a streamed answer has sent status 200 before the regex is refused
+            assert stream or response.status_code == 400  # a stream sends status 200 before the worker refuses the regex
             assert "invalid_schema" in response.text and "128 MiB of memory" in response.text
     answer = server.chat(guided_regex="[ab]{4}c", seed=1)
     assert re.fullmatch("[ab]{4}c", answer.json()["choices"][0]["message"]["content"])

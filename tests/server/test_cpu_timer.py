@@ -1,4 +1,4 @@
-"""A process that works for a client is ended by a timer when it has used its CPU time, and not earlier."""
+"""A timer ends a process that works for a client when the process has used its CPU time, and not earlier."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ timer.start({ASKED_S})
 if STOPPED:
     timer.stop()
 while time.process_time() - began_s < 10 * {ASKED_S}:
-    time.sleep(0.0001 * (time.process_time() % 0.01 < 0.005))  # turns are short, as beside other load
+    time.sleep(0.0001 * (time.process_time() % 0.01 < 0.005))  # run in short time slices, as on a machine with other load
 print("never")
 """
 
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_the_signal_comes_after_the_cpu_time_that_was_asked_for(stopped: bool) -> None:
-    """The timer's signal comes after the requested CPU time. A timer that counted kernel ticks found 1.6 times the actual time and ended
-    renderings early."""
+    """The timer sends its signal after the requested CPU time. An earlier timer counted kernel ticks and measured 1.6 times the actual
+    time, so it ended processes too early."""
     command = [sys.executable, "-c", BUSY.replace("STOPPED", str(stopped))]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     assert said == "never" if stopped else ASKED_S <= float(said) < 5 * ASKED_S

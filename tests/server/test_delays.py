@@ -1,8 +1,8 @@
-"""No request within the limits delays other requests in the front. Every field of every endpoint is tried at its limit, with each shape of
-value.
+"""No request within the limits delays other requests in the front. Every field of every endpoint is tested at its limit, with values of all
+JSON shapes.
 
-The measure is the CPU time that this process uses between two turns of the server's event loop; unlike wall-clock time, it does not depend
-on other load. It includes long calls on the event loop and calls on other threads that hold the GIL.
+A delay is the CPU time that this process uses between two turns of the server's event loop. Unlike wall-clock time, it does not depend on
+other processes. It includes calls that block the event loop, and calls on other threads that hold the GIL.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from deploy.test_doubles.worker import NullScript
 from server.text.tokenizer import Tokenizer
 
 MODEL = Path("deploy/demo/model")
-MOST_S = 0.1  # twice the promised delay: a thread that shares its core with another hyper-thread may need up to twice the CPU time
-NUM_CLASSES = 500  # a request of a thousand texts then gets 10 MB of scores
-ATTEMPTS = 3  # other work in this process, such as garbage collection, disturbs at most one attempt
+MOST_S = 0.1  # twice the promised delay, because hyper-threading may double the CPU time of a thread
+NUM_CLASSES = 500  # so that the answer to a request of a thousand texts has 10 MB of scores
+ATTEMPTS = 3  # repeated measurements, because other work in this process, such as garbage collection, may disturb one of them
 
 OPTIONS = {"script": NullScript(embedding_size=256, max_context=16384), "tokenizer": Tokenizer.from_dir(MODEL)}
 pytestmark = pytest.mark.parametrize("shared_server", [OPTIONS], indirect=True, ids=[""], scope="module")
@@ -80,8 +80,8 @@ def requests(server) -> list[Trial]:
 
 
 def test_no_field_at_its_own_limit_and_no_answer_holds_up_others(shared_server):
-    """Other requests are delayed neither by a field at its schema's limit nor by the largest answers. A field that several endpoints share
-    is tried at one of them."""
+    """A field at the limit that its schema states delays no other request, and neither do the largest answers. If several endpoints share a
+    field, it is tested at one of them."""
     tried = set[tuple[str, bytes]]()
     for trial in requests(shared_server):
         if trial.name.endswith(" together"):
@@ -92,7 +92,8 @@ def test_no_field_at_its_own_limit_and_no_answer_holds_up_others(shared_server):
 
 
 def test_no_body_at_the_limit_holds_up_others(shared_server):
-    """A request body at the limit of its size delays no other request, whatever its shape. One field of each kind of endpoint is tried."""
+    """A request body of the maximum size delays no other request, whatever JSON it contains. The test uses one field of each kind of
+    endpoint."""
     kinds = ("POST /v1/chat/completions tools", "POST /v1/completions prompt", "POST /v1/embeddings input", "POST /admin/models unknown")
     for trial in requests(shared_server):
         if trial.name in kinds:
@@ -101,7 +102,7 @@ def test_no_body_at_the_limit_holds_up_others(shared_server):
 
 @pytest.mark.slow
 def test_no_request_at_all_holds_up_others(shared_server):
-    """No field of any endpoint, with any shape of value, delays other requests."""
+    """No field of any endpoint delays other requests, whatever the shape of its value."""
     for trial in requests(shared_server):
         check(shared_server, trial)
 
@@ -114,7 +115,7 @@ def test_no_answer_with_many_classes_holds_up_others(shared_server, serve, path)
 
 
 def test_a_long_call_is_seen(shared_server):
-    """The measure detects a long call that holds the GIL, on the event loop and on another thread."""
+    """The measurement detects a long call that holds the GIL, both on the event loop and on another thread."""
     data = b"[" + b"{}," * 10**7 + b"{}]"  # parsing this takes several times the permitted delay, even on a fast machine
 
     async def on_the_loop() -> None:

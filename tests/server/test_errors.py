@@ -23,7 +23,8 @@ def test_clients_are_not_told_to_repeat_what_cannot_succeed():
 
 
 def test_what_ends_a_load_or_a_request_is_in_the_table():
-    """The table of HTTP errors has every error code. The type checker ensures that errors between processes use these codes."""
+    """The table of HTTP errors contains every code with which a load or a request can fail. The type checker ensures that workers send only
+    these codes."""
     assert {str(code) for code in ErrorCode} <= BY_CODE.keys()
 
 

@@ -1,4 +1,4 @@
-"""A client that closes only its sending side gets its answer; the request of a client that closed both sides is aborted."""
+"""A client that closes only its sending side still gets its answer. If a client closes both sides, its request is aborted."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def ask_and_close_half(server, data: bytes) -> bytes:
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_half_closed_clients_are_answered(serve, answering, stream, version):
-    """A client that closed its sending side gets its answer, even if the answer takes longer than the first checks for a closed
-    connection."""
+    """A client that closed its sending side gets its answer, even if the answer is complete only after the server has checked several times
+    whether the connection is closed."""
     server = serve(script=answering("Hello", interval_s=0.1))
     body = {"prompt": "x", "max_tokens": 5, "stream": stream}
     answer = ask_and_close_half(server, request("POST", "/v1/completions", body, version))

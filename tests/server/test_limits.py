@@ -1,5 +1,5 @@
-"""Requests that are slow, oversized, malformed, or try to leave the served folder. They use plain sockets, because HTTP clients would
-refuse to send some of them."""
+"""Requests that are slow, too large, malformed, or try to read outside the served folder. The tests use plain sockets, because HTTP clients
+would refuse to send some of these requests."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def test_tokens_waiting_for_prefill_are_limited_too(serve, answering):
     client = server.http()
     client.timeout = 0.3
     with pytest.raises(Exception, match="timed out"):
-        # exceeds the limit of queued tokens, but is admitted because nothing else waits
+        # more tokens than may be queued, but admitted because no other request waits
         client.post("/v1/completions", json={"prompt": "x" * 200})
     # Poll until the server notices that the client disconnected and gives up its share of the queue.
     end = time.monotonic() + 60
@@ -214,8 +214,8 @@ def test_a_deadline_does_not_move_with_the_clock(serve, answering, monkeypatch):
 
 
 def test_idle_connections_give_way_to_new_ones(serve):
-    """At the limit of connections, a new connection closes an idle one: probes and requests are answered, and busy connections stay
-    open."""
+    """When the limit of connections is reached, each new connection closes an idle one. So probes and requests are answered, and busy
+    connections stay open."""
     server = serve(max_connections=8, script=NullScript(answer=lambda _submit, _choice: [[120]] * 400, interval_s=0.005))
     body = json.dumps({"prompt": "x", "stream": True, "max_tokens": 400}).encode()
     with ExitStack() as stack:

@@ -29,7 +29,7 @@ DASHBOARD: list[tuple[str, dict[str, str]]] = [
     *(("vllm:num_requests_waiting_by_reason", {"reason": reason}) for reason in ("capacity", "deferred")),
     *(("vllm:prompt_tokens_by_source_total", {"source": source}) for source in ("local_compute", "local_cache_hit")),
     *(("vllm:request_success_total", {"finished_reason": reason}) for reason in ("stop", "length", "abort", "error")),
-    # histogram buckets at thresholds that users of the dashboard choose from
+    # buckets of the thresholds that a user of the dashboard can select
     *((TTFT, {"le": le}) for le in ("0.1", "0.25", "0.5", "1.0", "2.5", "5.0")),
     *((TPOT, {"le": le}) for le in ("0.025", "0.05", "0.1", "0.2")),
     ("http_requests_total", {"handler": "/v1/chat/completions", "status": "2xx"}),
@@ -73,7 +73,8 @@ def test_the_dashboards_of_vllm_find_their_series(serve):
 
 
 def test_everything_that_is_counted_is_there_at_0(serve):
-    """Every counter is exported as 0 before its first event; otherwise Prometheus would miss that event."""
+    """Every counter is exported with the value 0 before its first event. If a counter appeared only with value 1, Prometheus would miss the
+    first event."""
     server = serve()
     before = samples(server)
     server.chat()
@@ -81,7 +82,7 @@ def test_everything_that_is_counted_is_there_at_0(serve):
     appeared = {name for name in samples(server).keys() - before.keys() if not name.startswith("http_")}
     assert appeared == set()
     counted = {
-        "vllm:request_success_total": 4,  # a series per finish reason
+        "vllm:request_success_total": 4,  # one series per finish reason
         "relaxserve:requests_rejected_total": 1,
         "relaxserve:requests_cancelled_total": 2,
         "relaxserve:requests_failed_total": 4,
@@ -104,8 +105,8 @@ def test_failures_and_cancellations_are_finished_requests_too(serve, answering):
 
 
 def test_probes_are_no_requests(serve):
-    """Health probes and reads of the metrics are not counted as requests, so a probe's 503 while the server is not ready is no failed
-    request."""
+    """Health probes and reads of the metrics do not count as requests. So a probe's status 503 while the server is not ready does not count
+    as a failed request."""
     server = serve()
     for path in ("/health", "/health/live", "/metrics"):
         server.http().get(path)
@@ -139,7 +140,7 @@ def test_the_cache_is_told_as_gateways_read_it(serve):
 
 
 def test_the_worker_s_memory_and_processor_time_are_told(serve):
-    """The worker's memory and CPU time include its child processes. In this test, the process of the test stands in for the worker."""
+    """The metrics of a worker's memory and CPU time include its child processes. Here the worker is the test's own process."""
     server = serve()
     server.worker.pid = os.getpid()
     found = samples(server)

@@ -1,5 +1,5 @@
-"""HTTP/1.0 requests over plain sockets, as `ab` and old proxies send them: the answer is not chunked, and a client may close the connection
-before it has read everything."""
+"""HTTP/1.0 requests over plain sockets, as sent by `ab` and old proxies. Answers are not chunked, and a client may close the connection
+before it has read the whole answer."""
 
 from __future__ import annotations
 

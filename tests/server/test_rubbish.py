@@ -1,5 +1,4 @@
-"""Random requests, valid and invalid according to the OpenAPI document, never cause an unexpected 5xx status, and all answers match the
-document."""
+"""Random requests, valid and invalid by the OpenAPI document, never cause an unexpected 5xx status. All answers match the document."""
 
 from __future__ import annotations
 
@@ -25,10 +24,10 @@ def _document() -> dict:
 
 DOCUMENT = _document()
 OPERATIONS = [(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods]
-EXPECTED = {501, 503, 504}  # 501: no planner or cache; 503: the model is gone; 504: a generated deadline is too short
+EXPECTED = {501, 503, 504}  # 501: the server has no planner or cache; 503: the model was unloaded; 504: the random deadline was too short
 CONFORMANCE = [checks.status_code_conformance, checks.content_type_conformance, checks.response_schema_conformance]
-TWIN = "/v1/chat/completions/render"  # has the same body as the path without /render
-FURTHER_FIELDS = 2  # optional fields kept in a generated request; if more were kept, at least one would usually be out of range
+TWIN = "/v1/chat/completions/render"  # accepts the same body as the path without /render
+FURTHER_FIELDS = 2  # optional fields in a random request; with more fields, at least one would usually be out of range
 
 
 def answer_to(case, server, client):
@@ -59,7 +58,7 @@ def test_nothing_breaks_it(shared_server, method, path, num_examples):
             error = answer["error"]
             told = (
                 (error, answer["code"]) if isinstance(error, str) else (error["message"], error["code"], error["type"])
-            )  # an error of Ollama's API is a string
+            )  # in Ollama's format, `error` is a string
             assert all(told)
         case.validate_response(response, checks=CONFORMANCE)
 
@@ -76,7 +75,7 @@ def test_nothing_breaks_it(shared_server, method, path, num_examples):
     every = settings(max_examples=num_examples, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     every(given(operation.as_strategy(generation_mode=schemathesis.GenerationMode.POSITIVE))(check_of_the_model))()
     if body and path != TWIN:
-        few = settings(every, max_examples=(num_examples + 1) // 2)  # fewer: invalid requests take long to generate and are refused at once
+        few = settings(every, max_examples=(num_examples + 1) // 2)  # fewer examples, because generating them takes long
         few(given(operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE))(check))()
     if path.startswith(("/v1/chat", "/v1/completions", "/v1/embeddings", "/detokenize")):
         assert statuses >= {200}, "no request came through to the model"
@@ -91,7 +90,7 @@ def narrowed(body, required):
 
 
 def with_texts(body):
-    """Return the body with plain user messages that a template accepts; it would refuse most generated messages."""
+    """Replace the messages of the body by plain user messages. The chat template would refuse most random messages."""
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list):
         return body
     plain = [{**message, "role": "user", "content": "x", "tool_calls": None} for message in body["messages"]]

@@ -14,8 +14,8 @@ from server.models.model import Footprint
 from tests.server.test_rubbish import CONFORMANCE, DOCUMENT, OPERATIONS, answer_to
 
 ADMINISTRATION = [(method, path) for method, path in OPERATIONS if access_of(path, open_metrics=False) is Access.ADMIN]
-KNOWN = {"model": "null", "name": "null", "alias": "other", "source": "null"}  # field -> a name that exists on the server of each test
-NOTHING_TO_REMOVE = ("/admin/cache", "/api/delete")  # may never succeed: these servers have no files to delete
+KNOWN = {"model": "null", "name": "null", "alias": "other", "source": "null"}  # field -> a name that exists on the server
+NOTHING_TO_REMOVE = ("/admin/cache", "/api/delete")  # here no request needs to succeed, because the server has no files to delete
 
 
 def test_every_way_to_administrate_is_described():
@@ -25,8 +25,8 @@ def test_every_way_to_administrate_is_described():
 
 @pytest.mark.parametrize(("method", "path"), ADMINISTRATION)
 def test_nothing_breaks_the_administration(serve, tmp_path, method, path):
-    """Random requests to one path of the admin API: at least one succeeds, every answer is as documented, and afterwards the server can
-    still be administered."""
+    """Random requests to one path of the admin API: at least one succeeds, and every answer matches the OpenAPI document. Afterwards the
+    admin API still works."""
     (tmp_path / "models" / "null").mkdir(parents=True)
     server = serve(initial=(), footprints=defaultdict(lambda: Footprint(1, 1, 1, 1)), drain_s=0.01)
     operation = schemathesis.openapi.from_dict(DOCUMENT)[path][method]
@@ -34,7 +34,7 @@ def test_nothing_breaks_the_administration(serve, tmp_path, method, path):
     statuses = set()
 
     def restore() -> str:
-        """Load the model and set the alias again, in case an earlier request removed them. Return the id of the load operation."""
+        """Load the model and set the alias again, in case an earlier random request removed them. Return the id of the load operation."""
         done = client.post("/admin/models", json={"source": "null", "wait": True})
         assert done.status_code == 200, done.text
         client.put("/admin/aliases/other", json={"model": "null"})
@@ -59,7 +59,7 @@ def test_nothing_breaks_the_administration(serve, tmp_path, method, path):
     options(given(allowed, st.booleans())(check))()
     if "requestBody" in DOCUMENT["paths"][path][method.lower()]:
         options(given(operation.as_strategy(generation_mode=schemathesis.GenerationMode.NEGATIVE))(ask))()
-    ended = method == "DELETE" and "operations" in path  # cancelling an operation that has finished cannot succeed
+    ended = method == "DELETE" and "operations" in path  # a finished operation cannot be cancelled
     assert ended or path in NOTHING_TO_REMOVE or any(status < 300 for status in statuses), statuses
     restore()
     assert server.complete().status_code == 200

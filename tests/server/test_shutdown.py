@@ -1,4 +1,4 @@
-"""When a server process is stopped, running answers are finished or end with an error; none is cut off silently."""
+"""When a server process is stopped, running answers are finished or end with an error. No answer is cut off silently."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def spawn(tmp_path):
     processes = []
 
     def start(drain_s: float, num_tokens: int = 40, *, on_hangup: signal.Handlers = signal.SIG_DFL) -> tuple[subprocess.Popen, str]:
-        """Start a server process that handles SIGHUP as `on_hangup` says, whether or not the tests run under nohup."""
+        """Start a server process that handles SIGHUP as `on_hangup` states, even if the tests themselves run under nohup."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -98,7 +98,7 @@ def test_an_answer_that_is_not_ready_in_time_is_refused(spawn):
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGHUP])
 def test_running_answers_are_finished(spawn, sent):
-    """After SIGTERM, and after the SIGHUP of a closed terminal, running answers are finished."""
+    """Running answers are finished after SIGTERM, and after SIGHUP, which a process gets when its terminal is closed."""
     process, url = spawn(600)
     lines = stream_through(process, url, sent)
     assert lines[-1] == "[DONE]" and json.loads(lines[-2])["choices"][0]["finish_reason"] == "length"
@@ -132,7 +132,7 @@ def test_what_does_not_finish_in_time_ends_by_an_error(spawn):
 
 
 def test_a_second_interrupt_ends_streams_by_an_error(spawn):
-    """A second Ctrl-C ends streams with an error; it does not wait for `drain_s`."""
+    """After a second Ctrl-C the server does not wait for `drain_s`: running streams end with an error."""
     process, url = spawn(3600, num_tokens=4000)
     with httpx.stream("POST", f"{url}/v1/completions", json={"prompt": "x", "stream": True, "max_tokens": 4000}, timeout=60) as response:
         lines = (line[6:] for line in response.iter_lines() if line.startswith("data: "))

@@ -1,4 +1,4 @@
-"""The front with real worker processes: killing a worker loses no answer, and unloading a model leaves nothing of its worker."""
+"""The front with real worker processes. Killing a worker loses no answer, and unloading a model frees all memory of its worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXT = b"All happy families are alike. "
 SOURCE = null_source(NullConfig(script=tuple(TEXT), step_s=0.005))
 EVERYTHING = null_source(NullConfig(vocab_size=256, embedding_size=8, step_s=0.005))  # a model that generates random bytes
 NUM_NEW = 150
-MOST_AT_ONCE = 64  # a worker has at least this many texts of one request at a time
+MOST_AT_ONCE = 64  # if a request has many texts, the worker has at least this many of them at a time
 DOCUMENTS = ["fox " * 50 + str(index) for index in range(128)]
 STREAMS = {  # path -> (fields of the request, function that returns the text of one event)
     "/v1/chat/completions": ({"messages": MESSAGES, "max_tokens": NUM_NEW}, lambda event: event["choices"][0]["delta"].get("content")),
@@ -93,7 +93,7 @@ def test_no_api_loses_anything_when_the_worker_is_killed(serve):
         return [(result["index"], result["relevance_score"]) for result in answer["results"]]
 
     def stored(**fields: object) -> list[object]:
-        """Create a response, poll it until it is complete, check that reading it twice gives the same, and return its output."""
+        """Create a response, poll it until it is complete, check that reading it again gives the same response, and return its output."""
         answer = client.post("/v1/responses", json={"input": "hi", "seed": 5, "max_output_tokens": NUM_NEW, **fields}).json()
         while answer["status"] in ("queued", "in_progress"):
             time.sleep(0.01)

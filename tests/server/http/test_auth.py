@@ -1,4 +1,4 @@
-"""Which paths an API key opens, and which an admin key."""
+"""Which paths a client's API key permits, and which paths need an admin key."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def all_routes(routes) -> list[tuple[str, str]]:
 
 
 def names(response: httpx.Response, code: str) -> bool:
-    """Return whether the response's error has this code. Errors of Ollama's API have no code, only a sentence."""
+    """Return whether the response contains this error code. Errors in Ollama's format have no code, so any message counts."""
     error = response.json()["error"]
     return bool(error) if isinstance(error, str) else error["code"] == code
 
@@ -170,8 +170,8 @@ def test_requests_of_one_key_share_a_fairness_key(serve):
     ],
 )
 def test_no_spelling_of_an_admin_path_slips_by(serve, method, path):
-    """However an admin path is spelled, a client's key does not open it. The router's patterns end in `$`, which also matches before a
-    final line feed."""
+    """A client's key never opens an admin path, however the path is spelled. One such spelling ends in a line feed: the router's patterns
+    end in `$`, which also matches before a final line feed."""
     server = serve(api_keys=(KEY,), admin_keys=(ADMIN,))
     response = server.http(headers=bearer(KEY), follow_redirects=False).request(method, path, json={"model": "x"})
     assert response.status_code in (403, 404), response.text
@@ -195,8 +195,8 @@ FOREIGN = "https://evil.example"
 )
 @pytest.mark.parametrize("insecure", [False, True])
 def test_without_keys_a_foreign_page_reaches_no_endpoint(serve, routes, marks, insecure):
-    """On a server without keys, a page of another origin is refused at every endpoint except the open ones, with or without a body, and
-    unloads no model."""
+    """A server without keys refuses requests of web pages from other origins, with or without a body, except at the open endpoints. So such
+    a page cannot unload a model."""
     server = serve(insecure=insecure)
     client = server.http(headers={**marks, "content-type": "text/plain"})
     for method, path in routes:
@@ -243,7 +243,7 @@ def test_with_keys_any_page_that_has_one_is_answered(serve):
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
 def test_a_change_that_is_not_called_json_is_refused(serve, routes, content_type):
-    """Every POST and PUT of the admin API refuses content types other than JSON before doing anything, even without a body."""
+    """Every POST and PUT of the admin API checks the content type first and refuses all types except JSON, even for an empty body."""
     server = serve(api_keys=(KEY,), admin_keys=(ADMIN,))
     client = server.http(headers={**bearer(ADMIN), "content-type": content_type})
     for method, path in routes:
@@ -252,7 +252,7 @@ def test_a_change_that_is_not_called_json_is_refused(serve, routes, content_type
             for body in (b"", b'{"model": "null"}') if content_type else (b'{"model": "null"}',):
                 response = client.request(method, url, content=body)
                 answer = response.json()
-                # an error of Ollama's API is a string
+                # in Ollama's format, `error` is a string
                 code = answer["code"] if isinstance(answer["error"], str) else answer["error"]["code"]
                 assert response.status_code == 415 and code == "not_json", url
     assert server.http(headers=bearer(KEY)).get("/v1/models/null").status_code == 200

@@ -1,4 +1,4 @@
-"""JsonScan counts the parts of a JSON text without parsing it, whatever pieces the text arrives in."""
+"""JsonScan counts the parts of a JSON text without parsing the text, however the text is cut into pieces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def commas_of(value) -> int:
 
 @given(VALUES, st.lists(st.integers(0, 200), max_size=6), st.booleans())
 def test_any_cut_counts_the_same_as_the_parsed_value(value, cuts, is_ascii):
-    """The scan counts objects, lists, names and strings, and commas outside strings, wherever the text is cut into pieces."""
+    """The scan counts the same objects, lists, names, strings and commas as the parsed value has, wherever the text is cut into pieces."""
     data = json.dumps(value, ensure_ascii=is_ascii).encode()
     found = JsonScan()
     bounds = [0, *sorted(min(cut, len(data)) for cut in cuts), len(data)]
@@ -72,8 +72,8 @@ def test_what_is_allowed_passes():
 
 
 def test_work_is_linear_in_a_text_of_escapes():
-    """The scan takes time linear in the text. It would be quadratic if each escaped quote began a string; the scan finds only one
-    string."""
+    """The scan treats a string full of escaped quotes as one string. If each escaped quote began a new string, the scan would take
+    quadratic time."""
     found = JsonScan()
     found.feed(b'"' + b'\\"' * (4 * PIECE_BYTES))
     assert found.num_parts == 1

@@ -1,4 +1,4 @@
-"""The access log's line for a request."""
+"""The line that the access log gets for each request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ Line = tuple[str, str, dict[str, object]]
 
 
 def lines(caplog: pytest.LogCaptureFixture, num_lines: int = 1) -> list[Line]:
-    """Return the lines of the access log. Wait for `num_lines` lines: a client may get its answer before the line is written."""
+    """Return the lines of the access log. Wait until there are `num_lines` lines, because a client may get its answer before the server
+    writes the line."""
     end_s = time.monotonic() + 60
     while True:
         found = [(r.levelname, r.getMessage(), getattr(r, "fields", {})) for r in caplog.records if r.name == "server.access"]

@@ -29,7 +29,7 @@ def test_what_is_taken_is_given_back_once():
 
 def test_refusals():
     admission = Admission("m", max_running=2, max_queued=1, max_queued_tokens=100)
-    admission.admit(1, 500)  # 500 tokens exceed the limit, but nothing else waits, so they are admitted; later requests are refused
+    admission.admit(1, 500)  # 500 tokens exceed the limit but are admitted, because no other request waits; later requests are refused
     for num_sequences, num_tokens in ((3, 1), (1, 1)):
         with pytest.raises(ApiError) as caught:
             admission.admit(num_sequences, num_tokens)

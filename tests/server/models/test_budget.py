@@ -1,4 +1,4 @@
-"""How much memory a load may use while other models are loaded or will be."""
+"""How much memory a load may use, given the models that are loaded and the models that will be loaded later."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def model(name: str, *, kv_cache_bytes: int | None = None) -> Model:
 
 
 def claim(models: Sequence[Model], one: Model, **settings: int) -> ModelSpec:
-    """Return the spec with which the model `one` is loaded. Every model's weights are estimated at 1 GiB."""
+    """Return the spec that the budget gives to a load of the model `one`. The weights of every model are estimated at 1 GiB."""
     budget = Budget(ServerSettings(**settings), None, lambda _spec: GIB, lambda: models)
     return asyncio.run(budget.claim(one))
 
 
 def test_the_first_of_several_models_leaves_room_for_the_others() -> None:
-    """The first model reserves room for the weights of the others. The remaining memory is split equally among all models and one that may
-    be loaded later."""
+    """The load of the first model leaves room for the weights of the other models. The remaining memory is divided equally among all models
+    and one model that may be loaded later."""
     models = [model("a"), model("b"), model("c")]
     spec = claim(models, models[0], memory_limit_bytes=8 * GIB)
     assert spec.memory_limit_bytes == 8 * GIB, "models that load later must not make it fail"

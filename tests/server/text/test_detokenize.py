@@ -1,4 +1,5 @@
-"""Detokenizing gives the same text for every split into tokens. No piece of text has a partial character or a part of a stop string."""
+"""Detokenizing gives the same text however the bytes are split into tokens. No piece of the text contains a partial character or a part of
+a stop string."""
 
 from __future__ import annotations
 
@@ -14,8 +15,7 @@ class Bytes:
 
 
 def run(data: bytes, cuts: list[int], stops: StopRules) -> tuple[list[str], Detokenizer]:
-    """Return the pieces of text that a detokenizer gives when the bytes arrive as tokens in groups of the sizes `cuts`, and the
-    detokenizer."""
+    """Push the bytes to a detokenizer in groups of the sizes `cuts`. Return the pieces of text, and the detokenizer."""
     detokenizer, pieces, at = Detokenizer(Bytes(), stops), list[str](), 0
     sizes = iter(cuts)
     while at < len(data) and detokenizer.stopped_by is None:
@@ -28,8 +28,8 @@ def run(data: bytes, cuts: list[int], stops: StopRules) -> tuple[list[str], Deto
 
 
 def cut_by_letters(text: str, stops: StopRules) -> str:
-    """Cut the text at a stop string in the simplest way, as a reference: read letter by letter until a stop string is complete; if several
-    end there, the longest wins."""
+    """Return the text up to the first stop string: the reference for the detokenizer. It reads letter by letter until a stop string is
+    complete. If several stop strings end at the same letter, the longest counts."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops.strings if text[:end].endswith(stop)]
         if complete:

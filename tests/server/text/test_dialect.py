@@ -1,4 +1,5 @@
-"""The dialect of a model (its markers for thoughts and calls) is detected from templates like those of real models."""
+"""A model's dialect (its markers for thoughts and calls) is detected from its chat template. The templates here resemble those of real
+models."""
 
 from __future__ import annotations
 
@@ -54,8 +55,8 @@ def test_unknown_names_are_refused():
 
 
 def test_a_marker_may_be_one_token_without_being_special():
-    """A marker may be a single token that is not special, as in Qwen's vocabularies. The dialect lists such markers too, because a grammar
-    must name the token."""
+    """A marker may be a token that the tokenizer does not list as special, as in Qwen's vocabularies. The dialect includes such markers,
+    because a grammar must name their tokens."""
     tokenizer = WithTemplate(CALLS)
     tokenizer.special_ids = frozenset()
     assert Dialect.of(tokenizer, None, None).shown == {258: b"<think>", 259: b"</think>"}

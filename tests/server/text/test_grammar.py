@@ -1,4 +1,4 @@
-"""Which texts the grammars made for requests allow, checked with llguidance on a vocabulary of bytes."""
+"""The grammars that the server builds for requests accept the right texts. llguidance checks this on a vocabulary of bytes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ THINK, UNTHINK, CALLS, EOS = 256, 257, 258, 259
 class ByteVocabulary:
     eos_token_id = EOS
     bos_token_id = None
-    # llguidance reads the attribute `tokens`
+    # llguidance reads this attribute and `special_token_ids`
     tokens = [bytes([i]) for i in range(256)] + [b"<think>", b"</think>", b"[TOOL_CALLS]", b"<eos>"]
-    special_token_ids = [THINK, UNTHINK, CALLS, EOS]  # noqa: RUF012  # llguidance reads this attribute
+    special_token_ids = [THINK, UNTHINK, CALLS, EOS]  # noqa: RUF012
 
     def __call__(self, text: str | bytes) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
@@ -64,7 +64,7 @@ def test_forced_calls(vocabulary, form):
     for name, arguments, allowed in [("add", '{"a": 1}', True), ("add", "{}", False), ("now", "{}", True), ("other", "{}", False)]:
         text = written(form, name, arguments)
         assert accepts(vocabulary, one, text) is allowed, text
-        if allowed:  # the tool parser finds the call in a text that the grammar allows
+        if allowed:  # the tool parser must find the call in every text that the grammar allows
             parser = ToolParser(FORMATS[form], frozenset({"add", "now"}))
             parts = [*parser.push(text), *parser.finish()]
             assert [part.name for part in parts if isinstance(part, CallStart)] == [name]
@@ -143,15 +143,15 @@ FREE = {"type": "object"}
     ],
 )
 def test_arguments_have_no_properties_that_the_schema_does_not_name(vocabulary, parameters, arguments, allowed):
-    """In the arguments of a call, a schema without `additionalProperties` allows only the named properties, so one with empty `properties`
-    allows only `{}`."""
+    """If the schema of a tool's arguments has no `additionalProperties`, only the named properties are allowed. With empty `properties`
+    only `{}` is allowed."""
     forced = forced_calls(FORMATS["hermes"], [ToolSchema("f", parameters)], {}, several=False)
     assert accepts(vocabulary, forced, written("hermes", "f", arguments)) is allowed
 
 
 def test_a_schema_may_refer_to_its_own_parts(vocabulary):
-    """A tool's schema may refer to its own parts by `#`, as schemas of nested pydantic models do, although the schema is embedded in a
-    larger one."""
+    """A tool's schema may refer to its own parts by `#`, as schemas of nested pydantic models do. This works although the server embeds the
+    tool's schema in a larger schema."""
     parameters = {
         "type": "object",
         "properties": {"point": {"$ref": "#/$defs/Point"}},

@@ -1,4 +1,5 @@
-"""Harmony messages in several channels become texts, thoughts and calls; llguidance checks what the constraints allow."""
+"""Messages in the Harmony format, with several channels, are parsed into texts, thoughts and calls. llguidance checks what the constraints
+allow."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ TO_ADD = f"{CHANNEL}commentary to=functions.add {CONSTRAIN}json{MESSAGE}"
 
 
 def joined(parts: list[Part]) -> list[tuple[str, ...]]:
-    """Join neighbouring texts of the same kind, and show each call by its name."""
+    """Join neighbouring texts of the same kind. Represent each call by its name."""
     found: list[tuple[str, ...]] = []
     for part in parts:
         kind = type(part).__name__
@@ -136,16 +137,16 @@ EOS = 256 + len(MARKERS)
 class Vocabulary:
     eos_token_id = EOS
     bos_token_id = None
-    # llguidance reads the attribute `tokens`
+    # llguidance reads this attribute and `special_token_ids`
     tokens = [bytes([i]) for i in range(256)] + [marker.encode() for marker in MARKERS] + [b"<eos>"]
-    special_token_ids = [*range(256, EOS + 1)]  # noqa: RUF012  # llguidance reads this attribute
+    special_token_ids = [*range(256, EOS + 1)]  # noqa: RUF012
 
     def __call__(self, text: str | bytes) -> list[int]:
         return list(text.encode() if isinstance(text, str) else text)
 
 
 def accepts(constraint: Constraint, text: str) -> bool:
-    """Return whether the constraint allows a text. Each marker in the text is one token."""
+    """Return whether the constraint allows a text. Each Harmony marker in the text is one token."""
     ids, rest = list[int](), text
     while rest:
         marker = next((marker for marker in MARKERS if rest.startswith(marker)), "")

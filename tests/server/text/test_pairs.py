@@ -1,4 +1,4 @@
-"""A pair of texts gets the same tokens as from the `tokenizers` package."""
+"""The tokenizer joins a pair of texts to the same tokens as the `tokenizers` package does."""
 
 from __future__ import annotations
 

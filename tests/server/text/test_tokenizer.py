@@ -1,4 +1,4 @@
-"""Tokenizers from every file format: ids, bytes, special tokens, and the files that accompany them."""
+"""Tokenizers from every supported file format: ids, bytes, special tokens, and the accompanying configuration files."""
 
 import json
 from pathlib import Path
@@ -143,8 +143,8 @@ def test_only_tokenizer_json_is_indispensable() -> None:
     ],
 )
 def test_a_broken_template_is_refused_when_the_model_is_loaded(source: str, complaint: str) -> None:
-    """Loading a model whose chat template is broken fails with the error for damaged files, which names the template's line, so `serve` and
-    `inspect` refuse the model."""
+    """A model with a broken chat template cannot be loaded. The error is that for damaged files and names the line of the template, so both
+    `serve` and `inspect` refuse the model."""
     with pytest.raises(ModelFilesError, match="the chat template is broken: .*(" + complaint + ")"):
         load(byte_level(), tokenizer_config={"chat_template": source})
 
@@ -197,7 +197,7 @@ def test_a_changed_tokenizer_loads_or_is_refused(position: int, insert: bytes, r
 
 
 def test_a_tokenizer_that_cannot_read_every_text_is_refused() -> None:
-    """A tokenizer without a token for unknown text is refused when its model is loaded; otherwise some requests would fail."""
+    """A model whose tokenizer has no token for unknown text cannot be loaded, because some requests would fail later."""
     lacking = tokenizers.Tokenizer(models.WordLevel({"a": 0}, unk_token="<unk>"))
     with pytest.raises(ModelFilesError, match=r"Missing .* token from the vocabulary"):
         Tokenizer({"tokenizer.json": lacking.to_str().encode()})

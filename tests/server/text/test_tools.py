@@ -1,4 +1,4 @@
-"""Tool calls in the formats of the model families, at every split of the text."""
+"""The parser of tool calls finds the calls in the formats of all model families, however the text is split."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def parse(form: ToolFormat, text: str, cuts: list[int], max_calls: int | None = 
     arguments = ["" for _ in starts]
     for part in parts:
         if isinstance(part, CallArguments):
-            arguments[part.index] += part.text  # fails for a call whose start was not reported
+            arguments[part.index] += part.text  # raises an error if the parser did not report the start of the call
     content = "".join(part.text for part in parts if isinstance(part, Content))
     return content, [(start.name, argument) for start, argument in zip(starts, arguments, strict=True)]
 
@@ -62,7 +62,7 @@ CASES = [
     (GENERIC, "[1, 2]", "[1, 2]", []),
     (GENERIC, f"Sure: {ADD}", f"Sure: {ADD}", []),
     (GENERIC, "  ", "  ", []),
-]  # fmt: skip  # a table
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("form", "text", "content", "calls"), CASES)
@@ -74,7 +74,7 @@ def test_formats(form, text, content, calls):
 FRAGMENTS = (
     ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "add", "{", "}", "[", "]", ",", ";", '"', ":", "\\"]
     + ['{"name": "add", ', '"arguments": {"a": [1]}}', '"parameters": {}}', ADD, " ", "\n", "x", "<", "</tool", "[TOOL"]
-)  # fmt: skip  # a table
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FORMATS)

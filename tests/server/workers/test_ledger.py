@@ -1,4 +1,4 @@
-"""Which request the ledger blames for a worker's death, and which requests may run afterwards."""
+"""When a worker dies, the ledger decides which request it blames for the death, and which requests run in the next worker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_in_a_crowd_suspects_are_tried_one_by_one_and_the_guilty_fails_alone() -
             num_deaths += 1
             failed = assign_blame(some, CRASH)
         else:
-            started[0].clear()  # a request that makes progress is no longer suspected
+            started[0].clear()  # the request made progress, so the ledger no longer suspects it
     assert failed is guilty and num_deaths == 1
     assert run([job for job in some if job is not guilty]) != []
 

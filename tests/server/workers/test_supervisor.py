@@ -1,4 +1,4 @@
-"""Promise 2, with real processes: workers are killed, stopped, or crashed by a request, and clients notice only a pause."""
+"""Clients notice only a pause when a real worker process is killed, stopped, or crashed by a request (promise 2)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(scenario: Callable[[], Coroutine[None, None, None]], timeout_s: float = 
             await scenario()
 
     asyncio.run(bounded())
-    gc.collect()  # an unclosed transport would warn in this collection
+    gc.collect()  # an unclosed transport causes a warning when it is collected
 
 
 @asynccontextmanager
@@ -51,7 +51,7 @@ async def worker(config: NullConfig = CONFIG, care: Care = CARE, **kwargs):
 
 
 async def collect(supervisor: Supervisor, submit: Submit, heard: list[int] | None = None) -> list[tuple]:
-    """Run a request. Return the tokens and the finish reason of each choice. `heard` collects all tokens as they arrive."""
+    """Run a request. Return the tokens and the finish reason of each choice. Tokens are appended to `heard` as they arrive."""
     tokens: list[list[int]] = [[] for _ in range(submit.num_choices)]
     ends: list[FinishReason | None] = [None] * submit.num_choices
     async for event in supervisor.generate(submit):
@@ -102,8 +102,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_kills_and_stops_are_pauses() -> None:
-    """A short version of `bench chaos`: workers are killed or stopped, each after a random number of tokens, and clients notice only
-    pauses."""
+    """A short version of `bench chaos`. Workers are killed or stopped, each after a random number of tokens. Clients notice only pauses."""
 
     async def scenario() -> None:
         some = submits(32)
@@ -146,8 +145,8 @@ def test_a_kill_before_any_token_and_while_idle() -> None:
 def test_a_worker_that_serves_from_damaged_files_is_replaced_and_no_request_is_lost(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A worker that finds its model files damaged is replaced as often as needed. No request is lost or blamed, and the next worker
-    verifies its files."""
+    """If a worker finds its model files damaged, another worker replaces it, as often as necessary, and verifies the files. No request is
+    lost or blamed."""
 
     async def scenario() -> None:
         some = submits(8)
@@ -213,8 +212,8 @@ def test_closing_a_stream_aborts_in_the_worker() -> None:
 
 @pytest.mark.parametrize("meanwhile", ["silence", "kill", "drain"])
 def test_who_reads_slowly_is_not_waiting_for_the_worker(meanwhile) -> None:
-    """An answer that is complete but not yet read by its client is not work: the idle worker may be silent without being replaced, and a
-    new worker does not repeat the request."""
+    """If an answer is complete and only its client is slow to read it, the worker has no work left. The worker is not replaced although it
+    sends nothing, and if it dies, the next worker does not repeat the request."""
 
     async def scenario() -> None:
         submit = submits(1)[0]
@@ -232,7 +231,7 @@ def test_who_reads_slowly_is_not_waiting_for_the_worker(meanwhile) -> None:
                 case _:
                     pass
             async with asyncio.timeout(30):
-                await supervisor.drain(60)  # ends once the worker has nothing to do
+                await supervisor.drain(60)  # returns when the worker has no work left
             assert supervisor.restarts == (meanwhile == "kill") and supervisor.resubmitted == 0
             async for event in events:
                 heard += event.token_ids
@@ -252,7 +251,7 @@ def test_aborting_one_choice_leaves_the_others() -> None:
             async for event in supervisor.generate(submit):
                 if event.choice == 0:
                     assert not is_aborted, "an aborted choice sent more tokens"
-                    await asyncio.sleep(0.05)  # meanwhile the worker sends more events of this choice
+                    await asyncio.sleep(0.05)  # meanwhile the worker sends more tokens of this choice
                     supervisor.abort("a", 0)
                     is_aborted = True
                 else:
@@ -289,7 +288,7 @@ def test_drain_finishes_what_runs_and_refuses_what_comes() -> None:
             assert supervisor.state is WorkerState.DRAINING
             with pytest.raises(RequestError, match="draining"):
                 await collect(supervisor, Submit("late", (1,), SamplingParams(max_tokens=1)))
-            os.kill(supervisor.pid, signal.SIGKILL)  # even while draining, no request is lost by a kill
+            os.kill(supervisor.pid, signal.SIGKILL)  # a kill loses no request, even while the worker drains
             assert await streams == expected
             await draining
             assert supervisor.state is WorkerState.STOPPED and supervisor.restarts == 1
@@ -396,8 +395,8 @@ def test_a_first_load_that_is_stopped_fails(processes) -> None:
 
 
 def test_a_model_comes_back_once_the_cause_is_gone(tmp_path, caplog) -> None:
-    """After any number of failed restarts, the model recovers once the cause is gone. Running requests continue with the same tokens, and
-    the log has the cause only once."""
+    """However many restarts have failed, the model recovers when the cause is gone. Running requests continue with the same tokens. The log
+    contains the cause only once."""
     mark = tmp_path / "loaded"
     config = msgspec.structs.replace(CONFIG, refused_from=str(mark))
 
@@ -423,7 +422,8 @@ def test_a_model_comes_back_once_the_cause_is_gone(tmp_path, caplog) -> None:
 
 
 def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch) -> None:
-    """Starting a worker process is tried again if it failed because descriptors, memory, processes or threads ran out."""
+    """If a worker process cannot be started because file descriptors, memory, processes or threads are exhausted, the supervisor tries
+    again."""
     faults = [
         OSError(errno.EMFILE, "Too many open files"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
@@ -453,7 +453,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch) -> None:
     assert len(os.listdir("/proc/self/fd")) <= num_open, "a failed start leaked a descriptor"
 
 
-# A worker program. Its first start succeeds; its second does what argv[1] says. The file argv[2] counts the starts.
+# A worker program. Its first start succeeds; its second start does what argv[1] says. The file argv[2] counts the starts.
 ODD_WORKER = """
 import pathlib, socket, sys, time
 from deploy.test_doubles.process import build_null
@@ -470,7 +470,7 @@ serve_worker(fd, build_null)
 
 @pytest.mark.parametrize("what", ["silence", "nonsense"])
 def test_a_restart_that_hangs_is_given_up_for_another(what, tmp_path) -> None:
-    """A worker that makes no progress while it starts, or sends invalid messages, is given up, and another is started."""
+    """If a starting worker makes no progress or sends invalid messages, the supervisor kills it and starts another."""
     (starts := tmp_path / "starts").touch()
     command = (sys.executable, "-c", ODD_WORKER, what, str(starts))
 
@@ -505,14 +505,15 @@ def test_after_a_long_outage_new_requests_are_told_when_to_come_back(tmp_path) -
             with pytest.raises(RequestError, match="is being restarted"):
                 await supervisor.embed(Embed("e", (1,)))
             mark.unlink()
-            await running  # this request was accepted before the outage, so it is kept
+            await running  # the request was accepted before the outage, so it is not refused
             await collect(supervisor, submits(2)[1])
 
     run(scenario)
 
 
 def test_a_worker_needs_nothing_in_the_file_system(monkeypatch, tmp_path) -> None:
-    """A worker's connection uses no files: a killed front leaves none, and a program that empties /tmp cannot break a restart."""
+    """The connection to a worker uses no files. So a killed front leaves no files behind, and a program that deletes the files in /tmp
+    cannot prevent a restart."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
 
@@ -548,7 +549,8 @@ def test_delays_are_capped_and_short_after_kills_from_outside() -> None:
 
 
 def test_a_model_that_sleeps_has_no_process_and_goes_on_where_it_was() -> None:
-    """A sleeping model has no process. Requests that ran when it fell asleep finish, with the same tokens, once a new request wakes it."""
+    """A sleeping model has no process. Requests that were running when the model fell asleep continue, with the same tokens, when a new
+    request wakes the model."""
 
     async def scenario() -> None:
         some = submits(8)

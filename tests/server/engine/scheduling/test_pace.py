@@ -1,8 +1,7 @@
 """The pace, which decides how many prompt tokens each step computes, on simulated machines with step times measured on real models.
 
-The score of a pace is the lost time: the time from the arrival of each request to its last token, minus the time that the request takes
-alone, summed over requests. The tests compare this score with the best of several fixed policies, which give prompts the same number of
-tokens in every step.
+The score of a pace is the sum of all requests' latencies, from arrival to the last token. The tests compare this score with the best of
+several fixed policies, which give prompts the same number of tokens in every step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Long conversations are rendered in a separate process. The text is the same as without it, and no other request waits."""
+"""Long conversations are rendered in a separate process. The prompt is the same as if the front rendered it, and no other request waits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_short_conversations_need_no_process() -> None:
 
 
 def test_long_conversations_give_the_same_text() -> None:
-    """The rendering process gives the same text as a rendering in the front, including integers of any size."""
+    """The rendering process returns the text that the front would render, including integers of any size."""
     template = ChatTemplate(SOURCE, {"bos_token": "<s>"})
     renderer = Renderer(template)
     variables = {"extra": [10**30, 1.5, None, True, {"a": "b"}]}
@@ -69,8 +69,8 @@ def test_errors_are_those_of_a_rendering_in_place(source: str, kind: type, messa
 
 @pytest.mark.usefixtures("without_collector")
 def test_a_template_that_never_ends_holds_up_nobody() -> None:
-    """While an endless template runs until its time limit, the event loop stays free, and another rendering of the same template
-    finishes."""
+    """While a template with an endless loop runs until its time limit, the event loop is not blocked, and another rendering of the same
+    template finishes."""
     renderer = Renderer(ChatTemplate("{% if messages | length > 1 %}" + LOOP + "{% else %}{{ 'x' * 3000000 }}{% endif %}", {}))
     ended: list[str] = []
 
@@ -111,7 +111,8 @@ def test_an_ended_process_is_replaced_and_the_request_continued() -> None:
 
 
 def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the rendering process is stopped by a signal, the first attempt times out; a second one, in a new process, gets enough time."""
+    """If a signal stops the rendering process, the first attempt times out. The second attempt runs in a new process and has enough
+    time."""
     renderer = Renderer(ChatTemplate(SOURCE, {"bos_token": ""}))
     os.kill(stopped := process_of_after(renderer), signal.SIGSTOP)
     start = renderer._started
@@ -127,7 +128,8 @@ def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_late_renderings_are_reported_as_a_busy_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If two processes do not answer in time, the error does not blame the template's use of CPU time and memory."""
+    """If two rendering processes do not answer in time, the error says that the server is busy. It does not say that the template used too
+    much CPU time or memory."""
     renderer = Renderer(ChatTemplate(SOURCE, {"bos_token": ""}))
     monkeypatch.setattr("server.text.templates.renderer.PATIENCE_S", 0.2)
     start = renderer._started
@@ -143,8 +145,8 @@ def test_two_late_renderings_are_reported_as_a_busy_server(monkeypatch: pytest.M
 
 
 def test_the_end_of_the_work_may_come_after_the_work() -> None:
-    """The front may close its sending side after the process has read the request. The process once took this for the front's death, and
-    the client got a time-out error."""
+    """The front may close its sending side only after the process has read the request. An earlier version took this for the death of the
+    front, and the client got a time-out error."""
     renderer = Renderer(ChatTemplate(LOOP, {}))
     near, far = socket.socketpair()
     with near:
@@ -204,7 +206,7 @@ def succeeds(attempt):
 
 @pytest.fixture
 def intruder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Renderer:
-    """Return a renderer whose template runs arbitrary Python, as if it had escaped the sandbox."""
+    """Return a renderer whose template runs arbitrary Python code, as if the template had escaped the sandbox."""
     (tmp_path / "intruder_of_test.py").write_text(INTRUDER)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -212,7 +214,7 @@ def intruder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Renderer:
 
 
 def test_a_process_that_renders_can_open_nothing(intruder: Renderer) -> None:
-    """A rendering process can open neither a file nor a socket, and its memory is limited."""
+    """A rendering process cannot open files or sockets, and its memory is limited."""
     assert asyncio.run(rendered(intruder, MESSAGES[:1])) == "nothing"
 
 

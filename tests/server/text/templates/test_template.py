@@ -1,4 +1,4 @@
-"""Chat templates give the same text as plain Jinja does, within limits on time and size."""
+"""Chat templates give the same text as plain Jinja, within limits of time and size."""
 
 import json
 from contextlib import suppress
@@ -130,8 +130,8 @@ def test_continue_final_message_is_refused_where_it_cannot_be_honoured() -> None
 @pytest.mark.parametrize("place", ["message", "earlier", "variable", "token", "template"])
 @pytest.mark.parametrize("marker", ["\ue000", "\ue000\ue001", "\ue001\ue000" + "\ue001" * 5000])
 def test_a_text_with_the_marker_of_continue_final_message_is_continued_all_the_same(place: str, marker: str) -> None:
-    """`continue_final_message` puts a marker at the end of the last message and cuts the prompt there. If an input already contains the
-    text of the marker, that text stays, and the prompt still ends at the end of the message."""
+    """For `continue_final_message`, the renderer appends a marker to the last message and cuts the prompt at the marker. If a message, a
+    variable or the template already contains the marker's text, that text stays, and the prompt still ends with the last message."""
     at = {name: marker if name == place else "-" for name in ("message", "earlier", "variable", "token", "template")}
     template = ChatTemplate(
         at["template"] + "{% for m in messages %}{{ m.content }}</s>{% endfor %}{{ bos_token }}{{ x }}", {"bos_token": at["token"]}
