@@ -1,4 +1,4 @@
-"""GGUF files that the benchmark writes for other engines: our reader finds the values that the reference quantisers give."""
+"""GGUF files that the benchmark writes for other inference engines. Our reader finds the values that the reference quantisers compute."""
 
 from __future__ import annotations
 

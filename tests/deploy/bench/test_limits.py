@@ -1,4 +1,4 @@
-"""For every weight format there is a kernel that measures how fast the machine multiplies, and the kernel runs."""
+"""For every weight format, a kernel measures how many multiplications per second the machine can do. The tests run these kernels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_words_by_bytes_run() -> None:
 
 @pytest.mark.parametrize("held", FORMATS)
 def test_what_only_multiplies_runs_on_matrix_units(amx: Target, matrix_unit: Any, held: str) -> None:
-    """The kernel uses the matrix unit if the unit multiplies weights of this format: all formats but f32."""
+    """The kernel uses the matrix unit for every weight format except f32, which the unit cannot multiply."""
     before = matrix_unit.counts
     runs(held, amx)
     multiplied = (matrix_unit.counts - before)[-1]
@@ -47,7 +47,8 @@ def test_what_only_multiplies_runs_on_matrix_units(amx: Target, matrix_unit: Any
 
 @pytest.mark.parametrize("name", ["x86-64-v3", "avx512"])
 def test_the_plain_multiply_add_fills_registers_and_no_more(name: str) -> None:
-    """The accumulators of the kernel fill the registers without spilling, which would halve the speed on a machine with 16 registers."""
+    """The kernel has exactly as many accumulators as fit into registers. Spilling them would halve the speed on a machine with 16
+    registers."""
     text, _, _, (values,) = multiplying("f32", get(name))
     assert values.nbytes * 8 == get(name).vector_bits
     assert "alloc local a: f32[12," in text

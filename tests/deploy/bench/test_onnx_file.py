@@ -1,4 +1,4 @@
-"""ONNX files that the benchmark writes for transformers.js: their fields, and their logits where ONNX Runtime is installed."""
+"""ONNX files that the benchmark writes for transformers.js: their fields, and their logits if ONNX Runtime is installed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = NDArray[Any]
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Read the fields of a protocol buffer: varints, four bytes, or a length and bytes."""
+    """Parse the fields of a protocol buffer message: varints, four-byte values, and length-prefixed bytes."""
     position = 0
 
     def varint() -> int:
@@ -73,11 +73,11 @@ def dequantised(name: str) -> Array:
 
 
 def logits(ids: list[int]) -> Array:
-    """Compute the logits of a sequence in the plainest way."""
+    """Compute the logits of a token sequence in NumPy, without optimisations, as a reference."""
     c = CONFIG
 
     def norm(x: Array) -> Array:
-        return x / np.sqrt((x * x).mean(-1, keepdims=True) + c.norm_eps)  # random models have gains of 1
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + c.norm_eps)  # without gains, because those of random models are 1
 
     def heads(x: Array, name: str) -> Array:
         return (x @ dequantised(name).T).reshape(len(ids), -1, c.head_dim)
@@ -106,7 +106,7 @@ def logits(ids: list[int]) -> Array:
 
 
 def test_onnx_runtime_computes_the_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.bench.onnx_file.ACCURACY", 1)  # activations keep 32 bits
+    monkeypatch.setattr("deploy.bench.onnx_file.ACCURACY", 1)  # compute with 32-bit activations
     runtime = pytest.importorskip("onnxruntime", reason="ONNX Runtime is an optional peer")
     write_onnx(tmp_path, CONFIG, WEIGHTS)
     session = runtime.InferenceSession(str(tmp_path / "onnx" / "model_q4.onnx"))

@@ -1,4 +1,4 @@
-"""Figures that were recorded are read back unchanged, and the tables in BENCHMARKS.md contain the recorded figures."""
+"""Recorded figures are read back unchanged, and the tables in BENCHMARKS.md contain them."""
 
 from __future__ import annotations
 

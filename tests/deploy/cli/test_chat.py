@@ -1,4 +1,4 @@
-"""The interactive chat in a terminal: its commands, how it reads input lines, and its history."""
+"""The interactive chat in a terminal: its commands, its input lines, and its history."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODELS = [{"id": "demo", "aliases": ["tiny"], "generates": True}, {"id": "minilm
 
 
 class Server:
-    """A fake client of the server, with the methods that a conversation calls."""
+    """A fake client of the server. It has the methods that a conversation calls."""
 
     def get(self, path: str) -> Any:
         assert path == "/v1/models"
@@ -114,7 +114,7 @@ def test_an_interrupt_gives_up_the_line_and_the_end_leaves(typed: Callable[..., 
 
 @pytest.fixture
 def terminal(demo_server: Any, tmp_path: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """Run `relaxserve chat` in a pseudo-terminal. Its state is in a folder of its own."""
+    """Run `relaxserve chat` in a pseudo-terminal, with a state folder that no other test uses."""
     ours, its = os.openpty()
     environment = {**demo_server.environment, "XDG_STATE_HOME": str(tmp_path), "TERM": "dumb"}
     with subprocess.Popen(["relaxserve", "chat"], env=environment, stdin=its, stdout=its, stderr=its) as process:

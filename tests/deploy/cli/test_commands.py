@@ -1,4 +1,4 @@
-"""The commands as users type them. They share one server with the demo model."""
+"""The commands of relaxserve, run as a user types them. All tests share one server with the demo model."""
 
 from __future__ import annotations
 
@@ -116,8 +116,7 @@ def test_chat_asks_the_named_model(demo_server: Any) -> None:
 
 
 def test_run_serves_a_model_for_one_conversation(demo_server: Any) -> None:
-    """`run` serves a model for one conversation and leaves no process behind. Environment variables that name other servers do not
-    matter."""
+    """`run` serves a model for one conversation and leaves no process behind. It ignores environment variables that name other servers."""
     elsewhere = {"RELAXSERVE_API_KEYS": "a-key-of-a-client", "RELAXSERVE_URL": "http://127.0.0.1:1"}
     said = demo_server.run("relaxserve", "run", "demo", QUESTION, "--temperature", "0", "--max-context", "512", **elsewhere)
     assert "Paris" in said
@@ -126,7 +125,7 @@ def test_run_serves_a_model_for_one_conversation(demo_server: Any) -> None:
 
 
 def test_generate_gives_the_answer_of_the_server(demo_server: Any) -> None:
-    """`generate`, which runs the engine in the command's own process, gives the same answer as the server."""
+    """`generate` runs the engine without a server, in its own process, and gives the same answer as the server."""
     served = demo_server.run("relaxserve", "chat", QUESTION, "--temperature", "0")
     assert demo_server.run("relaxserve", "generate", "demo", "-p", QUESTION) == served
 
@@ -186,14 +185,15 @@ def test_cache_verify_names_what_is_damaged_and_the_next_start_builds_it_again(d
 
 @pytest.fixture(scope="module")
 def demo_cache(demo_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a cache with only the demo model's files. The shared server's cache also has models of other tests."""
+    """Return a cache folder with only the demo model's files. The cache of the shared server also contains models of other tests."""
     cache = tmp_path_factory.mktemp("demo") / "cache"
     demo_server.run("relaxserve", "generate", "demo", "-p", QUESTION, RELAXSERVE_CACHE=str(cache))
     return cache
 
 
 def flip_a_weight(cache: Path) -> Path:
-    """Flip one bit of the largest section of the packed weights. Write a new file: a server may have mapped the old one."""
+    """Flip one bit of the largest section of the packed weights. This replaces the file instead of changing it, because a server may have
+    mapped the old file."""
     (packed,) = (cache / "weights").glob("*.rsw")
     largest = max(SectionFile(packed)._sections.values(), key=lambda section: section.size)
     content = bytearray(packed.read_bytes())
@@ -205,8 +205,8 @@ def flip_a_weight(cache: Path) -> Path:
 
 @pytest.mark.parametrize("last", ["ended in order", "was killed"])
 def test_a_flipped_bit_in_packed_weights_is_found_and_mended(last: str, demo_server: Any, demo_cache: Path, tmp_path: Path) -> None:
-    """A flipped bit in packed weights is found and the weights are packed again. If the last process that used them was killed, this
-    happens before the model is ready; otherwise the weights are checked while the model runs, and its worker is replaced."""
+    """A flipped bit in packed weights is found, and the weights are packed again. If the last process that used the weights was killed, the
+    server checks them before the model is ready. Otherwise it checks them while the model runs, and then replaces the worker."""
     shutil.copytree(demo_cache, cache := tmp_path / "cache")
     packed = flip_a_weight(cache)
     if last == "was killed":
@@ -297,7 +297,7 @@ def test_a_server_whose_only_model_fails_ends(demo_server: Any, tmp_path: Path) 
 
 
 def test_models_come_and_go(demo_server: Any, tmp_path: Path) -> None:
-    """A server that starts without a model loads and unloads models on request."""
+    """A server that starts without a model loads and unloads models by commands."""
     state = tmp_path / "state.json"
     state.write_text('{"models": []}')
     command = ["relaxserve", "serve", "--port", "0", "--model-root", str(demo.MODEL.parent), "--state-file", str(state)]
@@ -326,7 +326,8 @@ def test_models_come_and_go(demo_server: Any, tmp_path: Path) -> None:
 
 
 def test_idle_connections_leave_descriptors_for_a_restart(demo_server: Any) -> None:
-    """Even with more idle connections than the limit of open files, the server restarts a dead worker and answers questions."""
+    """Idle connections do not use up the file descriptors: even if more clients connect than files may be open, the server restarts a dead
+    worker and answers questions."""
     command = ["bash", "-c", "ulimit -n 128; exec relaxserve serve --port 0"]
     with subprocess.Popen(command, env=demo_server.environment, stderr=subprocess.PIPE, text=True) as server, ExitStack() as stack:
         stack.callback(server.terminate)

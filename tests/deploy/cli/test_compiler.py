@@ -1,4 +1,4 @@
-"""The commands of the compiler, as users type them."""
+"""The compiler's commands, run as a user types them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def test_opt_runs_the_passes_of_the_target(program: Path) -> None:
     ],
 )
 def test_opt_names_what_it_does_not_know(program: Path, words: tuple[str, ...], named: str) -> None:
-    """The error of `opt` names the pass or option that it does not know. Each case states a target, because passes depend on the target."""
+    """The error message of `opt` names the unknown pass or option. Each case states a target, because the set of passes depends on the
+    target."""
     result = call("opt", program, *words)
     assert result.exit_code != 0 and named in str(result.exception)
 
@@ -112,7 +113,8 @@ def test_run_compares_with_the_interpreter(program: Path, n: int) -> None:
 
 
 def test_run_fails_when_the_results_differ(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`eval --check` fails if the compiled results differ from the reference; here the compiled program has another operator."""
+    """`eval --check` fails if the compiled results differ from the reference. In this test the compiled program has a different
+    operator."""
     other = parse(PROGRAM.replace("softmax(y)", "log_softmax(y)"))
     monkeypatch.setattr("deploy.run_program.compile_module", lambda _: compile_module(other))
     result = call("eval", program, "--dim", "n=3", "--dim", "k=4", "--check")
@@ -157,14 +159,15 @@ prim shift(A: f32[m, 4], out B: f32[m, 4]) {
     ("shifted", "n", "said"),
     [
         ("A[i, j]", 8, None),
-        ("guard(0 <= j + 1 < 4 ? A[i, j + 1] : 0.0)", 8, None),  # a read whose guard is false is no error
+        ("guard(0 <= j + 1 < 4 ? A[i, j + 1] : 0.0)", 8, None),  # the guard is false for the read outside A, so this is no error
         ("A[i, j + 1]", 8, "loop nest 'shift': index 4 of dimension 1 of A is outside its extent 4"),
         ("A[i - 1, j]", 8, "loop nest 'shift': index -1 of dimension 0 of A is outside its extent 5"),
         ("A[i, j]", 2, "of dimension 0 of A is outside its extent 2"),
     ],
 )
 def test_run_checks_the_bounds_of_hand_written_loop_nests(tmp_path: Path, shifted: str, n: int, said: str | None) -> None:
-    """`eval --check-bounds` refuses loop nests that read or write outside their buffers, before the compiled program can do so."""
+    """`eval --check-bounds` refuses loop nests that read or write outside their buffers. It does so in the interpreter, before compiled
+    code could access wrong memory."""
     path = tmp_path / "nests.ir"
     path.write_text(NESTS.replace("when_inside", shifted))
     result = call("eval", path, "--dim", f"n={n}", "--dim", "m=5", "--check-bounds")

@@ -1,4 +1,4 @@
-"""`relaxserve export`, as users type the command."""
+"""The command `relaxserve export`, run as a user types it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers are rendered as Markdown in the terminal while they arrive."""
+"""While an answer arrives, the terminal shows it as rendered Markdown."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONTROL = re.compile(r"\x1b\[(\d*)([AK])|\x1b\[\?25[lh]|\x1b\[[\d;]*m")
 
 
 def written(pieces: list[str], *, height: int = 40) -> tuple[str, str]:
-    """Write the pieces of an answer as Markdown to a terminal. Return all that was written, and what the screen shows at the end."""
+    """Write the pieces of an answer as Markdown to a fake terminal. Return all output, and what the screen shows at the end."""
     file = io.StringIO()
     with MarkdownWriter(
         Console(file=file, force_terminal=True, width=60, height=height, color_system="standard", legacy_windows=False)
@@ -51,7 +51,8 @@ def written(pieces: list[str], *, height: int = 40) -> tuple[str, str]:
 
 
 def screen(text: str) -> str:
-    """Return what a terminal of unlimited height shows for this text. Newlines, cursor up and erase line are supported."""
+    """Return what a terminal of unlimited height shows after this output. The function supports newlines, carriage returns, cursor up and
+    erase line."""
     lines, row, column, at = [""], 0, 0, 0
     while at < len(text):
         control = CONTROL.match(text, at)
@@ -62,7 +63,7 @@ def screen(text: str) -> str:
                 case "K":
                     lines[row] = ""
                 case _:
-                    pass  # sets a colour, or hides or shows the cursor
+                    pass  # the sequence sets a colour, or hides or shows the cursor
             at = control.end()
             continue
         assert text[at] != "\x1b", f"the terminal of this test does not know {text[at : at + 8]!r}"
@@ -117,7 +118,8 @@ def test_what_has_come_stays_when_an_answer_is_interrupted() -> None:
 
 
 def test_a_block_that_is_taller_than_the_terminal_is_printed_once() -> None:
-    """While a block that is taller than the terminal arrives, only its end is drawn, so that no partial copies stay in the scrollback."""
+    """If a block is taller than the terminal, only the end of the block is redrawn while the block arrives. Redrawing all of it would leave
+    partial copies in the scrollback."""
     lines = [f"line {number}  \n" for number in range(50)]
     shown = written(lines, height=8)[1]
     assert [shown.count(f"line {number}") for number in (20, 49)] == [1, 1]

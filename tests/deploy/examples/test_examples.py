@@ -1,4 +1,4 @@
-"""The example files for nginx and systemd agree with the server's settings."""
+"""The example configurations for nginx and systemd agree with the server's settings."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_nginx_takes_the_file(tmp_path: Path) -> None:
     nginx = shutil.which("nginx")
     if nginx is None:
         pytest.skip("nginx is not installed")
-    plain = re.sub(r"listen 443 ssl;|^\s*ssl_\w+ .*;$", "", NGINX, flags=re.MULTILINE)  # without TLS, because the test has no certificate
+    plain = re.sub(r"listen 443 ssl;|^\s*ssl_\w+ .*;$", "", NGINX, flags=re.MULTILINE)  # remove TLS, because the test has no certificate
     whole = f"pid {tmp_path}/pid; error_log {tmp_path}/log; events {{}} http {{ access_log off; {plain} }}"
     (tmp_path / "nginx.conf").write_text(whole)
     subprocess.run([nginx, "-t", "-q", "-c", tmp_path / "nginx.conf"], check=True)

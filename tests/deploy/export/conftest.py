@@ -17,8 +17,8 @@ from tests.node import PATIENCE_S, node
 
 SCRIPTS = Path(__file__).parent
 CONTEXT = 256
-# The target of this machine, or the best named one that runs here, without instructions that multiply bf16: exports round and add
-# differently from these.
+# The best target of this machine that does not use instructions for products of bf16, because these instructions round and add in another
+# way than exports do.
 NATIVE = next(t for t in (host(), *reversed(NAMED.values())) if t.can_run_here and product_tiles(t).pairs is None)
 
 
@@ -29,7 +29,8 @@ def demo() -> Servable:
 
 @pytest.fixture(scope="session")
 def site(demo: Servable, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a web export of the demo model. It is for relaxed SIMD only, so that the model is compiled only once."""
+    """Return the folder of a web export of the demo model. The export has code for relaxed SIMD only, so the model is compiled only
+    once."""
     folder = tmp_path_factory.mktemp("site")
     export_web(demo, "demo", folder, levels=["wasm-relaxed"])
     return folder
@@ -37,7 +38,8 @@ def site(demo: Servable, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ask(site: Path) -> Callable[..., list[list[Any]]]:
-    """Return a function that sends requests to the export's client in one Node process and returns the events of each request."""
+    """Return a function that sends requests to the export's JavaScript client in one Node process, and returns the events of each
+    request."""
 
     def run(*requests: dict[str, Any]) -> list[list[Any]]:
         lines = "".join(json.dumps(request) + "\n" for request in requests)

@@ -1,4 +1,5 @@
-"""Run an exported decoder in wasmtime. Like runtime/web/program.mjs, it runs the records of the flat program, but without checks."""
+"""Run an exported decoder in wasmtime. Like runtime/web/program.mjs, this module executes the records of the flat program, but it does no
+checks."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from runtime.flat_program import FlatBase, FlatProgram
 from runtime.sections import align
 
 PAGE_BYTES = 1 << 16
-STACK_BYTES = BEGIN = 1 << 20  # memory below this address holds the module's own data and its stack
+STACK_BYTES = BEGIN = 1 << 20  # the module's own data and stack are below this address
 
 
 class Decoder:
@@ -98,7 +99,7 @@ class Decoder:
         assert self._exports["__heap_base"].value(store) <= BEGIN
 
     def _words(self) -> NDArray[np.int64]:
-        """Return a view of the shape heap: slots, followed by literals."""
+        """Return a view of the shape heap, which consists of the slots and then the literals."""
         return self._view(self._heap, np.int64, len(self.step.slots) + len(self.step.literals))
 
     def _view(self, at: int, dtype: type[np.generic], count: int) -> NDArray[Any]:

@@ -1,4 +1,5 @@
-"""A C library (an archive and a header) builds into a program with one command and gives the bits of the native program."""
+"""The exported C library (an archive and a header) can be built into a program with one command, and gives the same bits as the native
+program."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ from tests.deploy.export.conftest import SCRIPTS
 from tests.deploy.export.test_web import ANSWER, NUM_TOKENS, golden, native
 from tests.node import PATIENCE_S
 
-pytestmark = pytest.mark.xdist_group("web")  # tests of this group share one export of the demo
+pytestmark = pytest.mark.xdist_group("web")  # the tests of this group share one export of the demo model
 
 
-BUILD_S = 8 * PATIENCE_S  # zig first builds libc for the other machine, which takes minutes
+BUILD_S = 8 * PATIENCE_S  # zig first compiles libc for the foreign architecture, which takes minutes
 
 
 def built(folder: Path, source: Path, compiler: list[str], name: str) -> Path:
@@ -42,7 +43,7 @@ def check_bytes(demo: Servable, folder: Path, command: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def library(demo: Servable, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Export the demo as a C library for x86-64-v3, whatever the machine that runs the tests."""
+    """Return the demo as a C library for x86-64-v3. The target does not depend on the machine that runs the tests."""
     folder = tmp_path_factory.mktemp("library")
     export_c(demo, "demo", c_target("x86-64-v3"), folder)
     return folder
@@ -61,13 +62,14 @@ def test_the_example_builds_with_one_command_and_answers(library: Path) -> None:
 
 
 def test_the_library_gives_the_bytes_of_the_native_program(library: Path, demo: Servable) -> None:
-    """The library gives the native program's bytes and keeps the promises of model.h: wrong calls are refused, two sequences are
+    """The library gives the same bytes as the native program and does what model.h promises: wrong calls are refused, two sequences are
     independent, a sequence can be rewound, and no memory leaks."""
     check_bytes(demo, library, [str(built(library, SCRIPTS / "logits.c", compiler(), "logits"))])
 
 
 def test_the_library_needs_no_other(library: Path) -> None:
-    """The library calls no function of libc or libm, and writes only to memory that the caller gives it."""
+    """The library depends on no other library, not even libc or libm. It has no global variables, so it writes only to memory that the
+    caller provides."""
     listed = subprocess.run(
         [shutil.which("nm") or pytest.skip("needs nm: install binutils"), library / "libdemo.a"], capture_output=True, check=True
     )
@@ -84,7 +86,7 @@ TWO_MODELS = """
 #include <stdio.h>
 int main(void) {
   printf("%d %d\\n", RS_VOCAB_SIZE, OTHER_VOCAB_SIZE);
-  return rs_open(0, 0, 0, 0, 0) != 0 || other_open(0, 0, 0, 0, 0) != 0;   /* both refuse: there are no weights */
+  return rs_open(0, 0, 0, 0, 0) != 0 || other_open(0, 0, 0, 0, 0) != 0;   /* both must fail: there are no weights */
 }
 """
 
@@ -129,7 +131,8 @@ MACHINES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "arch", "flags"), MACHINES, ids=[" ".join([m[0], *m[2][1:]]) for m in MACHINES])
 def test_other_machines_give_the_same_bytes(target: str, arch: str, flags: list[str], demo: Servable, tmp_path: Path) -> None:
-    """Libraries for AArch64, for RISC-V without vectors, and for RISC-V with vectors of two lengths give the same bytes under qemu."""
+    """Under qemu, libraries for three other machines give the same bytes: AArch64, RISC-V without vectors, and RISC-V with vectors of two
+    lengths."""
     emulator = shutil.which(f"qemu-{arch}-static") or shutil.which(f"qemu-{arch}")
     if emulator is None or find_spec("ziglang") is None:
         pytest.skip(f"needs qemu-{arch} and a compiler for it: apt install qemu-user-static, pip install ziglang")

@@ -1,4 +1,4 @@
-"""The JavaScript client of an export, in Node: tool calls, embeddings of encoders and decoders, and models with recurrent state."""
+"""The JavaScript client of a web export, run in Node: tool calls, embeddings of encoders and decoders, and models with recurrent state."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_offered_tools_need_not_be_called(ask: Callable[..., Any]) -> None:
 
 
 def test_calls_are_found_as_the_server_finds_them(site: Path) -> None:
-    """The client splits an answer with tool calls into the same parts as the server's parser: in the test cases of that parser, and in
-    random texts."""
+    """The JavaScript client finds the same tool calls in an answer as the server's parser, for the test cases of that parser and for random
+    texts."""
     chance = random.Random(7)
     texts = [(form, text) for form, text, *_ in CASES]
     texts += [(chance.choice([*FORMATS.values()]), "".join(chance.choices(FRAGMENTS, k=chance.randint(1, 9)))) for _ in range(600)]

@@ -1,4 +1,4 @@
-"""An export's chat.html in headless Chromium: the page loads, answers, caches the weights, and makes no request after that."""
+"""The page chat.html of an export in headless Chromium: it loads, answers and caches the weights. After that it makes no request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.xdist_group("web")
 
 
 class Stalling(Files):
-    """A server that stops midway through the first download of the weights. It serves later downloads from the byte that they ask for."""
+    """A server that stops in the middle of the first download of the weights. Later downloads ask for a range of bytes and get it."""
 
     def do_GET(self) -> None:
         if "weights-" not in self.path:
@@ -41,7 +41,7 @@ class Stalling(Files):
         self.end_headers()
         self.wfile.write(content if asked else content[: len(content) // 2])
         if not asked:
-            self.rfile.read(1)  # blocks until the page is closed
+            self.rfile.read(1)  # block until the page is closed
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ LOGITS = """(async () => {
 
 
 def digest_in_chromium(page: Page, folder: Path, target: str, prompt: list[int], count: int) -> str:
-    """Return the SHA-256 of the logits that Chromium computes for a prompt and `count` tokens."""
+    """Return the SHA-256 of all logits that Chromium computes for a prompt and then for `count` - 1 generated tokens."""
     ask = LOGITS.replace("TARGET", repr(target)).replace("PROMPT", json.dumps(prompt)).replace("COUNT", str(count))
     with serving(folder) as (address, _):
         page.open(f"{address}/chat.html")
@@ -85,7 +85,7 @@ def digest_in_chromium(page: Page, folder: Path, target: str, prompt: list[int],
 
 
 def test_chromium_gives_the_bytes_of_node(page: Page, demo: Servable, site: Path) -> None:
-    """Chromium gives the same bytes as Node: the logits of a prompt and of the tokens after it."""
+    """The logits of a prompt and of the generated tokens have the same bytes in Chromium as in Node."""
     prompt = encode(demo.tokenizer, Prompt(QUESTION, False, 1, 0, 0))
     logits, _ = in_node(site, "wasm-relaxed", prompt)
     assert digest_in_chromium(page, site, "wasm-relaxed", prompt, len(logits)) == hashlib.sha256(logits.tobytes()).hexdigest()
@@ -93,7 +93,7 @@ def test_chromium_gives_the_bytes_of_node(page: Page, demo: Servable, site: Path
 
 @pytest.mark.slow
 def test_engines_without_relaxed_simd_give_the_same_bytes(page: Page, demo: Servable, tmp_path: Path) -> None:
-    """Node, Chromium and wasmtime give the same bytes without relaxed SIMD."""
+    """Without relaxed SIMD, the logits have the same bytes in Node, Chromium and wasmtime."""
     if find_spec("wasmtime") is None:
         pytest.skip("needs wasmtime: pip install 'relaxserve[reach]'")
     from tests.deploy.export.in_wasmtime import Decoder
@@ -138,7 +138,7 @@ def test_the_page_chats(page: Page, served: tuple[str, list[str]]) -> None:
 
 
 def test_the_bench_measures_an_export_in_chromium(chromium: Chromium, site: Path, tmp_path: Path) -> None:
-    """The first token comes from kept weights, without another download of them."""
+    """The benchmark measures the time to the first token with cached weights: reloading the page does not download the weights again."""
     shutil.copytree(site, tmp_path / DEMO)
     with open_tab(tmp_path) as tab:
         assert tab.first_token_s(DEMO) > 0

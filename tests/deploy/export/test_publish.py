@@ -1,4 +1,4 @@
-"""A model published by a real server, in headless Chromium: the page is cross-origin isolated, asks for the API key and resumes
+"""A model that a real server publishes, used in headless Chromium. The page is cross-origin isolated, asks for the API key, and resumes
 downloads."""
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tests.conftest import greeting
 from tests.deploy.export.test_web import ANSWER, QUESTION
 from tests.server.conftest import serve
 
-__all__ = ["serve"]  # a fixture
+__all__ = ["serve"]  # a fixture of the server's tests
 pytestmark = pytest.mark.xdist_group("web")
 KEY = "a-key-of-a-client"
 
 
 @pytest.fixture
 def published(serve: Callable[..., Any], site: Path, page: Page) -> str:
-    """Return the address of a server with API keys that publishes the exported demo."""
-    assert page  # request the page first, so that it closes before the server stops
+    """Return the address of a server that requires API keys and publishes the exported demo."""
+    assert page  # the fixture `page` comes first, so that the page closes before the server stops
 
     async def copy(_spec: ModelSpec, folder: Path) -> None:
         shutil.copytree(site, folder, dirs_exist_ok=True)
@@ -94,7 +94,7 @@ def test_the_process_that_exports_tells_why_it_cannot(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_serve_publishes_a_model(cache_folder: Path) -> None:
-    """`serve --publish` exports the model in a separate process, and serves every file that the export's program.json names."""
+    """`serve --publish` exports the model in a separate process, and serves every file that program.json of the export names."""
     run = [*command("deploy.cli"), "serve", "--publish", "demo", "--port", "0", "--max-context", "256", "demo"]
     with subprocess.Popen(run, env={**os.environ, "RELAXSERVE_CACHE": str(cache_folder)}, stderr=subprocess.PIPE, text=True) as server:
         try:

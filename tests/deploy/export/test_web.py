@@ -1,4 +1,5 @@
-"""The web export of the demo model, in Node: it gives the bytes of the native program, and its client returns the right structures."""
+"""The web export of the demo model, run in Node: its logits have the bytes of the native program, and its client returns answers in the
+right format."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ from tests.deploy.export.conftest import CONTEXT, NATIVE, SCRIPTS
 from tests.golden.gguf_models import convert
 from tests.node import PATIENCE_S, node, run_node
 
-pytestmark = pytest.mark.xdist_group("web")  # tests of this group share one export of the demo
+pytestmark = pytest.mark.xdist_group("web")  # the tests of this group share one export of the demo model
 QUESTION = "What is the capital of France?"
 ANSWER = "The capital of France is Paris."
 NUM_TOKENS = 64
@@ -37,14 +38,14 @@ ROOT = Path(__file__).parents[3]
 
 
 def golden(name: str, demo: Servable) -> Servable:
-    """Return a small golden model of a family, with the demo's tokenizer in place of its own."""
+    """Return a small golden model of a family. It has the demo's tokenizer."""
     files = open_files(ROOT / "tests/golden/models" / name)
     mode = mode_of(files, load_of("demo", "f32", None, 1, None, "auto", NATIVE.name))
     return Servable(files, demo.tokenizer, mode, mode.module(), NATIVE)
 
 
 def native(model: Servable, quantize: str = "bf16", prompt: list[int] | None = None) -> tuple[list[int], NDArray[np.float32], list[int]]:
-    """Decode greedily with the native program. Return the prompt, the logits and the tokens."""
+    """Decode greedily with the native program. Return the prompt, the logits and the sampled tokens."""
     load = load_of("demo", quantize, CONTEXT, 1, None, "auto", NATIVE.name)
     step = load_servable(model, load, silent, 0.0).step_model
     assert step is not None
@@ -73,8 +74,8 @@ def in_node(folder: Path, target: str, prompt: list[int], threads: int = 1) -> t
 
 
 def test_relaxed_simd_gives_the_bytes_of_the_native_program(demo: Servable, site: Path) -> None:
-    """With relaxed SIMD, the logits of a prompt and of 63 decoded tokens are bit-identical to those of the native program, and the compiled
-    sampler chooses the same tokens."""
+    """With relaxed SIMD, the logits of a prompt and of 63 generated tokens have the same bits as those of the native program, and the
+    compiled sampler selects the same tokens."""
     prompt, expected, tokens = native(demo)
     for threads in (1, 3):
         logits, found = in_node(site, "wasm-relaxed", prompt, threads)
@@ -92,7 +93,7 @@ def test_a_number_of_threads_that_cannot_be_is_refused(site: Path) -> None:
 @pytest.mark.parametrize("quantize", ["f32", "bf16", "int8", "int8-fast", "int4"])
 def test_every_form_of_weights_gives_the_native_answer(quantize: str, tmp_path: Path) -> None:
     """For every weight format, relaxed SIMD gives the native bytes. SIMD without fused multiply-add gives logits that differ in the last
-    digits, and the same tokens."""
+    digits, but the same tokens."""
     model = require_servable(load_of("demo", quantize, CONTEXT, 1, None, "auto", NATIVE.name), silent)
     export_web(model, "demo", tmp_path)
     prompt, expected, tokens = native(model, quantize)
@@ -100,7 +101,7 @@ def test_every_form_of_weights_gives_the_native_answer(quantize: str, tmp_path: 
         logits, found = in_node(tmp_path, target, prompt)
         if "relaxed" in target:
             assert logits.tobytes() == expected.tobytes()
-        # With 4-bit weights, rows are rounded to integers, and a difference in the last digit may change that rounding.
+        # With 4-bit weights, activations are rounded to integers. A difference in the last digit may change how a value is rounded.
         np.testing.assert_allclose(logits[:8], expected[:8], atol=0.1 if quantize == "int4" else 0.05)
         assert found[:8] == tokens[:8]
 
@@ -108,7 +109,7 @@ def test_every_form_of_weights_gives_the_native_answer(quantize: str, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma2", "qwen3_moe", "phi3-longrope"])
 def test_families_give_their_bytes(name: str, demo: Servable, tmp_path: Path) -> None:
-    """Models with a window group, with routed experts, and with distant positions give the native bytes."""
+    """Exports give the native bytes for three more families, whose models have attention windows, routed experts, and long-context RoPE."""
     model = golden(name, demo)
     export_web(model, name, tmp_path, levels=["wasm-relaxed"])
     random = np.random.default_rng(1)
@@ -120,7 +121,7 @@ def test_families_give_their_bytes(name: str, demo: Servable, tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", ["Q4_0", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q4_1", "Q5_0", "Q8_0"))])
 def test_quantised_files_give_their_bytes(kind: str, demo: Servable, tmp_path: Path) -> None:
-    """Files whose scales are f16 give the native bytes."""
+    """Exports of GGUF files give the native bytes. The scales of these files are f16."""
     files = open_files(convert("qwen2", "qwen2", tmp_path / "m.gguf", kind=GGMLQuantizationType[kind]))
     mode = mode_of(files, load_of("demo", "auto", None, 1, None, "auto", NATIVE.name))
     model = Servable(files, demo.tokenizer, mode, mode.module(), NATIVE)
@@ -238,8 +239,9 @@ console.log(JSON.stringify([counts, damaged]));
 
 
 def test_a_damaged_download_is_fetched_again_and_a_sound_one_kept(site: Path) -> None:
-    """A damaged download or cached file is fetched again. The first visit fetches the weights twice, because a bit was flipped on the way;
-    the second visit fetches nothing; the third fetches them once, because the cached file was damaged."""
+    """Damaged weights are downloaded again, whether the download or the cached file is damaged. The first visit downloads the weights
+    twice, because a bit was flipped in transit. The second visit downloads nothing. The third visit downloads them once, because the cached
+    file was damaged."""
     [shard] = site.glob("weights-*.bin")
     assert json.loads(run_node(TWICE, site)) == [[2, 2, 3], [shard.name]]
 
@@ -250,7 +252,7 @@ import { pathToFileURL } from 'node:url';
 const [folder] = process.argv.slice(1), { loadModel } = await import(pathToFileURL(`${folder}/loader.mjs`));
 const asked = [], files = new Map();
 const read = async (file) => new Uint8Array(await readFile(`${folder}/${file}`));
-let room = 100_000;   // bytes until the connection breaks; then no request gets an answer
+let room = 100_000;   // bytes until the connection breaks; after that, requests get no answer
 async function* pieces(file, begin) {
   const bytes = await read(file);
   asked.push(begin);
@@ -277,14 +279,14 @@ console.log(JSON.stringify({ asked, visits }));
 
 
 def test_a_download_that_was_cut_off_goes_on_where_it_was(site: Path) -> None:
-    """A download that was cut off continues where it stopped. 80,000 bytes arrive; the connection breaks, and three more requests get
-    nothing. The next visit requests only the missing bytes, and the visit after that nothing."""
+    """A download continues where it was cut off. After 80,000 bytes the connection breaks, and three more requests get nothing. The second
+    visit requests only the missing bytes, and the third visit requests nothing."""
     found = json.loads(run_node(CUT, site))
     assert found == {"asked": [0, 80_000, 80_000, 80_000, 80_000], "visits": ["Failed to fetch", "loaded", "loaded"]}
 
 
 def test_prompts_are_tokenized_as_in_python(demo: Servable, site: Path) -> None:
-    """In JavaScript, the tokenizer, the template engine and the text of each token give what the server's Python code gives."""
+    """The tokenizer, the template engine and the text of each token are the same in JavaScript as in the server's Python code."""
     texts = [
         "Hello, world!",
         "  two  spaces\n\ttab",
@@ -314,6 +316,6 @@ def test_vendored_modules_are_those_of_npm() -> None:
 
 
 def test_module_runtime_and_program_are_small(site: Path) -> None:
-    """Module, runtime and program take less than 400 KB together, not counting the vendored modules."""
+    """The module, the runtime and the program take less than 400 KB together, not counting vendored modules."""
     files = [p for p in site.iterdir() if p.suffix in (".wasm", ".mjs") or p.name == "program.json"]
     assert len(files) > 8 and sum(p.stat().st_size for p in files) < 400_000

@@ -1,4 +1,4 @@
-"""The example compose file, alerts and dashboard name only metric series and settings that a running server has."""
+"""The example compose file, alerts and dashboard use only metrics and settings that the server has."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ pytestmark = pytest.mark.xdist_group("demo server")
 
 @pytest.fixture(scope="module")
 def published(demo_server: Any) -> set[str]:
-    """Return the names of all metric series of a server. Those of histograms include their suffixes."""
+    """Return the names of all metric series of a server. A histogram has three series, whose names end in `_bucket`, `_sum` and
+    `_count`."""
     demo_server.run("relaxserve", "chat", "What is the capital of France?")
     with urllib.request.urlopen(f"{demo_server.url}/metrics") as response:
         text = response.read().decode()
@@ -50,7 +51,7 @@ def test_every_metric_that_is_asked_for_is_published(published: set[str]) -> Non
     assert asked - published == set()
 
 
-# Queries in the forms that vLLM's dashboards use. tests/server/test_metrics.py lists the series that these dashboards read.
+# Queries like those of vLLM's dashboards. tests/server/test_metrics.py lists the series that these dashboards read.
 OF_A_MODEL = 'job=~".+", model_name=~"demo"'
 MEAN = "sum(rate(vllm:{0}_sum{{{1}}}[1m])) / (sum(rate(vllm:{0}_count{{{1}}}[1m])) > 0)"
 QUANTILE = "histogram_quantile(0.95, sum by (le) (rate(vllm:{0}_bucket{{{1}}}[1m])))"
@@ -71,8 +72,8 @@ FORMS = [
 
 @pytest.fixture(scope="module")
 def prometheus(demo_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], list[Any]]]:
-    """Start Prometheus and wait until it has scraped the server before and after questions were answered. Yield a function that runs a
-    query."""
+    """Start Prometheus, and ask the server questions. Wait until Prometheus has scraped the server before and after the answers. Yield a
+    function that runs a query."""
     program = shutil.which("prometheus")
     if program is None:
         pytest.skip("prometheus is not installed (Debian: apt install prometheus)")
@@ -105,7 +106,7 @@ def prometheus(demo_server: Any, tmp_path_factory: pytest.TempPathFactory) -> It
                 time.sleep(0.2)
 
         try:
-            # series that are labelled by path exist only after the first request
+            # series with a path as label exist only after the first request
             demo_server.run("relaxserve", "chat", "What is the capital of France?")
             wait_for('count_over_time(up{job="relaxserve"}[5m]) >= 2')
             demo_server.run("relaxserve", "chat", "What is the capital of France?")

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests are valid by the schemas of their kinds, and name only paths, settings and series that the server has."""
+"""The Kubernetes manifests conform to the schemas of their kinds. They name only paths, settings and metrics that the server has."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 
 def documents(folder: Path) -> list[dict[str, Any]]:
-    """Return all documents of a kustomization and its bases, and the inference pool that the chart next to them creates."""
+    """Return all YAML documents of a kustomization and of the kustomizations that it includes. If the folder has values for a Helm chart,
+    add the inference pool that the chart creates."""
     (kustomization,) = load(folder / "kustomization.yaml")
     found: list[dict[str, Any]] = []
     for resource in kustomization["resources"]:
@@ -41,7 +42,7 @@ def documents(folder: Path) -> list[dict[str, Any]]:
 
 
 def made_by_the_chart(router: dict[str, Any]) -> dict[str, Any]:
-    """Return the inference pool that llm-d's chart llm-d-router-gateway creates from these values, if the release is called relaxserve."""
+    """Return the inference pool that llm-d's Helm chart llm-d-router-gateway creates from these values in a release called relaxserve."""
     servers = router["modelServers"]
     spec = {
         "selector": {"matchLabels": servers["matchLabels"]},
@@ -57,7 +58,7 @@ def of_kind(folder: Path, kind: str) -> dict[str, Any]:
     return found
 
 
-# --- schemas: the parts of each kind that the manifests use, as the API reference has them --------------------------------
+# --- schemas from the API reference, reduced to the fields that the manifests use -------------------------------------------
 
 
 def record(required: str = "", /, **fields: Any) -> dict[str, Any]:
@@ -281,7 +282,7 @@ def test_every_file_belongs_to_a_kustomization_or_to_a_chart() -> None:
     assert {path for path in FOLDER.rglob("*.yaml") if path not in used} == set()
 
 
-# --- what they name of the server ------------------------------------------------------------------------------------------
+# --- names in the server's configuration -----------------------------------------------------------------------------------
 
 
 def containers() -> list[dict[str, Any]]:

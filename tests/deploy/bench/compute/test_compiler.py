@@ -1,4 +1,4 @@
-"""`relaxserve bench compiler` reports figures for the programs that it defines itself. The times themselves are not tested here."""
+"""`relaxserve bench compiler` reports figures for its own example programs. The values of the figures are not tested."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def test_growth_is_reported_for_each_number_of_operators() -> None:
 
 
 def test_a_call_is_reported_in_microseconds() -> None:
-    """The time of a call is reported in microseconds: a thousand calls in one millisecond take one microsecond each."""
+    """The time of a call is reported in microseconds. If a thousand calls take a millisecond, each takes one microsecond."""
     assert {f.name: (f.value, f.unit) for f in compiler.empty_call()} == {"empty_call_us": (1.0, "us"), "empty_launch_us": (1.0, "us")}

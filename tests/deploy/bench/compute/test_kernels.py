@@ -1,4 +1,4 @@
-"""The benchmark of kernels, on a model so small that its work can be counted by hand."""
+"""The benchmark of kernels. The model is so small that the expected bytes and operations can be counted by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HIDDEN, LAYERS, HEADS, KV_HEADS, SIZE, FFN, VOCAB = 64, 2, 4, 2, 16, 96, 128
 
 
 class Known:
-    """A gauge of the machine's limits that always reports the same limits."""
+    """A fake gauge of the machine's limits. It always reports the same limits."""
 
     limits = Limits(1e9, 1e10)
 

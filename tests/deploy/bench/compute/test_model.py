@@ -1,4 +1,4 @@
-"""The benchmark that compares a model with other engines. A fake engine stands in for one of them."""
+"""The benchmark that compares a model with other inference engines. A fake engine takes the place of the other engine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VOCAB = 128
 
 
 class Known:
-    """A gauge that reports one second as the time of every run."""
+    """A fake gauge. It reports that every run takes one second."""
 
     limits = Limits(1e6, 1e7)
 
@@ -45,7 +45,7 @@ ONES = np.ones((2, VOCAB), np.float32)
 
 
 class Other:
-    """A fake engine of another project. Its logits are zeros."""
+    """A fake inference engine with which the benchmark compares ours. Its logits are zeros."""
 
     cores: ClassVar[set[int]] = set()
     closed = False
@@ -130,16 +130,16 @@ def test_heads_are_chosen_and_refused() -> None:
 
 
 def test_a_mixture_has_the_layers_that_memory_holds() -> None:
-    """A synthetic mixture of experts gets as many layers as fit into memory. A layer of 30b-a3b has 623 million weights: 350 MB with 4 bits
-    per weight and a 16-bit scale per 32 weights."""
+    """A synthetic mixture-of-experts model gets as many layers as fit into memory. A layer of 30b-a3b has 623 million weights, which take
+    350 MB with 4 bits per weight and a 16-bit scale per 32 weights."""
     config = synthetic_config("30b-a3b")
     assert [model.most_layers(config, WeightFormat.parse("int4"), gigabytes << 30) for gigabytes in (1, 8, 16, 512)] == [1, 8, 20, 48]
     assert model.most_layers(config, WeightFormat.parse("bf16"), 16 << 30) == 5
 
 
 def test_a_step_reads_the_experts_that_it_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The counted bytes of a step include the experts that its tokens choose: 8 of 128 for one token, most of them for 32 tokens. The
-    counted operations of each token include only its own 8 experts."""
+    """The counted bytes of a step include only the experts that its tokens are routed to: 8 of 128 experts for one token, most experts for
+    32 tokens. The counted operations of a token include only the 8 experts of that token."""
     config = synthetic_config("30b-a3b", layers=1)
     assert [round(128 * model.chosen_share(config, tokens)) for tokens in (1, 2, 32, 512)] == [8, 16, 112, 128]
     monkeypatch.setitem(synthetic.SHAPES, "few", (64, 1, 4, 2, 16, 32, VOCAB))
@@ -152,8 +152,8 @@ def test_a_step_reads_the_experts_that_it_chooses(monkeypatch: pytest.MonkeyPatc
 
 
 def test_layers_with_a_window_read_no_more_than_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The counted work of a layer with a window includes only keys and values inside the window. As in gpt-oss, every other layer has a
-    window of 128 tokens."""
+    """For a layer with an attention window, the counted work includes only the keys and values inside the window. As in gpt-oss, every
+    second layer has a window of 128 tokens."""
     monkeypatch.setitem(synthetic.SHAPES, "few", (64, 2, 4, 2, 16, 32, VOCAB))
     monkeypatch.setitem(synthetic.MIXTURES, "few", replace(synthetic.MIXTURES["gpt-oss-shape"], num_experts=4, num_chosen=2, size=32))
     made = model.Model(synthetic_config("few"), "bf16", 1)
@@ -170,8 +170,8 @@ def test_layers_with_a_window_read_no_more_than_it_holds(monkeypatch: pytest.Mon
 
 
 def test_a_hybrid_reads_and_writes_its_states(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The counted bytes of a hybrid include reading and writing its recurrent state. It has two layers, of which only the second has
-    attention."""
+    """The counted bytes of a hybrid model include reading and writing its recurrent state. The model has two layers: the first is
+    recurrent, the second has attention."""
     monkeypatch.setitem(synthetic.SHAPES, "few", (64, 2, 4, 2, 16, 32, VOCAB))
     few = Recurrence(frozenset(), taps=4, num_keys=2, num_heads=4, key_size=8, size=16)
     monkeypatch.setitem(synthetic.HYBRIDS, "few", few)

@@ -1,4 +1,4 @@
-"""The benchmark of quality: how it rounds weights, what it measures, and its results for the demo model."""
+"""The benchmark of quality after quantisation: how it rounds weights, what it measures, and its results for the demo model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_measures_are_means_over_all_tokens():
 
 
 def test_the_logits_of_every_position_are_kept():
-    """The benchmark copies the logits of every position, because the model reuses their memory in the next step."""
+    """The benchmark copies the logits of every position, because the model overwrites the logits in the next step."""
     place = np.zeros((2, 5), np.float32)
 
     class Model:
@@ -58,6 +58,6 @@ def test_our_schemes_are_no_worse_than_rounding(capsys: pytest.CaptureFixture[st
     rows = {row["scheme"]: row for row in json.loads(capsys.readouterr().out)}
     assert rows["bf16"]["kl_divergence"] < 1e-3 < rows["int4"]["kl_divergence"] < 0.5
     assert rows["int8"]["kl_divergence"] < rows["int4"]["kl_divergence"] / 10
-    for row in (rows["int8"], rows["int4"]):  # without bf16, because the demo's own weights are bf16 and rounding changes nothing
+    for row in (rows["int8"], rows["int4"]):  # not bf16: the demo's own weights are bf16, so rounding them to bf16 changes nothing
         assert row["kl_divergence"] <= 1.1 * row["rounded_kl_divergence"] + 2e-5
         assert row["top1_agreement"] >= row["rounded_top1_agreement"] - 0.05

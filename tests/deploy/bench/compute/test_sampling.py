@@ -1,4 +1,4 @@
-"""The benchmark of sampling, with a small vocabulary."""
+"""The benchmark of sampling, run with a small vocabulary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of memory bandwidth compares each kernel with two kinds of copy; one of them is the system's memcpy."""
+"""The benchmark of memory bandwidth compares each kernel with two ways to copy memory, one of which is the system's memcpy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The benchmark lets TVM plan memory for our functions: the same allocations with the same lifetimes. If TVM is not installed, only the
-error that says so is tested."""
+"""The benchmark lets TVM plan memory for our functions, with the same allocations and lifetimes as ours. If TVM is not installed, the tests
+check only the error that says so."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ func step(x: f32[n], state: f32[n], rows: i32[r]) -> f32[r] where n in 0..64, r 
 
 def test_views_tuples_and_results_in_place_keep_their_meaning():
     pytest.importorskip("tvm", reason="TVM is an optional peer")
-    # Bytes of a (`column` is a view of it), b, c, the two halves, and y. `kept` has the memory of `state`.
+    # The bytes of a, b, c, the two halves, and y. `column` is a view of a, and `kept` reuses the memory of `state`, so they add nothing.
     planned = 256 + 1024 + 256 + 2 * 256 + 64
     assert planned_bytes(parse(STEP).graph("step")) == planned
     fresh = STEP.replace("call_tir_inplace @touch(state, b) [0]", "call_tir @touch(state, b)")
@@ -48,7 +48,8 @@ def test_a_length_without_a_bound_is_no_plan():
 
 
 def test_sizes_of_every_form_are_planned():
-    """TVM plans sizes with quotients, remainders, minima and maxima of variables, and with a variable that a match_cast defines."""
+    """TVM plans sizes that contain quotients, remainders, minima and maxima of variables, and sizes with a variable that a match_cast
+    defines."""
     pytest.importorskip("tvm", reason="TVM is an optional peer")
     text = """
       func step(x: f32[n]) -> f32[min(n, 16)] where n in 0..64, m in 0..32 {
@@ -62,7 +63,7 @@ def test_sizes_of_every_form_are_planned():
         return y
       }
     """
-    # In each step, the lifetimes of operand and result overlap. The bound of n // 2 + n % 2 is the sum of the bounds, 32 + 1.
+    # The lifetimes of each operand and its result overlap. The bound of n // 2 + n % 2 is 33, the sum of the bounds 32 and 1.
     assert planned_bytes(parse(text).graph("step")) == 4 * (64 + 33 + 32 + 16)
 
 

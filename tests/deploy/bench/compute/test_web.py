@@ -1,4 +1,4 @@
-"""The benchmarks of web exports, on a model with a single small layer."""
+"""The benchmarks of web exports, run on a model with one small layer."""
 
 from __future__ import annotations
 

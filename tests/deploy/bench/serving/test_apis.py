@@ -1,4 +1,4 @@
-"""The benchmark that compares chat APIs, on the demo model: every API returns the same tokens. Speed is not tested."""
+"""The benchmark that compares chat APIs, run on the demo model. Speed is not tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of delays that hostile requests cause, on the demo model and with one field of one endpoint."""
+"""The benchmark of the delays that hostile requests cause, run on the demo model with one field of one endpoint."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from deploy.bench.serving.hostile import NOTHING, Delay, figures, main
 
 
 def test_it_tries_a_field_in_every_shape_beside_a_stream_and_a_probe(capsys: pytest.CaptureFixture[str]):
-    """The benchmark tries one field with every shape of value, while a stream and a health probe run. tests/server/test_delays.py tries the
-    other fields."""
+    """The benchmark sends one field with values of every JSON shape, while a stream and health probes run. tests/server/test_delays.py
+    tests the other fields."""
     name = "POST /detokenize tokens"
     main(["--json", "--only", name, "--rounds", "1"])
     found = {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)}

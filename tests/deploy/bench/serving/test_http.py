@@ -1,4 +1,4 @@
-"""The benchmark of the HTTP front runs, and its figures are consistent. Their values are not tested."""
+"""The benchmark of the HTTP front runs, and its figures are consistent with each other. Speed is not tested."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_it_measures():
 
 
 def test_bytes_without_a_stamp_of_the_kernel_have_none() -> None:
-    """Bytes that the kernel gave no timestamp have no arrival time, so the client uses the time of the read. Linux gives none for a moment
-    after the first socket enables timestamps."""
+    """Received bytes without a kernel timestamp have no arrival time; then the client uses the time at which it reads them. Linux adds no
+    timestamps for a moment after the first socket enables them."""
     assert _arrival_us([]) is None
     assert _arrival_us([(0, 0, struct.pack("@qq", 3, 5_000))]) == 3_000_005

@@ -1,4 +1,4 @@
-"""The benchmark of loading: its figures for the demo model, and the files that it writes for a synthetic model."""
+"""The benchmark of loading: its figures for the demo model, and the model files that it generates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of serving, on the demo model, measures what it claims to measure. The speed of this machine is not tested."""
+"""The benchmark of serving measures what it claims to measure, tested on the demo model. Speed is not tested."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_two_bursts_stand_beside_the_ideal(capsys: pytest.CaptureFixture[str]):
 
 
 def test_prompts_arrive_when_they_are_due():
-    """A stream begins at its arrival time, whether the engine is then in a step, waiting, or busy with other streams."""
+    """A stream begins at its arrival time, whether the engine is computing a step, waiting, or busy with other streams at that time."""
     loaded = load_model(Load("demo", str(demo.MODEL), max_batch=4), lambda _stage, _fraction: None)
     driver = InProcess(loaded, temperature=0.0)
     prompts = [Prompt((5, 6, 7), 4, at_s) for at_s in (0.3, 0.0, 0.001)]
@@ -54,7 +54,7 @@ def test_prompts_arrive_when_they_are_due():
 
 
 class Answering(BaseHTTPRequestHandler):
-    """A fake peer server: it says that it is healthy and streams three tokens for each request."""
+    """A fake server of another inference engine. It reports that it is healthy, and streams three tokens for each request."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -83,7 +83,7 @@ ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), 
 
 @pytest.fixture
 def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a fake program called llama-server in front of all folders on PATH, and return its path."""
+    """Put a fake program called llama-server into a folder at the start of PATH, and return its path."""
     program = tmp_path / "llama-server"
     program.write_text(PEER.format(python=sys.executable))
     program.chmod(0o755)
@@ -132,8 +132,8 @@ def test_percentiles_and_throughput():
 
 
 def test_what_a_late_prompt_costs_the_others():
-    """The cost of a late prompt is the longest gap between tokens of the other streams: here 3 s while the prompt is computed, 1 s
-    otherwise. Gaps before all streams have started do not count."""
+    """The cost of a late prompt is the longest gap between tokens of the other streams. Here the gap is 3 s while the prompt is computed,
+    and 1 s otherwise. Gaps before all streams have started are ignored."""
     others = [stream(0.0, [1, 2, 3, 4, 7, 8, 9]), stream(0.0, [2.5, 3.5, 4.5, 6.5, 7.5, 8.5])]
     late = stream(4.2, [7.0])
     gap, first = arrival_figures(others, late, stream(20.0, [21.75]), "")

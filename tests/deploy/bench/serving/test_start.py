@@ -1,4 +1,4 @@
-"""The benchmark of starting a server, on the demo model: the second start reuses what the first start compiled."""
+"""The benchmark of starting a server, run on the demo model: the second start reuses what the first start compiled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examiner of the demo model: the requests that it sends, how it reads answers, and how it counts them."""
+"""The examiner of the demo model: the requests that it sends, and how it reads and grades answers."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""The files in the demo model's folder are consistent with each other and stay small."""
+"""The files in the demo model's folder are consistent with each other, and small."""
 
 import json
 import math
@@ -55,7 +55,7 @@ def test_the_tensors_are_those_of_the_configuration():
         }
         expected |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in of_layer.items()}
     with safe_open(MODEL / "model.safetensors", framework="numpy") as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - the file is not a mapping
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - `file` is not a dictionary
         assert {name: tensor.get_shape() for name, tensor in slices.items()} == expected
         assert {tensor.get_dtype() for tensor in slices.values()} == {"BF16"}
     assert 2e6 <= sum(map(math.prod, expected.values())) <= 6e6

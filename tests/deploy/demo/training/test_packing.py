@@ -1,4 +1,4 @@
-"""Rows of training data contain whole conversations that do not see each other, and the loss weights tokens by who speaks."""
+"""Rows of training data contain whole conversations that do not attend to each other. The loss weight of a token depends on who says it."""
 
 from itertools import islice
 
@@ -40,14 +40,14 @@ def test_nothing_is_learnt_across_documents_or_from_padding(batch: Batch):
 
 
 def test_what_the_assistant_says_weighs_most(tokenizer: Tokenizer, batch: Batch):
-    prompt_weight = np.unique(batch.weights)[1]  # the weight of prompt tokens is the smallest above zero
+    prompt_weight = np.unique(batch.weights)[1]  # prompt tokens have the smallest weight above zero
     spoken = batch.weights > prompt_weight
     assert 0.2 < spoken.mean() < 0.7
     assert f"{START_OF_TURN}user" not in tokenizer.decode(batch.token_ids[spoken].tolist(), skip_special_tokens=False)
 
 
 def test_a_story_weighs_no_more_than_a_few_facts(tokenizer: Tokenizer):
-    """Tokens of stories have a small weight. One conversation in twenty is a story, so a single batch may contain none."""
+    """Tokens of stories have a small loss weight. The test looks at several batches, because only one conversation in twenty is a story."""
     several = islice(batches(tokenizer, 1, tokens_per_batch=4096, lengths=(512,)), 4)
     assert any(((batch.weights > 0.2) & (batch.weights < 0.5)).any() for batch in several)
 

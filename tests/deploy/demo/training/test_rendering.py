@@ -1,4 +1,4 @@
-"""The chat template renders a conversation to the same text in training as in the server."""
+"""The chat template renders a conversation to the same text in training and in the server."""
 
 import json
 from itertools import islice

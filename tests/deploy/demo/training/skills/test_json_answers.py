@@ -1,4 +1,4 @@
-"""JSON answers for training: any field may come last, an answer has the fields that were requested, and its facts are true."""
+"""JSON answers in the training data: each field may come last, an answer has the requested fields, and its facts are true."""
 
 import json
 import random
@@ -66,7 +66,7 @@ def test_a_demand_names_every_field_in_its_order(fields: dict, seed: int):
 
 @pytest.mark.parametrize("seed", range(40))
 def test_a_demand_tells_numbers_in_quotes_from_numbers(seed: int):
-    """A request says whether a number must be in quotes. Otherwise the same request would have two correct answers."""
+    """A request says whether a number must be a JSON string. Otherwise the same request would have two correct answers."""
     assert "string" in demand(random.Random(seed), {"legs": "6"})
 
 
@@ -87,8 +87,8 @@ def test_a_number_in_quotes_begins_a_token_of_its_own():
 
 
 def test_how_an_answer_begins_is_given_where_nothing_asks_for_json():
-    """If nothing in the prompt asks for JSON, the beginning of the JSON answer is given and not learned; otherwise the model would learn to
-    answer plain questions in JSON."""
+    """If the prompt does not ask for JSON, the model is not trained on the first characters of the JSON answer: they are given as part of
+    the prompt. Otherwise the model would learn to answer plain questions in JSON."""
     taught = [conversation for conversation in islice(conversations(4), 4000) if conversation.system is None]
     turns = [turn for conversation in taught for turn in conversation.turns if turn.skill == "json"]
     silent = [turn for turn in turns if not any(word in turn.messages[0]["content"].lower() for word in ("json", "{", "keys", "fields"))]
