@@ -1,8 +1,9 @@
 """Damage model files at random and load them: `python -m tests.deploy.mutations FOLDER SEED FIRST COUNT LOADS`.
 
-FOLDER has one folder per model. Case N depends only on SEED and N: it mutates one file of one model and checks the model. If the check
-passes and LOADS is 1, the case also loads the model. Each case first prints its number and its mutation, so that an observer knows which
-case hangs or crashes. Any exception except a LoadError, or a TemplateError while rendering, ends the run with a traceback.
+FOLDER contains one folder per model. Case N depends only on SEED and N: it mutates one file of one model and checks the model. If the check
+passes and LOADS is 1, the case also loads the model. Before each case, its number and its mutation are printed, so that a crash or hang can
+be attributed to a case. A LoadError is expected, and so is a TemplateError while rendering; any other exception ends the run with a
+traceback.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from server.messages import Load
 from server.text.templates.template import TemplateError
 from server.text.tokenizer import Tokenizer
 
-MEMORY_BYTES = 8 << 30  # limit of address space in bytes: allocating a length from a file without a check exceeds it
-# bytes at the start of a binary file that most mutations hit; after them come weights, for which every value is valid
+MEMORY_BYTES = 8 << 30  # limit of address space; exceeded if an unchecked length from a damaged file is allocated
+# Most mutations hit this many bytes at the start of a binary file. The rest are weights, for which every value is valid.
 HEADER_BYTES = 1 << 16
 KINDS = (".gguf", ".safetensors", ".json", ".jinja")
 MESSAGES = ([{"role": "user", "content": "Hi"}], [{"role": "system", "content": ""}, {"role": "user", "content": "é\n{{ x }}"}])
@@ -51,7 +52,7 @@ def main(folder: Path, seed: int, first: int, count: int, loads: int) -> None:
             try:
                 found = require_servable(_load(mutant), silent)
                 _use_tokenizer(found.tokenizer)
-                # load only if the mutation left the program the same: compiling another would take seconds
+                # load only if the program is unchanged, because compiling a different program takes seconds
                 if loads and str(found.module) == programs[model]:
                     load_model(_load(mutant), silent)
                     shutil.rmtree(flags.current().cache / "weights")
@@ -65,7 +66,7 @@ def _load(folder: Path) -> Load:
 
 
 def _copied(model: Path, scratch: Path, mutated: Path, content: bytes) -> Path:
-    """Return a folder with the model's files. The file `mutated` has new content, and the others are links."""
+    """Return a folder with links to the model's files. Only the file `mutated` is a new file, with the given content."""
     for file in model.rglob("*"):
         place = scratch / file.relative_to(model)
         if file.is_dir():
@@ -192,7 +193,7 @@ def _changed(value: Any, dice: random.Random) -> Any:
 
 
 def change_header(content: bytes, dice: random.Random) -> bytes:
-    """Mutate the JSON header of a safetensors file and state the right length of the header, or one that is off by one."""
+    """Mutate the JSON header of a safetensors file. State the right length of the header, or a length that is wrong by one."""
     length = int.from_bytes(content[:8], "little")
     header = change_json(content[8 : 8 + length], dice)
     announced = len(header) + dice.choice((0, 0, 0, 0, 1, -1))

@@ -1,4 +1,4 @@
-"""The cache folder: which files may be pruned, and that a file is never pruned while a load is writing it."""
+"""The cache folder: which files may be pruned, and that no file is pruned while a load is writing it."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_the_longest_unused_goes_first_of_either_kind(kept: Kept) -> None:
 
 
 def test_of_many_checkpoints_of_a_program_the_unused_go(kept: Kept) -> None:
-    """If a program has packed weights of several checkpoints (of a model that was retrained and replaced), those that are no longer used
-    are pruned."""
+    """If several checkpoints have packed weights for one program, the packed weights that are no longer used are pruned. This happens when
+    a model is retrained and replaced several times."""
     path = program(kept, KEYS[0], age_s=1)
     packed = [weights(kept, KEYS[0], str(i) * 32, age_s=100 * (i + 1)) for i in range(4)]
     assert set(names(kept.prune(keep_bytes=0, keep_s=150))) == {p.name for p in packed[1:]}
@@ -136,8 +136,8 @@ def test_what_is_mapped_is_read_on(kept: Kept) -> None:
 
 
 def test_markers_go_with_their_weights_and_not_before(kept: Kept) -> None:
-    """A file's marker of use is pruned only with the file. A running server's marker may be days old; it will show whether the server ends
-    uncleanly."""
+    """A file's marker of use is pruned only together with the file, even if the marker is days old: a running server may have written it,
+    and it is needed to find out whether that server ended cleanly."""
     program(kept, KEYS[0])
     packed = weights(kept, KEYS[0])
     (marker := packed.with_name(f"{packed.name}.used-abc")).touch()
@@ -202,8 +202,8 @@ def test_an_import_that_is_cut_off_is_known(kept: Kept, monkeypatch: pytest.Monk
 
 
 def test_a_program_remembers_the_models_that_were_loaded_with_it(tmp_path: Path) -> None:
-    """A program's record lists the last few models that were loaded with it, newest first and without duplicates. The record is pruned with
-    the program."""
+    """A record lists the last models that were loaded with a program, newest first and without duplicates. It is pruned together with the
+    program."""
     folder = Kept(tmp_path)
     (tmp_path / "executables").mkdir()
     key = "a" * 32

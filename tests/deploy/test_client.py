@@ -1,4 +1,4 @@
-"""The client that the commands use, with prepared answers in place of a server."""
+"""The client that the commands use. Prepared answers take the place of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model on a GPU, over HTTP. The GPU is simulated in software; everything else is real."""
+"""A model on a GPU, used over HTTP. Only the GPU is simulated; server, worker and compiled code are real."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUESTION: dict[str, Any] = {
     "model": "demo",
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "temperature": 0,
-    "max_tokens": 2,  # the prompt's step gives one token, and another step the second
+    "max_tokens": 2,  # the prefill step gives the first token, a decoding step the second
 }
 
 
@@ -60,7 +60,7 @@ def answer(url: str, **more: Any) -> dict[str, Any]:
 
 
 def test_a_chat_completion_is_that_of_the_cpu(url: str, demo_server: DemoServer) -> None:
-    """GPU and CPU give the same text without sampling, and log-probabilities that differ at most by the rounding of bf16."""
+    """With temperature 0, GPU and CPU give the same text. Their log-probabilities differ at most by the rounding of bf16."""
     on_gpu, on_cpu = (answer(each, logprobs=True, top_logprobs=2) for each in (url, demo_server.url))
     assert on_gpu["message"]["content"] == on_cpu["message"]["content"] == "The capital"
     for found, expected in zip(on_gpu["logprobs"]["content"], on_cpu["logprobs"]["content"], strict=True):
@@ -78,7 +78,7 @@ def test_the_administration_says_what_runs_a_model(url: str) -> None:
 
 
 def test_a_load_that_does_not_fit_the_card_is_refused(_library: Path, demo_server: DemoServer) -> None:
-    """A load that does not fit the card is refused by its memory plan, before anything is copied to the card."""
+    """If a model does not fit into GPU memory, its memory plan says so, and the load is refused before anything is copied to the GPU."""
     environment = SoftwareGpu(_library).environment(arch="8.0", memory=16 << 20)
     said = demo_server.run(BIN / "relaxserve", "generate", "demo", "-p", "x", "--device", "cuda", status=1, **environment)
     assert re.search(r"the model takes [\d.,]+ MiB: .*of KV cache; [\d.,]+ MiB are free", " ".join(said.split()))

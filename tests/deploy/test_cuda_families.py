@@ -1,5 +1,5 @@
-"""Golden families on a software GPU, over HTTP: their outputs equal the reference, bits are reproducible, faults of kernels lose no
-request, and models share a card."""
+"""Golden models of two families on a software GPU, used over HTTP. Their outputs equal the reference, and bits are reproducible. Faults of
+kernels lose no request, and several models share a GPU."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from tests.gpu.fixtures import software_gpu as software_gpu
 pytestmark = [needs_pycuda, pytest.mark.xdist_group("demo server")]
 
 FIRST, SECOND = "llama", "gemma3"
-CARD_BYTES = 384 << 20  # memory of the card: a worker leaves 300 MiB of it free
-KV_BYTES = 48 << 20  # bytes of a model's KV cache: so large that the card has room for two models but not three
+CARD_BYTES = 384 << 20  # memory of the GPU, of which a worker leaves 300 MiB free
+KV_BYTES = 48 << 20  # bytes of a model's KV cache; the GPU has room for two models, not for three
 
 
 @dataclass
 class GpuServer:
     url: str
-    wild: Path  # when this file is created, the next kernel gets an invalid pointer
-    said: list[str]  # lines that the server has printed on standard error since it was ready
+    wild: Path  # creating this file makes the next kernel get an invalid pointer
+    said: list[str]  # lines on the server's standard error since it was ready
 
     def model(self, name: str) -> dict[str, Any]:
         return next(m for m in httpx.get(f"{self.url}/admin/models", timeout=60).json()["data"] if m["id"] == name)
@@ -56,7 +56,7 @@ class GpuServer:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a model of each family; each has a tokenizer."""
+    """Return a folder with a model of each family. Each model has a tokenizer with one token per word."""
     root = tmp_path_factory.mktemp("models")
     for name in (FIRST, SECOND):
         shutil.copytree(GOLDEN / "models" / name, root / name)
@@ -68,7 +68,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(models: Path, _library: Path, demo_server: DemoServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuServer]:
-    """Yield a server that has loaded the first family on a software GPU."""
+    """Yield a server with a software GPU that has loaded the model of the first family."""
     folder = tmp_path_factory.mktemp("card")
     card = SoftwareGpu(_library).environment(arch="8.0", memory=CARD_BYTES, shared=folder, wild=folder / "wild")
     settings = (
@@ -105,14 +105,14 @@ def server(models: Path, _library: Path, demo_server: DemoServer, tmp_path_facto
 
 
 def golden(family: str) -> tuple[list[int], str]:
-    """Return a prompt, and the text by which transformers continues it."""
+    """Return a prompt, and the text with which transformers continues the prompt."""
     arrays = np.load(GOLDEN / "models" / family / "golden.npz")
     return arrays["prompt"].tolist(), "".join(f"w{i}" for i in arrays["continuation"][:3])
 
 
 def test_models_share_a_card_and_one_that_does_not_fit_beside_them_is_refused(server: GpuServer) -> None:
-    """Two models on one card continue a prompt as transformers does. Each worker plans with the memory that the other models left free; a
-    third model is refused."""
+    """Two models share a GPU, and both continue a prompt as transformers does. Each worker plans with the memory that other models have
+    left free, so a third model is refused."""
     second = server.load(SECOND, kv_cache_bytes=KV_BYTES)
     assert second.status_code == 200, second.text
     for family in (FIRST, SECOND):
@@ -126,8 +126,8 @@ def test_models_share_a_card_and_one_that_does_not_fit_beside_them_is_refused(se
 
 
 def test_answers_are_the_same_alone_beside_others_and_from_the_prefix_cache(server: GpuServer) -> None:
-    """A seeded answer has the same text and log-probabilities, to the last bit, alone, while other requests run, and with its prompt in the
-    prefix cache."""
+    """A seeded answer has the same text and the same bits of log-probabilities in three cases: when the request runs alone, when others run
+    too, and when its prompt is in the prefix cache."""
     prompts = [list(range(3 + n, 22 + n)) for n in range(3)]
     alone = [server.answer(prompt, temperature=1.0, seed=n) for n, prompt in enumerate(prompts)]
     with ThreadPoolExecutor(4) as pool:
@@ -136,8 +136,8 @@ def test_answers_are_the_same_alone_beside_others_and_from_the_prefix_cache(serv
 
 
 def test_a_kernel_with_a_wild_pointer_ends_its_worker_and_no_request(server: GpuServer) -> None:
-    """A kernel that gets an invalid pointer ends its worker but not the request: another worker continues the answer with the same bits.
-    The error names the card and has the driver's message."""
+    """If a kernel gets an invalid pointer, its worker ends, and another worker continues the answer with the same bits. The error in the
+    log names the GPU and contains the driver's message."""
     prompt = list(range(5, 24))
     expected = server.answer(prompt)
     before = server.model(FIRST)["restarts"]
@@ -150,7 +150,7 @@ def test_a_kernel_with_a_wild_pointer_ends_its_worker_and_no_request(server: Gpu
 
 
 def test_memory_that_is_gone_when_it_is_asked_for_is_an_error_of_the_load(models: Path, software_gpu: SoftwareGpu) -> None:
-    """A load fails with an error if its plan fits the given limit but the card has less memory."""
+    """If the plan fits the given limit but the GPU has less free memory, the load fails with an error."""
     limits = {"kv_cache_bytes": 2 << 30, "memory_limit_bytes": 8 << 30}
     load = Load(FIRST, str(models / FIRST), "f32", max_context=64, max_batch=4, device="cuda", **limits)
     with pytest.raises(LoadError, match=r"on GPU 0 needs [\d,]+ bytes, [\d,]+ are free.*unload other models") as refused:

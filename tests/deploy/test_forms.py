@@ -1,4 +1,4 @@
-"""The weight formats in which a model can be served are compared before the model is compiled."""
+"""Before a model is compiled, the weight formats in which it can be served are compared."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_bytes_are_those_of_the_plan(found: Inspection) -> None:
 def test_the_form_that_loses_least_of_those_that_fit_is_recommended(found: Inspection) -> None:
     files = open_files(demo.MODEL)
     forms = compare_forms(files, found)
-    # there is no format "as in the checkpoint", because the demo's checkpoint is not quantised
+    # the demo's checkpoint is not quantised, so the format of the checkpoint is not offered
     assert set(by_name(forms)) == {"bf16", "f32", "int8", "int4"}
     assert by_name(forms)["bf16"].loss == 0 < by_name(forms)["int8"].loss < 0.02 < by_name(forms)["int4"].loss < 0.2
     assert recommended(forms) is forms[0] and forms[0].quantize == "bf16"

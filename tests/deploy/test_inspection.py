@@ -1,4 +1,4 @@
-"""`inspect` says how much memory a model takes, and which settings would make a model fit that does not."""
+"""`inspect` says how much memory a model needs. If the model does not fit, `inspect` names settings with which it would fit."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_pages_hold_what_all_sequences_may_take(found: Inspection) -> None:
 
 
 def test_a_broken_chat_template_is_refused_before_compiling(tmp_path: Path) -> None:
-    """`inspect` refuses a model with a broken chat template, by the same check as `serve`, before it compiles the model."""
+    """`inspect` checks the chat template like `serve`, and refuses a model with a broken template before it compiles the model."""
     for file in demo.MODEL.iterdir():
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "chat_template.jinja").write_text("fine\n{% if %}")
@@ -83,7 +83,8 @@ def test_a_cache_that_is_no_folder_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_a_context_beyond_the_model_s_is_refused_with_the_limit() -> None:
-    """`inspect` refuses a max_context beyond the model's limit, and the error names the limit; the value is not silently lowered."""
+    """If max_context exceeds the model's limit, `inspect` refuses it with an error that names the limit. The value is not silently
+    lowered."""
     with pytest.raises(LoadError, match="max_context is 1025; model has positions for 1024 tokens") as caught:
         inspect_model(msgspec.structs.replace(LOAD, max_context=1025))
     assert caught.value.code == "invalid_value"

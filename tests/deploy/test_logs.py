@@ -1,4 +1,4 @@
-"""The server's log: its formats, readers that block, and the lines that it has for each stage of a model's life."""
+"""The server's log: its formats, the lines for each stage of a model's life, and what happens if the log's reader blocks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_an_exception_is_told_within_its_object() -> None:
 
 
 class Blocked(io.StringIO):
-    """A stream whose writes block until the test sets `reads`."""
+    """A stream. A write blocks until the test sets the event `reads`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ def test_a_log_that_nobody_reads_blocks_nobody_and_counts_what_it_loses() -> Non
     writer = Writer(stream)
     writer.setFormatter(logging.Formatter("%(message)s"))
     for number in range(MOST_LINES + 100):
-        writer.emit(record(str(number)))  # returns at once, although nobody reads the log
+        writer.emit(record(str(number)))  # must return at once although nobody reads the log
     stream.reads.set()
     writer.flush()
     lines = stream.getvalue().splitlines()
@@ -102,7 +102,8 @@ def test_a_closed_log_ends_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.xdist_group("demo server")
 def test_a_model_s_life_has_lines_in_json(demo_server: Any) -> None:
-    """With --log-format json, these events each log a JSON object: load, ready, a request, a killed worker, unload and stop."""
+    """With --log-format json, the log has a JSON object for each of these events: load, ready, a request, a killed worker, unload and
+    stop."""
     command = ["relaxserve", "serve", "--port", "0", "--log-format", "json"]
     with subprocess.Popen(command, env=demo_server.environment, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None

@@ -18,13 +18,13 @@ from tests.deploy.gguf_files import write_gguf
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "models"
-SILENT_S = 300.0  # the longest case takes less, even on a busy machine, so a longer silence is a hang
+SILENT_S = 300.0  # every case takes less time, even on a busy machine, so a longer silence means a hang
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m.content | trim }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with five sound models: three golden models, the demo, and a GGUF file."""
+    """Return a folder with five undamaged models: three golden models, the demo, and a GGUF file."""
     folder = tmp_path_factory.mktemp("sound")
     for case in ("qwen3", "bert", "llama-yarn-sharded"):
         shutil.copytree(GOLDEN / case, folder / case, ignore=shutil.ignore_patterns("*.npz"))
@@ -42,7 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(models: Path, cache: Path, *, seed: int, first: int = 0, count: int, loads: bool) -> None:
-    """Run cases of tests/deploy/mutations.py in a process. Fail with the number of the case at which the process ended or hung."""
+    """Run cases of tests/deploy/mutations.py in a process. If the process crashes or hangs, fail with the number of the case."""
     command = [sys.executable, "-m", "tests.deploy.mutations", str(models), str(seed), str(first), str(count), str(int(loads))]
     said, complaint = b"", cache / "complaint"
     cache.mkdir(exist_ok=True)
@@ -68,7 +68,7 @@ def run(models: Path, cache: Path, *, seed: int, first: int = 0, count: int, loa
 
 
 def test_fifty_damaged_models_are_refused_or_sound(models: Path, tmp_path: Path) -> None:
-    """The first fifty cases of the long campaign. A model that passes the check is not loaded."""
+    """The first fifty cases of the long campaign. Models are checked but not loaded."""
     run(models, tmp_path / "cache", seed=1, count=50, loads=False)
 
 

@@ -1,4 +1,4 @@
-"""API keys and tokens reach the code that needs them and are removed from the environment."""
+"""API keys and tokens are removed from the environment but still reach the code that needs them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ print(sorted(taken.items()), "of value" in str(dict(os.environ)), b"secret " in 
 
 
 def test_secrets_leave_the_environment_and_what_the_kernel_shows_of_it() -> None:
-    """Variables whose names end in KEYS, TOKEN, PASSWORD, SECRET or the like are removed, also from what /proc shows. A variable whose name
-    only contains such a word stays."""
+    """Variables whose names end in a word such as KEYS, TOKEN, PASSWORD or SECRET are removed from the environment, and from what /proc
+    shows of it. A variable with such a word elsewhere in its name is kept."""
     kept = {"HF_TOKEN_PATH": "of value", "KEYBOARD": "of value"}
     secrets = {"RELAXSERVE_API_KEYS": "secret 1", "HF_TOKEN": "secret 2", "DB_PASSWORD": "secret 3", "my_secret": "secret 4"}
     ended = subprocess.run([sys.executable, "-c", PROGRAM], env={**kept, **secrets}, capture_output=True, text=True, check=True)
@@ -41,8 +41,8 @@ def test_the_hub_s_token_is_found_under_either_name() -> None:
 
 
 def test_a_download_has_the_token_that_the_environment_has_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Downloads have the hub's token although it was removed from the environment: the front has kept it for the tokenizer, and a worker
-    gets it in its load message."""
+    """Downloads use the hub's token although it was removed from the environment. The front keeps the token to download the tokenizer, and
+    sends it to the worker in the load message."""
     hub = pytest.importorskip("deploy.model_loading.hub")
     seen: list[str | None] = []
 
@@ -60,14 +60,15 @@ def test_a_download_has_the_token_that_the_environment_has_no_more(monkeypatch: 
 
 
 def descendants(pid: int) -> list[int]:
-    lists = Path(f"/proc/{pid}/task").glob("*/children")  # each thread of a process lists the children that it started
+    lists = Path(f"/proc/{pid}/task").glob("*/children")  # a process has a list of children per thread
     children = [int(child) for file in lists for child in file.read_text().split()]
     return [pid, *(below for child in children for below in descendants(child))]
 
 
 @pytest.mark.xdist_group("demo server")
 def test_no_process_of_a_server_shows_a_secret(demo_server: Any) -> None:
-    """No process of a server shows a secret in /proc, although the front was started with an API key and a hub token in its environment."""
+    """The front is started with an API key and a hub token in its environment. Nevertheless /proc shows a secret for no process of the
+    server."""
     pids = descendants(demo_server.pid)
     assert len(pids) >= 2, "front and worker"
     for pid in pids:

@@ -30,13 +30,13 @@ def test_a_state_file_that_cannot_be_used_stops_the_start(file: str, complaint: 
 
 
 def test_two_servers_do_not_share_a_state_file(tmp_path: Path) -> None:
-    """A second server with the same state file is refused: each would overwrite the models that the other recorded."""
+    """A second server with the same state file is refused, because each server would overwrite the models that the other has recorded."""
     state = tmp_path / "folder" / "state.json"
     complaint = f"used by another server \\(process {os.getpid()}\\); stop that one, or name another"
     with own_state(state), pytest.raises(StateError, match=complaint), own_state(state):
         raise AssertionError("both have it")
     with own_state(state):
-        pass  # the first server's lock was released, so another can take it
+        pass  # the first server has released its lock, so this server gets it
 
 
 def test_the_kernel_frees_the_state_file_of_a_killed_server(tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_the_kernel_frees_the_state_file_of_a_killed_server(tmp_path: Path) -> N
 
 
 def test_a_worker_imports_nothing_of_the_working_directory(tmp_path: Path) -> None:
-    """A worker does not import files from its working directory, even if they are named like standard modules."""
+    """A worker imports no files from its working directory, even if the files are named like standard modules."""
     (tmp_path / "socket.py").write_text("raise SystemExit('not yours')")
     ended = subprocess.run([*WORKER, "0"], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert "not yours" not in ended.stderr
-    # it imported the real `socket`, and then failed because its descriptor is no socket
+    # The worker imported the real module `socket`. It fails later, because its file descriptor is not a socket.
     assert "Socket operation on non-socket" in ended.stderr

@@ -150,7 +150,8 @@ def test_no_key_is_told(tmp_path: Path) -> None:
 
 
 def test_a_key_of_digits_is_the_one_that_was_written(tmp_path: Path) -> None:
-    """An API key of digits must be quoted in YAML, which reads 012345670 as an octal number. An unquoted one is refused."""
+    """In a YAML file, an API key that consists of digits must be quoted, because YAML reads 012345670 as an octal number. An unquoted key
+    of digits is refused."""
     assert gather({}, {}, config=write(tmp_path, "api_keys: ['012345670']"))[0].api_keys == ("012345670",)
     with pytest.raises(SettingsError, match="expected texts") as caught:
         gather({}, {}, config=write(tmp_path, "api_keys: [012345670]"))
@@ -166,7 +167,7 @@ def test_a_model_needs_a_source() -> None:
         model_spec("=name")
 
 
-LINKS = {  # the variables that Kubernetes sets in a pod if there are Services called relaxserve and relaxserve-canary
+LINKS = {  # variables that Kubernetes sets in a pod for two Services, relaxserve and relaxserve-canary
     "RELAXSERVE_SERVICE_HOST": "10.0.0.11",
     "RELAXSERVE_SERVICE_PORT": "8000",
     "RELAXSERVE_SERVICE_PORT_HTTP": "8000",
@@ -182,8 +183,8 @@ LINKS = {  # the variables that Kubernetes sets in a pod if there are Services c
 
 
 def test_variables_that_kubernetes_injects_for_a_service_are_no_settings() -> None:
-    """The variables that Kubernetes sets for a Service called `relaxserve` look like settings. They do not prevent the start and do not
-    change where the server listens."""
+    """Kubernetes sets variables for a Service called `relaxserve` that look like settings. The server starts nevertheless, and does not use
+    their values as its address."""
     assert set(service_links(LINKS)) == LINKS.keys()
     settings, _ = gather({}, {**LINKS, "RELAXSERVE_STRICT": "1"})
     assert settings.port == ServerSettings().port and settings.strict

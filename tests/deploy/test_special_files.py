@@ -1,5 +1,5 @@
-"""If a path of the server leads to a FIFO, a device or a folder in place of a file, an error is reported at once or the path is replaced.
-The server never blocks on it."""
+"""Where the server expects a file, the path may lead to a FIFO, a device or a folder. Then the server reports an error at once or replaces
+the path; it never blocks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from server.settings import ServerSettings, SettingsError
 
 @pytest.fixture(autouse=True)
 def no_waiting() -> Iterator[None]:
-    """Fail a test that blocks on a FIFO."""
+    """Fail a test that blocks, for example on reading a FIFO."""
 
     def give_up(*_: object) -> None:
         raise TimeoutError("it waits for a FIFO")
@@ -65,7 +65,7 @@ def test_in_place_of_the_server_s_own_files(make: Make, tmp_path: Path) -> None:
 
 
 def test_a_configuration_may_come_from_what_the_shell_has_opened(tmp_path: Path) -> None:
-    """A configuration may come from a file descriptor that the shell has opened, as in `--config <(envsubst < models.yaml)`."""
+    """The configuration can be read from a file descriptor that the shell has opened, as in `--config <(envsubst < models.yaml)`."""
     reading, writing = os.pipe()
     os.write(writing, b"port: 7")
     os.close(writing)

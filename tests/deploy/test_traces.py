@@ -1,4 +1,4 @@
-"""The server reports a span per request to a trace collector, with a child span for each stage, in order."""
+"""The server reports each request to a trace collector: a span for the request, and a child span for each of its stages, in order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_request_that_is_refused_has_the_stages_that_it_reached() -> None:
 
 
 class Collector:
-    """A fake trace collector that stores the bodies of the spans posted to it."""
+    """A fake trace collector. It stores the bodies of the requests that report spans."""
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
@@ -128,7 +128,7 @@ def test_an_address_that_cannot_be_sent_to_is_refused() -> None:
 
 
 def test_the_server_imports_no_opentelemetry_unasked() -> None:
-    """Unless traces are on, the server does not import OpenTelemetry, which is an optional dependency and slow to import."""
+    """The server imports OpenTelemetry only if traces are on, because it is an optional dependency and slow to import."""
     unasked = "m.startswith(('opentelemetry.sdk', 'opentelemetry.exporter', 'deploy.traces'))"
     program = f"import sys, deploy.cli.serve, deploy.serve, deploy.worker; print(*(m for m in sys.modules if {unasked}))"
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -1,5 +1,5 @@
-"""Cached files are verified before the start if the last process that used them did not end cleanly; otherwise they are verified while the
-worker runs."""
+"""If the last process that used a cached file did not end cleanly, the file is verified before the model starts. Otherwise it is verified
+while the worker runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def flip(path: Path, at: int = -1) -> None:
 
 @contextmanager
 def user(path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that marks the file as used until the process's standard input closes."""
+    """Run a process that has the file marked as used until the process's standard input is closed."""
     command = [sys.executable, "-c", HOLD, str(path)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -100,7 +100,7 @@ def test_a_restart_by_the_server_reads_no_weights(path: Path, monkeypatch: pytes
         patched.setattr(SectionFile, "verify", lambda *_: pytest.fail("it was read"))
         assert begin_use(path, restart=True) == path and left_behind(path) == []
     flip(path)
-    # verified although the server restarts the worker, because the last worker found damage
+    # A restart verifies nothing unless it is asked to; the server asks if the last worker found damage.
     assert begin_use(path, restart=True, verify=True) == path and not path.exists()
 
 
@@ -129,7 +129,7 @@ def test_a_folder_that_may_only_be_read_needs_no_marker(path: Path, monkeypatch:
     assert begin_use(path) == path and markers_of(path) == []
 
 
-# --- beside a worker -----------------------------------------------------------------------------------------------------
+# --- verification in the background -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("section", ["a", "b"])
@@ -148,7 +148,7 @@ def test_verification_runs_when_nothing_else_does() -> None:
 
 
 def test_verification_ends_with_its_worker(path: Path) -> None:
-    """A verification process ends when its worker ends: nobody would read its result."""
+    """A verification process ends when its worker ends, because nobody would read its result."""
     sections.write(path, {"large": bytes(64 << 20)})
     script = "import os, sys, subprocess; print(subprocess.Popen([sys.executable, '-m', 'deploy.verification', sys.argv[1]]).pid)"
     orphan = int(subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, check=True).stdout)

@@ -1,4 +1,5 @@
-"""The wheel is built and installed: which files it contains, and that it runs next to other packages that have the names of ours."""
+"""The wheel is built and installed. It contains the right files, and it works although other installed packages have the same names as
+ours."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 TOPS = ("server", "compiler", "runtime", "deploy")
 MODULES = {str(path.relative_to(ROOT)) for top in TOPS for path in (ROOT / top).rglob("*.py")}
 
-pytestmark = pytest.mark.xdist_group("demo server")  # tests of this group share one wheel and one compiled demo model
+pytestmark = pytest.mark.xdist_group("demo server")  # the tests of this group share one wheel and one compiled demo model
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def test_the_wheel_imports_nothing_that_it_leaves_out(contents: set[str]) -> Non
 
 
 def imported(path: Path) -> list[str]:
-    """Return the names of all modules that a file imports, including names imported from modules, because these may be modules, too."""
+    """Return the names of all modules that a file imports. Names imported from a module are included, because they may be modules too."""
     names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         match node:
@@ -74,7 +75,7 @@ def imported(path: Path) -> list[str]:
 
 
 def test_the_wheel_has_the_files_that_are_no_code(contents: set[str]) -> None:
-    """The wheel contains the files that are not Python code: the console's pages, the thread team's native code and the demo model."""
+    """The wheel contains the files that are not Python: the console's pages, the thread team's LLVM code and the demo model."""
     console = {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "server/console").rglob("*")
@@ -91,7 +92,8 @@ def test_the_wheel_has_the_files_that_are_no_code(contents: set[str]) -> None:
 
 @pytest.fixture(scope="module")
 def installation(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a new virtual environment in which the wheel is installed. It uses the dependencies in the environment of the tests."""
+    """Return a new virtual environment in which the wheel is installed. The wheel's dependencies are those of the environment that runs the
+    tests."""
     folder = tmp_path_factory.mktemp("installation") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "--quiet", "--disable-pip-version-check"]
@@ -100,13 +102,13 @@ def installation(wheel_file: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     (dependencies,) = {Path(path) for path in sys.path if path.endswith("site-packages") and path.startswith(sys.prefix)}
     (packages / "dependencies.pth").write_text(
         f"{dependencies}\n"
-    )  # adds the folder itself, but not what its .pth files name, such as this checkout
+    )  # Python does not read .pth files in that folder, so this checkout is not on the path
     return folder
 
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """Return a working directory with a package for each of our top-level names; importing one ends the process."""
+    """Return a working directory that contains a package for each of our top-level names. Importing such a package ends the process."""
     for top in TOPS:
         (tmp_path / top).mkdir()
         (tmp_path / top / "__init__.py").write_text(f"raise SystemExit('the {top} of somebody else')\n")
@@ -115,8 +117,8 @@ def hostile(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("start", ["relaxserve", "python -m relaxserve"])
 def test_the_demo_is_served_amid_packages_of_the_same_names(start: str, installation: Path, hostile: Path, demo_server: Any) -> None:
-    """The demo is served from a working directory with packages of our names, and the processes that front and worker start work, too: the
-    request's schema needs a process for constraints."""
+    """The demo model can be served from a working directory that contains packages with our names. The request has a schema, so the test
+    also covers the constraint process, which the worker starts."""
     with serving(start, installation, hostile, demo_server) as url:
         schema = {
             "type": "object",

@@ -1,4 +1,4 @@
-"""The program that a worker process runs."""
+"""The program of a worker process."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import sys
 LOADED = """
 import gc
 from deploy import worker
-worker.load_model = lambda load, progress: [[i] for i in range(100_000)]  # a program has as many objects
+worker.load_model = lambda load, progress: [[i] for i in range(100_000)]  # a compiled program has this many objects
 model = worker.build(None, None)
 print(len(model), len(gc.get_objects()))
 """
 
 
 def test_the_collector_leaves_out_what_was_loaded() -> None:
-    """The garbage collector skips all objects that existed after loading. Scanning the compiled program would stop all streams for up to
-    0.13 s."""
+    """The garbage collector ignores all objects that exist when loading ends. Scanning the compiled program would stop all streams for up
+    to 0.13 s."""
     output = subprocess.run([sys.executable, "-c", LOADED], check=True, capture_output=True, text=True).stdout
     num_loaded, num_watched = map(int, output.split())
     assert num_loaded == 100_000 and num_watched < 1000

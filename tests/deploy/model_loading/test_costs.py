@@ -1,4 +1,5 @@
-"""The time of steps is measured when a model is first loaded, and cached. If the measurement fails, the model starts without it."""
+"""The first load of a model measures how long its steps take and caches the times. If the measurement fails, the model starts without
+it."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def test_few_pages_are_shared() -> None:
 
 
 class Slow(Counted):
-    """A fake model whose steps take the time that `step_s` returns for a number of tokens and a length of context."""
+    """A fake model whose steps take `step_s(num_tokens, context_length)` seconds."""
 
     def __init__(self, step_s: Callable[[int, int], float]) -> None:
         super().__init__()
@@ -93,7 +94,8 @@ def test_the_context_behind_which_short_chunks_begin_has_a_cost(monkeypatch: pyt
 
 
 def test_costs_are_kept_where_larger_steps_would_tell_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Costs are cached only if the measurement found the efficient chunk. It stops after a second, which may be too short."""
+    """The measured costs are cached only if the measurement found the most efficient chunk size. It stops after a second, which may be too
+    early."""
     for name, step_s, is_kept in (
         ("all", lambda tokens, _: 0.001 + 0.001 * tokens, True),
         ("in proportion", lambda tokens, _: 0.2 * tokens, True),

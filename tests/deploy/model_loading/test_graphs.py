@@ -1,4 +1,4 @@
-"""For every possible batch there is a size for which a graph is captured."""
+"""For every possible batch, a graph of a suitable size is captured."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def test_sizes_are_those_that_the_program_takes(variables: dict[str, int | None]
 
 
 def test_each_batch_has_sizes_of_its_own_magnitude_that_cover_it() -> None:
-    """For each batch a graph is captured whose number of tokens has the same magnitude, with page tables less than four times as long."""
+    """For each batch there is a captured graph whose number of tokens has the same magnitude (number of bits), and whose page tables are
+    less than four times as long as needed."""
     sizes = list(sizes_of(STEP))
     for t, p in itertools.product((1, 2, 3, 4, 5, 63, 64, 511, 512), (1, 2, 7, 16, 24)):
         near = [each for each in sizes if magnitude(each["t"]) == magnitude(t) and 0 <= magnitude(each["p"] or 0) - magnitude(p) < 2]
@@ -46,8 +47,8 @@ def test_without_variables_there_is_one_size() -> None:
 
 @needs_pycuda
 def test_captured_launches_are_planned_before_and_take_no_more_memory_than_that(software_gpu: SoftwareGpu) -> None:
-    """Captured launches are counted before the capture, and the graphs take no more memory than was planned for that count: two launches
-    per graph, and graphs for 1, 3, 7, 15 and 20 rows."""
+    """The number of captured launches is known before the capture, and the graphs take no more memory than was planned for this number.
+    Here there are five graphs, for 1, 3, 7, 15 and 20 rows, with two launches each."""
     text = "func main(x: f32[t, 128]) -> object where t in 0..20 { dataflow { a = softmax(x) y = sum(a, axes=[0]) } return y }"
     executable = compile_module(parse(text), Options(get("sm_80")))
     session = Session(executable)

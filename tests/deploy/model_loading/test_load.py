@@ -1,4 +1,4 @@
-"""A worker loads a model from each kind of source, and the model computes its known outputs."""
+"""A worker loads a model from every kind of source, and the model computes the reference outputs."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder that contains all models of this module."""
+    """Return the folder that contains the models of this module."""
     return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture(scope="module")
 def folder_of(place: Path) -> Callable[[str], Path]:
-    """Return a function that copies a golden model to a folder, with a tokenizer of one token per word."""
+    """Return a function that copies a golden model to a folder and adds a tokenizer with one token per word."""
 
     def made(case: str) -> Path:
         folder = place / case
@@ -81,7 +81,8 @@ def texts_of(golden: Any) -> list[list[int]]:
 
 
 def embedded(loaded: LoadedModel, texts: list[list[int]], beside: Submit | None = None) -> Any:
-    """Return the embeddings that a worker computes for texts. If `beside` is given, the worker generates an answer at the same time."""
+    """Return the embeddings of texts, computed by a worker's engine. If `beside` is given, the engine generates an answer at the same
+    time."""
     heard: dict[str, Embedding] = {}
 
     def hear(message: FromWorker) -> None:
@@ -106,8 +107,8 @@ def unit(vectors: Any) -> Any:
 
 
 def piece(tokens: Any, start: int, end: int) -> StepBatch:
-    """Return a step with the tokens from `start` to `end` of one sequence, which uses the first pages. The step gives the logits of its
-    last token."""
+    """Return a step that computes the tokens from `start` to `end` of one sequence. The sequence uses the first pages. The step returns the
+    logits of its last token."""
     place = np.arange(start, end, dtype=np.int32)
     pages = np.arange(1, 2 + (end - 1) // PAGE_SIZE, dtype=np.int32)[None]
     count = np.array([end - start], np.int32)
@@ -165,8 +166,8 @@ def test_models_that_classify(case: str, names: tuple[str, ...], scores: ClassSc
 
 @pytest.mark.parametrize("stated", ["module", "field"])
 def test_a_decoder_judges_by_two_tokens(stated: str, folder_of: Callable[[str], Path], tmp_path: Path) -> None:
-    """A reranker that is a decoder (Qwen3-Reranker) scores a pair by the logit of `yes` minus that of `no` after the last token. A file in
-    the format of sentence-transformers or a field for vLLM states the two tokens."""
+    """A reranker that is a decoder (Qwen3-Reranker) scores a pair of texts by its last logits: the logit of `yes` minus the logit of `no`.
+    The two tokens are stated in a file of sentence-transformers, or in a configuration field of vLLM."""
     folder, golden = tmp_path / "judge", np.load(GOLDEN / "qwen3" / "golden.npz")
     shutil.copytree(folder_of("qwen3"), folder)
     config, words = json.loads((folder / "config.json").read_text()), json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
@@ -197,7 +198,7 @@ def test_a_decoder_judges_by_two_tokens(stated: str, folder_of: Callable[[str], 
 
 @pytest.mark.parametrize("case", ["qwen3", "qwen3_moe"])
 def test_a_generating_model_embeds_beside(case: str, folder_of: Callable[[str], Path]) -> None:
-    """A model that generates also embeds: the embedding is the hidden state of the last token."""
+    """A model that generates text can also embed, alone or while it generates. The embedding is the hidden state of the last token."""
     golden = np.load(GOLDEN / case / "golden.npz")
     loaded = load(folder_of(case), quantize="f32", max_batch=8)
     assert loaded.ready.generates and loaded.ready.embedding_size == golden["hidden"].shape[1]
@@ -210,8 +211,8 @@ def test_a_generating_model_embeds_beside(case: str, folder_of: Callable[[str], 
 
 @pytest.fixture
 def with_images(folder_of: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
-    """`with_images(prefix)` returns the folder of a vision model whose decoder is the golden Gemma 3. The decoder's weights have names that
-    begin with the prefix."""
+    """Return a function that makes the folder of a vision model. Its decoder is the golden Gemma 3, and the names of the decoder's weights
+    begin with the given prefix."""
 
     def made(prefix: str) -> Path:
         folder, source = tmp_path / prefix, open_safetensors(GOLDEN / "gemma3")
@@ -233,7 +234,8 @@ def test_the_decoder_in_a_model_with_images(with_images: Callable[[str], Path]) 
 
 
 def test_both_places_of_a_decoder_in_a_model_with_images_are_known(with_images: Callable[[str], Path]) -> None:
-    """The decoder of a vision model is found under both prefixes in use; its weights are the same, in the same order."""
+    """Vision models store their decoder under one of two prefixes. The decoder is found under both, and its weights are the same, in the
+    same order."""
     places = [with_images(prefix) for prefix in ("language_model.model.", "model.language_model.")]
     asked = [Load("m", str(place), "f32", max_batch=8) for place in places]
     first, second = ([w.name for w in mode_of(open_files(locate(one.source)), one).module().graph(BOTH).weights] for one in asked)
@@ -243,8 +245,8 @@ def test_both_places_of_a_decoder_in_a_model_with_images_are_known(with_images: 
 
 @pytest.fixture(scope="module")
 def packed(folder_of: Callable[[str], Path], place: Path) -> Callable[[str], tuple[Path, Path]]:
-    """Return a function that writes a golden Llama with quantised matrices to two folders: one with the dequantised values, one in the
-    method's own format."""
+    """Return a function that writes a golden Llama with quantised matrices to two folders. The first contains the dequantised values, the
+    second the format of the quantisation method."""
 
     def made(method: str) -> tuple[Path, Path]:
         plain, stored = place / f"{method}-values", place / method
@@ -281,7 +283,7 @@ def packed(folder_of: Callable[[str], Path], place: Path) -> Callable[[str], tup
 
 
 def logits_of(folder: Path, quantize: str) -> tuple[Any, int]:
-    """Return the logits of a prompt, and the bytes that the model's weights take."""
+    """Return the logits of a prompt, and how many bytes the model's weights take."""
     loaded, tokens = load(folder, quantize=quantize, max_batch=8, kv_dtype="f32"), np.arange(1, 20, dtype=np.int32)
     assert loaded.step_model is not None
     return loaded.step_model.download(loaded.step_model.run(piece(tokens, 0, len(tokens)))), loaded.ready.weights_bytes
@@ -289,16 +291,16 @@ def logits_of(folder: Path, quantize: str) -> tuple[Any, int]:
 
 @pytest.mark.parametrize("method", ["gptq", "gptq-by-activation", "awq"])
 def test_a_quantised_checkpoint_is_served_as_it_is(method: str, packed: Callable[[str], tuple[Path, Path]]) -> None:
-    """Loaded as f32, a quantised checkpoint gives the same bits as its dequantised values. Loaded as `auto`, it keeps its integers: it
-    takes less memory, and its products differ only by the rounding of rows to 8 bits (on machines that multiply bytes) and by the 16-bit
-    output head."""
+    """If a quantised checkpoint is loaded as f32, its logits have the same bits as with dequantised values. If it is loaded as `auto`, its
+    weights stay integers and take less memory. Then logits differ for two reasons: machines that multiply bytes round activations to 8
+    bits, and the output head has 16 bits."""
     plain, stored = packed(method)
     (values, _), (read, decoded_bytes), (held, held_bytes) = logits_of(plain, "f32"), logits_of(stored, "f32"), logits_of(stored, "auto")
     assert values.tobytes() == read.tobytes()
-    # rounding rows to 8 bits causes an error of this size; with wrong offsets it would be 1 or more
+    # Rounding activations to 8 bits causes an error of this size. Wrong offsets would cause an error of 1 or more.
     assert np.sqrt(np.square(held - values).mean()) < 0.1 * values.std()
     matrices = sum(prod(info.shape) for name, info in open_files(stored).weights.tensors.items() if name.endswith("proj.weight"))
-    assert decoded_bytes - held_bytes > 3 * matrices  # per weight, 4 bytes become half a byte and a part of a scale
+    assert decoded_bytes - held_bytes > 3 * matrices  # each weight takes half a byte and part of a scale instead of 4 bytes
 
 
 def test_a_small_cache_bounds_the_context(folder_of: Callable[[str], Path]) -> None:
@@ -311,8 +313,8 @@ def test_a_small_cache_bounds_the_context(folder_of: Callable[[str], Path]) -> N
 
 
 def test_a_program_of_the_cache_binds_the_names_of_its_own_checkpoint(folder_of: Callable[[str], Path], place: Path) -> None:
-    """A checkpoint whose names all have a prefix, because it was saved with a task head, uses the cached program of the same encoder
-    without a prefix."""
+    """Two checkpoints of the same encoder share a cached program, although the weight names of one checkpoint have a prefix because the
+    checkpoint was saved with a task head."""
     plain, prefixed = folder_of("bert"), place / "bert-with-prefix"
     shutil.copytree(plain, prefixed)
     source = open_safetensors(plain)
@@ -348,7 +350,7 @@ def test_packed_weights_are_as_old_as_their_last_use(
     inode = packed.paths[0].stat().st_ino
     load(folder_of("llama"), quantize="int8")
     assert packed.paths[0].stat().st_mtime >= packed.used_s and packed.paths[0].stat().st_ino == inode
-    packed.paths[0].unlink()  # remove the packed weights, as `cache prune` does
+    packed.paths[0].unlink()  # delete the packed weights, as `cache prune` does
     load(folder_of("llama"), quantize="int8")
     assert packed.paths[0].exists()
 
@@ -357,15 +359,15 @@ def test_packed_weights_are_as_old_as_their_last_use(
 def test_packed_weights_with_a_flipped_bit_are_built_again(
     found: str, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Packed weights with a flipped bit are packed again. The bit is found when the model starts, if the last process that used the weights
-    was killed; otherwise it is found while the model runs, and the worker is replaced."""
+    """If a bit of the packed weights is flipped, they are packed again. If the last process that used the weights was killed, the bit is
+    found before the model starts. Otherwise it is found while the model runs, and the worker is replaced."""
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
     sound = embedded(load(folder_of("bert"), quantize="int8"), [[5, 6, 7]])
     (packed,) = (item.paths[0] for item in Kept(tmp_path).items() if item.part is Part.WEIGHTS)
     content = bytearray(packed.read_bytes())
     largest = max(SectionFile(packed)._sections.values(), key=lambda section: section.size)
     content[largest.offset + largest.size // 2] ^= 64
-    packed.unlink()  # do not overwrite the file: the first load maps it and must keep the old content
+    packed.unlink()  # do not overwrite the file, because the first load has mapped it
     packed.write_bytes(content)
     if found == "at the start":
         packed.with_name(f"{packed.name}.used-killed").touch()
@@ -415,8 +417,8 @@ def test_progress_is_told_by_stage(folder_of: Callable[[str], Path], monkeypatch
 
 @pytest.mark.parametrize("case", ["bert", "qwen3-embedding"])
 def test_the_plan_is_what_the_load_takes(case: str, folder_of: Callable[[str], Path]) -> None:
-    """Loading takes exactly the memory that the plan states. An encoder has no KV cache; a decoder that embeds has pages for the texts of
-    two steps, whatever the memory limit."""
+    """Loading takes exactly the planned memory. The plan of an encoder has no KV cache. The plan of a decoder that only embeds has pages
+    for the texts of two steps, whatever the memory limit."""
     plan = plan_load(Load("m", str(folder_of(case)), max_batch=8))
     ready = load(folder_of(case), max_batch=8).ready
     assert (plan.weights_bytes, plan.arena_bytes, plan.kv_cache_bytes) == (ready.weights_bytes, ready.arena_bytes, ready.kv_cache_bytes)
@@ -426,7 +428,7 @@ def test_the_plan_is_what_the_load_takes(case: str, folder_of: Callable[[str], P
 
 
 def test_the_kv_cache_takes_its_share_of_the_room(folder_of: Callable[[str], Path]) -> None:
-    """The KV cache takes its share of the free memory, but at least the memory for one sequence of full length."""
+    """The KV cache gets its share of the free memory. It gets more if the share is too small for one sequence of full length."""
     asked = Load("m", str(folder_of("qwen3")), "f32", max_context=64, max_batch=64)
     whole = plan_load(asked)
     fixed_bytes, pages = whole.weights_bytes + whole.arena_bytes, 4096 // PAGE_SIZE
@@ -441,15 +443,15 @@ def test_the_kv_cache_takes_its_share_of_the_room(folder_of: Callable[[str], Pat
     ("case", "kinds"),
     [
         pytest.param("gemma3", [(1, None, 16), (3, 12, 16)], marks=pytest.mark.slow),
-        ("gemma4", [(2, None, 16), (2, 12, 16)]),  # two more layers reuse the keys and values of these layers
+        ("gemma4", [(2, None, 16), (2, 12, 16)]),  # two further layers reuse the keys and values of these layers
         pytest.param("lfm2", [(1, None, 16), (3, 17, 16)], marks=pytest.mark.slow),
-        # a page of states covers 64 tokens: a state is as large as the keys and values of 59 tokens
+        # A page of states covers 64 tokens, because a state takes as much memory as the keys and values of 59 tokens.
         ("qwen3_next", [(1, None, 16), (3, 65, 64)]),
     ],
 )
 def test_each_cache_group_has_pages_of_its_own(case: str, kinds: list[Any], folder_of: Callable[[str], Path]) -> None:
-    """Each cache group has its own pages. A group with a window or with states has only as many pages as sequences of any length need. A
-    small cache is divided among all groups."""
+    """Each cache group has its own pages. A group with a window or with states needs only a fixed number of pages per sequence, however
+    long the sequence. If the cache is small, all groups get fewer pages."""
     asked = Load("m", str(folder_of(case)), max_batch=64)
     whole = plan_load(asked)
     assert [(group.num_layers, group.window, group.page_size) for group in whole.groups] == kinds
@@ -525,8 +527,8 @@ print(*sys.modules)
 
 
 def test_a_second_start_opens_a_gguf_file_once_and_imports_no_compiler_and_no_front(gguf_file: Path) -> None:
-    """A second start opens a GGUF file once for tokenizer, configuration and weights, takes the compiled program from the cache, and
-    imports neither the compiler nor the HTTP front."""
+    """A second start opens a GGUF file only once, for tokenizer, configuration and weights. It takes the compiled program from the cache,
+    so it imports neither the compiler nor the HTTP front."""
     load(gguf_file, quantize="f32")
     command = [sys.executable, "-W", "error", "-c", SECOND_START, str(gguf_file)]
     found, modules = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
@@ -542,7 +544,7 @@ def test_a_folder_with_one_gguf_file_is_that_file(gguf_file: Path) -> None:
         load_tokenizer(str(gguf_file.parent))
 
 
-# --- what is refused ---------------------------------------------------------------------------------------------------
+# --- refused models ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A model's source becomes a local folder: a path is used as it is, and a model of the hub is downloaded."""
+"""From the source of a model to a local folder: a path is used as it is, and a model of the hub is downloaded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SERVED = {"config.json", "1_Pooling/config.json", "model-00001-of-00002.safetens
 
 
 class Hub(BaseHTTPRequestHandler):
-    """A fake hub with the requests that a download makes."""
+    """A fake hub that answers the requests of a download."""
 
     protocol_version = "HTTP/1.1"
 
@@ -93,7 +93,7 @@ def test_a_path_needs_no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_a_path_that_is_gone_is_no_hub_id(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A path that does not exist, as an old state file may contain, is refused and not looked up at the hub."""
+    """A path that does not exist is refused, and the hub is not asked for it. An old state file may contain such a path."""
     monkeypatch.setattr(hub, "download", lambda *_: pytest.fail("the hub was asked"))
     with pytest.raises(LoadError, match="gone' does not exist") as caught:
         locate(str(tmp_path / "gone"))
@@ -150,7 +150,7 @@ def test_commands_pull_list_and_remove(endpoint: str) -> None:
 
 
 def test_the_server_pulls_in_a_process_of_its_own(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The server pulls models in a separate process, reports progress, continues an interrupted download, and removes a model on
+    """The server pulls models in a separate process and reports progress. It continues an interrupted download, and removes a model on
     request."""
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -186,8 +186,8 @@ def test_a_failed_download_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_built_in_model_is_found_wherever_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The built-in model is found by its name, and by a path from before an upgrade moved it, as a state file may contain. Another folder
-    called demo is not taken for it."""
+    """The built-in model is found by its name. It is also found by the path that it had before an upgrade moved it, which a state file may
+    contain. A different folder called demo is not mistaken for it."""
     (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)
     assert locate("demo") == demo.MODEL
@@ -198,7 +198,7 @@ def test_the_built_in_model_is_found_wherever_it_is_installed(tmp_path: Path, mo
         locate("/usr/lib/demo/model")
 
 
-# --- one state of the files, and the next --------------------------------------------------------------------------------
+# --- the identity of a source's files -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_the_built_in_model_is_found_wherever_it_is_installed(tmp_path: Path, mo
     ids=["written over", "replaced", "below", "new", "removed"],
 )
 def test_changed_files_have_another_identity(change: Callable[[Path], object], tmp_path: Path) -> None:
-    """If files of a source change, so does its identity, even if size and modification time stay the same."""
+    """If the files of a source change, the identity of the source changes too, even if size and modification time stay the same."""
     (tmp_path / "1_Pooling").mkdir()
     for name in ("model.safetensors", "new", "config.json", "1_Pooling/config.json"):
         (tmp_path / name).write_text("{}")

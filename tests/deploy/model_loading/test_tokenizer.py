@@ -1,4 +1,4 @@
-"""The tokenizer of a source is loaded, or an error says what is wrong with it."""
+"""The tokenizer of a source is loaded, or an error says why it cannot be loaded."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ print(*(name for name in sys.modules if name.startswith(("compiler.", "llvmlite"
 
 @pytest.mark.parametrize("form", ["folder", "gguf"])
 def test_the_front_reads_a_tokenizer_without_the_compiler(tmp_path: Path, form: str) -> None:
-    """To read a tokenizer, the front imports only three parts of the compiler: the cache, the names of targets and the GGUF reader, which
-    opens the file once. It does not import LLVM."""
+    """To read a tokenizer, the front imports only three parts of the compiler: the cache, the names of targets, and the GGUF reader. It
+    opens a GGUF file only once and does not import LLVM."""
     source = demo.NAME if form == "folder" else str(tmp_path / "m.gguf")
     if form == "gguf":
         write_gguf(tmp_path / "m.gguf")

@@ -1,4 +1,4 @@
-"""The null model of the engine's tests detects errors of the engine that would break a real model."""
+"""The null model, which the engine's tests use, detects errors of the engine that would make a real model fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ LIMITS = StepLimits(vocab_size=50, max_context=64, max_tokens=32, max_seqs=4, gr
 
 
 def batch(*sequences: tuple[list[int], int, list[int]]) -> StepBatch:
-    """Return a step with several sequences. Each is (tokens, first position, pages), and its last token gets a row of logits."""
+    """Return a step for several sequences. Each sequence is given as (tokens, first position, pages); the step computes logits for its last
+    token."""
     starts = np.cumsum([0, *(len(tokens) for tokens, _, _ in sequences)]).astype(np.int32)
     width = max(len(pages) for _, _, pages in sequences)
     positions = [start + i for tokens, start, _ in sequences for i in range(len(tokens))]
@@ -79,8 +80,7 @@ def test_a_copied_page_is_as_good_as_the_original() -> None:
 
 
 def test_logits_are_a_handle_that_only_their_model_reads() -> None:
-    """The logits that a model returns are an opaque handle. An engine that read numbers from it would fail every test with the null
-    model."""
+    """The null model returns logits as an opaque handle. So if the engine read numbers from the logits itself, all its tests would fail."""
     model = NullModel(LIMITS)
     logits = model.run(batch((TEXT, 0, [1, 2])))
     assert not {"__array__", "__array_interface__", "__buffer__", "__getitem__", "__len__", "__iter__"} & set(dir(logits))

@@ -87,8 +87,8 @@ def test_a_number_in_quotes_begins_a_token_of_its_own():
 
 
 def test_how_an_answer_begins_is_given_where_nothing_asks_for_json():
-    """If the prompt does not ask for JSON, the model is not trained on the first characters of the JSON answer: they are given as part of
-    the prompt. Otherwise the model would learn to answer plain questions in JSON."""
+    """If the prompt does not ask for JSON, the first characters of the JSON answer are marked as `given` and have the low loss weight of a
+    prompt. Otherwise the model would learn to answer plain questions in JSON."""
     taught = [conversation for conversation in islice(conversations(4), 4000) if conversation.system is None]
     turns = [turn for conversation in taught for turn in conversation.turns if turn.skill == "json"]
     silent = [turn for turn in turns if not any(word in turn.messages[0]["content"].lower() for word in ("json", "{", "keys", "fields"))]
