@@ -1,5 +1,4 @@
-"""Fixtures and hooks that all tests share: golden files, profiles of Hypothesis, the order of test files, and a server with the demo
-model."""
+"""Fixtures and hooks for all tests: golden files, Hypothesis profiles, the order of test files, and a server with the demo model."""
 
 from __future__ import annotations
 
@@ -25,15 +24,15 @@ from runtime.device.cpu.host import features
 from tests.browser.chromium import chromium, page
 from tests.forked import ForkServer
 
-__all__ = ["chromium", "page"]  # these fixtures are used by tests in several folders
+__all__ = ["chromium", "page"]  # fixtures that tests in several folders use
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 GOLDEN = Path(__file__).parent / "golden"
 AMX_UNIT = Path(__file__).parent / "compiler" / "backends" / "cpu" / "codegen" / "amx_unit.c"
 
-# A plain run repeats the same examples, so it fails only if the code has changed. `make test-slow` uses the profile `full` and draws new
-# examples. No profile has a deadline: on a busy machine, drawing one example may take seconds.
+# A plain run always uses the same Hypothesis examples, so only a change of the code can make it fail. `make test-slow` uses the profile
+# `full` and draws new examples. No profile has a deadline, because drawing an example may take seconds on a busy machine.
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.register_profile("quick", UNTIMED, derandomize=True)
 settings.register_profile("full", UNTIMED, max_examples=1000)
@@ -56,7 +55,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Apply --strict-needs to test files that are skipped as a whole because an import is missing."""
+    """Apply --strict-needs to whole test files: fail a file that would be skipped because an import is missing."""
     report = yield
     why = report.longrepr[2].removeprefix("Skipped: ") if report.skipped and isinstance(report.longrepr, tuple) else ""
     if why.startswith("needs ") and collector.config.getoption("--strict-needs"):
@@ -64,7 +63,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
     return report
 
 
-# The slowest groups and files of tests, slowest first. They run first, so that all processes are busy until the end of the run.
+# The slowest groups and files of tests, slowest first. They start first, so that none of them still runs when all other tests are done.
 LONGEST = (
     "demo server",
     "console",
@@ -100,9 +99,9 @@ def _group_of(item: pytest.Item) -> str:
     return str(item.path.relative_to(ROOT / "tests")) if marker is None else marker.args[0]
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+@pytest.hookimpl(tryfirst=True)  # run before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file in one process, because they share servers, workers and compiled programs. Run the slowest groups first."""
+    """Run all tests of a file in one process, because they share servers, workers and compiled programs. Start the slowest groups first."""
     for item in items:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(_group_of(item)))
@@ -111,15 +110,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exempt all modules and collected tests from garbage collection, because they live until the end of the run."""
+    """Exempt modules and collected tests from garbage collection. They live until the end of the run, so scanning them again would only
+    take time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture
 def without_collector() -> Iterator[None]:
-    """Disable the garbage collector for a test that measures time. A collection visits the compiled models of all earlier tests, which can
-    take most of a second."""
+    """Disable the garbage collector for a test that measures time. A collection would scan the compiled models of all earlier tests, which
+    can take most of a second."""
     gc.disable()
     yield
     gc.enable()
@@ -142,7 +142,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Give this test run an empty cache folder that all its processes share, so that each program is compiled once."""
+    """Give this test run an empty cache folder. All processes of the run share it, so that each program is compiled only once."""
     own = tmp_path_factory.getbasetemp()
     folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "cache"
     with pytest.MonkeyPatch.context() as patch:
@@ -159,16 +159,16 @@ SECRETS = {"HF_TOKEN": "secret-of-the-hub", "RELAXSERVE_KEY": "secret-of-a-clien
 @dataclass(frozen=True)
 class DemoServer:
     url: str
-    banner: str  # what `relaxserve serve` printed before it was ready
+    banner: str  # what `relaxserve serve` printed until it was ready
     pid: int
-    environment: dict[str, str]  # variables by which commands find `relaxserve` on PATH and use this server
+    environment: dict[str, str]  # with these variables, commands find `relaxserve` on PATH and use this server
     forks: ForkServer
 
     def run(self, *command: str | Path, status: int = 0, **variables: str) -> str:
-        """Run a command, which must end with this status. Return its standard output, or its standard error if `status` is not 0."""
+        """Run a command and check its exit status. Return its standard output, or its standard error if `status` is not 0."""
         program, *arguments = map(str, command)
         environment = {**self.environment, **variables}
-        # a forked process could not change LD_LIBRARY_PATH, which is read when a process starts
+        # LD_LIBRARY_PATH has an effect only when a program starts, so a fork cannot change it
         if Path(program).name == "relaxserve" and "LD_LIBRARY_PATH" not in variables:
             result = self.forks.run(arguments, environment, timeout_s=120)
         else:
@@ -178,7 +178,7 @@ class DemoServer:
 
 
 def greeting(server: subprocess.Popen[str]) -> tuple[str, str]:
-    """Wait until a server that was just started is ready. Return its address and everything that it printed."""
+    """Wait until a starting server is ready. Return its address and everything that it has printed."""
     assert server.stderr is not None
     banner = ""
     while "-d '" not in banner:
@@ -209,7 +209,8 @@ def serving_demo(cache_folder: Path, *options: str, **variables: str) -> Iterato
 
 @pytest.fixture(scope="session")
 def demo_server(cache_folder: Path) -> Iterator[DemoServer]:
-    """Serve the demo model. Tests that use this fixture belong to the xdist group "demo server", so that only one server starts."""
+    """Yield a server with the demo model. Tests that use this fixture belong to the xdist group "demo server": they run in one process, so
+    only one server starts."""
     with serving_demo(cache_folder, **SECRETS) as server:
         yield server
 
@@ -218,8 +219,8 @@ def demo_server(cache_folder: Path) -> Iterator[DemoServer]:
 
 
 class MatrixUnit:
-    """The AMX unit of this machine, or its emulation in amx_unit.c. `counts` are the numbers of tile configurations, loads, stores and
-    products that have run."""
+    """The AMX unit of this machine, or its emulation by amx_unit.c. `counts` are the numbers of executed tile configurations, loads, stores
+    and products."""
 
     def __init__(self, library: Path | None) -> None:
         self.library = library
@@ -229,7 +230,7 @@ class MatrixUnit:
 
     @property
     def counts(self) -> NDArray[np.uint64]:
-        """Return the emulation's counts, or zeros on a real unit, which does not count."""
+        """Return the emulation's counts. A real AMX unit does not count, so it gives zeros."""
         counted = (ctypes.c_uint64 * 4)() if self._loaded is None else (ctypes.c_uint64 * 4).in_dll(self._loaded, "amx_counts")
         return np.array(counted)
 
@@ -249,7 +250,7 @@ def matrix_unit(tmp_path_factory: pytest.TempPathFactory) -> MatrixUnit:
 
 @pytest.fixture
 def amx(matrix_unit: MatrixUnit, monkeypatch: pytest.MonkeyPatch) -> Target:
-    """Return a target with AMX. Its code runs on this machine, on the emulation if the machine has no AMX."""
+    """Return a target with AMX. If this machine has no AMX, the emulation runs the code."""
     allowed = features() | {"amx-tile", "amx-bf16", "amx-int8"}
     monkeypatch.setattr("runtime.device.cpu.host.features", lambda: allowed)
     return get("amx")

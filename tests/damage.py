@@ -1,4 +1,4 @@
-"""Damage the content of a file as Hypothesis draws: cut off its end, flip up to three bits, or both."""
+"""Damage a file's content at random with Hypothesis: cut off its end, flip up to three bits, or do both."""
 
 from __future__ import annotations
 

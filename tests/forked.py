@@ -1,7 +1,7 @@
-"""Runs the command `relaxserve` in forks of a process that has already imported the commands' modules.
+"""Run the command `relaxserve` in a fork of a process that has already imported its modules.
 
-Importing them takes longer than most commands run. Each fork has its own arguments, environment, standard streams and exit status, and runs
-the installed script to its end. The process that runs the tests imports nothing from `deploy.cli`.
+Importing the modules takes longer than most commands run. Each fork has its own arguments, environment, standard streams and exit status,
+and runs the installed script to its end. Modules in `deploy.cli` are not imported in advance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class ForkServer:
-    """Runs `relaxserve` commands in forks of one process, which starts with the first command."""
+    """Runs `relaxserve` commands in forks of one process. This process starts with the first command."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -42,7 +42,7 @@ class ForkServer:
 
     def _started(self) -> subprocess.Popen[str]:
         if self._process is None:
-            # Only a process with one thread forks safely, so OpenBLAS must not start threads.
+            # Only a process with a single thread can be forked safely, so OpenBLAS must not start threads.
             environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
             command = [sys.executable, "-P", __file__]
             self._process = subprocess.Popen(
@@ -60,7 +60,7 @@ class ForkServer:
 def main() -> None:
     command = find_spec("relaxserve")
     assert command is not None and command.origin is not None
-    sys.path.insert(0, str(Path(command.origin).resolve().parents[3]))  # the source tree whose modules the installed command imports
+    sys.path.insert(0, str(Path(command.origin).resolve().parents[3]))  # the source tree of the installed command
     import deploy.generate
     import deploy.serve
     import deploy.worker

@@ -1,5 +1,5 @@
-"""`python -m tests.lesser TARGET PATH...` prints the paths of tests to run again with the code of TARGET, if this CPU has more features
-than TARGET. Otherwise it prints nothing, because a plain run already tests that code."""
+"""`python -m tests.lesser TARGET PATH...` prints the paths of test files that should run again with code for TARGET. If this CPU has no
+more features than TARGET, it prints nothing, because a plain run already tests code for TARGET."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compiler.machine.target import NAMED, get
 
 
 def is_lesser(name: str) -> bool:
-    """Return whether this CPU can run some named target that has all features of the target `name` and more."""
+    """Return whether this CPU can run a named target that has all features of the target `name` and further features."""
     return any(target.can_run_here and target.features > get(name).features for target in NAMED.values())
 
 

@@ -1,4 +1,4 @@
-"""Runs scripts in Node.js. It comes from the wheel that the type checker depends on, is newer than Node on most systems, and has relaxed
+"""Runs scripts in the Node.js that the type checker's wheel contains. This Node.js is newer than that of most systems and has relaxed
 SIMD."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of the source tree: imports go in one direction, every module belongs to a layer, and documents name only files that exist."""
+"""Checks of the source tree: imports point in one direction, every module belongs to a layer, and documents name only files that exist."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_every_part_of_the_compiler_has_a_layer() -> None:
 
 
 def test_every_step_of_a_load_has_a_place_in_its_order() -> None:
-    """The list of loading steps in `deploy/model_loading/__init__.py` is in the order that import-linter enforces, and complete."""
+    """The list of loading steps in `deploy/model_loading/__init__.py` is complete and has the same order as the layers that import-linter
+    enforces."""
     layers = next(c["layers"] for c in contracts() if c["name"] == "a load runs in one direction")
     steps = [layer.removeprefix("deploy.model_loading.") for layer in reversed(layers)]
     folder = ROOT / "deploy" / "model_loading"
@@ -72,7 +73,7 @@ def test_the_architecture_walks_through_all_packages() -> None:
 
 
 def test_every_package_tells_its_purpose() -> None:
-    """Every `__init__.py` begins with a docstring of one sentence about its package."""
+    """Every `__init__.py` begins with a docstring that says in one sentence what its package does."""
     packages = [path for top in PRODUCT for path in (ROOT / top).rglob("__init__.py")]
     told = {path: (ast.get_docstring(ast.parse(path.read_text())) or "").split("\n\n")[0] for path in packages}
     assert len(told) > 40
@@ -80,24 +81,24 @@ def test_every_package_tells_its_purpose() -> None:
 
 
 def test_tests_are_no_packages() -> None:
-    """No folder of tests has an `__init__.py`. Test files in different folders may have the same name because pytest uses importlib mode,
-    which an `__init__.py` would break."""
+    """No test folder has an `__init__.py`. Test files in different folders may have the same name, which works only in pytest's importlib
+    mode; an `__init__.py` would break this mode."""
     assert list((ROOT / "tests").rglob("__init__.py")) == []
 
 
 def test_tests_mirror_the_tree() -> None:
-    """Every folder of tests has the name of a source folder, except for e2e (the whole product), hostile (inputs of attackers) and gpu (the
-    software GPU)."""
+    """Every test folder mirrors a source folder of the same name. The exceptions are e2e (tests of the whole product), hostile (malicious
+    inputs) and gpu (the software GPU)."""
     folders = {p.parent.relative_to(ROOT / "tests") for p in (ROOT / "tests").rglob("test_*.py")}
     assert {str(f) for f in folders if not (ROOT / f).is_dir()} <= {"e2e", "hostile", "gpu"}
 
 
-# Expressions that give the address of an array. Outside of devices, the runtime and the compiler do not import ctypes at all.
+# Expressions that yield the address of an array. Runtime and compiler may not import ctypes at all, except in the folder of devices.
 ADDRESSES = re.compile(r"\.ctypes\.data|\.ctypes\.get_|__array_interface__|\baddress_of\b|ctypes\.addressof")
 FOREIGN = re.compile(r"\bimport ctypes\b|\bfrom ctypes\b")
 DEVICES = ROOT / "runtime" / "device"
-# Modules that must not look into tensors. `runtime/session.py` is not among them: it takes and returns arrays, and copies them by the
-# device.
+# Modules that must not read the content of tensors. `runtime/session.py` is not among them, because callers pass arrays to it; it lets the
+# device copy them.
 ABOVE_THE_DEVICE = ("vm/*.py", "memory.py", "kv_pool.py")
 
 
@@ -111,7 +112,7 @@ def test_only_a_device_knows_addresses() -> None:
 
 
 def test_above_the_device_tensors_are_opaque() -> None:
-    """Modules above the device, such as the virtual machine, neither create nor read NumPy arrays."""
+    """Runtime modules outside the folder of devices, such as the virtual machine, neither create nor read NumPy arrays."""
     makes = re.compile(r"NDArray|np\.(ndarray|array|empty|zeros|frombuffer|copyto|asarray)\b")
     modules = [path for pattern in ABOVE_THE_DEVICE for path in (ROOT / "runtime").glob(pattern)]
     assert len(modules) > len(ABOVE_THE_DEVICE)
@@ -119,8 +120,8 @@ def test_above_the_device_tensors_are_opaque() -> None:
 
 
 def test_the_page_size_is_defined_once() -> None:
-    """Only one module defines the page size; kernels, the engine and the test doubles import it. A second definition would go unnoticed
-    until its value differs."""
+    """Only one module defines the size of a KV page. Kernels, the engine and the test doubles import it. A second definition would go
+    unnoticed until the two differ."""
     defines = re.compile(r"^\s*PAGE(_SIZE|_TOKENS)?\b[^=\n]*= *\d|\bpage_size *= *\d", re.MULTILINE)
     found = [p.relative_to(ROOT) for top in PRODUCT for p in (ROOT / top).rglob("*.py") if defines.search(p.read_text())]
     assert [str(path) for path in found] == ["runtime/cache_groups.py"]
@@ -131,8 +132,8 @@ def strings_of(path: Path) -> set[str]:
 
 
 def test_only_the_machines_folder_names_features() -> None:
-    """Only `compiler/machine` names CPU features; the rest of the compiler looks them up there. Some names are not checked: fma is also a
-    scalar function, bf16 an element type, and RISC-V's extensions are single letters."""
+    """CPU features are named only in `compiler/machine`; the rest of the compiler asks that folder. A few names are not checked, because
+    they also have other meanings: fma is a scalar function too, bf16 is an element type, and RISC-V extensions are single letters."""
     features = {f for target in NAMED.values() for f in target.features} - {"fma", "bf16", *ascii_lowercase} | {"avxvnni"}
     folder = ROOT / "compiler/machine"
     assert features <= {text for path in folder.rglob("*.py") for text in strings_of(path)}, "the folder does not name all features"
@@ -141,8 +142,8 @@ def test_only_the_machines_folder_names_features() -> None:
 
 
 def test_only_its_file_names_an_intrinsic() -> None:
-    """Only an intrinsic's own file contains its name; other modules use its class. Names that are English words are not checked, because
-    buffers have such names, too."""
+    """The name of an intrinsic occurs only in its own file; other modules use its class. Names that are English words are not checked,
+    because buffers have such names too."""
     names = {name for name in TILE_OPS if "_" in name and TILE_OPS[name].__module__.startswith("compiler.")}
     tiles = ROOT / "compiler/machine/intrinsics"
     assert names <= {text for path in tiles.glob("*.py") for text in strings_of(path)}, "the folder does not name all intrinsics"
@@ -151,12 +152,14 @@ def test_only_its_file_names_an_intrinsic() -> None:
 
 
 def test_what_begins_first_exists() -> None:
-    """Every entry of LONGEST exists. A file or group that was renamed, but not in LONGEST, would run last."""
+    """Every entry of LONGEST is an existing file or group. An entry with an outdated name would have no effect, so that file or group would
+    run last."""
     marked = {name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r'xdist_group\("([^"]+)"\)', path.read_text())}
     assert [name for name in LONGEST if name not in marked and not (ROOT / "tests" / name).is_file()] == []
 
 
 @pytest.mark.xdist_group("one process")
 def test_groups_of_tests_stay_in_one_process(request: pytest.FixtureRequest) -> None:
-    """Tests of an xdist group run in one process. Otherwise every process would start its own copy of what the group shares."""
+    """All tests of an xdist group run in one process. Otherwise every process would start its own copy of the server or model that the
+    group shares."""
     assert not getattr(request.config.option, "loadgroup", False) or request.node.nodeid.endswith("@one process")

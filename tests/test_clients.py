@@ -1,4 +1,4 @@
-"""Every Python snippet of README and docs runs on a plain server, and on a strict server that demands a key."""
+"""Every Python snippet in README and docs runs twice: on a plain server, and on a server with the setting `strict` that requires a key."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ CURL = [text for language, text in BLOCKS if language == "sh" and "curl " in tex
 CLIENTS = {"openai", "anthropic", "ollama", "cohere", "langchain_openai", "litellm"}
 KEY = "a-key-of-a-client"
 
-# Runs the snippets for all servers in one process, which imports each client library only once. A marker line follows the output of each
-# snippet.
+# This program runs the snippets for all servers in one process, so each client library is imported only once. After the output of each
+# snippet it prints a marker line.
 RUN_ALL = """
 for number, snippet in enumerate(SNIPPETS):
     exec(compile(snippet, f"snippet {number}", "exec"), {})

@@ -1,4 +1,4 @@
-"""Commands, options, settings, metrics and examples in the documents exist and work."""
+"""Commands, options, settings, metrics and examples that the documents name exist and work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLOCKS = [
     for number, (language, text) in enumerate(re.findall(r"^```(\w+)\n(.*?)^```$", whole, re.MULTILINE | re.DOTALL))
 ]
 SHELL = [text for whole in PAGES.values() for text in re.findall(r"^```sh\n(.*?)^```$", whole, re.MULTILINE | re.DOTALL)]
-# Commands in the documents are in indented blocks or between backticks. Shell snippets are indented before they are searched.
+# Documents write commands in indented blocks or between backticks. The tests indent shell snippets before they search them for commands.
 COMMAND = re.compile(r"(?:^ {4}|`)relaxserve ((?:cache )?[a-z]+)([^`\n|#]*)", re.MULTILINE)
 MAKE = re.compile(r"(?:^ {4}|`)make (?:[A-Z]+=\S+ )?([a-z.][\w/.-]*)", re.MULTILINE)
 FROM_COMPOSE = {f"{PREFIX}ADMIN_KEY"}
@@ -43,8 +43,8 @@ def test_a_configuration_is_read(language: str, text: str, tmp_path: Path) -> No
 
 
 def test_languages_of_snippets_are_those_that_are_tested() -> None:
-    """Documents contain only snippets in languages that tests cover: `test_clients.py` runs Python, `deploy/export/test_page.py` runs
-    JavaScript in a browser, and the only JSON is the format of errors."""
+    """Every language of a snippet in the documents has a test. `test_clients.py` runs Python, and `deploy/export/test_page.py` runs
+    JavaScript in a browser. The only JSON snippet shows the format of errors."""
     assert {block.values[0] for block in BLOCKS} <= {"sh", "yaml", "python", "json", "js"}
 
 
@@ -52,7 +52,7 @@ def test_commands_and_options_exist(demo_server: Any) -> None:
     named: dict[str, set[str]] = {}
     indented = ["    " + line for text in SHELL for line in text.splitlines()]
     for command, rest in COMMAND.findall("\n".join((*PAGES.values(), *indented))):
-        if command != "bench":  # each benchmark has options of its own
+        if command != "bench":  # each benchmark has its own options
             named.setdefault(command, set()).update(re.findall(r"--[a-z][\w-]*", rest))
     assert len(named) > 15 and sum(map(len, named.values())) > 12
     for command, options in named.items():

@@ -17,7 +17,7 @@ HEADING = re.compile(r"^#{1,6} +(.+?)\s*#*$", re.MULTILINE)
 
 
 def documents() -> list[str]:
-    """Return the documents that git knows. In a tree without git, return those in the folders that contain documents."""
+    """Return the Markdown files that git lists. Outside a git checkout, return the Markdown files of the folders that contain documents."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode == 0:
         return listed.stdout.split()
@@ -31,7 +31,7 @@ def prose(text: str) -> str:
 
 @cache
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, made by GitHub's rule."""
+    """Return the anchors that GitHub generates for the headings of a page."""
     found: dict[str, int] = {}
     names = set[str]()
     for heading in HEADING.findall(FENCED.sub("", page.read_text())):
@@ -44,7 +44,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def broken(page: Path, text: str) -> list[str]:
-    """Return the links in a text of a page that lead nowhere."""
+    """Return the links in `text`, a part of `page`, that lead to no existing file or heading."""
     found = list[str]()
     for link in LINK.findall(prose(text)):
         if re.match(r"[a-z]+:", link):

@@ -1,4 +1,4 @@
-"""Every command and every snippet of the README is run against one server with the demo model."""
+"""Every command and every snippet of the README works. They run on one server with the demo model."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def test_continuous_integration_runs_what_the_readme_says() -> None:
 
 
 def test_a_part_of_the_tests_runs_as_on_the_least_cpu() -> None:
-    """`make test` runs a part of the tests again with code for the oldest supported CPU. Only `make test-slow` runs the tests marked
-    slow."""
+    """`make test` runs a part of the tests a second time, with code for the oldest supported CPU. Tests marked `slow` run only in `make
+    test-slow`."""
     test, slow = (planned_by_make(target) for target in ("test", "test-slow"))
     assert re.search(r"^code=.* && RELAXSERVE_TARGET=(x86-64-v3|aarch64-neon) .*/pytest ", test, re.MULTILINE)
     assert "slow" not in test and '-m "slow or hypothesis"' in slow
@@ -65,7 +65,8 @@ def test_a_part_of_the_tests_runs_as_on_the_least_cpu() -> None:
 
 
 def planned_by_make(target: str) -> str:
-    """Return the commands that a make target would run, without the options of the make process that may run these tests."""
+    """Return the commands that `make` would run for a target. Variables of an outer `make`, which may have started these tests, have no
+    effect."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(["make", "-n", target, "ARGS="], cwd=ROOT, env=plain, capture_output=True, text=True, check=True).stdout
 

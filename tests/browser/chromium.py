@@ -1,4 +1,5 @@
-"""The browser of a test run, and an empty page with its own storage. Both skip without Chromium."""
+"""Fixtures: a headless Chromium for the whole test run, and an empty page for each test. Tests that use them are skipped if Chromium is
+missing."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 
 @pytest.fixture
 def page(chromium: Chromium) -> Iterator[Page]:
-    """Yield an empty page. The test fails if the page has faults at the end."""
+    """Yield an empty page. After the test, the page must have no faults."""
     page = chromium.empty_page()
     yield page
     page.expect_no_faults()

@@ -1,5 +1,5 @@
-"""Take the README's picture of the console: `python -m tests.browser.screenshot` serves the demo model, asks it twice and writes
-docs/images/console.png."""
+"""Take the screenshot of the console for the README: `python -m tests.browser.screenshot` serves the demo model, asks two questions and
+writes docs/images/console.png."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "docker" / "cpu.Dockerfile").read_text()
-BASE_BYTES = 125_000_000  # bytes of the base image python:3.12-slim-bookworm, unpacked
+BASE_BYTES = 125_000_000  # unpacked size of the base image python:3.12-slim-bookworm
 LIMIT_BYTES = 450_000_000
 
 
 def installed() -> set[str]:
-    """Return the names of all packages that the Dockerfile's `pip install` installs."""
+    """Return the names of all packages that `pip install` in the Dockerfile installs."""
     found: set[str] = set()
     extras = re.search(r"^ARG EXTRAS=([\w,]+)$", DOCKERFILE, re.MULTILINE)
     assert extras is not None
@@ -44,7 +44,7 @@ def test_what_is_installed_leaves_the_image_below_450_mb(stripped: Path) -> None
     own = (path for top in ("server", "compiler", "runtime", "deploy") for path in (ROOT / top).rglob("*"))
     num_bytes = sum(path.stat().st_size for path in own if path.is_file())
     for name in installed():
-        # without tests, which the Dockerfile removes
+        # The Dockerfile removes the folders `tests` of packages.
         files = [file for file in distribution(name).files or () if "tests" not in file.parts[:-1]]
         paths = [Path(str(file.locate())) for file in files]
         paths = [stripped if path.name == stripped.name else path for path in paths]
@@ -54,7 +54,7 @@ def test_what_is_installed_leaves_the_image_below_450_mb(stripped: Path) -> None
 
 @pytest.fixture(scope="module")
 def stripped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the path of the LLVM library, stripped by the Dockerfile's command."""
+    """Return the path of a copy of the LLVM library, stripped with the command of the Dockerfile."""
     strip = shutil.which("strip")
     if strip is None:
         pytest.skip("strip is not installed (Debian: apt install binutils)")

@@ -1,4 +1,4 @@
-"""Promise 1, tested on compiled models: tokens and log-probabilities depend only on the request, to the last bit."""
+"""On compiled models, tokens and log-probabilities depend only on the request, to the last bit (promise 1)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from server.engine.step_model import GroupLimits, StepLimits, StepModel
 from server.engine.worker import LoadedModel
 from server.messages import Constraint, ConstraintKind, FromWorker, Load, SamplingParams, Submit, TokenLogprob, Tokens
 
-pytestmark = pytest.mark.xdist_group("bits of the demo")  # tests of this group share both compiled models and the expected results
+pytestmark = pytest.mark.xdist_group("bits of the demo")  # the tests of this group share two compiled models and the expected results
 
 SCHEMA = {
     "type": "object",
@@ -48,7 +48,7 @@ Outcomes = dict[tuple[str, int], Outcome]
 
 
 class Limited:
-    """A model with narrower limits than the compiled one. The engine sees only these."""
+    """A model with narrower limits than the compiled model. The engine sees only the narrower limits."""
 
     def __init__(self, model: StepModel, limits: StepLimits) -> None:
         self.limits = limits
@@ -59,7 +59,7 @@ class Limited:
 
 
 class Rig:
-    """A new engine on the compiled model, which all engines share."""
+    """A new engine. All engines share one compiled model."""
 
     def __init__(self, loaded: LoadedModel, constraints: ConstraintCompiler | None, **narrower: Any) -> None:
         assert loaded.step_model is not None
@@ -183,8 +183,8 @@ def same(got: Outcomes, expected: Outcomes) -> None:
 
 
 def check_in_a_batch(batch: Rig, submits: list[Submit], alone: Outcomes) -> None:
-    """Requests that run at the same time have the outcomes that they have alone; so do the same requests in another order, which find
-    prefixes in the cache."""
+    """Check that requests that run at the same time have the same outcomes as alone. Then check this again with the requests in another
+    order, so that they find prefixes in the cache."""
     same(batch.run(submits), alone)
     num_cold = batch.engine.scheduler.pool.num_found_tokens
     same(batch.run(shuffled(submits, 1)), alone)
@@ -196,8 +196,8 @@ def check_in_chunks(rig: Callable[..., Rig], submits: list[Submit], alone: Outco
 
 
 def check_after_preemptions(tight: Rig, submits: list[Submit], alone: Outcomes) -> None:
-    """Requests have the same outcomes after preemptions. Each later request has a higher priority, and the page pool is too small for all,
-    so later requests preempt earlier ones."""
+    """Check that requests have the same outcomes after preemptions. The page pool is too small for all requests, and each request has a
+    higher priority than the one before, so later requests preempt earlier ones."""
     pushing = [msgspec.structs.replace(submit, priority=-i) for i, submit in enumerate(shuffled(submits, 3))]
     same(tight.run(pushing, per_step=1), alone)
     assert tight.engine.scheduler.num_preemptions > 0

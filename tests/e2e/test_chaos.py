@@ -1,4 +1,5 @@
-"""Promise 2, tested on a server with the demo model by a short version of `relaxserve bench chaos`."""
+"""On a server with the demo model, clients notice only a pause when workers are killed (promise 2). This is a short version of `relaxserve
+bench chaos`."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from deploy.bench.serving.chaos import Answer, Blows, Outcome, Storm, figures, r
 
 @pytest.mark.parametrize(("num_kills", "within_s"), [(1, 0.4), pytest.param(3, 0.8, marks=pytest.mark.slow)])
 def test_streams_outlive_their_workers(num_kills: int, within_s: float):
-    """Streams continue after their workers were killed or stopped. tests/server/workers/test_supervisor.py sends more signals to a model
-    without kernels."""
+    """Streams continue after their workers are killed or stopped. tests/server/workers/test_supervisor.py tests this with more signals, on
+    a null model."""
     blows = Blows(num_kills, num_stops=1, within_s=within_s, stall_s=2.0)
     outcome = asyncio.run(run(demo.MODEL, "bf16", num_streams=16, num_new=400, blows=blows, seed=1))
     assert [figure for figure in figures(outcome, blows) if figure.reached is False] == []
@@ -32,8 +33,8 @@ def storm(num_kills, lasts_s):
 
 @pytest.mark.parametrize(("num_kills", "lasts_s"), [(3, 1.5), pytest.param(6, 3.0, marks=pytest.mark.slow)])
 def test_no_request_is_lost_in_a_storm_of_kills(num_kills: int, lasts_s: float):
-    """No request is lost when workers are killed in quick succession, some while they start, as in the first seconds of the full
-    campaign."""
+    """No request is lost if workers are killed in quick succession, some while they start. The first seconds of the full `bench chaos` do
+    the same."""
     assert set(storm(num_kills, lasts_s)) <= {"ready after the last kill"}, "only the figure that depends on other load may miss its goal"
 
 

@@ -1,4 +1,4 @@
-"""Promise 1, tested for each kind of cache group: a request's result depends only on the request, to the last bit."""
+"""For each kind of cache group, a request's result depends only on the request, to the last bit (promise 1)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.e2e.test_bits import Outcomes, Rig, check_after_preemptions, check_in
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
 FAMILIES = [
-    "gemma4",  # groups differ in heads, some have windows, and several layers read the keys and values of one layer
-    "lfm2",  # states in three of four layers
-    "qwen3_next",  # states that are matrices, in pages of more tokens than the pages of keys and values
-    pytest.param("gemma3", marks=pytest.mark.slow),  # windows of 12 tokens in three of four layers
-    # Mamba-2: states that are matrices, without the correction of the delta rule
+    "gemma4",  # cache groups with different heads, some with windows; several layers read the keys and values of one layer
+    "lfm2",  # three of four layers keep states
+    "qwen3_next",  # the states are matrices; a page of states covers more tokens than a page of keys and values
+    pytest.param("gemma3", marks=pytest.mark.slow),  # three of four layers have windows of 12 tokens
+    # Mamba-2: the states are matrices and are updated without the delta rule
     pytest.param("granitemoehybrid", marks=pytest.mark.slow),
 ]
 VOCAB = 96
@@ -46,7 +46,7 @@ def rig(model: LoadedModel) -> Callable[..., Rig]:
 
 
 def random_submits(num: int) -> list[Submit]:
-    """Return requests with prompts of mixed lengths, some with a common prefix. Every sequence becomes longer than the window."""
+    """Return requests with prompts of various lengths; some prompts have a common prefix. Every sequence becomes longer than the window."""
     rng = random.Random(5)
     common = tuple(rng.randrange(3, VOCAB) for _ in range(100))
     submits: list[Submit] = []
@@ -90,7 +90,7 @@ def test_after_preemptions(rig, submits, alone, model) -> None:
 
 
 def test_after_kills(rig, submits, alone) -> None:
-    """Engines stop after random numbers of steps; new engines continue from the tokens sent so far, with the same result."""
+    """Engines stop after a random number of steps. New engines continue from the tokens sent so far and give the same result."""
     rng, sent, num_workers = random.Random(0), {}, 0
     while left := [going_on(submit, sent) for submit in submits if not is_over(submit, sent)]:
         num_workers += 1
@@ -119,7 +119,7 @@ def going_on(submit: Submit, sent: Outcomes) -> Submit:
 
 
 def test_the_memory_of_a_window_stops_growing(rig, model) -> None:
-    """In a group with a window, a long sequence holds no more pages than a short one."""
+    """In a cache group with a window, a long sequence has no more pages than a short sequence."""
     one, most = rig(), 0
     one.engine.submit(Submit("r", tuple(range(3, 20)), SamplingParams(200, temperature=0.0, ignore_eos=True)))
     while one.engine.has_work:

@@ -1,4 +1,4 @@
-"""The whole product, used through the official OpenAI client: a real server with the compiled demo model."""
+"""End-to-end tests with the official OpenAI client and a real server that serves the compiled demo model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_second_turn_finds_the_first_in_the_cache(client):
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_weather"}}])
 def test_an_enforced_tool_call_is_made(client, choice):
-    """With a required tool call, the answer is a call, even if the model would rather answer with text."""
+    """If the request requires a tool call, the answer is a call, even if the model would otherwise answer with text."""
     answer = chat(client, [{"role": "user", "content": "Hello!"}], tools=[WEATHER], tool_choice=choice).choices[0]
     (call,) = answer.message.tool_calls
     assert call.function.name == "get_weather"
@@ -86,7 +86,8 @@ def test_a_tool_call_in_a_stream_and_its_result(client):
 
 
 def test_a_call_of_its_own_accord_names_the_tool_that_is_offered(client):
-    """If the model decides to call a tool, the call names a tool of the request, although the model was trained with other names."""
+    """If the model decides to call a tool, the call names a tool of the request. The names here differ from those with which the model was
+    trained."""
     asked = [{"role": "user", "content": "What is the weather in Paris?"}]
     num_calls = 0
     for seed, name in enumerate(["get_weather", "sky_report", "forecast_by_town", "weather_now"]):
@@ -145,7 +146,7 @@ def test_log_probabilities_add_up(client):
 
 
 def test_text_beyond_ascii_comes_whole(client):
-    """A character may consist of several byte tokens, but no piece of a stream contains a part of a character."""
+    """A character may consist of several tokens of one byte each. Each piece of a stream contains only whole characters."""
     pattern = "(Grüße|日本語|🦊🦊){3}"
     options: dict[str, Any] = {"temperature": 1.0, "seed": 3, "extra_body": {"guided_regex": pattern}}
     said = [{"role": "user", "content": "Grüße, 日本語 🦊"}]

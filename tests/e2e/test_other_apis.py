@@ -1,4 +1,4 @@
-"""Chat and embedding APIs other than OpenAI's, over plain HTTP, on a server with the demo model."""
+"""Completion and embedding APIs other than OpenAI's, used over plain HTTP on a server with the demo model."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def client(demo_server: Any) -> Iterator[httpx.Client]:
 
 
 def test_the_vector_of_each_token_is_that_of_the_text_up_to_it(client):
-    """The vector of token n equals, bit for bit, the embedding of the text up to token n, although a long text takes several steps and
-    short texts share one."""
+    """With task `token_embed`, the vector of token n equals the embedding of the first n tokens, bit for bit. This holds although a long
+    text takes several steps, and short texts share a step."""
     ids = client.post("/tokenize", json={"prompt": "The fox went home. " * 30}).json()["tokens"]
     rows = client.post("/pooling", json={"input": ids, "task": "token_embed"}).json()["data"][0]["data"]
     assert len(rows) == len(ids) > 64
@@ -30,7 +30,7 @@ def test_the_vector_of_each_token_is_that_of_the_text_up_to_it(client):
 
 
 def test_llama_cpp_s_completion_is_the_completion(client):
-    """llama.cpp's endpoint `/completion` gives the same tokens as OpenAI's, streamed and unstreamed."""
+    """llama.cpp's endpoint `/completion` gives the same text as OpenAI's `/v1/completions`, streamed and unstreamed."""
     body = {"prompt": "The fox", "seed": 3, "temperature": 0.8}
     plain = client.post("/v1/completions", json={**body, "max_tokens": 24}).json()
     whole = client.post("/completion", json={**body, "n_predict": 24}).json()

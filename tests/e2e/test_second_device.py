@@ -1,4 +1,4 @@
-"""Models give the same bits on a second device, whose memory the host cannot access, as on the CPU."""
+"""Models give the same bits on the CPU and on a fake device whose memory the host cannot access."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tests.runtime.device.opaque import OpaqueDevice, OpaqueTensor
 
 OPAQUE = "tests.runtime.device.opaque"
 GOLDEN = Path(__file__).parents[1] / "golden" / "models"
-PROMPT = tuple(range(40, 75))  # fills more than two pages
+PROMPT = tuple(range(40, 75))  # more tokens than two pages hold
 
 SUBMITS = [
     Submit("greedy", PROMPT, SamplingParams(20, temperature=0.0, ignore_eos=True, logprobs=3, prompt_logprobs=2)),
-    # These choices share the prompt's last page, so each gets a copy of the page.
+    # The three choices share the prompt's last page, so each choice copies the page before it writes.
     Submit("drawn", PROMPT[:17], SamplingParams(20, temperature=0.9, top_p=0.9, seed=7, ignore_eos=True), num_choices=3),
     Submit("penalised", PROMPT[5:], SamplingParams(20, temperature=1.2, repetition_penalty=1.3, top_k=30, seed=8, logprobs=0)),
-    Submit("again", PROMPT, SamplingParams(5, temperature=0.0, ignore_eos=True)),  # finds its prompt in the prefix cache
+    Submit("again", PROMPT, SamplingParams(5, temperature=0.0, ignore_eos=True)),  # the prompt is already in the prefix cache
 ]
 
 
@@ -77,8 +77,8 @@ def answers(loaded: LoadedModel) -> tuple[dict[tuple[str, int], list[TokenEvent]
 
 @pytest.mark.parametrize(("quantize", "cached"), [("bf16", True), ("int4", False)])
 def test_the_demo_model_answers_with_the_same_bits(quantize: str, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The demo model gives the same tokens, log-probabilities and embeddings on both devices, whether its weights are in a mapped file or
-    in device memory."""
+    """On both devices the demo model gives the same tokens, log-probabilities and embeddings. The weights are in a mapped file in one case,
+    in device memory in the other."""
     if not cached:
         monkeypatch.setenv("RELAXSERVE_NO_CACHE", "1")
     settings = {"quantize": quantize, "max_batch": 8, "kv_cache_bytes": 4 << 20}
@@ -96,7 +96,7 @@ def test_the_demo_model_answers_with_the_same_bits(quantize: str, cached: bool, 
 
 @pytest.mark.parametrize("case", ["bert", "qwen3-embedding"])
 def test_embedding_models_give_the_same_bits(case: str, tmp_path: Path) -> None:
-    """An encoder, and a decoder without an output head, give the same embeddings on both devices."""
+    """Two embedding models, an encoder and a decoder without an output head, give the same embeddings on both devices."""
     folder = tmp_path / case
     shutil.copytree(GOLDEN / case, folder)
     if not (folder / "tokenizer.json").exists():
@@ -150,7 +150,7 @@ def test_a_server_on_it_answers_alike(demo_server: DemoServer, opaque_server: st
 
 
 def _answer(url: str, body: dict[str, Any]) -> Any:
-    """Return an answer without the fields that differ when a request is repeated."""
+    """Return an answer without the fields that change when a request is repeated."""
     response = httpx.post(url, json={"model": "demo", **body}, timeout=120)
     assert response.status_code == 200, response.text
     answer = json.loads(response.text)

@@ -1,7 +1,7 @@
-"""Constraints that try to use more resources than one request may use, in one table per kind of constraint.
+"""Constraints that try to use more resources than a request may use. There is a table for each kind of constraint.
 
 Each row has a name, a source and the expected outcome. REFUSED: the client gets an error. FOLLOWED: the constraint is cheap enough, and the
-answer matches it. EITHER: the outcome depends on the machine or on the tokens that the model samples.
+answer matches it. EITHER: the outcome depends on the machine or on the sampled tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def _schema(name: str, schema: object, bound: str) -> Row:
 
 
 def _doubling(keyword: str, depth: int) -> dict[str, object]:
-    """Return a schema whose definitions each refer twice to the next one, so that expanding it takes 2 ** depth steps."""
+    """Return a schema in which each definition refers twice to the next definition. Expanding it takes 2 ** depth steps."""
     defs: dict[str, object] = {f"d{i}": {keyword: [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)}
     return {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{depth}": {"type": "integer"}}}
 

@@ -1,4 +1,4 @@
-"""No client's constraint delays other streams, exhausts the worker's memory or ends the worker. Every constraint of the tables has the
+"""A client's constraint cannot delay other streams, exhaust the worker's memory or end the worker. Every constraint in the tables has its
 expected outcome."""
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from tests.hostile.constraints import CHOICES, EITHER, GRAMMARS, REFUSED, REGEXE
 TOKENIZER = Path(__file__).parents[2] / "deploy" / "demo" / "model" / "tokenizer.json"
 VOCAB = 2048
 TRIGGER = 5
-MAX_STEP_CPU_S = 0.05  # most CPU time that the engine's thread may use in one step
-MAX_GROWTH_BYTES = 32 << 20  # most by which the worker's memory may grow over four constraints that expand
+MAX_STEP_CPU_S = 0.05  # maximum CPU time of the engine's thread per step
+MAX_GROWTH_BYTES = 32 << 20  # maximum growth of the worker's memory, over four constraints that expand to large automata
 TABLES = {
     ConstraintKind.REGEX: REGEXES,
     ConstraintKind.JSON_SCHEMA: SCHEMAS,
@@ -31,7 +31,7 @@ ROWS = [pytest.param(kind, source, bound, id=f"{kind}: {name}") for kind, rows i
 
 
 class Worker:
-    """An engine that handles hostile constraints and checks that its other streams make progress meanwhile."""
+    """An engine that handles a hostile constraint together with a stream, and measures the slowest step."""
 
     def __init__(self) -> None:
         limits = ConstraintLimits(compile_s=1.0, excess_s=0.5)

@@ -1,5 +1,5 @@
-"""Chat templates that try to reach Python objects, or to use more time or memory than allowed. Each is refused before it exceeds its limits
-by much."""
+"""Chat templates that try to reach Python objects, or to use more time or memory than allowed. Each template is refused soon after it
+exceeds a limit."""
 
 import time
 import tracemalloc
@@ -93,7 +93,7 @@ HOSTILE = {
     "named steps": "{% for a in range(100000) %}{{ range(100000) | map('made value') | list | length }}{% endfor %}",
 }  # fmt: skip
 
-# Expressions that would reach Python objects: each once succeeded, or would succeed by a method that Jinja's own sandbox does not check.
+# Expressions that try to reach Python objects. Each succeeded in an earlier version, or would succeed in Jinja's own sandbox.
 ESCAPES = {
     "format of safe text": "{{ ('{0.__class__}' | safe).format(1) }}",
     "format of escaped text": "{{ ('{0.__class__}' | e).format(1) }}",
@@ -133,7 +133,8 @@ ESCAPES = {
 @pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE.keys())
 def test_no_template_runs_away(source: str) -> None:
-    """Each template is refused after 0.1 s of CPU time and at most one more operation. It allocates little more than its 8 MiB."""
+    """A template is refused when it has used 0.1 s of CPU time or 8 MiB of memory. The operation that is running then may still finish, so
+    the test allows somewhat more."""
     limits = Limits(time_s=0.1, memory_bytes=8 << 20)
     tracemalloc.start()
     began_s = time.thread_time()
@@ -141,7 +142,7 @@ def test_no_template_runs_away(source: str) -> None:
         with pytest.raises(TemplateError):
             ChatTemplate(source, {}).render(MESSAGES, limits=limits)
         took_s = time.thread_time() - began_s
-        # While parts of a text are joined, the parts, their list and the joined text take memory at the same time.
+        # Joining a text needs memory for its parts, for the list of parts and for the joined text at the same time.
         assert tracemalloc.get_traced_memory()[1] < 8 * limits.memory_bytes
         assert took_s < 3.0, "0.1 s, times about ten for tracing, is exceeded"
     finally:
@@ -150,7 +151,7 @@ def test_no_template_runs_away(source: str) -> None:
 
 @pytest.mark.parametrize("source", ESCAPES.values(), ids=ESCAPES.keys())
 def test_no_template_reaches_python(source: str) -> None:
-    """A template that uses an attribute, method or format outside the sandbox's list is refused."""
+    """A template is refused if it uses an attribute, a method or a format that the sandbox does not list as allowed."""
     with pytest.raises(TemplateError):
         ChatTemplate(source, {}).render(MESSAGES)
 
