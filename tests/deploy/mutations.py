@@ -137,7 +137,7 @@ def drop(content: bytes, dice: random.Random) -> bytes:
 
 
 def put_number(content: bytes, dice: random.Random) -> bytes:
-    """Overwrite an aligned place, chosen at random, with an integer as large as lengths and counts are."""
+    """Overwrite four or eight bytes with an extreme length or count, such as 0 or 2**63 - 1."""
     size = dice.choice((4, 8))
     value = dice.choice((0, 1, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, (1 << 64) - 1))
     start = _place(content, dice)
@@ -193,7 +193,7 @@ def _changed(value: Any, dice: random.Random) -> Any:
 
 
 def change_header(content: bytes, dice: random.Random) -> bytes:
-    """Mutate the JSON header of a safetensors file. State the right length of the header, or a length that is wrong by one."""
+    """Mutate the JSON header of a safetensors file. Write its right length before it, or a length that is wrong by one."""
     length = int.from_bytes(content[:8], "little")
     header = change_json(content[8 : 8 + length], dice)
     announced = len(header) + dice.choice((0, 0, 0, 0, 1, -1))

@@ -17,7 +17,7 @@ from runtime.executable import Bound, Executable, ExecutableMeta, VMFunction
 
 KEYS = [digit * 32 for digit in "abc"]
 DIGEST = "1" * 32
-SIZE = 10_000  # bytes of a file of packed weights; programs are smaller
+SIZE = 10_000  # size of each file of packed weights in bytes; programs are smaller
 
 
 @pytest.fixture

@@ -137,7 +137,7 @@ def test_a_key_that_cannot_be_sent_is_refused_unseen(key: str) -> None:
 
 
 def test_the_key_travels(client: Client) -> None:
-    with client._open("GET", "/v1/models", None) as response:  # the server returns the key that it received as a header
+    with client._open("GET", "/v1/models", None) as response:  # the fake server returns the received key in a header
         assert response.headers["x-key"] == "Bearer secret-key"
 
 

@@ -18,7 +18,7 @@ from tests.golden.gguf_models import convert
 
 LOAD = Load("demo", str(demo.MODEL), "bf16", max_batch=4)
 
-pytestmark = pytest.mark.xdist_group("inspection")  # tests of this group share one compiled model
+pytestmark = pytest.mark.xdist_group("inspection")  # the tests of this group share one compiled model
 
 
 @pytest.fixture(scope="module")

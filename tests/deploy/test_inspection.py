@@ -16,7 +16,7 @@ from server.messages import Load
 
 LOAD = Load("demo", str(demo.MODEL), max_batch=4)
 
-pytestmark = pytest.mark.xdist_group("inspection")  # tests of this group share one compiled model
+pytestmark = pytest.mark.xdist_group("inspection")  # the tests of this group share one compiled model
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Damaged model files are refused with an error that says so. They cause no crash, no hang and no other exception."""
+"""Damaged model files are refused with an error that says what is damaged. They cause no crash, no hang and no other exception."""
 
 from __future__ import annotations
 

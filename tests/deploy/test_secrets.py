@@ -60,7 +60,7 @@ def test_a_download_has_the_token_that_the_environment_has_no_more(monkeypatch: 
 
 
 def descendants(pid: int) -> list[int]:
-    lists = Path(f"/proc/{pid}/task").glob("*/children")  # a process has a list of children per thread
+    lists = Path(f"/proc/{pid}/task").glob("*/children")  # the kernel lists a process's children per thread
     children = [int(child) for file in lists for child in file.read_text().split()]
     return [pid, *(below for child in children for below in descendants(child))]
 

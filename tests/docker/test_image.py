@@ -1,5 +1,5 @@
-"""The Dockerfile and the files next to it keep their promises: packages, sizes, settings. docker/check.sh builds the image itself, without
-a container engine."""
+"""The Dockerfile installs the right packages, and the image is small and works on every architecture. docker/check.sh builds the image
+itself, without a container engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""On compiled models, tokens and log-probabilities depend only on the request, to the last bit (promise 1)."""
+"""On compiled models, tokens and log-probabilities depend only on the request, to the last bit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""On a server with the demo model, clients notice only a pause when workers are killed (promise 2). This is a short version of `relaxserve
-bench chaos`."""
+"""On a server with the demo model, clients notice only a pause when workers are killed. This is a short version of `relaxserve bench
+chaos`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""For each kind of cache group, a request's result depends only on the request, to the last bit (promise 1)."""
+"""For each kind of cache group, a request's result depends only on the request, to the last bit."""
 
 from __future__ import annotations
 

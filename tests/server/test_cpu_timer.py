@@ -1,4 +1,4 @@
-"""A timer ends a process that works for a client when the process has used its CPU time, and not earlier."""
+"""The CPU timer ends a process when the process has used a given CPU time, and not earlier."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def test_tokens_waiting_for_prefill_are_limited_too(serve, answering):
     with pytest.raises(Exception, match="timed out"):
         # more tokens than may be queued, but admitted because no other request waits
         client.post("/v1/completions", json={"prompt": "x" * 200})
-    # Poll until the server notices that the client disconnected and gives up its share of the queue.
+    # Poll until the server notices that the client has disconnected, and removes the request from the queue.
     end = time.monotonic() + 60
     while server.worker.running and time.monotonic() < end:
         time.sleep(0.005)

@@ -31,9 +31,9 @@ FURTHER_FIELDS = 2  # optional fields in a random request; with more fields, at 
 
 
 def answer_to(case, server, client):
-    """Send a generated request and return the answer. Its status must not be a 5xx other than those in EXPECTED."""
+    """Send a random request and return the answer. Fail if the status is a 5xx that is not in EXPECTED."""
     arguments = case.as_transport_kwargs(base_url=server.url)
-    arguments["content"] = arguments.pop("data", None)  # httpx's name for the raw body
+    arguments["content"] = arguments.pop("data", None)  # httpx calls the raw body `content`
     arguments.pop("cookies", None)
     response = client.request(**arguments)
     assert response.status_code < 500 or response.status_code in EXPECTED, response.text

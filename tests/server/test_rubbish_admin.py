@@ -1,4 +1,4 @@
-"""Random requests to the admin API that name existing and missing models, aliases and operations."""
+"""Random requests to the admin API. They name existing and missing models, aliases and operations."""
 
 from __future__ import annotations
 

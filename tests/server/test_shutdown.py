@@ -138,7 +138,7 @@ def test_a_second_interrupt_ends_streams_by_an_error(spawn):
         lines = (line[6:] for line in response.iter_lines() if line.startswith("data: "))
         next(lines)
         os.kill(process.pid, signal.SIGINT)
-        while True:  # wait until the first signal is handled, because two pending signals would merge
+        while True:  # wait until the first signal is handled: a second signal before that would be lost
             try:
                 httpx.get(f"{url}/health/live")
             except httpx.TransportError:

@@ -25,7 +25,7 @@ TEXT = b"All happy families are alike. "
 SOURCE = null_source(NullConfig(script=tuple(TEXT), step_s=0.005))
 EVERYTHING = null_source(NullConfig(vocab_size=256, embedding_size=8, step_s=0.005))  # a model that generates random bytes
 NUM_NEW = 150
-MOST_AT_ONCE = 64  # if a request has many texts, the worker has at least this many of them at a time
+MOST_AT_ONCE = 64  # of a request with many texts, at least this many are in the worker at a time
 DOCUMENTS = ["fox " * 50 + str(index) for index in range(128)]
 STREAMS = {  # path -> (fields of the request, function that returns the text of one event)
     "/v1/chat/completions": ({"messages": MESSAGES, "max_tokens": NUM_NEW}, lambda event: event["choices"][0]["delta"].get("content")),
@@ -74,8 +74,8 @@ def test_streams_survive_the_death_of_their_worker(processes):
 
 
 def test_no_api_loses_anything_when_the_worker_is_killed(serve):
-    """Streams of every API and unstreamed answers run when the worker is killed. Each answer equals that of an undisturbed run, byte for
-    byte."""
+    """The worker is killed while it computes streams of every API and unstreamed answers. Each answer equals that of an undisturbed run,
+    byte for byte."""
     server = serve(make_worker=partial(make_worker, source=EVERYTHING))
     supervisor, client = server.registry.models()[0].loaded.worker, server.http()
 

@@ -89,7 +89,7 @@ def test_chat_streams_one_answer(demo_server: Any) -> None:
 
 
 def test_a_conversation_remembers(demo_server: Any) -> None:
-    """An interactive conversation in a pseudo-terminal remembers earlier turns."""
+    """In an interactive conversation, the model sees the earlier turns. The test uses a pseudo-terminal."""
     ours, its = os.openpty()
     with subprocess.Popen(["relaxserve", "chat"], env=demo_server.environment, stdin=its, stdout=its, stderr=its) as process:
         os.close(its)
@@ -301,7 +301,7 @@ def test_models_come_and_go(demo_server: Any, tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     state.write_text('{"models": []}')
     command = ["relaxserve", "serve", "--port", "0", "--model-root", str(demo.MODEL.parent), "--state-file", str(state)]
-    # Kubernetes sets this variable in pods if there is a Service called relaxserve
+    # If there is a Service called relaxserve, Kubernetes sets this variable in pods.
     environment = {**demo_server.environment, "RELAXSERVE_PORT": "tcp://10.0.0.1:8000"}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None

@@ -114,7 +114,7 @@ def test_what_has_come_stays_when_an_answer_is_interrupted() -> None:
     assert screen(file.getvalue()) == "One.\n\nTwo, and"
     assert file.getvalue().endswith("\x1b[?25h") or file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex(
         "\x1b[?25l"
-    )  # the cursor is visible again at the end
+    )  # the last escape sequence for the cursor shows it again
 
 
 def test_a_block_that_is_taller_than_the_terminal_is_printed_once() -> None:

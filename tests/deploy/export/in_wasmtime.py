@@ -44,7 +44,7 @@ class Decoder:
         self._words()[len(self.step.slots) :] = list(map(int, self.step.literals))
 
     def append(self, tokens: list[int]) -> NDArray[np.float32]:
-        """Append tokens to the sequence and return the logits of the last token."""
+        """Append tokens to the sequence. Return the logits of the last token."""
         shapes, begin = self._shapes(len(tokens), self.length + len(tokens)), self.length
         self.length += len(tokens)
         positions = np.arange(begin, self.length)

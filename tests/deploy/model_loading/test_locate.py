@@ -105,7 +105,7 @@ def test_what_is_downloaded_is_what_is_served_and_is_watched(endpoint: str) -> N
     folder = locate("org/name", told.append)
     found = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     assert found == SERVED and (folder / "model-00001-of-00002.safetensors").stat().st_size == 25_000_000
-    assert len(told) >= 3 and told == sorted(set(told)) and told[-1] == 1.0  # progress is reported after every 10 MiB
+    assert len(told) >= 3 and told == sorted(set(told)) and told[-1] == 1.0  # the download reports progress after every 10 MiB
     told.clear()
     assert locate("org/name", told.append) == folder and not told, "a complete download reports no progress"
 

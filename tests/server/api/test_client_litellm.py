@@ -16,9 +16,9 @@ os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # without this, importing L
 litellm = pytest.importorskip("litellm", reason="needs litellm: make .venv/clients")
 
 KEY = "a-key-of-a-client"
-# LiteLLM's name of the model -> path of the API that LiteLLM then uses
+# name of the model in LiteLLM -> path of the API that LiteLLM uses for this name
 MODELS = {"hosted_vllm/null": "/v1", "openai/null": "/v1", "anthropic/null": "", "ollama_chat/null": ""}
-# LiteLLM's own limits with Ollama's API: it does not send the tool calls of earlier messages, and raises one exception for all errors
+# With Ollama's API, LiteLLM omits the tool calls of earlier messages, and raises the same exception for all errors.
 SENDS_NO_CALLS = TELLS_NO_ERRORS_APART = {"ollama_chat/null"}
 EVERY = pytest.mark.parametrize("model", MODELS)
 

@@ -12,7 +12,7 @@ from server.messages import Stats
 SAID = "Hello from the null device."
 FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
 PREFIX, SUFFIX, MIDDLE, FILE = 258, 259, 260, 261
-# Optional fields with values that turn them off. Some clients send every field in each request.
+# Values that turn off optional features. Some clients send all of these fields in every request.
 ALL_OFF = {
     "mirostat": 0,
     "mirostat_tau": 5.0,

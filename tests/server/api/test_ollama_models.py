@@ -1,4 +1,4 @@
-"""Ollama's pull and delete, used through its official client."""
+"""Pulling and deleting models through Ollama's API, used through its official client."""
 
 from __future__ import annotations
 

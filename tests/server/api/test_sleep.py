@@ -1,4 +1,4 @@
-"""Sleep and wake-up, in vLLM's format."""
+"""Putting a model to sleep and waking it, by vLLM's endpoints."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_code_and_answers_are_copied_as_they_were_written(page, site):
 
 
 def test_a_conversation_lasts(page, site):
-    """A conversation survives a reload of the page, is found by a search for its text, and can be renamed, deleted and restored."""
+    """A conversation survives a reload of the page. A search for its text finds it, and the user can rename, delete and restore it."""
     server = site("writer", "seeded")
     page.open(f"{server.url}/")
     send(page, "Tell me about rivers")
@@ -109,7 +109,7 @@ def test_answers_and_questions_have_versions(page, site):
 
 
 def test_escape_stops_an_answer(page, site):
-    """Escape keeps the partial answer on the page, and the server stops generating."""
+    """The Escape key stops the answer: the server stops generating, and the partial answer stays on the page."""
     server = site("slow")
     page.open(f"{server.url}/")
     page.fill("#chat textarea", "Go on and on")

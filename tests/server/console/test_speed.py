@@ -100,7 +100,8 @@ def test_a_long_conversation_scrolls_without_long_tasks(long):
 
 
 def test_a_long_conversation_opens_at_its_end_without_long_tasks(long):
-    """Opening a long conversation causes no long task: it is built in slices, and the last slice lays out the visible part."""
+    """Opening a long conversation causes no long browser task, because the page builds the conversation in slices and lays out only its
+    visible part."""
 
     def longest_task() -> float:
         long.js("location.hash = '#/chat'")
@@ -116,5 +117,5 @@ def test_a_long_conversation_opens_at_its_end_without_long_tasks(long):
         longest_task()
         return long.js("document.querySelector('article:last-of-type').getBoundingClientRect().bottom <= innerHeight")
 
-    # Repeat this, because the number of slices in which the console builds the conversation varies.
+    # Try this ten times, because the number of slices in which the console builds the conversation varies.
     assert all(opens_at_its_end() for _ in range(10))

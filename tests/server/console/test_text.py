@@ -127,7 +127,7 @@ def test_markdown_is_read_as_people_mean_it(js, text, expected):
     ["javascript:alert(1)", "JavaScript:alert(1)", "data:text/html,x", "//elsewhere", "/admin", "vbscript:x", "&#106;avascript:x"],
 )
 def test_only_harmless_addresses_become_links(js, address):
-    """Links to scripts, data, and paths without a scheme stay text."""
+    """A Markdown link whose address is a script, a data URL or a path without a scheme stays plain text."""
     assert '"link"' not in json.dumps(js("return m.parse(x)", f"[click]({address}) <{address}> ![p]({address})"))
 
 
@@ -165,7 +165,8 @@ _script: list[Script] = []
 
 
 def _shared() -> Script:
-    """Return the one Node process that all examples use. A fixture per test would not do: Hypothesis forbids function-scoped fixtures."""
+    """Return a Node process that all examples of all tests share. It is not a fixture, because Hypothesis forbids function-scoped
+    fixtures."""
     if not _script:
         _script.append(Script())
     return _script[0]

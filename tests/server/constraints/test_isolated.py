@@ -180,7 +180,8 @@ def test_a_heavy_mask_fails_its_requests_and_holds_up_nobody(rig, compiler, engi
 
 
 def test_slow_masks_are_not_waited_for(monkeypatch) -> None:
-    """After one slow mask the engine does not wait for the next mask, even if the process accepts the token quickly."""
+    """After one slow mask, the engine does not wait for the next mask of this matcher, even if the constraint process accepts the token
+    quickly."""
     monkeypatch.setattr("server.constraints.isolated.PATIENCE_S", 1000.0)
     near, far = socket.socketpair()
     with far:

@@ -281,8 +281,8 @@ def test_the_choice_is_between_wholes() -> None:
 
 
 def test_what_is_forced_is_what_would_be_drawn(rig, constraints) -> None:
-    """Tokens that the constraint forces equal the tokens that sampling would give. Requesting log-probabilities makes the engine sample
-    every token; it changes nothing else."""
+    """Tokens that the constraint forces equal the tokens that sampling would give. The test compares a request without log-probabilities,
+    whose forced tokens are not sampled, with a request with log-probabilities, of which every token is sampled."""
     jumping, drawing = rig(constraints=constraints, logits_of=eager), rig(constraints=constraints, logits_of=eager)
     fast, slow = jumping.run([submit_of(CALL, 3)])["r3", 0], drawing.run([submit_of(CALL, 3, logprobs=0)])["r3", 0]
     assert fast.token_ids == slow.token_ids

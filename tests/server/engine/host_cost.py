@@ -2,7 +2,7 @@
 ms]`.
 
 The model sleeps for the given device time and returns constant logits. The program prints the microseconds of each part of a decoding step,
-and the share of the step that is not device time, for the plain engine and the overlapped one.
+and the share of the step that is not device time, for the plain engine and for the overlapped engine.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SleepingModel:
 
 
 def decoding(engine_class: type[Engine], num_streams: int, vocab_size: int, temperature: float, device_s: float) -> Engine:
-    """Return an engine whose requests have all finished their prompts and are decoding."""
+    """Return an engine in which all requests are decoding: their prompts are already computed."""
     limits = StepLimits(vocab_size, 4096, 512, num_streams, (GroupLimits(num_streams * 40 + 1),))
     engine = engine_class(SleepingModel(limits, device_s), lambda message: None)
     for i in range(num_streams):

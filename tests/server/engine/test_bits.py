@@ -1,5 +1,5 @@
 """A request's result never depends on other requests, the chunks of its prompt, the prefix cache, preemptions, or the death of earlier
-workers (promise 1)."""
+workers."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Fixed(Matcher):
 
 
 def mask_of(params: SamplingParams, drawn=(), allowed=None) -> Mask | None:
-    """Return the mask that a sequence's matcher has after it sampled the tokens `drawn`."""
+    """Return the mask of a sequence's matcher after the sequence has sampled the tokens `drawn`."""
     enders = frozenset(params.stop_token_ids + (() if params.ignore_eos else (EOS,)))
     matcher = matcher_of(Bans(params, enders, VOCAB), None if allowed is None else Fixed(allowed), drawn)
     return None if matcher is None else matcher.mask()

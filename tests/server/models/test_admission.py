@@ -40,7 +40,7 @@ def test_refusals():
 def test_the_wait_follows_the_pace_of_a_full_model(clock):
     admission = Admission("m", max_running=1, max_queued=3, max_queued_tokens=10**9)
     leases = [admission.admit(1, 1) for _ in range(4)]
-    for _ in range(60):  # a request ends every three seconds
+    for _ in range(60):  # one request ends every three seconds
         clock.now += 3
         leases.pop(0).release()
         leases.append(admission.admit(1, 1))

@@ -98,7 +98,7 @@ def test_special_and_added_tokens() -> None:
     assert tokenizer.special_ids == {0, 1, 2}
     assert tokenizer.token_bytes(end[0]) == b""
     assert tokenizer.token_bytes(tool[0]) == b"<tool>"
-    assert tokenizer.token_bytes(1 << 20) == b""  # an id without a token has no bytes: embedding tables have padding rows
+    assert tokenizer.token_bytes(1 << 20) == b""  # padding rows of an embedding table have ids without a token, and thus without bytes
     assert tokenizer.decode([*end, *tool]) == "<tool>"
     assert tokenizer.decode([*end, *tool], skip_special_tokens=False) == "<end><tool>"
 

@@ -1,4 +1,4 @@
-"""Clients notice only a pause when a real worker process is killed, stopped, or crashed by a request (promise 2)."""
+"""If a real worker process is killed, stopped, or crashed by a request, clients notice only a pause."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_a_load_can_be_cancelled() -> None:
 
 @pytest.fixture
 def processes(monkeypatch) -> list[asyncio.subprocess.Process]:
-    """Return a list to which every started worker process is added."""
+    """Return a list. Every worker process that is started is appended to it."""
     started: list[asyncio.subprocess.Process] = []
     original = asyncio.create_subprocess_exec
 

@@ -24,7 +24,7 @@ class Known:
     limits = Limits(1e9, 1e10)
 
     def sample(self) -> None:
-        """Do nothing: the limits are fixed."""
+        """Do nothing, because these limits never change."""
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_products_threads_and_decoding_are_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert node()  # skips the test if Node.js is not installed
+    assert node()  # `node` skips the test if Node.js is not installed
     for name in ("ROUNDS", "REPEATS"):
         monkeypatch.setattr(web, name, 1)
     web.main(["--json"])

@@ -14,7 +14,7 @@ CALL = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arg
 
 
 class Api(ThreadingHTTPServer):
-    """A server that answers every chat request with the same tool call and records the requests."""
+    """A fake server that records the requests and answers each with the same tool call."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)

@@ -343,6 +343,6 @@ def test_completion(data, cuts_a, cuts_b, order, stop, echo):
         for name, values in choice["logprobs"].items():
             assert [value for chunk in mine for value in (chunk["logprobs"] or {}).get(name, [])] == values, name
         for offset, token in zip(choice["logprobs"]["text_offset"], choice["logprobs"]["tokens"], strict=True):
-            # A token with an invalid byte shows as U+FFFD only once the next byte is known, so its text begins one character early.
+            # An invalid byte appears as U+FFFD only when the next byte is known, so the offset of such a token is one character too low.
             if not token.startswith(("bytes:", "<s>")) and "\ufffd" not in choice["text"]:
                 assert choice["text"].startswith(token[:1], offset)

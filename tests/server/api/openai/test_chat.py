@@ -207,7 +207,7 @@ def test_truncation_only_when_asked(server):
         ({"bad_words": [" "]}, "bad_words"),
         ({"request_id": "with space"}, "request_id"),
         ({"echo": True}, "echo"),
-        ({"thinking_token_budget": 5}, "thinking_token_budget"),  # the server's model has no thinking tokens
+        ({"thinking_token_budget": 5}, "thinking_token_budget"),  # refused, because the model has no tokens that mark thoughts
         ({"timeout": 1e9}, "timeout"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),

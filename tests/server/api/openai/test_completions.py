@@ -114,7 +114,7 @@ def test_best_of_keeps_the_most_probable(serve, answering, monkeypatch):
 def test_invalid_values_are_refused_by_name(server, body, param):
     response = server.complete(**body)
     if param is None:
-        assert response.status_code == 200  # the server turns an empty prompt into the tokenizer's beginning-of-text token
+        assert response.status_code == 200  # the server replaces an empty prompt by the tokenizer's beginning-of-text token
         return
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"].startswith(param)

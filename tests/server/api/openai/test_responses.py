@@ -250,7 +250,7 @@ def test_nothing_is_kept_where_the_server_is_told_so(serve):
     assert client.get(f"/v1/responses/{made['id']}").status_code == 404
 
 
-# --- background responses-----------------------------------------------------------------------------------------------
+# --- background responses ----------------------------------------------------------------------------------------------
 
 
 def until(client, response_id, statuses):

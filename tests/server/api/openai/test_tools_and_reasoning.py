@@ -166,7 +166,7 @@ def test_history_with_calls_reaches_the_template(server):
     call = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "call_1", "content": "2"}]
     assert server.chat(messages=messages, tools=TOOLS).status_code == 200
-    # the template received the arguments as an object; JSON text would be quoted
+    # without quotes around the arguments: the template received an object, not JSON text
     assert b'"arguments": {"a": 1}' in bytes(server.worker.submits[-1].prompt_ids)
 
 

@@ -33,7 +33,7 @@ def test_unlimited_tokens_are_as_many_as_fit(server, path):
 
 
 def test_an_integer_may_be_written_as_a_fraction(server):
-    """The API accepts 20.0 where it expects an integer: JSON has a single number type, and JavaScript may write 20 as 20.0."""
+    """The API accepts 20.0 where it expects an integer, because JSON has only one type of number and some clients write 20 as 20.0."""
     assert server.chat(max_tokens=20.0, seed=1.0, top_k=5.0).status_code == 200
     assert server.worker.submits[-1].params.max_tokens == 20 and server.worker.submits[-1].params.top_k == 5
     assert server.chat(max_tokens=True).status_code == 400

@@ -122,7 +122,7 @@ class Probe:
 
 
 def param(name: str, value: Any, found: Any = None, **further: Any) -> Probe:
-    """Probe a sampling parameter: the worker must receive `found`, or `value` itself if `found` is None."""
+    """Return the probe of a sampling parameter. The worker must receive `found`, or `value` itself if `found` is None."""
     return Probe(value, lambda seen: getattr(seen.submit.params, name) == (value if found is None else found), further)
 
 
@@ -441,7 +441,7 @@ EMBEDDINGS: dict[str, tuple[dict[str, Any], Callable[[Any], bool]]] = {
     "truncate_prompt_tokens": ({"truncate_prompt_tokens": 2}, lambda answer: answer.usage.prompt_tokens == 2),
     "truncation_side": ({"truncate_prompt_tokens": 1, "truncation_side": "left"}, lambda answer: answer.usage.prompt_tokens == 1),
     "add_special_tokens": ({"add_special_tokens": False}, lambda answer: answer.usage.prompt_tokens == 2),
-    "timeout": ({"timeout": 60}, lambda answer: len(answer.data) == 1),  # test_embeddings.py tests that the request times out
+    "timeout": ({"timeout": 60}, lambda answer: len(answer.data) == 1),  # test_embeddings.py tests what happens when the time is over
     "user": ({"user": "me"}, lambda answer: len(answer.data) == 1),
 }
 

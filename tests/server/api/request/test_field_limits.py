@@ -34,7 +34,8 @@ def unlimited(schema, document, path, seen):
 
 
 def test_every_text_list_and_object_of_every_body_has_a_limit(server):
-    """In the OpenAPI document every text, list and object of every request body has a limit, so a new field without one fails here."""
+    """In the OpenAPI document, every string, list and object of every request body has a size limit. So a new field without a limit fails
+    this test."""
     document = server.http().get("/openapi.json").json()
     bodies = [
         (path, operation["requestBody"]["content"]["application/json"]["schema"])
@@ -48,7 +49,7 @@ def test_every_text_list_and_object_of_every_body_has_a_limit(server):
 
 
 class Counting(ByteTokenizer):
-    """A tokenizer that counts how many characters it is asked to encode."""
+    """A tokenizer that counts how many characters the server encodes with it."""
 
     num_chars = 0
 

@@ -1,4 +1,4 @@
-"""A chat template that fails gives its client an error with the template's line, and the server keeps running."""
+"""If a chat template fails, the client gets an error that names the line of the template, and the server keeps running."""
 
 from __future__ import annotations
 

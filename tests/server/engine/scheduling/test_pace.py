@@ -38,7 +38,7 @@ class Request:
 
 
 class Fixed(Pace):
-    """A pace that gives prompts the same number of tokens in every step."""
+    """A fixed policy, for comparison: it gives prompts the same number of tokens in every step."""
 
     def __init__(self, num_tokens: int) -> None:
         super().__init__(LIMITS.max_tokens, Measured(), UNBOUNDED_S)
@@ -141,7 +141,7 @@ VARIANTS = {
 }
 
 
-# The quick tests run each load on one machine, some with a varying speed; the slow tests run all combinations.
+# The quick tests run each load on only one machine, whose speed may vary. The slow tests run all combinations.
 @pytest.mark.parametrize(
     ("machine", "half_speed", "load"),
     [
@@ -166,9 +166,9 @@ def test_a_burst_gets_what_the_machine_can_do(rig, machine) -> None:
     together."""
     cost = StepCosts(machine)
     found = serve(rig, Machine(machine), Pace(LIMITS.max_tokens, Measured(machine), UNBOUNDED_S), burst())
-    prompts_s = 32 * 128 / 512 * cost(512) * 1.04  # the random slowdown is 1.04 on average
+    prompts_s = 32 * 128 / 512 * cost(512) * 1.04  # random disturbances multiply step times by 1.04 on average
     assert (prompts_s + 127 * cost(32) * 1.04) / found.wall_s >= 0.95
-    assert median(found.first_s) <= 0.55 * prompts_s + cost(cost.efficient)  # the median request's prompt may end within a step
+    assert median(found.first_s) <= 0.55 * prompts_s + cost(cost.efficient)  # a prompt ends only at the end of a step
     assert max(found.first_s) <= 1.15 * prompts_s
 
 

@@ -237,5 +237,5 @@ def test_the_books_notice(number: int) -> None:
 
 
 def with_pages(held: Held, number: int, pages: list[int]) -> Held:
-    """Return a copy of `held` with other pages in group `number`."""
+    """Return a copy of `held` whose group `number` has the given pages."""
     return Held(held.chain, tuple(PageList(pages) if i == number else known for i, known in enumerate(held.lists)))

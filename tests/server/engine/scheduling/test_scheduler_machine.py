@@ -67,7 +67,7 @@ class Machine(RuleBasedStateMachine):
         self.logprobs: dict[str, tuple[TokenLogprob | None, ...]] = {}
         self.ends: dict[tuple[str, int], FinishReason] = {}
         self.submits: dict[str, Submit] = {}
-        self.texts: dict[str, list[int]] = {}  # request id -> prompt and longest possible answer
+        self.texts: dict[str, list[int]] = {}  # request id -> tokens of the prompt and of the longest possible answer
 
     def clock(self) -> float:
         self.measured += self.reading_s
@@ -256,7 +256,7 @@ SCALE = settings(
     max_examples=150 if FULL else 15,
     stateful_step_count=60 if FULL else 40,
     deadline=None,
-    phases=[Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if FULL else [])],  # shrinking a failure takes minutes
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, *([Phase.shrink] if FULL else [])],  # shrinking takes minutes
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 TestPlain = Machine.TestCase

@@ -78,7 +78,7 @@ VARIOUS = """
 
 
 def plain(source: str, **variables: object) -> str:
-    """Render the template with plain Jinja and without our limits, as the model's authors do."""
+    """Render the template with plain Jinja and no limits. The result is the reference."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     return environment.from_string(source).render(**variables)
