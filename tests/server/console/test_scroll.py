@@ -7,7 +7,7 @@ import json
 import pytest
 
 pytestmark = pytest.mark.xdist_group("console")
-FEW, LINES = 6, 150  # one slice builds so few messages; each is far higher than the height that the style assumes
+FEW, LINES = 6, 150  # 6 messages are built in one slice; 150 lines make each far higher than the style's estimate of its height
 GAP = "(pane => pane.scrollHeight - pane.scrollTop - pane.clientHeight)(document.querySelector('#chat .scroll'))"
 FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => requestAnimationFrame(() => done(0)))))"
 

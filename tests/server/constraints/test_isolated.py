@@ -166,7 +166,7 @@ def test_a_heavy_mask_fails_its_requests_and_holds_up_nobody(rig, compiler, engi
     for submit in (submit_of("heavy", HEAVY), submit_of("heavy too", HEAVY)):
         one.engine.submit(submit)
     one.until(lambda: len(one.engine._requests._parked) == 2, max_steps=1_000_000)
-    # take the parked sequences away from the engine, as if their masks never arrived
+    # hide the parked sequences from the engine, as if their masks never arrived
     waiting, one.engine._requests._parked = one.engine._requests._parked, set()
     for submit in (submit_of("plain"), submit_of("light too", LIST)):
         one.engine.submit(submit)

@@ -229,7 +229,7 @@ def test_late_answers_change_no_token(rig, tokenizer, constraints, monkeypatch, 
     one = rig(engine, constraints=constraints, logits_of=eager)
     assert one.run(submits) == whole and not one.failed
     resumed = []
-    # Any prefix of the sent tokens is valid here: tokens of an unfinished tool selection are not sent.
+    # A new engine can continue from any prefix of the sent tokens, because tokens of an unfinished tool selection are not sent.
     for submit in submits[::2]:
         sent = tuple(whole[submit.request_id, 0].token_ids[:30])
         rest = rig(engine, constraints=constraints, logits_of=eager).run([msgspec.structs.replace(submit, emitted=(sent,))])
