@@ -1,4 +1,4 @@
-"""A client of a running server, built on the standard library, for administration and streamed chat.
+"""An HTTP client for a running server: administration and streamed chat. It needs only the standard library.
 
 ServerFault    the server is unreachable, is not relaxserve, or answers with an error
 """
@@ -29,10 +29,10 @@ class Client:
     def __init__(self, url: str, key: str | None = None, timeout_s: float = 600.0) -> None:
         host = _host(url)
         if key and not (key.isascii() and key.isprintable()):
-            raise ServerFault(f"the key has characters that a header cannot carry; expected printable ASCII by {KEY_VARIABLE} or --key")
+            raise ServerFault(f"the API key does not fit into an HTTP header; give a key of printable ASCII by {KEY_VARIABLE} or --key")
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        # A proxy named in the environment cannot reach a loopback address, which belongs to this machine.
+        # For a loopback address, ignore proxies from the environment: they cannot reach this machine's loopback interface.
         proxies = urllib.request.ProxyHandler({} if is_loopback(host) else None)
         self._opener = urllib.request.build_opener(proxies)
         self._timeout_s = timeout_s
@@ -51,7 +51,7 @@ class Client:
         with self._told(), closing(self._open(method, path, body)) as response:
             for line in response:
                 if not line.startswith(b"data:"):
-                    continue  # a heartbeat, or the end of an event
+                    continue  # a heartbeat comment, or the blank line after an event
                 data = line.removeprefix(b"data:").strip()
                 if data == b"[DONE]":
                     return
@@ -85,7 +85,7 @@ class Client:
         with self._told(), closing(self._open(method, path, body)) as response:
             answer = json.load(response)
             if not isinstance(answer, dict):
-                raise ValueError(f"a JSON object was expected of {path}")
+                raise ValueError(f"the answer to {path} is no JSON object")
             return answer
 
     def _open(self, method: str, path: str, body: Mapping[str, object] | None) -> Any:
@@ -100,19 +100,19 @@ class Client:
             yield
         except urllib.error.HTTPError as error:
             with error:
-                raise _fault(_parsed(error.read()), f"{self.url} answered with status {error.code}, and not as relaxserve does") from None
+                raise _fault(_parsed(error.read()), f"{self.url} answered with status {error.code}, but not as relaxserve does") from None
         except (HTTPException, ValueError) as error:
             said = str(error).strip() or type(error).__name__
-            raise ServerFault(f"what answers at {self.url} is no relaxserve ({said:.80}); name the server by --url") from None
+            raise ServerFault(f"the server at {self.url} is not relaxserve ({said:.80}); give the right address by --url") from None
         except (urllib.error.URLError, OSError) as error:
             reason = getattr(error, "reason", error)
             raise ServerFault(
-                f"no server answers at {self.url}: {reason}; start one with `relaxserve serve`, or name it by --url"
+                f"no server answers at {self.url}: {reason}; start one with `relaxserve serve`, or give its address by --url"
             ) from None
 
 
 def segment(name: str) -> str:
-    """Quote a name, so that it is one segment of a path."""
+    """Percent-encode a name, so that it is a single segment of a URL path."""
     return quote(name, safe="")
 
 
@@ -139,7 +139,7 @@ def _fault(answer: Mapping[str, Any], otherwise: str = "the server failed") -> S
     error = answer.get("error", {})
     message = error.get("message") or otherwise
     if error.get("code") in ("invalid_api_key", "admin_key_required"):
-        message += f"; give one by {KEY_VARIABLE} or --key"
+        message += f"; give a key by {KEY_VARIABLE} or --key"
     details = ", ".join(_detail(name, value) for name, value in error.items() if name not in ("message", "type", "param", "code") and value)
     return ServerFault(f"{message} ({details})" if details else message, error.get("code") or "")
 

@@ -1,6 +1,6 @@
 """Models that compute nothing, for tests and for benchmarks of everything but kernels. Nothing else imports them.
 
-model     a step model with a paged pool, whose tokens depend on every entry that it reads back
-process   a worker process with that model: the real engine, scheduler and recovery
-worker    a scripted worker and tokenizer as the front sees them, without a process
+model     a step model with a paged cache; each of its tokens depends on every cache entry that the model reads
+process   a worker process that runs this model with the real engine, scheduler and recovery
+worker    a scripted worker and a tokenizer that run inside the front, without a worker process
 """

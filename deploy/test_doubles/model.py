@@ -1,9 +1,9 @@
-"""Models without kernels, with which every test of the server runs.
+"""Models that compute nothing, with which the server's tests run.
 
-`NullModel` stores data in a paged pool as a real model does: in each cache group one entry per slot, which depends on the token and on all
-tokens before it. It computes each row of logits from the entries that it reads back through the page tables; in a group with a window, only
-from the entries within the window. A wrong page, a wrong slot, a missing copy, a page shared after a different prefix, or a page reused too
-early therefore gives wrong tokens, as on a device. It also refuses a batch that breaks the contract of `server/engine/step_model.py`.
+`NullModel` has a paged cache as a real model does. Each cache group stores a digest of each token and of all tokens before it. The logits
+of a row depend on the digests that the model reads back through the page tables; a group with a window reads only digests inside the
+window. A wrong page, a wrong slot, a missing copy, a page shared after a different prefix, or a page reused too early therefore gives
+wrong tokens, as on a device. The model also refuses a batch that breaks the contract of `server/engine/step_model.py`.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class NullModel:
         _expect(num_seqs, "sequences", 1, limits.max_seqs)
         _expect(len(batch.logit_rows) + len(batch.hidden_rows), "rows", 0, limits.max_seqs)
         if (len(batch.logit_rows) and not limits.generates) or (len(batch.hidden_rows) and not limits.embedding_size):
-            raise BatchError("rows of a kind that the model does not give")
+            raise BatchError("the batch asks for logits or hidden states, which this model does not compute")
         if int(batch.query_starts[-1]) != num_tokens or (counts < 1).any():
             raise BatchError(f"query_starts {batch.query_starts.tolist()} do not split {num_tokens} tokens")
         for token_id in (int(batch.tokens.min()), int(batch.tokens.max())):
@@ -141,9 +141,9 @@ class NullModel:
         starts = batch.context_lens - counts
         positions = starts[owners] + np.arange(num_tokens) - batch.query_starts[owners]
         if not np.array_equal(batch.positions, positions):
-            raise BatchError("positions of a sequence are not the last ones of its context")
+            raise BatchError("the positions of a sequence are not those at the end of its context")
         if (np.diff(batch.logit_rows) <= 0).any() or (np.diff(batch.hidden_rows) <= 0).any():
-            raise BatchError("rows are not ascending")
+            raise BatchError("logit_rows or hidden_rows are not ascending")
         _expect(len(batch.places), "cache groups", len(limits.groups), len(limits.groups))
         for group, places in zip(limits.groups, batch.places, strict=True):
             self._check_places(group, places, batch, owners)
@@ -155,13 +155,13 @@ class NullModel:
         if not np.array_equal(places.slots, pages * size + positions % size):
             raise BatchError("slots disagree with the page tables")
         if (pages == 0).any() or len(np.unique(places.slots)) != len(positions):
-            raise BatchError("a token goes to page 0, or two go to one slot")
+            raise BatchError("a token is stored in page 0, or two tokens are stored in one slot")
         numbers, used = np.arange(tables.shape[1]), -(-batch.context_lens // size)
         if tables[numbers >= used[:, None]].any():
             raise BatchError("a page table names pages beyond its context")
         starts = positions[batch.query_starts[:-1]]
         if group.window is not None and tables[numbers < (np.maximum(starts - group.window + 1, 0) // size)[:, None]].any():
-            raise BatchError("a page table names pages behind its window")
+            raise BatchError("a page table names pages before its window")
 
 
 class _GroupCache:
@@ -175,12 +175,12 @@ class _GroupCache:
         self._limits = limits
 
     def state_behind(self, pages: NDArray[np.int32], position: int) -> np.uint64:
-        """Return the state after the token at a position. A page of states has only the state after its last token."""
+        """Return the state after the token at a position. A page of a group that keeps states has only the state after its last token."""
         page = pages[position // self.page_size]
         return self.states[page, self.lasts[page] if self._limits.keeps_states else position % self.page_size]
 
     def is_right(self, pages: NDArray[np.int32], digests: State, length: int) -> bool:
-        """Return whether token `length - 1` reads entries that were computed for this prefix."""
+        """Return whether all entries that token `length - 1` reads were computed for this prefix."""
         if self._limits.keeps_states:
             return self.state_behind(pages, len(digests) - 1) == digests[-1]
         first = 0 if self._limits.window is None else max(0, length - self._limits.window)
@@ -193,7 +193,7 @@ def _rows_of(logits: Logits) -> NDArray[np.float32]:
 
 
 class NullEmbedModel:
-    """An embedding model whose vectors depend only on their text."""
+    """An embedding model in which the vector of a text depends only on the text."""
 
     def __init__(self, limits: EmbedLimits, *, cost: StepTime | None = None) -> None:
         self._limits = limits
@@ -213,7 +213,7 @@ class NullEmbedModel:
 
 
 def hashed_logits(vocab_size: int) -> LogitsOf:
-    """Make a function that returns logits in [-8, 8) for a history of tokens. If any token differs, all logits differ."""
+    """Return a function from a history of tokens to logits in [-8, 8). If any token differs, all logits differ."""
     ramp = np.arange(1, vocab_size + 1, dtype=np.uint64) * np.uint64(_ODD)
 
     def logits_of(history: History) -> NDArray[np.float32]:
@@ -226,9 +226,9 @@ def hashed_logits(vocab_size: int) -> LogitsOf:
 
 
 def scripted_logits(vocab_size: int, script: Sequence[int]) -> LogitsOf:
-    """Make a function that returns logits with which `script` continues every prompt, over and over; the script should end with an
-    end-of-sequence token. The next token follows the longest prefix of the script that ends the history, so a prompt should not end with
-    the script's first token."""
+    """Return a function from a history of tokens to logits, with which greedy decoding continues every prompt by `script`, again and again.
+    The history ends with some prefix of the script; the next token is the one that follows the longest such prefix. The script should end
+    with an end-of-sequence token, and a prompt should not end with the script's first token."""
     wanted = np.asarray(script, np.int32)
 
     def logits_of(history: History) -> NDArray[np.float32]:

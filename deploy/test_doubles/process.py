@@ -1,5 +1,5 @@
-"""A worker whose model computes nothing: `python -m deploy.test_doubles.process FD`. It runs the real worker process, scheduler, pages and
-recovery, for tests and for benchmarks of everything but kernels.
+"""A worker process whose model computes nothing: `python -m deploy.test_doubles.process FD`. Everything else in the process is real: the
+engine, the scheduler, the page pool and the recovery. Tests and benchmarks use it where kernels do not matter.
 
 `Load.source` is a JSON object with the fields of `NullConfig`; `null_source` writes one.
 """
@@ -40,10 +40,10 @@ class NullConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     token_s: float = 0.0
     load_s: float = 0.0
     overlap: bool = True
-    deadly_token: int | None = None  # if a step reads this token, the process is killed
+    deadly_token: int | None = None  # if a step reads this token, the process exits
     refused_from: str = ""  # path of a marker file: the first load creates it, later loads are refused; "" never refuses
     damaged_when: str = ""  # path of a marker file: once it exists, remove it and report that the served files are damaged
-    required_bytes: int = 0  # if above 0, the load is refused, since this much memory is missing
+    required_bytes: int = 0  # if above 0, the load is refused with INSUFFICIENT_MEMORY, as a model that requires this much memory
 
 
 def null_source(config: NullConfig) -> str:
@@ -56,7 +56,7 @@ def build_null(load: Load, progress: ProgressFn) -> LoadedModel:
     time.sleep(config.load_s)
     progress("compile", 1.0)
     if config.required_bytes:
-        raise LoadError(ErrorCode.INSUFFICIENT_MEMORY, "the null model was told not to fit", config.required_bytes, 0)
+        raise LoadError(ErrorCode.INSUFFICIENT_MEMORY, "the null model is configured not to fit", config.required_bytes, 0)
     if config.refused_from:
         _refuse_second(Path(config.refused_from))
     cost = StepTime(config.step_s, config.token_s)
@@ -103,12 +103,12 @@ def _damage(mark: Path) -> str:
     while not mark.exists():
         time.sleep(0.005)
     mark.unlink()
-    return "the null model was told to be damaged"
+    return "the null model is configured to report damage"
 
 
 def _refuse_second(mark: Path) -> None:
     if mark.exists():
-        raise LoadError(ErrorCode.LOAD_FAILED, f"the null model was told to load once, and {mark} exists")
+        raise LoadError(ErrorCode.LOAD_FAILED, f"the null model is configured to load only once, and {mark} exists")
     mark.touch()
 
 

@@ -254,7 +254,7 @@ class NullWorker:
         self.embeds.append(embed)
         await asyncio.sleep(self.script.prefill_s)
         ids = embed.prompt_ids
-        sums = accumulate(ids) if embed.per_token else [sum(ids)]  # the vector of the last token is that of the whole text
+        sums = accumulate(ids) if embed.per_token else [sum(ids)]  # the vector of the last token equals the vector of the whole text
         size = len(self.script.classes) or self.script.embedding_size
         vectors = [_vector(total, size, normalize=embed.normalize) for total in sums]
         return Embedding(embed.request_id, b"".join(vectors), len(ids))

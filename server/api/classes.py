@@ -1,5 +1,4 @@
-"""POST /classify, as in vLLM: a model with a classification head gives the class of each text. A reranker is such a model with one
-class."""
+"""POST /classify, as in vLLM: a model with a classification head returns the class of each text. A reranker is a model with one class."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from server.models.model import Loaded, Model
 
 
 class ClassifyBody(EmbeddingBody):
-    use_activation: bool | None = None  # False: return the outputs of the head as they are
+    use_activation: bool | None = None  # False: return the raw outputs of the classification head
     activation: bool | None = None  # an older name of use_activation
 
 
@@ -79,7 +78,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _pieces(answer: ClassifiedTexts, found: Sequence[Vector], ready: Ready, *, raw: bool) -> list[bytes]:
-    """Return the answer in small pieces, one per text, so that no call takes long."""
+    """Return the answer in pieces, one per text, because encoding it in one call would delay other requests."""
     head, _, tail = msgspec.json.encode(answer).partition(b'"data":[')
     pieces = [head + b'"data":[']
     for index, numbers in enumerate(found):
@@ -95,11 +94,11 @@ def _pieces(answer: ClassifiedTexts, found: Sequence[Vector], ready: Ready, *, r
 
 def require_classes(model: Model, loaded: Loaded) -> None:
     if not loaded.ready.classes:
-        raise ApiError(NOT_A_CLASSIFIER, f"model {model.spec.name!r} has no head that classifies", param="model")
+        raise ApiError(NOT_A_CLASSIFIER, f"model {model.spec.name!r} has no classification head", param="model")
 
 
 def numbers_of(body: EmbeddingBody) -> EmbeddingBody:
-    """Return a request for the outputs of the classification head as they are."""
+    """Return an embedding request for the raw outputs of the classification head."""
     return EmbeddingBody.model_construct(normalize=False, timeout=body.timeout)
 
 

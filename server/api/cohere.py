@@ -75,7 +75,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _written(vectors: Sequence[Vector], forms: Sequence[Form]) -> list[bytes]:
-    """Encode the vectors in small pieces, so that no call takes long."""
+    """Encode the vectors in small pieces, because encoding them in one call would delay other requests."""
     pieces: list[bytes] = []
     for number, form in enumerate(forms):
         pieces.append((b',"%b":[' if number else b'"%b":[') % form.encode())

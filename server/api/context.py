@@ -1,4 +1,4 @@
-"""The context of every endpoint, and the caller of a request."""
+"""What every endpoint gets: the settings and the registry of models (`Context`), and who sent the request (`Caller`)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from server.settings import ServerSettings
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The caller of a request, made by the gateway."""
+    """Who sent a request, and when. The gateway makes one for each request."""
 
     request_id: str
-    key_digest: str = ""  # digest of the API key, for fairness between keys; empty without one
-    access: Access = Access.KEY  # access level of the path when the gateway checked the key
+    key_digest: str = ""  # digest of the API key, for fairness between keys; empty if the request has no key
+    access: Access = Access.KEY  # access level that the request's path requires
     arrived_s: float = field(default_factory=time.monotonic)
     num_body_bytes: int = 0
     record: RequestRecord = field(default_factory=lambda: RequestRecord(""))
@@ -45,5 +45,5 @@ def caller(request: Request) -> Caller:
 
 
 def answer_id(prefix: str, asked: str | None) -> str:
-    """Return the id of an answer: the one that the request chose, or a new one."""
+    """Return the id of an answer: the prefix, then the id that the request asked for or a random one."""
     return f"{prefix}-{asked or secrets.token_hex(12)}"

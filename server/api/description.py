@@ -1,5 +1,5 @@
-"""The description of answers in /openapi.json. Routes name the shapes of their answers; the shapes are described when the document is first
-requested."""
+"""Add the JSON schemas of answers to /openapi.json. Routes only refer to these schemas; the schemas are generated when the document is
+first requested."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server.api.routes import COMPONENTS
 from server.models import operations
 from server.models.model import Unloaded
 
-ELSEWHERE = (operations, errors)  # modules with shapes that are not only for answers
+ELSEWHERE = (operations, errors)  # modules outside server/api that also define shapes of answers
 
 
 def describe_answers(app: FastAPI) -> None:

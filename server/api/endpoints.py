@@ -1,4 +1,4 @@
-"""Find the endpoints: every module in this folder, or in a folder inside, that has a `router(context)`. There is no other list of them."""
+"""Find the endpoints: every module in this folder and its subfolders that defines `router(context)`. No list of endpoints exists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def routers(context: Context) -> list[APIRouter]:
 
 
 def error_shapes() -> dict[str, ErrorShape]:
-    """Return the error shapes by the prefix of paths. A module whose API has other errors than OpenAI's declares them as `ERROR_SHAPES`."""
+    """Return the function that encodes errors, by path prefix. An API whose errors differ from OpenAI's declares it in `ERROR_SHAPES`."""
     return {path: shape for module in _modules() for path, shape in getattr(module, "ERROR_SHAPES", {}).items()}
 
 

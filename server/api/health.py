@@ -25,7 +25,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/health/live", responses=gives(Liveness))
     @routes.get("/v2/health/live", include_in_schema=False)
     async def live() -> JSONResponse:
-        """Answer 200 while the process answers at all."""
+        """Answer 200 as long as the server process can answer."""
         alive: Liveness = {"status": "ok"}
         return JSONResponse(alive)
 
@@ -36,7 +36,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/v1/health", include_in_schema=False)
     @routes.get("/v2/health/ready", include_in_schema=False)
     async def ready() -> JSONResponse:
-        """Answer 200 when requests should be sent here, 503 while loading, draining, or without a working model."""
+        """Answer 200 if the server is ready for requests, and 503 while it loads or drains, or if no model works."""
         models = {model.spec.name: model.condition for model in registry.models()}
         status = "ok" if registry.ready else "shutting down" if registry.closing else "unavailable"
         readiness: Readiness = {"status": status, "models": models}
@@ -50,7 +50,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/v2/models/{model:path}/ready", response_class=Response, include_in_schema=False)
     async def model_ready(model: str) -> Response:
-        """Answer 200 if this model takes requests, and 400 if it does not or is not loaded, as Triton does."""
+        """Answer 200 if this model accepts requests, and 400 otherwise, as Triton does."""
         found = next((one for one in registry.models() if model in (one.spec.name, *registry.aliases_of(one.spec.name))), None)
         return Response(status_code=200 if found is not None and found.is_serving else 400)
 

@@ -12,7 +12,7 @@ from server.api.context import Context
 from server.api.routes import new_router
 from server.errors import INVALID_JSON, MISSING_FIELD, ApiError
 
-PATHS = {  # the API's path by a field that only this API requires; the first field that the body has decides
+PATHS = {  # a field that an API requires, and the API's path; the first of these fields in the body decides
     "messages": "/v1/chat/completions",
     "prompt": "/v1/completions",
     "documents": "/v1/rerank",
@@ -43,7 +43,7 @@ def router(context: Context) -> APIRouter:
 
 
 class _Forwarded(Response):
-    """The response of another path to the same request."""
+    """The response of the endpoint at `path` to the same request."""
 
     def __init__(self, request: Request, path: str, body: bytes) -> None:
         super().__init__()

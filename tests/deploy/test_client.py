@@ -89,21 +89,21 @@ def test_an_error_tells_its_figures(client: Client) -> None:
 
 
 def test_a_missing_key_says_where_to_put_it(client: Client) -> None:
-    with pytest.raises(ServerFault, match="needs an admin key; give one by RELAXSERVE_KEY or --key"):
+    with pytest.raises(ServerFault, match="needs an admin key; give a key by RELAXSERVE_KEY or --key"):
         client.get("/closed")
 
 
 def test_an_answer_of_somebody_else_has_a_status(client: Client) -> None:
     for path, status in (("/odd", 502), ("/other", 404), ("/list", 404)):
-        with pytest.raises(ServerFault, match=f"{client.url} answered with status {status}, and not as relaxserve does"):
+        with pytest.raises(ServerFault, match=f"{client.url} answered with status {status}, but not as relaxserve does"):
             client.get(path)
 
 
 def test_what_is_no_server_of_ours_is_told(client: Client) -> None:
     for path in ("/page", "/numbers"):
-        with pytest.raises(ServerFault, match=rf"what answers at {client.url} is no relaxserve \(.*\); name the server by --url"):
+        with pytest.raises(ServerFault, match=rf"the server at {client.url} is not relaxserve \(.*\); give the right address by --url"):
             client.get(path)
-    with pytest.raises(ServerFault, match="is no relaxserve"):
+    with pytest.raises(ServerFault, match="is not relaxserve"):
         list(client.events("GET", "/lines"))
 
 

@@ -1,6 +1,6 @@
-"""The administration under the paths of Triton and llama.cpp, for clients written for those servers.
+"""Administration endpoints under the paths of Triton and llama.cpp, for clients written for those servers.
 
-If a request gives only a model's name, the source is the folder of that name below the model root.
+A load request without a source loads the folder below the model root that has the model's name.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def router(context: Context) -> APIRouter:
         return json_answer(listed)
 
     async def idle(known: Collection[str]) -> list[str]:
-        """Return the sources below the model root that a load may name and that no loaded model uses."""
+        """Return the models below the model root that may be loaded and are not loaded yet."""
         root, offers = settings.model_root.resolve(), await asyncio.to_thread(offered, settings)
         used = {model.spec.source for model in registry.models()}
         return [offer.source for offer in offers if offer.source not in known and str((root / offer.source).resolve()) not in used]

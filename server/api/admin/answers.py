@@ -1,4 +1,4 @@
-"""The shapes of the administration's answers, in its own form and in those of Triton and llama.cpp."""
+"""The JSON shapes of the administration's answers: under our own paths, and under the paths of Triton and llama.cpp."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Pages(TypedDict):
 
 
 class RestartReport(Restarting):
-    error: str | None  # reason why the last try failed
+    error: str | None  # reason why the last attempt to restart failed
 
 
 class ModelReport(ModelEntry):

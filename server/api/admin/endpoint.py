@@ -1,4 +1,4 @@
-"""The administration: load, watch and unload models; aliases, memory, and the cache of compiled models."""
+"""The administration under /admin: load, watch and unload models; aliases; memory; and the cache of compiled models."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class LoadBody(Options):
     reasoning: bool | None = None
     dry_run: bool = False
     wait: bool = False
-    swap: bool = False  # once this model is ready, unload models that lose their last alias to it, after their running requests
+    swap: bool = False  # once this model is ready and has taken its aliases, unload each model that lost its last alias
 
 
 class ProbeBody(Options):
@@ -85,7 +85,7 @@ class AliasBody(Options):
 
 
 ALIASES = {"type": "object", "additionalProperties": {"type": "string"}}  # the model of each alias
-EVENTS: Responses = {200: {"content": events(OperationReport), "description": "A report now and after each change."}}
+EVENTS: Responses = {200: {"content": events(OperationReport), "description": "A report of the load at once and after each change."}}
 
 
 def router(context: Context) -> APIRouter:
@@ -120,7 +120,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/sources", responses=gives(Offers))
     async def list_sources() -> Response:
-        """List the models below the model root that may be loaded. Those that are loaded come with their names."""
+        """List the models below the model root that may be loaded. `loaded_as` has the names under which a model is loaded already."""
         loaded: dict[str, list[str]] = {}
         for model in registry.models():
             loaded.setdefault(model.spec.source, []).append(model.spec.name)
@@ -160,7 +160,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/operations/{operation_id}/events", response_class=Response, responses=EVENTS)
     async def watch_operation(operation_id: str) -> Response:
-        """Stream the reports of a load as events until it has ended."""
+        """Stream the reports of a load as events until the load ends."""
         operation = find_operation(operation_id, registry)
         return EventStream(_events(operation), {}, heartbeat_s=settings.heartbeat_s)
 
@@ -178,7 +178,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.put("/aliases/{alias:path}", responses=gives(ALIASES))
     async def set_alias(alias: Annotated[str, Field(pattern=NAME)], body: AliasBody) -> Response:
-        """Point an alias at a model that answers a probe. New requests use it at once; running ones stay with their model."""
+        """Point an alias at a model, if the model answers a probe. New requests for the alias use this model; running requests continue."""
         headers = ignored_header(check_unknown(body, strict=settings.strict))
         asked = body.probe
         probe = Probe(asked.prompt, asked.expect, asked.max_tokens, asked.timeout)
@@ -193,7 +193,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/memory", responses=gives(Memory))
     async def memory() -> Response:
-        """Report the memory budget: what each model holds, and what is free."""
+        """Report the memory budget: the bytes that each model holds, and the bytes that are free."""
         held: Memory = {
             "limit_bytes": settings.memory_limit_bytes,
             "used_bytes": registry.budget.used_bytes,
@@ -234,7 +234,7 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
     source = resolve(body.source, registry.settings)
     name = body.name or source.rstrip("/").rpartition("/")[2]
     if not re.fullmatch(NAME, name):
-        raise invalid("name", f"the source is called {name!r:.140}; give it a name of {NAMED}")
+        raise invalid("name", f"the source ends with {name!r:.140}, which cannot be the model's name; set name to {NAMED}")
     return ModelSpec(
         name=name,
         source=source,
@@ -315,7 +315,7 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
 def find_operation(operation_id: str, registry: Registry) -> Operation:
     operation = registry.operations.get(operation_id)
     if operation is None:
-        raise ApiError(OPERATION_NOT_FOUND, f"operation {operation_id!r:.80} is unknown")
+        raise ApiError(OPERATION_NOT_FOUND, f"operation {operation_id!r:.80} is unknown; expected a load of the last hour")
     return operation
 
 

@@ -1,4 +1,4 @@
-"""Sleep, as in vLLM: /sleep, /wake_up, /is_sleeping. Without `model` they apply to all models."""
+"""Put models to sleep and wake them by vLLM's endpoints: /sleep, /wake_up, /is_sleeping. Without `model` they apply to all models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/sleep", responses=gives(Sleeping))
     async def sleep(model: ModelName = None, level: Annotated[int, Query(ge=0, le=2)] = 1, mode: SleepMode = "abort") -> Response:
-        """Put models to sleep, which frees all of their memory whatever the `level`. The next request wakes them. `mode` says what happens
+        """Put models to sleep, which frees all of their memory at any `level`. The next request wakes them. `mode` decides what happens
         to running requests."""
         models = meant(model)
         await asyncio.gather(*(put_to_sleep(one, mode, patience_s=settings.drain_s) for one in models))
@@ -46,7 +46,7 @@ def router(context: Context) -> APIRouter:
     async def wake(
         model: ModelName = None, tags: Annotated[list[Literal["weights", "kv_cache"]] | None, Query(max_length=8)] = None
     ) -> Response:
-        """Load models that sleep, and wait for them. A model wakes as a whole, whatever `tags` say."""
+        """Wake sleeping models, and wait until they are loaded. `tags` has no effect: a model always wakes as a whole."""
         models = meant(model)
         for one in models:
             await wake_up(one)

@@ -51,7 +51,8 @@ class Block:
 
 
 class BlockAnswer(ABC):
-    """An answer that is sent as events or as a whole. Both forms are built from the same blocks. An event is a JSON text, or empty."""
+    """An answer that is sent as events or as a whole; either way it is built from the same blocks. An event is a JSON text. A subclass
+    may return empty events, and then must drop them from `chunks`."""
 
     def __init__(self, plan: ChatPlan, generation: Generation) -> None:
         self.blocks: list[Block] = []
@@ -87,7 +88,7 @@ class BlockAnswer(ABC):
             ending = self.end()
         except ApiError as error:
             if not begun:
-                raise  # no event was sent, so the error still decides the status
+                raise  # no event was sent, so the error can still decide the HTTP status
             ending = self.failed(error)
         for event in ending:
             yield event
@@ -157,7 +158,7 @@ class BlockAnswer(ABC):
 
     @abstractmethod
     def pieces(self) -> list[bytes]:
-        """Return the whole answer in small pieces, so that no call takes long."""
+        """Return the whole answer in small pieces, because encoding it in one call would delay other requests."""
 
 
 PARTS: dict[Kind, type[Part]] = {Kind.TEXT: Content, Kind.THOUGHT: Reasoning, Kind.CALL: CallArguments}

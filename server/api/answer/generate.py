@@ -16,17 +16,17 @@ from server.metrics import ModelSeries
 from server.models.model import Loaded
 from server.text.detokenize import Detokenizer, StopRules
 
-TURN = 8  # events taken before other tasks get a turn; an engine step may bring a hundred for one request
-DEADLINE_GRACE_S = 1.0  # seconds after a deadline until the front gives up: the worker enforces deadlines, unless it hangs
+TURN = 8  # events handled before other tasks may run; an engine step may bring a hundred events for one request
+DEADLINE_GRACE_S = 1.0  # the worker enforces deadlines; if it hangs, the front gives up this many seconds after the deadline
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One resolved prompt: the worker's Submit, and how its tokens become text."""
+    """One prompt to answer: the message that submits it to the worker, and the rules by which tokens become text."""
 
     submit: Submit
     stops: StopRules
-    shown: Mapping[int, bytes] = field(default_factory=dict)  # special tokens that count as text
+    shown: Mapping[int, bytes] = field(default_factory=dict)  # text of the special tokens that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class _Choice:
             text += detokenizer.finish()
             finish, stop_reason = event.finish_reason.value, event.stop_token_id
             if event.stop_token_id is not None:
-                token_ids += (event.stop_token_id,)  # the model drew the stop token, so it counts, although it has no text
+                token_ids += (event.stop_token_id,)  # the model sampled the stop token, so it counts, although it has no text
         entries: tuple[TokenEntry, ...] = ()
         if event.logprobs:
             starts = detokenizer.token_starts[before:]
@@ -99,16 +99,16 @@ class _Choice:
         return Step(event.choice, text, token_ids, entries, finish, stop_reason, event.prompt_logprobs)
 
     def _certain(self, length: int, *, whole: bool) -> tuple[TokenEntry, ...]:
-        """Return the entries of tokens whose text has begun to be returned. Entries of tokens after a stop string are dropped with their
-        text."""
+        """Return the entries of tokens whose text was returned, at least its beginning. Entries of tokens after a stop string are dropped
+        with their text."""
         certain = tuple(entry for entry in self.entries if whole or entry.start < length)
         self.entries = self.entries[len(certain) :]
         return certain
 
 
 class Generation:
-    """Runs one job. `steps` may be iterated once. However the iteration ends, the worker's part of the job is aborted and its admission
-    released."""
+    """Runs one job. `steps` may be iterated once. However the iteration ends, it aborts the job in the worker and releases the job's
+    admission."""
 
     def __init__(self, loaded: Loaded, job: Job, metrics: ModelSeries, caller: Caller) -> None:
         self.usage = Usage(prompt_tokens=len(job.submit.prompt_ids))
@@ -152,7 +152,7 @@ class Generation:
                 if num_taken % TURN == 0:
                     await asyncio.sleep(0)
             if running:
-                raise ApiError(GENERATION_FAILED, "the model's worker ended before the answer did")
+                raise ApiError(GENERATION_FAILED, "the model's worker stopped before the answer was complete")
             outcome = "finished"
         except ApiError as error:
             outcome = error.kind.code
@@ -166,9 +166,9 @@ class Generation:
             self._account(outcome)
 
     def end(self, choice: int) -> None:
-        """End a choice before the worker does, and abort it there."""
+        """End a choice that the worker still generates, and abort it in the worker."""
         self._running.discard(choice)
-        if self._running:  # without other choices, closing the events ends the whole request
+        if self._running:  # if no choice is left, closing the event stream ends the whole request
             self._loaded.worker.abort(self._job.submit.request_id, choice)
 
     def _take(self, event: TokenEvent) -> Step:

@@ -1,4 +1,4 @@
-"""Encode log-probabilities: in the shapes of chat and of completions, and for prompts in vLLM's shape."""
+"""Encode log-probabilities in the JSON shapes of OpenAI's chat and completions, and prompt log-probabilities in vLLM's shape."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ encode = msgspec.json.encode
 
 @dataclass(slots=True)
 class Columns:
-    """The log-probabilities of a completion, encoded as they come, because encoding those of a long answer at once would hold up other
-    streams. Each list holds pieces of one column, as JSON."""
+    """The log-probabilities of a completion. Each field is one array of the JSON answer, as a list of encoded pieces. Pieces are encoded
+    when tokens arrive, because encoding a long answer at its end would hold up other streams."""
 
     tokens: list[bytes] = field(default_factory=list)
     token_logprobs: list[bytes] = field(default_factory=list)
@@ -58,7 +58,7 @@ class LogprobWriter:
         self._as_ids = as_ids  # write "token_id:17" instead of the text, which two tokens may share
 
     def chat_entries(self, entries: Sequence[TokenEntry]) -> list[bytes]:
-        """Encode entries as they come, because encoding those of a long answer at once would hold up other streams."""
+        """Encode entries when they arrive, because encoding a long answer at its end would hold up other streams."""
         return [encode(self._chat_entry(entry.logprob)) for entry in entries]
 
     def chat(self, written: Sequence[bytes]) -> ChatLogprobs:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from server.api.answer.generate import Generation, Step
 
-TURN = 8  # prompts submitted to the worker before other tasks get a turn: each may have a thousand banned words
+TURN = 8  # prompts submitted to the worker before other tasks may run; submitting one takes long if it bans a thousand words
 
 
 async def merged(generations: Sequence[Generation], per_prompt: int) -> AsyncGenerator[Step, None]:

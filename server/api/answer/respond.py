@@ -41,8 +41,8 @@ async def respond(
 
 
 class Pieces(Response):
-    """A response of JSON in pieces. Other tasks get a turn between pieces, and a large answer is never copied as a whole. It is compressed
-    if it is large and the client accepts that."""
+    """An HTTP response whose JSON body is sent in pieces. Other tasks may run between pieces, and a large body is never copied as a whole.
+    A large body is compressed if the client accepts gzip."""
 
     media_type = "application/json"
 
@@ -61,7 +61,7 @@ class Pieces(Response):
         self.headers["vary"] = "accept-encoding"
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         while self._pieces:
-            piece = self._pieces.pop()  # freeing a large answer at once takes long, too
+            piece = self._pieces.pop()  # free each piece after use, because freeing a large answer at once also takes long
             for at in range(0, len(piece), PIECE_BYTES):
                 part = piece[at : at + PIECE_BYTES]
                 if pack is not None:

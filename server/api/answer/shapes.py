@@ -1,4 +1,4 @@
-"""The shapes of answers. A type checker compares the code that writes answers with them, and the API page shows them."""
+"""The JSON shapes of answers, as typed dictionaries. The type checker verifies the code that builds answers, and /docs shows the shapes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RankedToken(TypedDict):
     decoded_token: str
 
 
-PromptLogprobs = Sequence[Mapping[str, RankedToken] | None]  # by token id; None for the first token
+PromptLogprobs = Sequence[Mapping[str, RankedToken] | None]  # one mapping by token id for each prompt token; None for the first
 
 
 class Envelope(TypedDict):
@@ -205,7 +205,7 @@ class Embeddings(TypedDict):
 
 
 class ModelEntry(TypedDict):
-    """A model, as the clients of OpenAI and of Anthropic read it."""
+    """A model, with the fields that clients of OpenAI and of Anthropic read."""
 
     id: str
     object: Literal["model"]
@@ -221,7 +221,7 @@ class ModelEntry(TypedDict):
     max_input_tokens: NotRequired[int]
     signature: NotRequired[str]
     generates: NotRequired[bool]
-    web: NotRequired[str]  # path of the page on which a browser runs the model itself
+    web: NotRequired[str]  # path of the page that runs the model in the browser
     embedding_size: NotRequired[int | None]
     prompts: NotRequired[Mapping[str, str]]
 
@@ -243,7 +243,7 @@ class TokenIds(TypedDict):
 
 class LlamaPiece(TypedDict):
     id: int
-    piece: str | Sequence[int]  # the token's text, or a list of its bytes if they are no text by themselves
+    piece: str | Sequence[int]  # the token's text, or a list of its bytes if they are not valid UTF-8
 
 
 class LlamaTokenIds(TypedDict):
@@ -271,7 +271,7 @@ class Restarting(TypedDict):
 
 
 class Unavailable(TypedDict):
-    """The reason why no requests should be sent here, in llama.cpp's shape."""
+    """The reason why the server is not ready, in llama.cpp's shape."""
 
     code: int
     message: str

@@ -21,14 +21,14 @@ from server.errors import INTERNAL, SHUTTING_DOWN, ApiError
 
 log = logging.getLogger(__name__)
 
-# The headers wait for the first event for this many seconds, so that an early failure still decides the status.
+# Seconds for which the response headers wait for the first event, so that an early failure can still decide the HTTP status.
 PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Framing:
     error: Callable[[ApiError], bytes] = ApiError.body  # encodes an error as a payload
-    named: bool = False  # an event's name is the type that its payload begins with: {"type":"NAME",
+    named: bool = False  # write an `event:` line with the type that begins the payload: {"type":"NAME",
     end: bytes = b"data: [DONE]\n\n"
     lines: bool = False  # lines of JSON instead of events
 
@@ -53,7 +53,7 @@ CHUNKS = Framing()
 
 
 class EventStream(Response):
-    """A response of one event for each of `payloads`, which are complete JSON texts."""
+    """A streamed response with one event for each of `payloads`. Each payload is a complete JSON text."""
 
     def __init__(
         self, payloads: AsyncGenerator[bytes, None], headers: Mapping[str, str], *, heartbeat_s: float, framing: Framing = CHUNKS

@@ -29,12 +29,12 @@ class ContentBlock(Options):
     content: Text | ContentBlocks | None = None
     is_error: bool | None = None
     citations: Any = None  # accepted because blocks of earlier answers contain them
-    cache_control: JsonObject | None = None  # not needed: the prefix cache finds shared beginnings by itself
+    cache_control: JsonObject | None = None  # no effect: the prefix cache finds shared prefixes by itself
     caller: JsonObject | None = None
 
     @property
     def unknown(self) -> Mapping[str, object]:
-        """Return the unknown fields of a known block. Any other block is refused by its type, so its fields are not reported."""
+        """Return the unknown fields of a block of known type. A block of another type is refused as a whole, so no field is reported."""
         return super().unknown if self.type in BLOCK_TYPES else {}
 
 
@@ -47,7 +47,7 @@ class AnthropicMessage(Options):
 
 
 class AnthropicTool(Options):
-    # declared first, so that a tool that Anthropic runs is refused by its type and not for lack of a schema
+    # declared first, so that the error for a tool that Anthropic runs names its type, not its missing schema
     type: Literal["custom"] | None = None
     name: ToolName
     description: Text | None = None
@@ -104,7 +104,7 @@ class PromptBody(Options):
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
 
-    # These hint at a cache, or name the caller or a place to run; no answer depends on them.
+    # These are hints about caching, the caller and the region; the answer does not depend on them.
     cache_control: JsonObject | None = None
     speed: Literal["standard", "fast"] | None = None
     user_profile_id: Label | None = None

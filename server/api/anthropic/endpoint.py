@@ -24,7 +24,7 @@ from server.api.routes import gives, new_router
 from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
 from server.text.dialect import Dialect
 
-MAX_COUNTED = 1 << 17  # tokens counted in a conversation that is longer than the context
+MAX_COUNTED = 1 << 17  # /count_tokens counts at least up to this many tokens, also if the model's context is shorter
 
 
 class TokenCount(TypedDict):
@@ -32,7 +32,7 @@ class TokenCount(TypedDict):
 
 
 def error_body(error: ApiError) -> bytes:
-    """Encode an error in Anthropic's envelope, with our code and field."""
+    """Encode an error in Anthropic's shape, with `code` and `param` as in our other errors."""
     fault = {"type": TYPES.get(error.kind.status, "api_error"), "message": error.message}
     return msgspec.json.encode({"type": "error", "error": {**fault, "code": error.kind.code, "param": error.param, **error.details}})
 

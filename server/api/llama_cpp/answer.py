@@ -1,4 +1,4 @@
-"""A completion in llama.cpp's shape: an event for each part and one for the end, or one object for each choice."""
+"""A completion in llama.cpp's shape: a stream of events, the last of which describes the end, or one object for each choice."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ class LlamaAnswer:
 
 
 def settings_of(job: Job, body: LlamaSampling, context: int) -> Mapping[str, Any]:
-    """Return the settings that the answer was generated with, after all defaults."""
+    """Return the settings with which the answer was generated, including defaults."""
     return {
         **sampling_of(job.submit.params),
         "n_ctx": context,

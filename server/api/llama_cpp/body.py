@@ -24,8 +24,8 @@ from server.interfaces import Tokenizer
 
 NEVER = -100.0  # the lowest bias, which bans a token
 RANDOM_SEEDS = (-1, 2**32 - 1)
-# Samplers that are not implemented. Clients send all fields that they know, so the values that turn a sampler off are accepted. The second
-# tuple names the fields that mean nothing while the sampler is off.
+# Samplers that are not implemented, by their main field. Clients send all fields that they know, so the values that turn a sampler off are
+# accepted: they are in the first tuple. The second tuple names further fields, which have no effect while the sampler is off.
 OFF: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "mirostat": ((0,), ("mirostat_tau", "mirostat_eta")),
     "dynatemp_range": ((0,), ("dynatemp_exponent",)),
@@ -47,7 +47,7 @@ class LlamaSampling(SamplingBody):
 
     model: Label | None = None
     stream: bool | None = None
-    # below 0: as many tokens as fit
+    # below 0: generate until the context is full
     n_predict: Int | None = Field(default=None, ge=-2, lt=2**31, validation_alias=AliasChoices("n_predict", "max_tokens"))
     n_cmpl: Int | None = Field(default=None, ge=1, validation_alias=AliasChoices("n_cmpl", "n"))
     n_probs: Alternatives | None = None
@@ -55,12 +55,12 @@ class LlamaSampling(SamplingBody):
     return_tokens: bool | None = None
     grammar: Text | None = None
     json_schema: JsonObject | bool | None = None
-    logit_bias: Biases | None = None  # type: ignore[assignment]  # llama.cpp takes more forms
+    logit_bias: Biases | None = None  # type: ignore[assignment]  # llama.cpp accepts more types
     t_max_predict_ms: Int | None = Field(default=None, ge=-1, lt=2**53)
     response_fields: Annotated[list[Label], Field(max_length=256, fail_fast=True)] | None = None
-    samplers: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | Label | None = None  # their order is fixed
+    samplers: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | Label | None = None  # the order of samplers is fixed
 
-    # These hint at a cache or at memory; no answer depends on them.
+    # These are hints about caches and memory; the answer does not depend on them.
     cache_prompt: bool | None = None
     id_slot: Int | None = None
     n_cache_reuse: Int | None = None
@@ -82,7 +82,8 @@ class LlamaSampling(SamplingBody):
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty not in (None, 1))
 
     def completion(self, prompt: object, tokenizer: Tokenizer) -> CompletionBody:
-        """Convert the request to a CompletionBody. A prompt that is only to be computed still takes one step, whose token is not shown."""
+        """Convert the request to a CompletionBody. `n_predict` 0 only computes the prompt; this still takes a step, whose token is
+        not shown."""
         sampling = {name: getattr(self, name) for name in SamplingBody.model_fields}
         sampling["logit_bias"] = self._bias(tokenizer)
         sampling["seed"] = None if self.seed in RANDOM_SEEDS else self.seed

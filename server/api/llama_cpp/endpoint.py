@@ -76,7 +76,7 @@ def router(context: Context) -> APIRouter:
         if body.samplers:
             if settings.strict:
                 raise ApiError(UNSUPPORTED_FIELD, "samplers is not supported: the order of samplers is fixed", param="samplers")
-            ignored.append("samplers")  # editors send it with each request
+            ignored.append("samplers")  # editors send `samplers` with each request
         model, loaded = registry.serve(body.model)
         who, series = caller(request), context.metrics_of(model.spec.name)
 
@@ -122,12 +122,12 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/slots", responses={**gives({"type": "array", "items": schema_of(LlamaSlot)})})
     async def slots(model: ModelName = None, fail_on_no_slot: Annotated[str | None, Query(max_length=16)] = None) -> Response:
-        """List the slots for sequences that run at once. With `fail_on_no_slot`, answer 503 if all of them are taken."""
+        """List one slot for each sequence that may run at once. With `fail_on_no_slot`, answer 503 if all slots are in use."""
         found, loaded = registry.serve(model)
         stats = loaded.worker.stats
         num_running = 0 if stats is None else stats.num_running
         if fail_on_no_slot and num_running >= found.spec.max_batch:
-            raise ApiError(MODEL_NOT_READY, f"all {num_running} sequences of model {found.spec.name!r} run; retry later")
+            raise ApiError(MODEL_NOT_READY, f"all {num_running} slots of model {found.spec.name!r} are in use; retry later")
         listed: list[LlamaSlot] = [
             {"id": index, "id_task": -1, "n_ctx": context_of(loaded), "speculative": False, "is_processing": index < num_running}
             for index in range(found.spec.max_batch)
@@ -138,7 +138,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _gap(body: LlamaInfillBody, loaded: Loaded) -> list[int]:
-    """Return the prompt for the text to fill in. Other files come first, each after its name if the model has a token for file names."""
+    """Return the fill-in-the-middle prompt. Other files come first, each preceded by its name if the model has a token for file names."""
     infill, tokenizer, context = loaded.dialect.infill, loaded.tokenizer, context_of(loaded)
     if infill is None:
         message = "/infill is not supported: this model has no tokens for filling in the middle"

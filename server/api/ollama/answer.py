@@ -38,7 +38,7 @@ class OllamaSaid(TypedDict):
 
 
 class OllamaCounts(TypedDict, total=False):
-    """The counts of the last line. Durations are in nanoseconds."""
+    """The counts and durations in the last line of an answer. Durations are in nanoseconds."""
 
     done_reason: str
     total_duration: int
@@ -73,7 +73,7 @@ class OllamaAnswer(BlockAnswer):
         self._head = encode({"model": model, "created_at": now()})[:-1]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Yield the lines. A call becomes one line when it is complete, so events of its parts are dropped."""
+        """Yield the lines of the answer. A tool call becomes one line when it is complete; the empty events of its parts are dropped."""
         async with aclosing(super().chunks()) as lines:
             async for line in lines:
                 if line:

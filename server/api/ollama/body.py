@@ -29,9 +29,9 @@ Images = Annotated[list[Text], Field(max_length=64, fail_fast=True)]
 
 
 class OllamaOptions(SamplingBody):
-    num_predict: Int | None = Field(default=None, ge=-2, le=2**31 - 1)  # below 0: as many tokens as fit
+    num_predict: Int | None = Field(default=None, ge=-2, le=2**31 - 1)  # below 0: generate until the context is full
 
-    # These say how to run the model, which a request cannot change here; no answer depends on them.
+    # No effect: these say how to run the model, which a request cannot change here.
     num_ctx: Any = None
     num_batch: Any = None
     num_gpu: Any = None
@@ -67,7 +67,7 @@ class OllamaBody(Options):
     format: Literal["", "json"] | JsonObject | None = None
     options: OllamaOptions | None = None
     think: bool | Effort | None = None
-    keep_alive: Label | Int | float | None = None  # ignored: models stay until they are unloaded
+    keep_alive: Label | Int | float | None = None  # no effect: models stay loaded until they are unloaded
 
     @property
     def streams(self) -> bool:

@@ -101,7 +101,7 @@ class OllamaVersion(TypedDict):
 
 
 class OllamaError(TypedDict):
-    """Ollama's error, with our code and field."""
+    """Ollama's error shape, with `code` and `param` as in our other errors."""
 
     error: str
     code: str
@@ -115,14 +115,14 @@ def error_body(error: ApiError) -> bytes:
 
 ERROR_SHAPES = {"/api": error_body}
 FRAMING = Framing(error_body, lines=True, end=b"")
-NEVER = "9999-12-31T23:59:59Z"  # models stay until they are unloaded
+NEVER = "9999-12-31T23:59:59Z"  # models stay loaded until they are unloaded
 
 
 def router(context: Context) -> APIRouter:
     routes, settings, registry = new_router("Ollama", error_shape=OllamaError), context.settings, context.registry
 
     def serve(name: str) -> tuple[Model, Loaded]:
-        """Find a model. Ollama's clients add a tag to names without one."""
+        """Find a model by name, also without the tag `:latest`, which Ollama's clients add to names that have no tag."""
         try:
             return registry.serve(name)
         except ApiError as error:
@@ -185,7 +185,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/api/embeddings", responses=gives(OllamaEmbedding))
     async def embeddings(request: Request, body: OllamaEmbeddingsBody) -> Response:
-        """Turn one text into a vector. /api/embed supersedes this."""
+        """Turn one text into a vector. /api/embed supersedes this endpoint."""
         ignored = check_unknown(body, strict=settings.strict)
         model, loaded = serve(body.model)
         asked = EmbeddingBody.model_construct(input=body.prompt, truncate_prompt_tokens=-1, truncation_side="right")
@@ -201,7 +201,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/api/ps", responses=gives(OllamaRunningModels))
     async def ps() -> Response:
-        """List the loaded models as running ones."""
+        """List the loaded models, which Ollama calls running models."""
         found = [(model, model.loaded) for model in registry.models() if model.state is ModelState.READY]
         running: list[OllamaRunning] = [
             {**_described(model), "expires_at": NEVER, "size_vram": 0, "context_length": context_of(loaded)}

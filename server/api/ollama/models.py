@@ -33,7 +33,7 @@ encode = msgspec.json.encode
 class OllamaPullBody(Options):
     model: Label = Field(validation_alias=AliasChoices("model", "name"))
     stream: bool | None = None  # None: true
-    insecure: bool | None = None  # accepted, but the hub is always accessed by its own client
+    insecure: bool | None = None  # no effect: the hub is always accessed by its own client
 
 
 class OllamaDeleteBody(Options):
@@ -65,7 +65,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.delete("/api/delete", response_class=Response, responses={200: {"description": "The model is gone."}})
     async def delete(body: OllamaDeleteBody) -> Response:
-        """Unload a model of the hub, and delete its files from this machine."""
+        """Unload a model that was downloaded from the hub, and delete its files from this machine."""
         check_unknown(body, strict=settings.strict)
         name = _plain(body.model)
         source = await _unloaded(name, registry, settings)
@@ -119,7 +119,7 @@ async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> 
     model = next((model for model in registry.models() if model.spec.name == name or name in registry.aliases_of(model.spec.name)), None)
     source = resolve(name, settings) if model is None else model.spec.source
     if not _is_of_hub(source):
-        message = f"the files of model {name!r} did not come from the hub, so they stay; unload it by /admin/models/{name}"
+        message = f"model {name!r} did not come from the hub, so its files are kept; unload it by DELETE /admin/models/{name}"
         raise ApiError(INVALID_SOURCE, message, param="model")
     if model is not None:
         await registry.unload(model.spec.name, drain_s=settings.drain_s)
@@ -127,5 +127,5 @@ async def _unloaded(name: str, registry: Registry, settings: ServerSettings) -> 
 
 
 def _is_of_hub(source: str) -> bool:
-    """Return whether a source is a hub id. Sources that are paths are absolute."""
+    """Return whether a source is a hub id. A source that is not a hub id is an absolute path."""
     return not source.startswith("/") and HUB_ID.fullmatch(source) is not None

@@ -147,7 +147,7 @@ def conversation_of(body: ChatBody, tools: Sequence[Tool]) -> Conversation:
     if body.documents is not None:
         extra.setdefault("documents", body.documents)
     for name in sorted(RESERVED & extra.keys()):
-        message = f"chat_template_kwargs has {name}, a name that chat templates use for something else; choose another"
+        message = f"chat_template_kwargs has {name}, a reserved name of chat templates; choose another name"
         raise invalid(f"chat_template_kwargs.{name}", message)
     continues = bool(body.continue_final_message)
     adds_prompt = not continues if body.add_generation_prompt is None else body.add_generation_prompt
@@ -180,7 +180,7 @@ def _check_conversation(body: ChatBody, loaded: Loaded) -> None:
 
 
 def describe_plan(prompt: str, job: Job, model: Model, loaded: Loaded) -> Render:
-    """Describe the job that would be sent to the worker, and the KV pages it would take."""
+    """Describe the job that would be sent to the worker, and the KV pages that it would need."""
     submit, ready = job.submit, loaded.ready
     longest = len(submit.prompt_ids) + submit.params.max_tokens
     pages = [pages_needed(group, len(submit.prompt_ids), longest, submit.num_choices) for group in ready.cache_groups]
@@ -203,8 +203,8 @@ def describe_plan(prompt: str, job: Job, model: Model, loaded: Loaded) -> Render
 
 
 def pages_needed(group: CachePages, num_prompt: int, longest: int, num_choices: int) -> int:
-    """Return how many pages of one cache group a request needs if each choice has at most `longest` tokens, including the prompt. A choice
-    holds at most the pages of its window."""
+    """Return how many pages of one cache group a request needs if each choice has at most `longest` tokens, including the prompt. In a
+    group with a window, a choice needs at most the pages of the window."""
     shared = num_prompt // group.page_size  # choices share the full pages of the prompt
     whole = shared + (-(-longest // group.page_size) - shared) * num_choices
     return whole if group.most_each is None else min(whole, group.most_each * num_choices)
@@ -232,7 +232,7 @@ def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSe
     constraint = constraint_of(body, settings)
     if use.demanded:
         if constraint is not None:
-            raise invalid("tool_choice", "tool_choice demands a call and the answer is to match a format; choose one")
+            raise invalid("tool_choice", "tool_choice demands a call, and another field demands a format; give only one of them")
         constraint = demanded_calls(use, dialect, settings.max_schema_bytes)
     elif constraint is None:
         splits = body.separate_reasoning is not False and (thinking or dialect.thinks)

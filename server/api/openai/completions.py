@@ -71,7 +71,7 @@ def plan_completion(body: CompletionBody, model: Model, loaded: Loaded, who: Cal
     ranked = num_choices > (body.n or 1)
     prompt_logprobs = body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs
     check_num_logprobs(sum(map(len, prompts)), prompt_logprobs, "logprobs" if body.prompt_logprobs is None else "prompt_logprobs")
-    # A prompt that is only to be scored still takes one step; the token that the step draws is not shown.
+    # max_tokens 0 only scores the prompt, which still takes one step; the token that the step samples is not shown.
     asked = 1 if body.max_tokens == 0 else body.max_tokens
     lengths = [max_tokens_of(asked, DEFAULT_MAX_TOKENS, ids, loaded, param="prompt") for ids in prompts]
     params = sampling_params(
@@ -112,7 +112,7 @@ def token_ids(
     side: str | None,
     may_be_empty: bool = False,
 ) -> list[list[int]]:
-    """Return the tokens of a request's prompts, which come in any of the API's four forms, truncated if requested."""
+    """Return the tokens of each prompt, truncated if requested. `prompt` is a text, token ids, or a list of texts or of token id lists."""
     parts = _one_by_one(prompt)
     texts = [part for part in parts if isinstance(part, str)]
     encoded = iter(encode_prompts(texts, tokenizer, param, special=special, context=context, keep=keep, side=side))

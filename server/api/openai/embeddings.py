@@ -53,8 +53,8 @@ def router(context: Context) -> APIRouter:
 
 
 async def conversation_text(body: EmbeddingBody, loaded: Loaded, who: Caller) -> str | None:
-    """Return the rendered conversation of a request with messages, or None for one with input. Raise ApiError unless there is exactly one
-    of them."""
+    """Return the rendered conversation of a request with `messages`, or None for a request with `input`. Raise ApiError unless the request
+    has exactly one of these fields."""
     if body.input is None and body.messages is None:
         raise ApiError(MISSING_FIELD, "input is absent and required; or send messages", param="input")
     if body.input is not None and body.messages is not None:

@@ -101,7 +101,7 @@ GOOD = batch((TEXT, 0, [1, 2]), ([4], 16, [3, 4]))
         (batch(([50], 0, [1])), "token id: 50"),
         (batch(([1], 64, [1, 2, 3, 4, 5])), "context: 65"),
         (batch(([1], 0, [0])), "page 0"),
-        (batch(([1], 0, [1]), ([2], 0, [1])), "two go to one slot"),
+        (batch(([1], 0, [1]), ([2], 0, [1])), "two tokens are stored in one slot"),
         (replace(GOOD, positions=GOOD.positions + 1), "positions"),
         (replace(GOOD, places=(replace(PLACES, slots=PLACES.slots[::-1].copy()),)), "slots"),
         (replace(GOOD, query_starts=np.array([0, 20, 22], np.int32)), "do not split 21 tokens"),

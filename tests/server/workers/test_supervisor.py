@@ -162,7 +162,7 @@ def test_a_worker_that_serves_from_damaged_files_is_replaced_and_no_request_is_l
                 await until(lambda number=number: supervisor.restarts > number)
             assert await streams == expected
             assert supervisor.restarts == 3 and supervisor._load.verify
-        assert "the null model was told to be damaged; worker" in caplog.text
+        assert "the null model is configured to report damage; worker" in caplog.text
 
     run(scenario)
 
@@ -410,7 +410,7 @@ def test_a_model_comes_back_once_the_cause_is_gone(tmp_path, caplog) -> None:
             os.kill(supervisor.pid, signal.SIGKILL)
             await until(lambda: supervisor.outage is not None and supervisor.outage.num_tries > 8)
             assert supervisor.state is WorkerState.RESTARTING
-            assert "told to load once" in supervisor.outage.error
+            assert "configured to load only once" in supervisor.outage.error
             late = asyncio.create_task(collect(supervisor, some[3]))
             mark.unlink()
             assert [*await streams, await late] == expected

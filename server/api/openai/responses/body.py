@@ -22,7 +22,7 @@ from server.api.request.schema import (
     Text,
 )
 
-MAX_ITEMS = 8192  # every field of an item is optional, so validation rejects few wrong items before the whole list is parsed
+MAX_ITEMS = 8192  # bounds the time for wrong items: all their fields are optional, so most errors are found after parsing
 
 
 class ItemPart(ContentPart):
@@ -51,7 +51,7 @@ class InputItem(Options):
 
     @property
     def unknown(self) -> Mapping[str, object]:
-        """Return the unknown fields of a known item. Any other item is refused by its type, so its fields are not reported."""
+        """Return the unknown fields of an item of known type. An item of another type is refused as a whole, so no field is reported."""
         return super().unknown if self.type in ITEM_TYPES else {}
 
 
@@ -60,7 +60,7 @@ InputItems = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=Tr
 
 
 class ResponseTool(Options):
-    type: Literal["function"]  # declared first, because a tool of another type has no name
+    type: Literal["function"]  # declared first, so that the error for a tool of another type names its type, not its missing name
     name: FunctionName
     description: Text | None = None
     parameters: JsonObject | None = None
@@ -88,7 +88,7 @@ class TextFormat(JsonSchemaFormat):
 
 class TextOptions(Options):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None  # the models have no such control
+    verbosity: Literal["medium"] | None = None  # models have no control for other values
 
 
 class ReasoningOptions(Options):
@@ -110,7 +110,7 @@ class ResponseBody(SamplingBody):
     tools: Annotated[list[ResponseTool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolName | AllowedToolNames | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Int | None = Field(default=None, ge=1)  # limits tools that the server runs, of which there are none
+    max_tool_calls: Int | None = Field(default=None, ge=1)  # no effect: limits tools that the server runs, and it runs none
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | None = None

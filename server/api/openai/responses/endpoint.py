@@ -29,7 +29,7 @@ from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-PARAMS = {  # from fields of the chat request to their names in this API
+PARAMS = {  # fields of a chat request, and their names in this API
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -52,7 +52,7 @@ def router(context: Context) -> APIRouter:
     store = ResponseStore(settings.response_store_bytes, settings.response_store_s)
 
     def owner_of(who: Caller) -> str:
-        """Return the owner of a response. Without API keys, callers cannot be told apart and share one owner."""
+        """Return the owner of a response. Without API keys, callers cannot be distinguished and share one owner."""
         return who.key_digest if settings.has_api_keys else ""
 
     @routes.post("/v1/responses", responses=gives(ResponseObject, event=ResponseEvent, done=False))
@@ -89,7 +89,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.delete("/v1/responses/{response_id}", responses=gives(ResponseDeleted))
     async def delete(request: Request, response_id: str) -> Response:
-        """Delete a stored response. Responses that continue it stay."""
+        """Delete a stored response. Responses that continue the deleted one are kept."""
         store.delete(response_id, owner_of(caller(request)))
         deleted: ResponseDeleted = {"id": response_id, "object": "response", "deleted": True}
         return json_answer(deleted)
@@ -127,7 +127,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStore) -> bytes:
-    """Start a background response and store it. Return its present state."""
+    """Start a background response and store it. Return the response as JSON, in its state at the start."""
 
     async def run() -> None:
         try:
@@ -135,7 +135,7 @@ def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStor
         except ApiError as error:
             answer.fail(error)
         except asyncio.CancelledError:
-            if store.has_running(answer.id):  # false if it was deleted
+            if store.has_running(answer.id):  # false if the response was deleted
                 answer.end_early("cancelled")
         except Exception:
             log.exception("background response %s failed", answer.id)
@@ -149,7 +149,7 @@ def _begin(answer: ResponseAnswer, items: Items, owner: str, store: ResponseStor
 async def _conversation(
     body: ResponseBody, store: ResponseStore, owner: str, num_body_bytes: int, most_bytes: int
 ) -> tuple[ChatBody, Items]:
-    """Return the conversation as a chat request, and its items for the store: those of the earlier response, then those of this request."""
+    """Return the conversation as a chat request, and its items for the store: items of the earlier response, then items of this request."""
     earlier: Items = ()
     if body.previous_response_id is not None:
         kind, param = PREVIOUS_RESPONSE_NOT_FOUND, "previous_response_id"

@@ -1,4 +1,4 @@
-"""Convert a request for a response to a chat request: its items to messages, its fields to those of chat."""
+"""Convert a request of /v1/responses to a chat request: input items become messages, other fields become fields of a chat request."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def items_of(body: ResponseBody, store: ResponseStore, owner: str) -> list[Input
 
 
 def kept_form(items: Sequence[InputItem]) -> Items:
-    """Return items as the store keeps and lists them: each with a type and an id, contents as parts."""
+    """Return items in the form in which the store keeps and lists them: each has a type and an id, and its content is a list of parts."""
     kept: list[tuple[str, bytes]] = []
     for item in items:
         kind = item.type or "message"
@@ -108,7 +108,7 @@ def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int) ->
 
 
 def _messages(items: Sequence[InputItem], num_earlier: int) -> list[Message]:
-    """Convert items to messages. Thoughts and calls become fields of the assistant's message next to them."""
+    """Convert items to messages. Thoughts and calls become fields of the neighbouring assistant message."""
     messages: list[Message] = []
     growing: Message | None = None  # the assistant's message to which calls may still be added
     for index, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""The shapes of answers of /v1/responses."""
+"""The JSON shapes of the answers of /v1/responses."""
 
 from __future__ import annotations
 
