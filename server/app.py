@@ -55,7 +55,7 @@ def create_app(settings: ServerSettings, registry: Registry, watchers: Sequence[
         openapi_url=None,
         redoc_url=None,
         redirect_slashes=False,  # clients handle a redirected POST worse than an error
-        strict_content_type=False,  # Ollama clients send no content type; requests from pages of other sites have been refused before
+        strict_content_type=False,  # Ollama's clients send no content type; the gateway has refused requests from pages of other sites
     )
     context = Context(settings, registry)
     routers = endpoints.routers(context)
@@ -142,10 +142,10 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
     path = request.url.path
     if kind is NOT_FOUND_PATH:
         near = _near(request)
-        message = f"there is nothing at {path:.200}; {f'is {near} meant?' if near else 'see /docs'}"
+        message = f"there is nothing at {path:.200}; {f'did you mean {near}?' if near else 'see /docs'}"
     elif kind is METHOD_NOT_ALLOWED:
         allowed = _allowed(request)
-        message = f"{path:.200} does not take {request.method}; expected {allowed}"
+        message = f"{path:.200} does not accept {request.method}; expected {allowed}"
         return error_response(ApiError(kind, message, headers={"allow": allowed}), request.scope)
     else:
         message = f"{request.method} {path:.200}: {error.detail}"
@@ -153,7 +153,7 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 def _allowed(request: Request) -> str:
-    """Return the methods of all routes at this path. The error itself lists only the methods of the first route."""
+    """Return the methods of all routes at this path. The framework's error lists only the methods of the first route."""
     routes: list[BaseRoute] = request.app.state.routes
     found = [route for route in routes if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE]
     methods = {method for route in found for method in route.methods or ()}

@@ -1,4 +1,4 @@
-"""The pages for people: the console at `/`, the list of endpoints at `/docs`, and their files below `/console/`. They load nothing from
+"""The HTML pages: the console at `/`, the list of endpoints at `/docs`, and their files below `/console/`. The pages load nothing from
 other servers."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from server.api.routes import new_router
 from server.errors import NOT_FOUND_PATH, ApiError
 
 MEDIA_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-# A page runs only scripts of this server, and no text becomes markup or code: browsers refuse `innerHTML` and the like.
+# A page may run only scripts of this server. Browsers refuse `innerHTML` and similar calls, so no text becomes markup or code.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -24,7 +24,7 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
     "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-cache",  # revalidate every time: a new version of the server has new pages
+    "cache-control": "no-cache",  # browsers ask for a newer version at every load
 }
 
 
@@ -58,7 +58,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _read(folder: Traversable, prefix: str) -> dict[str, bytes]:
-    """Return every file that a browser may request, by its path below the folder."""
+    """Return the contents of every file that a browser may request, by the file's path below the folder."""
     found: dict[str, bytes] = {}
     for entry in folder.iterdir():
         if entry.is_dir():

@@ -25,7 +25,7 @@ from server.api.vectors import Vector, embed_all, plan_embedding, plan_texts
 from server.errors import NOT_A_CLASSIFIER, NOT_AN_EMBEDDER, ApiError
 from server.models.model import Loaded, Model
 
-MAX_VALUES = 1 << 21  # values of the token vectors in one answer: 40 MB of JSON
+MAX_VALUES = 1 << 21  # largest number of values in the token vectors of one answer: 40 MB of JSON
 encode = msgspec.json.encode
 
 
@@ -99,7 +99,7 @@ def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
             return False
         case "token_embed":
             if not loaded.ready.embeds_tokens:
-                message = f"model {model.spec.name!r} gives one vector for a text, none for its tokens; use task embed"
+                message = f"model {model.spec.name!r} computes one vector per text, not one per token; use task embed"
                 raise ApiError(NOT_AN_EMBEDDER, message, param="task")
             return True
         case _:
@@ -108,17 +108,15 @@ def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
 
 def _check_values(num_tokens: int, body: PoolingBody, loaded: Loaded) -> None:
     if body.dimensions is not None:
-        raise invalid("dimensions", "dimensions shortens the vector of a text; with task token_embed vectors are whole")
+        raise invalid("dimensions", "dimensions is not supported with task token_embed, whose vectors are never shortened; leave it out")
     num_values = num_tokens * loaded.ready.embedding_size
     if num_values > MAX_VALUES:
-        message = (
-            f"{num_tokens} tokens have vectors of {num_values} values together; expected at most {MAX_VALUES}: send fewer or shorter texts"
-        )
+        message = f"the vectors of {num_tokens} tokens have {num_values} values; expected at most {MAX_VALUES}: send fewer or shorter texts"
         raise invalid("input", message)
 
 
 def _pieces(answer: PooledTexts, vectors: Iterator[Vector], *, as_base64: bool) -> list[bytes]:
-    """Return the answer in small pieces, so that no call takes long."""
+    """Return the answer in small pieces, because encoding it in one call would delay other requests."""
     head, _, tail = encode(answer).partition(b'"data":[')
     pieces = [head + b'"data":[']
     for index, vector in enumerate(vectors):

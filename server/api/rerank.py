@@ -1,5 +1,5 @@
-"""Rerank and score: how relevant texts are to a query, in the shapes of Cohere, Jina and vLLM. A reranker reads each pair of texts; for an
-embedding model the score is the cosine of the angle between two vectors."""
+"""Rerank and score: how relevant texts are to a query, in the shapes of Cohere, Jina and vLLM. A reranker reads each pair of texts. With
+an embedding model, the score is the cosine similarity of two vectors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class VectorOptions(Options):
     )
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool | None = None
-    instruction: Text | None = None  # used by models that score documents by an instruction
+    instruction: Text | None = None  # for rerankers whose prompt has an instruction
     timeout: float | None = Field(default=None, gt=0)
     user: Label | None = None
 
@@ -139,7 +139,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/score", responses=gives(Scores))
     @routes.post("/score", include_in_schema=False)
     async def score(request: Request, body: ScoreBody) -> Response:
-        """Score how similar texts are: one text with each of many, or pair by pair."""
+        """Score how similar texts are: one text against many texts, or two lists of texts pair by pair."""
         ignored = check_unknown(body, strict=context.settings.strict)
         model, loaded = context.registry.serve(body.model)
         first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
@@ -168,7 +168,7 @@ async def _scores(
     queries: Named,
     documents: Named,
 ) -> tuple[Vector, int]:
-    """Score one query with each document, or as many queries as documents pair by pair. Return the scores and the number of tokens."""
+    """Score one query against each document, or queries and documents pair by pair. Return the scores and the number of tokens."""
     if loaded.ready.classes:
         return await _scores_of_pairs(request, body, model, loaded, context, queries, documents)
     vectors, num_tokens = await _vectors(request, body, model, loaded, context, queries, documents)
@@ -181,12 +181,12 @@ async def _scores_of_pairs(
 ) -> tuple[Vector, int]:
     if len(loaded.ready.classes) != 1:
         names = ", ".join(loaded.ready.classes[:5])
-        message = f"model {model.spec.name!r} tells {len(loaded.ready.classes)} classes apart ({names}); expected a reranker, which has one"
+        message = f"model {model.spec.name!r} has {len(loaded.ready.classes)} classes ({names}); expected a reranker, which has one class"
         raise ApiError(NOT_A_CLASSIFIER, message, param="model")
 
     prompt = loaded.ready.pair_prompt
     if body.instruction is not None and prompt is None:
-        raise invalid("instruction", f"instruction is given; model {model.spec.name!r} reads pairs of texts without one")
+        raise invalid("instruction", f"instruction is given; the prompt of model {model.spec.name!r} has no instruction; leave it out")
 
     def plan() -> list[Pair]:
         count = len(documents[0])
@@ -228,8 +228,8 @@ def _pieces(texts: Named, loaded: Loaded, keep: int | None) -> list[list[int]]:
 
 
 def _joined(first: list[int], second: list[int], loaded: Loaded, keep: int | None, param: str) -> Pair:
-    """Join two texts into a pair. With `keep`, the second text is truncated before the first, because the query says more than the end of a
-    document."""
+    """Join two texts into a pair. With `keep`, the second text is truncated before the first, because the query matters more than the end
+    of a document."""
     template, context = loaded.tokenizer.pair_template, context_of(loaded)
     if keep is not None:
         room = max(0, min(keep, context) - template.num_special)
@@ -250,7 +250,7 @@ async def _vectors(
     queries: Named,
     documents: Named,
 ) -> tuple[list[Vector], int]:
-    """Embed queries and documents, each with the model's prompt for its kind in front. Return the vectors and the number of tokens."""
+    """Embed queries and documents, each after the model's prompt for its kind. Return the vectors and the number of tokens."""
 
     def plan() -> list[list[int]]:
         asked = _planned(queries, "query", body, model, loaded, context.settings)

@@ -32,41 +32,41 @@ def new_router(tag: str, *, prefix: str = "", error_shape: type = ErrorBody) -> 
 
 
 def gives(*shapes: type | Schema, event: type | None = None, status: int = 200, done: bool = True) -> Responses:
-    """Return the description of a route's answer. The answer has one of `shapes`; if it streams, its events have the shape `event`."""
+    """Describe a route's answer for /openapi.json. The answer has one of `shapes`. If it streams, its events have the shape `event`."""
     one_of = [shape if isinstance(shape, dict) else schema_of(shape) for shape in shapes]
     answer = {"application/json": {"schema": one_of[0] if len(one_of) == 1 else {"anyOf": one_of}}}
     return {status: {"content": answer if event is None else {**answer, **events(event, done=done)}}}
 
 
 def events(event: type, *, done: bool = True) -> Schema:
-    """Return the description of a stream of events. With `done`, the event `[DONE]` ends the stream."""
+    """Describe a stream of events for /openapi.json. With `done`, the event `[DONE]` ends the stream."""
     data: Schema = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema_of(event)}
     data = {"anyOf": [data, {"const": "[DONE]"}]} if done else data
     return {"text/event-stream": {"itemSchema": {"type": "object", "properties": {"data": data}, "required": ["data"]}}}
 
 
 def schema_of(shape: type) -> Schema:
-    """Return a reference to a shape. `description.py` resolves it on request, because describing all shapes takes longer than making the
-    routes."""
+    """Return a reference to a shape's JSON schema. `description.py` adds the schema when /openapi.json is requested, because generating all
+    schemas takes longer than making the routes."""
     return {"$ref": COMPONENTS.format(model=shape.__name__)}
 
 
 async def _only_for_admins(request: Request) -> None:
-    """Raise ApiError unless the caller has admin access. The gateway has checked access by the path already; this check covers paths that
-    the gateway took for others."""
+    """Raise ApiError unless the caller has admin access. The gateway has checked access by the path already; this second check covers
+    paths that the gateway classified wrongly."""
     if caller(request).access is not Access.ADMIN:
         raise ApiError(ADMIN_KEY_REQUIRED, f"{request.url.path} needs an admin key")
 
 
 class _StrictJsonRequest(Request):
-    """A request whose JSON has no NaN and no lone surrogates, which would fail in later steps."""
+    """A request that refuses JSON with NaN or lone surrogates, because later steps would fail."""
 
     async def json(self) -> Any:
         try:
             value = msgspec.json.decode(await self.body())
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise json.JSONDecodeError(str(error), "", 0) from error
-        await asyncio.sleep(0)  # let other tasks run between this long call and the next, which validates
+        await asyncio.sleep(0)  # let other tasks run between this long call and the validation, which is long too
         return value
 
 

@@ -19,7 +19,7 @@ from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.interfaces import Tokenizer
 from server.models.model import Loaded
 
-MAX_TOKENS = 1 << 17  # tokens returned for a text longer than the context: a client may want to know by how much it is too long
+MAX_TOKENS = 1 << 17  # limit if the context is shorter: a client may want to know how many tokens a text has too many
 PIECE = 4096
 encode = msgspec.json.encode
 
@@ -52,7 +52,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _tokenized(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) -> list[bytes]:
-    """Return the answer in small pieces, so that no call takes long."""
+    """Return the answer in small pieces, because encoding it in one call would delay other requests."""
     tokenizer, context = loaded.tokenizer, context_of(loaded)
     (ids,) = encode_prompts([text], tokenizer, "prompt", special=special, context=max(context, MAX_TOKENS))
     if not body.return_token_strs:
@@ -69,7 +69,7 @@ def _tokenized(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) 
 
 
 def _with_pieces(text: str, body: TokenizeBody, loaded: Loaded, *, special: bool) -> list[bytes]:
-    """Return the answer in llama.cpp's shape, in small pieces, so that no call takes long."""
+    """Return the answer in llama.cpp's shape, in small pieces as `_tokenized` does."""
     tokenizer = loaded.tokenizer
     (ids,) = encode_prompts([text], tokenizer, "content", special=special, context=max(context_of(loaded), MAX_TOKENS))
     if not body.with_pieces:
@@ -103,7 +103,7 @@ async def _text(body: TokenizeBody, loaded: Loaded, who: Caller) -> tuple[str, b
         raise invalid("prompt", "expected one of prompt, messages and content")
     if body.content is not None:
         if body.parse_special is False:
-            message = "parse_special is false and not supported: the texts of special tokens become those tokens"
+            message = "parse_special false is not supported: the text of a special token always becomes that token"
             raise ApiError(UNSUPPORTED_FIELD, message, param="parse_special")
         return body.content, bool(body.add_special)
     if body.messages is None:

@@ -27,11 +27,11 @@ from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 
 Vector = NDArray[np.float32]
-KINDS = (  # each row names one kind of text, in the words of Cohere, Jina, Google and of models
+KINDS = (  # each row has the names of one kind of text in the APIs of Cohere, Jina and Google and in models
     ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query"),
     ("document", "passage", "search_document", "retrieval.passage", "retrieval_document", "corpus"),
 )
-TURN = 32  # texts sent to the worker before other tasks get a turn
+TURN = 32  # texts sent to the worker before other tasks may run
 
 
 def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
@@ -64,8 +64,8 @@ def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: 
 
 
 def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
-    """Put the named prompt before each text. Without a name, use the model's default prompt; an empty name means none. Token ids stay as
-    they are."""
+    """Put the named prompt before each text. Without a name, use the model's default prompt; with an empty name, use no prompt. Token
+    ids stay as they are."""
     known, given = dict(ready.prompts), "" if body.input is None else body.input
     name = body.prompt_name if body.input_type is None else _prompt_of_type(body.input_type, known)
     parts = [given] if isinstance(given, str) else given
@@ -81,7 +81,7 @@ def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
 def _prompt_of_type(input_type: str, known: Mapping[str, str]) -> str:
     """Return the model's prompt name for `input_type`, which each client's API spells differently."""
     if not known:
-        raise ApiError(UNSUPPORTED_FIELD, f"input_type is {input_type!r:.40}; the model has no prompts", param="input_type")
+        raise ApiError(UNSUPPORTED_FIELD, f"input_type is {input_type!r:.40}; leave it out: the model has no prompts", param="input_type")
     kind = next((names for names in KINDS if input_type in names), (input_type,))
     for name in (input_type, *kind):
         if name in known:
@@ -107,10 +107,10 @@ async def embed_all(
     seconds: Sequence[int | None] | None = None,
 ) -> list[Vector]:
     """Return the vectors of all prompts, which the model's queue admits or refuses together. With `per_token` each prompt gets an array
-    [tokens, size]. `seconds` tells for each pair where its second text begins.
+    [tokens, size]. `seconds` has, for each pair, the index of the second text's first token.
 
-    The worker gets only a part of the prompts at a time, and admission counts only that part: a request of 2,048 texts neither fills the
-    queue nor waits until the queue is empty.
+    The worker gets only some of the prompts at a time, and admission counts only those. So a request of 2,048 texts neither fills the queue
+    nor waits until the queue is empty.
     """
     num_tokens, labels = sum(map(len, prompts)), (model.spec.name, ENGINE)
     record = caller(request).record
@@ -172,7 +172,7 @@ async def _embed_all(
 
 
 def _shortened(vector: Vector, dimensions: int, *, normalize: bool) -> Vector:
-    """Return the first `dimensions` values, scaled to length one again. This is how models trained for several vector lengths are used."""
+    """Return the first `dimensions` values, scaled to length 1 again. Models trained for several vector sizes are used in this way."""
     head = vector[:dimensions]
     norm = float(np.linalg.norm(head)) if normalize else 1.0
     return head / np.float32(norm or 1.0)

@@ -66,7 +66,7 @@ def router(context: Context) -> APIRouter:
 
 
 def _part_or_whole(name: str, found: PublishedFile) -> Response:
-    """Return a response to the file. FileResponse itself reads `Range` and `If-Range` of the request."""
+    """Return the file, or the part that the request asks for: FileResponse reads the headers `Range` and `If-Range`."""
     return FileResponse(found.path, headers=_headers(name, found.etag))
 
 

@@ -1,4 +1,4 @@
-"""The slots for compiling grammars: a few grammars compile at a time, in the order in which they ask."""
+"""Slots that limit how many grammars are compiled at a time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import weakref
 class CompileSlots:
     def __init__(self, num_at_once: int) -> None:
         self._num_at_once = num_at_once
-        self._taken: weakref.WeakSet[object] = weakref.WeakSet()  # weak, so a grammar that no request waits for any more frees its slot
+        self._taken: weakref.WeakSet[object] = weakref.WeakSet()  # weak: a grammar that no request waits for frees its slot
 
     def take(self, who: object) -> bool:
         if who not in self._taken and len(self._taken) >= self._num_at_once:

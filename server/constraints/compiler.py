@@ -22,12 +22,12 @@ class ConstraintLimits:
     source_bytes: int = 256 << 10
     compile_s: float = 3.0  # CPU time, including the first mask; a schema of 1,000 fields takes 0.1 s
     grammar_size: int = 200_000
-    # ways in which the text so far may be parsed; a schema with 1,000 optional fields has 4,000, which take 6 ms per token
+    # number of ways to parse the text so far; a schema with 1,000 optional fields has 4,000, which take 6 ms per token
     row_items: int = 10_000
     initial_fuel: int = 5_000_000  # about 0.1 s of building lexers
-    slow_s: float = 0.02  # CPU time for a token; large schemas take a twentieth of that
+    slow_s: float = 0.02  # CPU time allowed for each token; large schemas take a twentieth of that
     excess_s: float = 1.0  # CPU time beyond slow_s, summed over the tokens of a sequence
-    memory_bytes: int = 128 << 20  # memory of one process, beyond what it shares
+    memory_bytes: int = 128 << 20  # memory of one process that it does not share with the zygote
     num_compiling: int = 2  # grammars compiled at a time, so that one slow grammar does not hold up the next
     num_cached: int = 32  # compiled grammars, each a process with about 2 MB
     cached_bytes: int = 256 << 20  # memory of all cached grammars together
@@ -52,15 +52,15 @@ class ConstraintCompiler:
         self._zygote = Zygote(self._settings, tokenizer_json)
         self._slots = CompileSlots(self.limits.num_compiling)
         self._grammars: weakref.WeakValueDictionary[Source, Grammar] = weakref.WeakValueDictionary()  # all grammars in use
-        self._cached: OrderedDict[Source, Grammar] = OrderedDict()  # least recently used first; keeps them alive
+        self._cached: OrderedDict[Source, Grammar] = OrderedDict()  # least recently used first; keeps its grammars alive
 
     def warm(self) -> None:
-        """Start the zygote now rather than with the first constraint: loading the tokenizer of a large vocabulary takes a second."""
+        """Start the zygote now, not with the first constraint, because loading the tokenizer of a large vocabulary takes a second."""
         self._zygote.start()
 
     def open(self, constraint: Constraint, token_ids: Sequence[int] = ()) -> Matcher:
-        """Return the matcher of one sequence that has these tokens already. If the constraint is faulty, `poll` of the matcher raises the
-        error."""
+        """Return a matcher for a sequence that has the tokens `token_ids` already. If the constraint is faulty, the matcher's `poll` raises
+        the error."""
         grammar = self._grammar(constraint, constraint.source)
         if constraint.trigger is None:
             return IsolatedMatcher(grammar, token_ids)

@@ -1,4 +1,4 @@
-"""A compiled grammar, which a separate process holds. If that process is lost, the grammar is compiled again."""
+"""A grammar that a separate process compiles and keeps. If that process is lost, the grammar is compiled again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Grammar:
         self._retries = Retries()
 
     def poll(self) -> bool:
-        """Return whether the grammar is compiled. Raise ConstraintError if it cannot be."""
+        """Return whether the grammar is compiled. Raise ConstraintError if it cannot be compiled."""
         if self.error is not None:
             raise self.error.with_traceback(None)
         try:
@@ -48,7 +48,7 @@ class Grammar:
 
     def open_child(self) -> ProcessSocket | None:
         """Return the socket to a new process for a sequence, or None while the grammar is being compiled. Raise ConstraintError if it
-        cannot be."""
+        cannot be compiled."""
         if self.is_compiled and self._socket is not None and self._socket.has_ended:
             self.compile_again()
         return self._socket.open_child(self.settings.vocab_size) if self.poll() and self._socket is not None else None
@@ -58,7 +58,7 @@ class Grammar:
         self.is_compiled = False
 
     def _proceed(self) -> bool:
-        """Do one step of compiling. Return False if there is nothing to do but wait."""
+        """Do the next step of compiling. Return False if the next step has to wait."""
         socket = self._socket
         if socket is None:
             if not self._retries.is_due or not self._slots.take(self):

@@ -18,7 +18,7 @@ PATIENCE_S = 0.02  # longest wait for an answer
 
 class IsolatedMatcher(Matcher):
     """Follows a grammar in a process of its own. The process starts with the first question and ends with the matcher. If the process is
-    lost, a new one is sent all tokens again, since the tokens alone decide what may come next."""
+    lost, a new process gets all tokens again, since only the tokens decide what may come next."""
 
     def __init__(self, grammar: Grammar, token_ids: Sequence[int] = ()) -> None:
         self.refused: list[int] = []  # the last tokens, from the first one that the grammar refused
@@ -26,9 +26,9 @@ class IsolatedMatcher(Matcher):
         self._socket: ProcessSocket | None = None
         self._retries = Retries()
         self._token_ids = list(token_ids)
-        self._num_sent = 0  # number of the tokens that the present process has been sent
+        self._num_sent = 0  # number of tokens sent to the current process
         self._asked: Question | None = None  # the question that is not answered yet
-        self._is_put = False  # the question was sent to the present process
+        self._is_put = False  # the question was sent to the current process
         self._give_way_s = 0.0
         self._is_slow = {Question.STATE: False, Question.MASK: False}  # the last answer of each kind was slow
         self._comes_mask = False  # the process will send a mask without being asked
@@ -99,7 +99,7 @@ class IsolatedMatcher(Matcher):
         self._asked = kind
         # Do not wait for a sequence whose last answer was slow: each of its tokens would delay all other sequences.
         self._give_way_s = time.monotonic() + (0.0 if self._is_slow[kind] else PATIENCE_S)
-        # After a state, the process sends the mask unasked, unless it must read further tokens first.
+        # After an answer about the state, the process sends the next mask unasked. The mask is valid unless tokens were added meanwhile.
         self._is_put = kind is Question.MASK and self._comes_mask and self._num_sent == len(self._token_ids)
         if kind is Question.STATE:
             self._forced = None
@@ -107,7 +107,7 @@ class IsolatedMatcher(Matcher):
             self._put()
 
     def _put(self) -> None:
-        """Send the open question to the process, or to a new one."""
+        """Send the open question to the process. Start a new process if there is none."""
         if self._socket is None:
             if not self._retries.is_due:
                 return

@@ -1,6 +1,6 @@
 """A lazy constraint. It applies from its trigger token until its grammar is complete; all other text is unconstrained.
 
-A lazy constraint only supports calls that the model may make, and no client demands it. So it never fails a request: where it cannot be
+A lazy constraint helps the model to write optional tool calls correctly; no client demands it. So it never fails a request: if it cannot be
 compiled or followed, the text is unconstrained.
 """
 
@@ -24,7 +24,7 @@ class LazyMatcher(Matcher):
     there are any; then the grammar applies. The matcher is never complete: more text may always follow."""
 
     def __init__(self, grammars: Sequence[Grammar], trigger: Trigger, vocab_size: int, token_ids: Sequence[int] = ()) -> None:
-        self._grammars = deque(grammars)  # the first one that can be compiled applies; if none can, none applies
+        self._grammars = deque(grammars)  # the first grammar that can be compiled applies; if there is none, the text is unconstrained
         self._is_compiled = False
         self._trigger = trigger
         self._vocab_size = vocab_size
@@ -122,7 +122,7 @@ class LazyMatcher(Matcher):
     # --- reading tokens --------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
-        """Read all tokens, unless the grammar is late with some of them."""
+        """Read the unread tokens. Stop while the grammar is late."""
         while self._unread and not (self._begun is not None and self._begun.is_late):
             if self._begun is not None:
                 begun, token_ids = self._begun, list(self._unread)
@@ -159,14 +159,14 @@ class LazyMatcher(Matcher):
             self._follow(lambda: begun.advance(selection.draft))
 
     def _follow(self, step: Callable[[], object]) -> None:
-        """Let the grammar take a step. Once it is complete, or the tokens leave it, later text is unconstrained. Tokens can leave the
-        grammar because an earlier worker may have drawn them without it."""
+        """Advance the grammar by `step`. Later text is unconstrained once the grammar is complete, or if it does not allow a token. An
+        earlier worker may have sampled such a token without the grammar."""
         begun = self._begun
         assert begun is not None
         try:
             step()
         except ConstraintError:
-            # The token that leaves the grammar does not belong to the free text either.
+            # The token that an incomplete grammar refused is skipped: it does not belong to the unconstrained text either.
             self._free(begun.refused if begun.is_complete else begun.refused[1:])
         else:
             if begun.is_complete and not begun.is_late:

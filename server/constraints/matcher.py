@@ -1,11 +1,11 @@
-"""The interface to the constraints of one sequence: they follow its tokens and say which may come next.
+"""The interface to the constraints of one sequence. A matcher follows the sequence's tokens and says which token may come next.
 
 A matcher may follow a grammar in a separate process (`isolated`, `lazy`), the rules of the request (`rules.Rules`), or both
-(`rules.RuledMatcher`). It is told every token of its sequence. If only one token may come next, the mask has one bit. Appending such tokens
-without a step of the model (`forced`) therefore gives the same tokens as drawing them one by one.
+(`rules.RuledMatcher`). `advance` gives it every token of its sequence. If only one token may come next, the mask has one bit. So appending
+such tokens without a step of the model (`forced`) gives the same tokens as sampling them one by one.
 
-A matcher is late while it waits for an answer of another process. Until `poll` returns True, only `poll` may be called. So the clock
-decides in which step a token is drawn, but never which token.
+A matcher is late while it waits for an answer of another process. Until `poll` returns True, only `poll` may be called. So timing
+decides in which step a token is sampled, but never which token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ConstraintError(Exception):
 
 
 class ConstraintTooHeavy(ConstraintError):
-    """Raised if a constraint takes more processor time or memory than it may use."""
+    """Raised if a constraint uses more CPU time or memory than is allowed."""
 
 
 class ConstraintLost(ConstraintError):
@@ -56,7 +56,7 @@ class Matcher(ABC):
         return False
 
     def forced(self) -> list[int]:
-        """Return the tokens that must come next, as far as there is no choice; none while the matcher is late."""
+        """Return the next tokens, up to the first position at which several tokens are allowed. Return none while the matcher is late."""
         return []
 
     # --- a matcher that asks another process may be late -------------------------------------------------------------------
@@ -93,7 +93,7 @@ class Matcher(ABC):
         return []
 
     def weigh(self, logprobs: dict[int, float]) -> None:
-        """Take the model's log-probabilities of the candidates."""
+        """Receive the model's log-probabilities of the candidates."""
         raise AssertionError("nothing is a candidate")
 
     def refuses(self, token_id: int) -> bool:
@@ -105,6 +105,6 @@ class Matcher(ABC):
         raise AssertionError("nothing was drafted")
 
     def let_go(self) -> bool:
-        """Drop a constraint that is only an offer, and leave the model free. Return False if the constraint is a demand, or does not apply
-        now."""
+        """Drop the constraint of an optional tool call, so that the model is unconstrained. Return False if there is no such constraint, or
+        if it does not apply now."""
         return False

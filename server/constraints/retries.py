@@ -1,4 +1,4 @@
-"""The limit and the pauses for replacing a process that is lost."""
+"""Limit and delay the replacement of a lost process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Retries:
         self._num_lost = 0
 
     def lost(self, error: ConstraintError) -> None:
-        """Count a loss and schedule the next try. Raise `error` if there were too many."""
+        """Count a loss and schedule the next try. Raise `error` if there were too many losses in a row."""
         self._num_lost += 1
         if self._num_lost > MAX_LOSSES:
             raise error

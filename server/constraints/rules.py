@@ -1,5 +1,5 @@
 """The restrictions that a request's parameters set without a grammar: allowed and banned tokens, banned token sequences, the length of
-think blocks, and the least number of tokens. They are computed in this process, so they are never late."""
+think blocks, and the minimum number of tokens. They are computed in this process, so they are never late."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ALL = np.int32(-1)  # mask of 32 tokens that are all allowed
 
 
 class Bans:
-    """The restrictions of a request that do not depend on a choice. All choices share them, since a request may name hundreds of thousands
+    """The restrictions that all choices of a request have in common. They are computed once, since a request may name hundreds of thousands
     of tokens."""
 
     def __init__(self, params: SamplingParams, ender_ids: frozenset[int], vocab_size: int) -> None:
@@ -29,7 +29,7 @@ class Bans:
             _set(self.mask, allowed)
             _clear(self.mask, banned)
         self.ender_ids = sorted(ender_ids) if params.min_tokens else []  # banned until min_tokens are drawn
-        self.endings: dict[int, list[tuple[int, ...]]] = {}  # banned sequences, by their last token but one
+        self.endings: dict[int, list[tuple[int, ...]]] = {}  # banned sequences, by their second-to-last token
         for sequence in params.banned_sequences:
             self.endings.setdefault(sequence[-2], []).append(sequence)
         self.restrict_text = self.mask is not None or bool(self.endings) or params.thinking is not None
@@ -71,7 +71,7 @@ class Rules(Matcher):
                 self._thinks_from = len(self._token_ids) if token_id == thinking.open_id else None
 
     def drop(self, num_tokens: int) -> None:
-        """Forget the last tokens."""
+        """Forget the last `num_tokens` tokens."""
         token_ids = self._token_ids[: len(self._token_ids) - num_tokens]
         self._restart()
         self.advance(token_ids)
@@ -79,7 +79,7 @@ class Rules(Matcher):
     def _restart(self) -> None:
         thinking = self._bans.params.thinking
         self._token_ids: list[int] = []
-        # index of the first token in the open think block, or None outside of one
+        # index of the first token in the open think block, or None outside of think blocks
         self._thinks_from = 0 if thinking is not None and thinking.is_open else None
 
     def _completing(self) -> list[int]:
@@ -90,7 +90,7 @@ class Rules(Matcher):
 
 
 class RuledMatcher(Matcher):
-    """Combines a grammar and rules: a token must be allowed by both."""
+    """Combines a grammar and rules: a token is allowed if the grammar and the rules allow it."""
 
     def __init__(self, rules: Rules, grammar: Matcher) -> None:
         self._rules = rules
@@ -155,7 +155,7 @@ class RuledMatcher(Matcher):
 
 
 def matcher_of(bans: Bans, grammar: Matcher | None, token_ids: Sequence[int] = ()) -> Matcher | None:
-    """Return the matcher of one sequence that has these tokens already, or None if every token is always allowed."""
+    """Return a matcher for a sequence that has the tokens `token_ids` already, or None if every token is always allowed."""
     if not bans.exist:
         return grammar
     rules = Rules(bans, token_ids)

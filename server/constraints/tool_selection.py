@@ -9,8 +9,8 @@ Offer = tuple[int, ...]  # first tokens of a call of one tool
 
 
 class ToolSelection:
-    """The selection of an offer by a sequence. The model drafts tokens freely. If every drafted token continues an offer, that offer is
-    selected.
+    """The selection of an offer by a sequence. The model drafts tokens without a constraint. When the draft equals an offer, that
+    offer is selected.
 
     A mask looks only one token ahead. A model that is about to write `get_weather`, while `weather` and `get_time` are offered, would write
     `get_` and then have only `time` left. So a draft that leaves all offers is taken back, and the offers are compared as wholes: by the

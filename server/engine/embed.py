@@ -1,4 +1,4 @@
-"""The engine of an encoder: embed whole texts, batched by tokens, with the same fair turns between keys as generation.
+"""The engine of an encoder: embed whole texts in batches of a limited number of tokens. API keys take turns as in generation.
 
 Texts for a decoder go through the generating engine instead (`requests.Requests.embed`).
 """
@@ -46,7 +46,7 @@ class Embedder:
 
     def embed(self, embed: Embed) -> None:
         if embed.per_token:
-            message = "this model gives one vector for a text, none for its tokens"
+            message = "this model computes one vector per text, not one per token"
             self._publish(Failed(embed.request_id, ErrorCode.NOT_AN_EMBEDDING_MODEL, message))
             return
         num_tokens, max_context = len(embed.prompt_ids), self._model.limits.max_context
@@ -94,7 +94,7 @@ class Embedder:
                 break
             self._remove(embed.request_id)
             if expired:
-                self._publish(Failed(embed.request_id, ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the text's turn"))
+                self._publish(Failed(embed.request_id, ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the text was embedded"))
                 continue
             self._queue.charge(embed.fairness_key, num_tokens)
             room -= num_tokens

@@ -15,7 +15,7 @@ from server.messages import Embed, ErrorCode, SamplingParams, Submit
 
 def open_request(submit: Submit, arrival: int, *, limits: StepLimits, eos_ids: tuple[int, ...]) -> Request:
     """Return the request of a Submit. A choice that an earlier worker finished is FINISHED; a choice that it began continues after the
-    tokens it sent. Raise RequestError if this model cannot serve the request."""
+    tokens that it sent. Raise RequestError if this model cannot serve the request."""
     if not limits.generates:
         raise RequestError(ErrorCode.NOT_A_GENERATIVE_MODEL, "this model gives embeddings and generates no text")
     _check_ids(submit, limits.vocab_size)
@@ -82,7 +82,7 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
 
 
 def _check_ids(submit: Submit, vocab_size: int) -> None:
-    """Raise RequestError if a token is outside the vocabulary. Such a token in the arrays would end the worker and fail every request."""
+    """Raise RequestError if a token is outside the vocabulary. Such a token would crash the worker and fail every request."""
     params = submit.params
     if not submit.prompt_ids:
         raise RequestError(ErrorCode.INVALID_VALUE, "the prompt has 0 tokens, expected at least 1")

@@ -1,7 +1,7 @@
 """The engine: admit -> schedule -> run -> sample -> publish.
 
-`Engine.step` does these one after the other. `overlap.OverlappedEngine` publishes the tokens of the last step, computes masks and schedules
-the next step while the device runs. `requests.Requests` holds the requests between steps.
+`Engine.step` runs these stages one after the other. `overlap.OverlappedEngine` publishes the tokens of the last step, computes masks and
+schedules the next step while the device computes. `requests.Requests` has the requests between steps.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Engine:
         return bool(plan.items)
 
     def _masks(self, plan: Plan) -> dict[Sequence, Mask]:
-        """Return the masks of constrained rows. A mask depends only on tokens before the step, so this may happen while the device runs."""
+        """Return the masks of constrained rows. A mask depends only on tokens before the step, so the device may run meanwhile."""
         masks: dict[Sequence, Mask] = {}
         seqs = [seq for seq, item in plan.items.items() if item.draws and seq.matcher is not None]
         for seq in seqs:
@@ -136,8 +136,8 @@ class Engine:
                 self._requests.take(seq, drawn)
 
     def _deliver(self, plan: Plan) -> None:
-        """Pass on the vectors of texts: a vector per token as soon as it is computed, or only the vector of the last token. The last token
-        ends the text."""
+        """Pass on the vectors of texts to embed: one vector per token when it is computed, or only the vector of the last token. A request
+        ends when its last token is computed."""
         items = [item for item in plan.items.values() if item.seq.request.embed is not None and item.num_rows]
         ends = np.cumsum([item.num_rows for item in items])
         for item, rows in zip(items, np.split(self._model.hidden(), ends[:-1]) if items else (), strict=True):

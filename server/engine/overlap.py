@@ -1,4 +1,4 @@
-"""The engine's step with the host's work done while the device runs. `Engine.step` defines the meaning; a test checks that both give the
+"""An engine whose host work overlaps with the device's work. `Engine.step` is the reference; a test checks that both engines produce the
 same tokens."""
 
 from __future__ import annotations

@@ -44,13 +44,12 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One choice of a request. These counts of tokens hold at any time:
+    """One choice of a request. Its counts of tokens are always related as follows:
 
         num_reused <= num_computed <= num_tokens == num_known + num_awaited     num_prompt <= num_known <= max_len
 
     reused: taken from the prefix cache or from the leader when the sequence was last admitted; computed: in the KV cache, or in a step that
-    the device has been given (it works in order); known: `token_ids`; awaited: tokens whose rows are being computed and that are not drawn
-    yet.
+    was launched on the device, which works in order; known: in `token_ids`; awaited: not drawn yet, but their rows are being computed.
     """
 
     request: Request
@@ -67,7 +66,7 @@ class Sequence:
     num_awaited: int = 0
     rank: tuple[int, int, int] = (0, 0, 0)
     prompt_logprobs: list[TokenLogprob | None] | None = None  # None: not requested, or sent already
-    prompt_vectors: list[NDArray[np.float32]] | None = None  # vectors of a text's tokens so far; None: one vector for the text, or no text
+    prompt_vectors: list[NDArray[np.float32]] | None = None  # vectors of the text's tokens so far; None: not requested for each token
     unsent_ids: list[int] = field(default_factory=list[int])  # drawn, but held back while the matcher selects a tool
     unsent_logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
@@ -141,7 +140,7 @@ class Sequence:
 
     @property
     def ending(self) -> FinishReason | None:
-        """The reason why the choice ends with its present tokens, or None while it continues or its matcher is late."""
+        """The reason why the choice ends after its current tokens, or None while it continues or its matcher is late."""
         if self.is_late:
             return None
         if self.matcher is not None and self.matcher.is_complete:
@@ -150,8 +149,8 @@ class Sequence:
 
     def follow(self) -> tuple[list[int], FinishReason | None]:
         """Append the tokens that the matcher forces, without a step of the model. Return them, and the reason if the choice ends with one.
-        This is done only where drawing would give the same tokens. Log-probabilities, changed logits and stop tokens need a step of the
-        model."""
+        Tokens are appended only if sampling would give the same tokens. Requests for log-probabilities or with changed logits need a
+        step of the model, and so do stop tokens."""
         joined: list[int] = []
         if self.matcher is None or not self.row.is_plain or self.row.params.logprobs is not None or self.prompt_logprobs is not None:
             return joined, None

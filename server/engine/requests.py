@@ -1,4 +1,4 @@
-"""The living requests of an engine: they arrive, wait for their constraints, receive tokens, and end.
+"""The unfinished requests of an engine: they arrive, wait for their constraints, receive tokens, and end.
 
 `Engine` runs the steps. When a request ends for any reason, its pages are free at once, and this module sends its last event.
 """
@@ -115,7 +115,7 @@ class Requests:
             for seq in request.sequences if request is not None and request.arrival == arrival else ():
                 self._end(seq, FinishReason.DEADLINE)
         for seq in list(self._compiling):
-            if seq in self._compiling:  # an earlier turn of this loop may have failed the request
+            if seq in self._compiling:  # an earlier iteration may have failed the request
                 try:
                     self._constrain(seq)
                 except ConstraintError as error:
@@ -135,9 +135,9 @@ class Requests:
             return
         del self._compiling[seq]
         if seq.matcher.is_complete:
-            self._end(seq, FinishReason.STOP)  # an earlier worker died before it sent this end
+            self._end(seq, FinishReason.STOP)  # an earlier worker died before it sent this last event
         if seq.choosing is not None:
-            seq.choosing.let_go()  # the earlier worker let the offer go too, or it would not have sent these tokens
+            seq.choosing.let_go()  # the earlier worker dropped the selection too, or it would not have sent these tokens
         if not any(other in self._compiling for other in seq.request.sequences):
             self._scheduler.add(seq.request)
 
@@ -175,7 +175,7 @@ class Requests:
         seq.prompt_logprobs += logprobs
 
     def park(self, seq: Sequence) -> None:
-        """Take `seq` out of the batch until its matcher answers. Other sequences go on."""
+        """Take `seq` out of the batch until its matcher answers. Other sequences continue."""
         self._scheduler.park(seq)
         self._parked.add(seq)
 
@@ -273,7 +273,7 @@ class Requests:
 
     def _end_text(self, request: Request, reason: FinishReason) -> None:
         if reason is FinishReason.DEADLINE:
-            self._fail(request, ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the text's turn")
+            self._fail(request, ErrorCode.DEADLINE_EXCEEDED, "the deadline passed before the text was embedded")
         else:
             self._drop(request)  # aborted: nobody waits for an answer
 

@@ -1,6 +1,6 @@
-"""Turn sampling parameters into the arrays from which a model samples, and the results into tokens and log-probabilities.
+"""Turn sampling parameters into the arrays with which a model samples, and turn the results into tokens and log-probabilities.
 
-The batch is `runtime.sampling.SampleBatch`; the model draws on the device, where its logits are. Each row of a batch comes from the
+The batch is `runtime.sampling.SampleBatch`; the model samples on the device, where its logits are. Each row of a batch comes from the
 `RowState` of a sequence, which changes with every token appended.
 """
 
@@ -167,13 +167,14 @@ class Sampler:
         why = (
             "the model computed a logit that is not a number"
             if token_id == NOT_A_NUMBER
-            else "no token is left to draw: allowed and banned tokens, min_tokens and the constraint exclude each other"
+            else "no token is left to draw: allowed and banned tokens, min_tokens and the constraint together exclude every token"
         )
         return Drawn(-1, error=SamplingError(why))
 
 
 def _logprob(token_id: int, logprobs: Logprobs, i: int) -> TokenLogprob:
-    """Return the log-probability of a token from entry i. Distances are measured from the best token, whose weight is 2^WEIGHT_BITS."""
+    """Return entry i of `logprobs` as the log-probability of a token. Distances are those from the most probable token, whose weight is
+    2^WEIGHT_BITS."""
     total = int(logprobs.totals[i])
     normaliser = math.log(total) - WEIGHT_BITS * math.log(2) if total else math.nan
     top_pairs = zip(logprobs.top_ids[i].tolist(), logprobs.top_distances[i].tolist(), strict=True)

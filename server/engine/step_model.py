@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from runtime.cache_groups import PAGE_SIZE
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 
-# Rows of logits [r, vocab] on the device. Opaque: only the model that made them reads them. Valid until its next step.
+# Rows of logits [r, vocab] on the device. Opaque: only the model that made them reads them. Valid until the model's next step.
 Logits = NewType("Logits", object)
 
 NO_ROWS: NDArray[np.int32] = np.empty(0, np.int32)

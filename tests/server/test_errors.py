@@ -32,4 +32,4 @@ def test_a_wrong_method_is_told_all_right_ones(server):
     for method, path, allowed in [("OPTIONS", "/admin/cache", "DELETE, GET, HEAD"), ("PATCH", "/admin/models/null", "DELETE, GET, HEAD")]:
         answer = server.http().request(method, path)
         assert answer.status_code == 405 and answer.headers["allow"] == allowed
-        assert answer.json()["error"]["message"] == f"{path} does not take {method}; expected {allowed}"
+        assert answer.json()["error"]["message"] == f"{path} does not accept {method}; expected {allowed}"

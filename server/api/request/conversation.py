@@ -9,7 +9,7 @@ from server.api.request.prepare import invalid
 from server.api.request.schema import TEXT_PARTS, ContentPart, Message, MessageCall
 from server.errors import INVALID_JSON, UNSUPPORTED_CONTENT, ApiError
 
-ROLES = {"developer": "system", "function": "tool"}  # newer and older names of roles
+ROLES = {"developer": "system", "function": "tool"}  # other names of two roles
 
 
 def for_template(messages: Sequence[Message]) -> list[dict[str, object]]:

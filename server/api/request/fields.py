@@ -24,8 +24,8 @@ UNSUPPORTED: Mapping[str, str] = {
     "web_search_options": "the server has no access to the web",
     "functions": "deprecated by the API; use tools",
     "function_call": "deprecated by the API; use tool_choice",
-    "verbosity": "the models have no such control; say it in the prompt",
-    "suffix": "only completions have it",
+    "verbosity": "models have no such setting; ask for it in the prompt",
+    "suffix": "only completions have this field",
     "use_beam_search": "beam search is not implemented; use n and best_of",
     "length_penalty": "beam search is not implemented; use n and best_of",
     "early_stopping": "beam search is not implemented; use n and best_of",
@@ -45,11 +45,11 @@ UNSUPPORTED: Mapping[str, str] = {
     "logprob_token_ids": "use top_logprobs",
     "stop_regex": "use stop, or a regex constraint",
     "structural_tag": "use response_format with type structural_tag",
-    "best_of": "only completions have it",
+    "best_of": "only completions have this field",
     "guided_decoding_backend": "there is only one backend",
     "guided_whitespace_pattern": "use grammar",
-    "thinking_token_budget": "only chat has it",
-    "reasoning_budget": "only chat has it",
+    "thinking_token_budget": "only chat has this field",
+    "reasoning_budget": "only chat has this field",
     "chat_template": "templates come with the model; a request cannot bring its own",
     "lora": NO_LORA,
     "lora_path": NO_LORA,
@@ -63,14 +63,14 @@ UNSUPPORTED: Mapping[str, str] = {
     "bootstrap_room": NO_DISTRIBUTED,
     "migration_request": NO_DISTRIBUTED,
     "disaggregated_params": NO_DISTRIBUTED,
-    "session_id": "send the whole conversation; its beginning is found in the prefix cache",
-    "id_slot": "requests have no slots; the prefix cache finds what is shared",
+    "session_id": "send the whole conversation; the prefix cache has its earlier turns",
+    "id_slot": "requests have no slots; the prefix cache finds shared prefixes",
     "n_keep": "the context is never shifted; use truncate_prompt_tokens",
     "input_ids": "use /v1/completions with token ids as prompt",
     "prompt_embeds": NO_MULTIMODAL,
     "repetition_detection": "use repetition_penalty, or stop",
     "spaces_between_special_tokens": "special tokens are shown without spaces between them",
-    "vllm_xargs": "no extension reads it",
+    "vllm_xargs": "the server has no extensions that read this field",
     "ec_transfer_params": NO_DISTRIBUTED,
     "return_token_offsets": "use logprobs of a completion, which have text_offset",
     "return_prompt_text": "ask /v1/chat/completions/render for the prompt",
@@ -81,7 +81,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "dynatemp_range": NO_SAMPLER,
     "dynatemp_exponent": NO_SAMPLER,
     "min_keep": NO_SAMPLER,
-    "repeat_last_n": "penalties count the whole text",
+    "repeat_last_n": "penalties apply to the whole text",
     "dry_penalty_last_n": NO_SAMPLER,
     "dry_sequence_breakers": NO_SAMPLER,
     "adaptive_target": NO_SAMPLER,
@@ -94,27 +94,27 @@ UNSUPPORTED: Mapping[str, str] = {
     "timings_per_token": "use stream_options.continuous_usage_stats",
     "reasoning": "use reasoning_effort",
     "thinking": "use enable_thinking and thinking_token_budget",
-    "options": "put its fields into the request itself",
+    "options": "put the fields of options into the request itself",
     "return_hidden_states": "use /v1/embeddings",
-    "input_type": "only embeddings have it",
-    "task": "only embeddings have it",
-    "instruction": "put it before each text, or use prompt_name",
+    "input_type": "only embeddings have this field",
+    "task": "only embeddings have this field",
+    "instruction": "put the instruction before each text, or use prompt_name",
     "late_chunking": "texts are embedded one by one",
     "embd_normalize": "use normalize",
     "padding": "texts are never padded",
     "priority": "embeddings have no priorities",
     "cache_salt": "embeddings are not cached",
     "conversation": "use previous_response_id",
-    "context_management": "the context is never shifted; send less",
-    "prompt": "prompt templates are not kept; send the text itself",
+    "context_management": "the context is never shifted; send a shorter conversation",
+    "prompt": "prompt templates are not stored; send the text itself",
     "image": NO_MULTIMODAL,
     "access_programs": "this server has no access programs",
     "container": "this server runs no containers",
-    "mcp_servers": "the server calls no tools; offer them as tools",
+    "mcp_servers": "the server does not connect to MCP servers; offer their functions as tools",
     "logprobs": "ask /v1/chat/completions for them",
     "top_logprobs": "ask /v1/chat/completions for them",
     "template": "templates come with the model; a request cannot bring its own",
-    "context": "send the whole conversation; its beginning is found in the prefix cache",
+    "context": "send the whole conversation; the prefix cache has its earlier turns",
     "tfs_z": NO_SAMPLER,
     "penalize_newline": NO_SAMPLER,
     "num_keep": "the context is never shifted",
@@ -129,7 +129,7 @@ def check_unknown(body: Options, *, strict: bool) -> list[str]:
     """Raise ApiError for unsupported fields. Return the names of unknown fields; if `strict`, raise ApiError for unknown fields too."""
     ignored: list[str] = []
     for name, value in _unknown(body, None, []):
-        reason = None if "[" in name else UNSUPPORTED.get(name.rpartition(".")[2])  # items of lists have fields of their own
+        reason = None if "[" in name else UNSUPPORTED.get(name.rpartition(".")[2])  # UNSUPPORTED does not apply to list items
         if reason is not None:
             if value not in NEUTRAL:
                 raise ApiError(UNSUPPORTED_FIELD, f"{name} is not supported: {reason}", param=name)
@@ -141,7 +141,7 @@ def check_unknown(body: Options, *, strict: bool) -> list[str]:
 
 
 def ignored_header(ignored: list[str]) -> dict[str, str]:
-    """Return the header that lists ignored fields. The names come from the client, so they are quoted as in a URL, and only the first are
+    """Return the header that lists ignored fields. The names come from the client, so they are percent-encoded, and at most MAX_NAMES are
     listed."""
     names = [quote(name[:64], safe="!#$&'*+-.^_`|~:/@()<>?[]{}=") for name in ignored[:MAX_NAMES]]
     if len(ignored) > MAX_NAMES:
@@ -150,7 +150,7 @@ def ignored_header(ignored: list[str]) -> dict[str, str]:
 
 
 class Options(BaseModel):
-    """An object of a request. Its unknown fields are reported, however deep in the request the object is."""
+    """A JSON object in a request. Unknown fields are reported for objects at any depth of the request."""
 
     model_config = {"extra": "allow", "strict": True, "allow_inf_nan": False, "protected_namespaces": ()}
 
@@ -159,12 +159,12 @@ class Options(BaseModel):
         return self.model_extra or {}
 
 
-# path of an object in the request: its parent's place, the field's name, and the index in a list or -1
+# path of an object in the request: the parent's path, the field's name, and the index in a list or -1
 Place = tuple["Place", str, int] | None
 
 
 def _unknown(body: Options, place: Place, found: list[tuple[str, object]]) -> list[tuple[str, object]]:
-    """Collect unknown fields with their places. A body may hold ten thousand objects, so a place is written only for an unknown field."""
+    """Collect unknown fields with their paths. A body may have ten thousand objects, so a path is formatted only for an unknown field."""
     if unknown := body.unknown:
         found += [(_written(place) + name, value) for name, value in unknown.items()]
     for name, value in body.__dict__.items():
@@ -172,7 +172,7 @@ def _unknown(body: Options, place: Place, found: list[tuple[str, object]]) -> li
             continue  # most fields are absent
         if isinstance(value, Options):
             _unknown(value, (place, name, -1), found)
-        elif isinstance(value, list) and value and not isinstance(value[0], int):  # token ids are many, and have no fields
+        elif isinstance(value, list) and value and not isinstance(value[0], int):  # skip token ids, which are many
             for index, item in enumerate(cast("list[object]", value)):
                 if isinstance(item, Options):
                     _unknown(item, (place, name, index), found)

@@ -1,7 +1,7 @@
-"""Limits on a whole request, beyond the limits of its single fields. Each is checked before the work that it bounds.
+"""Limits on a whole request, beyond the limits of its single fields. Each limit is checked before the work that it bounds.
 
-No call that holds Python's lock may take longer than about ten milliseconds, because every stream waits for it. Such calls parse, validate,
-copy or write values, so their input is bounded in number (`server/http/json_scan.py`) and in length (here and in `schema.py`).
+No call may hold the GIL for longer than about ten milliseconds, because every stream waits meanwhile. Calls that parse, validate, copy or
+encode JSON hold it. So the number of values is limited (`server/http/json_scan.py`), and their length too (here and in `schema.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from server.errors import INVALID_JSON, INVALID_VALUE, ApiError
 from server.http.json_scan import JsonScan
 
 MAX_OBJECT_CHARS = 1 << 20  # characters of a field with free content: tools, documents, metadata
-MAX_PROMPT_LOGPROBS = 1 << 17  # log-probabilities of all prompts of a request
+MAX_PROMPT_LOGPROBS = 1 << 17  # largest number of log-probabilities for all prompts of a request
 PROMPTS = frozenset({"messages", "prompt", "input"})  # bounded by the model's context
 
 
@@ -24,17 +24,15 @@ def check_sizes(body: BaseModel) -> None:
 
 
 def check_num_logprobs(num_tokens: int, num_alternatives: int | None, param: str) -> None:
-    """Raise ApiError if the prompts of a request have too many log-probabilities. Each token comes with its alternatives."""
+    """Raise ApiError if a request asks for too many log-probabilities of prompt tokens, including those of alternative tokens."""
     num = num_tokens * (1 + (num_alternatives or 0))
     if num_alternatives is not None and num > MAX_PROMPT_LOGPROBS:
-        message = (
-            f"{param} asks for {num} log-probabilities of the prompt; expected at most {MAX_PROMPT_LOGPROBS}: ask for fewer, or split it"
-        )
+        message = f"{param} asks for {num} log-probabilities of the prompt; expected at most {MAX_PROMPT_LOGPROBS}: ask for fewer"
         raise ApiError(INVALID_VALUE, message, param=param)
 
 
 def num_chars(value: object, most: int) -> int:
-    """Count the characters of all names and texts in `value`, and one for any other value. Stop once the count exceeds `most`."""
+    """Count the characters of all names and texts in `value`, and 1 for each other value. Stop once the count exceeds `most`."""
     pending, num = [value], 0
     while pending and num <= most:
         match pending.pop():
@@ -56,7 +54,7 @@ def num_chars(value: object, most: int) -> int:
 
 
 def read_json(text: str) -> object:
-    """Parse JSON that a client sent inside a text."""
+    """Parse JSON that a client sent inside a JSON string."""
     data = text.encode()
     JsonScan().feed(data)
     try:

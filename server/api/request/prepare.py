@@ -29,7 +29,7 @@ from server.text.grammar import Structure, json_text, structured
 T = TypeVar("T")
 ANY_OBJECT = Constraint(ConstraintKind.JSON_SCHEMA, json_text({"type": "object"}))
 LEAST_SHARE = 1e-9  # used for a top_p of 0: only the most probable token remains
-LONG = 4096  # bytes of a body, or tokens of an answer; longer ones are processed on a thread, or they would hold up other streams
+LONG = 4096  # bytes of a body, or tokens of an answer; longer ones are processed on a thread, so that other streams do not wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ def context_of(loaded: Loaded) -> int:
 
 def require_generator(model: Model, loaded: Loaded) -> None:
     if not loaded.ready.generates:
-        raise ApiError(NOT_A_GENERATOR, f"model {model.spec.name!r} gives embeddings only", param="model")
+        raise ApiError(NOT_A_GENERATOR, f"model {model.spec.name!r} computes embeddings and generates no text", param="model")
 
 
 async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """Run `work` on a thread if `size` is large, otherwise in place. A thread lets other tasks run only because no call in `work` holds
-    Python's lock for long: see `limits.py`."""
+    """Run `work` on a thread if `size` is large, otherwise directly. Other tasks can run meanwhile only because no call in `work` holds the
+    GIL for long: see `limits.py`."""
     return await asyncio.to_thread(work) if size > LONG else work()
 
 
@@ -88,8 +88,8 @@ def stop_rules(body: GenerationBody, settings: ServerSettings) -> StopRules:
 
 
 def max_tokens_of(asked: int | None, default: int | None, prompt_ids: Sequence[int], loaded: Loaded, *, param: str) -> int:
-    """Return the requested number of tokens. Without a request, return `default`, or else as many as fit. Raise ApiError if the request
-    does not fit. `param` is the field with the prompt."""
+    """Return the largest number of tokens to generate: `asked` if given, else `default`, but at most what fits into the context. If neither
+    is given, use the whole context. Raise ApiError if `asked` does not fit. `param` is the field with the prompt."""
     context = context_of(loaded)
     room = context - len(prompt_ids)
     if asked == -1:
@@ -308,7 +308,7 @@ def _logit_bias(bias: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[
 
 
 def _banned(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """Return the tokens of banned words. A word at the beginning of a text and one after a space have different tokens; both are banned."""
+    """Return the tokens of banned words. A word has other tokens after a space than at the start of a text; both variants are banned."""
     for word in words:
         if not word.strip():
             raise invalid("bad_words", f"bad_words has {word!r:.40}; expected words that are not empty")

@@ -1,4 +1,4 @@
-"""The bodies of the OpenAI endpoints: their fields, and the values that each may have on its own."""
+"""The bodies of the OpenAI endpoints: their fields, and the values that each field accepts."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from server.http.json_scan import MAX_NUMBERS
 
 
 def _integer(value: object) -> object:
-    """Accept 20.0 as an integer, as JSON does."""
+    """Accept 20.0 as an integer, as JSON Schema does."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Int = Annotated[int, BeforeValidator(_integer)]  # not for items of long lists: the validator would be called for each
+Int = Annotated[int, BeforeValidator(_integer)]  # too slow for items of long lists, because the validator runs for each item
 
-# Every text, list and object has a limit, and a list reports only its first error: a million errors take seconds.
-MAX_TEXT_CHARS = 8 << 20  # limit for texts that the context or the schema setting bounds further
+# Every text, list and object has a limit. A list reports only its first error, because collecting a million errors takes seconds.
+MAX_TEXT_CHARS = 8 << 20  # limit for texts that have a smaller limit later: the context, or max_schema_bytes
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NUMBERS, fail_fast=True)]
 FewTokenIds = Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)]
@@ -75,7 +75,7 @@ class StructuredOutputs(Options):
 
 
 class SamplingBody(Options):
-    """The sampling parameters and the caller's fields that every generating API accepts."""
+    """The fields that every generating API accepts: sampling parameters, and fields about the caller."""
 
     temperature: float | None = Field(default=None, ge=0, le=100)
     do_sample: bool | None = None
@@ -107,7 +107,7 @@ class SamplingBody(Options):
     cache_salt: Label | None = None
     timeout: float | None = Field(default=None, gt=0)
 
-    # These name the caller or hint at a cache; no answer depends on them.
+    # These are hints about the caller and about caching; the answer does not depend on them.
     user: Label | None = None
     metadata: JsonObject | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
@@ -156,7 +156,7 @@ class ContentPart(Options):
 
     @property
     def unknown(self) -> Mapping[str, object]:
-        """Return the unknown fields of a text part. Any other part is refused by its type, so its fields are not reported."""
+        """Return the unknown fields of a text part. A part of another type is refused as a whole, so no field is reported."""
         return super().unknown if self.type in TEXT_PARTS else {}
 
 
@@ -279,7 +279,7 @@ class EmbeddingBody(Options, json_schema_extra={"anyOf": [{"required": ["input"]
 class TokenizeBody(Options):
     model: Label | None = None
     prompt: Text | None = None
-    content: Text | None = None  # the text, in llama.cpp's form of this request, which has further fields and an answer of its own
+    content: Text | None = None  # the text in llama.cpp's variant of this request, which has a different answer
     add_special: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None

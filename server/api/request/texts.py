@@ -1,7 +1,7 @@
-"""Encode texts into tokens, within limits that are checked before the work they bound.
+"""Encode texts into tokens, within limits that are checked before the work that they bound.
 
-`tokenizers` works without Python's lock, but returns and frees its results while holding it, 0.2 us per token. So short texts are encoded
-together, and a long text is encoded only as far as needed to show that it is too long.
+`tokenizers` releases the GIL while it encodes, but holds it while it returns and frees its results, 0.2 us per token. So short texts are
+encoded together, and a long text is encoded only as far as needed to show that it is too long.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DENSE = 4  # characters per token; a text with more than DENSE * context charact
 SPARSE = 6  # characters per token; most texts have fewer, so that one piece usually holds all tokens to keep
 WORD_END = re.compile(r"\S(?=\s)")
 LAST_WORD_END = re.compile(r".*\S(?=\s)", re.DOTALL)
-LEAST_TOKEN_CHARS = 128  # a normaliser may drop white space, and WordPiece makes one token of an unknown word
+LEAST_TOKEN_CHARS = 128  # characters per token that are always allowed: normalisers drop spaces, and an unknown word may be one token
 
 
 def encode_texts(
@@ -38,7 +38,7 @@ def encode_prompts(
 
 
 def kept_of(asked: int | None, context: int, max_tokens: int | None) -> int | None:
-    """Return how many tokens of a prompt to keep. -1 keeps as many as leave room for the answer."""
+    """Return how many tokens of a prompt to keep. -1 keeps the largest number that leaves room for the answer."""
     return max(1, context - max(1, max_tokens or 1)) if asked == -1 else asked
 
 
@@ -50,8 +50,8 @@ def truncate(ids: list[int], keep: int | None, side: str | None) -> list[int]:
 
 
 def too_long(context: int, found: str, param: str) -> ApiError:
-    """Return the error for a prompt that does not fit. Most clients recognise it by OpenAI's words, with which it begins, and LangChain by
-    its code."""
+    """Return the error for a prompt that does not fit. Its message begins with OpenAI's words, by which most clients recognise the error.
+    LangChain recognises the error's code in the message."""
     remedy = "shorten the prompt, lower max_tokens, or set truncate_prompt_tokens"
     message = f"This model's maximum context length is {context} tokens. However, {found} ({CONTEXT_LENGTH_EXCEEDED.code}); {remedy}."
     return ApiError(CONTEXT_LENGTH_EXCEEDED, message, param=param)
@@ -65,13 +65,13 @@ def most_chars(tokenizer: Tokenizer, context: int) -> int:
 def check_chars(num_chars: int, tokenizer: Tokenizer, param: str, context: int) -> None:
     most = most_chars(tokenizer, context)
     if num_chars > most:
-        raise too_long(context, f"{param} has at least {num_chars} characters, and so many tokens have at most {most}", param)
+        raise too_long(context, f"{param} has at least {num_chars} characters; {context} tokens have at most {most}", param)
 
 
 def _needed(text: str, tokenizer: Tokenizer, param: str, context: int, keep: int | None, side: str | None) -> str:
     if keep is not None:
         piece_chars = min(PIECE_CHARS, SPARSE * (keep + tokenizer.max_token_chars))
-        if len(text) <= 2 * piece_chars:  # counting a piece and encoding it again would take as long
+        if len(text) <= 2 * piece_chars:  # counting tokens piece by piece first would save no time
             return text
         if side == "right":
             return text[: _reach(text, tokenizer, keep, piece_chars)]
@@ -83,8 +83,8 @@ def _needed(text: str, tokenizer: Tokenizer, param: str, context: int, keep: int
 
 
 def _reach(text: str, tokenizer: Tokenizer, limit: int, piece_chars: int) -> int:
-    """Return the end of the shortest beginning of the text, in whole pieces, that certainly has more than `limit` tokens, or the text's end
-    if none has."""
+    """Return the end of the shortest prefix, in whole pieces, that certainly has more than `limit` tokens. Return the text's end if there
+    is no such prefix."""
     num_tokens, end = 0, 0
     while end < len(text) and num_tokens <= limit:
         begin, end = end, _next_cut(text, end, piece_chars)
@@ -93,7 +93,7 @@ def _reach(text: str, tokenizer: Tokenizer, limit: int, piece_chars: int) -> int
 
 
 def _reach_from_end(text: str, tokenizer: Tokenizer, limit: int, piece_chars: int) -> int:
-    """Return the start of the shortest end of the text, in whole pieces, that certainly has more than `limit` tokens, or 0 if none has."""
+    """Return the start of the shortest suffix, in whole pieces, that certainly has more than `limit` tokens, or 0 if there is none."""
     num_tokens, begin = 0, len(text)
     while begin > 0 and num_tokens <= limit:
         begin, end = _last_cut(text, begin, piece_chars), begin
@@ -102,14 +102,14 @@ def _reach_from_end(text: str, tokenizer: Tokenizer, limit: int, piece_chars: in
 
 
 def _least_tokens(piece: str, tokenizer: Tokenizer) -> int:
-    """Return a lower bound for the number of tokens that a piece contributes to its text. A cut inside a token can make at most as many
-    tokens of it as it has characters."""
+    """Return a lower bound for the number of tokens that a piece contributes to its text. A cut inside a token splits it
+    into at most as many tokens as it has characters."""
     return tokenizer.count(piece) - tokenizer.max_token_chars
 
 
 def _next_cut(text: str, begin: int, piece_chars: int) -> int:
     """Return the end of the next piece: the end of a word, since words are encoded independently, or `begin` + PIECE_CHARS if no word ends
-    before."""
+    before that."""
     found = WORD_END.search(text, begin + piece_chars - 1, begin + PIECE_CHARS)
     return found.end() if found else min(begin + PIECE_CHARS, len(text))
 

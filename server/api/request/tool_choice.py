@@ -36,7 +36,7 @@ def tool_use(body: ChatBody) -> ToolUse:
             return ToolUse(named, demanded=allowed.mode == "required", single=single)
         case "required":
             if not tools:
-                raise invalid("tool_choice", "tool_choice demands a call and tools is empty")
+                raise invalid("tool_choice", "tool_choice demands a call and tools is empty; offer at least one tool")
             return ToolUse(tools, demanded=True, single=single)
         case "none":
             return ToolUse([])
@@ -56,14 +56,14 @@ def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint
     schemas = [ToolSchema(tool.function.name, tool.function.parameters or {}) for tool in use.tools]
     constraint = dialect.forced_calls(schemas, several=not use.single)
     if len(constraint.source.encode()) > max_bytes:
-        raise invalid("tools", f"tools have more than {max_bytes} bytes of schema")
+        raise invalid("tools", f"the schemas of tools have more than {max_bytes} bytes; shorten them")
     return constraint
 
 
 def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool, thinking: bool) -> Constraint | None:
-    """Return the constraint on calls that the model may make: only offered tools, and for strict tools only arguments that match the
-    schema. Return None, which leaves the model unconstrained, if a worker could not tell calls from thoughts by their tokens, or if the
-    schemas are too large. `splits`: thoughts are split off the answer, and calls inside them are ignored."""
+    """Return the constraint on optional calls: they may name only offered tools, and arguments of strict tools match the schema. Return
+    None, which leaves the model unconstrained, if special tokens do not mark where calls and thoughts begin, or if the schemas are too
+    large. `splits`: thoughts are separated from the answer, so calls inside them are ignored."""
     form, specials = loaded.dialect.tools, loaded.dialect.specials
     splits_text = splits and not {OPEN, CLOSE} <= specials.keys()
     if not use.tools or form.bare or form.opening not in specials or splits_text:

@@ -29,8 +29,8 @@ def die_with(parent_pid: int) -> None:
 
 
 class ForkServer:
-    """Forks a child per socket received over `control`. A child is killed when the other end of its socket is closed. When a child ends by
-    itself, the server writes its last answer."""
+    """Forks a child for each socket received over `control`. A child is killed when the other end of its socket is closed. When a child
+    ends by itself, the fork server writes `Answer.ENDED` to the child's socket."""
 
     def __init__(self, control: socket.socket, serve: Serve) -> None:
         self._control = control
@@ -71,7 +71,7 @@ class ForkServer:
         try:
             pid = os.fork()
         except OSError as error:
-            print(f"no process for a constraint: {error}", file=sys.stderr)
+            print(f"cannot fork a process for a constraint: {error}", file=sys.stderr)
             sock.close()  # tells the other end that the child is lost
             return True
         if pid == 0:
@@ -100,7 +100,7 @@ class ForkServer:
 
 
 def _become(sock: socket.socket, serve: Serve, parent_pid: int) -> NoReturn:
-    """Run a child to its end, without any of its parent's sockets."""
+    """Close all sockets of the parent, and run the child until it ends."""
     status = 1
     try:
         die_with(parent_pid)

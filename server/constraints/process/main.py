@@ -4,8 +4,8 @@
 
 Constraints come from untrusted clients, and only the kernel can interrupt native code that computes a mask. So each grammar is compiled,
 and each sequence followed, in a process with limited CPU time and memory, which ends when it exceeds them. All are forks of the zygote:
-they share the tokenizer and the compiled grammar without a copy, and have one thread. Each serves a socket, which is its standard input;
-the worker has the other end.
+they share the tokenizer and the compiled grammar without a copy, and have one thread. Each process serves a socket, which is its standard
+input; the worker has the other end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from server.constraints.process.wire import (
 )
 from server.cpu_timer import CpuTimer
 
-TIMER_SLACK_S = 0.01  # added to every timer: its resolution; it also keeps the timer above 0, which would turn it off
+TIMER_SLACK_S = 0.01  # added to every timer, for its resolution and because a timer of 0 seconds would be off
 
 
 def main(settings_fd: str, parent_pid: str) -> None:
@@ -51,7 +51,7 @@ def main(settings_fd: str, parent_pid: str) -> None:
 
 
 def _tokenizer(tokenizer_json: str, settings: GrammarSettings) -> LLTokenizer | str:
-    """Return the tokenizer, or a message if it cannot be used."""
+    """Return the tokenizer, or an error message if it cannot be used."""
     try:
         return LLTokenizer(tokenizer_json, n_vocab=settings.vocab_size, eos_token=settings.eos_ids or None)
     except ValueError as error:
@@ -108,7 +108,7 @@ def _serve_sequence(sock: socket.socket, matcher: LLMatcher, settings: GrammarSe
             if not _reply(sock, answer, payload, matcher, meter, number=num_refused) or is_complete or forced or num_refused:
                 continue
             num_tokens = 0
-        mask = matcher.compute_bitmask()[:mask_bytes]  # the result may have one word more
+        mask = matcher.compute_bitmask()[:mask_bytes]  # the result may have one word more than the mask
         meter.count(num_tokens + 1)
         _reply(sock, Answer.MASK, mask, matcher, meter)
 

@@ -19,7 +19,7 @@ from server.constraints.process.wire import ANSWER, MAX_TEXT_BYTES, Answer, Gram
 
 LOOK_S = 0.25  # seconds between checks of a process that owes an answer
 MAX_IDLE_LOOKS = 8  # a process found idle this often in a row is stopped or stuck
-BY_SIGNAL = {signal.SIGPROF: Answer.TOO_SLOW, signal.SIGABRT: Answer.TOO_LARGE}  # limits, as the kernel and native code report them
+BY_SIGNAL = {signal.SIGPROF: Answer.TOO_SLOW, signal.SIGABRT: Answer.TOO_LARGE}  # how exceeded limits end a process
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
@@ -65,13 +65,13 @@ class ProcessSocket:
         return self._stall.look(self.pid or (self._parent.pid if self._parent is not None else None))
 
     def send(self, data: bytes) -> None:
-        """Send `data`. Later calls of `receive` send the part that does not fit now."""
+        """Send `data`. Later calls of `receive` send the bytes that the socket does not accept now."""
         self._unsent = memoryview(bytes(self._unsent) + data)
         self._stall.begin()
         self._flush()
 
     def open_child(self, vocab_size: int = 0) -> Self:
-        """Return a socket to a new child of this process. If the process cannot be reached, the new socket has ended at once."""
+        """Return a socket to a new child of this process. If the process cannot be reached, the new socket receives `ENDED` at once."""
         near, far = socket.socketpair()
         with far, suppress(OSError):
             socket.send_fds(self._sock, [b"\0"], [far.fileno()], socket.MSG_DONTWAIT)
@@ -103,7 +103,7 @@ class ProcessSocket:
             case Answer.TOO_SLOW:
                 return ConstraintTooHeavy(
                     f"the tokens took {settings.excess_s:g} s more than the {1000 * settings.slow_s:g} ms allowed each; write the "
-                    'constraint so that a text can be read in one way only, and repeat with `x*` or `xs: x | xs "," x`'
+                    'constraint so that a text can be parsed in one way only, and repeat with `x*` or `xs: x | xs "," x`'
                 )
             case Answer.TOO_LARGE:
                 return ConstraintTooHeavy(
@@ -111,7 +111,7 @@ class ProcessSocket:
                 )
             case Answer.ENDED if self.number in CRASHES:
                 return ConstraintTooHeavy(
-                    f"the constraint crashes the process that follows it ({signal.Signals(self.number).name}); simplify it"
+                    f"the constraint crashes the process that evaluates it ({signal.Signals(self.number).name}); simplify it"
                 )
             case Answer.ENDED:
                 how = f" by {signal.Signals(self.number).name}" if self.number else ""

@@ -46,7 +46,7 @@ def _lark(source: str) -> str:
     """Return a grammar as Lark. GBNF, the EBNF of llama.cpp that vLLM and SGLang accept too, is translated."""
     try:
         return any_to_lark(source)
-    except Exception as error:  # the translator raises any exception
+    except Exception as error:  # the translator may raise any exception
         raise ValueError(f"the grammar is neither Lark (no rule is called start) nor GBNF: {error}") from error
 
 

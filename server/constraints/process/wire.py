@@ -14,7 +14,7 @@ import msgspec
 
 QUESTION = struct.Struct("<BxxxI")  # Question, number of token ids that follow
 ANSWER = struct.Struct("<BxxxIfI")  # Answer, its number, CPU seconds, bytes that follow
-MAX_TEXT_BYTES = 4096  # payload bytes of an answer other than a mask
+MAX_TEXT_BYTES = 4096  # largest payload of an answer that is not a mask
 
 
 class Question(IntEnum):
@@ -25,8 +25,8 @@ class Question(IntEnum):
 class Answer(IntEnum):
     BORN = 1  # number: pid of the process
     COMPILED = 2  # number: KiB of memory that the process does not share
-    COMPLETE = 3  # number: how many of the last tokens the grammar refuses
-    GOES_ON = 4  # number: as for COMPLETE; payload: the forced tokens
+    COMPLETE = 3  # no token may follow; number: how many of the last tokens the grammar refuses
+    GOES_ON = 4  # a token may follow; number: as for COMPLETE; payload: the forced tokens
     MASK = 5
     ERROR = 6  # the client's fault; payload: the message
     TOO_SLOW = 7
@@ -45,11 +45,11 @@ class GrammarSettings(msgspec.Struct, frozen=True):
     compile_s: float
     slow_s: float  # CPU time that each token may take
     excess_s: float  # CPU time beyond slow_s, summed over the tokens of a sequence
-    memory_bytes: int  # memory of one process, beyond what it shares
+    memory_bytes: int  # memory of one process that it does not share with the zygote
 
 
 class Source(msgspec.Struct, frozen=True):
-    """A constraint as its process compiles it: see `server.messages.Constraint`."""
+    """A constraint in the form in which its process receives it: see `server.messages.Constraint`."""
 
     kind: str
     source: str

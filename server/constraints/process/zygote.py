@@ -1,4 +1,4 @@
-"""The worker's handle to the zygote (`server.constraints.process.main`). The zygote is started at first use, and again after it has
+"""The worker's handle to the zygote (`server.constraints.process.main`). The zygote is started at first use, and restarted if it has
 ended."""
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Zygote:
         return self._socket.open_child()
 
     def kill(self) -> None:
-        """Kill the zygote and all its descendants. The next child starts another."""
+        """Kill the zygote and all its descendants. The next `open_child` starts a new zygote."""
         process, self._process, self._socket = self._process, None, None
         if process is not None:
             process.kill()
@@ -63,7 +63,7 @@ class Zygote:
 
     def _start(self, far: socket.socket, own: ProcessSocket) -> None:
         arguments = str(self._settings_fd), str(os.getpid())
-        with far, suppress(OSError):  # if no process can be started, the socket has ended at once
+        with far, suppress(OSError):  # if no process can be started, closing `far` makes the socket receive `ENDED`
             # In its own process group: a signal from the terminal must reach only the server.
             self._process = subprocess.Popen((*COMMAND, *arguments), stdin=far.fileno(), pass_fds=[self._settings_fd], process_group=0)
             own.pid = self._process.pid

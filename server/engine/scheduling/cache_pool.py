@@ -90,13 +90,13 @@ class CachePool:
     # --- pages to write ------------------------------------------------------------------------------------------------------
 
     def can_admit(self, held: Held, start: int, stop: int, num_spare: int) -> bool:
-        """Return whether there are pages to compute positions start .. stop, and `num_spare` more."""
+        """Return whether there are enough pages to compute positions start .. stop, and `num_spare` more pages."""
         lists = zip(self.pools, held.lists, strict=True)
         return all(pool.num_to_admit(pages, start, stop) + num_spare <= pool.num_available for pool, pages in lists)
 
     def make_writable(self, held: Held, start: int, stop: int) -> list[Copy] | None:
-        """Give `held` private pages for the positions start .. stop, and take back pages that no later token reads. Return the copies to
-        make first, or None if pages are short."""
+        """Give `held` private pages for the positions start .. stop, and take back pages that no later token reads. Return the page
+        copies to make before the step, or None if there are not enough pages."""
         is_writable = True
         for pool, pages in zip(self.pools, held.lists, strict=True):
             held.version += pool.give_back_past(pages, start)
@@ -117,7 +117,7 @@ class CachePool:
 
     def rewind(self, held: Held, token_ids: Sequence[int], num_computed: int) -> int:
         """Shorten `held` after tokens were removed. `token_ids` are the tokens left, of which the first `num_computed` need not be computed
-        again. Return how many stay computed: fewer than `num_computed` if pages that the next token reads are gone."""
+        again. Return how many remain computed: fewer than `num_computed` if pages that the next token reads are gone."""
         del held.chain.digests[len(token_ids) // PAGE_SIZE :]
         num_computed = self._last_stop(num_computed)
         if not self._can_go_on(held, num_computed):

@@ -50,7 +50,7 @@ class FairQueue(Generic[T]):
         if not ring:
             del self._levels[level]
         if not self._levels:
-            self._deficits.clear()  # without contention all keys start afresh
+            self._deficits.clear()  # the queue is empty, so all keys start again without debt
 
     def head(self) -> T | None:
         if not self._levels:
@@ -65,6 +65,6 @@ class FairQueue(Generic[T]):
             ring.move_to_end(key)
 
     def charge(self, key: str, num_tokens: int) -> None:
-        """Charge a key for tokens that were computed, whether or not it has anything queued."""
+        """Charge a key for tokens that were computed, even if none of its items is queued."""
         if self._levels:
             self._deficits[key] = max(self._deficits.get(key, 0) - num_tokens, -DEEPEST_DEBT)

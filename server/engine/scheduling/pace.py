@@ -1,7 +1,7 @@
 """The pace of prefill: how many prompt tokens a step takes in addition to the tokens of decoding sequences.
 
 A decoding sequence waits for each whole step. Over all steps it waits for all work on prompts, whatever the size of their chunks. Chunks
-below the efficient size cost more per token; larger ones only make the first of several prompts wait for the others. So a step takes a
+below the efficient size cost more per token; larger chunks only delay the first of several prompts. So a step takes a
 chunk of the efficient size, or a smaller one if the step would take longer than `max_gap_s`, the operator's bound. Several prompts share a
 chunk. A short chunk after a long context takes longer than its number of tokens suggests, so the context is counted as further tokens. The
 costs of steps are measured when the model is loaded, and corrected by later steps.
@@ -16,9 +16,9 @@ from math import log2
 
 SMALLEST = 16  # prompt tokens of a step that are allowed even if the step then exceeds the bound: prompts must make progress
 MOVES = 0.25  # weight of a new observation in a correction, so that one disturbed step changes little
-FURTHEST = 4.0  # a step counts as slower or faster than its estimate by at most this factor
+FURTHEST = 4.0  # largest factor by which an observed step counts as slower or faster than its estimate
 EFFICIENT = 1.03  # a size is efficient if its cost per token is at most this factor times the least cost per token
-LEAST_SHARE = 2  # a chunk has at least max_tokens / LEAST_SHARE tokens: smaller ones gain nobody time, and one measurement is noisy
+LEAST_SHARE = 2  # a chunk has at least max_tokens / LEAST_SHARE tokens, because a single noisy measurement may suggest less
 RECENT = 64  # steps after which the correction of a size class expires
 
 

@@ -22,7 +22,7 @@ from server.engine.step_model import GroupLimits
 
 @dataclass(slots=True)
 class Chain:
-    """The digests of a sequence's tokens: one for each PAGE_SIZE tokens, as far as they were computed. Tokens are only appended, or removed
+    """The digests of a sequence's tokens: one for each PAGE_SIZE tokens, computed when first needed. Tokens are only appended, or removed
     with `rewind`, so the digests stay valid when the pages are given back."""
 
     salt: bytes
@@ -131,7 +131,7 @@ class PagePool:
     # --- pages to write ------------------------------------------------------------------------------------------------------
 
     def num_needed(self, held: PageList, start: int, stop: int) -> int:
-        """Return how many pages `make_writable` would take."""
+        """Return how many pages `make_writable` would allocate."""
         fresh = max(0, -(-stop // self.page_size) - len(held.pages))
         first = start // self.page_size
         return fresh + sum(not self._is_private(page) for page in held.pages[first : -(-stop // self.page_size)])

@@ -75,8 +75,8 @@ class Scheduler:
         self.paused = paused
 
     def add(self, request: Request) -> None:
-        """Queue the sequences of a request. The first choice without tokens of its own computes the prompt; the others like it wait for
-        that, and are then forked from it."""
+        """Queue the sequences of a request. The first choice that has no generated tokens computes the prompt. Other choices without
+        generated tokens wait for it, and are then forked from it."""
         alive = [seq for seq in request.sequences if seq.stage is Stage.WAITING]
         fresh = [seq for seq in alive if seq.num_known == seq.num_prompt]
         request.leader, request.followers = (fresh[0], fresh[1:]) if fresh else (None, [])
@@ -159,7 +159,7 @@ class Scheduler:
         """Close the plan, now that the tokens awaited when it was made are known. Drop rows that are no longer needed."""
         assert plan is self._open
         for item in plan.items.values():
-            if item.draws and item.stop < item.seq.num_known:  # a grammar forced the tokens after this row, so none is drawn
+            if item.draws and item.stop < item.seq.num_known:  # a grammar forced the tokens after this row, so no token is drawn from it
                 assert item.num_rows == 1
                 item.draws = False
                 item.num_rows -= 1
@@ -247,7 +247,7 @@ class Scheduler:
 
     def _admit(self, seq: Sequence) -> bool:
         if seq.num_awaited or seq in self._preempted:
-            return False  # rows of it may still be in flight: wait until they arrive
+            return False  # its rows may still be in flight: wait until they arrive
         while not self._slots:
             if not self._preempt_lower_priority(seq) and not self._preempt_greediest(seq):
                 return False
@@ -268,7 +268,7 @@ class Scheduler:
         return True
 
     def _has_room(self, seq: Sequence) -> bool:
-        """Return whether there are pages for the whole prompt of `seq` and one more per running sequence, lest one be preempted soon."""
+        """Return whether there are pages for the whole prompt of `seq` and one more per running sequence, to avoid an early preemption."""
         return self.pool.can_admit(seq.held, seq.num_computed, seq.num_known, len(self.running))
 
     def _find_beginning(self, seq: Sequence) -> None:
@@ -299,7 +299,7 @@ class Scheduler:
     def _preempt_greediest(self, seq: Sequence) -> bool:
         """Preempt the worst-ranked sequence of the key with the most slots, so that one client cannot starve others. Return whether one was
         preempted. The key of `seq` must hold fewer slots even with one more: each preemption then narrows the gap between the two keys, so
-        preempting ends."""
+        preemptions do not alternate forever."""
         held = Counter(other.fairness_key for other in self.running)
         greediest, most = max(held.items(), key=lambda pair: pair[1])
         if most <= held[seq.fairness_key] + 1 or not self._has_room(seq):

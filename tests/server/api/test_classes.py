@@ -113,7 +113,7 @@ def test_a_model_that_judges_reads_pairs_in_its_prompt(serve, reranker):
 
 def test_what_a_model_cannot_do_is_refused_by_name(classifier, serve):
     error = classifier.http().post("/rerank", json={"query": "a", "documents": ["b"]}).json()["error"]
-    assert error["code"] == "not_a_classifier" and "tells 3 classes apart (low, middle, high)" in error["message"]
+    assert error["code"] == "not_a_classifier" and "has 3 classes (low, middle, high)" in error["message"]
     error = classifier.http().post("/v1/embeddings", json={"input": "a"}).json()["error"]
     assert error["code"] == "not_an_embedding_model"
     embedder = serve(script=NullScript(embedding_size=8, generates=False))

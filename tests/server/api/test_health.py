@@ -112,5 +112,5 @@ def test_load_balancers_may_ask_for_the_head_only(server, path):
 )
 def test_a_wrong_address_is_told_the_right_one(server, path, meant):
     response = server.http().post(path, json={})
-    assert response.status_code == 404 and f"is {meant} meant?" in response.json()["error"]["message"]
+    assert response.status_code == 404 and f"did you mean {meant}?" in response.json()["error"]["message"]
     assert "meant" not in server.http().get("/nothing").json()["error"]["message"]

@@ -1,5 +1,5 @@
-"""The store of responses for later requests. It is bounded in bytes and in age, and shows a response only to the key that created it. Its
-contents end with the server."""
+"""The store of responses for later requests. Their bytes and their age are limited, and only the API key that created a response can read
+it. The store is in memory, so a restart of the server empties it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Stored:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of the response and its items. Items that responses share count in each of them, so the store's real size is less than
-        the sum."""
+        """The bytes of the response and its items. An item that several responses share is counted in each of them, so the store uses less
+        memory than the sum."""
         return len(self.body) + sum(len(item) for items in (self.context, self.output) for _, item in items)
 
     @property
@@ -45,7 +45,7 @@ class ResponseStore:
         self.num_bytes = 0
 
     def put(self, stored: Stored) -> None:
-        """Store a response. The least recently used ones make room. A response that alone exceeds the limit is not stored."""
+        """Store a response, and remove the least recently used ones to make room. A response that alone exceeds the limit is not stored."""
         if stored.is_running:
             self._running[stored.id] = stored
             return
