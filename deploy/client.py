@@ -29,7 +29,7 @@ class Client:
     def __init__(self, url: str, key: str | None = None, timeout_s: float = 600.0) -> None:
         host = _host(url)
         if key and not (key.isascii() and key.isprintable()):
-            raise ServerFault(f"the API key does not fit into an HTTP header; give a key of printable ASCII by {KEY_VARIABLE} or --key")
+            raise ServerFault(f"the API key does not fit into an HTTP header; expected printable ASCII by {KEY_VARIABLE} or --key")
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         # For a loopback address, ignore proxies from the environment: they cannot reach this machine's loopback interface.

@@ -23,7 +23,7 @@ class ErrorKind:
     type: str
     meaning: str
     remedy: str
-    retry: bool = False  # the same request may succeed later; otherwise clients are told not to retry
+    retry: bool = False  # the same request may succeed later; if False, a header tells clients not to retry
 
 
 INVALID = "invalid_request_error"
@@ -76,8 +76,8 @@ INVALID_SCHEMA = ErrorKind(
     ErrorCode.INVALID_SCHEMA,
     400,
     INVALID,
-    "A schema, regular expression or grammar cannot be compiled, or takes more work than a request may ask for.",
-    "Use the keywords that the message does not object to; write a grammar so that a text can be read in one way only.",
+    "A schema, regular expression or grammar cannot be compiled, or needs more CPU time or memory than is allowed.",
+    "Avoid the keyword that the message names; write a grammar so that a text can be parsed in one way only.",
 )
 NO_CHAT_TEMPLATE = ErrorKind("no_chat_template", 400, INVALID, "The model has no chat template.", "Use `/v1/completions`.")
 NOT_AN_EMBEDDER = ErrorKind(
@@ -98,7 +98,7 @@ NOT_A_CLASSIFIER = ErrorKind(
     "not_a_classifier",
     400,
     INVALID,
-    "The model has no head that classifies texts or tokens.",
+    "The model has no classification head for texts or for tokens.",
     "Ask `/pooling` or `/v1/embeddings` for vectors, or let the model choose a class with `structured_outputs.choice`.",
 )
 INVALID_SOURCE = ErrorKind(
@@ -160,7 +160,7 @@ NOT_JSON = ErrorKind(
     "not_json",
     415,
     INVALID,
-    "A request that changes something in the administration has another content type than JSON.",
+    "A request that changes something in the administration has a content type other than JSON.",
     "Send `Content-Type: application/json`.",
 )
 UNSUPPORTED_ENCODING = ErrorKind(
@@ -171,7 +171,7 @@ RESPONSE_NOT_FOUND = ErrorKind(
     404,
     NOT_FOUND,
     "No stored response has this id, or it belongs to another key.",
-    "Responses are forgotten `response_store_s` after their last use, earlier where `response_store_bytes` is reached, and when the "
+    "Responses are forgotten `response_store_s` after their last use, earlier if `response_store_bytes` is reached, and when the "
     "server stops.",
 )
 PREVIOUS_RESPONSE_NOT_FOUND = ErrorKind(
@@ -181,20 +181,20 @@ PREVIOUS_RESPONSE_NOT_FOUND = ErrorKind(
     "The response that `previous_response_id` names is not stored, or it belongs to another key.",
     "Send the whole conversation as `input`.",
 )
-METHOD_NOT_ALLOWED = ErrorKind("method_not_allowed", 405, INVALID, "The path exists and takes other methods.", "See the `Allow` header.")
-REQUEST_TIMEOUT = ErrorKind("request_timeout", 408, INVALID, "The body did not arrive in time.", "Send it faster.", retry=True)
+METHOD_NOT_ALLOWED = ErrorKind("method_not_allowed", 405, INVALID, "The path exists and accepts other methods.", "See the `Allow` header.")
+REQUEST_TIMEOUT = ErrorKind("request_timeout", 408, INVALID, "The body did not arrive in time.", "Send the body faster.", retry=True)
 MODEL_EXISTS = ErrorKind(
     "model_exists",
     409,
     CONFLICT,
     "The name is taken by another model or alias.",
-    "Unload it, or load under another name and move the alias.",
+    "Unload that model, or load under another name and move the alias.",
 )
 NAME_IS_ALIAS = ErrorKind(
     "name_is_alias",
     409,
     CONFLICT,
-    "The name is an alias, and only a model's own name unloads it.",
+    "The name is an alias; a model can be unloaded only under its own name.",
     "Unload the model that the message names, or remove the alias at `/admin/aliases`.",
 )
 MODEL_BUSY = ErrorKind("model_busy", 409, CONFLICT, "The model is loading or unloading.", "Wait for its operation, or cancel it.")
@@ -206,11 +206,11 @@ PROBE_FAILED = ErrorKind(
     "The target model did not answer the probe as expected, so the alias was not moved.",
     "Read the message; ask the model under its own name.",
 )
-LOAD_CANCELLED = ErrorKind("load_cancelled", 409, CONFLICT, "Somebody cancelled the load.", "Load the model again, if it is wanted.")
+LOAD_CANCELLED = ErrorKind("load_cancelled", 409, CONFLICT, "Somebody cancelled the load.", "Load the model again if needed.")
 OPERATION_ENDED = ErrorKind(
     "operation_ended", 409, CONFLICT, "The operation has ended and cannot be cancelled.", "Unload the model instead."
 )
-BODY_TOO_LARGE = ErrorKind("body_too_large", 413, INVALID, "The body is larger than `max_body_bytes`.", "Send less.")
+BODY_TOO_LARGE = ErrorKind("body_too_large", 413, INVALID, "The body is larger than `max_body_bytes`.", "Send a smaller body.")
 BODY_TOO_COMPLEX = ErrorKind(
     "body_too_complex",
     413,
@@ -218,7 +218,7 @@ BODY_TOO_COMPLEX = ErrorKind(
     "The body has more values than a request may have: 24576 objects, lists, names and texts, 327680 numbers, and 2097152 backslashes.",
     "Split the request.",
 )
-HEADERS_TOO_LARGE = ErrorKind("headers_too_large", 431, INVALID, "The request line and headers exceed `max_header_bytes`.", "Send less.")
+HEADERS_TOO_LARGE = ErrorKind("headers_too_large", 431, INVALID, "The request line and headers exceed `max_header_bytes`.", "Shorten them.")
 QUEUE_FULL = ErrorKind("queue_full", 429, OVERLOADED, "The model's queue is full.", "Wait for `Retry-After`.", retry=True)
 CLIENT_CLOSED = ErrorKind("client_closed", 499, INVALID, "The client closed the connection; appears in logs and metrics only.", "None.")
 INTERNAL = ErrorKind(ErrorCode.INTERNAL_ERROR, 500, SERVER, "The server has a bug.", "Report it with the `x-request-id`.")
@@ -229,7 +229,7 @@ GENERATION_FAILED = ErrorKind(
     "The model's worker could not finish this request.",
     "Report it with the `x-request-id`.",
 )
-LOAD_FAILED = ErrorKind(ErrorCode.LOAD_FAILED, 500, SERVER, "Loading ended in an unforeseen error.", "Read the operation's error.")
+LOAD_FAILED = ErrorKind(ErrorCode.LOAD_FAILED, 500, SERVER, "Loading ended in an unexpected error.", "Read the operation's error.")
 PREFLIGHT_UNAVAILABLE = ErrorKind(
     "preflight_unavailable",
     501,
@@ -249,7 +249,7 @@ FETCH_FAILED = ErrorKind(
     502,
     SERVER,
     "The hub did not deliver the model.",
-    "Read the message: the name, the rights, or the network.",
+    "Read the message: the name may be wrong, access denied, or the network down.",
 )
 MODEL_NOT_READY = ErrorKind(
     ErrorCode.MODEL_NOT_READY,
@@ -263,7 +263,7 @@ TOO_MANY_CONNECTIONS = ErrorKind(
     "too_many_connections",
     503,
     OVERLOADED,
-    "All connections that the server may hold have a request that is being answered.",
+    "All connections that the server may have are busy with requests.",
     "Wait for `Retry-After`; raise `max_connections`, or the limit on open files.",
     retry=True,
 )
@@ -271,7 +271,7 @@ SHUTTING_DOWN = ErrorKind(
     ErrorCode.SHUTTING_DOWN,
     503,
     SERVER,
-    "The server finishes its running requests and takes no more.",
+    "The server finishes its running requests and accepts no new ones.",
     "Ask another server.",
     retry=True,
 )
@@ -279,15 +279,15 @@ DEADLINE_EXCEEDED = ErrorKind(
     ErrorCode.DEADLINE_EXCEEDED,
     504,
     SERVER,
-    "The request's `timeout` passed; `usage` counts what was generated.",
-    "Allow more time, or ask for less.",
+    "The request's `timeout` passed; `usage` counts the tokens generated until then.",
+    "Set a longer `timeout`, or ask for fewer tokens.",
 )
 INSUFFICIENT_MEMORY = ErrorKind(
     ErrorCode.INSUFFICIENT_MEMORY,
     507,
     SERVER,
-    "The model does not fit into the memory that is left.",
-    "Unload one of `evictable`, or lower `kv_cache_bytes`.",
+    "The model does not fit into the free memory.",
+    "Unload a model listed in `evictable`, or lower `kv_cache_bytes`.",
 )
 
 TABLE: tuple[ErrorKind, ...] = tuple(kind for kind in list(globals().values()) if isinstance(kind, ErrorKind))
@@ -331,12 +331,12 @@ class ApiError(Exception):
         return msgspec.json.encode({"error": {**error, **self.details}})
 
     def response_headers(self) -> dict[str, str]:
-        # Unless told otherwise, the official clients repeat requests that got 409 or 5xx, which triples a load that cannot succeed.
+        # Without x-should-retry, OpenAI's clients repeat requests that got 409 or 5xx, and triple the work of a load that cannot succeed.
         wait = {"retry-after": "1"} if self.kind.status == 503 else {}
         return {"x-should-retry": "true" if self.kind.retry else "false", **wait, **self.headers}
 
 
-ErrorShape = Callable[[ApiError], bytes]  # encodes an error as JSON in the form of one API
+ErrorShape = Callable[[ApiError], bytes]  # encodes an error as JSON in the shape of one API
 
 
 def of_request(error: RequestError) -> ApiError:
@@ -350,7 +350,8 @@ def as_markdown() -> str:
     lines = [
         "# Errors",
         "",
-        "Every error has the envelope of the OpenAI API, whatever the path:",
+        "Under `/v1/messages` and `/api`, errors have the envelope of Anthropic or Ollama, with `code` and `param` added. Under all",
+        "other paths, they have the envelope of the OpenAI API:",
         "",
         "```json",
         '{"error": {"message": "...", "type": "invalid_request_error", "param": "top_p", "code": "invalid_value"}}',

@@ -29,7 +29,7 @@ class LoadError(Exception):
 
 
 class RequestError(Exception):
-    """Raised when one request fails in the worker. Other requests go on."""
+    """Raised when one request fails in the worker. Other requests continue."""
 
     def __init__(self, code: ErrorCode, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class Outage:
     began_s: float
     patience_s: float  # seconds for which new requests wait for the end of the outage; after that they are refused until a worker is ready
     num_tries: int = 0
-    error: str | None = None  # reason why the last try failed
+    error: str | None = None  # reason why the last attempt to restart failed
     next_try_s: float | None = None  # time of the next try; None while a try is running
 
     @property

@@ -1,11 +1,11 @@
-"""The messages between the front process and a model's worker: one struct per arrow.
+"""The messages between the front process and a model's worker. Each kind of message is a struct.
 
     front  -> worker   Load  Submit  Embed  Abort  Drain  Shutdown
     worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats
 
 A message is MessagePack, prefixed by its length as four little-endian bytes, over a Unix socket. Times are seconds. Deadlines are
-`time.monotonic()` values, which are the same in all processes of a machine and do not move when the clock is set. The front owns text: a
-worker sees only token ids.
+`time.monotonic()` values, which are the same in all processes of a machine and do not move when the clock is set. Only the front handles
+text; a worker receives and sends token ids.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Thinking(msgspec.Struct, frozen=True):
-    """The budget of a think block, which is closed once it is spent."""
+    """The token budget of a think block. When the budget is spent, the block is closed."""
 
     budget: int  # largest number of tokens in the block
     open_id: int
@@ -126,18 +126,18 @@ class Load(Message, frozen=True, tag=True):
     max_gap_ms: int = MAX_GAP_MS
     kv_cache_bytes: int | None = None
     memory_limit_bytes: int | None = None
-    kv_dtype: str = "auto"  # type of the pages: f32, f16, bf16, int8; auto is f32 beside weights of f32, else bf16
+    kv_dtype: str = "auto"  # type of the pages: f32, f16, bf16 or int8; auto: f32 if the weights are f32, else bf16
     target: str = "host"  # CPU or GPU architecture to generate code for
     device: str = "cpu"  # device that runs the code: cpu, cuda, cuda:1
-    hub_token: str | None = None  # token for downloads; None: the one stored on this machine, in a file or a variable
-    verify: bool = False  # verify all kept files before use, because those of the last worker were damaged
-    reserved_bytes: int = 0  # free bytes that the KV cache must leave to models that are still to load
-    kv_share: float = 1.0  # share that the KV cache may take of the bytes that are left, for a load without kv_cache_bytes
-    restart: bool = False  # this server has served the model before: verify kept files while serving, however the last worker ended
+    hub_token: str | None = None  # token for downloads; None: use a token from a file or an environment variable of this machine
+    verify: bool = False  # verify all cached files before use, because the last worker found damaged ones
+    reserved_bytes: int = 0  # free bytes that the KV cache must leave for models that are not loaded yet
+    kv_share: float = 1.0  # share of the remaining bytes that the KV cache may use if kv_cache_bytes is None
+    restart: bool = False  # this server has served the model before, so verify cached files while serving
 
 
 class Submit(Message, frozen=True, tag=True):
-    """Generate `num_choices` continuations of a prompt. `emitted` holds, for each choice, the tokens that another worker has already
+    """Generate `num_choices` continuations of a prompt. `emitted` has, for each choice, the tokens that an earlier worker has already
     produced; the choice continues after them. A choice in `finished` does not run again."""
 
     request_id: str
@@ -186,8 +186,8 @@ class Progress(Message, frozen=True, tag=True):
 class ClassScores(StrEnum):
     """The function that turns the outputs of a classifier into scores."""
 
-    SOFTMAX = "softmax"  # a text has one class
-    SIGMOID = "sigmoid"  # a text has any of the classes
+    SOFTMAX = "softmax"  # a text belongs to exactly one class
+    SIGMOID = "sigmoid"  # a text may belong to several classes, or to none
     RAW = "raw"  # the outputs are the scores
 
 
@@ -204,9 +204,9 @@ class PairPrompt(Message, frozen=True):
     """The text around an instruction, a query and a document, for a model that scores documents."""
 
     before: str
-    marks: tuple[str, str, str]  # before the instruction, the query and the document
+    marks: tuple[str, str, str]  # texts before the instruction, the query and the document
     after: str
-    instruction: str  # default, if a request has none
+    instruction: str  # used if a request has no instruction
 
 
 class Ready(Message, frozen=True, tag=True):
@@ -223,9 +223,9 @@ class Ready(Message, frozen=True, tag=True):
     cache_groups: tuple[CachePages, ...] = ()  # num_pages and kv_cache_bytes are sums over these
     context_note: str = ""  # why max_context is less than the model allows, and what a longer one needs
     embedding_size: int = 0  # 0: not an embedding model
-    embeds_tokens: bool = False  # the model also gives a vector per token
+    embeds_tokens: bool = False  # the model can also compute a vector per token
     generates: bool = True
-    normalize: bool = True  # scale embeddings to length one unless a request says otherwise
+    normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise
     prompts: tuple[tuple[str, str], ...] = ()  # pairs of a prompt's name and the text that the prompt puts before a text to embed
     default_prompt: str | None = None  # name of the default prompt
     classes: tuple[str, ...] = ()  # names of classes; if there are any, a text gets a number per class instead of a vector
@@ -289,7 +289,7 @@ class Embedding(Message, frozen=True, tag=True):
 
 
 class Failed(Message, frozen=True, tag=True):
-    """One request failed. Other requests go on."""
+    """One request failed. Other requests continue."""
 
     request_id: str
     code: ErrorCode

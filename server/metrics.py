@@ -1,6 +1,6 @@
-"""The metrics for Prometheus: vLLM's names, so that its dashboards work unmodified, and metrics of our own.
+"""The metrics for Prometheus. They have vLLM's names, so that vLLM's dashboards work unmodified; some are our own.
 
-The buckets are vLLM's, since its dashboards name some of them, and finer ones below vLLM's smallest. Every series of a model exists from
+The buckets are vLLM's, since its dashboards name some of them, plus smaller ones. Every series of a model exists from
 its first load, at 0: if a counter appeared with its first event, Prometheus would miss that event.
 """
 
@@ -79,7 +79,7 @@ class Metrics:
         self.success = counter("vllm:request_success", "Choices that ended, for any reason.", ("finished_reason",))
 
         self.rejected = counter("relaxserve:requests_rejected", "Requests refused.", ("code",))
-        self.cancelled = counter("relaxserve:requests_cancelled", "Requests whose client left.", ("stage",))
+        self.cancelled = counter("relaxserve:requests_cancelled", "Requests whose client disconnected.", ("stage",))
         self.failed = counter("relaxserve:requests_failed", "Requests that ended in an error.", ("code",))
         self.loads = counter("relaxserve:model_loads", "Loads that ended, by outcome.", ("outcome",))
         self.unloads = counter("relaxserve:model_unloads", "Models unloaded.")
@@ -177,7 +177,7 @@ class _Gauges(Collector):
             for reading in readings:
                 counter.add_metric((reading.name, ENGINE), value(reading))
             yield counter
-        state = GaugeMetricFamily("relaxserve:model_state", "1 for the state a model is in.", labels=(*MODEL, "state"))
+        state = GaugeMetricFamily("relaxserve:model_state", "1 for the state that a model is in.", labels=(*MODEL, "state"))
         parts = GaugeMetricFamily("relaxserve:model_bytes", "Memory of the model, by part.", labels=(*MODEL, "part"))
         resident = GaugeMetricFamily(
             "relaxserve:worker_resident_bytes", "Memory of the worker and its processes, as the kernel counts it.", labels=(*MODEL, "kind")

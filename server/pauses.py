@@ -11,7 +11,7 @@ OLD = 20, 1_000  # collections of a generation after which the collector examine
 
 
 def switch_often() -> None:
-    """Let a waiting thread get the interpreter after 1 ms, while another one parses or tokenizes."""
+    """Let a waiting thread get the interpreter after 1 ms while another thread parses or tokenizes."""
     sys.setswitchinterval(SWITCH_S)
 
 

@@ -1,4 +1,4 @@
-"""The settings of the front process. The command line builds them; nothing in the server reads the environment."""
+"""The settings of the front process. The command line builds them; the server itself never reads environment variables."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class ServerSettings:
     max_stop_chars: int = 256
     max_queued_requests: int = 256  # limit on waiting requests per model, in addition to the size of its batch
     max_queued_tokens: int = 1 << 20  # limit on prompt tokens that are admitted and not yet prefilled, per model
-    response_store_bytes: int = 64 << 20  # total size of responses kept for later requests; 0: none are kept
-    response_store_s: float = 86400.0  # time for which they are kept after their last use
+    response_store_bytes: int = 64 << 20  # total size of responses stored for later requests; 0: store none
+    response_store_s: float = 86400.0  # time for which responses are stored after their last use
     max_timeout_s: float = 3600.0  # longest deadline that a request may set
 
     header_timeout_s: float = 10.0  # from the first byte of a request to the end of its headers
@@ -58,8 +58,8 @@ class ServerSettings:
     write_timeout_s: float = 60.0  # time for which a client may leave a full buffer unread
     keep_alive_s: float = 75.0
     heartbeat_s: float = 10.0  # seconds between comment lines on a stream that sends nothing else
-    drain_s: float = 30.0  # time for running requests when the server is told to stop
-    stall_s: float = 20.0  # seconds after which a worker that has work and is silent is replaced: more than its longest step takes
+    drain_s: float = 30.0  # time for running requests after a signal to stop
+    stall_s: float = 20.0  # seconds of silence after which a worker that has work is replaced; its longest step must take less
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
@@ -88,7 +88,7 @@ class ServerSettings:
 
 CHOICES = {"log_level": ("debug", "info", "warning", "error"), "log_format": ("text", "json")}
 
-# These values are compared with headers literally: a value in another form would never match.
+# These values are compared with headers literally, so a value in another format would never match.
 FORMS = {
     "allowed_hosts": (r"[\w.-]+|\[[0-9A-Fa-f:.]+\]", "a name without scheme and port, or an IPv6 address in brackets"),
     "cors_origins": (

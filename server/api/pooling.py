@@ -93,7 +93,7 @@ def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
     """Return whether vectors of tokens are requested. Raise ApiError if the model does not support the task."""
     match body.task:
         case "token_classify":
-            raise ApiError(NOT_A_CLASSIFIER, f"model {model.spec.name!r} has no head that classifies tokens", param="model")
+            raise ApiError(NOT_A_CLASSIFIER, f"model {model.spec.name!r} has no classification head for tokens", param="model")
         case "classify" | "score":
             require_classes(model, loaded)
             return False

@@ -1,4 +1,4 @@
-"""The worker process: load one model, then serve its requests until told to stop."""
+"""The worker process: load one model, then serve its requests until the front stops it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ from server.messages import (
 log = logging.getLogger(__name__)
 
 ProgressFn = Callable[[str, float], None]
-WARM_AFTER_S = 1.0  # seconds of idleness before the first warm-up; right after a restart requests are about to be resubmitted
-RECEIVE_S = 0.005  # longest time for taking messages between two steps: a burst of requests must not hold up running ones
+WARM_AFTER_S = 1.0  # idle seconds before the warm-up, because right after a restart, resubmitted requests come first
+RECEIVE_S = 0.005  # longest time for handling messages between two steps, so that a burst of new requests does not delay running ones
 STALL_S = 0.002  # seconds between polls while no sequence can run: all wait for a constraint, or the front does not read
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """The model that a builder returns: a decoder, which generates or embeds or both, or else an encoder."""
+    """The model that a builder returns: a decoder (it generates, embeds or both) or an encoder."""
 
     ready: Ready
     step_model: StepModel | None = None
@@ -56,14 +56,14 @@ class LoadedModel:
     overlap: bool = True
     # paces prefill by the measured costs of steps and the longest allowed gap; None: costs are measured while serving
     pace: Pace | None = None
-    damage: Callable[[], str] | None = None  # verifies the files that the model is served from, blocking; returns what is damaged, or ""
+    damage: Callable[[], str] | None = None  # blocks while it verifies the files that the model uses; returns a message about damage, or ""
 
 
 Build = Callable[[Load, ProgressFn], LoadedModel]
 
 
 def serve_worker(socket_fd: int, build: Build) -> None:
-    """Serve the front through an inherited socket until told to stop or drained. If the front is gone, the process exits at once."""
+    """Serve the front through an inherited socket until it stops or drains this worker. If the front is gone, exit at once."""
     connection = socket.socket(fileno=socket_fd)
     connection.set_inheritable(False)  # if a child inherited it, the front would not notice the end of this process
     channel = WorkerChannel(connection, on_lost=lambda: os._exit(0))
@@ -121,7 +121,7 @@ class Worker:
         self._engine.close()
 
     def _receive(self) -> None:
-        """Take messages for at most RECEIVE_S. Wait for the first one if the engine has no work."""
+        """Handle messages for at most RECEIVE_S. Wait for the first message if the engine has no work."""
         try:
             if not self._engine.has_work and not self._draining:
                 self._handle(self._channel.inbox.get(timeout=WARM_AFTER_S if self._is_cold else None))
@@ -140,7 +140,7 @@ class Worker:
     def _handle(self, message: FromFront) -> None:
         match message:
             case Submit() | Embed() if self._draining:
-                text = "the model is being unloaded and takes no new requests"
+                text = "the model is being unloaded and accepts no new requests"
                 self._channel.send(Failed(message.request_id, ErrorCode.SHUTTING_DOWN, text))
             case Submit():
                 self._engine.submit(message)

@@ -116,11 +116,11 @@ class Guard:
         self._hosts = frozenset({"127.0.0.1", "localhost", "[::1]", settings.host, *map(str.lower, settings.allowed_hosts)})
 
     def check(self, method: str, path: str, headers: Mapping[str, str]) -> Passed:
-        """Return what the request may do, or raise ApiError."""
+        """Return the access level and the key of a request, or raise ApiError if the request is not allowed."""
         if not path.isprintable():
-            # The router's patterns end in `$`, which accepts a line feed after the path. The paths compared here must be the ones it
-            # compares.
-            raise ApiError(NOT_FOUND_PATH, f"path {path!r:.120} has characters that no path here has")
+            # The router's patterns end in `$`, which accepts a line feed after the path. So a path with a line feed could pass this check
+            # as one path and be routed as another.
+            raise ApiError(NOT_FOUND_PATH, f"path {path!r:.120} has unprintable characters; see /docs for the paths")
         access = access_of(path, open_metrics=self._settings.open_metrics)
         if not self._api.exists and not self._settings.insecure:
             self._check_host(headers.get("host", ""))
@@ -155,8 +155,8 @@ class Guard:
             )
 
     def _check_origin(self, headers: Mapping[str, str]) -> None:
-        """Raise ApiError if a page of another origin sent the request and no keys are set. A browser adds no key by itself, so with keys a
-        foreign page can do nothing."""
+        """Raise ApiError if a page of another origin sent the request and no keys are set. A browser adds no key by itself, so keys
+        stop pages of other origins."""
         origin, allowed = headers.get("origin"), self._settings.cors_origins
         if origin is None:
             is_foreign, named = headers.get("sec-fetch-site", "").lower() == "cross-site", "another site"
@@ -181,8 +181,8 @@ def _is_own(origin: str, host: str) -> bool:
 
 
 def _check_json(headers: Mapping[str, str]) -> None:
-    """Raise ApiError unless the content type is JSON: a foreign page may send other types without asking the server first. The type may be
-    absent if there is no body."""
+    """Raise ApiError unless the content type is JSON: a page of another origin may send other types without a CORS preflight. The type may
+    be absent if there is no body."""
     declared = headers.get("content-type", "")
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
     if declared.partition(";")[0].strip().lower() != "application/json" and (declared or has_body):
@@ -198,7 +198,7 @@ def _checked(key: str, where: str) -> str:
     if len(key) < MIN_KEY_CHARS:
         raise SettingsError(f"{where} has a key of {len(key)} characters; expected at least {MIN_KEY_CHARS}")
     if not (key.isascii() and key.isprintable()):
-        raise SettingsError(f"{where} has a key that a header cannot carry; expected printable ASCII")
+        raise SettingsError(f"{where} has a key that does not fit into an HTTP header; expected printable ASCII")
     return key
 
 

@@ -118,7 +118,7 @@ class Gateway:
                 watcher(record)
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
-        """Read the whole body, because no endpoint can begin without it. Bound its size, the number of its values and its time."""
+        """Read the whole body, because no endpoint can begin without it. Limit its size, the number of its values and the time."""
         limit, declared = self._settings.max_body_bytes, headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes", headers={"connection": "close"})
@@ -146,7 +146,7 @@ class Gateway:
 
 
 def _decoder(encoding: str) -> Callable[[bytes], Iterator[bytes]]:
-    """Return a function that decodes received bytes into pieces of bounded size. A compressed body is thus held to the same limits as a
+    """Return a function that decodes received bytes into pieces of bounded size. So the same limits apply to a compressed body as to a
     plain one."""
     encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
@@ -197,7 +197,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body again, then further messages of the client. The only one left is its disconnect."""
+    """Return a `receive` that gives the body again, and then the client's next message, which is its disconnect."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:

@@ -1,4 +1,4 @@
-"""Bound the work that decoding a JSON text takes: count its values and measure its depth while it arrives, without parsing it.
+"""Limit the time to decode a JSON text: count its values and measure its depth while it arrives, without parsing it.
 
 Decoding and validating are one call each, and nothing can interrupt either. The number of values and escapes decides how long a call takes,
 far more than the length: 8 MiB of one text decode in 5 ms, 8 MiB of escaped newlines in 28 ms, 8 MiB of empty objects in 250 ms.
@@ -32,7 +32,7 @@ class JsonScan:
     num_parts: int = 0
     num_escapes: int = 0
     depth: int = 0
-    _is_inside: bool = False  # the last piece ended inside a text
+    _is_inside: bool = False  # the last piece ended inside a string
     _carried: bytes = b""  # a backslash at the end of the last piece, whose escape continues in the next
 
     def feed(self, data: bytes | bytearray | memoryview) -> None:
@@ -48,7 +48,7 @@ class JsonScan:
         piece, self._carried = (piece[:-1], b"\\") if num_last % 2 else (piece, b"")
         self.num_escapes += piece.count(b"\\")
         began_inside = self._is_inside
-        # The quote appended here ends a text that continues in the next piece, or else it starts a text that nothing ends.
+        # The appended quote ends a string that continues in the next piece. Otherwise it starts a string that has no end.
         outside, num_texts = TEXT.subn(b"", (b'"' if began_inside else b"") + piece + b'"')
         self._is_inside = not outside.endswith(b'"')
         marks = outside.translate(None, NO_MARKS)

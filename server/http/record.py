@@ -55,7 +55,7 @@ class Watcher(Protocol):
     def __call__(self, record: RequestRecord, /) -> None: ...
 
     def close(self) -> None:
-        """Flush when the server stops. May block for a while."""
+        """Write out pending records when the server stops. May block for a while."""
         ...
 
 

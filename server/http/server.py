@@ -33,7 +33,7 @@ BACKLOG = 2048  # connections that wait to be accepted; they have no descriptor 
 
 
 class _Refused(Exception):
-    """Stops the parser; data_received catches it."""
+    """Raised to stop the parser at a refused request. uvicorn's `data_received` catches it."""
 
 
 PROBE_S = 0.1  # seconds between writes to a client that has stopped sending: if it has stopped reading too, it resets the connection
@@ -196,8 +196,8 @@ def _without_chunks(cycle: RequestResponseCycle) -> Send:
 
 
 class Server(uvicorn.Server):
-    """The server. When told to stop, it takes no more requests and lets the running ones finish for `drain_s`. Then, or at a second
-    interrupt, it ends the rest with an error."""
+    """The server. At a signal to stop, it accepts no more requests and gives running requests `drain_s` to finish. After that time, or at
+    a second interrupt, it ends the remaining requests with an error."""
 
     def __init__(self, app: FastAPI, settings: ServerSettings, registry: Registry, **options: Any) -> None:
         """`options` go to uvicorn, for example certificates. uvicorn's log lines go to the same log."""

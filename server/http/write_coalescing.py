@@ -1,8 +1,8 @@
-"""Send all writes of one turn of the event loop together, at the end of the turn.
+"""Send all writes of one iteration of the event loop together, at the end of the iteration.
 
 An engine step brings a token for every stream. If each token were sent as soon as it is formatted, each write would wake its client while
-other tokens still wait to be formatted. Written together, the tokens of a step are all sent sooner. One call sends all that a connection
-writes in a turn.
+other tokens still wait to be formatted. Written together, the tokens of a step are all sent sooner. All data that a
+connection writes in one iteration is sent by one call.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-MAX_HELD_BYTES = 64 << 10  # bytes held for one connection; more are passed on at once, so that the transport's own flow control sees them
+MAX_HELD_BYTES = 64 << 10  # bytes delayed for one connection; more are passed on at once, so that the transport's flow control sees them
 
 
 class Outbox:
@@ -31,7 +31,7 @@ class Outbox:
 
 
 class CoalescingTransport(asyncio.Transport):
-    """A transport that holds writes until the end of the turn. Closing sends held writes first, aborting drops them."""
+    """A transport that delays writes until the end of the loop's iteration. Closing sends delayed writes, aborting drops them."""
 
     def __init__(self, transport: asyncio.Transport, outbox: Outbox) -> None:
         super().__init__()

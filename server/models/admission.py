@@ -1,4 +1,4 @@
-"""Admission: decide whether a model takes one more request, and when a refused one should retry, before a stream's headers are sent."""
+"""Admission: decide before a stream's headers are sent whether a model accepts a request, and when a refused client should retry."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Admission:
         self.model = model
         self.max_sequences = max_running + max_queued
         self.max_running = max_running
-        # most sequences of one request in the worker at a time: as many as run now, and as many to run next
+        # sequences of one request that may be in the worker: a full batch that runs, and a full batch that waits
         self.max_at_once = min(2 * max_running, self.max_sequences)
         self.max_queued_tokens = max_queued_tokens
         self.num_sequences = 0
@@ -27,8 +27,8 @@ class Admission:
         self._full_since: float | None = None  # time of the last completion, or of becoming full; None: not full
 
     def admit(self, num_sequences: int, num_tokens: int) -> Lease:
-        """Count the request in. Raise QUEUE_FULL, with the time after which to retry, if the queue has no room. A request is never refused
-        while no other one is counted, because no retry would help it."""
+        """Admit a request. If the queue has no room, raise QUEUE_FULL with the time after which to retry. A request is always admitted if
+        no other request is, because otherwise a retry could never succeed."""
         too_many = self.num_sequences + num_sequences - self.max_sequences
         too_long = self.num_queued_tokens and self.num_queued_tokens + num_tokens > self.max_queued_tokens
         if (self.num_sequences and too_many > 0) or too_long:
@@ -74,7 +74,7 @@ class Admission:
 
 
 class Lease:
-    """One request's share of an admission. `prefilled` and `release` may be called more than once."""
+    """The sequences and prompt tokens of one admitted request. `prefilled` and `release` may be called more than once."""
 
     def __init__(self, admission: Admission, num_sequences: int, num_tokens: int) -> None:
         self._admission = admission

@@ -1,4 +1,4 @@
-"""The memory budget that all models share: what is used, what is free, and how much of it each load may take."""
+"""The memory budget that all models share: the used bytes, the free bytes, and how many of them each load may take."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Evictable(TypedDict):
 class Budget:
     """Decides how much memory each load may take. Loads run at the same time once it is known how much each takes.
 
-    The memory of a load that runs alone is not estimated. When another load begins, the planner estimates the running one. Without a limit
+    The memory of a load that runs alone is not estimated. When a second load begins, the planner estimates the first. Without a limit
     or a planner, the new load waits until the running one has ended, to see how much memory is left.
     """
 
@@ -62,7 +62,7 @@ class Budget:
         return [{"model": model.spec.name, "bytes": model.total_bytes} for model in models]
 
     async def claim(self, model: Model) -> ModelSpec:
-        """Return the specification to load, with the memory that it may take, once it is known what earlier loads take."""
+        """Wait until the memory of earlier loads is known. Then return the specification to load, with the memory that it may take."""
         async with self._turn:
             for other in self._models():
                 if other is not model and other.claim is not None:
@@ -130,8 +130,8 @@ class Budget:
             return 0
 
     def _limited(self, spec: ModelSpec, model: Model | None = None) -> ModelSpec:
-        """Return `spec` with the memory that it may take. Bytes for the weights of models that are still to load stay free; the rest is
-        shared equally. Under a limit, one more share stays free for models loaded later."""
+        """Return `spec` with the memory that it may take. Bytes for the weights of models that are not loaded yet stay free. The rest is
+        shared equally. If memory_limit_bytes is set, one more share stays free for models loaded later."""
         waiting = [other.spec for other in self._models() if other is not model and _has_no_memory_yet(other)]
         coming = [other for other in waiting if other.device == spec.device]
         reserved_bytes = sum(self._weigh(other) + (other.kv_cache_bytes or self._settings.default_kv_cache_bytes or 0) for other in coming)

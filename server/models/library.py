@@ -1,4 +1,4 @@
-"""The interface to models of the hub that are stored on this machine: download one, or remove one."""
+"""The interface to models of the hub that are stored on this machine: download a model, or remove it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Identify = Callable[[str], str]  # returns a text that changes whenever the file
 
 
 SLEEPING = "sleeping"
-SERVING = ("ready", "restarting", SLEEPING)  # a restarting worker keeps its requests, and a request wakes a sleeping one
+SERVING = ("ready", "restarting", SLEEPING)  # a restarting worker keeps its requests, and a request wakes a sleeping worker
 
 
 class ModelState(StrEnum):
@@ -37,7 +37,7 @@ class ModelState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The memory that a load will take, by the compiler's plan."""
+    """The memory that a load will take, as planned by the compiler."""
 
     weights_bytes: int
     arena_bytes: int
@@ -71,7 +71,7 @@ class Loaded:
     tokenizer: Tokenizer
     dialect: Dialect
     admission: Admission
-    renderer: Renderer | None  # renderer of the chat template, or None without one
+    renderer: Renderer | None  # renders the chat template; None if there is no template
 
 
 @dataclass(slots=True, eq=False)
@@ -105,14 +105,14 @@ class Model:
 
     @property
     def condition(self) -> str:
-        """The worker's state once the model is ready, before that the state of the model."""
+        """The state of the worker if the model is ready, otherwise the state of the model."""
         if self.state is ModelState.READY and self.loaded is not None:
             return self.loaded.worker.state.value
         return self.state.value
 
     @property
     def is_sleeping(self) -> bool:
-        """True while its worker has given its memory back, until a request comes."""
+        """True while the model's worker has ended to free memory. The next request restarts it."""
         return self.condition == SLEEPING
 
     @property

@@ -1,4 +1,4 @@
-"""Probe a model: check that it answers a request that takes the same path as any other through front and worker."""
+"""Probe a model: send a short request to its worker, and check the answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PLAIN = Probe()
 
 
 async def require_answer(name: str, loaded: Loaded, probe: Probe) -> None:
-    """Raise PROBE_FAILED unless the model answers."""
+    """Raise PROBE_FAILED unless the model answers as expected."""
     try:
         if loaded.ready.generates:
             await _require_text(name, loaded, probe)
@@ -64,4 +64,4 @@ async def _require_vector(name: str, loaded: Loaded, probe: Probe) -> None:
 
 
 def _failed(name: str, why: str) -> ApiError:
-    return ApiError(PROBE_FAILED, f"model {name!r} failed its probe, and the alias stays where it was: {why}", param="model")
+    return ApiError(PROBE_FAILED, f"model {name!r} failed its probe, so the alias was not moved: {why}", param="model")

@@ -1,7 +1,7 @@
 """The registry: which models are loaded, under which names, and in what memory.
 
-A load is a transaction: it claims its name and memory first, and gives both back unless the worker becomes ready. A model whose source has
-changed is loaded again beside the one being served, and replaces it once it has answered a probe.
+A load is a transaction: it claims a name and memory first, and frees them again if the worker does not become ready. If a model's
+source has changed, the new version loads while the old one is served, and replaces it after it has answered a probe.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ class Registry:
     # --- loading -------------------------------------------------------------------------------------------------------
 
     async def load(self, spec: ModelSpec, *, swap: bool = False) -> Operation:
-        """Begin a load, or join the one that runs. A model that is loaded already is loaded again if its source has changed since. `swap`:
-        once the model is ready, unload models that lose their last alias to it."""
+        """Begin a load, or return the running load of this model. A loaded model is loaded again if its source has changed since then.
+        `swap`: once the model is ready, unload models that lose their last alias to it."""
         known = self._models.get(spec.name)
         is_outdated = known is not None and known.spec.loads_like(spec) and await self._is_outdated(known)
         if self.closing:
@@ -266,7 +266,7 @@ class Registry:
         began = time.monotonic()
         log.info("loading %s from %s", name, model.spec.source)
         try:
-            # Before the worker reads it: if the source changes in between, the identity is too old, which costs one more load.
+            # Identify the source before the worker reads it. If it changes in between, the identity is too old: one needless load follows.
             model.identity = await asyncio.to_thread(self._identify, model.spec.source)
             spec = await self.budget.claim(model)
             loaded = await self._starter.start(spec, operation.report)
@@ -321,7 +321,7 @@ class Registry:
     # --- unload and aliases --------------------------------------------------------------------------------------------
 
     async def unload(self, name: str, *, drain_s: float, force: bool = False) -> Unloaded:
-        """Take no more requests, let the running ones finish for `drain_s`, then stop the worker."""
+        """Accept no more requests, give running requests `drain_s` to finish, then stop the worker."""
         if name in self._saved and name not in self._models:
             self._saved.drop(name)  # its last load failed; do not load it at the next start
             self._save()
@@ -357,7 +357,7 @@ class Registry:
         return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
 
     async def set_alias(self, alias: str, name: str, probe: Probe) -> None:
-        """Point `alias` at a ready model that has just answered a probe. Running requests stay with their model."""
+        """Point `alias` at a ready model, if the model answers a probe. Running requests stay with their model."""
         model, loaded = self._may_be_called(alias, name)
         await require_answer(model.spec.name, loaded, probe)
         model, _ = self._may_be_called(alias, name)  # other requests may have changed the models meanwhile

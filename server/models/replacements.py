@@ -1,4 +1,4 @@
-"""Models that load while the models they will replace are served, and replaced models that finish their running requests."""
+"""New versions of models, which load while the old versions are served, and old versions, which finish their running requests."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ class Replacements:
 
 
 def beside(error: LoadError, replaces: Model | None) -> LoadError:
-    """Extend a LoadError for lack of memory: say that the model to be replaced still holds memory."""
+    """Extend the message of a LoadError for lack of memory: the model to be replaced still holds memory."""
     if replaces is None or not error.required_bytes:
         return error
     name, held = replaces.spec.name, replaces.total_bytes
     message = (
-        f"{error.message}. The files of model {name!r} have changed, and until the new ones are loaded the old ones are served, "
-        f"which hold {in_mib(held)}: unload {name!r}, then load it again"
+        f"{error.message}. The files of model {name!r} have changed. Its old version is served until the new one is loaded, "
+        f"and holds {in_mib(held)}: unload {name!r}, then load it again"
     )
     return LoadError(error.code, message, error.required_bytes, error.free_bytes)

@@ -10,14 +10,14 @@ from server.errors import MODEL_NOT_READY, ApiError, of_request
 from server.interfaces import RequestError
 from server.models.model import SLEEPING, Loaded, Model
 
-LOOK_S = 0.01  # seconds between polls of a worker that starts, or that is to become idle
+LOOK_S = 0.01  # seconds between polls while a worker starts or finishes its requests
 
 SleepMode = Literal["abort", "wait", "keep"]
 
 
 async def put_to_sleep(model: Model, mode: SleepMode, *, patience_s: float) -> None:
     """Put a model to sleep. `abort` fails its running requests. `wait` lets them finish for `patience_s`. Requests that still run after
-    that, and with `keep` all requests, continue when the model wakes."""
+    that time continue when the model wakes. With `keep`, all running requests continue then."""
     loaded = _loaded(model)
     if mode == "wait":
         end_s = asyncio.get_running_loop().time() + patience_s

@@ -11,14 +11,14 @@ from pathlib import Path
 from server.errors import INVALID_SOURCE, ApiError
 from server.settings import ServerSettings
 
-HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[A-Za-z0-9][\w./-]*)?")  # optionally with a file name, or the end of one
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[A-Za-z0-9][\w./-]*)?")  # optionally with the end of a file name
 
-MOST_LEVELS = 2  # below the model root: NAME, or ORGANISATION/NAME
+MOST_LEVELS = 2  # levels of folders below the model root: NAME, or ORGANISATION/NAME
 MOST_ENTRIES = 4096
 
 
 def resolve(source: str, settings: ServerSettings) -> str:
-    """Return a path that exists below the model root, or a hub id; raise ApiError otherwise. Links are followed before the check."""
+    """Return a path that exists below the model root, or a hub id; raise ApiError otherwise. Symbolic links are resolved first."""
     root = settings.model_root.resolve()
     try:
         path = (root / source).resolve()
@@ -39,7 +39,7 @@ def resolve(source: str, settings: ServerSettings) -> str:
 class Offer:
     """A model below the model root that may be loaded."""
 
-    source: str  # the name by which a load refers to it
+    source: str  # the name that a load request gives as source
     num_bytes: int
     modified_s: float
 

@@ -1,4 +1,4 @@
-"""Start what serves a model: a ready worker, the tokenizer, the dialect and admission."""
+"""Start the parts that serve a model: a worker, the tokenizer, the dialect and admission."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Starter:
     load_tokenizer: LoadTokenizer
 
     async def start(self, spec: ModelSpec, report: ProgressCallback) -> Loaded:
-        """Return the started model. If that fails, stop the worker and raise LoadError."""
+        """Start a model and return its parts. If that fails, stop the worker and raise LoadError."""
         worker = self.make_worker(spec, report)
         try:
             ready = await worker.start()

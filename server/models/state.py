@@ -32,8 +32,8 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     max_gap_ms: Annotated[int, Meta(ge=1, le=LONGEST_GAP_MS)] = MAX_GAP_MS
     kv_cache_bytes: Annotated[int, Meta(ge=1)] | None = None
     memory_limit_bytes: int | None = None  # set by the registry: bytes that are free when the load begins
-    reserved_bytes: int = 0  # set by the registry: bytes of the free memory that models still to load need
-    kv_share: float = 1.0  # set by the registry: share that the KV cache may take of the bytes that are left
+    reserved_bytes: int = 0  # set by the registry: free bytes that models need which are not loaded yet
+    kv_share: float = 1.0  # set by the registry: share of the remaining bytes that the KV cache may use
     kv_dtype: str = "auto"
     target: str = "host"
     device: Annotated[str, Meta(pattern=f"^{DEVICE}$")] = "cpu"
@@ -48,7 +48,7 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, **plain) == msgspec.structs.replace(other, **plain)
 
     def with_names(self, other: ModelSpec) -> ModelSpec:
-        """Return this specification with the aliases and pins of both."""
+        """Return this specification, with the aliases and the pin of `other` added."""
         return msgspec.structs.replace(self, aliases=tuple(dict.fromkeys((*self.aliases, *other.aliases))), pin=self.pin or other.pin)
 
 
@@ -72,7 +72,7 @@ def read_state(path: Path) -> SavedState:
 
 
 def require_writable(path: Path) -> None:
-    """Raise StateError unless the state file can be written, so that the start fails and not the first load."""
+    """Raise StateError unless the state file can be written, so that the server fails at its start and not after the first load."""
     try:
         _fresh(path).touch()
         _fresh(path).unlink()

@@ -81,7 +81,7 @@ class Detokenizer:
         return text
 
     def _settle(self, pending: str) -> str:
-        """Return the part of `pending` that is certain, and hold the rest."""
+        """Return the part of `pending` that is certain, and keep the rest in `_held`."""
         stops = self._stops
         matches = [(at + len(stop), at, stop) for stop in stops.strings if (at := pending.find(stop)) >= 0]
         if matches:
@@ -97,5 +97,5 @@ class Detokenizer:
 
 
 def overlap(text: str, marker: str) -> int:
-    """Return the length of the longest end of `text` that is a proper prefix of `marker`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `marker`."""
     return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if text.endswith(marker[:n])), 0)

@@ -13,7 +13,7 @@ from server.text.infill import Infill
 from server.text.templates.meter import Limits
 from server.text.tools import FORMATS, GENERIC, HARMONY, ToolFormat
 
-PROBE = Limits(time_s=0.25, memory_bytes=16 << 20)  # a thousand times what a template usually takes
+PROBE = Limits(time_s=0.25, memory_bytes=16 << 20)  # a thousand times the usual cost of a rendering
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +47,8 @@ class Dialect:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, tool_parser: str | None, thinks: bool | None) -> Dialect:
-        """Return the dialect of a model. Explicit settings win. Otherwise the way in which the chat template writes a tool call decides on
-        the format, and the vocabulary on whether the model has think blocks."""
+        """Return the dialect of a model. Explicit settings win. Otherwise the format is the one in which the chat template writes a
+        tool call, and the model has think blocks if its vocabulary has tokens for them."""
         if tool_parser is None:
             tools = _written_by(tokenizer.chat_template)
         elif tool_parser in FORMATS:

@@ -1,4 +1,4 @@
-"""Constraints for answers: forced tool calls, structures within free text, and a think block before both."""
+"""Constraints for answers: forced tool calls, structures within unconstrained text, and an optional think block before them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def calls_behind_marker(form: ToolFormat, tools: Sequence[ToolSchema], specials:
 
 
 def beginnings(form: ToolFormat, name: str) -> tuple[str, ...]:
-    """Return the beginnings of a call of tool `name` after its marker, as models write them, up to the arguments."""
+    """Return the texts with which a call of tool `name` may begin, from after the marker up to the arguments."""
     head = f'{{"name": "{name}", "{form.arguments_key}":'
     if form.arguments_marker:
         return f" [{head}", f"[{head}", name + form.arguments_marker
@@ -86,8 +86,8 @@ def by_schema(tools: Sequence[ToolSchema]) -> dict[str, list[str]]:
 
 
 def _inside(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
-    """Return the grammar rules between a call's markers. Tools with the same schema share a rule: a parser's work grows with rules, not
-    with names."""
+    """Return the grammar rules between a call's markers. Tools with the same schema share a rule, because the parser's time grows with
+    the number of rules and not with the number of names."""
     names = by_schema(tools)
     rules = [f"inside: {_around_calls(form, specials, several=several)}", f"call: {_alternatives('call', len(names))}"]
     if form.arguments_marker:
@@ -120,7 +120,7 @@ def _spaced(*parts: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """A constrained stretch of an otherwise free answer: the text after `trigger` must be the rest of `begin`, JSON of the schema, then
+    """A constrained section of an otherwise unconstrained answer: after `trigger` must come the rest of `begin`, JSON of the schema, and
     `end`."""
 
     trigger: str  # a prefix of `begin`
@@ -130,11 +130,11 @@ class Structure:
 
 
 def structured(structures: Sequence[Structure]) -> Constraint:
-    """Return the constraint for free text in which every trigger must continue as one of the structures."""
+    """Return the constraint for unconstrained text in which every trigger must continue as one of the structures."""
     triggers = list(dict.fromkeys(structure.trigger for structure in structures))
     tags = [f"tag{index}" for index in range(len(structures))]
     rules = [f"start: ({' | '.join(tags)})* rest", "rest: TEXT", "TEXT: /(?s:.*)/"]
-    # A lazy lexeme ends where its trigger ends, and beats a longer match of the text, so no trigger can be written without its structure.
+    # A lazy lexeme ends where its trigger ends, and wins over longer text. So no trigger can be written without its structure.
     rules += [f"head{index}[lazy]: TEXT {json.dumps(trigger)}" for index, trigger in enumerate(triggers)]
     for tag, one in zip(tags, structures, strict=True):
         begin = one.begin.removeprefix(one.trigger)

@@ -4,7 +4,7 @@
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
     <|start|>assistant<|channel|>final<|message|>the content<|return|>
 
-A message is a header up to `<|message|>`, and a body up to one of the ends. The prompt ends inside the first header, after
+A message is a header up to `<|message|>`, and a body up to one of ENDS. The prompt ends inside the first header, after
 `<|start|>assistant`. The parts do not depend on how the text is cut into pieces, except for where the text of a part is divided.
 """
 
@@ -47,7 +47,7 @@ class ChannelParser:
         self._splits = splits
         self._held = ""  # undecided text
         self._kind: _Kind | None = None  # kind of the current body; None: inside a header
-        self._is_first = True  # this body has given no part yet
+        self._is_first = True  # no part of this body was returned yet
         self._has_content = False  # an earlier body had content
 
     @property
@@ -62,7 +62,7 @@ class ChannelParser:
         return parts
 
     def finish(self) -> list[Part]:
-        """Return the parts that were held back. A header that was cut off gives none."""
+        """Return the parts that were held back. A header that was cut off is dropped."""
         held, self._held = ("" if self.done else self._held), ""
         parts: list[Part] = []
         if self._kind is not None:
@@ -153,8 +153,8 @@ class ChannelParser:
 
 
 def forced_call(tools: Sequence[ToolSchema], specials: Specials) -> Constraint:
-    """Return the constraint for one call of one of `tools`. The model waits for a call's result before it makes another, so there is only
-    one."""
+    """Return the constraint for one call of one of `tools`. There is only one, because the model waits for a
+    call's result before it makes another call."""
     channel, constrain, message = (marker_rule(marker, specials) for marker in (CHANNEL, CONSTRAIN, MESSAGE))
     found = by_schema(tools)
     calls = " | ".join(f"call_{index}" for index in range(len(found)))
@@ -168,7 +168,7 @@ def forced_call(tools: Sequence[ToolSchema], specials: Specials) -> Constraint:
 
 
 def behind_analysis(constraint: Constraint, specials: Specials, *, is_call: bool) -> Constraint:
-    """Return `constraint` preceded by any number of thoughts, and in the final channel unless it is a call, which has its own header."""
+    """Return `constraint` preceded by any number of thoughts. Unless it is a call, which has its own header, it is in the final channel."""
     channel, message, start = (marker_rule(marker, specials) for marker in (CHANNEL, MESSAGE, START))
     final = "" if is_call else f'{channel} "final" {message} '
     head = [

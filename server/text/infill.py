@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from server.interfaces import Tokenizer
 
-MARKERS = (  # markers that stand before the text, before the suffix, and before the gap to fill
+MARKERS = (  # markers before the prefix, before the suffix, and before the text to fill in
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
@@ -34,5 +34,5 @@ class Infill:
         return None
 
     def prompt(self, text: Sequence[int], suffix: Sequence[int]) -> list[int]:
-        """Return the prompt for the text between `text` and `suffix`."""
+        """Return the prompt with which the model writes the text between `text` and `suffix`."""
         return [self.before, *text, self.suffix, *suffix, self.middle]

@@ -1,4 +1,4 @@
-"""Joining two texts with a tokenizer's special tokens, as rerankers were trained on them."""
+"""Join two texts with a tokenizer's special tokens, as in the training of rerankers."""
 
 from __future__ import annotations
 

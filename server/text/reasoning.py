@@ -1,4 +1,4 @@
-"""Split the think block off the beginning of a streamed answer."""
+"""Separate the think block at the beginning of a streamed answer from the rest."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ OPEN, CLOSE = "<think>", "</think>"
 class ReasoningSplitter:
     """Splits text into reasoning and content. The result does not depend on how the text is cut into pieces.
 
-    A block counts only at the very beginning, or if the prompt has already opened it (`inside`). The newlines that templates put after
-    either marker belong to neither part.
+    A think block is recognised only at the beginning of the answer, or if the prompt has already opened it (`inside`). Newlines after a
+    marker are dropped.
     """
 
     def __init__(self, *, inside: bool) -> None:

@@ -58,7 +58,7 @@ class Tokenizer:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         """`files` maps the names of files in a model directory (see FILES) to their contents. Only tokenizer.json is required."""
         self._tokenizer = _load_tokenizer(files)
-        # These are settings of the training run. A server neither truncates nor pads a prompt unless asked.
+        # The file may have truncation and padding of the training run. A server neither truncates nor pads a prompt unless asked.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
@@ -99,11 +99,11 @@ class Tokenizer:
         return self.encode_all([text], add_special_tokens)[0]
 
     def encode_all(self, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
-        """Encode several texts. The batch calls are the only ones of the package that release Python's lock."""
+        """Encode several texts. Only the batch functions of the package release the GIL."""
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)]
 
     def count(self, text: str) -> int:
-        """Return the number of tokens without special ones."""
+        """Return the number of tokens, without special tokens around the text."""
         return len(self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0])
 
     def _pair_template(self) -> PairTemplate:
@@ -218,7 +218,7 @@ def _ids(value: object, file: str) -> list[int]:
 
 
 def _max_context(model: Mapping[str, Any], tokenizer_config: Mapping[str, Any], sentence: Mapping[str, Any]) -> int | None:
-    """Return the declared context, before any scaling of positions. The loaded model may decide otherwise."""
+    """Return the declared context, before any scaling of positions. The loaded model may use another context."""
     declared = [
         sentence.get("max_seq_length"),
         model.get("max_position_embeddings"),
@@ -272,7 +272,7 @@ def _chat_template(
 
 
 def _piece_decoder(spec: Mapping[str, Any]) -> Callable[[str], bytes]:
-    """Return the function that gives the bytes of a piece, chosen by the tokenizer's decoder."""
+    """Return the function from a piece of the vocabulary to its bytes. The type of the tokenizer's decoder decides."""
     decoders = list(_flatten(spec.get("decoder")))
     kinds = {decoder.get("type") for decoder in decoders}
     if "ByteLevel" in kinds:
@@ -294,8 +294,8 @@ def _flatten(decoder: object) -> list[dict[str, Any]]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return the 256 characters that byte-level BPE writes for bytes. Printable Latin-1 stands for itself; the other bytes, in order, are
-    the characters from U+0100 on."""
+    """Return the 256 characters that byte-level BPE writes for bytes. Printable Latin-1 bytes are written as themselves; the other bytes,
+    in order, as the characters from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

@@ -33,7 +33,7 @@ class ToolFormat:
     closing: str = ""  # marker after a call
     bare: bool = False  # an answer may begin with a call without a marker
     arguments_key: str = "arguments"
-    arguments_marker: str = ""  # if set: the function's name may stand before it, and the object after it is the arguments
+    arguments_marker: str = ""  # if set: a call may also be a function's name, this marker, and the arguments
     between: str = '";" " "?'  # grammar of the text between two calls
     id_length: int = 24
     sign: str = ""  # another text that shows that a chat template writes this format
@@ -83,8 +83,8 @@ class ToolParser:
         self._max_calls = max_calls
         self._state = _State.START if form.bare else _State.TEXT
         self._held = ""  # text that cannot be assigned to a part yet
-        self._raw = ""  # text read since the last content, given back as content if it is no call
-        self._marked = False  # a marker announced the call, so even an unknown name makes it one
+        self._raw = ""  # text read since the last content; it becomes content if it is no call
+        self._marked = False  # a marker announced the call, so it is a call even if its name is unknown
         self._scanner = _CallScanner()
         self._started = False  # CallStart of the scanned call has been sent
 
@@ -116,7 +116,7 @@ class ToolParser:
         return [Content(text)] if text else []
 
     def _advance(self, parts: list[Part]) -> bool:
-        """Make one change of state. Return False if more text is needed."""
+        """Parse until the next change of state. Return False if more text is needed."""
         if not self._held:
             return False
         match self._state:
@@ -214,7 +214,7 @@ class ToolParser:
         self._held = self._held[length:]
 
     def _give_back(self, parts: list[Part]) -> None:
-        """Turn what was read back into content, because it is no call. From here only a marker can begin a call."""
+        """Turn the text read so far into content, because it is no call. After this, only a marker can begin a call."""
         text, self._raw = self._raw, ""
         self._state = _State.TEXT
         if text := text.lstrip(SEPARATORS) if self.num_calls else text:

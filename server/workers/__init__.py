@@ -1,1 +1,1 @@
-"""The worker processes of models: starting, supervising, replacing them without losing a request."""
+"""The worker processes of models: start and supervise them, and replace them without losing a request."""

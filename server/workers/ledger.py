@@ -1,4 +1,4 @@
-"""The ledger of running requests: enough to continue each one in another worker, and how often each ran in a worker that died."""
+"""The ledger of running requests: the data to continue each request in another worker, and the blame of each for workers that died."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from server.messages import Embed, Embedding, Submit, TokenEvent
 
 CRASH = 1.0  # blame for a crash of the worker
 KILLED = 1 / 32  # blame for a kill from outside: it says little about the requests, but recurring kills must not restart workers for ever
-SUSPECT = 2.0  # blame from which a job is a suspect, which runs alone
-PROVEN = 1.0  # proof from which a suspect is failed
+SUSPECT = 2.0  # a job with at least this blame is a suspect and runs alone
+PROVEN = 1.0  # a suspect with at least this proof is failed
 
 
 @dataclass(slots=True, eq=False)
@@ -67,7 +67,7 @@ class Generation(Job):
         self.clear()
         if self.num_cached is None:
             self.num_cached = event.num_cached
-        elif event.num_cached != self.num_cached:  # the client was told the first worker's figure
+        elif event.num_cached != self.num_cached:  # the client has already received the first worker's figure
             event = msgspec.structs.replace(event, num_cached=self.num_cached)
         self.emitted[event.choice].extend(event.token_ids)
         if event.finish_reason is not None:
@@ -104,8 +104,8 @@ class Embedded(Job):
 def assign_blame(jobs: Iterable[J], weight: float) -> J | None:
     """Blame the jobs that ran in a worker that died. Return the job to fail, if there is one.
 
-    Suspects are accused, or without suspects all jobs that ran. A job is failed if it is a suspect, is the only accused, and its proof has
-    reached PROVEN.
+    If suspects ran, only they are accused; otherwise all jobs that ran are. A job is failed if it is a suspect, is the only accused, and
+    its proof has reached PROVEN.
     """
     present = [job for job in jobs if job.in_worker]
     accused = [job for job in present if job.is_suspect] or present
@@ -120,7 +120,7 @@ def assign_blame(jobs: Iterable[J], weight: float) -> J | None:
 
 
 def next_to_run(jobs: Iterable[J]) -> list[J]:
-    """Return the jobs to submit now. Suspects run one at a time and before all other jobs, so that the next death has one culprit."""
+    """Return the jobs to submit now. Suspects run one at a time and before all other jobs, so that only one job can cause a death."""
     jobs = list(jobs)
     suspects = [job for job in jobs if job.is_suspect]
     if any(job.in_worker for job in suspects):

@@ -1,9 +1,9 @@
-"""The supervisor of a worker in the front: starts it, watches it, and when it dies starts another and resubmits what was running.
+"""The front's supervisor of one worker. It starts and watches the worker. If the worker dies, it starts another and resubmits its requests.
 
     STARTING -> READY <-> RESTARTING      READY | RESTARTING -> DRAINING -> STOPPED      READY -> SLEEPING -> RESTARTING
 
 The first load may fail; `start` then raises the reason. A model that was ready once is restarted until it is ready again: its files were
-good, so the obstacle may pass. Implements `server.interfaces.WorkerHandle`.
+usable, so the cause may be temporary. Implements `server.interfaces.WorkerHandle`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Care:
     first_delay_s: float = 0.1  # seconds before the second start in a row; doubled for each further start
     longest_delay_s: float = 5.0
     killed_delay_s: float = 0.5  # longest delay after a kill from outside, which says nothing about the next start
-    settled_s: float = 30.0  # a worker that lived this long counts as a good start
-    load_silence_s: float = 600.0  # seconds without progress after which a load is given up that has succeeded before
+    settled_s: float = 30.0  # a worker that lived this long resets the restart delay
+    load_silence_s: float = 600.0  # seconds without progress after which a restart is given up and tried again
     patience_s: float = 60.0  # time for which new requests wait for a restart
     stop_s: float = 3.0  # time for a worker to obey Shutdown
 
@@ -172,7 +172,7 @@ class Supervisor:
         await self._is_down.wait()
 
     def wake(self) -> None:
-        """Begin to load the model again. Requests wait for it as for a restart. Raise what `before_wake` raises."""
+        """Begin to load the model again. Requests wait meanwhile, as during a restart. Raise what `before_wake` raises."""
         if self.state is WorkerState.SLEEPING:
             self.before_wake()
             self.state = WorkerState.RESTARTING
@@ -359,8 +359,8 @@ class Supervisor:
         guilty.fail(RequestError(ErrorCode.GENERATION_FAILED, f"every worker that ran this request died, the last with {how}"))
 
     async def _watch(self) -> None:
-        """Kill a worker that has work and sends nothing. Silence is counted in polls and not by the clock: if this process itself was held
-        up, it reads what the worker has sent meanwhile before the next poll."""
+        """Kill a worker that has work and sends nothing. Silence is counted in polls and not by the clock: if this process itself was
+        delayed, it reads the worker's messages before the next poll."""
         num_looks = 8
         while True:
             await asyncio.sleep(self._care.stall_s / num_looks)
@@ -405,6 +405,6 @@ class Supervisor:
             case Stats():
                 self.stats = message
             case Progress() | Ready() | LoadFailed():
-                log.error("%s: worker %s said %r while serving", self._load.name, self.pid, message)
+                log.error("%s: worker %s sent %r while serving", self._load.name, self.pid, message)
             case _:
                 assert_never(message)

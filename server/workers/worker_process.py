@@ -1,4 +1,4 @@
-"""One worker process and the front's socket to it. A restart makes a new one."""
+"""One worker process and the front's socket to it. A restart opens a new WorkerProcess."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class WorkerProcess:
             return None
 
     def is_up(self) -> None:
-        """End the watch over a loading process. From now on the supervisor watches for silence."""
+        """Stop checking whether the loading process is stopped. From now on, the supervisor notices silence."""
         self._guard.cancel()
 
     def kill(self, *, is_blameless: bool = False) -> None:
-        """Kill the process. `is_blameless`: the reason has nothing to do with the requests it runs."""
+        """Kill the process. `is_blameless`: the reason has nothing to do with the requests that it runs."""
         self._is_blameless = is_blameless or _is_stopped(self.pid)
         if self._process.returncode is None:
             self._process.kill()  # SIGKILL also ends a stopped process

@@ -118,7 +118,7 @@ def test_what_speaks_no_http_is_told(said: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(ServerFault, match=r"name (the server|it) by --url"):
+        with pytest.raises(ServerFault, match=r"give (the right|its) address by --url"):
             Client(f"http://127.0.0.1:{listener.getsockname()[1]}").get("/x")
         thread.join()
 

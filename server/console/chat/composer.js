@@ -1,4 +1,4 @@
-/* The field for writing a message, and the share of the context that the conversation takes. */
+/* The field for writing a message, and the share of the context that the conversation uses. */
 
 import {h, icon} from "../core/dom.js";
 
@@ -51,7 +51,7 @@ export class Composer {
     this.#enable();
   }
 
-  /* Show how many tokens of the context the conversation takes. A null count hides it. */
+  /* Show how many tokens of the context the conversation uses. If the count is null, show nothing. */
   showContext(count, limit) {
     const {context} = this;
     context.hidden = count === null;

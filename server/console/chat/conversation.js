@@ -3,7 +3,7 @@
    conversation: {id, title, created, updated, options, leaf, nodes: {id: node}}     `leaf` is the last node of the branch that is shown
    node: {id, parent, created, role, content, reasoning, calls, call, model, finish, error, usage, figures, dropped}
      role: user | assistant | tool;   calls: [{id, name, arguments}] of an assistant;   call: the id of the call that a tool's node answers
-     dropped: how many messages did not fit into the context of this answer */
+     dropped: how many earlier messages were left out of the request for this answer, because they did not fit into the context */
 
 export const newId = () => crypto.getRandomValues(new Uint32Array(3)).reduce((id, part) => id + part.toString(36), "");
 

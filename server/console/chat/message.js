@@ -7,7 +7,7 @@ import {figuresOf} from "./figures.js";
 
 const SMALL = {class: "icon-button small act"};
 
-/* Return the message of a node. `actions` may have edit(node, text), again(node), choose(node), fixKey(); an absent one has no button. */
+/* Return the message of a node. `actions` may have edit(node, text), again(node), choose(node), fixKey(); an action that is absent has no button. */
 export function messageOf(node, actions) {
   return new {user: UserMessage, assistant: AssistantMessage, tool: ToolMessage}[node.role](node, actions);
 }

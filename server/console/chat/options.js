@@ -1,14 +1,14 @@
-/* The options of answers: the fields of the form, and the field of a request for each. An empty field leaves the choice to the model. */
+/* The options of answers: the form's fields, and the request field that each of them sets. An empty field is not sent. */
 
 export const NUMBERS = [
-  {name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.1, hint: "0 takes the most probable token"},
+  {name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.1, hint: "0: always the most probable token"},
   {name: "top_p", label: "Top-p", min: 0.01, max: 1, step: 0.05, hint: "draw from the smallest set of tokens with this total probability"},
   {name: "top_k", label: "Top-k", min: 0, step: 1, hint: "number of most probable tokens to draw from; 0: all"},
-  {name: "min_p", label: "Min-p", min: 0, max: 1, step: 0.01, hint: "least probability, as a share of the best token's"},
+  {name: "min_p", label: "Min-p", min: 0, max: 1, step: 0.01, hint: "least probability, as a share of the most probable token's"},
   {name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1, hint: "for tokens that have occurred"},
   {name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, hint: "for each time they occurred"},
   {name: "repetition_penalty", label: "Repetition penalty", min: 0.1, max: 2, step: 0.05, hint: "1: no penalty"},
-  {name: "max_tokens", label: "Longest answer", min: 1, step: 1, hint: "in tokens; empty: as many as fit"},
+  {name: "max_tokens", label: "Longest answer", min: 1, step: 1, hint: "in tokens; empty: up to the end of the context"},
   {name: "seed", label: "Seed", step: 1, hint: "same seed, same answer"},
 ];
 export const TEXTS = ["system", "schema", "tools"];

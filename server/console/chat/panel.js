@@ -56,7 +56,7 @@ export class OptionsPanel {
       h("div", {class: "numbers"}, NUMBERS.map(({name, label, hint}) => h("label", {class: "field", title: hint}, label, this.fields[name]))),
       h("label", {class: "check"}, this.truncate, "Leave out the oldest messages when the context is full"),
       field("schema", AREAS.schema.label), field("tools", AREAS.tools.label),
-      h("p", {class: "hint"}, "Empty fields leave the choice to the model. You enter the results of tool calls yourself.")));
+      h("p", {class: "hint"}, "Empty fields use the model's defaults. You enter the results of tool calls yourself.")));
     this.#check();
   }
 

@@ -19,7 +19,7 @@ function message(node) {
       return [{role: "user", content: node.content}];
     default: {
       const calls = (node.calls ?? []).map(({id, name, arguments: given}) => ({id, type: "function", function: {name, arguments: given}}));
-      if (!node.content && !calls.length) return [];  // the answer was stopped before it began, or failed
+      if (!node.content && !calls.length) return [];  // the answer failed, or was stopped before it began
       return [{role: "assistant", content: node.content || null, ...(calls.length ? {tool_calls: calls} : {})}];
     }
   }

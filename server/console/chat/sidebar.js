@@ -64,7 +64,7 @@ export class Sidebar {
   #export(one) {
     const name = one.title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "conversation";
     save(`${name}.md`, asMarkdown(one), "text/markdown");
-    toast("Exported as Markdown.", {label: "JSON, too", run: () => save(`${name}.json`, JSON.stringify(one, null, 2), "application/json")});
+    toast("Exported as Markdown.", {label: "Save as JSON", run: () => save(`${name}.json`, JSON.stringify(one, null, 2), "application/json")});
   }
 
   async #remove(one) {

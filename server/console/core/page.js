@@ -1,4 +1,4 @@
-/* The parts that all pages but the chat share: a head, and the display of an error. */
+/* The parts that all pages except the chat share: a head, and the display of an error. */
 
 import {h, icon} from "./dom.js";
 

@@ -71,7 +71,7 @@ export class Chart {
   }
 }
 
-/* Return the least of …, 1, 2, 5, 10, 20, … that is not below the value. */
+/* Return the smallest number of …, 1, 2, 5, 10, 20, … that is at least the value. */
 function niceTop(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map(step => step * power).find(step => step >= value * 0.999999);

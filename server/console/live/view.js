@@ -1,4 +1,4 @@
-/* The live page: the server's present activity. */
+/* The live page: the server's current activity. */
 
 import {askText} from "../core/api.js";
 import {find, h} from "../core/dom.js";

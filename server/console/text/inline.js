@@ -1,6 +1,6 @@
 /* Parse the inline part of Markdown into plain values, in time linear in the text:
      "text"   {type: "code", text}   {type: "strong" | "em" | "del", children}   {type: "link", href, children}   {type: "break"}
-   A picture becomes a link to it, so that nothing is fetched from other servers. Only links with harmless schemes become links. */
+   A picture becomes a link to it, so that nothing is fetched from other servers. Only links with harmless schemes are kept as links. */
 
 const DEEPEST = 24;
 const PUNCTUATION = /[!-/:-@[-`{-~]/;
@@ -27,7 +27,7 @@ class Scanner {
     this.runs = [];  // runs of *, _ and ~ that may still be paired
     this.brackets = [];  // opening brackets that may still begin a link
     this.pending = "";
-    this.unclosed = new Map();  // by length: the place after which there is no run of that many backticks
+    this.unclosed = new Map();  // by number of backticks: the position after which no run of that many backticks exists
   }
 
   scan() {

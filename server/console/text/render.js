@@ -39,7 +39,7 @@ function block(one) {
     case "table":
       return table(one);
   }
-  throw new Error(`no block is called ${one.type}`);
+  throw new Error(`unknown type of block: ${one.type}`);
 }
 
 function item({checked, blocks}) {
@@ -81,6 +81,6 @@ export function inline(values) {
       case "del":
         return h(value.type, {}, inline(value.children));
     }
-    throw new Error(`nothing inside a line is called ${value.type}`);
+    throw new Error(`unknown type of inline value: ${value.type}`);
   });
 }

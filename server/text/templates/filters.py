@@ -40,8 +40,8 @@ DEEP_TESTS = (  # compare or write nested values
 
 
 def _jinja(function: Callable[..., Any], *, by_item: bool = False, deep: bool = False) -> Callable[..., Any]:
-    """Return Jinja's `function` with metering. Jinja notes on a function which first argument it takes, such as the context. The metered
-    function always takes the context, and passes on the argument that the original takes."""
+    """Return Jinja's `function` with metering. An attribute of the function says which first argument Jinja passes to it, such as the
+    context. The metered function always gets the context, and passes on the argument that the original expects."""
     wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
 
     @pass_context
@@ -57,7 +57,7 @@ def _jinja(function: Callable[..., Any], *, by_item: bool = False, deep: bool = 
         lead = {"context": (context,), "environment": (context.environment,), "eval_context": (context.eval_ctx,)}
         result = function(*lead.get(wanted or "", ()), value, *args, **kwargs)
         if by_item and hasattr(result, "__next__"):
-            return items_of(meter, result)  # a list: it can be measured, and then used
+            return items_of(meter, result)  # a list, because it is measured before its use
         if by_item or isinstance(result, int):
             meter.charge_value(result)
         return result
@@ -78,12 +78,12 @@ def _text(meter: Meter, value: Any) -> str:
     """Convert a value to text, as Jinja does."""
     if isinstance(value, str):
         return value
-    meter.charge(10 * meter.measure(value))  # repr() may write 10 characters for one
+    meter.charge(10 * meter.measure(value))  # repr() may write 10 characters for one character
     return str(value)
 
 
 def _method(name: str) -> Callable[..., Any]:
-    """Return a filter that calls the text method `name`."""
+    """Return a filter that calls the method `name` of `str`."""
 
     @pass_context
     def metered(context: Context, value: Any, /, *args: Any) -> Any:
@@ -110,7 +110,7 @@ def _escape(context: Context, value: Any, /) -> str:
 def _title(context: Context, value: Any, /) -> str:
     meter = meter_of(context)
     text = _text(meter, value)
-    meter.charge(50 * len(text))  # Jinja's filter makes a text of each word
+    meter.charge(50 * len(text))  # Jinja's filter makes a string of each word
     return FILTERS["title"](text)
 
 
@@ -237,7 +237,7 @@ def metered_filters() -> dict[str, Callable[..., Any]]:
 
 
 def _number(value: Any) -> Any:
-    """Return a number, or raise TypeError. With a text, `%` would be a format of any width, and `*` a text of any length."""
+    """Return a number, or raise TypeError. With a string, `%` could format to any width, and `*` could repeat to any length."""
     if isinstance(value, int | float | Undefined):
         return value
     raise TypeError(f"a {type(value).__name__} is given where a number is expected")

@@ -36,17 +36,17 @@ class TemplateRaise(Exception):
 class Limits:
     """The limits of one rendering."""
 
-    time_s: float  # processor time
+    time_s: float  # CPU time
     memory_bytes: int  # bytes of all texts and lists that a rendering makes
 
     @property
     def search_chars(self) -> int:
-        """The comparisons of characters allowed in one search: half of the time in the worst case."""
+        """The number of character comparisons allowed in one search. They take half of `time_s` in the worst case."""
         return int(self.time_s * (1 << 29))
 
 
 class Meter:
-    """Counts what one rendering uses, and raises TemplateLimit beyond its limits. The time is processor time of the rendering thread, so no
+    """Counts what one rendering uses, and raises TemplateLimit beyond its limits. The time is CPU time of the rendering thread, so no
     template fails only because the machine is busy."""
 
     def __init__(self, limits: Limits) -> None:
@@ -79,8 +79,8 @@ class Meter:
         self.charge(sys.getsizeof(value) if isinstance(value, str | list | tuple | dict) else 16)
 
     def measure(self, value: object) -> int:
-        """Return the approximate length of `str(value)`. A list may contain another one twice, and so on: writing it can take exponentially
-        more than building it. So values are walked under the budget before any other use."""
+        """Return the approximate length of `str(value)`. Nested lists may share items, so their text can be exponentially longer than the
+        lists. So this walk stops at the budget, and a value is measured before any other use."""
         if type(value) is str:
             return len(value)
         size = steps = 0

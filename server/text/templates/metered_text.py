@@ -1,4 +1,4 @@
-"""Text methods and formats for templates. The memory that a call may take is charged before the call."""
+"""String methods and format strings for templates. The memory that a call may take is charged before the call."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def format_percent(meter: Meter, text: str, args: Any) -> str:
     while (start := text.find("%", start)) >= 0:
         match = _PERCENT.match(text, start)
         if match is None:
-            raise ValueError(f"the format {text[start : start + 20]!r} is not understood; expected as %s, %(name)s, %5d or %.2f")
+            raise ValueError(f"the format {text[start : start + 20]!r} is not supported; expected a form such as %s, %(name)s, %5d or %.2f")
         meter.charge(_padding(match[2]) + _padding(match[3]) + args_chars)
         start = match.end()
     if isinstance(args, tuple):
@@ -133,7 +133,7 @@ def format_braces(meter: Meter, text: str, args: Sequence[Any], kwargs: dict[str
 def _formatted(meter: Meter, value: Any, spec: str, conversion: str | None) -> str:
     match = _SPEC.fullmatch(spec)
     if match is None:
-        raise ValueError(f"str.format has the format {spec!r:.60}; expected as :>8, :05d or :.2f")
+        raise ValueError(f"str.format has the format {spec!r:.60}; expected a form such as :>8, :05d or :.2f")
     meter.charge(_MOST_CHARS_OF_ONE * meter.measure(value) + 4 * _padding(match[1]) + _padding(match[2]))
     if conversion is None and type(value) in SCALARS:
         return format(value, spec)

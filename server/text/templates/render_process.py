@@ -29,7 +29,7 @@ from server.text.templates.meter import Limits
 from server.text.templates.template import LIMITS, TemplateError, TemplateLimitError, TemplateRejection
 
 TAKEN = b"\1"  # the first byte that a fork sends: it has begun
-SLACK_S = 2.0  # seconds beyond the meter's limit: the meter should stop a template first, because only the meter can tell the line
+SLACK_S = 2.0  # seconds beyond the meter's limit, so that the meter stops a template first: its error names the template's line
 SLACK_FACTOR = 2  # the meter counts characters, which have 1 to 4 bytes
 
 KINDS = {kind.__name__: kind for kind in (TemplateError, TemplateRejection, TemplateLimitError)}
@@ -55,7 +55,7 @@ def main() -> None:
     control = socket.socket(fileno=0)
     with os.fdopen(_received(control)[0], "rb") as recipe:
         render: Render = pickle.load(recipe).render
-    # Forks cannot read files, so read the time zone here, and what jinja2 imports at the first error.
+    # Forks cannot read files, so load the time zone here, and the module that jinja2 imports at its first error.
     datetime.now().strftime("%c")
     import_module("jinja2.debug")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the forks
@@ -66,7 +66,7 @@ def main() -> None:
                 _serve(fds[0], render)
         except OSError as error:
             os.write(fds[0], TAKEN)
-            _answer(fds[0], Outcome(kind=TemplateError.__name__, message=f"there is no process to render it: {error}"))
+            _answer(fds[0], Outcome(kind=TemplateError.__name__, message=f"no process can be started to render the template: {error}"))
         os.close(fds[0])
 
 

@@ -4,12 +4,12 @@ A template arrives with a model from the network, and reads what clients send. T
 
 1. Everything a template can reach is on a list: kinds of statements, globals, filters, tests, and for each type of value the attributes
    that may be read and the methods that may be called. Types are compared exactly, so an object of any other type has no attributes,
-   cannot be called and cannot be written. There is no `Markup`, nor any other object with methods written in Python.
+   cannot be called and cannot become text. There is no `Markup`, nor any other object with methods written in Python.
 2. Between two steps of the meter only a bounded amount of work happens. The syntax tree is rewritten so that each iteration of a loop,
    each macro, each comparison and each output takes a step; calls, filters and arithmetic go through the environment. A signal or a
    watchdog could not interrupt a string operation inside the interpreter.
-3. Operations that can take or make much (text of nested values, repetition, replacement, padding, joining) are measured before they
-   run, and charged to one budget. Operations that cannot be measured are refused.
+3. Operations that can take long or create much data (text of nested values, repetition, replacement, padding, joining) are measured
+   before they run, and charged to one budget. Operations that cannot be measured are refused.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ FUNCTIONS = frozenset(GLOBALS.values())
 
 # --- the syntax tree ------------------------------------------------------------------------------------------------------
 
-# Names of the filters that the rewritten tree uses. Most are not identifiers, so templates cannot write them. A template that writes `step`
-# only spends its own budget.
+# Names of the filters that the rewritten tree uses. Most are not identifiers, so templates cannot write them. A template that calls
+# `step` itself only spends its own budget.
 STEP, COMPARED, SEARCHED, MADE, KEY, CONCAT = "step", "compared value", "searched value", "made value", "key value", "joined text"
 
 

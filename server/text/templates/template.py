@@ -1,6 +1,6 @@
 """A model's chat template: messages in, prompt text out.
 
-TemplateError              rendering failed; `line` says where; a ValueError
+TemplateError              rendering failed; `line` is the line in the template; a ValueError
     TemplateRejection      the template refused the messages (`raise_exception`): the client must change them
     TemplateLimitError     rendering exceeded its time or memory
 """
@@ -71,7 +71,7 @@ class ChatTemplate:
         `continue_final_message` the prompt ends inside the last message, so that the model continues it."""
         variables = variables or {}
         if taken := RESERVED & variables.keys():
-            raise TemplateError(f"{min(taken)} is a name that chat templates use for something else; choose another")
+            raise TemplateError(f"{min(taken)} is a reserved name of chat templates; choose another name")
         if not continue_final_message:
             return self._render(messages, tools, add_generation_prompt, variables, limits)
         if add_generation_prompt:
@@ -90,7 +90,7 @@ class ChatTemplate:
             **self.special_tokens,
             **variables,
             "messages": messages,
-            "tools": tools or None,  # templates test `tools is not none` as often as `if tools`
+            "tools": tools or None,  # None, not []: some templates test `tools is not none`, others `if tools`
             "add_generation_prompt": add_generation_prompt,
             METER: Meter(limits),
         }
@@ -122,7 +122,7 @@ class ChatTemplate:
         marked = [*messages[:-1], {**messages[-1], "content": f"{content}{marker} "}]
         text = self._render(marked, tools, False, variables, limits)
         if (end := text.rfind(marker)) < 0:
-            raise TemplateError("the template does not write the last message; continue_final_message cannot be honoured")
+            raise TemplateError("the template does not write the last message, so continue_final_message is not possible")
         return text[:end] if text.startswith(f"{marker} ", end) else text[:end].rstrip()
 
 
@@ -179,8 +179,8 @@ def _lone_surrogate(text: str) -> tuple[str, int] | None:
 
 
 def _line(error: Exception) -> int | None:
-    """Return the template's line that raised the error. Jinja gives frames of a template the template's own line numbers; the innermost one
-    counts."""
+    """Return the template's line that raised the error. Jinja gives frames of a template the template's own line numbers; the innermost
+    such frame counts."""
     line = None
     frame = error.__traceback__
     while frame is not None:

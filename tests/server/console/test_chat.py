@@ -77,7 +77,7 @@ def test_a_conversation_is_exported(page, site):
       HTMLAnchorElement.prototype.click = () => {};  // what would be downloaded is in `saved`
     })()""")
     page.click(".talk-link button", "Export")
-    page.click(".toast button", "JSON, too")
+    page.click(".toast button", "Save as JSON")
     page.wait("saved.length === 2")
     markdown, exported = page.js("saved")
     assert markdown == f"# Tell me about rivers\n\n## You\n\nTell me about rivers\n\n## writer\n\n{MARKDOWN}\n"

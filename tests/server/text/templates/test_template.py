@@ -143,7 +143,7 @@ def test_a_text_with_the_marker_of_continue_final_message_is_continued_all_the_s
 
 @pytest.mark.parametrize("name", ["self", "messages", "tools", "add_generation_prompt", "range", "namespace", "strftime_now"])
 def test_variables_cannot_take_names_that_mean_something_else(name: str) -> None:
-    with pytest.raises(TemplateError, match=f"^{name} is a name that chat templates use"):
+    with pytest.raises(TemplateError, match=f"^{name} is a reserved name of chat templates"):
         ChatTemplate("", {}).render(MESSAGES, variables={name: 1})
 
 
