@@ -20,7 +20,7 @@ from compiler.ops.sampling.meaning import sample, token_logprobs
 from runtime.sampling import Logprobs, SampleBatch, Sampled
 from server.engine.step_model import EmbedLimits, GroupLimits, Logits, Places, StepBatch, StepLimits
 
-History = NDArray[np.int32]  # the tokens of one sequence, up to the token of a row
+History = NDArray[np.int32]  # the tokens of a sequence, up to the token whose logits are computed
 State = NDArray[np.uint64]  # per token: a digest of the token and of all tokens before it
 LogitsOf = Callable[[History], NDArray[np.float32]]
 
@@ -47,7 +47,7 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NullLogits:
-    """An opaque handle: an engine cannot read its length, rows or numbers."""
+    """Logits as an opaque handle, because the engine must not read them."""
 
     rows: NDArray[np.float32]
 
@@ -58,7 +58,7 @@ class NullModel:
         self._logits_of = logits_of or hashed_logits(limits.vocab_size)
         self._cost = cost or StepTime()
         self._caches = [_GroupCache(group) for group in limits.groups]
-        self._whole = next(i for i, group in enumerate(limits.groups) if group.window is None)  # number of the group that keeps all tokens
+        self._whole = next(i for i, group in enumerate(limits.groups) if group.window is None)  # index of a group without a window
         self._powers = np.cumprod(np.full(limits.max_context, _ODD, np.uint64))
         self._hidden = np.empty((0, limits.embedding_size), np.float32)
 
@@ -89,7 +89,7 @@ class NullModel:
             rows[i] = row_of(text[:length])
             digests = self._digests(text, 0)
             if not all(cache.is_right(pages, digests, length) for cache, pages in zip(self._caches, tables, strict=True)):
-                rows[i] = rows[i, ::-1]  # the entries belong to another prefix: return wrong tokens, not an error
+                rows[i] = rows[i, ::-1]  # the cache has data of another prefix: reverse the row, so that the tokens are wrong
         return rows
 
     def _append(self, cache: _GroupCache, places: Places, batch: StepBatch, i: int, pages: NDArray[np.int32]) -> None:
@@ -171,7 +171,7 @@ class _GroupCache:
         self.page_size = limits.page_size
         self.tokens = np.full((limits.num_pages, self.page_size), NEVER_WRITTEN, np.int32)
         self.states: State = np.zeros((limits.num_pages, self.page_size), np.uint64)
-        self.lasts = np.zeros(limits.num_pages, np.int32)  # offset that was written last in each page
+        self.lasts = np.zeros(limits.num_pages, np.int32)  # for each page, the offset of the token written last
         self._limits = limits
 
     def state_behind(self, pages: NDArray[np.int32], position: int) -> np.uint64:

@@ -122,7 +122,7 @@ class ByteTokenizer:
 
 @dataclass
 class NullScript:
-    """The answers of a worker, and their pace. Tests may change fields while the worker runs."""
+    """What a NullWorker answers, and how fast. Tests may change fields while the worker runs."""
 
     answer: Callable[[Submit, int], Sequence[Sequence[int]]] = field(
         default=lambda _submit, _choice: [[b] for b in b"Hello from the null device."]
@@ -142,7 +142,7 @@ class NullScript:
     class_scores: ClassScores = ClassScores.SOFTMAX
     pair_prompt: PairPrompt | None = None
     generates: bool = True
-    stop_token_id: int | None = None  # token that is reported to have ended an answer; None: no token
+    stop_token_id: int | None = None  # stop token to report at the end of an answer; None: none
     weights_bytes: int = 1 << 20
     kv_cache_bytes: int = 1 << 20
 

@@ -12,7 +12,7 @@ from server.api.context import Context
 from server.api.routes import new_router
 from server.errors import INVALID_JSON, MISSING_FIELD, ApiError
 
-PATHS = {  # a field that an API requires, and the API's path; the first of these fields in the body decides
+PATHS = {  # a field that only one API requires, and this API's path; the first of these fields in the body decides
     "messages": "/v1/chat/completions",
     "prompt": "/v1/completions",
     "documents": "/v1/rerank",

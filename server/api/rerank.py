@@ -250,7 +250,8 @@ async def _vectors(
     queries: Named,
     documents: Named,
 ) -> tuple[list[Vector], int]:
-    """Embed queries and documents, each after the model's prompt for its kind. Return the vectors and the number of tokens."""
+    """Embed queries and documents, preceded by the model's prompts for queries and documents. Return the vectors and the number of
+    tokens."""
 
     def plan() -> list[list[int]]:
         asked = _planned(queries, "query", body, model, loaded, context.settings)

@@ -1,4 +1,4 @@
-"""Routers with strict JSON, and with a second check of keys for the administration."""
+"""Routers that accept only strict JSON. Routers of the administration check the caller's access a second time."""
 
 from __future__ import annotations
 

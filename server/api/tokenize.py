@@ -19,7 +19,7 @@ from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.interfaces import Tokenizer
 from server.models.model import Loaded
 
-MAX_TOKENS = 1 << 17  # limit if the context is shorter: a client may want to know how many tokens a text has too many
+MAX_TOKENS = 1 << 17  # encode this many tokens even if the context is shorter, so that a client sees by how much a text is too long
 PIECE = 4096
 encode = msgspec.json.encode
 

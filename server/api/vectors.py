@@ -64,8 +64,8 @@ def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: 
 
 
 def _prompted(body: EmbeddingBody, ready: Ready) -> Prompts:
-    """Put the named prompt before each text. Without a name, use the model's default prompt; with an empty name, use no prompt. Token
-    ids stay as they are."""
+    """Put the prompt that the request names before each text. Without a name, use the model's default prompt; with an empty name, use no
+    prompt. Token ids stay as they are."""
     known, given = dict(ready.prompts), "" if body.input is None else body.input
     name = body.prompt_name if body.input_type is None else _prompt_of_type(body.input_type, known)
     parts = [given] if isinstance(given, str) else given

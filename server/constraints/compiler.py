@@ -1,4 +1,4 @@
-"""The constraints of one model: which grammars are compiled, and a matcher for each constrained sequence."""
+"""Compile and cache the grammars of one model, and open a matcher for each constrained sequence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ConstraintLimits:
     grammar_size: int = 200_000
     # number of ways to parse the text so far; a schema with 1,000 optional fields has 4,000, which take 6 ms per token
     row_items: int = 10_000
-    initial_fuel: int = 5_000_000  # about 0.1 s of building lexers
+    initial_fuel: int = 5_000_000  # limit on the work of building lexers: about 0.1 s
     slow_s: float = 0.02  # CPU time allowed for each token; large schemas take a twentieth of that
     excess_s: float = 1.0  # CPU time beyond slow_s, summed over the tokens of a sequence
     memory_bytes: int = 128 << 20  # memory of one process that it does not share with the zygote
@@ -83,7 +83,7 @@ class ConstraintCompiler:
         return grammar
 
     def _keep(self, grammar: Grammar) -> None:
-        """Cache a compiled grammar. Before it is compiled, only the requests that wait for it keep it alive."""
+        """Cache a compiled grammar. A grammar that is not compiled yet is kept alive only by the requests that wait for it."""
         self._cached[grammar.source] = grammar
         self._cached.move_to_end(grammar.source)
         while len(self._cached) > self.limits.num_cached or self._cached_bytes() > self.limits.cached_bytes:

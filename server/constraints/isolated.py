@@ -90,7 +90,7 @@ class IsolatedMatcher(Matcher):
         self._token_ids += token_ids
         num_known, forced = len(token_ids), self._forced or []
         if len(forced) > num_known and forced[:num_known] == list(token_ids):
-            self._forced = forced[num_known:]  # these tokens were forced, so the forced tokens after them stay known
+            self._forced = forced[num_known:]  # the new tokens are the first forced ones, so the other forced tokens stay known
         else:
             self._ask(Question.STATE)
 

@@ -31,7 +31,7 @@ class LazyMatcher(Matcher):
         self._offers = tuple(offer for offer in trigger.offers if max(offer) < vocab_size)
         self._thinks = trigger.is_open
         self._at_start = True
-        self._unread = deque(token_ids)  # tokens that wait for the grammar
+        self._unread = deque(token_ids)  # tokens that were not read yet, because the grammar is late
         self._selection: ToolSelection | None = None
         # matcher of the open grammar: set by the trigger, cleared by the token that completes the grammar
         self._begun: IsolatedMatcher | None = None

@@ -18,7 +18,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Mask = NDArray[np.int32]  # one bit per token, set where it may come next
+Mask = NDArray[np.int32]  # one bit per token, set if the token may come next
 
 
 class Late(Enum):
@@ -78,7 +78,7 @@ class Matcher(ABC):
         """Begin to compute the next mask, so that the masks of all sequences of a step are computed in parallel."""
 
     def prefetch(self, token_id: int) -> None:  # noqa: B027 - likewise
-        """Begin to follow a token before `advance` is called. Unless the sequence ends, the next call must be `advance` with the same
+        """Begin to process a token before `advance` is called. Unless the sequence ends, the next call must be `advance` with the same
         token."""
 
     # --- a matcher may draft tokens and take them back; most never do ------------------------------------------------------
@@ -101,7 +101,7 @@ class Matcher(ABC):
         return False
 
     def take_back(self) -> int:
-        """Drop the draft and select again without it. Return the number of tokens dropped."""
+        """Drop the drafted tokens, and continue the selection without them. Return the number of dropped tokens."""
         raise AssertionError("nothing was drafted")
 
     def let_go(self) -> bool:

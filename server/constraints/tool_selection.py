@@ -46,8 +46,8 @@ class ToolSelection:
         self._draft = (*self._draft, token_id)
 
     def without_draft(self) -> ToolSelection:
-        """Return a selection among the offers that share the most probable offer's tokens up to and including the first one that differs
-        from the draft."""
+        """Return a selection without the draft. Its offers are those that agree with the most probable offer up to and including the
+        first token that differs from the draft."""
         best = max(self._offers, key=self._scores.__getitem__)
         num_right = len(shared(best, self._draft)) + 1
         return ToolSelection([offer for offer in self._offers if offer[:num_right] == best[:num_right]])

@@ -1,4 +1,4 @@
-"""Turn a Submit or an Embed into a request of the engine, or raise a named error."""
+"""Turn a Submit or an Embed message into a request of the engine, or raise RequestError."""
 
 from __future__ import annotations
 

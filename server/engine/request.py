@@ -79,8 +79,8 @@ class Sequence:
 
     @property
     def num_rows_known(self) -> int | None:
-        """The number of prompt tokens whose rows are known already, if the row of each token is requested; None if only the row of the last
-        token is needed. The row of token i gives the log-probability of token i + 1, or the vector of token i."""
+        """If the rows of all prompt tokens are requested, how many of them were computed already. None if only the row of the last token
+        is requested. Row i gives the log-probability of token i + 1, or the vector of token i."""
         if self.prompt_logprobs is not None and self.wants_prompt_logprobs:
             return len(self.prompt_logprobs) - 1
         return None if self.prompt_vectors is None else len(self.prompt_vectors)

@@ -154,7 +154,7 @@ class Requests:
 
     def _take(self, seq: Sequence, drawn: Drawn) -> None:
         if drawn.error is not None and seq.matcher is not None and seq.matcher.let_go():
-            self._take_back(seq, 0)  # the constraint of a tool call left no token to draw, so it is dropped; the request goes on
+            self._take_back(seq, 0)  # the constraint of a tool call left no token to draw, so it is dropped; the request continues
             return
         if drawn.error is not None:
             self._fail(seq.request, drawn.error.code, str(drawn.error))
@@ -299,5 +299,5 @@ class Requests:
 
 
 def _whose(error: ConstraintError) -> ErrorCode:
-    """Return the error code of a failed constraint: the client's fault, except where the constraint's process was lost."""
+    """Return the error code for a failed constraint. It is the client's fault, unless the constraint's process was lost."""
     return ErrorCode.GENERATION_FAILED if isinstance(error, ConstraintLost) else ErrorCode.INVALID_SCHEMA

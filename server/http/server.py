@@ -41,8 +41,8 @@ STILL_WORKING = b"HTTP/1.1 100 Continue\r\n\r\n"  # may be sent any number of ti
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """A connection with limits. It is closed if it sends no request, if its headers take too long or too much space, or if it reads
-    nothing. Clients of HTTP/1.0 get answers that they understand."""
+    """A connection with limits. It is closed if it sends no request, if its headers take too long or too much space, or if the client
+    reads nothing. Clients of HTTP/1.0 get answers that they understand."""
 
     limits: ServerSettings  # set on a subclass, because uvicorn makes the instances
     outbox: Outbox
@@ -90,8 +90,8 @@ class GuardedProtocol(HttpToolsProtocol):
         return [cycle for cycle in self._answering if not cycle.response_complete]
 
     def _probe(self) -> None:
-        """Write to a client that has stopped sending. If it has stopped reading too, it resets the connection. Streams write often enough
-        themselves."""
+        """Write to a client that has stopped sending. If it has stopped reading too, it resets the connection. Streams need no such
+        writes, because they write often."""
         first = next(iter(self._unanswered), None)
         if first is None or self.transport.is_closing():
             return
@@ -174,8 +174,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def _without_chunks(cycle: RequestResponseCycle) -> Send:
-    """Return a `send` for HTTP/1.0, which has no chunks. An answer without a length ends when the connection closes. After an answer with a
-    length the connection stays open only if the client asked for that, and a header says so."""
+    """Return a `send` for HTTP/1.0, which has no chunked encoding. An answer without a length ends when the connection closes. After an
+    answer with a length, the connection stays open only if the client asked for that; a header then confirms it."""
     send: Send = cycle.send  # type: ignore[assignment]  # uvicorn's types of messages are narrower
     is_measured = True
 
@@ -226,8 +226,8 @@ class Server(uvicorn.Server):
         self._hurries = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, then set the length of the accept queue. asyncio uses one number for two things: that queue, and the connections that it
-        accepts in a row."""
+        """Start, then set the length of the accept queue, because asyncio uses one number for that length and for the number of connections
+        that it accepts in a row."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         for listener in (listener for server in self.servers for listener in server.sockets):

@@ -26,7 +26,7 @@ class Evictable(TypedDict):
 
 
 class Budget:
-    """Decides how much memory each load may take. Loads run at the same time once it is known how much each takes.
+    """Decides how much memory each load may take. Loads run at the same time if it is known how much memory each takes.
 
     The memory of a load that runs alone is not estimated. When a second load begins, the planner estimates the first. Without a limit
     or a planner, the new load waits until the running one has ended, to see how much memory is left.

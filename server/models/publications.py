@@ -65,7 +65,7 @@ class Publications:
         made.task = asyncio.create_task(self._publish(made, self._export))
 
     def end(self, name: str) -> None:
-        """Stop publishing a model that is unloaded or replaced. Downloads that have begun keep the files they read."""
+        """Stop publishing a model that is unloaded or replaced. Downloads that have begun can still read their files."""
         if (old := self._current.pop(name, None)) is not None:
             if old.task is not None:
                 old.task.cancel()

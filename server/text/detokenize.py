@@ -14,7 +14,7 @@ class TokenBytes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
-    """The strings that end the text. If several match, the one that is complete first wins, as if the text came letter by letter."""
+    """The strings that end the text. If several match, the first to be complete wins, as if each character were checked in turn."""
 
     strings: tuple[str, ...] = ()
     include: bool = False  # the match itself belongs to the text

@@ -5,7 +5,7 @@
     <|start|>assistant<|channel|>final<|message|>the content<|return|>
 
 A message is a header up to `<|message|>`, and a body up to one of ENDS. The prompt ends inside the first header, after
-`<|start|>assistant`. The parts do not depend on how the text is cut into pieces, except for where the text of a part is divided.
+`<|start|>assistant`. However the stream is cut into pieces, the parts are the same; only the text of a part may come in different pieces.
 """
 
 from __future__ import annotations

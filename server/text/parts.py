@@ -1,4 +1,4 @@
-"""The parts of a chat answer's text, in the order in which they are streamed."""
+"""The kinds of parts into which the text of a chat answer is parsed."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
     json           {"name": "f", "arguments": {...}}                          or a list of them, and nothing else
     harmony        a message with a recipient: server/text/harmony.py
 
-The parts do not depend on how the text is cut into pieces, except for where the arguments of a call are divided.
+However the stream is cut into pieces, the parts are the same; only the arguments of a call may come in different pieces.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ToolFormat:
     arguments_marker: str = ""  # if set: a call may also be a function's name, this marker, and the arguments
     between: str = '";" " "?'  # grammar of the text between two calls
     id_length: int = 24
-    sign: str = ""  # another text that shows that a chat template writes this format
+    sign: str = ""  # another text by which a chat template's format is recognised
 
     @property
     def markers(self) -> tuple[str, ...]:

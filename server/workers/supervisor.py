@@ -246,7 +246,7 @@ class Supervisor:
     # --- the worker ------------------------------------------------------------------------------------------------------
 
     async def _launch(self, silence_s: float | None = None) -> Ready:
-        """Start a process and load the model in it. Raise LoadError if that fails, or makes no progress for `silence_s`."""
+        """Start a process and load the model in it. Raise LoadError if the load fails, or makes no progress for `silence_s`."""
         try:
             worker = self._loading = await WorkerProcess.open(self._command)
         except (OSError, RuntimeError, MemoryError) as error:
@@ -306,7 +306,7 @@ class Supervisor:
             self._hand_over()
 
     async def _sleep(self, worker: WorkerProcess) -> None:
-        """Wait for the call to wake up, then start another worker."""
+        """Wait until `wake` is called, then start another worker."""
         await worker.close(self._care.stop_s)
         for job in self._jobs.values():
             job.in_worker = False

@@ -16,7 +16,7 @@ from server.models.operations import OperationReport
 class Pages(TypedDict):
     total: int
     used: int
-    tokens: int  # per page
+    tokens: int  # tokens per page
 
 
 class RestartReport(Restarting):

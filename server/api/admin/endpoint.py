@@ -254,7 +254,7 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
 
 
 async def waited(operation: Operation, registry: Registry) -> FinishedLoad:
-    """Wait for a load and return its operation with the model. Raise the error of a load that failed."""
+    """Wait for a load and return its operation with the model. If the load failed, raise its error."""
     await operation.wait()
     if operation.error is not None:
         raise operation.error

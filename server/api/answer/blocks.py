@@ -131,7 +131,7 @@ class BlockAnswer(ABC):
         return self.closed(block)
 
     def note_logprobs(self, step: Step) -> None:
-        """Receive the log-probabilities of a step, before the step's text is added. Few APIs report them."""
+        """Receive the log-probabilities of a step, before the step's text is added. The default ignores them."""
         del step
 
     def failed(self, error: ApiError) -> Sequence[bytes]:

@@ -1,4 +1,4 @@
-"""Generate the text of a submitted request: the one generator that every answer uses, streamed or not."""
+"""Generate the text of a request. Every answer uses this generator, whether it is streamed or not."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ class _Choice:
         return Step(event.choice, text, token_ids, entries, finish, stop_reason, event.prompt_logprobs)
 
     def _certain(self, length: int, *, whole: bool) -> tuple[TokenEntry, ...]:
-        """Return the entries of tokens whose text was returned, at least its beginning. Entries of tokens after a stop string are dropped
-        with their text."""
+        """Return the entries of tokens whose text was returned at least in part. Entries of tokens after a stop string are dropped with
+        their text."""
         certain = tuple(entry for entry in self.entries if whole or entry.start < length)
         self.entries = self.entries[len(certain) :]
         return certain

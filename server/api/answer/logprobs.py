@@ -13,7 +13,7 @@ from server.api.answer.shapes import ChatLogprobs, ChatToken, CompletionLogprobs
 from server.interfaces import Tokenizer
 from server.messages import TokenLogprob
 
-LEAST = -9999.0  # stands for minus infinity, which JSON does not have
+LEAST = -9999.0  # replaces minus infinity, which JSON cannot express
 
 
 PIECE = 256  # tokens whose log-probabilities are encoded in one call
@@ -55,7 +55,7 @@ class Columns:
 class LogprobWriter:
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
         self._tokenizer = tokenizer
-        self._as_ids = as_ids  # write "token_id:17" instead of the text, which two tokens may share
+        self._as_ids = as_ids  # write "token_id:17" instead of the text, because two tokens may have the same text
 
     def chat_entries(self, entries: Sequence[TokenEntry]) -> list[bytes]:
         """Encode entries when they arrive, because encoding a long answer at its end would hold up other streams."""

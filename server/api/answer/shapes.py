@@ -32,7 +32,7 @@ class RankedToken(TypedDict):
     decoded_token: str
 
 
-PromptLogprobs = Sequence[Mapping[str, RankedToken] | None]  # one mapping by token id for each prompt token; None for the first
+PromptLogprobs = Sequence[Mapping[str, RankedToken] | None]  # for each prompt token, log-probabilities by token id
 
 
 class Envelope(TypedDict):

@@ -30,7 +30,7 @@ class Framing:
     error: Callable[[ApiError], bytes] = ApiError.body  # encodes an error as a payload
     named: bool = False  # write an `event:` line with the type that begins the payload: {"type":"NAME",
     end: bytes = b"data: [DONE]\n\n"
-    lines: bool = False  # lines of JSON instead of events
+    lines: bool = False  # send lines of JSON (NDJSON) instead of events
 
     @property
     def media_type(self) -> str:

@@ -1,4 +1,4 @@
-"""Parse the steps of a chat answer into thoughts, calls and content. Every chat API builds its answers from these."""
+"""Parse the steps of a chat answer into thoughts, calls and content. Every chat API builds its answers from these parts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class StepParser:
         self._parsers = [answer_parser(rules) for _ in range(num_choices)]
 
     def parse(self, step: Step) -> tuple[list[Part], str | None]:
-        """Return the parts that a step adds to its choice, and the reason if the choice ends: `stop`, `length` or `tool_calls`. If no
-        further token can matter, abort the choice in the worker."""
+        """Return the parts that a step adds to its choice, and the reason if the choice ends: `stop`, `length` or `tool_calls`. If the
+        parser needs no further tokens, abort the choice in the worker."""
         parser, usage = self._parsers[step.choice], self._generation.usage
         reasons = parser.reasons
         parts = parser.push(step.text) if step.text else []

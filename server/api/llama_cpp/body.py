@@ -37,7 +37,7 @@ OFF: Mapping[str, tuple[tuple[object, ...], tuple[str, ...]]] = {
     "n_keep": ((0, -1), ()),
 }
 
-# The bias of a token id, or of all tokens of a text; false bans them.
+# A token id or a text, and the bias of its tokens; false bans the tokens.
 Bias = Annotated[list[Int | Label | float | bool], Field(min_length=2, max_length=2, fail_fast=True)]
 Biases = Annotated[list[Bias], Field(max_length=1024, fail_fast=True)] | Annotated[dict[Label, float | bool], Field(max_length=1024)]
 

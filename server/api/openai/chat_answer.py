@@ -59,7 +59,7 @@ class _ChatChoice:
 
 
 class ChatAnswer:
-    """An answer of one or more choices, as chunks or as a whole. Both are built from the same parts."""
+    """An answer of one or more choices, as chunks or as a whole. Chunks and the whole are built from the same parts."""
 
     def __init__(self, body: ChatBody, plan: ChatPlan, generation: Generation, model: Model, loaded: Loaded) -> None:
         self._body = body
@@ -161,7 +161,7 @@ class ChatAnswer:
         choice.token_ids += step.token_ids
         delta = self._delta(parts)
         if not delta and choice.finish is None:
-            return None  # its log-probabilities are sent with the next text
+            return None  # the step's log-probabilities are sent with the next text
         chunk: ChatChunkChoice = {
             "index": step.choice,
             "delta": delta,

@@ -65,7 +65,7 @@ class CompletionAnswer:
         self._prompts = [_Prompt.of(job.submit.prompt_ids, loaded.tokenizer) for job in jobs] if body.echo else []
         self._prompt_ids = [job.submit.prompt_ids for job in jobs]
         self._prompt_logprobs: dict[int, tuple[TokenLogprob | None, ...]] = {}
-        self._echoes: dict[int, Columns] = {}  # by prompt; encoded once for all its choices
+        self._echoes: dict[int, Columns] = {}  # log-probabilities of each echoed prompt, encoded once for all choices
         self._choices = [_Choice(index) for index in range(len(jobs) * self._per_prompt)]
         self._writer = LogprobWriter(loaded.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._envelope = envelope("text_completion", "cmpl", body, model, loaded)

@@ -1,4 +1,4 @@
-"""Convert messages from the form that clients send to the form that chat templates read."""
+"""Convert messages from the format that clients send to the format that chat templates read."""
 
 from __future__ import annotations
 

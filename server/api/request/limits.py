@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from server.errors import INVALID_JSON, INVALID_VALUE, ApiError
 from server.http.json_scan import JsonScan
 
-MAX_OBJECT_CHARS = 1 << 20  # characters of a field with free content: tools, documents, metadata
+MAX_OBJECT_CHARS = 1 << 20  # largest number of characters in a field such as tools, documents or metadata
 MAX_PROMPT_LOGPROBS = 1 << 17  # largest number of log-probabilities for all prompts of a request
-PROMPTS = frozenset({"messages", "prompt", "input"})  # bounded by the model's context
+PROMPTS = frozenset({"messages", "prompt", "input"})  # these fields are limited by the model's context instead
 
 
 def check_sizes(body: BaseModel) -> None:

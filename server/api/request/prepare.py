@@ -1,4 +1,4 @@
-"""Build the worker's job from a request's body: apply every default, check every limit, and refuse with a named error."""
+"""Build the worker's job from a request's body: apply every default, and raise ApiError if a value exceeds a limit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from server.text.grammar import Structure, json_text, structured
 
 T = TypeVar("T")
 ANY_OBJECT = Constraint(ConstraintKind.JSON_SCHEMA, json_text({"type": "object"}))
-LEAST_SHARE = 1e-9  # used for a top_p of 0: only the most probable token remains
+LEAST_SHARE = 1e-9  # replaces a top_p of 0, so that only the most probable token remains
 LONG = 4096  # bytes of a body, or tokens of an answer; longer ones are processed on a thread, so that other streams do not wait
 
 
@@ -189,7 +189,7 @@ def job_like(job: Job, prompt_ids: Sequence[int], max_tokens: int) -> Job:
 
 
 def constraint_of(body: GenerationBody, settings: ServerSettings) -> Constraint | None:
-    """Return the constraint on the answer, whichever field of the request sets it. Raise ApiError if more than one does."""
+    """Return the constraint on the answer, whichever field of the request sets it. Raise ApiError if several fields set one."""
     found = [(param, constraint) for param, constraint in _constraints(body, settings.max_schema_bytes) if constraint is not None]
     if len(found) > 1:
         names = ", ".join(param for param, _ in found)

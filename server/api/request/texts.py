@@ -17,7 +17,7 @@ DENSE = 4  # characters per token; a text with more than DENSE * context charact
 SPARSE = 6  # characters per token; most texts have fewer, so that one piece usually holds all tokens to keep
 WORD_END = re.compile(r"\S(?=\s)")
 LAST_WORD_END = re.compile(r".*\S(?=\s)", re.DOTALL)
-LEAST_TOKEN_CHARS = 128  # characters per token that are always allowed: normalisers drop spaces, and an unknown word may be one token
+LEAST_TOKEN_CHARS = 128  # a token may stand for this many characters: normalisers drop spaces, and an unknown word may be one token
 
 
 def encode_texts(

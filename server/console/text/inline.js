@@ -153,7 +153,7 @@ class Scanner {
   }
 }
 
-/* Pair the runs of emphasis marks, innermost first. A run without a partner is not searched again for its kind. */
+/* Pair runs of emphasis marks that open and close, the innermost first, in linear time. Runs between two partners stay text. */
 function pair(runs) {
   const open = {"*": [], "_": [], "~": []};
   const order = [];  // all open runs in order, to drop those that a match encloses

@@ -85,15 +85,15 @@ def _compiled(tokenizer: LLTokenizer, source: Source, settings: GrammarSettings)
     )
     matcher = LLMatcher(tokenizer, grammar_of(source), log_level=0, limits=bounds)
     if not matcher.is_error():
-        matcher.compute_bitmask()  # expands expressions, which all sequences then share
+        matcher.compute_bitmask()  # expands the grammar's expressions once, so that all sequences share the result
     if matcher.is_error():
         raise ValueError(f"the {source.kind} cannot be compiled: {matcher.get_error()}")
     return matcher
 
 
 def _serve_sequence(sock: socket.socket, matcher: LLMatcher, settings: GrammarSettings) -> None:
-    """Answer the questions about one sequence. After a state that allows several tokens, send the mask unasked: it is computed while the
-    worker does other things."""
+    """Answer the questions about one sequence. After the answer about a state that allows several tokens, also send the mask: it is
+    computed while the worker does other things."""
     meter, mask_bytes = _Meter(settings), 4 * num_mask_words(settings.vocab_size)
     while found := read_question(sock):
         question, token_ids = found

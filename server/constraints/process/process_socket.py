@@ -55,7 +55,7 @@ class ProcessSocket:
 
     @property
     def has_ended(self) -> bool:
-        """True if a process that owes no answer has ended."""
+        """True if the process has ended. Valid only while no answer is expected."""
         return bool(self._poll.poll(0))
 
     @property

@@ -15,7 +15,7 @@ LITERAL_ENDS = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 
 
 def grammar_of(source: Source) -> str:
-    """Return the grammar for llguidance. Raise ValueError with a message for the client."""
+    """Return the constraint as a grammar for llguidance. Raise ValueError with a message for the client."""
     kind = ConstraintKind(source.kind)
     if source.head:
         return LLMatcher.grammar_from_lark(f"{source.head}\n{_named_answer(_lark_of(kind, source.source))}")
@@ -57,8 +57,7 @@ def _named_answer(lark: str) -> str:
 
 
 def _without_ends(expression: str) -> str:
-    """Return a regular expression without anything that would end a Lark literal: slashes and line ends are escaped, unless they are
-    already."""
+    """Escape slashes and line ends in a regular expression, unless they are escaped already, because they would end a Lark literal."""
     return re.sub(r"\\?\n|\\.|/", lambda found: LITERAL_ENDS.get(found[0], found[0]), expression)
 
 

@@ -40,7 +40,7 @@ class Zygote:
             self._starter.submit(self._start, far, self._socket)
 
     def open_child(self) -> ProcessSocket:
-        """Return a socket to a new child."""
+        """Fork a child of the zygote, and return the socket to the child."""
         self.start()
         if self._socket is None:
             raise ConstraintLost("the model is being unloaded")

@@ -48,7 +48,7 @@ class CachePool:
     # --- prefix cache --------------------------------------------------------------------------------------------------------
 
     def reuse(self, held: Held, token_ids: Sequence[int], max_tokens: int) -> int:
-        """Let `held` hold published pages with the first tokens of `token_ids`, at most `max_tokens` of them. Return how many tokens those
+        """Give `held` the published pages of the first tokens of `token_ids`, at most `max_tokens` of them. Return how many tokens these
         pages cover."""
         found, before = max_tokens, -1
         while found != before:  # every group must find its pages for the same number of tokens, so repeat until no group shortens it

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import Generic, Protocol, TypeVar
 
 QUANTUM = 64  # tokens that a key may spend before the next key's turn; a chunk of a prompt may overdraw it
-DEEPEST_DEBT = 4096  # the debt of a key in tokens never exceeds this, which bounds how long a key that used many tokens has to wait
+DEEPEST_DEBT = 4096  # largest debt of a key in tokens, which limits how long a key that used many tokens has to wait
 
 
 class Waiting(Protocol):

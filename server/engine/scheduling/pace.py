@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import log2
 
-SMALLEST = 16  # prompt tokens of a step that are allowed even if the step then exceeds the bound: prompts must make progress
+SMALLEST = 16  # a step may always take this many prompt tokens, even beyond `max_gap_s`, so that prompts make progress
 MOVES = 0.25  # weight of a new observation in a correction, so that one disturbed step changes little
 FURTHEST = 4.0  # largest factor by which an observed step counts as slower or faster than its estimate
 EFFICIENT = 1.03  # a size is efficient if its cost per token is at most this factor times the least cost per token
@@ -24,10 +24,10 @@ RECENT = 64  # steps after which the correction of a size class expires
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Measured costs of steps when the model was loaded."""
+    """The costs of steps, measured when the model was loaded."""
 
     steps: Mapping[int, float] = field(default_factory=dict[int, float])  # seconds of a step by its number of tokens, all of one prompt
-    context_s: float = 0.0  # further seconds of a short chunk for each token of the context before it
+    context_s: float = 0.0  # additional seconds of a short chunk for each token of the context before it
 
 
 class StepCosts:

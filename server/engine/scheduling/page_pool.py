@@ -72,7 +72,7 @@ class PagePool:
         self._window = limits.window
         self.keeps_states = limits.keeps_states
         self.page_size = limits.page_size
-        self._digests_each = limits.page_size // PAGE_SIZE  # digests per page; a page is published under its last one
+        self._digests_each = limits.page_size // PAGE_SIZE  # digests per page; a page is published under its last digest
         self._most_each = limits.most_pages(max_tokens)
         self._free = list(range(self.num_pages - 1, 0, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -105,7 +105,7 @@ class PagePool:
         return most * self.page_size
 
     def hold(self, held: PageList, chain: Chain, token_ids: Sequence[int], num_tokens: int) -> None:
-        """Let `held` hold the published pages needed to continue after `num_tokens` tokens, a multiple of the page size."""
+        """Give `held` the published pages needed to continue after `num_tokens` tokens, a multiple of the page size."""
         assert not held.pages and num_tokens % self.page_size == 0
         count = num_tokens // self.page_size
         held.num_returned = self._first_needed(num_tokens)
@@ -120,7 +120,7 @@ class PagePool:
         return held.num_returned <= self._first_needed(start)
 
     def fork(self, source: PageList, target: PageList, num_tokens: int) -> None:
-        """Let `target` hold the pages of the first `num_tokens` tokens of `source`, including a partly filled last page."""
+        """Share the pages of the first `num_tokens` tokens of `source` with `target`, including a partly filled last page."""
         assert not target.pages
         target.pages = source.pages[: -(-num_tokens // self.page_size)]
         target.num_returned = source.num_returned

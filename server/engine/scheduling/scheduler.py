@@ -147,11 +147,11 @@ class Scheduler:
                 break
             self._plan_prompt(seq, budget)
             if seq not in plan.items or not plan.items[seq].draws:
-                break  # the budget, the pages or the rows ended this chunk
+                break  # this step has no budget, pages or rows for the rest of the prompt
         return plan
 
     def _left_of(self, most: int) -> int:
-        """Return how many more prompt tokens the open plan may take, if `most` is the budget of prompts."""
+        """Return how many more prompt tokens the open plan may take, if its budget for prompts is `most`."""
         plan = self._open
         return min(self.limits.max_tokens - plan.num_tokens, most - plan.num_prefill - plan.num_context)
 
@@ -272,7 +272,7 @@ class Scheduler:
         return self.pool.can_admit(seq.held, seq.num_computed, seq.num_known, len(self.running))
 
     def _find_beginning(self, seq: Sequence) -> None:
-        """Let `seq` hold pages that are computed already: those of the leader's prompt, or published ones."""
+        """Give `seq` pages that are computed already: the pages of the leader's prompt, or published pages."""
         leader = seq.request.leader
         seq.num_reused = 0
         if leader is not None and leader is not seq and self._has_launched_prompt(leader) and seq.num_known == seq.num_prompt:

@@ -33,7 +33,7 @@ SHALLOW_TESTS = (
     "boolean", "callable", "defined", "false", "float", "integer", "iterable",
     "mapping", "none", "number", "sameas", "sequence", "string", "true", "undefined",
 )
-DEEP_TESTS = (  # compare or write nested values
+DEEP_TESTS = (  # compare nested values, or convert them to text
     "!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan", "lower", "lt", "ne", "upper",
 )
 # fmt: on

@@ -45,7 +45,7 @@ def _most_bytes(meter: Meter, name: str, text: str, args: tuple[Any, ...]) -> in
         turns = len(text) - len(first) + 1 if name in SEARCHES else len(text) if name in STRIPS else 0
         work = max(turns, 0) * len(first)
         if work > meter.limits.search_chars:
-            raise TemplateLimit(f"str.{name} of {len(first)} characters in {len(text)} takes too long")
+            raise TemplateLimit(f"str.{name} with {len(first)} characters on a text of {len(text)} characters takes too long")
         meter.step(work)
     if name in PADS or name == "expandtabs":
         width = max((abs(arg) for arg in args if isinstance(arg, int)), default=8)
@@ -108,7 +108,7 @@ def format_percent(meter: Meter, text: str, args: Any) -> str:
 
 def format_braces(meter: Meter, text: str, args: Sequence[Any], kwargs: dict[str, Any]) -> str:
     """Return `text.format(*args, **kwargs)` for plain fields: `{}`, `{0}`, `{name}`, with a conversion and a format. Attributes, items and
-    nested fields are refused, because str.format would reach past the sandbox."""
+    nested fields are refused, because str.format would bypass the sandbox."""
     parts: list[str] = []
     num_automatic = 0
     meter.charge(len(text))

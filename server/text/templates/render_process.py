@@ -3,7 +3,7 @@
     front ── this process ── a process per rendering
 
 This process compiles the template once. Each rendering is a fork, so that the kernel limits its time and memory, and can end it during an
-operation. A fork can open no file, no socket and no process; its environment has no secrets.
+operation. A fork cannot open files or sockets or start processes; its environment has no secrets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from server.cpu_timer import CpuTimer
 from server.text.templates.meter import Limits
 from server.text.templates.template import LIMITS, TemplateError, TemplateLimitError, TemplateRejection
 
-TAKEN = b"\1"  # the first byte that a fork sends: it has begun
+TAKEN = b"\1"  # the first byte that a fork sends, to show that it has begun
 SLACK_S = 2.0  # seconds beyond the meter's limit, so that the meter stops a template first: its error names the template's line
 SLACK_FACTOR = 2  # the meter counts characters, which have 1 to 4 bytes
 

@@ -1,6 +1,6 @@
 """A Jinja environment for untrusted templates: isolated from Python, and bounded in time and memory, on any thread.
 
-A template arrives with a model from the network, and reads what clients send. Three rules contain it:
+A template comes from the network with a model, and processes the messages of clients. Three rules confine it:
 
 1. Everything a template can reach is on a list: kinds of statements, globals, filters, tests, and for each type of value the attributes
    that may be read and the methods that may be called. Types are compared exactly, so an object of any other type has no attributes,

@@ -154,7 +154,7 @@ def test_changed_files_without_memory_for_both_are_refused_with_figures(serve, f
     )
     error = client.post("/admin/models", json={"source": "a", "wait": True}).json()["error"]
     assert (error["code"], error["required_bytes"], error["free_bytes"]) == ("insufficient_memory", held, free)
-    assert "which hold 2.1 MiB: unload 'a', then load it again" in error["message"]
+    assert "and holds 2.1 MiB: unload 'a', then load it again" in error["message"]
     assert server.registry.budget.free_bytes == free and said(server, model="a") == "old"
 
 

@@ -39,7 +39,7 @@ Keep = Callable[["ResponseAnswer", bytes], None]
 
 
 class ResponseAnswer(BlockAnswer):
-    """An answer as a response. However it ends, `keep` is then called with the answer and its JSON."""
+    """An answer as a response object. When the answer has ended, for any reason, `keep` is called with the answer and its JSON."""
 
     def __init__(self, body: ResponseBody, plan: ChatPlan, generation: Generation, model: Model, loaded: Loaded, *, keep: Keep) -> None:
         super().__init__(plan, generation)

@@ -88,7 +88,7 @@ class TextFormat(JsonSchemaFormat):
 
 class TextOptions(Options):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None  # models have no control for other values
+    verbosity: Literal["medium"] | None = None  # models have no setting for verbosity
 
 
 class ReasoningOptions(Options):

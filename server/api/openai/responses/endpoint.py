@@ -39,7 +39,7 @@ encode = msgspec.json.encode
 
 
 def _error(error: ApiError) -> bytes:
-    """Encode an error for a stream that has not begun a response."""
+    """Encode an error that occurs before the first event of a response."""
     fault = {"type": "error", "sequence_number": 0, "code": error.kind.code, "message": error.message, "param": error.param}
     return encode(fault)
 

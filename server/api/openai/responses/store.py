@@ -40,7 +40,7 @@ class ResponseStore:
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._kept: OrderedDict[str, Stored] = OrderedDict()  # least recently used first
-        self._running: dict[str, Stored] = {}  # responses in progress; admission bounds them, and their bytes are not counted
+        self._running: dict[str, Stored] = {}  # responses in progress; their bytes are not counted, and admission limits their number
         self._items: dict[str, str] = {}  # by item id: the id of a response that has the item
         self.num_bytes = 0
 
