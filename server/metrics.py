@@ -64,7 +64,7 @@ class Metrics:
         self.tpot = histogram("vllm:request_time_per_output_token_seconds", "Mean time per token after the first, for each request.", ITL)
         self.e2e = histogram("vllm:e2e_request_latency_seconds", "Time from arrival to the last token.", REQUEST)
         self.queue = histogram("vllm:request_queue_time_seconds", "Time from arrival to submission to the worker.", REQUEST)
-        self.inference = histogram("vllm:request_inference_time_seconds", "Time from submission to the end.", REQUEST)
+        self.inference = histogram("vllm:request_inference_time_seconds", "Time from submission to the end of the answer.", REQUEST)
         self.prefill = histogram("vllm:request_prefill_time_seconds", "Time from submission to the first token.", REQUEST)
         self.decode = histogram("vllm:request_decode_time_seconds", "Time from the first token to the last.", REQUEST)
         self.prompt_length = histogram("vllm:request_prompt_tokens", "Prompt tokens of a request.", TOKENS)
@@ -163,9 +163,9 @@ class _Gauges(Collector):
             ("vllm:num_preemptions", "Sequences preempted.", lambda m: m.stats.num_preemptions),
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda m: m.stats.prefix_queries),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", lambda m: m.stats.prefix_hits),
-            ("relaxserve:worker_restarts", "Workers started again after a crash.", lambda m: m.restarts),
+            ("relaxserve:worker_restarts", "Restarts of the worker after a crash.", lambda m: m.restarts),
             ("relaxserve:requests_resubmitted", "Requests resubmitted after a crash.", lambda m: m.resubmitted),
-            ("relaxserve:worker_cpu_seconds", "Processor time of the worker and its processes.", lambda m: m.usage.cpu_s),
+            ("relaxserve:worker_cpu_seconds", "CPU time of the worker and its processes.", lambda m: m.usage.cpu_s),
         )
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(name, text, labels=MODEL)

@@ -133,7 +133,7 @@ class NullModel:
         if (len(batch.logit_rows) and not limits.generates) or (len(batch.hidden_rows) and not limits.embedding_size):
             raise BatchError("the batch asks for logits or hidden states, which this model does not compute")
         if int(batch.query_starts[-1]) != num_tokens or (counts < 1).any():
-            raise BatchError(f"query_starts {batch.query_starts.tolist()} do not split {num_tokens} tokens")
+            raise BatchError(f"query_starts {batch.query_starts.tolist()} do not divide {num_tokens} tokens into sequences")
         for token_id in (int(batch.tokens.min()), int(batch.tokens.max())):
             _expect(token_id, "token id", 0, limits.vocab_size - 1)
         _expect(int(batch.context_lens.max()), "context", 1, limits.max_context)

@@ -108,7 +108,7 @@ def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
 
 def _check_values(num_tokens: int, body: PoolingBody, loaded: Loaded) -> None:
     if body.dimensions is not None:
-        raise invalid("dimensions", "dimensions is not supported with task token_embed, whose vectors are never shortened; leave it out")
+        raise invalid("dimensions", "dimensions is not supported with task token_embed, whose vectors are never shortened")
     num_values = num_tokens * loaded.ready.embedding_size
     if num_values > MAX_VALUES:
         message = f"the vectors of {num_tokens} tokens have {num_values} values; expected at most {MAX_VALUES}: send fewer or shorter texts"

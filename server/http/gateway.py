@@ -118,7 +118,7 @@ class Gateway:
                 watcher(record)
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
-        """Read the whole body, because no endpoint can begin without it. Limit its size, the number of its values and the time."""
+        """Read the whole body, because no endpoint can begin without it. Limit its size, its number of values and its duration."""
         limit, declared = self._settings.max_body_bytes, headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes", headers={"connection": "close"})

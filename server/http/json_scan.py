@@ -16,7 +16,7 @@ from server.errors import BODY_TOO_COMPLEX, INVALID_JSON, ApiError
 MAX_NUMBERS = 5 << 16  # numbers in a body; most of them are token ids
 MAX_PARTS = 3 << 13  # objects, lists, names and texts; each takes as long to decode as ten numbers
 MAX_ESCAPES = 1 << 21  # backslashes; 8 MiB of "\u00e9" have 1.4 million
-MAX_DEPTH = 64  # nested lists and objects; later steps walk schemas by recursion
+MAX_DEPTH = 64  # levels of nested lists and objects, limited because later steps walk schemas by recursion
 
 TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 PIECE_BYTES = 64 << 10  # scanned within 3 ms

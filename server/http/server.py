@@ -77,8 +77,8 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.message_event.set()
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn returns None and closes
-        """Return whether to keep the connection for answers. The client has closed its sending half, or both halves: TCP does not tell
-        which."""
+        """Return whether to keep the connection open to send pending answers. The client has closed its sending half, or both halves: TCP
+        does not tell which."""
         waits = bool(self._unanswered) and not self.cycle.more_body and self.transport.get_extra_info("ssl_object") is None
         if waits:
             self.cycle.keep_alive = False
@@ -158,7 +158,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Send an error for a request that is not valid HTTP, in the envelope of every other error."""
         messages = {
             HEADERS_TOO_LARGE: f"the headers exceed {self.limits.max_header_bytes} bytes",
-            TOO_MANY_CONNECTIONS: f"all {self.held.most} connections that this server holds are busy",
+            TOO_MANY_CONNECTIONS: f"all {self.held.most} connections of this server are busy; retry later",
         }
         error = ApiError(self._fault, messages.get(self._fault, msg))
         body = error.body()
@@ -238,7 +238,7 @@ class Server(uvicorn.Server):
         """Shut down, and log how many requests still run. At a terminal, only this line shows that the interrupt was received."""
         if num_running := len(self.server_state.tasks):
             drain_s = self.config.timeout_graceful_shutdown
-            log.info("stopping: requests still run (%d) and have %s s; a second interrupt ends them now", num_running, drain_s)
+            log.info("stopping: running requests (%d) have %s s to finish; a second interrupt ends them now", num_running, drain_s)
         else:
             log.info("stopping")
         await super().shutdown(sockets)

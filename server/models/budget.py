@@ -73,7 +73,9 @@ class Budget:
     async def dry_run(self, spec: ModelSpec) -> tuple[Footprint, int | None]:
         """Return the memory that a load would take, and the memory that is free. Raise ApiError if the load would be refused."""
         if self._preflight is None:
-            raise ApiError(PREFLIGHT_UNAVAILABLE, "this server was started without a memory planner", param="dry_run")
+            raise ApiError(
+                PREFLIGHT_UNAVAILABLE, "dry_run needs a memory planner, and this server was started without one", param="dry_run"
+            )
         free_bytes = self._free_for(spec)
         try:
             footprint = await self._preflight(self._limited(spec))

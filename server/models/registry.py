@@ -182,10 +182,10 @@ class Registry:
         if self.closing:
             raise ApiError(SHUTTING_DOWN, "the server is shutting down")
         if owner := self._aliases.get(spec.name) or self._will_be_called(spec.name):
-            raise ApiError(MODEL_EXISTS, f"name {spec.name!r} is an alias of model {owner!r}", param="name")
+            raise ApiError(MODEL_EXISTS, f"name {spec.name!r} is an alias of model {owner!r}; choose another name", param="name")
         for alias in spec.aliases:
             if alias in self._models or alias == spec.name:
-                raise ApiError(MODEL_EXISTS, f"alias {alias!r} is the name of a model", param="aliases")
+                raise ApiError(MODEL_EXISTS, f"alias {alias!r} is the name of a model; choose another alias", param="aliases")
         model = self._models.get(spec.name)
         if model is None:
             self.metrics.of(spec.name)  # creates its metric series
@@ -366,7 +366,7 @@ class Registry:
 
     def _may_be_called(self, alias: str, name: str) -> tuple[Model, Loaded]:
         if alias in self._models:
-            raise ApiError(MODEL_EXISTS, f"alias {alias!r} is the name of a model", param="alias")
+            raise ApiError(MODEL_EXISTS, f"alias {alias!r} is the name of a model; choose another alias", param="alias")
         model = self.find(name)
         if model.state is not ModelState.READY or model.loaded is None:
             raise ApiError(MODEL_NOT_READY, f"model {name!r} is {model.state}", param="model")
@@ -382,7 +382,7 @@ class Registry:
 
     def remove_alias(self, alias: str) -> None:
         if self._aliases.pop(alias, None) is None:
-            raise ApiError(MODEL_NOT_FOUND, f"alias {alias!r} does not exist", param="alias")
+            raise ApiError(MODEL_NOT_FOUND, f"alias {alias!r} does not exist; see /admin/aliases", param="alias")
         self._save()
 
     def _forget(self, model: Model) -> None:

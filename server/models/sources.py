@@ -26,7 +26,7 @@ def resolve(source: str, settings: ServerSettings) -> str:
     except (OSError, ValueError) as error:  # too long, or contains a zero byte
         raise _invalid(source, "cannot be a path") from error
     if not path.is_relative_to(root):
-        raise _invalid(source, "lies outside the model root")
+        raise _invalid(source, "lies outside the model root; expected a path below it")
     if exists and path != root:
         return str(path)
     if settings.allow_hub and HUB_ID.fullmatch(source) and ".." not in source:

@@ -21,7 +21,7 @@ class AnswerRules:
 
 
 def answer_parser(rules: AnswerRules) -> AnswerParser | ChannelParser:
-    """Return the parser for an answer. Both classes have the same methods and give the same kinds of parts."""
+    """Return the parser for an answer. AnswerParser and ChannelParser have the same methods and return the same kinds of parts."""
     if rules.dialect.has_channels:
         return ChannelParser(rules.tool_names, rules.max_calls, splits=rules.split_reasoning and rules.dialect.thinks)
     return AnswerParser(rules)

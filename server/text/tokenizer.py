@@ -265,7 +265,7 @@ def _chat_template(
     try:
         return ChatTemplate(default, special_tokens, tool_source=tool_use if isinstance(tool_use, str) else None)
     except TemplateError as error:
-        raise ModelFilesError(f"the chat template is broken: {error}; correct it, or remove it to serve the model without") from error
+        raise ModelFilesError(f"the chat template is broken: {error}; correct it, or remove it to serve the model without one") from error
 
 
 # --- bytes of a piece ----------------------------------------------------------------------------------------------------

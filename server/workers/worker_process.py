@@ -124,7 +124,7 @@ async def _kill_when_stopped(process: asyncio.subprocess.Process) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a signal from outside has stopped the process, as far as this system can tell."""
+    """Return whether a signal from outside has stopped the process. Return False on systems without /proc."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except OSError:

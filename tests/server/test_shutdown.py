@@ -111,7 +111,7 @@ def test_the_log_says_what_an_interrupt_waits_for(spawn, tmp_path):
     process.wait(120)
     said = [line.split(" ", 2)[2].strip() for line in (tmp_path / "log").read_text().splitlines()]
     assert said[-3:-2] + said[-1:] == [
-        "stopping: requests still run (1) and have 600 s; a second interrupt ends them now",
+        "stopping: running requests (1) have 600 s to finish; a second interrupt ends them now",
         "stopped",
     ]
 

@@ -212,9 +212,9 @@ def pages_needed(group: CachePages, num_prompt: int, longest: int, num_choices: 
 
 def _check_fields(body: ChatBody, settings: ServerSettings) -> None:
     if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "stream_options is given and stream is not true")
+        raise invalid("stream_options", "stream_options is given and stream is not true; set stream, or leave stream_options out")
     if body.top_logprobs is not None and not body.logprobs:
-        raise invalid("top_logprobs", "top_logprobs is given and logprobs is not true")
+        raise invalid("top_logprobs", "top_logprobs is given and logprobs is not true; set logprobs, or leave top_logprobs out")
     if body.max_tokens == 0:
         raise invalid("max_tokens", "max_tokens is 0; expected at least 1")
     if (body.n or 1) > settings.max_choices:

@@ -134,14 +134,14 @@ def _one_by_one(prompt: Prompts) -> Sequence[str | list[int]]:
 
 def _check_fields(body: CompletionBody, num_choices: int, settings: ServerSettings) -> None:
     if body.stream_options is not None and not body.stream:
-        raise invalid("stream_options", "stream_options is given and stream is not true")
+        raise invalid("stream_options", "stream_options is given and stream is not true; set stream, or leave stream_options out")
     if num_choices > settings.max_choices:
-        raise invalid("n", f"prompts times n is {num_choices}; expected at most {settings.max_choices}")
+        raise invalid("n", f"the number of prompts times n is {num_choices}; expected at most {settings.max_choices}")
     if body.best_of is not None and body.best_of < (body.n or 1):
         raise invalid("best_of", f"best_of is {body.best_of}; expected at least n, {body.n}")
     if body.best_of is not None and body.best_of > (body.n or 1) and body.stream:
-        raise invalid("best_of", "best_of is greater than n and stream is true; the best is known only at the end")
+        raise invalid("best_of", "best_of is greater than n and stream is true; the best choices are known only at the end")
     if body.suffix and body.echo:
-        raise invalid("echo", "echo and suffix are given; with a suffix there is no place to echo the prompt")
+        raise invalid("echo", "echo and suffix are given; with a suffix there is no place to echo the prompt; leave one out")
     if body.max_tokens == 0 and not body.echo:
-        raise invalid("max_tokens", "max_tokens is 0 and echo is not true; nothing would be answered")
+        raise invalid("max_tokens", "max_tokens is 0 and echo is not true; the answer would be empty")

@@ -56,7 +56,7 @@ async def conversation_text(body: EmbeddingBody, loaded: Loaded, who: Caller) ->
     """Return the rendered conversation of a request with `messages`, or None for a request with `input`. Raise ApiError unless the request
     has exactly one of these fields."""
     if body.input is None and body.messages is None:
-        raise ApiError(MISSING_FIELD, "input is absent and required; or send messages", param="input")
+        raise ApiError(MISSING_FIELD, "input and messages are absent; expected one of them", param="input")
     if body.input is not None and body.messages is not None:
         raise invalid("messages", "input and messages are given; expected one of them")
     if body.messages is None:

@@ -34,7 +34,7 @@ def _message(message: Message, where: str) -> dict[str, object]:
     if reasoning is not None and not (calls and rendered["content"]):
         rendered["thinking"] = reasoning  # gpt-oss's template uses this name, and refuses thoughts in a message with calls and content
     if not calls and message.content is None and message.role != "assistant":
-        raise invalid(f"{where}.content", f"{where} has neither content nor tool_calls")
+        raise invalid(f"{where}.content", f"{where} has neither content nor tool_calls; expected one of them")
     return rendered
 
 

@@ -66,7 +66,7 @@ def check_ids(ids: Sequence[int], tokenizer: Tokenizer, param: str) -> None:
     if not ids:
         raise invalid(param, f"{param} is empty; expected at least one token")
     if max(ids) >= tokenizer.vocab_size:
-        raise invalid(param, f"{param} has token {max(ids)}; the vocabulary ends at {tokenizer.vocab_size - 1}")
+        raise invalid(param, f"{param} has token id {max(ids)}; expected 0 to {tokenizer.vocab_size - 1}")
 
 
 def deadline_of(timeout_s: float | None, settings: ServerSettings) -> float | None:
@@ -238,12 +238,14 @@ def _response_format(body: GenerationBody, most: int) -> Constraint | None:
             asked = form.json_schema if form else None
             schema = asked.schema_ if asked else (form.value if form else None)
             if schema is None:
-                raise invalid("response_format.json_schema.schema", "response_format has type json_schema and no schema")
+                raise invalid(
+                    "response_format.json_schema.schema", "response_format has type json_schema and no schema; expected an object"
+                )
             return _schema(schema, "response_format.json_schema.schema", most)
         case "regex":
             value = (form.regex_schema or form.value) if form else None
             if not isinstance(value, str):
-                raise invalid("response_format.value", "response_format has type regex and no expression as value")
+                raise invalid("response_format.value", "response_format has type regex and no value; expected a regular expression")
             return _plain(ConstraintKind.REGEX, value)
         case "structural_tag":
             return structured(_structures(form, most)) if form else None
@@ -253,7 +255,7 @@ def _response_format(body: GenerationBody, most: int) -> Constraint | None:
 
 def _structures(form: ResponseFormat, most: int) -> list[Structure]:
     if not form.structures or not form.triggers:
-        raise invalid("response_format.structures", "response_format has type structural_tag and lacks structures or triggers")
+        raise invalid("response_format.structures", "response_format has type structural_tag; expected structures and triggers")
     _check_size(list(form.structures), "response_format.structures", most)
     found: list[Structure] = []
     for index, one in enumerate(form.structures):

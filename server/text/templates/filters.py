@@ -222,7 +222,7 @@ def _sum(context: Context, value: Any, /, attribute: str | int | None = None, st
 def _round(context: Context, value: float, /, precision: int = 0, method: Any = "common") -> float:
     value = _number(value)
     if abs(precision) > 100:
-        raise TemplateLimit(f"round to {precision} digits; at most 100 are allowed")
+        raise TemplateLimit(f"round() to {precision} digits; at most 100 are allowed")
     return FILTERS["round"](value, precision, method)
 
 

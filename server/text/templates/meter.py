@@ -101,11 +101,11 @@ class Meter:
             elif kind in SCALARS or isinstance(item, Undefined):
                 size += 24
             else:
-                raise TemplateLimit(f"a {kind.__name__} cannot be written or compared")
+                raise TemplateLimit(f"a {kind.__name__} cannot be converted to text or compared")
             if steps % 1024 == 0:
                 self._look()
             if size > self._left_bytes or len(stack) > MAX_ITEMS:
-                raise TemplateLimit(f"a value unfolds to more than {self.limits.memory_bytes} bytes or {MAX_ITEMS} items")
+                raise TemplateLimit(f"the text of a value has more than {self.limits.memory_bytes} bytes or {MAX_ITEMS} items")
         return size
 
 

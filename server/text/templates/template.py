@@ -140,7 +140,7 @@ def _marker_beside(values: object) -> str:
 def _compile(source: str) -> jinja2.Template:
     if (found := _lone_surrogate(source)) is not None:
         surrogate, position = found
-        message = f"the template holds {surrogate}, half of a surrogate pair, which is no character"
+        message = f"the template has {surrogate}, half of a surrogate pair, which is no character"
         raise TemplateError(message, source.count("\n", 0, position) + 1)
     try:
         return MeteredEnvironment().template(source)

@@ -104,7 +104,7 @@ GOOD = batch((TEXT, 0, [1, 2]), ([4], 16, [3, 4]))
         (batch(([1], 0, [1]), ([2], 0, [1])), "two tokens are stored in one slot"),
         (replace(GOOD, positions=GOOD.positions + 1), "positions"),
         (replace(GOOD, places=(replace(PLACES, slots=PLACES.slots[::-1].copy()),)), "slots"),
-        (replace(GOOD, query_starts=np.array([0, 20, 22], np.int32)), "do not split 21 tokens"),
+        (replace(GOOD, query_starts=np.array([0, 20, 22], np.int32)), "do not divide 21 tokens"),
         (replace(GOOD, logit_rows=GOOD.logit_rows[::-1].copy()), "ascending"),
         (replace(GOOD, places=(replace(PLACES, page_tables=np.array([[1, 2, 7], [3, 4, 0]], np.int32)),)), "beyond its context"),
     ],

@@ -19,7 +19,7 @@ class Stored:
     id: str
     owner: str  # digest of the API key
     body: bytes  # JSON of the response
-    context: Items  # the input and all items before it
+    context: Items  # input items of the request, after all earlier items of the conversation
     output: Items = ()
     task: asyncio.Task[None] | None = None  # generates the response in the background
     used_s: float = field(default_factory=time.monotonic)

@@ -154,7 +154,7 @@ def test_variables_may_have_names_of_parameters_and_of_parts_of_jinja() -> None:
 
 
 def test_a_lone_surrogate_is_an_error_of_the_template() -> None:
-    with pytest.raises(TemplateError, match=r"line 2: the template holds U\+D800") as caught:
+    with pytest.raises(TemplateError, match=r"line 2: the template has U\+D800") as caught:
         ChatTemplate("a\nb\ud800", {})
     assert caught.value.line == 2
     with pytest.raises(TemplateError, match=r"writes U\+DFFF"):
