@@ -50,7 +50,7 @@ class ModelReading:
     restarts: int = 0
     resubmitted: int = 0
     bytes_by_part: dict[str, int] = field(default_factory=dict)
-    cache: dict[str, str] = field(default_factory=dict)  # configuration of the KV cache, in vLLM's words
+    cache: dict[str, str] = field(default_factory=dict)  # configuration of the KV cache, under vLLM's names
     usage: Usage = UNUSED
     num_graphs: int = 0  # number of graphs that the model's device captured
 

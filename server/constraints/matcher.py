@@ -94,7 +94,7 @@ class Matcher(ABC):
 
     def weigh(self, logprobs: dict[int, float]) -> None:
         """Receive the model's log-probabilities of the candidates."""
-        raise AssertionError("nothing is a candidate")
+        raise AssertionError("this matcher has no candidates")
 
     def refuses(self, token_id: int) -> bool:
         """Return whether `token_id` cannot continue the draft."""
@@ -102,7 +102,7 @@ class Matcher(ABC):
 
     def take_back(self) -> int:
         """Drop the drafted tokens, and continue the selection without them. Return the number of dropped tokens."""
-        raise AssertionError("nothing was drafted")
+        raise AssertionError("this matcher drafts no tokens")
 
     def let_go(self) -> bool:
         """Drop the constraint of an optional tool call, so that the model is unconstrained. Return False if there is no such constraint, or

@@ -80,7 +80,7 @@ class Model:
     operation: Operation
     state: ModelState = ModelState.LOADING
     loaded: Loaded | None = None
-    identity: str = ""  # identity of the source when its load began
+    identity: str = ""  # result of `Identify` for the source when the load began
     claim: ModelSpec | None = None  # the specification with the memory it may take, while the model loads
     swaps: bool = False  # when this model is loaded, unload models that lose their last alias to it
     planned_bytes: int = 0  # bytes that the model will take, planned while it loads; 0 if unknown

@@ -124,7 +124,7 @@ class ProcessSocket:
         return bytes(self._buffer[ANSWER.size : ANSWER.size + self._num_payload])
 
     def _flush(self) -> None:
-        with suppress(OSError):  # the process accepts no more now, or has ended: `receive` finds out which
+        with suppress(OSError):  # the socket is full or closed; `receive` finds out which
             while self._unsent:
                 self._unsent = self._unsent[self._sock.send(self._unsent) :]
 
