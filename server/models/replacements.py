@@ -33,7 +33,7 @@ class Replacements:
         return True
 
     def retire(self, model: Model) -> None:
-        """Stop the worker once the last request of the model has ended. From now on a look-up of its name finds another model."""
+        """Stop the worker once the last request of the model has ended. From now on a look-up of its name finds its replacement."""
         loaded = model.loaded
         assert loaded is not None
         model.state, model.planned_bytes = ModelState.DRAINING, model.total_bytes

@@ -34,7 +34,8 @@ class Dialect:
         return self.tools is HARMONY
 
     def forced_calls(self, tools: Sequence[ToolSchema], *, several: bool) -> Constraint:
-        """Return the constraint for one call of one of `tools`, or for one or more calls if the model makes several at once."""
+        """Return the constraint for one call of any of `tools`. If `several`, and if the model's format has several calls in one answer,
+        allow more calls."""
         if self.has_channels:
             return harmony.forced_call(tools, self.specials)
         return forced_calls(self.tools, tools, self.specials, several=several)
@@ -81,7 +82,7 @@ def _written_by(template: ChatTemplate | None) -> ToolFormat:
 
 
 def _single_tokens(tokenizer: Tokenizer, markers: tuple[str, ...]) -> dict[int, bytes]:
-    """Return the markers that are single tokens, by id. Some, such as Qwen's, are not declared special; even so, a grammar that spells the
-    bytes of such a marker would never match the token that the model writes."""
+    """Return the markers that are single tokens, by id, even if they are not declared special, as in Qwen's vocabulary: a grammar that
+    spells the bytes of such a marker would never match the token that the model writes."""
     encoded = ((marker, tokenizer.encode(marker, False)) for marker in markers)
     return {ids[0]: marker.encode() for marker, ids in encoded if len(ids) == 1}

@@ -32,9 +32,9 @@ def json_text(schema: Mapping[str, object]) -> str:
 
 
 def closed(schema: Mapping[str, object]) -> dict[str, object]:
-    """Return the schema of a call's arguments so that it refuses properties that it does not name: where `additionalProperties` is absent
-    it becomes false, also in nested objects that name properties. An object composed of several schemas stays as it is, because each schema
-    would refuse the others' properties."""
+    """Return the schema of a call's arguments, changed to refuse properties that it does not name: `additionalProperties` becomes false
+    where it is absent, also in nested objects that name properties. An object composed of several schemas is not changed, because each
+    schema would refuse the properties of the others."""
     given, required = schema.get("properties", {}), schema.get("required", [])
     if COMPOSED & schema.keys() or not (isinstance(given, dict) and isinstance(required, list)):
         return {**schema}
@@ -56,7 +56,7 @@ def _closed_within(schema: object) -> object:
 
 
 def forced_calls(form: ToolFormat, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
-    """Return the constraint for one call of one of `tools`, or for one or more if `several`, as `form` writes them."""
+    """Return the constraint for one call of any of `tools`, or for one or more calls if `several`, in the format `form`."""
     one = "inside" if form.bare else f"{marker_rule(form.opening, specials)} inside"
     again = f" (between {one})*" if several else ""
     rules = [f"start: {one}{again}", f"between: {form.between}"]

@@ -153,8 +153,8 @@ class ChannelParser:
 
 
 def forced_call(tools: Sequence[ToolSchema], specials: Specials) -> Constraint:
-    """Return the constraint for one call of one of `tools`. There is only one, because the model waits for a
-    call's result before it makes another call."""
+    """Return the constraint for one call of any of `tools`. An answer has at most one call, because the model waits for a call's result
+    before it makes another call."""
     channel, constrain, message = (marker_rule(marker, specials) for marker in (CHANNEL, CONSTRAIN, MESSAGE))
     found = by_schema(tools)
     calls = " | ".join(f"call_{index}" for index in range(len(found)))

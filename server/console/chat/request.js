@@ -31,7 +31,7 @@ export async function countTokens(model, messages, options, signal) {
   return (await ask("/tokenize", {method: "POST", body, signal})).count;
 }
 
-/* Return the nodes that fit into the context, without the oldest ones. Whole exchanges are left out, so that the remaining ones begin with a question. */
+/* Return the newest nodes, as many as fit into the context. Whole exchanges are left out, so that the first remaining node is a question. */
 export async function fitted(nodes, model, options, signal) {
   const room = Math.min(options.max_tokens ?? LEAST_ROOM, Math.floor(model.max_model_len / 4));
   const count = kept => countTokens(model.id, messagesOf(kept, options), options, signal);

@@ -26,7 +26,7 @@ export class Chart {
     this.at = null;  // index of the sample under the pointer
   }
 
-  /* `lines`: a list of values per series, null where there is none. `times`: in seconds. `span`: the width of the chart in seconds. */
+  /* `lines`: for each series a list of values, null where a value is missing. `times`: in seconds. `span`: the width of the chart in seconds. */
   update(lines, times, span) {
     this.lines = lines;
     this.times = times;

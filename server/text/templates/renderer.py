@@ -1,7 +1,7 @@
 """A chat template as the front uses it: short renderings run in place, long ones in a separate process.
 
-An ordinary conversation takes a fraction of a millisecond, less than a call to another process. A rendering that exceeds `IN_PLACE` would
-hold up other streams: a long conversation, or a template that a message sends into a long loop. Rendering has no side effects, so it is
+Rendering an ordinary conversation takes a fraction of a millisecond, less than a call to another process. A rendering that exceeds
+`IN_PLACE` would delay other streams: a long conversation, or a template that a message sends into a long loop. Rendering has no side effects, so it is
 started again in `server.text.templates.render_process`.
 """
 

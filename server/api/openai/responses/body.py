@@ -22,7 +22,7 @@ from server.api.request.schema import (
     Text,
 )
 
-MAX_ITEMS = 8192  # bounds the time for wrong items: all their fields are optional, so most errors are found after parsing
+MAX_ITEMS = 8192  # limits the time of validation: all fields of an item are optional, so even wrong items are parsed
 
 
 class ItemPart(ContentPart):
