@@ -73,7 +73,7 @@ class RowState:
     choice: int
     prompt_ids: Sequence[int]
     num_drawn: int = 0
-    is_plain: bool = field(init=False)  # the request changes no logits before the draw
+    is_plain: bool = field(init=False)  # the request has no bias and no penalties, which would change logits
     bias_ids: Ids = field(init=False)
     bias_values: NDArray[np.float32] = field(init=False)
     seen: Seen | None = field(init=False)  # None: no penalties

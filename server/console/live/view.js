@@ -52,7 +52,7 @@ export class LiveView {
 
   enter() {
     clearTimeout(this.#timer);
-    if (Date.now() / 1000 - (this.samples.times.at(-1) ?? 0) > SPREAD) this.samples = new Samples(MOST, SPREAD);  // a line must not span the gap since the page was last open
+    if (Date.now() / 1000 - (this.samples.times.at(-1) ?? 0) > SPREAD) this.samples = new Samples(MOST, SPREAD);  // draw no line across the time in which the page was not open
     this.#poll();
   }
 

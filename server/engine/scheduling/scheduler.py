@@ -136,7 +136,7 @@ class Scheduler:
         return self._open
 
     def extend(self) -> Plan:
-        """Add prompts to the open plan while it has room. What was planned before stays."""
+        """Add prompts to the open plan while it has room. Items that were planned before are kept."""
         plan = self._open
         if self.paused:
             return plan

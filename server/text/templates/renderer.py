@@ -1,8 +1,8 @@
 """A chat template as the front uses it: short renderings run in place, long ones in a separate process.
 
 Rendering an ordinary conversation takes a fraction of a millisecond, less than a call to another process. A rendering that exceeds
-`IN_PLACE` would delay other streams: a long conversation, or a template that a message sends into a long loop. Rendering has no side effects, so it is
-started again in `server.text.templates.render_process`.
+`IN_PLACE` would delay other streams: a long conversation, or a template that a message sends into a long loop. Rendering has no side
+effects, so it is started again in `server.text.templates.render_process`.
 """
 
 from __future__ import annotations

@@ -301,7 +301,7 @@ class MeteredEnvironment(SandboxedEnvironment):
         return self.attribute(obj, attribute)
 
     def attribute(self, obj: Any, name: str) -> Any:
-        """Return a listed method or attribute, otherwise an undefined value."""
+        """Return a method or attribute that METHODS or ATTRIBUTES lists, otherwise an undefined value."""
         kind = type(obj)
         if name in METHODS.get(kind, ()):
             return Method(obj, name)
