@@ -136,7 +136,7 @@ def test_only_tokenizer_json_is_indispensable() -> None:
     ("source", "complaint"),
     [
         ("a\n{% for %}", "line 2: Expected an expression"),
-        ("a\n\n\ud800", r"line 3: the template holds U\+D800"),
+        ("a\n\n\ud800", r"line 3: the template has U\+D800"),
         ("{% extends 'x' %}", "line 1: 'extends' is not allowed"),
         ("{{ x | center(3) }}", "line 1: No filter named 'center'"),
         ("{{ " + "(" * 5000 + " }}", "RecursionError|at most"),
