@@ -4,8 +4,10 @@
 #     docker/aarch64.sh -m pytest -q -n 0 tests/runtime tests/compiler/backends/cpu/codegen
 #     QEMU_CPU=neoverse-n1 docker/aarch64.sh -c 'from deploy.cli import main; main()' generate demo -p "What is the capital of Italy?"
 #
-# QEMU_CPU is max (the default), neoverse-n1 (dot products, no i8mm) or cortex-a72 (neither). Emulation is about twenty times slower than hardware.
-# The script needs root and Debian 12 or newer with qemu-user-static. The folder WORK keeps the emulated system between runs.
+# QEMU_CPU is max (the default), neoverse-n1 (dot products, but no i8mm) or cortex-a72 (neither dot products nor i8mm). Emulation is about twenty
+# times slower than hardware.
+# The script needs root and Debian 12 or newer with qemu-user-static. It stores the emulated system in the folder WORK, and uses it again when it
+# runs the next time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -36,7 +38,7 @@ if [ ! -e "$WORK/ready" ]; then
   touch "$WORK/ready"
 fi
 
-# Workers are separate processes, so the kernel must run AArch64 executables with qemu.
+# A server starts workers as separate processes, so the Linux kernel must run every AArch64 executable with qemu.
 kinds=/proc/sys/fs/binfmt_misc
 [ -e "$kinds/register" ] || mount -t binfmt_misc none "$kinds"
 if [ ! -e "$kinds/qemu-aarch64" ]; then

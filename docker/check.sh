@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Build docker/cpu.Dockerfile without a container engine, start the server in the image as the image's user, who cannot write to the root file
-# system, and ask it a question. The script needs root, buildah and debootstrap (Debian: apt install buildah debootstrap). The folder WORK keeps
-# the base image and the layers between runs.
+# Build docker/cpu.Dockerfile without a container engine, start the server in the image, and ask the demo model a question. The server runs as the
+# image's user, who cannot write to the root file system. The script needs root, buildah and debootstrap (Debian: apt install buildah debootstrap).
+# It stores the base image and the layers in the folder WORK for the next run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,10 +39,10 @@ done
 buildah "${storage[@]}" build --format docker --quiet --pull-never --network host "${certificates[@]}" "${pip_settings[@]}" \
   --build-arg "BASE=$BASE" -f docker/cpu.Dockerfile -t "$IMAGE" .
 
-# Bound the size without the base image, so that the image stays below 450 MB on python:3.12-slim (125 MB).
+# Check the size of /opt/relaxserve. With at most 325 MB of it, an image based on python:3.12-slim (125 MB) stays below 450 MB.
 installed=$(buildah "${storage[@]}" run "$(buildah "${storage[@]}" from --pull-never "$IMAGE")" -- du -s --apparent-size --block-size=MB /opt/relaxserve | cut -f1 | tr -dc 0-9)
 echo "/opt/relaxserve has $installed MB"
-[ "$installed" -le 325 ] || { echo "that is more than the 325 MB which leave the image below 450 MB" >&2; exit 1; }
+[ "$installed" -le 325 ] || { echo "/opt/relaxserve may have at most 325 MB, so that the image stays below 450 MB" >&2; exit 1; }
 
 # Run the server as the image's user, with empty folders as volumes. The user cannot write anywhere else.
 container=$(buildah "${storage[@]}" from --pull-never "$IMAGE")

@@ -1,4 +1,4 @@
-# relaxserve for CPUs, below 450 MB. Only the build stage has pip. The file works for every architecture:
+# An image of relaxserve for CPUs, smaller than 450 MB. Only the build stage has pip. The file works for amd64 and arm64:
 #
 #     docker build -f docker/cpu.Dockerfile -t relaxserve .
 #     docker build -f docker/cpu.Dockerfile --build-arg EXTRAS=hub,otel -t relaxserve .
@@ -40,7 +40,7 @@ ENV PATH=/opt/relaxserve/bin:$PATH \
     RELAXSERVE_MODEL_ROOT=/models \
     RELAXSERVE_STATE_FILE=/state/models.json
 EXPOSE 8000
-# A server that is loading is healthy, because the first start compiles. /health/ready says when it accepts requests.
+# Check that the process is alive, not that it is ready: the first start takes long, because it compiles the model.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s \
     CMD ["python3", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ[\"RELAXSERVE_PORT\"]}/health/live', timeout=2)"]
 STOPSIGNAL SIGTERM
