@@ -1,4 +1,4 @@
-"""The folder of files kept between starts: compiled programs and everything derived from them.
+"""The folder of files that are stored between starts: compiled programs and everything derived from them.
 
     executables/KEY-RANGES.rsx, .json   a compiled program, and the ranges that its plan covers (compiler/cache.py)
     executables/KEY-THREADS.costs       times of its steps with that number of threads (deploy/model_loading/costs.py)
@@ -11,9 +11,8 @@
     exports/KEY/                        exports for browsers (deploy/export/kept.py)
     web/*                               files that running servers publish; a start removes those of a killed server
 
-A file is written in its folder under a temporary name and renamed when it is complete; if a load is killed, the temporary file remains as a
-leftover. A file may be removed while servers have it mapped: they keep what they have read, and the next start builds the file again.
-"""
+A file is written under a temporary name and renamed when it is complete; if a load is killed, the temporary file remains as a leftover. A
+file may be removed while servers have it mapped: they keep what they have read, and the next start builds the file again."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ from server.messages import ErrorCode
 WEIGHTS_SUFFIX = ".rsw"
 COSTS_SUFFIX = ".costs"
 MODELS_SUFFIX = ".models"
-MOST_MODELS = 8  # most sources that are listed per program
+MOST_MODELS = 8  # maximum number of sources listed per program
 ABANDONED_S = 3600.0  # temporary files unchanged for this many seconds are leftovers, because a running load writes more often
 _KEY = re.compile(r"[0-9a-f]{32}")
 _OURS = re.compile(r"\.import-.+|\.[0-9a-f]{32}\.\w+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|costs|models|cubin)(\..+)?")
@@ -58,7 +57,7 @@ class Part(StrEnum):
     WEIGHTS = "packed weights"
     ASSEMBLED = "code assembled for GPUs"
     EXPORT = "exports for browsers"
-    LEFTOVER = "leftovers of loads that were cut off"
+    LEFTOVER = "leftovers of interrupted loads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,7 @@ class Kept:
         known = self.models_of(key)
         if known[:1] != [source]:
             file = self._models_file(key)
-            with suppress(OSError):  # a read-only folder can be used, without the list
+            with suppress(OSError):  # in a read-only folder there is no list
                 written = file.with_name(f".{file.name}.{os.getpid()}")
                 written.write_text("\n".join([source, *(other for other in known if other != source)][:MOST_MODELS]) + "\n")
                 written.replace(file)
@@ -129,9 +128,9 @@ class Kept:
         return [*found, *self._leftovers({path for item in found for path in item.paths})]
 
     def prune(self, *, keep_bytes: int | None = None, keep_s: float = 0.0, dry_run: bool = False) -> list[Item]:
-        """Remove what nothing can use: weights and assembled code without a program, and leftovers. With `keep_bytes`, also remove the
-        least recently used items until the remaining items fit, except those used in the last `keep_s` seconds. Return the removed
-        items."""
+        """Remove files that cannot be used any more: weights and assembled code without a program, and leftovers. With `keep_bytes`, also
+        remove the least recently used items until the remaining items fit, except those used in the last `keep_s` seconds. Return the
+        removed items."""
         items = self.items()
         keys = {item.key for item in items if item.part is Part.PROGRAM}
         going = [item for item in items if item.part is not Part.EXPORT and (item.part is Part.LEFTOVER or item.key not in keys)]
@@ -148,7 +147,7 @@ class Kept:
         return going
 
     def verify(self) -> Iterator[tuple[Path, str]]:
-        """Read every file completely. Yield its path and a description of the damage, which is empty for a sound file."""
+        """Read every file completely. Yield its path and a description of the damage, which is empty if the file is undamaged."""
         for path in self.executables.paths():
             yield path, _fault(lambda path=path: self.executables.verify(path))
         for item in self._packed():
@@ -166,7 +165,7 @@ class Kept:
         beside = (path.with_suffix(".json"),) if path.suffix == PROGRAM_SUFFIX else ()
         _remove([Item(Part.LEFTOVER, (path, *beside), "", 0, 0.0)])
 
-    # --- for the administration, by signature ------------------------------------------------------------------------------
+    # --- for /admin/cache, by signature ------------------------------------------------------------------------------------
 
     def entries(self) -> list[CachedModel]:
         return [CachedModel(entry.key, entry.num_bytes, entry.used_s) for entry in self.executables.entries()]
@@ -252,14 +251,14 @@ def _remove(items: Sequence[Item]) -> None:
             else:
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise CannotRemove(f"{path} cannot be removed: {error.strerror}; do it as the user that owns the folder") from error
+            raise CannotRemove(f"{path} cannot be removed: {error.strerror}; remove it as the user that owns the folder") from error
 
 
 @contextmanager
 def kept_in(folder: Path) -> Generator[None]:
-    """Turn an OSError while using the cache into a LoadError with a remedy. Only the owner of a full or read-only disk can remedy it."""
+    """Turn an OSError from the cache, such as a full or read-only disk, into a LoadError with a remedy."""
     try:
         yield
     except OSError as error:
-        remedy = "make room there, name another folder by RELAXSERVE_CACHE, or keep nothing by RELAXSERVE_NO_CACHE=1"
+        remedy = "free space there, set RELAXSERVE_CACHE to another folder, or disable the cache with RELAXSERVE_NO_CACHE=1"
         raise LoadError(ErrorCode.LOAD_FAILED, f"the cache {folder} cannot be used: {error.strerror or error}; {remedy}") from error

@@ -1,7 +1,7 @@
 """Compare the weight formats in which a model can be served: bytes of the weights, the context that fits into the memory next to them, and
 rounding error.
 
-Nothing is compiled. The error is measured on rows of some matrices, with the operators that would round them during a load.
+Nothing is compiled. The error is measured on rows of some matrices, with the operators that round them when a model loads.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from runtime.cache_groups import PAGE_SIZE
 FORMS = ("auto", "bf16", "int8", "int4", "f32")
 HEADS = ("lm_head.weight", "output.weight")
 SAMPLES = 3  # number of matrices on which the error is measured
-SAMPLE_VALUES = 1 << 19  # most values of a matrix on which the error is measured
+SAMPLE_VALUES = 1 << 19  # maximum number of values per matrix on which the error is measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Answer one prompt with a model loaded in this process. It runs in the same engine as in the server."""
+"""Answer one prompt with a model loaded in this process. The model runs in the same engine as in the server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Answer:
 
 
 def require_generator(load: Load, progress: Progress) -> Servable:
-    """Require a model that generates. Refuse a model that only embeds, before it is compiled."""
+    """Return a model that generates text. Raise LoadError, before anything is compiled, if the model only computes embeddings."""
     model = require_servable(load, progress)
     if not model.mode.generates:
         raise LoadError(ErrorCode.NOT_A_GENERATIVE_MODEL, f"{load.source} gives embeddings and generates no text; name a model that does")

@@ -103,7 +103,7 @@ def _compiled(load: Load, progress: Progress) -> tuple[Servable, Compiled]:
     return model, compile_model(model.module, executable_cache(), model.target, progress)
 
 
-# --- what would make it fit --------------------------------------------------------------------------------------------
+# --- remedies for a lack of memory --------------------------------------------------------------------------------------------
 
 
 def remedies(load: Load, found: Inspection) -> Iterator[str]:
@@ -113,7 +113,7 @@ def remedies(load: Load, found: Inspection) -> Iterator[str]:
     least = -(-found.max_context // PAGE_SIZE) * found.plan.page_bytes
     if room >= least + found.plan.page_bytes:
         num_tokens = room // found.plan.page_bytes * PAGE_SIZE
-        yield f"--kv-cache-bytes {room >> 20}M: {num_tokens} tokens of context, all sequences together"
+        yield f"--kv-cache-bytes {room >> 20}M: {num_tokens} tokens of context for all sequences together"
         return
     for quantize in ("int8", "int4"):
         if quantize == found.quantize:

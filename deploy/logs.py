@@ -17,7 +17,7 @@ from typing import TextIO
 from server.http.record import REQUEST_ID
 
 OURS = ("server", "deploy", "compiler", "runtime")
-MOST_LINES = 10_000  # most lines that wait for a slow reader; further lines are dropped
+MOST_LINES = 10_000  # maximum number of lines that wait to be written; further lines are dropped
 FLUSH_S = 1.0  # seconds to wait for the writer when the process ends
 
 
@@ -93,7 +93,7 @@ class Writer(logging.Handler):
             lost, self._num_lost = self._num_lost, 0
             self._write(line)
             if lost:
-                self._write(f"{lost} lines of the log are lost: it was read too slowly")
+                self._write(f"{lost} lines of the log were dropped, because its reader was too slow")
 
     def _write(self, line: str) -> None:
         stream = self._stream or sys.stderr  # looked up for each line, because a progress bar may replace it

@@ -17,14 +17,14 @@ from runtime.device.cpu.system_memory import SystemMemory, system_memory
 from runtime.device.cuda.card import Found, found_cards
 from runtime.errors import NoDevice
 
-# Processor features that kernels use, strongest first. The first feature that a machine has determines its speed.
+# CPU features that kernels use, the fastest first. The first of them that a machine has determines its speed.
 NOTABLE = {
     "x86_64": ("amx-bf16", "amx-int8", "avx512bf16", "avx512vnni", "avx512f", "avxvnni", "avx2", "fma", "f16c"),
     "aarch64": ("i8mm", "bf16", "dotprod", "fullfp16", "neon"),
 }
 EXTRAS = {
     "hub": ("huggingface_hub", "load models by hub id"),
-    "cuda": ("pycuda", "run them on NVIDIA GPUs"),
+    "cuda": ("pycuda", "run models on NVIDIA GPUs"),
 }  # extra of the package -> the module that it installs, its purpose
 
 
@@ -106,7 +106,7 @@ def _gpus() -> tuple[tuple[str, ...], str]:
 
 
 def _refusal(card: Found) -> str:
-    """Return why no model runs on the card, or "" if models do."""
+    """Return the reason why models cannot run on the GPU, or "" if they can."""
     try:
         of_gpu("host", card.capability)
     except TargetError as error:

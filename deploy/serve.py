@@ -81,7 +81,7 @@ async def preflight(spec: ModelSpec, hub_token: str | None = None) -> Footprint:
 
 
 async def export(spec: ModelSpec, folder: Path, hub_token: str | None = None) -> None:
-    """Write the files with which browsers run a model to `folder`. A separate process does the work."""
+    """Write the files that browsers need to run a model to `folder`. A separate process does the work."""
     await _answer_of("the export", (*command("deploy.publication"), str(folder)), load_of(spec, hub_token))
 
 
@@ -105,7 +105,7 @@ async def _answer_of(who: str, command: tuple[str, ...], load: Load) -> dict[str
 
 
 def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, hub_token: str | None = None) -> bool:
-    """Serve until stopped. Return False if `greet` ended the server. Settings that must be refused are refused before a model loads."""
+    """Serve until stopped. Return False if `greet` ended the server. Invalid settings raise an error before a model loads."""
     Guard(settings)  # reads the keys
     switch_often()
     # the texts of one request are encoded on one core, so that running streams keep the other cores
@@ -129,7 +129,7 @@ def with_descriptors(settings: ServerSettings) -> ServerSettings:
     if most >= settings.max_connections:
         return settings
     text = (
-        "max_connections is %d, and %d open files are allowed: at most %d connections are held; raise the limit (ulimit -n, LimitNOFILE=)"
+        "max_connections is %d, and %d open files are allowed: only %d connections are accepted; raise the limit (ulimit -n, LimitNOFILE=)"
     )
     log.warning(text, settings.max_connections, soft, most)
     return replace(settings, max_connections=most)

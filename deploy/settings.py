@@ -2,7 +2,7 @@
 
     --max-body-bytes 16M        RELAXSERVE_MAX_BODY_BYTES=16M        max_body_bytes: 16M
 
-The table SETTINGS has every setting with its group and meaning; options, variables and the keys of the file are derived from it.
+The table SETTINGS lists all settings with their group and meaning; options, variables and keys of the file are derived from this table.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PREFIX = "RELAXSERVE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 URL_VARIABLE, KEY_VARIABLE = f"{PREFIX}URL", f"{PREFIX}KEY"  # variables of the commands that talk to a running server
 
-LISTEN, KEYS, MODELS, LIMITS, TIMES, LOGS = "Listening", "Keys", "Models", "Limits", "Times", "Logs and traces"
+LISTEN, KEYS, MODELS, LIMITS, TIMES, LOGS = "Address", "Keys", "Models", "Limits", "Times", "Logs and traces"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A row of the table of settings. `in_arguments` is off for secrets, because other users of the machine can read a command line."""
+    """A row of the table of settings. `in_arguments` is false for secrets, because other users of the machine can read a command line."""
 
     name: str
     group: str
@@ -43,43 +43,43 @@ class Setting:
 SETTINGS = (
     Setting("host", LISTEN, "Address to listen on."),
     Setting("port", LISTEN, "Port to listen on; 0 takes a free one."),
-    Setting("insecure", LISTEN, "Serve other machines without keys."),
-    Setting("allowed_hosts", LISTEN, "Further Host header accepted while no keys are set; may be repeated."),
-    Setting("cors_origins", LISTEN, "Origin whose web pages may call; may be repeated."),
+    Setting("insecure", LISTEN, "Serve other machines without API keys."),
+    Setting("allowed_hosts", LISTEN, "Further Host header to accept while no API keys are set; may be repeated."),
+    Setting("cors_origins", LISTEN, "Origin whose web pages may call the API; may be repeated."),
     Setting("api_keys", KEYS, "Keys of clients, separated by commas.", in_arguments=False),
     Setting("api_key_file", KEYS, "File with one API key per line, read again when it changes."),
     Setting("admin_keys", KEYS, "Keys for /admin, separated by commas.", in_arguments=False),
-    Setting("admin_key_file", KEYS, "The same for /admin."),
+    Setting("admin_key_file", KEYS, "File with one key for /admin per line, read again when it changes."),
     Setting("open_metrics", KEYS, "Let /metrics be read without a key."),
     Setting("model_root", MODELS, "Folder below which /admin may load models."),
     Setting("allow_hub", MODELS, "Let /admin load models by hub id."),
     Setting("publish", MODELS, "Model that browsers may download and run at /web/MODEL/; may be repeated."),
-    Setting("state_file", MODELS, "Remembers the loaded models over a restart."),
-    Setting("memory_limit_bytes", MODELS, "Memory of all models together, as 12G."),
-    Setting("default_kv_cache_bytes", MODELS, "KV cache of a model that does not say, as 2G."),
+    Setting("state_file", MODELS, "File with the set of loaded models, which the next start loads again."),
+    Setting("memory_limit_bytes", MODELS, "Memory limit for all models together, such as 12G."),
+    Setting("default_kv_cache_bytes", MODELS, "KV cache of models without kv_cache_bytes, such as 2G."),
     Setting("strict", LIMITS, "Refuse unknown fields instead of reporting them."),
     Setting("max_body_bytes", LIMITS, "Largest request body."),
-    Setting("max_header_bytes", LIMITS, "Largest request line and headers."),
-    Setting("max_connections", LIMITS, "Most connections at once."),
-    Setting("max_choices", LIMITS, "Most prompts x n of one request."),
-    Setting("max_inputs", LIMITS, "Most texts of one embedding request."),
+    Setting("max_header_bytes", LIMITS, "Largest size of request line and headers together."),
+    Setting("max_connections", LIMITS, "Maximum number of connections."),
+    Setting("max_choices", LIMITS, "Maximum number of prompts times n in a request."),
+    Setting("max_inputs", LIMITS, "Maximum number of texts in an embedding request."),
     Setting("max_schema_bytes", LIMITS, "Largest JSON schema or grammar."),
-    Setting("response_store_bytes", LIMITS, "Memory of kept responses, as 64M; 0 keeps none."),
-    Setting("max_stop_strings", LIMITS, "Most stop strings of a request."),
+    Setting("response_store_bytes", LIMITS, "Memory for stored responses, such as 64M; 0 stores none."),
+    Setting("max_stop_strings", LIMITS, "Maximum number of stop strings in a request."),
     Setting("max_stop_chars", LIMITS, "Longest stop string."),
-    Setting("max_queued_requests", LIMITS, "Requests that wait per model, beyond its batch."),
-    Setting("max_queued_tokens", LIMITS, "Prompt tokens that wait per model."),
-    Setting("max_timeout_s", TIMES, "Longest deadline a request may ask for."),
-    Setting("response_store_s", TIMES, "How long a response is kept after its last use."),
-    Setting("header_timeout_s", TIMES, "From a request's first byte to the end of its headers."),
-    Setting("body_timeout_s", TIMES, "For the whole body."),
-    Setting("write_timeout_s", TIMES, "How long a client may leave a full buffer unread."),
+    Setting("max_queued_requests", LIMITS, "Maximum number of sequences per model that wait for a place in the batch."),
+    Setting("max_queued_tokens", LIMITS, "Maximum number of waiting prompt tokens per model."),
+    Setting("max_timeout_s", TIMES, "Longest timeout that a request may ask for."),
+    Setting("response_store_s", TIMES, "How long a response is stored after its last use."),
+    Setting("header_timeout_s", TIMES, "Longest time from a request's first byte to the end of its headers."),
+    Setting("body_timeout_s", TIMES, "Longest time for the arrival of a whole body."),
+    Setting("write_timeout_s", TIMES, "How long a client may read nothing before its connection is closed."),
     Setting("keep_alive_s", TIMES, "How long an idle connection stays open."),
-    Setting("heartbeat_s", TIMES, "Between the signs of life on a silent stream."),
-    Setting("drain_s", TIMES, "For running requests when the server is told to stop."),
-    Setting("stall_s", TIMES, "Without a word from a worker that has work; then it is replaced."),
-    Setting("log_level", LOGS, "What is worth a line: debug, info, warning or error."),
-    Setting("log_format", LOGS, "Form of the lines: text or json."),
+    Setting("heartbeat_s", TIMES, "Interval of comment lines in a stream without events."),
+    Setting("drain_s", TIMES, "How long running requests may continue when the server stops."),
+    Setting("stall_s", TIMES, "A worker that has work but reports nothing for this time is replaced."),
+    Setting("log_level", LOGS, "Least severity of log lines: debug, info, warning or error."),
+    Setting("log_format", LOGS, "Format of log lines: text or json."),
     Setting("otlp_traces_endpoint", LOGS, "Address that traces of requests are sent to, as OTLP over HTTP."),
 )
 
@@ -135,10 +135,10 @@ def _check_names(specs: Iterable[ModelSpec]) -> None:
     for spec in specs:
         for name in dict.fromkeys((spec.name, *spec.aliases)):
             if not re.fullmatch(NAME, name):
-                raise SettingsError(f"model {spec.source!r} is called {name!r}; expected {NAMED}, as PATH_OR_ID=NAME")
+                raise SettingsError(f"model {spec.source!r} is called {name!r}; expected {NAMED}; give one as PATH_OR_ID=NAME")
             if name in sources:
                 both = f"{sources[name]!r} and {spec.source!r}"
-                raise SettingsError(f"models {both} are both called {name!r}; call one otherwise, as PATH_OR_ID=NAME")
+                raise SettingsError(f"models {both} are both called {name!r}; give one another name, as PATH_OR_ID=NAME")
             sources[name] = spec.source
 
 
@@ -146,7 +146,7 @@ def _check_names(specs: Iterable[ModelSpec]) -> None:
 
 
 def parse(name: str, text: str, where: str) -> Any:
-    """Parse the value of a setting. `where` says in the error where the value is from."""
+    """Parse the value of a setting. The error message begins with `where`, the place of the value."""
     kind = TYPES[name].removesuffix(" | None")
     expected, read = _KINDS["bytes" if name.endswith("_bytes") else kind]
     try:
@@ -182,7 +182,7 @@ _KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "float": ("a number of seconds", float),
     "bool": ("true or false", _flag),
     "Path": ("a path", _path),
-    "bytes": ("a number of bytes, as 1000000, 64M or 2G", num_bytes),
+    "bytes": ("a number of bytes, such as 1000000, 64M or 2G", num_bytes),
     "tuple[str, ...]": ("texts, separated by commas", lambda text: tuple(t.strip() for t in text.split(",") if t.strip())),
 }
 
@@ -214,7 +214,7 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys: list[str] = [key.value for key, _ in node.value]
         if twice := next((key for key in keys if keys.count(key) > 1), None):
-            raise yaml.constructor.ConstructorError(problem=f"{twice} is there twice", problem_mark=node.start_mark)
+            raise yaml.constructor.ConstructorError(problem=f"{twice} occurs twice", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 
 
@@ -229,7 +229,7 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
     if document is None:
         return {}, []
     if not isinstance(document, dict):
-        raise SettingsError(f"configuration {path} holds a {type(document).__name__}; expected settings by name")
+        raise SettingsError(f"configuration {path} is a {type(document).__name__}; expected a mapping from settings to values")
     names = [s.name for s in SETTINGS]
     values: dict[str, Any] = {}
     specs: list[ModelSpec] = []
@@ -280,7 +280,7 @@ def _spec(entry: object, where: str) -> ModelSpec:
         try:
             values["kv_cache_bytes"] = num_bytes(size)
         except ValueError:
-            raise SettingsError(f"kv_cache_bytes of {where} is {size!r}; expected a number of bytes, as 64M or 2G") from None
+            raise SettingsError(f"kv_cache_bytes of {where} is {size!r}; expected a number of bytes, such as 64M or 2G") from None
     try:
         return msgspec.convert(values, ModelSpec)
     except msgspec.ValidationError as error:
@@ -299,6 +299,6 @@ def model_spec(text: str) -> ModelSpec:
     if source == demo.NAME and not path.exists():
         return ModelSpec(name or demo.NAME, demo.NAME)
     if source[0] in "/.~" and not path.exists():
-        raise SettingsError(f"model {source!r} does not exist; expected a folder, a .gguf file, or a hub id as ORGANISATION/NAME")
+        raise SettingsError(f"model {source!r} does not exist; expected a folder, a .gguf file, or a hub id such as ORGANISATION/NAME")
     resolved = path.resolve()
     return ModelSpec(name or resolved.name, str(resolved) if path.exists() else source)

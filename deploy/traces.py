@@ -1,6 +1,6 @@
 """Trace requests with OpenTelemetry, from the extra `otel`: a span per request, and a child span for each of its stages.
 
-    receive   until the body is complete
+    receive   until the body has arrived
     prepare   until the prompt is sent to the model's worker: limits, template, tokens
     prefill   until the first token; includes the wait in the model's queue
     decode    until the last token
@@ -20,7 +20,7 @@ from typing import Any
 from server.http.record import RequestRecord
 from server.settings import SettingsError
 
-EXPORT_S = 5.0  # seconds within which a batch must be sent
+EXPORT_S = 5.0  # longest time for sending a batch of spans, in seconds
 FLUSH_S = 2.0  # longest time for sending the remaining spans at shutdown, in seconds
 
 Stage = tuple[str, float, float]  # name, begin and end of a stage; times in seconds

@@ -1,4 +1,4 @@
-"""Mark stored files as in use. A start thereby detects that a process was killed while it used a file, and verifies the file."""
+"""Mark stored files as in use. If a process is killed while it uses a file, the mark remains, and the next start verifies the file."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def begin_use(
     for verification: the previous worker only read the file, and a check runs at the same time as the new worker."""
     left = left_behind(path)
     if path.exists() and (verify or (left and not restart)):
-        why = "it was damaged before" if verify else "the last process that used it did not end in order"
+        why = "it was damaged before" if verify else "the last process that used it was killed"
         log.warning("%s is verified before it is used: %s", path, why)
         if not _is_sound(path, progress):
             return None
@@ -79,7 +79,7 @@ def begin_use(
 
 
 def _is_sound(path: Path, progress: Callable[[float], None]) -> bool:
-    """Verify a file. Return True if it is sound, missing, or damaged and removed."""
+    """Verify a file. Return True if it is undamaged or missing, or if it was damaged and is removed now."""
     try:
         SectionFile(path).verify(progress)
     except FileNotFoundError:
@@ -94,7 +94,7 @@ def remove_damaged(path: Path, fault: str) -> bool:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        log.error("%s; it cannot be removed (%s): do that as the user that owns the folder", fault, error.strerror)
+        log.error("%s; it cannot be removed (%s): remove it as the user that owns the folder", fault, error.strerror)
         return False
     log.warning("%s is removed and built again", fault)
     return True

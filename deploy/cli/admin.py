@@ -14,11 +14,11 @@ from deploy.client import Client, ServerFault, segment
 from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-WANT_ADMIN = ("admin_key_required", "admin_disabled")  # error codes that a server returns for a client key where it needs an admin key
-STOPPED_S = 120.0  # seconds within which a worker must end after its requests have ended
+WANT_ADMIN = ("admin_key_required", "admin_disabled")  # error codes of a server that needs an admin key and got a client key
+STOPPED_S = 120.0  # time that a worker may take to end after its last request
 
 Url = Annotated[str, typer.Option(help="Address of the server.", envvar=URL_VARIABLE)]
-Key = Annotated[str | None, typer.Option(help="API key; safer in the variable.", envvar=KEY_VARIABLE, show_envvar=True)]
+Key = Annotated[str | None, typer.Option(help="API key; the variable hides it from other users.", envvar=KEY_VARIABLE, show_envvar=True)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -36,7 +36,7 @@ def load(
     alias: Annotated[list[str] | None, typer.Option(help="Additional name for the model; may be repeated.")] = None,
     pin: Annotated[bool, typer.Option(help="Refuse to unload without --force.")] = False,
     swap: Annotated[bool, typer.Option(help="Unload the models that lose their last alias to this one.")] = False,
-    dry_run: Annotated[bool, typer.Option(help="Only report the memory that the model would take.")] = False,
+    dry_run: Annotated[bool, typer.Option(help="Only show the memory that the model would take.")] = False,
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:

@@ -56,16 +56,16 @@ def _keep(name: str, arguments: list[str], main: Callable[[list[str]], None]) ->
     from deploy.bench.records.record import ROOT, Record
 
     if not (ROOT / ".git").exists():
-        raise SettingsError(f"--keep needs a checkout of relaxserve, whose deploy/bench/results takes the figures; {ROOT} is none")
+        raise SettingsError(f"--keep writes to deploy/bench/results in a checkout of relaxserve; {ROOT} is not a checkout")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         main([*arguments, "--json"])
-    answers.print(f"kept in {Record.of(name, arguments, printed.getvalue()).keep()}", highlight=False)
+    answers.print(f"written to {Record.of(name, arguments, printed.getvalue()).keep()}", highlight=False)
 
 
 def modules() -> dict[str, str]:
-    """Map the name of each benchmark to its module. A benchmark is recognised by `main` in its source text, because importing all modules
-    would load half the project."""
+    """Map the name of each benchmark to its module. A module is a benchmark if its source text defines `main`; the modules are not
+    imported, because that would import half the project."""
     files = [path for folder in benchmarks.__path__ for path in Path(folder).glob("*/*.py")]
     found = {path.stem: f"{benchmarks.__name__}.{path.parent.name}.{path.stem}" for path in files if "\ndef main(" in path.read_text()}
     return dict(sorted(found.items()))

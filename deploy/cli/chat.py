@@ -18,11 +18,11 @@ from deploy.client import Client, ServerFault
 
 def chat(
     question: Annotated[str | None, typer.Argument(help="Ask this question and exit; without it, start a conversation.")] = None,
-    model: Annotated[str | None, typer.Option(help="Name or alias of the model; by default the server's first one that generates.")] = None,
+    model: Annotated[str | None, typer.Option(help="Name or alias of the model; by default the first one that generates text.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum length of an answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 takes the most probable token.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampler. Equal seeds give equal answers.")] = None,
     url: Url = DEFAULT_URL,
     key: Key = None,
 ) -> None:
@@ -60,7 +60,7 @@ def chat(
 def first_model(client: Client) -> str:
     models = client.generative_models()
     if not models:
-        raise ServerFault(f"the server at {client.url} has no model that generates; load one with `relaxserve load`")
+        raise ServerFault(f"the server at {client.url} has no model that generates text; load one with `relaxserve load`")
     return models[0]
 
 

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from compiler.ir.module import IRModule
     from deploy.cache import Item, Kept
 
-Program = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A program in text.", metavar="FILE.ir")]
+Program = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A program in text form.", metavar="FILE.ir")]
 Archive = Annotated[Path, typer.Argument(help="Archive to write, with all entries.")]
 
-TOLERANCE = 1e-4  # largest difference, relative to the largest element; summing f32 in another order differs by less
+TOLERANCE = 1e-4  # largest error relative to the largest element; another order of f32 sums causes a smaller error
 
 
 def opt(
     program: Program,
-    until: Annotated[str | None, typer.Option(help="Stop after this pass.", metavar="PASS")] = None,
+    until: Annotated[str | None, typer.Option(help="Print the program after this pass, and stop.", metavar="PASS")] = None,
     passes: Annotated[str | None, typer.Option(help="Run only these passes, in this order.", metavar="PASS,PASS")] = None,
     target: Annotated[str, typer.Option(help="Compile for this machine.")] = "host",
 ) -> None:
@@ -56,7 +56,7 @@ def eval_(
     program: Program,
     entry: Annotated[str, typer.Argument(help="The function to call.")] = "main",
     dim: Annotated[list[str] | None, typer.Option(help="Value of a symbolic dimension; may be repeated.", metavar="NAME=N")] = None,
-    check: Annotated[bool, typer.Option(help="Compare with the interpreter; an error above 1e-4 of the largest element fails.")] = False,
+    check: Annotated[bool, typer.Option(help="Compare with the interpreter. An error above 1e-4 of the largest element fails.")] = False,
     check_bounds: Annotated[
         bool, typer.Option(help="First check every index in hand-written loop nests with the interpreter; slow.")
     ] = False,
@@ -144,13 +144,13 @@ def ls() -> None:
 
 @cache.command("prune")
 def prune(
-    keep: Annotated[str | None, typer.Option(help="Bytes to keep, such as 20G; 0 removes everything.", metavar="BYTES")] = None,
-    keep_days: Annotated[float | None, typer.Option(help="Keep what was used within this many days.", metavar="DAYS")] = None,
+    keep: Annotated[str | None, typer.Option(help="Largest size of the cache, such as 20G; 0 removes everything.", metavar="BYTES")] = None,
+    keep_days: Annotated[float | None, typer.Option(help="Keep files that were used within this number of days.", metavar="DAYS")] = None,
     dry_run: Annotated[bool, typer.Option(help="Only report what would be removed.")] = False,
 ) -> None:
-    """Remove cached files that nothing can use: packed weights and assembled code whose program is gone, and leftovers of interrupted
-    loads. With --keep or --keep-days, also remove programs and weights beyond that limit, least recently used first. Running servers keep
-    what they have already read.
+    """Remove cached files that cannot be used any more: packed weights and assembled code whose program was removed, and leftovers of
+    interrupted loads. With --keep or --keep-days, also remove programs and weights beyond that limit, least recently used first. Running
+    servers keep the files that they have opened.
 
     [bold]Examples[/bold]
 

@@ -1,6 +1,6 @@
 """The state of a conversation in `relaxserve chat`, and the slash commands that change it.
 
-CommandError    a command cannot be executed; the conversation is unchanged
+CommandError    raised if a command cannot be executed; the conversation is then unchanged
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Command:
 
 def _help(_: Conversation, __: str) -> str:
     rows = [(command.usage, command.meaning) for command in COMMANDS.values()]
-    rows += [('""" ... """', "A message of several lines; so is a line that ends in \\"), ("Ctrl-C, Ctrl-D", "Stop the answer; leave")]
+    rows += [('""" ... """', "Write several lines; so does \\ at the end of a line"), ("Ctrl-C, Ctrl-D", "Stop the answer; leave")]
     return "\n".join(f"{usage:16}{meaning}" for usage, meaning in rows)
 
 
@@ -69,7 +69,7 @@ def _system(conversation: Conversation, text: str) -> str:
 
 def _clear(conversation: Conversation, _: str) -> str:
     conversation.turns.clear()
-    return "the conversation begins anew"
+    return "all messages are deleted"
 
 
 def _save(conversation: Conversation, name: str) -> str:
@@ -92,6 +92,6 @@ COMMANDS = {
     "help": Command("/help", "This list", _help),
     "model": Command("/model [NAME]", "Change the model, or list those that are loaded", _model),
     "system": Command("/system [TEXT]", "Set the system message, or remove it", _system),
-    "clear": Command("/clear", "Forget what was said", _clear),
-    "save": Command("/save FILE", "Write the conversation down as JSON", _save),
+    "clear": Command("/clear", "Delete all messages of the conversation", _clear),
+    "save": Command("/save FILE", "Write the conversation to a file as JSON", _save),
 }

@@ -50,7 +50,7 @@ def examine(machine: Machine) -> list[tuple[str, str, str]]:
 
     memory, cache = machine.memory, machine.cache
     limited = machine.num_cores < machine.num_cores_present
-    cores = f"{machine.num_cores} of {machine.num_cores_present} cores, by affinity or quota" if limited else f"{machine.num_cores} cores"
+    cores = f"{machine.num_cores} of {machine.num_cores_present} cores (affinity or quota)" if limited else f"{machine.num_cores} cores"
     limit = "" if memory.limit_bytes is None else f", limited to {in_units(memory.limit_bytes)} by the control group"
     rows = [
         (OK, "processor", machine.processor),
@@ -59,7 +59,7 @@ def examine(machine: Machine) -> list[tuple[str, str, str]]:
         (OK, "memory", f"{in_units(memory.available_bytes)} available of {in_units(memory.total_bytes)}{limit}"),
     ]
     if machine.huge_pages == "never":
-        rows.append((NOTE, "huge pages", "never; weights read faster with: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"))
+        rows.append((NOTE, "huge pages", "never; to read weights faster: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled"))
     else:
         rows.append((OK, "huge pages", machine.huge_pages))
     disk = f"{cache.path}: {in_units(cache.used_bytes)} used, {in_units(cache.free_bytes)} free"

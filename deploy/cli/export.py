@@ -14,10 +14,10 @@ from deploy.cli.sources import KvDtype, MaxContext, Quantize, Source, load_of
 def export(
     model: Source,
     target: Annotated[str, typer.Option(help="web, or the machine of a C library: aarch64-linux, riscv64-linux, x86-64-v3, ...")] = "web",
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="New or empty folder; by default MODEL-TARGET here.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="New or empty folder; by default ./MODEL-TARGET.")] = None,
     prefix: Annotated[
         str | None,
-        typer.Option(help="Prefix of C names, rs by default; libraries with different prefixes fit into one program."),
+        typer.Option(help="Prefix of C names, by default rs. One program can link libraries with different prefixes."),
     ] = None,
     quantize: Quantize = "auto",
     max_context: MaxContext = None,

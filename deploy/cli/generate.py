@@ -21,7 +21,7 @@ def generate(
     raw: Annotated[bool, typer.Option(help="Continue the text itself, without the model's chat template.")] = False,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum length of the answer, in tokens.")] = 256,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the most probable token.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same answer.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the sampler. Equal seeds give equal answers.")] = 0,
     quantize: Quantize = "auto",
     max_context: MaxContext = None,
     kv_dtype: KvDtype = "auto",
@@ -53,7 +53,7 @@ def generate(
         return
     answers.file.write("\n")
     errors.print(
-        f"{answer.num_prompt} tokens read in {1000 * answer.prefill_s:.0f} ms, {len(answer.token_ids)} written in "
+        f"{answer.num_prompt} prompt tokens in {1000 * answer.prefill_s:.0f} ms, {len(answer.token_ids)} generated in "
         f"{1000 * answer.decode_s:.0f} ms; {answer.finish_reason}",
         style="dim",
         highlight=False,

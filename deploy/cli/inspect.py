@@ -33,8 +33,8 @@ def inspect(
     device: Device = "cpu",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show a model's family, size, memory plan and signature, and whether it fits on this machine. Compare the forms of its weights that
-    --quantize offers: their size, the context that fits beside them, and their rounding error, measured on sampled rows of some matrices.
+    """Show a model's family, size, memory plan and signature, and whether it fits on this machine. Also compare the values of --quantize:
+    the size of the weights, the context that fits beside them, and the rounding error, measured on sampled rows of some matrices.
 
     [bold]Examples[/bold]
 
@@ -63,19 +63,19 @@ def inspect(
 
 def _forms(forms: list[ServedForm], best: ServedForm | None) -> Table:
     table = Table(box=None, header_style="bold")
-    for title in ("--quantize", "weights", "context that fits", "rounded off"):
+    for title in ("--quantize", "weights", "context that fits", "rounding error"):
         table.add_column(title, justify="left" if title == "--quantize" else "right")
     table.add_column("")
     for form in forms:
         context = f"{form.num_tokens:,} tokens" if form.num_tokens else "none" if not form.fits else ""
-        loss = f"{100 * form.loss:.2g} %" if form.loss else "nothing"
+        loss = f"{100 * form.loss:.2g} %" if form.loss else "none"
         table.add_row(form.quantize, in_units(form.weights_bytes), context, loss, "recommended" if form is best else "")
     return table
 
 
 def _inputs_of(signature: str) -> str:
-    """Shorten a signature to its inputs and the ranges of its variables. Weights are only counted; they follow the inputs and have constant
-    shapes."""
+    """Shorten a signature to its inputs, the number of its weights and the ranges of its variables. The weights, which follow the inputs,
+    have constant shapes."""
     params, where, ranges = signature.rpartition(" where ")
     types = re.findall(r"\w+\[[^]]*\]", params)
     inputs = list(takewhile(lambda type_: re.search(r"\bn\d", type_), types))
@@ -91,7 +91,7 @@ def _group(group: PlannedGroup) -> str:
         else f"a window of {group.window} tokens"
     )
     pages = f"{group.num_pages} pages of {in_units(group.page_bytes)}"
-    return f"{in_units(group.num_bytes)}: {pages}, {group.num_layers} layers that keep {kept}"
+    return f"{in_units(group.num_bytes)}: {pages}, {group.num_layers} layers that store {kept}"
 
 
 def _table(found: Inspection, advice: list[str]) -> Table:

@@ -13,7 +13,7 @@ from runtime.flags import xdg_folder
 
 PROMPT, CONTINUED = "> ", ". "
 BLOCK = '"""'
-MOST_LINES = 2000  # most lines in the history file
+MOST_LINES = 2000  # maximum number of lines in the history file
 
 
 @contextmanager

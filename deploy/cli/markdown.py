@@ -1,7 +1,7 @@
 """Render an answer as Markdown in the terminal while it is generated.
 
-A complete block is printed once. The last block may still grow, so it is drawn again with each piece of the answer. If it is taller than
-the terminal, only its end is shown until it is complete.
+A complete block is printed once. The last block may still grow, so it is drawn again for each piece of the answer. While the last block
+is taller than the terminal, only its end is shown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class MarkdownWriter:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._parser = MarkdownIt().enable("table").enable("strikethrough")  # the extensions that rich enables
-        self._rest = ""  # text of the last block so far
+        self._rest = ""  # text of the incomplete last block
         self._has_printed = False
         self._drawn_s = 0.0
         self._live = Live(console=console, auto_refresh=False, transient=True)

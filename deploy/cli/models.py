@@ -95,7 +95,7 @@ def run(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum length of an answer, in tokens.")] = None,
     temperature: Annotated[float | None, typer.Option(min=0.0, help="0 takes the most probable token.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampler. Equal seeds give equal answers.")] = None,
 ) -> None:
     """Start a server for a model, chat with it, and stop the server when the conversation ends.
 
@@ -115,8 +115,8 @@ def run(
 
 @contextmanager
 def _serving(arguments: list[str]) -> Generator[str]:
-    """Start a server and yield its address; stop the server at the end. Settings in the environment are meant for other servers and are
-    removed, so that this server needs no key and stores no state."""
+    """Start a server and yield its address; stop the server at the end. Settings in the environment are for other servers. They
+    are removed, so that this server needs no key and stores no state."""
     others = {CONFIG_VARIABLE, *(PREFIX + setting.name.upper() for setting in SETTINGS)}
     environment = {name: value for name, value in os.environ.items() if name not in others}
     # The server runs in a separate session, so that Ctrl-C interrupts an answer, but not the server.
@@ -137,4 +137,4 @@ def _address(server: subprocess.Popen[str]) -> str:
             threading.Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would block the server
             return found[1]
         errors.print(line.rstrip(), style="dim", markup=False, highlight=False, soft_wrap=True)
-    raise ServerFault("the server ended before the model was ready; the lines above say why")
+    raise ServerFault("the server ended before the model was ready; the lines above give the reason")

@@ -31,8 +31,8 @@ QUESTION = "What is the capital of France?"
 
 HELP = """Serve models; without any, the small built-in demo model.
 
-Every option is also an environment variable (RELAXSERVE_PORT for --port) and a key of the --config file (port: 9000).
-Arguments come before the environment, and the environment before the file.
+Every option can also be given as an environment variable (RELAXSERVE_PORT for --port) or as a key in the --config file (port: 9000).
+Options override variables, and variables override the file.
 
 [bold]Examples[/bold]
 
@@ -49,13 +49,13 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
     settings, specs = gather(arguments, os.environ, config=config, models=model or ())
     token = hub_token(take_secrets(os.environ))
     if links := service_links(os.environ):
-        note = f"ignored: {', '.join(links)}; Kubernetes sets them for a Service (a pod with enableServiceLinks: false has none)"
+        note = f"ignored: {', '.join(links)}; Kubernetes sets them for a Service, unless the pod has enableServiceLinks: false"
         errors.print(note, markup=False, highlight=False, soft_wrap=True)
     if not specs and (settings.state_file is None or not settings.state_file.exists()):
         specs = [ModelSpec(demo.NAME, demo.NAME)]
     elif form and not model:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in form)
-        raise SettingsError(f"{options} without MODEL; the models of a file have these as fields of their own")
+        raise SettingsError(f"{options} without MODEL; for the models of a file, set these as fields of each model")
     specs = [msgspec.structs.replace(spec, **form) for spec in specs]
     from deploy.logs import configure
 

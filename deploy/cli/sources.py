@@ -15,13 +15,13 @@ from server.messages import Load
 from server.models.state import LEAST_CONTEXT, MOST_SEQUENCES
 
 QUANTIZE = (
-    "Form of the weights: auto (a quantised checkpoint as it is), f32, bf16, int8, int8-fast (inputs rounded to 8 bits, too), int4; "
-    "with a scale per group as int8-128 or int4-64."
+    "Number format of the weights: auto (as in the checkpoint), f32, bf16, int8, int8-fast (also rounds activations to 8 bits), int4. "
+    "A suffix sets the inputs per scale, as in int8-128 or int4-64."
 )
 MAX_CONTEXT = "Maximum length of a sequence, in tokens."
-MAX_BATCH = "Maximum number of sequences at once."
-MAX_GAP_MS = "Longest pause of a stream while other requests' prompts are computed, in milliseconds."
-KV_DTYPE = "Form of keys and values: auto, f32, f16, bf16, int8."
+MAX_BATCH = "Maximum number of sequences per step."
+MAX_GAP_MS = "Longest pause of a stream, in milliseconds, while prompts of other requests are prefilled."
+KV_DTYPE = "Number format of keys and values: auto, f32, f16, bf16, int8."
 TARGET = "Instruction set to use: host, or a smaller one such as x86-64-v3."
 DEVICE = "Device that runs the model: cpu, cuda, or one of several GPUs such as cuda:1."
 

@@ -4,7 +4,7 @@ libMODEL.a     kernels and the functions of model.h; it needs no other library, 
 model.h        the functions that a program calls; all names begin with the prefix, so that several libraries fit into one program
 weights.bin    the weights, which a program passes to rs_open
 pieces.bin     the bytes of each token's text
-example.c      an example: cc example.c libMODEL.a -o example && ./example
+example.c      an example program: cc example.c libMODEL.a -o example && ./example
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def export_c(model: Servable, name: str, target: Target, folder: Path, progress:
     if any(group.keeps_states for group in mode.groups):
         raise LoadError(
             ErrorCode.LOAD_REFUSED,
-            f"{name} keeps a state per sequence; C libraries support only models with a key-value cache: use --target web, or serve it",
+            f"{name} keeps a state per sequence; C libraries support only models with a KV cache: use --target web, or `relaxserve serve`",
         )
     options = Options(target, progress=lambda fraction: progress("compile", fraction), symbols=f"{prefix}.")
     executable = compile_module(model.module, options)

@@ -43,10 +43,10 @@ int main(int argc, char **argv) {
   for (size_t i = 0; i < count; i++) prompt[i] = argc > 1 ? atoi(argv[i + 1]) : question[i];
 
   unsigned char *weights = read_file("weights.bin", &weights_bytes), *pieces = read_file("pieces.bin", &pieces_bytes);
-  if (!weights || !pieces) return fprintf(stderr, "weights.bin and pieces.bin have to be in this folder\n"), 1;
+  if (!weights || !pieces) return fprintf(stderr, "weights.bin and pieces.bin must be in this folder\n"), 1;
   rs_model *model = rs_open(weights, weights_bytes, allocate, release, NULL);
   rs_sequence *sequence = model ? rs_new(model) : NULL;
-  if (!sequence) return fprintf(stderr, "no memory, or weights.bin is of another export\n"), 1;
+  if (!sequence) return fprintf(stderr, "no memory, or weights.bin belongs to another export\n"), 1;
 
   rs_sampling sampling = { .temperature = 0, .top_p = 1, .top_k = 0, .seed = 0 };
   const float *logits = rs_step(sequence, prompt, count);

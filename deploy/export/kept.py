@@ -28,11 +28,11 @@ from runtime.web import page_files
 class ExportParts(msgspec.Struct, frozen=True):
     """Everything that determines the files of an export; its digest is the name of the stored folder."""
 
-    programs: tuple[tuple[str, dict[str, dict[str, Range]]], ...]  # per level: cache key of each program, and the ranges of its variables
+    programs: tuple[tuple[str, dict[str, dict[str, Range]]], ...]  # per level: its program's cache key and variables' ranges
     weights: str
     model: WebModel
     tokenizer: str
-    sources: tuple[str, ...]  # digests of the code that writes an export, and of the runtime that is part of it
+    sources: tuple[str, ...]  # digests of the exporter's code, and of the runtime, which is part of an export
 
 
 def export_kept(model: Servable, name: str, folder: Path, cache: Kept, levels: Sequence[str] = LEVELS) -> None:

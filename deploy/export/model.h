@@ -1,7 +1,7 @@
 /* @NAME@ as compiled by relaxserve for @TARGET@.
  *
- * All memory comes from the caller; the library has no globals and calls nothing. A sequence belongs to one thread at a time; sequences of one
- * model may run on several. A step needs about RS_STACK_BYTES of stack. Weights are only read, so small targets can keep them in flash.
+ * The caller provides all memory; the library has no global variables and calls no other library. Only one thread at a time may use a sequence;
+ * several threads may use different sequences of a model. A step needs about RS_STACK_BYTES of stack. Weights are only read, so small targets can keep them in flash.
  */
 #ifndef RS_MODEL_H
 #define RS_MODEL_H
@@ -28,9 +28,9 @@ typedef void *(*rs_allocate)(void *context, size_t bytes, size_t alignment);
 typedef void (*rs_release)(void *context, void *memory);
 
 typedef struct {
-  float temperature; /* 0: take the most probable token */
-  float top_p;       /* 1: no restriction */
-  int32_t top_k;     /* 0: no restriction */
+  float temperature; /* 0 chooses the most probable token */
+  float top_p;       /* 1 allows all tokens */
+  int32_t top_k;     /* 0 allows all tokens */
   uint64_t seed;     /* the same seed gives the same tokens */
 } rs_sampling;
 

@@ -19,7 +19,7 @@ NOTHING_SHOWN: Final[Mapping[int, bytes]] = MappingProxyType({})
 
 def require_generator(model: Servable, name: str) -> Generator:
     if not isinstance(model.mode, Generator):
-        raise LoadError(ErrorCode.NOT_A_GENERATIVE_MODEL, f"{name} gives embeddings alone; models that generate text can be exported")
+        raise LoadError(ErrorCode.NOT_A_GENERATIVE_MODEL, f"{name} only computes embeddings; expected a model that generates text")
     return model.mode
 
 

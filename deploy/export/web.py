@@ -45,7 +45,7 @@ class Level(msgspec.Struct, frozen=True):
     target: str
     features: tuple[str, ...]
     module: str  # file name
-    memory_flags: int  # offset in the module's file of the byte that determines whether threads share the memory
+    memory_flags: int  # offset in the module's file of the byte that says whether the memory is shared between threads
     program: FlatProgram
     shards: tuple[Shard, ...]
 
@@ -60,7 +60,7 @@ class WebEmbedding(msgspec.Struct, frozen=True):
 
 class WebModel(msgspec.Struct, frozen=True):
     name: str
-    kind: str  # "generator", "embedder" (a decoder without a head) or "encoder"
+    kind: str  # "generator", "embedder" (a decoder without a language head) or "encoder"
     entry: str
     vocab_size: int
     hidden_size: int
@@ -72,8 +72,8 @@ class WebModel(msgspec.Struct, frozen=True):
     sampling: dict[str, float]  # defaults from the model's files, for fields that a request omits
     special_tokens: dict[str, str]  # variables of the chat template
     chat_template: str | None
-    tool_template: str | None  # chat template for requests with tools; None: chat_template
-    tools: ToolFormat | None  # format in which the model writes tool calls; None: none known
+    tool_template: str | None  # chat template for requests with tools; None if chat_template is used for them, too
+    tools: ToolFormat | None  # format in which the model writes tool calls; None if it is unknown
     embedding: WebEmbedding
 
 
@@ -86,7 +86,7 @@ def export_web(model: Servable, name: str, folder: Path, progress: Progress = si
     """Write the export of a model to `folder`. Raise LoadError if it cannot be exported."""
     mode = model.mode
     if mode.files.config.classes is not None:
-        raise LoadError(ErrorCode.LOAD_REFUSED, f"{name} classifies texts; models that generate text or give vectors can be exported")
+        raise LoadError(ErrorCode.LOAD_REFUSED, f"{name} classifies texts; expected a model that generates text or computes embeddings")
     dialect = _dialect(model)
     folder.mkdir(parents=True, exist_ok=True)
     programs = tuple(_level(model, mode, get(target), folder, progress) for target in levels)
@@ -117,7 +117,7 @@ def _require_room(flat: FlatProgram, mode: Mode) -> None:
     if needed > ADDRESSED:
         raise LoadError(
             ErrorCode.INSUFFICIENT_MEMORY,
-            f"the model takes {in_mib(needed)}; WebAssembly addresses {in_mib(ADDRESSED)}: take --quantize int4 or a lower --max-context",
+            f"the model takes {in_mib(needed)}; WebAssembly can address {in_mib(ADDRESSED)}: use --quantize int4 or a lower --max-context",
             needed,
             ADDRESSED,
         )

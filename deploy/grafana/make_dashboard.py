@@ -32,9 +32,9 @@ ROWS: dict[str, list[Panel]] = {
         (
             "Prompt tokens",
             "short",
-            [(rate("vllm:prompt_tokens_total"), "read"), (rate("vllm:prompt_tokens_cached_total"), "from the cache")],
+            [(rate("vllm:prompt_tokens_total"), "all"), (rate("vllm:prompt_tokens_cached_total"), "from the prefix cache")],
         ),
-        ("Requests that ended", "reqps", [(rate("vllm:request_success_total", "finished_reason"), "{{finished_reason}}")]),
+        ("Finished requests", "reqps", [(rate("vllm:request_success_total", "finished_reason"), "{{finished_reason}}")]),
     ],
     "Latency": [
         ("Time to the first token", "s", quantiles("vllm:time_to_first_token_seconds")),
@@ -53,21 +53,21 @@ ROWS: dict[str, list[Panel]] = {
             [(f"{rate('vllm:prefix_cache_hits_total')} / {rate('vllm:prefix_cache_queries_total')}", "{{model_name}}")],
         ),
         ("Preemptions", "short", [(rate("vllm:num_preemptions_total"), "{{model_name}}")]),
-        ("Tokens of a step", "short", quantiles("vllm:iteration_tokens_total")),
+        ("Tokens per step", "short", quantiles("vllm:iteration_tokens_total")),
     ],
     "Reliability": [
         ("Worker restarts", "short", [gauge("relaxserve:worker_restarts_total")]),
-        ("Requests carried over a restart", "short", [gauge("relaxserve:requests_resubmitted_total")]),
+        ("Requests continued after a restart", "short", [gauge("relaxserve:requests_resubmitted_total")]),
         ("Rejected", "reqps", [(rate("relaxserve:requests_rejected_total", "code"), "{{code}}")]),
         ("Failed", "reqps", [(rate("relaxserve:requests_failed_total", "code"), "{{code}}")]),
-        ("Clients that left", "reqps", [(rate("relaxserve:requests_cancelled_total", "stage"), "{{stage}}")]),
+        ("Requests whose client disconnected", "reqps", [(rate("relaxserve:requests_cancelled_total", "stage"), "{{stage}}")]),
     ],
     "Models": [
         ("Memory by part", "bytes", [gauge("relaxserve:model_bytes", "{{model_name}} {{part}}")]),
         ("Memory of workers", "bytes", [gauge("relaxserve:worker_resident_bytes", "{{model_name}} {{kind}}")]),
-        ("Processor time of workers", "short", [(rate("relaxserve:worker_cpu_seconds_total"), "{{model_name}}")]),
+        ("CPU time of workers", "short", [(rate("relaxserve:worker_cpu_seconds_total"), "{{model_name}}")]),
         ("Loads", "short", [(f"sum by (outcome) (relaxserve:model_loads_total{SELECT})", "{{outcome}}")]),
-        ("Compiled programs found", "short", [(f"sum by (result) (relaxserve:compile_cache_total{SELECT})", "{{result}}")]),
+        ("Lookups of compiled programs", "short", [(f"sum by (result) (relaxserve:compile_cache_total{SELECT})", "{{result}}")]),
     ],
 }
 WIDTH, HEIGHT, COLUMNS = 8, 7, 3

@@ -17,11 +17,11 @@ from runtime.files import regular
 from server.engine.scheduling.pace import EFFICIENT, Measured
 from server.engine.step_model import NO_ROWS, GroupLimits, Places, StepBatch, StepLimits, StepModel
 
-# seconds after which measuring stops, because a first start waits for it; the time of larger steps is extrapolated in proportion
+# seconds after which measuring stops, because the first start waits for it; times of larger steps are extrapolated in proportion
 ENOUGH_S = 1.0
 NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # number of short chunks, tokens per chunk, and tokens of context before each
 BRIEF_S = 0.1
-MOST_S = 3600.0  # longest step time that a file may state; a longer one is implausible
+MOST_S = 3600.0  # longest plausible time of a step; a file with a longer time is ignored
 MAX_FILE_BYTES = 1 << 16
 
 
@@ -50,7 +50,7 @@ def measured(model: StepModel) -> Measured:
 
 
 def largest_step(limits: StepLimits) -> int:
-    """Return the number of tokens in the largest step of one prompt."""
+    """Return the largest number of tokens of one prompt that a step can compute."""
     return min(limits.max_tokens, limits.capacity)
 
 

@@ -1,5 +1,5 @@
-"""Open the files of a model once, whether it is a folder in the hub's layout or a GGUF file. All later steps of a load read from the
-result."""
+"""Open the files of a model, which may be a folder in the hub's layout or a GGUF file. Each file is opened once; all later steps of a load
+use the result."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ class ModelFiles:
     path: Path
     config: ModelConfig
     weights: WeightSource
-    is_embedder: bool  # whether the model was made for embeddings, even if it could generate
+    is_embedder: bool  # whether the model was trained for embeddings, even if it could generate text
     architectures: tuple[str, ...] = ()  # class names from config.json
     gguf: GgufFile | None = None  # the file, if the model is a GGUF file
-    held: WeightSource | None = None  # source that returns the integers of a quantised checkpoint; None: the checkpoint is not quantised
+    held: WeightSource | None = None  # returns the integers of a quantised checkpoint; None if the checkpoint is not quantised
 
     def source(self, format: WeightFormat) -> WeightSource:
-        """Return the weights for a program with this format: the checkpoint's integers if the format keeps them, otherwise the values."""
+        """Return the source of weights for a program with this format: it returns the checkpoint's integers if the format keeps them,
+        otherwise the decoded values."""
         return self.held if self.held is not None and format.as_stored else self.weights
 
 

@@ -1,5 +1,5 @@
-"""List the step sizes to capture in advance, for a device that captures one graph per size class. With these sizes, the device captures all
-graphs before the first request, and none while it serves."""
+"""List the step sizes for which a GPU captures graphs before the first request. There is one size per size class, so that nothing has to be
+captured while the model serves."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from runtime.executable import Call as Instruction
 from runtime.session import Session
 
 MANY = 1 << 24  # upper bound for variables without a declared maximum: pages of a pool, entries of lists
-ROWS = ("t", "n")  # the variable that counts the rows of a function: tokens of a step, or texts, or rows to sample
-PAGE_STEP = 2  # difference between the exponents of captured page-table lengths; large, because kernels skip absent pages at once
+ROWS = ("t", "n")  # names of the variable that counts rows: tokens of a step, texts, or rows to sample
+PAGE_STEP = 2  # ratio of captured page-table lengths, as an exponent of 2; it may be large, because kernels skip absent pages at once
 
 
 def prepare(session: Session, executable: Executable) -> None:

@@ -25,7 +25,7 @@ STORED = "huggingface_hub.snapshot_download"  # name of the progress bar of hugg
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A model on this machine. `source` is the name that `pull` and `serve` accept."""
+    """A downloaded model. `source` is the name that `pull` and `serve` accept."""
 
     source: str
     num_bytes: int
@@ -43,7 +43,7 @@ def download(source: str, report: Callable[[float], None], token: str | None = N
     found = sorted(path for path in folder.rglob("*.gguf") if _fits(str(path.relative_to(folder)), patterns))
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "no file"
-        raise FileNotFoundError(f"{source!r} means {names}; expected one .gguf file of {repo}")
+        raise FileNotFoundError(f"{source!r} matches {names}; expected the name of one .gguf file of {repo}")
     return found[0]
 
 
@@ -65,7 +65,7 @@ def held() -> list[Held]:
 
 
 def remove(source: str) -> int:
-    """Delete a model from this machine. Return the number of bytes freed, 0 if it was not here."""
+    """Delete a model from this machine. Return the number of bytes freed: 0 if the model was not on this machine."""
     repo, patterns = _parted(source)
     freed = 0
     for one, paths in _held():

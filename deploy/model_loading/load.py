@@ -1,4 +1,4 @@
-"""Load a model. This is the first task of a worker. Each step of a load is a module of this folder."""
+"""Load a model, in a worker process before it serves. Each step of a load is a module of this folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from server.messages import CachePages, ClassScores, ErrorCode, Load, PairPrompt
 
 
 def load_model(load: Load, progress: Progress) -> LoadedModel:
-    """Load a model from its source. Every failure is a LoadError that says what to do."""
+    """Load a model from its source. Every expected failure is a LoadError whose message contains a remedy."""
     started = time.perf_counter()
     return load_servable(require_servable(load, progress), load, progress, started)
 
@@ -108,9 +108,9 @@ def _refusals() -> Generator[None]:
         yield
     except ModelError as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
-    # memory is missing although the plan fitted: another process took it, or the load's limit exceeds what the machine has
+    # the plan fitted, but the memory is missing: another process took it, or memory_limit_bytes exceeds the machine's memory
     except OutOfMemory as error:
-        text = f"{error}. The plan fits below memory_limit_bytes or what was free when it was made: unload other models, or plan with less"
+        text = f"{error}. The memory was free when the load was planned: unload other models, or lower memory_limit_bytes"
         raise LoadError(ErrorCode.INSUFFICIENT_MEMORY, text, error.required, error.free or 0) from error
 
 
@@ -140,9 +140,9 @@ def _context_note(mode: Mode, max_context: int, model_context: int, load: Load) 
     if not mode.pages():
         return ""  # the context of an encoder is the one on which it was trained
     if max_context < mode.max_context:
-        return f"context is {max_context} of {mode.max_context} tokens, for the KV cache holds no more; a larger kv_cache_bytes does"
+        return f"context is {max_context} of {mode.max_context} tokens, which fill the KV cache; raise kv_cache_bytes to extend it"
     if load.max_context is None and max_context < model_context:
-        return f"context is {max_context} tokens; the model has positions for {model_context}, which max_context takes"
+        return f"context is {max_context} tokens; the model supports {model_context}: raise max_context to extend it"
     return ""
 
 

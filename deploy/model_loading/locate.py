@@ -35,19 +35,19 @@ def _downloaded(source: str, report: Callable[[float], None], hub_token: str | N
 
 def download_from_hub(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
     """Download a hub id and return its folder or its GGUF file. Raise LoadError."""
-    library = hub(f"{source!r} is no path here, and to download it from the hub")
+    library = hub(f"{source!r} is no path here, and its download")
     try:
         return library.download(source, report, hub_token)
     except Exception as error:  # huggingface_hub raises many kinds of errors: network, permissions, names
-        raise LoadError(ErrorCode.FETCH_FAILED, f"{source!r} is no path here and the hub did not deliver it: {error}") from error
+        raise LoadError(ErrorCode.FETCH_FAILED, f"{source!r} is no path here, and its download failed: {error}") from error
 
 
-def hub(purpose: str = "for models of the hub") -> ModuleType:
+def hub(purpose: str = "access to the hub") -> ModuleType:
     """Import `deploy.model_loading.hub`. Raise LoadError if its extra is not installed."""
     try:
         return import_module("deploy.model_loading.hub")
     except ImportError:
-        raise LoadError(ErrorCode.INVALID_SOURCE, f"{purpose} the extra is missing: pip install 'relaxserve[hub]'") from None
+        raise LoadError(ErrorCode.INVALID_SOURCE, f"{purpose} needs the extra: pip install 'relaxserve[hub]'") from None
 
 
 def _here(source: str) -> Path | None:
@@ -75,8 +75,8 @@ def _folder_or_gguf(path: Path) -> Path:
 
 
 def identity_of(source: str, hub_token: str | None = None) -> str:
-    """Return a digest that changes when the files change. It covers names, sizes, times and inodes, or the hub's revision, but not the
-    contents of files. Return "" if the source is inaccessible."""
+    """Return a digest that changes when the files change. It is computed from names, sizes, times and inodes, or from the hub's revision,
+    but not from the contents of files. Return "" if the source is inaccessible."""
     if (path := _here(source)) is None:
         return "" if source[:1] in ("/", ".", "~") else _revision_of(source, hub_token)
     digest = hashlib.sha256()

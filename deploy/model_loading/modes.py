@@ -25,7 +25,7 @@ from server.engine.step_model import GroupLimits
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 
-MAX_STEP_TOKENS = 512  # most tokens in one step; the arena is planned for them
+MAX_STEP_TOKENS = 512  # maximum number of tokens in one step, for which the arena is planned
 DEFAULT_CONTEXT = 4096
 KV_DTYPES = {"f32": DType.F32, "f16": DType.F16, "bf16": DType.BF16, "int8": DType.I8}
 
@@ -64,7 +64,7 @@ class _Decoder:
         return groups_of(self.files.config, self.kv_dtype, self.max_context)
 
     def _most_pages(self, group: CacheGroup, max_tokens: int) -> int:
-        """Return the most pages that one sequence holds at a time if `max_tokens` tokens of a step belong to it."""
+        """Return the maximum number of pages that a sequence needs at a time if at most `max_tokens` of its tokens are in one step."""
         whole = -(-self.max_context // group.page_size)
         most = GroupLimits(0, group.window, page_size=group.page_size).most_pages(max_tokens)
         return whole if most is None else min(most, whole)
@@ -116,10 +116,10 @@ class Embedder(_Decoder):
         pooling = self.files.config.embedding.pooling
         if pooling is not Pooling.LAST:
             raise LoadError(
-                ErrorCode.LOAD_REFUSED, f"{self.files.path} pools by {pooling}; in a decoder, only the last token attends to the whole text"
+                ErrorCode.LOAD_REFUSED, f"{self.files.path} pools by {pooling}; a decoder must use its last token, which sees all others"
             )
         if dense := self.files.config.embedding.dense:
-            text = f"{self.files.path} has the module {dense[0].folder}; projections of vectors are applied behind encoders alone"
+            text = f"{self.files.path} has the module {dense[0].folder}; a projection after the pooling is supported for encoders only"
             raise LoadError(ErrorCode.LOAD_REFUSED, text)
         return self._module(HIDDEN)
 

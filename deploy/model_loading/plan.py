@@ -85,7 +85,7 @@ def plan_of(executable: Executable, entry: str, pages: Sequence[Pages], load: Lo
 
 
 def _advice(load: Load, room_bytes: int, page_bytes: int) -> str:
-    """Suggest a setting with which the model fits. One page is padding and holds no context."""
+    """Suggest a setting with which the model fits. One page is padding, which stores no context."""
     room = max(0, room_bytes) // page_bytes if page_bytes else 0
     num_tokens = (room - 1) * PAGE_SIZE
     if load.kv_cache_bytes is not None and room >= 2:
@@ -107,7 +107,7 @@ def _num_pages(pages: Sequence[Pages], load: Load, room_bytes: int) -> list[int]
         wanted_bytes = min(_sum(most, each), max(_sum(least, each), DEFAULT_KV_BYTES))
         return _divided(max(min(wanted_bytes, shared_bytes), _sum(least, each)), each, least, most)
     if load.kv_cache_bytes < 2 * sum(each):
-        text = f"kv_cache_bytes is {load.kv_cache_bytes}; two pages of {sum(each)} are the least"
+        text = f"kv_cache_bytes is {load.kv_cache_bytes}; expected at least two pages of {sum(each)} bytes"
         raise LoadError(ErrorCode.INVALID_VALUE, text)
     return _divided(load.kv_cache_bytes, each, least, most)
 
@@ -130,7 +130,7 @@ def _sum(counts: Sequence[int], each: Sequence[int]) -> int:
 
 
 def _above(executable: Executable, entry: str) -> list[VMFunction]:
-    """Return the functions that run while the step's results are still in the arena."""
+    """Return the functions that run after the step and read its results in the arena."""
     known = executable.meta.functions
     return [function for name, function in known.items() if name != entry and PREPARATION not in name]
 

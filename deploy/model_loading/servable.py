@@ -66,9 +66,9 @@ def _target_of(load: Load) -> Target:
 
 
 def _task(files: ModelFiles) -> str:
-    """Explain weights that remain unused because they belong to a classification head, which is not served."""
+    """Explain why weights are unused, if they belong to an unsupported classification head."""
     classifiers = [name for name in files.architectures if "ForSequenceClassification" in name or "ForTokenClassification" in name]
     if not classifiers:
         return ""
-    remedy = "take a model that classifies texts, generates or embeds"
-    return f". The model is a {classifiers[0]}: no head of its family that classifies is served; {remedy}"
+    remedy = "use a model that classifies whole texts, generates text or computes embeddings"
+    return f". The model is a {classifiers[0]}: its classification head is not supported; {remedy}"

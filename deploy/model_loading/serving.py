@@ -45,8 +45,8 @@ class Served:
         return self.step_model is not None and self.step_model.limits.generates
 
     def answers(self) -> bool:
-        """Run a step of one token, which reads every weight, and return whether all results are finite. If the weights are damaged, the
-        load fails, not the first request."""
+        """Run a step of one token, which reads all weights, and return whether all results are finite. So damaged weights fail the load,
+        not the first request."""
         if self.step_model is not None:
             zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
             rows = (zero, NO_ROWS) if self.step_model.limits.generates else (NO_ROWS, zero)
@@ -86,13 +86,13 @@ def _vector_size(config: ModelConfig) -> int:
 
 
 class _Stepping:
-    """A causal model with its KV pool, which runs one step per call."""
+    """A decoder with its KV pool. Each call runs one step."""
 
     def __init__(self, session: Session, pool: KVPool, limits: StepLimits) -> None:
         self._session = session
         self._pool = pool
         self._limits = limits
-        self._hidden: Any = np.empty((0, limits.embedding_size), np.float32)  # hidden states of the last step, on the device
+        self._hidden: Any = np.empty((0, limits.embedding_size), np.float32)  # hidden states that the last step left on the device
         self._no_logits = np.empty((0, limits.vocab_size), np.float32)
 
     @property
@@ -132,7 +132,7 @@ class CompiledModel(_Stepping):
 
 
 class EmbeddingModel(_Stepping):
-    """A causal model without a language-model head."""
+    """A decoder without a language-model head."""
 
     def run(self, batch: StepBatch) -> Logits:
         self._hidden = self._call(HIDDEN, batch, batch.hidden_rows)

@@ -188,7 +188,7 @@ def test_who_may_not_remove_is_told(kept: Kept, monkeypatch: pytest.MonkeyPatch)
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(CannotRemove, match=r"rsx cannot be removed: Permission denied; do it as the user that owns the folder"):
+    with pytest.raises(CannotRemove, match=r"rsx cannot be removed: Permission denied; remove it as the user that owns the folder"):
         kept.prune(keep_bytes=0)
 
 

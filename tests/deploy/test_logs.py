@@ -86,7 +86,7 @@ def test_a_log_that_nobody_reads_blocks_nobody_and_counts_what_it_loses() -> Non
     writer.flush()
     lines = stream.getvalue().splitlines()
     assert lines[0] == "0" and len(lines) <= MOST_LINES + 2
-    (lost,) = [line for line in lines if "lost" in line]
+    (lost,) = [line for line in lines if "dropped" in line]
     assert int(lost.split()[0]) in (99, 100)
 
 

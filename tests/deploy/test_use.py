@@ -118,7 +118,7 @@ def test_a_damaged_file_that_cannot_be_removed_is_not_used(
     flip(path)
     monkeypatch.setattr(Path, "unlink", refuse)
     assert begin_use(path, verify=True) is None
-    assert "cannot be removed (Permission denied): do that as the user that owns the folder" in caplog.text
+    assert "cannot be removed (Permission denied): remove it as the user that owns the folder" in caplog.text
 
 
 def test_a_folder_that_may_only_be_read_needs_no_marker(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

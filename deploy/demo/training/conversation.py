@@ -1,4 +1,4 @@
-"""The unit of the corpus: a turn about one topic. Its key decides whether it is trained on or held out."""
+"""The unit of the corpus: a turn about one topic. Its key decides whether the model is trained on the turn or examined on it."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from typing import Any
 Message = dict[str, Any]  # a message of the Chat Completions API, but with parsed tool arguments
 Tool = dict[str, Any]
 
-_HELD_OUT_SHARE = 16  # one in this many keys is held out, that is, never trained on
+_HELD_OUT_SHARE = 16  # one of this number of keys is held out: the model is never trained on its turns
 
 
 class Split(Enum):
@@ -24,13 +24,13 @@ class Turn:
     """A user's question and its answer, possibly with tool calls before the answer, possibly with a follow-up."""
 
     skill: str
-    key: str  # the meaning of the question; it alone decides between training and held out
+    key: str  # the meaning of the question, which decides whether the turn is held out
     messages: tuple[Message, ...]
     also_right: tuple[str, ...] = ()  # other final answers that count as correct
 
     @property
     def split(self) -> Split:
-        # CRC-32 would not do: it is linear, so keys that follow one pattern would all fall into the same split.
+        # CRC-32 is unsuitable: it is linear, so keys that follow one pattern would all fall into the same split.
         digest = hashlib.blake2b(self.key.encode(), digest_size=8).digest()
         return Split.HELD_OUT if int.from_bytes(digest, "big") % _HELD_OUT_SHARE == 0 else Split.TRAIN
 
@@ -52,7 +52,8 @@ def user(text: str) -> Message:
 
 
 def assistant(text: str, *, given: str = "") -> Message:
-    """Make an assistant message. `given` is the beginning of `text` that a schema forces; in training it has the low weight of prompts."""
+    """Make an assistant message. `given` is the beginning of `text` if a schema forces it; in training, these tokens have the low weight of
+    prompt tokens."""
     return {"role": "assistant", "content": text, **({"given": given} if given else {})}
 
 

@@ -74,7 +74,7 @@ _SYSTEMS = (
 
 
 def conversations(seed: int) -> Iterator[Conversation]:
-    """Yield training conversations. There is no end."""
+    """Yield training conversations without end."""
     rng = random.Random(seed)
     while True:
         yield rng.choices((_plain, _with_tools, _remembering, _in_json, _storytelling), (50, 40, 12, 36, 5))[0](rng)
@@ -101,8 +101,8 @@ def _served_by(box: tools.Toolbox) -> tuple[Weighted, ...]:
 
 
 def _remembering(rng: random.Random) -> Conversation:
-    """Make a conversation in which the user tells something early and asks for it later, with other turns in between; sometimes the user
-    tells two things at once."""
+    """Make a conversation in which the user states a fact, such as a name, and asks for it later, with other turns in between. Sometimes
+    the user states two facts."""
     box = tools.toolbox(rng) if rng.random() < 0.15 else None
     sources = TURNS + ((stories.story, 1.0),) if box is None else _served_by(box)
     pairs = [make(rng) for make in rng.sample((memory.name, memory.name, memory.favourite, memory.pet), rng.choice((1, 1, 2)))]

@@ -117,7 +117,7 @@ def main() -> None:
     if given.snapshot is None:
         answers = Server(given.base_url, given.model).answers(asked)
     else:
-        from deploy.demo.training.greedy import Snapshot  # only this option needs PyTorch
+        from deploy.demo.training.greedy import Snapshot  # PyTorch is needed for this option only
 
         asked = [question for question in asked if question.schema is None]  # only a server can enforce a schema
         answers = Snapshot(given.snapshot, MODEL / "tokenizer.json").answers(asked)

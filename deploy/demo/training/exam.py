@@ -76,7 +76,7 @@ def _json(rng: random.Random) -> list[Question]:
 
 
 def _tool_turn(rng: random.Random) -> list[Question]:
-    """Make one question of each answer in a turn with tools: one for the call, one for the words after the result."""
+    """Make two questions from a turn with tools: one about the call, one about the answer after the tool's result."""
     box = tools.toolbox(rng)
     turn = draw(rng, Split.HELD_OUT, partial(tools.any_of, box=box))
     messages = Conversation((*_context(rng, share=0.25), turn)).messages
@@ -166,8 +166,8 @@ def _same(right: tuple[Message, ...], answer: Message) -> bool:
 
 
 def same_fields(right: object, answer: Message) -> bool:
-    """Compare the fields of a JSON answer. An empty text equals null, because a schema that demands text leaves no other way to give the
-    sound of a silent animal."""
+    """Compare the fields of a JSON answer. An empty text equals null: if the schema demands a text, the sound of a silent animal can only
+    be an empty text."""
     try:
         return _none_for_silence(json.loads(answer.get("content") or "")) == _none_for_silence(right)
     except ValueError:
@@ -190,8 +190,8 @@ def _meaning(message: Message) -> tuple[str, list[tuple[str, object]]]:
 
 
 def _stays_on_topic(turn: Turn, answer: Message) -> bool:
-    """Return whether the story names its hero in every third of the text, its thing at least twice, and of other animals at most one, the
-    friend."""
+    """Return whether the story names its hero in every third of the text, names its thing at least twice, and mentions at most one other
+    animal, the hero's friend."""
     asked, words = (_words(message["content"]) for message in (turn.messages[0], answer))
     _, hero, thing = turn.key.lower().split("/")
     thirds = [words[len(words) * n // 3 : len(words) * (n + 1) // 3] for n in range(3)]

@@ -11,10 +11,10 @@ from deploy.demo.training.conversation import Conversation
 from deploy.demo.training.corpus import conversations
 from deploy.demo.training.rendering import rendered_parts
 
-_PROMPT_WEIGHT = 0.1  # user text has a small weight: it teaches the language, not the answers
-# most tokens of loss weight that an answer has; otherwise long stories, whose words are free, would outweigh the facts
+_PROMPT_WEIGHT = 0.1  # loss weight of user text, which teaches the language but not the answers
+# maximum total weight of an answer's tokens; otherwise long stories, whose words can be chosen freely, would outweigh the facts
 _MOST_OF_ONE_ANSWER = 80
-_POOL = 64  # number of documents from which the next document of a row is chosen
+_POOL = 64  # number of waiting documents from which the next document of a row is chosen
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,8 @@ _TOKENS_PER_BATCH = 8_192
 _ROW_LENGTHS = (512, 512, 512, 512, 512, 512, 512, 1024)
 _WARMUP_STEPS = 60
 _CHECKPOINT_EVERY = 50
-# decay of the running mean of the weights that a snapshot contains; before the end of training, it is better than the weights of any single
-# step
+# decay of the running mean of the weights. A snapshot contains this mean, because before the end of training it is better than the weights
+# of any single step
 _AVERAGE_DECAY = 0.96
 
 
@@ -114,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=MODEL, help="folder for the snapshots")
     parser.add_argument("--work", type=Path, required=True, help="folder for the checkpoint")
-    parser.add_argument("--start", type=Path, help="folder of the weights to begin with, in place of nothing")
+    parser.add_argument("--start", type=Path, help="folder with the weights to begin with; by default they are random")
     parser.add_argument("--steps", type=int, default=3500)
     parser.add_argument("--learning-rate", type=float, default=4e-3)
     parser.add_argument("--threads", type=int, default=2)

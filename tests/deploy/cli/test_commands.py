@@ -319,7 +319,7 @@ def test_models_come_and_go(demo_server: Any, tmp_path: Path) -> None:
             assert "'tiny' is an alias of model 'small'; unload 'small'" in refused
             assert "gave back" in demo_server.run("relaxserve", "unload", "small", RELAXSERVE_URL=url)
             said = demo_server.run("relaxserve", "chat", QUESTION, status=1, RELAXSERVE_URL=url)
-            assert "has no model that generates; load one with `relaxserve load`" in said
+            assert "has no model that generates text; load one with `relaxserve load`" in said
         finally:
             server.terminate()
             server.communicate(timeout=60)
@@ -332,7 +332,7 @@ def test_idle_connections_leave_descriptors_for_a_restart(demo_server: Any) -> N
     with subprocess.Popen(command, env=demo_server.environment, stderr=subprocess.PIPE, text=True) as server, ExitStack() as stack:
         stack.callback(server.terminate)
         assert server.stderr is not None
-        assert "128 open files are allowed: at most 32 connections are held" in server.stderr.readline()
+        assert "128 open files are allowed: only 32 connections are accepted" in server.stderr.readline()
         url = next(line for line in server.stderr if line.startswith("relaxserve at")).split()[2].rstrip(":")
         host, port = url.removeprefix("http://").split(":")
         for _ in range(200):

@@ -208,7 +208,7 @@ def test_cache_prune_says_what_went_per_kind(tmp_path: Path) -> None:
                 f"packed weights: {verb} 1, 2.0 KB",
                 f"code assembled for GPUs: {verb} none",
                 f"exports for browsers: {verb} none",
-                f"leftovers of loads that were cut off: {verb} none",
+                f"leftovers of interrupted loads: {verb} none",
             ]
     assert not orphan.exists()
 

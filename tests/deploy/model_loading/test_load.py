@@ -386,7 +386,7 @@ def test_a_cache_that_cannot_be_written_is_named(folder_of: Callable[[str], Path
     (tmp_path / "file").touch()
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(program, "_compiled", lambda *_: None)
-    with pytest.raises(LoadError, match=r"the cache .*/file/executables cannot be used: Not a directory; make room there, name"):
+    with pytest.raises(LoadError, match=r"the cache .*/file/executables cannot be used: Not a directory; free space there, set"):
         load(folder_of("llama"))
 
 

@@ -1,4 +1,4 @@
-"""The shape of an answer in JSON: which of the known fields it has, their order and names, and the wording of the question for them."""
+"""The shape of an answer in JSON: its fields, their order and names, and the words with which the question demands these fields."""
 
 import json
 import random
@@ -33,8 +33,8 @@ _FORMS = (
 
 
 def shaped(rng: random.Random, known: Fields, *, free: bool = False) -> Fields:
-    """Choose some fields of `known`, whose first field is the subject. With `free`, also use a form that no question demands: an empty text
-    in place of null."""
+    """Choose some fields of `known`, whose first field is the subject. With `free`, an empty text may replace null, which no
+    question demands."""
     subject = next(iter(known))
     chosen = rng.sample(list(known), min(len(known), rng.choice((1, 1, 2, 2, 2, 3, 3, 4, 5))))
     if rng.random() < 0.5:
@@ -55,9 +55,8 @@ def _called(rng: random.Random, name: str) -> str:
 
 
 def forced(fields: Fields) -> str:
-    """Return the answer's text up to its first number in quotes, or "" if there is none. A schema forces this prefix. The model then
-    generates the space before the quote as a separate token, as before a number without quotes, instead of the joint token of space and
-    quote that plain text has."""
+    """Return the answer's text up to its first number in quotes, or "" if there is none. A schema forces this prefix, so the space before
+    the quote is a separate token, as before a number without quotes. In plain text, space and quote are one token."""
     text = json.dumps(fields, ensure_ascii=False)
     quoted = _NUMBER_IN_QUOTES.search(text)
     return text[: quoted.start()] if quoted else ""
