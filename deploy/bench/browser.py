@@ -22,9 +22,9 @@ from deploy.bench.site import serving
 from deploy.bench.synthetic import RandomWeights, shapes_of
 from server.settings import SettingsError
 
-PATIENCE_S = 600.0  # a model of half a gigabyte is loaded, and prefilled by one thread
-CONTEXT = 1024  # tokens of a sequence: browser.mjs prefills 512
-EXPORT, DEMO, GGUF, ONNX = "model", "demo", "model.gguf", "onnx-model"  # in the folder of the site
+PATIENCE_S = 600.0  # long, because a page loads a model of half a gigabyte and one thread prefills
+CONTEXT = 1024  # maximum length of a sequence in tokens; browser.mjs prefills 512
+EXPORT, DEMO, GGUF, ONNX = "model", "demo", "model.gguf", "onnx-model"  # names of files and folders in the site's folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Peer:
     """Another engine for browsers."""
 
     package: str  # on npm
-    folders: tuple[str, ...]  # folders of packages that the page loads scripts from
-    model: str  # name of the model in the folder of the site
+    folders: tuple[str, ...]  # folders of packages whose scripts the page loads
+    model: str  # name of the model in the site's folder
     write_model: Callable[[Path, ModelConfig, WeightSource], None]
 
 
@@ -72,7 +72,7 @@ class Tab:
 
 @contextmanager
 def open_tab(site: Path) -> Generator[Tab]:
-    """Serve a folder and open it in Chromium. The folder gets the script that measures."""
+    """Serve a folder and open it in Chromium. Copy the script that measures into the folder."""
     program = installed()
     if program is None:
         raise SettingsError("Chromium is not installed; install it, on Debian with: apt install chromium")
@@ -90,7 +90,8 @@ def open_tab(site: Path) -> Generator[Tab]:
 
 
 def first_token_s(site: Path) -> float:
-    """Return the seconds from the browser's cache to the demo's first token. The first visit fills the cache."""
+    """Return the seconds from opening the page to the demo's first token, if the browser has cached the files. A first visit fills the
+    cache."""
     with open_tab(site) as tab:
         times: list[float] = []
         for _ in range(4):
@@ -102,7 +103,7 @@ def first_token_s(site: Path) -> float:
 def check_peer(name: str, modules: Path) -> None:
     """Raise SettingsError if a peer is not installed in the folder `modules`."""
     if find_spec("deploy.bench.peers") is None:
-        raise SettingsError(f"peer {name!r} is measured from a source tree, which the installed package is not; clone the repository")
+        raise SettingsError(f"peer {name!r} can only be measured in a checkout, not in an installed package; clone the repository")
     peer = PEERS[name]
     if missing := [folder for folder in peer.folders if not (modules / folder).is_dir()]:
         raise SettingsError(
@@ -120,7 +121,7 @@ def write_peer(name: str, modules: Path, site: Path, config: ModelConfig) -> Non
 
 
 def compare(tab: Tab, peer: str, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Return the seconds per token of the export and of the peer, measured by turns: {"prefill": {name: [...]}, "decode": ...}."""
+    """Return the seconds per token of the export and of the peer, measured alternately: {"prefill": {name: [...]}, "decode": ...}."""
     tab.open("relaxserve", EXPORT)
     tab.open(peer, peer, PEERS[peer].model)
     names = ("relaxserve", peer)
@@ -128,7 +129,7 @@ def compare(tab: Tab, peer: str, rounds: int) -> dict[str, dict[str, list[float]
     for number in range(rounds + 1):
         for name in names:
             times = {"prefill": tab.prefill_s(name), "decode": tab.decode_s(name)}
-            if number:  # in the first round engines still compile
+            if number:  # do not count the first round, in which the engines compile
                 for kind, seconds in times.items():
                     found[kind][name].append(seconds)
     return found

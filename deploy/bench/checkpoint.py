@@ -34,7 +34,8 @@ def model_folder(model: str) -> Generator[Path]:
 
 
 def write_checkpoint(config: ModelConfig, folder: Path) -> None:
-    """Write random weights in bfloat16. The tokenizer is the demo model's, with added tokens that never occur when a text is encoded."""
+    """Write random weights in bfloat16. The tokenizer is the demo model's, with additional tokens, which no text contains, up to the
+    model's vocabulary size."""
     shapes = shapes_of(config)
     source = RandomWeights(shapes)
     save_file({name: source.read(name) for name in shapes}, folder / "model.safetensors")

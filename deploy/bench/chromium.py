@@ -1,4 +1,4 @@
-"""Headless Chromium, driven over a pipe by its DevTools protocol, so that only the browser itself is needed. A page records its errors
+"""Control headless Chromium over a pipe by its DevTools protocol, which needs no package besides the browser. A page records its errors
 (`faults`) and its requests (`requests`)."""
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Page:
     context: str
     faults: list[str] = field(default_factory=list)  # exceptions and console errors, such as a violated policy or a missing file
     requests: list[str] = field(default_factory=list)
-    excused: list[str] = field(default_factory=list)  # parts of faults that the test causes on purpose
+    excused: list[str] = field(default_factory=list)  # texts in faults that the test causes on purpose
 
     def call(self, method: str, **parameters: Any) -> Any:
         return self.chromium.call(method, self.session, **parameters)
@@ -229,11 +229,11 @@ class Page:
         return self.js(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
 
     def click(self, selector: str, text: str = "") -> None:
-        """Click the middle of an element with the mouse. As for a user, an element that covers it gets the click."""
+        """Click the middle of an element with the mouse. If another element covers this point, fail."""
         found = f"({FIND})({json.dumps(selector)}, {json.dumps(text)})"
         self.wait(f"!!{found}")
         self.js(f"{found}.scrollIntoView({{block: 'nearest', behavior: 'instant'}})")
-        self._mouse("mouseMoved", self._aim(found))  # hovering may show more elements, and so move this element
+        self._mouse("mouseMoved", self._aim(found))  # hovering may show more elements, which may move this element
         point = self._aim(found)
         assert not point["above"], f"{selector} {text!r} is covered by {point['above'][:200]}"
         self._mouse("mousePressed", point, button="left", clickCount=1)

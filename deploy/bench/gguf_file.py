@@ -19,7 +19,7 @@ from compiler.frontend.weights import WeightSource
 
 U32, I32, F32 = 4, 5, 6  # type codes of values in the metadata
 NORMAL = 1  # type of a token that is plain text
-PRODUCT_FORMATS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}  # by the project's name of how weights are held
+PRODUCT_FORMATS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}  # GGUF's name of each weight format
 CODES = {format.name: code for code, format in FORMATS.items()}
 
 Array = NDArray[Any]
@@ -148,8 +148,8 @@ def _q4_0(blocks: Array) -> Array:
 
 
 def q4_0(blocks: Array) -> tuple[Array, Array]:
-    """Return the scale of each block, with 16 bits, and its values as integers from 0 to 15, where 8 means zero. The value of largest
-    magnitude becomes 0, which means -8."""
+    """Return the 16-bit scale of each block, and its values as integers from 0 to 15, where 8 represents zero. The value of largest
+    magnitude is represented by 0, that is -8."""
     scales = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1) / -8
     quants = np.minimum(blocks * _inverse(scales) + 8.5, 15).astype(np.uint8)
     return scales.astype("<f2"), quants

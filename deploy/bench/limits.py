@@ -1,5 +1,5 @@
-"""Measure the limits of this machine: memory bandwidth and multiply rate, with the number of threads that a model would use. Figures are
-compared with these limits."""
+"""Measure the limits of this machine, with which benchmarks compare their figures: memory bandwidth and multiply rate, with the number of
+threads that a model would use."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ class Limits:
 
 
 class Gauge:
-    """Kernels that only read memory, or only multiply. They run in turn with a measurement, since both limits of a shared machine change
-    from second to second. `held` is the format of the weights, which determines the unit that multiplies."""
+    """Kernels that only read memory, or only multiply. They run alternately with a measurement, since both limits of a shared machine
+    change from second to second. `held` is the format of the weights, which determines the unit that multiplies."""
 
     def __init__(self, held: str, threads: int | None = None, target: Target | None = None) -> None:
-        """Compile the kernels and start their threads. Do this before any other session starts: the threads are pinned to cores that must
-        still be free."""
+        """Compile the kernels and start their threads, which are pinned to cores. Do this before any other session starts, while no threads
+        are pinned to these cores."""
         self._data = host_buffer(READ_BYTES).view(np.float32).reshape(-1, _BLOCK)
         self._data[...] = 1.0
         spans = {streams: _BLOCK // streams for streams in (1, 2, 4)}
@@ -153,7 +153,7 @@ def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, 
         return _tiles(tiles.widened.op)
     tile = next((t for t in tiles.integers if t.format.bits == format.bits and format.group % t.depth == 0), None)
     if tile is not None:
-        # If the tile's instruction also takes bytes, measure it with bytes, because then nothing is unpacked.
+        # If the tile's instruction also accepts 8-bit weights, measure it with these, because 4-bit weights would have to be unpacked.
         fastest = next(t for t in tiles.integers if type(t.op) is type(tile.op))
         planes = 2 if tile.rows is DType.I8 else 1
         return _tiles(fastest.product(planes * fastest.op.rows))

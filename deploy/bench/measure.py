@@ -17,7 +17,7 @@ class Figure:
     value: float
     unit: str
     goal: float | None = None
-    at_least: bool = False  # true: the goal is the least acceptable value; false: the largest
+    at_least: bool = False  # whether the goal is a minimum; otherwise it is a maximum
     note: str = ""
 
     @property
@@ -28,8 +28,8 @@ class Figure:
 
 
 def best_s(run: Callable[[], object], *, seconds: float = 1.0, most: int = 50) -> float:
-    """Return the shortest time of a run. There are as many runs as fit into `seconds`, but at least three. On a shared machine, longer runs
-    include the time of other programs."""
+    """Run `run` repeatedly for `seconds`, but at least three times, and return the shortest time. On a shared machine, longer times include
+    those of other programs."""
     run()
     times: list[float] = []
     end = time.perf_counter() + seconds
@@ -41,8 +41,8 @@ def best_s(run: Callable[[], object], *, seconds: float = 1.0, most: int = 50) -
 
 
 def by_turns(runs: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, list[float]]:
-    """Time all runs in turn, once per round, and return their times. On a shared machine, the speed changes from second to second by half
-    and more."""
+    """Time each of the runs once per round, and return their times. So all runs see the same changes of speed, which can exceed a half from
+    second to second on a shared machine."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():

@@ -1,6 +1,6 @@
-"""Write a model of the Llama family as an ONNX file with 4-bit weights, in the form that transformers.js runs.
+"""Write a model of the Llama family as an ONNX file with 4-bit weights, with the operators that transformers.js expects.
 
-Published checkpoints for transformers.js have the same form: products are `MatMulNBits` with blocks of 32, attention is
+Published checkpoints for transformers.js use the same operators: products are `MatMulNBits` with blocks of 32, attention is
 `GroupQueryAttention`, and the embedding has 16 bits. The quantised weights are those of a GGUF file in the format Q4_0. The head has 4 bits
 too, because ONNX Runtime has no fast 8-bit product for browsers.
 """
@@ -86,7 +86,7 @@ class _Graph:
         self._product("lm_head", f"normed.{c.num_layers}", "logits")
 
     def _positions(self) -> None:
-        """Compute what GroupQueryAttention wants to know about lengths, and its table of rotations."""
+        """Compute the operands of GroupQueryAttention that state lengths, and its table of rotations."""
         c = self.config
         assert c.family == "llama" and c.rope is not None, c
         self._tensor("one", np.array([1], np.int64))

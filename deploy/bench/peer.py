@@ -43,9 +43,9 @@ class Subject:
 
 class Peer(Protocol):
     def step(self, tokens: int, sequences: int, context: int) -> Run:
-        """Return a step that can be run any number of times. Each sequence has `tokens` new tokens, and `context` tokens after the step;
-        the new tokens are 0, 1, 2, ..., and earlier tokens are arbitrary. A run returns the logits after each sequence's last token. A new
-        step replaces the previous one."""
+        """Return a step that can be run any number of times. Each sequence has `tokens` new tokens, and `context` tokens after the step.
+        The new tokens are 0, 1, 2, ...; earlier tokens are arbitrary. A run returns the logits after each sequence's last token. The next
+        call of `step` makes this step invalid."""
         ...
 
     def close(self) -> None: ...
@@ -70,9 +70,9 @@ def check(name: str, held: str) -> None:
     """Raise SettingsError, before anything is measured, if the peer is not installed or does not support this format of weights."""
     peer = PEERS[name]
     if held not in peer.formats:
-        raise SettingsError(f"peer {name!r} holds weights as {', '.join(peer.formats)}, not as {held}")
+        raise SettingsError(f"peer {name!r} supports the weight formats {', '.join(peer.formats)}, not {held}")
     if find_spec(FOLDER) is None:
-        raise SettingsError(f"peer {name!r} is measured from a source tree, which the installed package is not; clone the repository")
+        raise SettingsError(f"peer {name!r} can only be measured in a checkout, not in an installed package; clone the repository")
     installed(peer.module, name, peer.install)
 
 
@@ -94,8 +94,8 @@ def version_of(name: str) -> str:
 
 @contextmanager
 def at_work(name: str, subject: Subject) -> Generator[Steps]:
-    """Open a peer on a separate thread and yield its steps. Our own threads are pinned, and threads that a pinned thread starts would share
-    its core."""
+    """Open a peer on a separate thread and yield its steps. A pinned thread passes its core to threads that it starts, so the peer must not
+    be opened on one of our pinned threads."""
     open_model: Callable[[Subject], Peer] = import_module(f"{FOLDER}.{PEERS[name].file}").open_model
     with ThreadPoolExecutor(1, initializer=_unpinned) as thread:
         peer = thread.submit(open_model, subject).result()

@@ -1,4 +1,4 @@
-"""Count the bytes that a compiled step is planned to read. In each kernel, every element that its loops access counts once."""
+"""Count the bytes that the kernels of a compiled step read. In each kernel, every element that its loops access counts once."""
 
 from __future__ import annotations
 

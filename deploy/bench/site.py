@@ -1,4 +1,4 @@
-"""Serve a folder of static files on this machine."""
+"""Serve a folder of static files on localhost."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ MIXTURES = {
 }
 # `synthetic_config` fills in the layers.
 HYBRIDS = {"0.6b-hybrid": Recurrence(frozenset(), taps=4, num_keys=16, num_heads=16, key_size=128, size=128)}
-ATTENTION_EVERY = 8  # in a hybrid, every eighth layer attends
-WINDOW = 128  # window in every second layer of gpt-oss, in tokens
+ATTENTION_EVERY = 8  # in a hybrid, every eighth layer is an attention layer
+WINDOW = 128  # length of the window, in tokens, in every second layer of gpt-oss
 HEAD_SIZES = (64, 80, 96, 128, 256)
 
 

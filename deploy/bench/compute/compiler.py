@@ -1,5 +1,5 @@
-"""`relaxserve bench compiler`: the cost of compiling and the speed of compiled code. Each is compared with a limit that the same run
-measures."""
+"""`relaxserve bench compiler`: the cost of compiling and the speed of compiled code. Most figures are compared with a
+limit that the same run measures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def decoder(num_layers: int, bounds: StepBounds = BOUNDS) -> IRModule:
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="relaxserve bench compiler", description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--peer", choices=("tvm",), help="only what is compared with this peer, an optional package (tvm: apache-tvm)")
+    parser.add_argument(
+        "--peer", choices=("tvm",), help="measure only the comparison with this peer, an optional package (tvm: apache-tvm)"
+    )
     args = parser.parse_args(argv)
     figures: list[Figure] = []
     for part in (memory_over_tvm,) if args.peer else (compile_time, fusion_growth, step_cost, empty_call, bandwidth, matmul, memory):
@@ -71,15 +73,15 @@ def compile_time() -> list[Figure]:
         cache.store(key, compile_module(module))
         cached = best_s(lambda: Session(_found(cache, module), device_threads=1).close(), most=5)
     return [
-        Figure("28-layer step, cold", min(times["28"]), "s", 8.0),
+        Figure("compile a step of 28 layers", min(times["28"]), "s", 8.0),
         Figure(
-            "80 layers over 28",
+            "compile 80 layers over 28 layers",
             min(times["80"]) / min(times["28"]),
             "x",
             1.2,
-            note=f"best of 5 by turns; in pairs {pairs[0]:.2f} to {pairs[-1]:.2f}",
+            note=f"best of 5 alternating runs; ratios of pairs {pairs[0]:.2f} to {pairs[-1]:.2f}",
         ),
-        Figure("28-layer step, from the cache", cached, "s", 0.15, note="look-up, read, load"),
+        Figure("open a step of 28 layers from the cache", cached, "s", 0.15, note="look-up, read, load"),
     ]
 
 
@@ -90,15 +92,15 @@ def _found(cache: Cache, module: IRModule) -> Executable:
 
 
 def fusion_growth() -> list[Figure]:
-    """Measure how compile time grows with the number of operators: in chains of doublings, in which each operator reads the previous result
+    """Measure how compile time grows with the number of operators: in chains of doublings, where each operator reads the previous result
     twice, and in a long chain of `exp`."""
     figures: list[Figure] = []
-    for name, operator, counts in (("k", "add(x{i}, x{i})", (8, 16, 32, 64)), ("exp", "exp(x{i})", (600,))):
+    for name, operator, counts in (("doublings", "add(x{i}, x{i})", (8, 16, 32, 64)), ("exponentials", "exp(x{i})", (600,))):
         for count in counts:
             lines = "\n".join(f"    x{i + 1} = {operator.format(i=i)}" for i in range(count))
             text = f"func main(x0: f32[n]) -> f32[n] where n in 0..64 {{\n  dataflow {{\n{lines}\n  }}\n  return x{count}\n}}\n"
             seconds = best_s(lambda text=text: compile_module(parse(text)), most=5)
-            figures.append(Figure(f"fusion_growth {name}={count}", seconds, "s", 1.0))
+            figures.append(Figure(f"compile a chain of {count} {name}", seconds, "s", 1.0))
     return figures
 
 
@@ -122,30 +124,30 @@ def step_cost() -> list[Figure]:
             x = np.zeros(64, np.float32)
             times[count] = best_s(lambda s=session, x=x: s.call("main", x, views=True), most=500)
             session.close()
-        figures.append(Figure(f"captured launch, {threads} thread(s)", (times[301] - times[1]) / 300 * 1e6, "us", goal))
+        figures.append(Figure(f"captured launch, threads: {threads}", (times[301] - times[1]) / 300 * 1e6, "us", goal))
     session = Session(compile_module(parse(text)), device_threads=2, pinned=True)
     session.call("main", x)
     time.sleep(0.2)
     before = time.process_time()
     time.sleep(1.0)
-    figures.append(Figure("idle team, CPU per second", time.process_time() - before, "s", 0.005))
+    figures.append(Figure("CPU time per second of an idle team of threads", time.process_time() - before, "s", 0.005))
     session.close()
     return figures
 
 
 _EMPTY = {
-    "empty_call_us": ("func main(x: f32[n]) -> f32[n] where n in 0..64 { return x }", 4.0, "an array comes and goes"),
+    "empty_call_us": ("func main(x: f32[n]) -> f32[n] where n in 0..64 { return x }", 4.0, "the argument is returned"),
     "empty_launch_us": (
         "func main(x: f32[n]) -> f32[n] where n in 0..64 { dataflow { y = negative(x) } return y }",
         None,
-        "one launch over one element, its result copied",
+        "one kernel on one element; the result is copied",
     ),
 }
 
 
 def empty_call() -> list[Figure]:
-    """Measure the overhead of a call from Python through the session: a call that only matches arguments and enters the memory of the
-    call."""
+    """Measure the overhead of a call from Python through the session: a call that only matches arguments and prepares
+    the memory of the call."""
     figures: list[Figure] = []
     x = np.zeros(1, np.float32)
     for name, (text, goal, note) in _EMPTY.items():
@@ -178,7 +180,7 @@ def matmul() -> list[Figure]:
     blas = best_s(lambda: x @ w)
     session.close()
     rate = 2 * n**3 / 1e9
-    return [Figure("f32 matmul 1024^3 over BLAS", blas / ours, "x", 0.8, True, f"{rate / ours:.0f} against {rate / blas:.0f} GFLOP/s")]
+    return [Figure("f32 matmul 1024^3 over BLAS", blas / ours, "x", 0.8, True, f"{rate / ours:.0f} and {rate / blas:.0f} GFLOP/s")]
 
 
 # --- planned memory ----------------------------------------------------------------------------------------------------
@@ -190,14 +192,16 @@ def memory() -> list[Figure]:
     module = pipeline(Options().target).until("plan_memory")(decoder(28))
     planned = module.graph("step").arena
     assert planned is not None and planned.is_const
-    figures = [Figure("planned arena", planned.const / 2**20, "MiB", note="for every length and batch within the bounds")]
+    figures = [Figure("planned arena", planned.const / 2**20, "MiB", note="for all lengths and batch sizes within the bounds")]
     for name, sizes, goal in (("prefill 128 256 512 1024", (128, 256, 512, 1024), 0.22), ("decode 1 16 32 64", (1, 16, 32, 64), 0.40)):
         own = pipeline(Options().target).until("plan_memory")(decoder(28, StepBounds(max(sizes), 64, 4096)))
         pool = exact_pool_bytes(own, sizes)
         arena = own.graph("step").arena
         assert arena is not None and arena.is_const
         figures.append(
-            Figure(f"saved over an exact-size pool, {name}", 1 - arena.const / pool, "of bytes", goal, True, f"{pool / 2**20:.1f} MiB")
+            Figure(
+                f"saved relative to an exact-size pool, {name}", 1 - arena.const / pool, "of bytes", goal, True, f"{pool / 2**20:.1f} MiB"
+            )
         )
     return figures
 
@@ -210,8 +214,8 @@ def memory_over_tvm() -> list[Figure]:
         arena = pipeline(Options().target).only(("explicit_memory", "plan_memory"))(module).graph("step").arena
         assert arena is not None and arena.is_const
         theirs = planned_bytes(module.graph("step"))
-        note = f"{arena.const} against {theirs} bytes; at most {most_tokens} tokens of 64 sequences"
-        figures.append(Figure("planned bytes over TVM Relax's", arena.const / theirs, "x", 1.0, note=note))
+        note = f"{arena.const} and {theirs} bytes; at most {most_tokens} tokens of 64 sequences"
+        figures.append(Figure("bytes of our plan over those of TVM Relax", arena.const / theirs, "x", 1.0, note=note))
     return figures
 
 

@@ -1,9 +1,15 @@
 """`relaxserve bench cuda-day`: run all measurements and tests that need a GPU, and write one JSON file.
 
-The parts run in this order: the card; its copy bandwidth; matrix products, whether their bits are the same in a batch as alone, and their
-share of the peak; steps of a model with the time of each kernel, compared with the time for copying the planned bytes; the tests marked
-`gpu`, and some of them under compute-sanitizer if it is installed. If a part fails, its error is written to the file, and the next part
-runs. The file is written after each part, so that an interrupted run keeps its results.
+The parts run in this order:
+
+    1. a description of the GPU
+    2. its copy bandwidth
+    3. matrix products: whether a row has the same bits in a batch as alone, and the rate as a share of the peak
+    4. steps of a model, with the time of each kernel and the time for copying the same number of bytes
+    5. the tests marked `gpu`, and some of them under compute-sanitizer if it is installed
+
+If a part fails, its error is written to the file, and the next part runs. The file is written after each part, so that an interrupted run
+keeps its results.
 """
 
 from __future__ import annotations
@@ -200,7 +206,7 @@ def visit(device: str, extent: Extent, file: Path) -> dict[str, Any]:
         started = time.perf_counter()
         try:
             found[part.__name__] = part()
-        except Exception as error:  # later parts may still succeed, and access to a GPU is short
+        except Exception as error:  # later parts may still succeed, and access to a GPU is often limited
             found[part.__name__] = {"error": f"{type(error).__name__}: {error}"}
         found.setdefault("seconds", {})[part.__name__] = time.perf_counter() - started
         file.write_text(json.dumps(found, indent=1, default=str) + "\n")
@@ -209,9 +215,9 @@ def visit(device: str, extent: Extent, file: Path) -> dict[str, Any]:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tiny model and no tests: what a GPU in software does in a minute")
+    parser.add_argument("--quick", action="store_true", help="a tiny model and no tests, for a software model of a GPU")
     parser.add_argument("--device", default="cuda", help="cuda, or cuda:N")
-    parser.add_argument("--out", type=Path, default=Path("cuda-day.json"), help="the file that is written")
+    parser.add_argument("--out", type=Path, default=Path("cuda-day.json"), help="file to write")
     options = parser.parse_args(argv)
     visit(options.device, QUICK if options.quick else WHOLE, options.out)
     print(options.out.read_text(), end="")

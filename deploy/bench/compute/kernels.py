@@ -1,12 +1,11 @@
-"""`relaxserve bench kernels`: for every kernel of a model's step, its time and the time that this machine's limits allow. Kernels are
-sorted by the time that they lose above this limit, most first.
+"""`relaxserve bench kernels`: for every kernel of a model's step, its time and the time that this machine's limits allow. Kernels
+are sorted by the difference of these times, the largest first.
 
 The limit time is the larger of bytes / bandwidth and operations / peak. Both are counted in the loop nests before scheduling: the bytes of
 all operands, once each, and two operations per term of a sum, except for sums that only some rows need. A buffer that is read at indices
-from memory counts at most as many bytes as the largest other operand. Of the weights of experts, only the share that independent choices
-read on average counts. Attention reads the keys and values of each sequence once per step, and multiplies with the keys and values to which
-a token attends. Operands in a cache are read faster than the limit, so a share may exceed one.
-"""
+from memory counts at most as many bytes as the largest other operand. Of the weights of experts, only the share counts that is read on
+average if tokens choose experts independently. Attention reads the keys and values of each sequence once per step, and multiplies with the
+keys and values to which a token attends. Operands in a cache are read faster than the limit, so a share may exceed one."""
 
 from __future__ import annotations
 
@@ -195,7 +194,7 @@ def _operations(stmt: Stmt, env: Dims) -> float:
 
 
 def _certain(scalar: Scalar) -> Scalar:
-    """Replace a select by its second branch, so that work that only some rows need is not counted."""
+    """Replace a select by its second branch. The first branch is work that only some rows need, which is not counted."""
     return scalar.args[2] if isinstance(scalar, Apply) and scalar.fn is Fn.SELECT else scalar
 
 
@@ -219,7 +218,7 @@ def main(argv: list[str] | None = None) -> None:
     if options.json:
         print(json.dumps({"limits": limits, "rows": [asdict(row) for row in rows]}, indent=1))
         return
-    units = f"{products.limits.flops / 1e9:.0f} GFLOP/s by weights, {others.limits.flops / 1e9:.0f} else"
+    units = f"{products.limits.flops / 1e9:.0f} GFLOP/s in products with weights, {others.limits.flops / 1e9:.0f} in f32"
     console = Console()
     console.print(f"{options.synthetic} {options.quantize}: {others.limits.bytes_per_s / 1e9:.1f} GB/s, {units}")
     for step, some in groupby(rows, key=lambda row: row.step):

@@ -2,10 +2,9 @@
 weights.
 
 The reference is the float program, entirely in f32. The measures are the KL divergence from the reference's distribution of the next token,
-and how often the most probable token is the same. The text is sampled from the float model itself, so that no corpus has to suit the model.
-`rounded` quantises the weights to the same format in the simplest way, round to nearest in NumPy, and runs them in the float program. Our
-kernels cause the difference between `rounded` and the scheme itself.
-"""
+and how often the most probable token is the same. The text is sampled from the float model itself, so that no corpus is needed. `rounded`
+is the float program with weights that NumPy rounds to nearest in the same format. The difference between `rounded` and the scheme is caused
+by our kernels."""
 
 from __future__ import annotations
 
@@ -183,7 +182,9 @@ def _log_softmax(logits: Floats) -> NDArray[np.float64]:
 def measure(folder: Path, schemes: list[str], texts: Texts) -> list[Row]:
     files = open_files(locate(str(folder)))
     if not files.config.is_causal:
-        raise LoadError(ErrorCode.NOT_A_GENERATIVE_MODEL, f"{folder} gives embeddings; quality is measured by the next token")
+        raise LoadError(
+            ErrorCode.NOT_A_GENERATIVE_MODEL, f"{folder} computes embeddings; quality can only be measured of models that generate text"
+        )
     floats = WeightFormat.parse("f32")
     tokens, expected = _with_model(rounded_files(files, floats), "f32", texts, texts.draw)
     rows: list[Row] = []
@@ -222,7 +223,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", default=demo.NAME, help=f"{demo.NAME}, a path, {synthetic}")
     parser.add_argument("--schemes", default=",".join(SCHEMES), help="as int8,int4-64")
     parser.add_argument("--sequences", type=int, default=32)
-    parser.add_argument("--length", type=int, default=64, help="tokens of each")
+    parser.add_argument("--length", type=int, default=64, help="number of tokens of each sequence")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)

@@ -1,9 +1,8 @@
 """`relaxserve bench sampling`: the time to draw the tokens of one step, for various sampling parameters of the requests.
 
 There are two kinds of logits: `flat` (normal with deviation 1, as from a model with random weights) and `peaked` (by Zipf's law in random
-order, as from a trained model). Each row has a prompt and 100 drawn tokens, as in the engine. The note next to the kernels' time gives the
-whole time: building arrays from the requests, the call, and building tokens and log-probabilities from its results.
-"""
+order, as from a trained model). Each row has a prompt and 100 drawn tokens, as in the engine. The figure is the time of the kernels; the
+note gives the whole time: building arrays from the requests, the call, and building tokens and log-probabilities from its results."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ KINDS = {
     "typical_p": SamplingParams(1, typical_p=0.9),
     "penalties": SamplingParams(1, repetition_penalty=1.1, frequency_penalty=0.2, presence_penalty=0.1),
     "log-probabilities": SamplingParams(1, logprobs=5),
-    "all of it": SamplingParams(
+    "everything": SamplingParams(
         1,
         min_tokens=NUM_DRAWN + 1,
         temperature=0.8,

@@ -69,7 +69,7 @@ def _beside_copies() -> list[Figure]:
         ThreadPoolExecutor(len(cores), initializer=lambda: os.sched_setaffinity(0, {next(free)})) as pool,
     ):
         calls = {name: partial(session.call, name, x, w, views=True) for name in ("copy", *KERNELS)}
-        # results share one arena, so all calls write to the same memory
+        # all results are in the same arena, so all calls write to the same memory
         system = partial(memcpy, pool, session.download(calls["copy"]()), x, len(cores))
         for name in KERNELS:
             times = by_turns({"memcpy": system, "copy": calls["copy"], name: calls[name]}, rounds=ROUNDS)
@@ -91,5 +91,7 @@ def _share(name: str, times: dict[str, list[float]], copy: str, num_bytes: int) 
     shares = sorted(limit / own for limit, own in zip(times[copy], times[name], strict=True))
     quarter = len(shares) // 4
     rates = [num_bytes / median(times[which]) / 1e9 for which in (name, copy)]
-    note = f"half of {len(shares)} rounds: {shares[quarter]:.2f} to {shares[-1 - quarter]:.2f}; {rates[0]:.1f} against {rates[1]:.1f} GB/s"
-    return Figure(f"{name}, 256 MB, of {'memcpy' if copy == 'memcpy' else 'our own copy'}", median(shares), "x", 0.85, True, note)
+    note = (
+        f"middle half of {len(shares)} rounds: {shares[quarter]:.2f} to {shares[-1 - quarter]:.2f}; {rates[0]:.1f} and {rates[1]:.1f} GB/s"
+    )
+    return Figure(f"{name}, 256 MB, over {'memcpy' if copy == 'memcpy' else 'our own copy'}", median(shares), "x", 0.85, True, note)

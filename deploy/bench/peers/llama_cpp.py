@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from deploy.bench.gguf_file import write_gguf
 from deploy.bench.peer import PEERS, Run, Subject
 
-MOST_TOGETHER = 2048  # most tokens per call
+MOST_TOGETHER = 2048  # maximum number of tokens per call
 
 
 def open_model(subject: Subject) -> LlamaCpp:

@@ -42,7 +42,8 @@ class OpenVino:
         self._fill(past)
 
         def run() -> NDArray[Any]:
-            """Run the step. If there were tokens before it, its own tokens stay in the state, so the next run is the next step."""
+            """Run the step. If the sequences have earlier tokens, the new tokens stay in the state, so the next run computes the following
+            tokens."""
             if new == context:
                 self._request.reset_state()
                 return self._request.infer(inputs)[0]

@@ -22,8 +22,8 @@ STEPS = {
 MOST_BARS = 5
 TITLES = {"llama-cpp-python": "llama.cpp", "torch": "PyTorch", "openvino": "OpenVINO"}
 
-WIDTH, LEFT, BAR, ROW, TOP = 760, 250, 16, 52, 56  # sizes in pixels; to the right of the longest bar there is space for its label
-LONGEST = 380
+WIDTH, LEFT, BAR, ROW, TOP = 760, 250, 16, 52, 56  # sizes in pixels
+LONGEST = 380  # width of the longest bar; its label is to the right of the bar
 STYLE = (
     "text{font:13px system-ui,sans-serif;fill:#1f2328}.t{font-size:15px;font-weight:600}.n{fill:#59636e}.a{fill:#0969da}.b{fill:#afb8c1}"
     "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.n{fill:#9198a1}.a{fill:#4493f8}.b{fill:#59636e}}"
@@ -32,7 +32,7 @@ STYLE = (
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Tokens per second of one step, from one run: ours and those of a peer."""
+    """Tokens per second of relaxserve and of a peer for one step, measured in one run."""
 
     machine: str
     step: str
@@ -47,7 +47,7 @@ def peer_title(name: str) -> str:
 
 
 def comparisons(records: Iterable[Record]) -> list[Comparison]:
-    """Return the comparisons of the chart. All are from one machine, the one with the most comparisons."""
+    """Return the comparisons of the chart. All of them are from the machine that has most comparisons."""
     found: dict[str, list[Comparison]] = {}
     of_peers = sorted((record for record in records if _is_plain(record)), key=lambda record: record.command)
     for step in STEPS:
@@ -57,7 +57,7 @@ def comparisons(records: Iterable[Record]) -> list[Comparison]:
 
 
 def _is_plain(record: Record) -> bool:
-    """Return whether a record is of the model of 0.5 billion parameters, without options that change its shape or the machine."""
+    """Return whether a record measures the model of 0.5 billion parameters, without options that change its shape or its target."""
     options = {argument for argument in record.arguments if argument.startswith("--")}
     is_model = record.benchmark == "model" and _option(record, "--synthetic", "0.5b") == "0.5b"
     return is_model and options <= {"--synthetic", "--quantize", "--peer"}

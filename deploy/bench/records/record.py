@@ -1,5 +1,5 @@
-"""A benchmark's output and the conditions of its measurement: one JSON file in deploy/bench/results/ per command and machine. A later run
-of the same command replaces the file."""
+"""The output of a benchmark and the conditions of its measurement. There is one JSON file in deploy/bench/results/ per command and machine;
+a later run of the same command replaces it."""
 
 from __future__ import annotations
 

@@ -12,16 +12,38 @@ from deploy.bench.records.chart import CHART, drawn, peer_title
 from deploy.bench.records.record import ROOT, Record, read_all
 
 FILE = ROOT / "BENCHMARKS.md"
-MOST_ROWS = 24  # most rows in a table of figures; only the JSON file has further rows
+MOST_ROWS = 40  # maximum number of rows in a table of figures; only the JSON file has further rows
 HEAD = """# Benchmarks
 
 `relaxserve bench report` writes this page and the [chart of peers](docs/images/peers.svg) from the JSON files in
 [deploy/bench/results](deploy/bench/results). Nothing in it is typed by hand. To measure on your machine, run
 `relaxserve bench NAME --keep` (`relaxserve bench` lists the names), then `relaxserve bench report`.
 
-The speed of a shared machine changes by a third within a minute. Goals are therefore ratios to a limit or to a peer that the same run
-measured.
+The speed of a shared machine changes by a third within a minute. Most goals are therefore ratios to a limit or to a peer that the same run
+measured. `A over B` and `A / B` are quotients. p50 and p99 are percentiles. Some machines have several tables of one benchmark: they differ
+in the options of the command.
 """
+# Explanations of the terms in the tables of a benchmark.
+TERMS = {
+    "apis": "The first row is the speed of chat; the other rows are speeds relative to it, measured with the same questions and the "
+    "same tokens. The front is the process that answers HTTP requests.",
+    "hostile": "Each row is a field of an endpoint. While requests with large values of the field are sent, one client reads a stream "
+    "and another requests `/health/live` (the probe). The figure is the longest pause of the stream or the longest wait of "
+    "the probe, and the note names the value that caused it. `without requests` is the same measurement in pauses, so it "
+    "shows the delays that the machine itself causes. `unknown` is a field that no endpoint knows; `several fields` are requests with "
+    "large answers. Status 0 means that the server closed the connection before it had read the body.",
+    "load": "Goals of memory are those of the plan. The first start has an empty cache; a later start finds the compiled program and "
+    "the packed weights in the cache.",
+    "model": "`prefill N` computes N tokens of one prompt. `decode N x C` computes one token for each of N sequences whose context has "
+    "C tokens. The limit is the speed at which either the memory bandwidth or the peak of arithmetic is reached. Both were "
+    "measured together with the step; since they vary, a share may exceed 1. The last columns are a peer's tokens per second, and "
+    "those of relaxserve divided by them.",
+    "serve": "A burst of N is N clients that send a prompt of 128 tokens at once and receive 128 tokens each. The ideal is the time in "
+    "which the model, without the engine, runs the same prompts in full chunks and then steps of all sequences. `over HTTP` "
+    "is measured through a server process, all other rows inside the engine's process.",
+    "web": "An export runs in Node's WebAssembly engine. The peak is the rate of multiply-adds in registers, in the same engine. "
+    "`native` is the program that the server runs.",
+}
 
 Row = Mapping[str, Any]
 
@@ -41,6 +63,8 @@ def written(records: Iterable[Record]) -> str:
 
 def _section(record: Record) -> str:
     lines = [f"### {_title(record)}\n"]
+    if record.benchmark in TERMS:
+        lines.append(TERMS[record.benchmark] + "\n")
     tables = _of_model(record.found) if record.benchmark == "model" else _lists(record.found)
     for title, conditions, rows in tables:
         named = f"**{title}**: " if title else ""
@@ -61,7 +85,7 @@ def _of_model(found: Any) -> Iterator[Table]:
 
 def _conditions(limits: Row) -> str:
     """Describe the limits of the machine that the same run measured."""
-    scales = {"bytes_per_s": (1e9, "GB/s read"), "flops": (1e9, "GFLOP/s at the peak")}
+    scales = {"bytes_per_s": (1e9, "GB/s of memory bandwidth"), "flops": (1e9, "GFLOP/s")}
     return f"limits: {', '.join(f'{limits[name] / scale:.0f} {unit}' for name, (scale, unit) in scales.items())}"
 
 
@@ -88,8 +112,8 @@ def _beside_peers(rows: Sequence[Row], peers: Mapping[str, Any]) -> list[Row]:
 
 
 def _lists(found: Any, title: str = "") -> Iterator[Table]:
-    """Yield the tables for the output of a benchmark: one for each list of rows, at any depth, and one for single values that are fields of
-    the same object."""
+    """Yield the tables for the output of a benchmark. Each list of rows becomes a table, at any depth; the single values of an object
+    become one more table."""
     if isinstance(found, list):
         rows = cast("list[Row]", found)
         yield Table(title, _shown(rows), _figures(rows)) if rows and "goal" in rows[0] else Table(title, "", rows)

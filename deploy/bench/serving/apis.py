@@ -1,10 +1,9 @@
 """`relaxserve bench apis`: the streaming speed of each chat API, relative to `/v1/chat/completions`.
 
-A separate server process serves the model. `--streams` concurrent clients send the same questions with the same seeds to one API after the
-other, so that all APIs send the same tokens and differ only in the format of events. A figure is an API's tokens per second relative to
-`/v1/chat/completions`: the median over the rounds, each of which measures every API once. The note gives the front's processor time per
-token, which does not grow on a busy machine.
-"""
+A separate server process serves the model. `--streams` concurrent clients send the same questions with the same seeds to one API after
+another, so that all APIs send the same tokens and differ only in the format of events. A figure is an API's tokens per second relative to
+`/v1/chat/completions`: the median over the rounds, each of which measures every API once. The note gives the CPU time per token of the
+front, the process that answers HTTP requests; other load on the machine does not increase it."""
 
 from __future__ import annotations
 
@@ -62,7 +61,7 @@ APIS = {
 
 
 class Clients:
-    """Concurrent clients, one per stream. They read bytes without parsing events, so their processor time is the same for every API."""
+    """Concurrent clients, one per stream. They read bytes without parsing events, so their CPU time is the same for every API."""
 
     def __init__(self, url: str, model: str, num_streams: int, num_requests: int) -> None:
         parts = urlsplit(url)
@@ -96,7 +95,7 @@ class Clients:
 def measure(clients: Clients, front_pid: int, *, rounds: int) -> list[Figure]:
     told = {path: clients.ask(path) for path in APIS}
     if len(set(told.values())) > 1:
-        raise RuntimeError(f"APIs differ in how many tokens they tell: {told}")
+        raise RuntimeError(f"the APIs report different numbers of tokens: {told}")
     cpu_s: dict[str, list[float]] = {path: [] for path in APIS}
 
     def ask(path: str) -> None:
@@ -107,12 +106,12 @@ def measure(clients: Clients, front_pid: int, *, rounds: int) -> list[Figure]:
     times = by_turns({path: partial(ask, path) for path in APIS}, rounds=rounds)
     figures: list[Figure] = []
     for path, api in APIS.items():
-        note = f"front: {1e6 * statistics.median(cpu_s[path]) / told[path]:.1f} µs of processor time a token"
+        note = f"front: {1e6 * statistics.median(cpu_s[path]) / told[path]:.1f} µs of CPU time per token"
         if path == CHAT:
             figures.append(Figure(path, told[path] / statistics.median(times[path]), "tokens/s", note=note))
         else:
             shares = [chat_s / own_s for chat_s, own_s in zip(times[CHAT], times[path], strict=True)]
-            figures.append(Figure(f"{path} of chat", statistics.median(shares), "", api.goal, at_least=True, note=note))
+            figures.append(Figure(f"{path} relative to chat", statistics.median(shares), "", api.goal, at_least=True, note=note))
     return figures
 
 
@@ -127,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--model", default=demo.NAME, help=f"{demo.NAME}, or a path to a model that chats")
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--requests", type=int, default=4, help="of each stream, one after the other")
+    parser.add_argument("--requests", type=int, default=4, help="number of requests of each stream, one after another")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)

@@ -1,12 +1,12 @@
-"""`relaxserve bench chaos`: kill and stop the worker at random instants while clients stream over HTTP, and check that no client is
-affected.
+"""`relaxserve bench chaos`: kill and stop the worker at random instants while clients stream over HTTP, and check that no client
+notices.
 
-Every stream first runs undisturbed. Then all streams run again, repeatedly, until all kills and stops are done. Each text must be the same,
-no client may receive an error, and at the end no page of the KV cache may be in use. Each kill or stop happens at most `--within` seconds
-after the last worker was ready, so that some interrupt prompts and some interrupt decoding. The front must detect a stopped worker by its
-silence.
+Every stream first runs undisturbed. Then all streams run again, repeatedly, until all kills (SIGKILL) and stops (SIGSTOP) are done. Each
+text must be the same, no client may receive an error, and at the end no page of the KV cache may be in use. Each kill or stop happens at
+most `--within` seconds after the last worker was ready, so that some of them interrupt prefill and some interrupt decoding. The front must
+detect a stopped worker by its silence.
 
-With `--storm`, the worker is killed at random instants within that many seconds, whether it serves or still loads. Again no request may be
+With `--storm SECONDS`, the worker is killed at random instants within this time, even while it loads. Again no request may be
 lost, and the model must be ready soon after the last kill.
 """
 
@@ -74,7 +74,7 @@ class Storm:
 class Damage:
     """The effects of a storm."""
 
-    num_loading: int = 0  # kills of workers that were not ready yet
+    num_loading: int = 0  # kills while a worker was loading
     lasted_s: float = 0.0
     ready_after_s: float = 0.0  # seconds from the last kill until the model was ready
 
@@ -94,7 +94,7 @@ class Outcome:
     num_restarts: int = 0
     num_resubmitted: int = 0
     num_pages_held: int = 0
-    damage: Damage | None = None  # None unless the blows were a storm
+    damage: Damage | None = None  # None if there was no storm
 
     @property
     def errors(self) -> list[str]:
@@ -240,13 +240,16 @@ def figures(outcome: Outcome, blows: Blows | Storm) -> list[Figure]:
     num_chars = sum(len(answer.text) for answer in outcome.expected)
     if isinstance(blows, Blows):
         num_blows, note = blows.num_kills + blows.num_stops, f"{blows.num_kills} killed, {blows.num_stops} stopped"
-        found = [Figure("blows", num_blows, "", note=note), Figure("restarts", outcome.num_restarts, "", num_blows, at_least=True)]
+        found = [
+            Figure("kills and stops", num_blows, "", note=note),
+            Figure("restarts", outcome.num_restarts, "", num_blows, at_least=True),
+        ]
     else:
         assert outcome.damage is not None
-        note = f"within {outcome.damage.lasted_s:.1f} s, {outcome.damage.num_loading} of workers that were loading"
+        note = f"within {outcome.damage.lasted_s:.1f} s, {outcome.damage.num_loading} while a worker was loading"
         found = [
             Figure("kills", blows.num_kills, "", note=note),
-            Figure("ready after the last kill", outcome.damage.ready_after_s, "s", READY_AFTER_S),
+            Figure("time from the last kill until the model is ready", outcome.damage.ready_after_s, "s", READY_AFTER_S),
             Figure("restarts", outcome.num_restarts, ""),
         ]
     return [
@@ -254,10 +257,10 @@ def figures(outcome: Outcome, blows: Blows | Storm) -> list[Figure]:
         Figure("streams", num_streams, "", note=f"{len(outcome.rounds)} rounds of {num_chars} characters"),
         Figure("resubmitted requests", outcome.num_resubmitted, ""),
         Figure("clients that saw an error", len(outcome.errors), "", 0, note="; ".join(sorted(set(outcome.errors)))[:200]),
-        Figure("streams with another text", outcome.num_different, "", 0),
-        Figure("pages held at the end", outcome.num_pages_held, "", 0),
+        Figure("streams with a different text", outcome.num_different, "", 0),
+        Figure("pages in use at the end", outcome.num_pages_held, "", 0),
         Figure("longest pause of a stream, median", statistics.median(outcome.pauses_s), "s"),
-        Figure("longest pause of a stream, worst", max(outcome.pauses_s), "s"),
+        Figure("longest pause of a stream, maximum", max(outcome.pauses_s), "s"),
     ]
 
 
@@ -268,11 +271,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", default=demo.NAME, help=f"{demo.NAME}, a path, or a synthetic model as in bench serve")
     parser.add_argument("--quantize", default="bf16")
     parser.add_argument("--streams", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=800, help="at most, of each stream")
+    parser.add_argument("--tokens", type=int, default=800, help="maximum number of tokens per stream")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--stops", type=int, default=2)
-    parser.add_argument("--storm", type=float, default=0.0, help="seconds in which all the kills fall, also on workers that load")
-    parser.add_argument("--within", type=float, default=1.0, help="seconds from a worker's start to the next blow, at most")
+    parser.add_argument("--storm", type=float, default=0.0, help="number of seconds in which all kills happen, even while a worker loads")
+    parser.add_argument(
+        "--within", type=float, default=1.0, help="maximum number of seconds from a worker's start to the next kill or stop"
+    )
     parser.add_argument("--stall", type=float, default=3.0, help="seconds of silence after which a worker is replaced")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")

@@ -1,6 +1,6 @@
 """Clients of a model that record when each token arrives, for an engine in this process or a server over HTTP.
 
-A pattern is a set of prompts that arrive together, and possibly a late prompt, which arrives once all other prompts are decoding.
+`run` sends prompts that arrive together, and possibly a late prompt, which arrives once all other sequences decode.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from server.models.registry import Registry
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
 
-LATE_AFTER = 24  # tokens that each stream must have before the late prompt arrives
+LATE_AFTER = 24  # the late prompt arrives when every other stream has this number of tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class Stream:
-    """The tokens that one client received. Over HTTP, a token that does not complete a character has no arrival time."""
+    """The tokens that one client received. Over HTTP, a token has no arrival time if its text ends within a character."""
 
     began_s: float
     num_tokens: int = 0

@@ -1,15 +1,15 @@
 """`relaxserve bench hostile`: check that no request within the limits delays another stream, or a request to `/health/live`, by more than
 50 ms.
 
-A separate server process serves the model. One process reads a stream and requests `/health/live` continuously (the probe). Another sends
-every field of every endpoint in `/openapi.json`, in every shape at its limit, one request after another. A figure is the longest pause
-between two tokens, or the longest wait of the probe, during a field's requests. The figure `nothing` is measured in the same way during
-pauses without requests: delays of that length are due to the machine. The machine delays requests at random, whereas a harmful request
-causes a delay every time. So fields beyond the goal are sent again, in up to five rounds, and the figure is the least result of all rounds.
+A separate server process serves the model. A client process reads a stream, and requests `/health/live` again and again (the probe).
+Another process sends requests, one after another: for each field of each endpoint in `/openapi.json`, one request per kind of large value.
+A figure is the longest pause between two tokens of the stream, or the longest wait of the probe, during a field's requests. The figure
+`without requests` is measured in the same way while no such request is sent: delays of that length are due to the machine. The machine
+delays requests at random, whereas a harmful request causes a delay every time. So fields beyond the goal are sent again, in up to five
+rounds, and the smallest figure of all rounds counts.
 
-Streams wait up to `max_gap_ms` for a step that computes prompts or texts. The model is loaded with a `max_gap_ms` of 10, as an operator
-would choose who promises 50 ms, because other processes on the same cores make a step longer than planned.
-"""
+A step that computes prompts or texts delays streams by up to `max_gap_ms`. The model is loaded with a `max_gap_ms` of 10, far below the
+goal of 50 ms, because other processes on the same cores make a step longer than planned."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from server.http.json_scan import MAX_DEPTH, MAX_ESCAPES, MAX_NUMBERS, MAX_PARTS
 from server.settings import ServerSettings
 
 GOAL_MS = 50.0
-MAX_GAP_MS = 10  # `max_gap_ms` with which the model is loaded
+MAX_GAP_MS = 10  # value of `max_gap_ms` with which the model is loaded
 MOST_BYTES = ServerSettings().max_body_bytes
-NOTHING, OWN_LIMIT = "nothing", "its own limit"
+NOTHING, OWN_LIMIT = "without requests", "largest allowed value"
 QUIET_S, EVERY = 0.5, 8  # length of a pause without requests, and the number of fields between two such pauses
 MOST_ROUNDS = 5
 TIMEOUT_S = 120.0
@@ -81,15 +81,15 @@ TOGETHER: dict[str, list[dict[str, Any]]] = {
 
 
 def shapes() -> Iterator[tuple[str, bytes]]:
-    """Yield JSON values, with names, that reach a limit of the whole body and suit no particular field."""
+    """Yield JSON values that reach a limit of the whole body, each with its name. They are sent in every field, whatever its type."""
     most = MOST_BYTES - 4096
-    yield "text", b'"' + b"a b " * (most // 4) + b'"'
-    yield "escapes", b'"' + b"\\n" * (MAX_ESCAPES - 100) + b'"'
-    yield "numbers", b"[" + b",".join([b"1000"] * (MAX_NUMBERS - 100)) + b"]"
-    yield "texts", b"[" + b",".join([b'"a"'] * (MAX_PARTS - 100)) + b"]"
-    yield "objects", b"[" + b",".join([b"{}"] * (MAX_PARTS - 100)) + b"]"
-    yield "names", b"{" + b",".join(b'"%d":0' % i for i in range(MAX_PARTS - 100)) + b"}"
-    yield "depth", b"[" * (MAX_DEPTH - 2) + b"]" * (MAX_DEPTH - 2)
+    yield "long text", b'"' + b"a b " * (most // 4) + b'"'
+    yield "text of escapes", b'"' + b"\\n" * (MAX_ESCAPES - 100) + b'"'
+    yield "list of numbers", b"[" + b",".join([b"1000"] * (MAX_NUMBERS - 100)) + b"]"
+    yield "list of texts", b"[" + b",".join([b'"a"'] * (MAX_PARTS - 100)) + b"]"
+    yield "list of objects", b"[" + b",".join([b"{}"] * (MAX_PARTS - 100)) + b"]"
+    yield "object with many names", b"{" + b",".join(b'"%d":0' % i for i in range(MAX_PARTS - 100)) + b"}"
+    yield "deeply nested list", b"[" * (MAX_DEPTH - 2) + b"]" * (MAX_DEPTH - 2)
 
 
 def at_limit(schema: Schema, document: Schema, depth: int = 0) -> Any:
@@ -163,14 +163,14 @@ def trials(document: Schema, only: str) -> Iterator[Trial]:
                 for shape, value in [(OWN_LIMIT, json.dumps(at_limit(described, document)).encode()), *common]:
                     yield Trial(title, shape, method.upper(), url, f'{head}{joint}"{name}": '.encode(), value)
             needed = _without_alternatives(known, "")
-            if only in (title := f"{method.upper()} {path} together"):
+            if only in (title := f"{method.upper()} {path} several fields"):
                 for number, further in enumerate(TOGETHER.get(path, ()), 1):
                     yield Trial(title, f"request {number}", method.upper(), url, json.dumps({**needed, **further})[:-1].encode(), b"")
 
 
 def _without_alternatives(needed: Mapping[str, Any], tried: str) -> dict[str, Any]:
-    """Keep one of the prompt fields, because a request may have only one: the field under test if it is a prompt field, otherwise the
-    first."""
+    """Remove all prompt fields except one, because a request may have only one. Keep the field under test if it is a prompt field,
+    otherwise the first prompt field."""
     given = [name for name in ("prompt", "input", "messages") if name in needed]
     chosen = tried if tried in given else next(iter(given), "")
     return {name: value for name, value in needed.items() if name == chosen or name not in given}
@@ -178,7 +178,7 @@ def _without_alternatives(needed: Mapping[str, Any], tried: str) -> dict[str, An
 
 @dataclass(slots=True)
 class Watched:
-    """Pauses of the stream and waits of the probe (a request to `/health/live`), each as (begin, end) in seconds on the monotonic clock."""
+    """Pauses of the stream and waits of the probe (requests to `/health/live`), each as (begin, end) in seconds of the monotonic clock."""
 
     stream: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     probe: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
@@ -330,15 +330,15 @@ def _delay(tried: Tried, watched: Watched) -> Delay:
 def figures(found: Mapping[str, Delay]) -> list[Figure]:
     described: list[Figure] = []
     for name, delay in found.items():
-        note = f"stream {delay.stream_ms:.1f}, probe {delay.probe_ms:.1f} ms"
+        note = f"stream paused {delay.stream_ms:.1f} ms, probe waited {delay.probe_ms:.1f} ms"
         if name == NOTHING:
             described.append(Figure(name, delay.worst_ms, "ms", note=note))
             continue
         statuses = ", ".join(map(str, sorted(delay.statuses)))
-        note += f" at {delay.shape}; {delay.num_requests} requests, status {statuses}; rounds: {delay.num_rounds}"
+        note += f" for: {delay.shape}; {delay.num_requests} requests, status {statuses}; rounds: {delay.num_rounds}"
         described.append(Figure(name, delay.worst_ms, "ms", GOAL_MS, note=note))
     worst = max((delay.worst_ms for name, delay in found.items() if name != NOTHING), default=0.0)
-    return [*described, Figure("worst", worst, "ms", GOAL_MS)]
+    return [*described, Figure("worst of all fields", worst, "ms", GOAL_MS)]
 
 
 def fetch_document(address: Address) -> Schema:
@@ -364,8 +364,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--model", default=demo.NAME, help=f"{demo.NAME}, a path, or a synthetic model as in bench serve")
     parser.add_argument("--quantize", default="bf16")
-    parser.add_argument("--only", default="", help="only fields whose `METHOD PATH FIELD` has this in it")
-    parser.add_argument("--rounds", type=int, default=MOST_ROUNDS, help="how often fields beyond the goal are sent, at most")
+    parser.add_argument("--only", default="", help="only fields whose `METHOD PATH FIELD` contains this text")
+    parser.add_argument("--rounds", type=int, default=MOST_ROUNDS, help="maximum number of rounds in which fields beyond the goal are sent")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     with (

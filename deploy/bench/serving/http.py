@@ -1,11 +1,11 @@
 """`relaxserve bench http`: the overhead of the HTTP front. Also `python -m deploy.bench.serving.http --json`.
 
-The server runs in this process, with a model in which the text of every token is the time at which it was emitted. A client process
-compares that time with the time at which the kernel had received the token (`added`) and the time at which the client had read it (`read`),
-which includes the client's own delay. All times are from the same clock.
+The server runs in this process, with a model that emits the present time as the text of each token. A client process compares this time
+with the time at which the operating system received the token (`added`), and with the time at which the client read it (`read`). `read`
+includes the client's own delay. All times are from the same clock.
 
-    paced       64 streams, together `--rate` tokens per second, emitted in steps like an engine's: all streams at once
-    bare        the same bytes at the same pace from a server without a front: the part of `paced` that is due to the machine
+    paced       64 streams with `--rate` tokens per second in total; like an engine, the model emits one token per stream at a time
+    bare        the same bytes at the same pace, from a minimal server: the part of `paced` that is due to the machine
     saturated   64 streams at full speed
     idle        memory of 1,000 idle connections
     metrics     time to read `/metrics` after these loads
@@ -86,7 +86,7 @@ class ClockWorker(NullWorker):
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             now = time.time_ns() // 1000
             for request_id, queue in self._queues.items():
-                if queue.qsize() < 4:  # at full speed, emit a token whenever the front has taken enough tokens from the queue
+                if queue.qsize() < 4:  # at full speed, emit a token whenever the queue is short
                     queue.put_nowait(TokenEvent(request_id, 0, (now,)))
         self._stepper = None
 
@@ -192,7 +192,7 @@ async def _streams(port: int, num_streams: int, num_tokens: int) -> Streams:
     """Run the client process. The measured processor time is that of this process, the server."""
     command = [sys.executable, "-m", "deploy.bench.serving.http", "--client", f"{port},{num_streams},{num_tokens}"]
     pipe = asyncio.subprocess.PIPE
-    client = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 28)  # limit: longest line in bytes
+    client = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 28)  # limit is the longest line in bytes
     assert client.stdout is not None and client.stdin is not None
     await client.stdout.readline()  # the client writes a line once it has imported its modules and connected
     began_cpu_s = time.process_time()
@@ -310,7 +310,7 @@ def _resident_bytes() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m deploy.bench.serving.http", description="What the HTTP front costs by itself.")
+    parser = argparse.ArgumentParser(prog="python -m deploy.bench.serving.http", description="Measure the overhead of the HTTP front.")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     parser.add_argument("--rate", type=float, default=2000.0, help="tokens per second of all streams together")
     parser.add_argument("--streams", type=int, default=64)

@@ -18,7 +18,7 @@ NUM_PROMPT = NUM_NEW = 128  # tokens in each client's prompt; new tokens of each
 class Took:
     prompts_s: float
     decoding_s: float
-    processor_s: float  # processor time of all threads; other load on the machine does not increase it, unlike the fields above
+    processor_s: float  # CPU time of all threads, which other load on the machine does not increase
 
     @property
     def wall_s(self) -> float:

@@ -1,10 +1,10 @@
 """`relaxserve bench load`: memory and time for loading a model, measured on a worker process that is started as the server starts it.
 
-    first    with an empty cache: compile, read and prepare all weights
-    second   from the cache, until the first token
+    first start    with an empty cache: the worker compiles, reads and prepares all weights
+    later start    with a full cache
 
 Resident memory is compared with the plan: weights, arena, KV pages, and WORKER_BYTES for the process itself. While a checkpoint is loaded,
-the plan also includes one of its shards. Of mapped files, only pages that were accessed count.
+the plan also includes one of its shards. Resident memory includes only those pages of mapped files that were accessed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ START_S = 1.5  # goal for a model of half a billion parameters
 START_MODEL = f"{PREFIX}0.5b"
 PROMPT = tuple(range(3, 35))
 NUM_NEW = 16
-KV_BYTES = 64 << 20  # small, because pages that were never written take no memory and would hide excess memory of other parts
+KV_BYTES = 64 << 20  # small, because unwritten pages take no memory and would hide that other parts exceed the plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +101,21 @@ def measure(folder: Path, quantize: str, *, start_goal_s: float | None, num_star
     ready = first.ready
     parts = f"weights {_mib(ready.weights_bytes)}, arena {_mib(ready.arena_bytes)}, KV pages {_mib(ready.kv_cache_bytes)}"
     return [
-        Figure("resident while serving", serving_bytes / 2**20, "MiB", first.planned_bytes / 2**20, note=parts),
+        Figure("resident memory while serving", serving_bytes / 2**20, "MiB", first.planned_bytes / 2**20, note=parts),
         Figure(
-            "peak while loading",
+            "peak of resident memory while loading",
             peak_bytes / 2**20,
             "MiB",
             (first.planned_bytes + largest_shard) / 2**20,
             note=f"largest shard {_mib(largest_shard)}",
         ),
-        Figure("first start to first token", first.first_token_s, "s", note=f"of it compiling {ready.compile_s:.2f} s"),
+        Figure("time to first token, first start", first.first_token_s, "s", note=f"of which {ready.compile_s:.2f} s compiling"),
         Figure(
-            "second start to first token",
+            "time to first token, later start",
             second.first_token_s,
             "s",
             start_goal_s,
-            note=f"best of {num_starts}; of it loading {second.ready.load_s:.2f} s",
+            note=f"best of {num_starts} starts; of which {second.ready.load_s:.2f} s loading",
         ),
     ]
 
@@ -145,8 +145,8 @@ def main(argv: list[str] | None = None) -> None:
     synthetic = ", ".join(PREFIX + name for name in SHAPES)
     parser.add_argument("--model", default=START_MODEL, help=f"{demo.NAME}, a path to safetensors, {synthetic}")
     parser.add_argument("--quantize", default="bf16")
-    parser.add_argument("--shards", type=int, default=4, help="of a synthetic model")
-    parser.add_argument("--starts", type=int, default=3, help="from the cache")
+    parser.add_argument("--shards", type=int, default=4, help="number of files of a synthetic model")
+    parser.add_argument("--starts", type=int, default=3, help="number of starts from the cache")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     goal = START_S if options.model == START_MODEL else None

@@ -21,8 +21,8 @@ from deploy.bench.gguf_file import PRODUCT_FORMATS, write_gguf
 from runtime.device.cpu.cores import available_cores
 from server.settings import SettingsError
 
-START_S = 300.0  # seconds until a peer must serve; it may compile or pack its weights first
-CONTEXT = 512  # most tokens of a client's prompt and answer together
+START_S = 300.0  # longest time until a peer serves, in seconds; it may compile or pack its weights first
+CONTEXT = 512  # maximum number of tokens of a client's prompt and answer together
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def check(name: str, held: str) -> None:
     """Raise SettingsError, before anything is measured, if the peer is not installed or does not support this format of weights."""
     peer = PEER_SERVERS[name]
     if held not in peer.formats:
-        raise SettingsError(f"peer {name!r} holds weights as {', '.join(peer.formats)}, not as {held}")
+        raise SettingsError(f"peer {name!r} supports the weight formats {', '.join(peer.formats)}, not {held}")
     if shutil.which(peer.program) is None:
         raise SettingsError(f"peer {name!r} is not on PATH; install {peer.install}")
 

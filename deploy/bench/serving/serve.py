@@ -1,16 +1,14 @@
 """`relaxserve bench serve`: throughput and latency for one client and for several clients of a model, and the time of a step outside
 kernels.
 
-    clients N   N prompts of 128 random tokens at once, each with 128 new tokens
-    prefix      two prompts, one after the other, that share their first 1,000 tokens
-    arrival     a prompt of 2,000 tokens that arrives while 16 streams decode
-    burst N     only N clients at once: as the first requests after a start, and once more; then 2 N clients that arrive at random, at 0.7
-                of the rate that the model can serve
+    clients N   N clients at once, each with a prompt of 128 random tokens and 128 new tokens prefix      two prompts, one after the other,
+    that share their first 1,000 tokens arrival     a prompt of 2,000 tokens that arrives while 16 streams decode burst N     N clients at
+    once, as the first requests after a start; the same once more; then 2 N clients that arrive at random, at 0.7 of
+                the rate that the model can serve
 
 The engine runs in this process, as in a worker. `--http` measures the same loads through a separate server process, `--peer` through other
-servers of the same weights. The throughput is compared with the ideal, which is measured after each run: the model alone runs all prompts
-in full chunks and then steps of all streams at once.
-"""
+servers with the same weights. The throughput is compared with the ideal, which is measured after each run: the model, without the engine,
+runs all prompts in full chunks, and then steps of all streams together."""
 
 from __future__ import annotations
 
@@ -39,13 +37,13 @@ from server.messages import MAX_GAP_MS, Load
 from server.models.state import ModelSpec
 
 CLIENTS = (1, 4, 8, 16, 32, 64)
-ARRIVAL_SHARE = 0.7  # rate at which clients arrive, as a share of the rate that the model can serve
+ARRIVAL_SHARE = 0.7  # rate of arrivals / rate that the model can serve
 NUM_SHARED = 1000
 NUM_ARRIVING, NUM_DECODING = 2000, 16
 HOST_SHARES = {1: 0.05, 32: 0.08}  # number of clients -> goal for the share of a step outside kernels
 JUDGED_CLIENTS = 32
 NAME = "bench"
-JUDGED_MODEL, JUDGED_FORMATS = f"{PREFIX}0.5b", ("int8", "int4")  # the goals are meant for this model in these formats
+JUDGED_MODEL, JUDGED_FORMATS = f"{PREFIX}0.5b", ("int8", "int4")  # the goals apply to this model in these formats
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ def run_figures(driver: InProcess, model: CompiledModel, names: Sequence[str], n
         runs.append(Run(name, wall_s, processor_s, [stream.ttft_s for stream in streams]))
         took.append(ideal.run(num_clients))
         figures += stream_figures(name, streams)
-        figures.append(Figure(f"{name}: time outside kernels", 1 - busy_s / wall_s, "", HOST_SHARES.get(num_clients)))
+        figures.append(Figure(f"{name}: share of time outside kernels", 1 - busy_s / wall_s, "", HOST_SHARES.get(num_clients)))
     least = mean_took(took)
     return [*figures, *(figure for run in runs for figure in ideal_figures(run, least, is_judged=num_clients == JUDGED_CLIENTS))]
 
@@ -119,19 +117,26 @@ def run_figures(driver: InProcess, model: CompiledModel, names: Sequence[str], n
 def ideal_figures(run: Run, least: Took, *, is_judged: bool) -> list[Figure]:
     """Compare a run with the ideal, in which the model runs all prompts first and then all streams together."""
     share, median, worst = (0.95, 0.55, 1.15) if is_judged else (None, None, None)
-    name, note = run.name, f"{least.prompts_s:.2f} s for all prompts alone"
+    name, note = run.name, f"all prompts without the engine: {least.prompts_s:.2f} s"
+    by_clock = f"{run.wall_s:.2f} s; ideal {least.wall_s:.2f} s"
     by_processor = f"{run.processor_s:.2f} s; ideal {least.processor_s:.2f} s"
     return [
-        Figure(f"{name}: of the ideal", least.wall_s / run.wall_s, "", share, True, f"{run.wall_s:.2f} s; ideal {least.wall_s:.2f} s"),
-        Figure(f"{name}: of the ideal, by processor time", least.processor_s / run.processor_s, "", share, True, by_processor),
-        Figure(f"{name}: median first token, of all prompts", statistics.median(run.first_s) / least.prompts_s, "", median, note=note),
-        Figure(f"{name}: worst first token, of all prompts", max(run.first_s) / least.prompts_s, "", worst, note=note),
+        Figure(f"{name}: throughput / ideal", least.wall_s / run.wall_s, "", share, True, by_clock),
+        Figure(f"{name}: throughput / ideal, by CPU time", least.processor_s / run.processor_s, "", share, True, by_processor),
+        Figure(
+            f"{name}: median time to first token / time of all prompts",
+            statistics.median(run.first_s) / least.prompts_s,
+            "",
+            median,
+            note=note,
+        ),
+        Figure(f"{name}: longest time to first token / time of all prompts", max(run.first_s) / least.prompts_s, "", worst, note=note),
     ]
 
 
 def arrivals_figures(driver: InProcess, model: CompiledModel, num_clients: int) -> list[Figure]:
-    """Let twice as many clients arrive at random. In the ideal, all clients have ended by the last arrival, except those that still decode
-    then."""
+    """Let 2 * num_clients clients arrive at random. The ideal assumes that only the average number of simultaneous clients is unfinished
+    when the last client arrives, and adds the time that the model needs for these."""
     ideal, random = Ideal(model), np.random.default_rng(0)
     capacity = num_clients / ideal.run(num_clients).wall_s
     gaps_s = random.exponential(1 / (ARRIVAL_SHARE * capacity), 2 * num_clients - 1)
@@ -142,9 +147,9 @@ def arrivals_figures(driver: InProcess, model: CompiledModel, num_clients: int) 
     at_once = sum(stream.times_s[-1] - stream.began_s for stream in streams) / wall_s
     drain_s = ideal.run(max(1, min(num_clients, round(at_once)))).wall_s
     name = f"arrivals at {ARRIVAL_SHARE} of capacity"
-    note = f"{wall_s:.1f} s; the last arrives after {at_s[-1]:.1f} s; {at_once:.1f} at once, who take {drain_s:.1f} s alone"
+    note = f"{wall_s:.1f} s; last arrival after {at_s[-1]:.1f} s; on average {at_once:.1f} at once, ideal {drain_s:.1f} s for them"
     goal = 0.95 if num_clients == JUDGED_CLIENTS else None
-    return [*stream_figures(name, streams), Figure(f"{name}: of the ideal", (at_s[-1] + drain_s) / wall_s, "", goal, True, note)]
+    return [*stream_figures(name, streams), Figure(f"{name}: throughput / ideal", (at_s[-1] + drain_s) / wall_s, "", goal, True, note)]
 
 
 def peer_figures(spec: ModelSpec, peers: Sequence[str], temperature: float, num_clients: int) -> list[Figure]:
@@ -160,15 +165,15 @@ def peer_figures(spec: ModelSpec, peers: Sequence[str], temperature: float, num_
 
     with served(spec) as url:
         own = burst(url)
-    figures = stream_figures(f"http, burst of {num_clients}", own)
+    figures = stream_figures(f"burst of {num_clients} over HTTP", own)
     for peer in peers:
         with peer_served(peer, weights, num_clients) as url:
             other = burst(url)
-        name = f"burst of {num_clients}, {peer}"
+        name = f"burst of {num_clients}, {peer} over HTTP"
         figures += stream_figures(name, other)
         first = [statistics.median(stream.ttft_s for stream in streams) for streams in (own, other)]
-        figures.append(Figure(f"{name}: our throughput, of the peer's", throughput(own) / throughput(other), "", 3.0, True))
-        figures.append(Figure(f"{name}: our median first token, of the peer's", first[0] / first[1], "", 0.3))
+        figures.append(Figure(f"{name}: our throughput / the peer's", throughput(own) / throughput(other), "", 3.0, True))
+        figures.append(Figure(f"{name}: our median time to first token / the peer's", first[0] / first[1], "", 0.3))
     return figures
 
 
@@ -179,10 +184,10 @@ def http_figures(driver: OverHttp, limits: StepLimits, clients: Sequence[int], i
     figures: list[Figure] = []
     for n in clients:
         streams = driver.run(texts.several(n, n))
-        figures += stream_figures(f"http, {n} clients", streams)
+        figures += stream_figures(f"{n} clients over HTTP", streams)
         lost = 1 - throughput(streams) / rates[f"{n} clients: throughput"]
-        figures.append(Figure(f"http, {n} clients: throughput lost", lost, "", 0.08 if n == 32 else None))
-    return figures + mixed_figures(driver, texts, limits, "http, ")
+        figures.append(Figure(f"{n} clients over HTTP: share of throughput lost", lost, "", 0.08 if n == 32 else None))
+    return figures + mixed_figures(driver, texts, limits, "over HTTP, ")
 
 
 def throughput(streams: Sequence[Stream]) -> float:
@@ -195,8 +200,8 @@ def stream_figures(name: str, streams: Sequence[Stream]) -> list[Figure]:
     gaps = [gap * 1e3 for stream in streams for gap in stream.gaps_s]
     return [
         Figure(f"{name}: throughput", throughput(streams), "tokens/s"),
-        *(Figure(f"{name}: first token p{p:g}", percentile(first, p / 100), "ms") for p in (50, 99)),
-        *(Figure(f"{name}: between tokens p{p:g}", percentile(gaps, p / 100), "ms") for p in (50, 99)),
+        *(Figure(f"{name}: time to first token, p{p:g}", percentile(first, p / 100), "ms") for p in (50, 99)),
+        *(Figure(f"{name}: time between tokens, p{p:g}", percentile(gaps, p / 100), "ms") for p in (50, 99)),
     ]
 
 
@@ -208,7 +213,7 @@ def mixed_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str) 
         shared = texts.make(1, NUM_SHARED)
         first, second = (driver.run([Prompt(shared + texts.make(2 + i, num_own), num_new)])[0].ttft_s for i in range(2))
         note = f"{first * 1e3:.0f} ms, then {second * 1e3:.0f} ms"
-        figures.append(Figure(f"{where}prefix: second first token, of the first's", second / first, "", 0.15, note=note))
+        figures.append(Figure(f"{where}prefix: time to first token, second prompt / first", second / first, "", 0.15, note=note))
     if limits.max_context >= NUM_ARRIVING + num_new:
         prompts = texts.several(999, NUM_DECODING, num_new=256)
         *others, late = driver.run(prompts, late=Prompt(texts.make(5, NUM_ARRIVING), num_new))
@@ -228,12 +233,12 @@ def arrival_figures(others: Sequence[Stream], late: Stream, alone: Stream, where
     ]
     median = statistics.median(calm)
     note = (
-        f"median {median * 1e3:.0f} ms, worst {worst * 1e3:.0f} ms (without the prompt {max(calm) * 1e3:.0f} ms), "
+        f"median {median * 1e3:.0f} ms, longest {worst * 1e3:.0f} ms (without the prompt {max(calm) * 1e3:.0f} ms), "
         f"first token of the prompt {late.ttft_s * 1e3:.0f} ms"
     )
     return [
-        Figure(f"{where}arrival: worst gap of the others", worst * 1e3, "ms", MAX_GAP_MS, note=note),
-        Figure(f"{where}arrival: first token of the prompt, of the same alone", late.ttft_s / alone.ttft_s, "", 1.5),
+        Figure(f"{where}arrival: longest gap of the other streams", worst * 1e3, "ms", MAX_GAP_MS, note=note),
+        Figure(f"{where}arrival: time to first token / same prompt alone", late.ttft_s / alone.ttft_s, "", 1.5),
     ]
 
 
@@ -245,10 +250,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--model", default=JUDGED_MODEL, help=f"{demo.NAME}, a path, {synthetic}")
     parser.add_argument("--quantize", default=JUDGED_FORMATS[0])
     parser.add_argument("--clients", type=_counts, default=list(CLIENTS), help="as 1,4,32")
-    parser.add_argument("--burst", type=int, help="only so many clients at once, twice, and arrivals at random")
+    parser.add_argument("--burst", type=int, help="measure only this number of clients at once, twice, and arrivals at random")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--http", action="store_true", help="the same through a server as well")
-    parser.add_argument("--peer", action="append", choices=PEER_SERVERS, help="another server of the same weights; repeatable")
+    parser.add_argument("--http", action="store_true", help="also measure a server over HTTP")
+    parser.add_argument("--peer", action="append", choices=PEER_SERVERS, help="another server, with the same weights; repeatable")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     if options.http and options.burst is not None:

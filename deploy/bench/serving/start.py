@@ -29,7 +29,7 @@ from server.messages import MAX_GAP_MS
 NAME = "started"
 ADDRESS = re.compile(r"relaxserve at http://([\w.]+):(\d+):")
 PROMPT = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"
-GOALS = {"cold": 5.0, "from the cache": 1.5}  # goals in seconds, with the demo model
+GOALS = {"empty cache": 5.0, "full cache": 1.5}  # goals in seconds, with the demo model
 RATE = 300.0  # goal in tokens per second, with the demo model
 NUM_STREAMED = 256
 
@@ -73,10 +73,12 @@ async def rate(address: tuple[str, int]) -> float:
 
 def measure(folder: Path, quantize: str) -> list[Figure]:
     with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as cache:
-        figures = [Figure(f"first answer, {name}", start_s(folder, quantize, Path(cache)), "s", goal_s) for name, goal_s in GOALS.items()]
+        figures = [
+            Figure(f"time to first token, {name}", start_s(folder, quantize, Path(cache)), "s", goal_s) for name, goal_s in GOALS.items()
+        ]
         with server(folder, quantize, Path(cache)) as address:
             streamed = asyncio.run(rate(address))
-    return [*figures, Figure("one stream", streamed, "tokens/s", RATE, at_least=True)]
+    return [*figures, Figure("speed of one stream", streamed, "tokens/s", RATE, at_least=True)]
 
 
 def start_s(folder: Path, quantize: str, cache: Path) -> float:

@@ -11,7 +11,7 @@ import pytest
 from deploy.bench.measure import Figure, report
 from deploy.bench.records.chart import CHART, STEPS, comparisons, drawn
 from deploy.bench.records.record import Record, read_all
-from deploy.bench.records.report import FILE, MOST_ROWS, written
+from deploy.bench.records.report import FILE, MOST_ROWS, TERMS, written
 from deploy.cli import bench
 
 FIGURES = [
@@ -64,7 +64,7 @@ def test_figures_stand_beside_their_goals(capsys):
 
 def test_of_many_figures_the_largest_are_shown(capsys):
     text = written([record(capsys, [Figure(f"f{number}", number, "ms", 5.0) for number in range(100)])])
-    assert text.count("| f") == MOST_ROWS + 1 and "f99" in text and "f75" not in text and f"the {MOST_ROWS} largest of 100" in text
+    assert text.count("| f") == MOST_ROWS + 1 and "f99" in text and "f59" not in text and f"the {MOST_ROWS} largest of 100" in text
 
 
 def test_rows_and_nested_limits_become_tables(capsys):
@@ -91,8 +91,8 @@ def model_record(capsys, *, machine="A", arguments=("--quantize", "int8"), peers
 
 def test_a_model_and_its_peers_share_a_table(capsys):
     text = written([model_record(capsys, steps=("prefill 512",))])
-    assert "### model, quantize int8" in text
-    assert "commit abc; limits: 30 GB/s read, 200 GFLOP/s at the peak; llama.cpp 1.2." in text
+    assert f"### model, quantize int8\n\n{TERMS['model']}\n\n`relaxserve bench model" in text
+    assert "commit abc; limits: 30 GB/s of memory bandwidth, 200 GFLOP/s; llama.cpp 1.2." in text
     assert "| step | tokens per second | share of the limit | MB read | GFLOP | llama.cpp | over llama.cpp |" in text
     assert "| prefill 512 | 100 | 0.5 | 2 | 3 | 40 | 2.5 |" in text
     assert "| prefill 512 | 100 | 0.5 | 2 | 3 |\n" in written([model_record(capsys, steps=("prefill 512",), peers=())])

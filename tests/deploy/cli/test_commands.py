@@ -121,7 +121,7 @@ def test_run_serves_a_model_for_one_conversation(demo_server: Any) -> None:
     said = demo_server.run("relaxserve", "run", "demo", QUESTION, "--temperature", "0", "--max-context", "512", **elsewhere)
     assert "Paris" in said
     said = demo_server.run("relaxserve", "run", "/no/such/model", QUESTION, status=1)
-    assert "'/no/such/model' does not exist" in said and "the lines above say why" in said
+    assert "'/no/such/model' does not exist" in said and "the lines above give the reason" in said
 
 
 def test_generate_gives_the_answer_of_the_server(demo_server: Any) -> None:

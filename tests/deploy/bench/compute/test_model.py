@@ -108,7 +108,7 @@ def test_other_weights_are_noticed(subject: Subject) -> None:
 
 def test_a_peer_that_is_not_there_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     peer.check("other", "bf16")
-    with pytest.raises(SettingsError, match="'other' holds weights as bf16, not as int8"):
+    with pytest.raises(SettingsError, match="'other' supports the weight formats bf16, not int8"):
         peer.check("other", "int8")
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(SettingsError, match="install it with: pip install openvino"):
@@ -117,7 +117,7 @@ def test_a_peer_that_is_not_there_says_how_to_get_it(monkeypatch: pytest.MonkeyP
 
 def test_an_installed_package_says_where_the_peers_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "FOLDER", "deploy.bench.absent")
-    with pytest.raises(SettingsError, match="'other' is measured from a source tree"):
+    with pytest.raises(SettingsError, match="'other' can only be measured in a checkout"):
         peer.check("other", "bf16")
 
 

