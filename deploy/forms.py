@@ -70,7 +70,7 @@ def bytes_of(files: ModelFiles, format: WeightFormat) -> int:
     total = sum(info.num_bytes if name in integers else _bytes(name, info, format) for name, info in _used(files, tensors))
     if not files.config.tie_word_embeddings:
         return total
-    # A table that is also the head counts twice: embedding reads its rows one by one, and the head stores it in panels.
+    # An embedding table that is also the language head counts twice: it is stored once as rows and once in panels.
     return total + sum(_bytes(HEADS[0], info, format) for name, info in tensors.items() if name.endswith("embed_tokens.weight"))
 
 

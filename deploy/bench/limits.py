@@ -122,7 +122,7 @@ class Gauge:
         return Limits(READ_BYTES / self._read_s, self._operations / self._multiply_s)
 
     def beside(self, run: Callable[[], object], *, seconds: float, most: int) -> tuple[float, Limits]:
-        """Return the shortest time of several runs, and the limits measured in the same seconds."""
+        """Return the shortest time of several runs, and the limits measured at the same time."""
         run()
         self._read_s = self._multiply_s = best = math.inf
         end = time.perf_counter() + seconds

@@ -1,4 +1,4 @@
-"""The consoles of the commands: results are written to standard output, messages about them to standard error."""
+"""The consoles to which commands write: results go to standard output, all other messages to standard error."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Held:
 
 
 def download(source: str, report: Callable[[float], None], token: str | None = None) -> Path:
-    """Download a hub id, resuming an interrupted download. Return its folder, or its GGUF file."""
+    """Download a model by its hub id, or resume an interrupted download. Return the model's folder or GGUF file."""
     repo, patterns = _parted(source)
     arrived = _Arrived(missing_bytes(source, token), report)
     bar = _bar(arrived.add)
@@ -43,7 +43,7 @@ def download(source: str, report: Callable[[float], None], token: str | None = N
     found = sorted(path for path in folder.rglob("*.gguf") if _fits(str(path.relative_to(folder)), patterns))
     if len(found) != 1:
         names = ", ".join(path.name for path in found) or "no file"
-        raise FileNotFoundError(f"{source!r} matches {names}; expected the name of one .gguf file of {repo}")
+        raise FileNotFoundError(f"{source!r} matches {names}; expected one .gguf file of {repo}")
     return found[0]
 
 

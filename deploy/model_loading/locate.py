@@ -34,7 +34,7 @@ def _downloaded(source: str, report: Callable[[float], None], hub_token: str | N
 
 
 def download_from_hub(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
-    """Download a hub id and return its folder or its GGUF file. Raise LoadError."""
+    """Download a model by its hub id, and return its folder or its GGUF file. Raise LoadError if the download fails."""
     library = hub(f"{source!r} is no path here, and its download")
     try:
         return library.download(source, report, hub_token)

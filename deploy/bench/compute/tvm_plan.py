@@ -113,7 +113,7 @@ class _Translation:
 
     def _atom(self, atom: Atom) -> Any:
         if not isinstance(atom, Var):
-            raise ValueError(f"{atom} stands where a variable is expected")
+            raise ValueError(f"an operand is {atom}; expected a variable")
         return self.known[atom]
 
     def _type(self, type_: Type) -> Any:

@@ -56,7 +56,7 @@ class Stream:
 
 class Driver(Protocol):
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None) -> list[Stream]:
-        """Return one stream per prompt; the stream of the late prompt comes last."""
+        """Send the prompts, and return one stream per prompt. The stream of the late prompt comes last."""
         ...
 
 

@@ -1,10 +1,11 @@
 """`relaxserve bench serve`: throughput and latency for one client and for several clients of a model, and the time of a step outside
 kernels.
 
-    clients N   N clients at once, each with a prompt of 128 random tokens and 128 new tokens prefix      two prompts, one after the other,
-    that share their first 1,000 tokens arrival     a prompt of 2,000 tokens that arrives while 16 streams decode burst N     N clients at
-    once, as the first requests after a start; the same once more; then 2 N clients that arrive at random, at 0.7 of
-                the rate that the model can serve
+    clients N   N clients at once, each with a prompt of 128 random tokens and 128 new tokens
+    prefix      two prompts, one after the other, that share their first 1,000 tokens
+    arrival     a prompt of 2,000 tokens that arrives while 16 streams decode
+    burst N     N clients at once, as the first requests after a start; the same once more; then 2 N clients that arrive at random, at
+                0.7 of the rate that the model can serve
 
 The engine runs in this process, as in a worker. `--http` measures the same loads through a separate server process, `--peer` through other
 servers with the same weights. The throughput is compared with the ideal, which is measured after each run: the model, without the engine,

@@ -129,5 +129,5 @@ def test_the_command_keeps_what_a_benchmark_prints(monkeypatch, tmp_path, capsys
 
 def test_an_installation_keeps_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr("deploy.bench.records.record.ROOT", tmp_path)
-    with pytest.raises(bench.SettingsError, match="needs a checkout"):
+    with pytest.raises(bench.SettingsError, match="in a checkout of relaxserve"):
         bench._keep("one", [], lambda arguments: sys.exit(arguments))
