@@ -12,7 +12,8 @@
     web/*                               files that running servers publish; a start removes those of a killed server
 
 A file is written under a temporary name and renamed when it is complete; if a load is killed, the temporary file remains as a leftover. A
-file may be removed while servers have it mapped: they keep what they have read, and the next start builds the file again."""
+file may be removed while servers have it mapped: they keep what they have read, and the next start builds the file again.
+"""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def require_generator(load: Load, progress: Progress) -> Servable:
 
 def generate_text(tokenizer: Tokenizer, model: LoadedModel, prompt: Prompt, write: Callable[[str], None]) -> Answer:
     """Generate an answer and pass its pieces of text to `write` as they arrive."""
-    assert model.step_model is not None and model.ready.generates, "required before it was loaded"
+    assert model.step_model is not None and model.ready.generates, "require_generator refuses other models"
     ids = encode(tokenizer, prompt)
     answer = Answer(len(ids))
     detokenizer = Detokenizer(tokenizer, StopRules())

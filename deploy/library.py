@@ -1,6 +1,6 @@
 """Run each download in a process separate from the server, so that a slow hub delays no stream.
 
-python -m deploy.library    reads an order from standard input and writes one line of JSON per percent of a download
+python -m deploy.library    reads a command from standard input and writes one line of JSON per percent of a download
 """
 
 from __future__ import annotations

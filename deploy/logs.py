@@ -96,7 +96,7 @@ class Writer(logging.Handler):
                 self._write(f"{lost} lines of the log were dropped, because its reader was too slow")
 
     def _write(self, line: str) -> None:
-        stream = self._stream or sys.stderr  # looked up for each line, because a progress bar may replace it
+        stream = self._stream or sys.stderr  # look up sys.stderr for each line, because a progress bar may replace it
         try:
             stream.write(f"{line}\n")
             stream.flush()

@@ -28,7 +28,7 @@ def damage_of(paths: Sequence[Path]) -> str:
 
 
 def main(paths: Sequence[Path]) -> None:
-    with suppress(OSError):  # a sandbox may forbid it
+    with suppress(OSError):  # a sandbox may forbid to change the scheduler
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, 19)

@@ -1,4 +1,4 @@
-"""`python -m deploy.cli`: run a command of `relaxserve`. `relaxserve run` starts its server process with it."""
+"""`python -m deploy.cli`: run a command of `relaxserve`. `relaxserve run` starts its server process with this module."""
 
 from deploy.cli import main
 

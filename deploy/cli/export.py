@@ -41,7 +41,7 @@ def export(
     machine = None if target == "web" else c_target(target)
     names = c_prefix(PREFIX if prefix is None else prefix)
     if machine is None and prefix is not None:
-        raise typer.BadParameter(f"prefix is {prefix!r}; an export for browsers has no C names: leave it out")
+        raise typer.BadParameter(f"prefix is {prefix!r}; an export for browsers has no C names: leave --prefix out")
     load = load_of(model, quantize, max_context, 1, None, kv_dtype, "host")
     folder = new_folder(output or Path(f"{load.name.replace('/', '-')}-{target}"))
     with stages(load.name) as report:

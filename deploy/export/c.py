@@ -39,8 +39,8 @@ def c_targets() -> list[str]:
 
 
 def c_prefix(text: str) -> str:
-    """Return a prefix for C names if it is valid, else raise TargetError. Names of functions begin with it, names of macros with its
-    upper-case form."""
+    """Return a prefix for C names if it is valid, else raise TargetError. Names of functions begin with the prefix, names of macros with
+    the prefix in capitals."""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,30}", text):
         raise TargetError(f"prefix is {text!r}; expected a small letter, followed by at most 30 small letters, digits and _")
     return text

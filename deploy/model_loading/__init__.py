@@ -1,4 +1,4 @@
-"""Turn a model source into a model that answers. A load runs these files in this order, and each imports only those before it:
+"""Load a model from its source, so that it can answer requests. A load runs these files in this order; each file imports only earlier ones:
 
 hub         download the files that are missing on this machine
 locate      resolve the source to a path on this machine
@@ -12,5 +12,5 @@ plan        plan the memory, and refuse what does not fit
 weights     prepare the weights, or find them prepared, and bind them
 serving     wrap the bound program as a model that takes steps
 costs       measure how long steps of the model take, or read an earlier measurement
-load        run all of these for a worker
+load        run all steps, in a worker
 """

@@ -96,8 +96,8 @@ class Generator(_Decoder):
         return build_sampler(self.files.config.vocab_size, self.bounds.max_seqs, beside=self._module(BOTH))
 
     def pages(self) -> tuple[Pages, ...]:
-        """Return the useful numbers of pages of each group: enough for one sequence of full length, at most enough for a full batch of such
-        sequences. Page 0 is padding."""
+        """Return the smallest and the largest useful number of pages of each group: enough for one sequence of full length, and enough for
+        a full batch of such sequences. Page 0 is padding."""
         return tuple(Pages(group, 1 + self._most_pages(group, self.bounds.max_tokens), 1 + self._of_batch(group)) for group in self.groups)
 
     def _of_batch(self, group: CacheGroup) -> int:
@@ -124,8 +124,8 @@ class Embedder(_Decoder):
         return self._module(HIDDEN)
 
     def pages(self) -> tuple[Pages, ...]:
-        """Return the useful numbers of pages of each group: enough for one text of full length, at most enough for the texts of two steps,
-        whose last pages are partial. Pages are released after a text's step."""
+        """Return the smallest and the largest useful number of pages of each group: enough for one text of full length, and enough for the
+        texts of two steps, whose last pages are partial. Pages are released after a text's step."""
         bounds = self.bounds
         of_steps = 2 * (bounds.max_tokens // PAGE_SIZE + bounds.max_seqs)
         each = [(group, 1 + self._most_pages(group, bounds.max_tokens)) for group in self.groups]
@@ -173,7 +173,7 @@ Mode = Generator | Embedder | Encoder
 def mode_of(files: ModelFiles, load: Load) -> Mode:
     limit = files.config.max_context
     if load.max_context is not None and load.max_context > limit:
-        text = f"max_context is {load.max_context}; {files.path.name} has positions for {limit} tokens: give at most that, or leave it out"
+        text = f"max_context is {load.max_context}; {files.path.name} has positions for {limit} tokens: lower max_context, or leave it out"
         raise LoadError(ErrorCode.INVALID_VALUE, text)
     if not files.config.is_causal:
         return Encoder(files, load)

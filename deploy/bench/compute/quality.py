@@ -4,7 +4,8 @@ weights.
 The reference is the float program, entirely in f32. The measures are the KL divergence from the reference's distribution of the next token,
 and how often the most probable token is the same. The text is sampled from the float model itself, so that no corpus is needed. `rounded`
 is the float program with weights that NumPy rounds to nearest in the same format. The difference between `rounded` and the scheme is caused
-by our kernels."""
+by our kernels.
+"""
 
 from __future__ import annotations
 

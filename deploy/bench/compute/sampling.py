@@ -2,7 +2,8 @@
 
 There are two kinds of logits: `flat` (normal with deviation 1, as from a model with random weights) and `peaked` (by Zipf's law in random
 order, as from a trained model). Each row has a prompt and 100 drawn tokens, as in the engine. The figure is the time of the kernels; the
-note gives the whole time: building arrays from the requests, the call, and building tokens and log-probabilities from its results."""
+note gives the whole time: building arrays from the requests, the call, and building tokens and log-probabilities from its results.
+"""
 
 from __future__ import annotations
 

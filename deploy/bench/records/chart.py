@@ -11,7 +11,8 @@ from deploy.bench.peer import PEERS
 from deploy.bench.records.record import ROOT, Record
 
 CHART = ROOT / "docs" / "images" / "peers.svg"
-# These steps and this order were chosen before anything was measured. The chart shows a step for every peer before the next step.
+# These steps and this order were chosen before anything was measured. The chart shows the first step beside every peer, then the second
+# step, and so on.
 STEPS = {
     "decode 1 x 128": "decode, 1 sequence",
     "prefill 512": "prefill, 512 tokens",

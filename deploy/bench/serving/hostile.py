@@ -9,7 +9,8 @@ delays requests at random, whereas a harmful request causes a delay every time. 
 rounds, and the smallest figure of all rounds counts.
 
 A step that computes prompts or texts delays streams by up to `max_gap_ms`. The model is loaded with a `max_gap_ms` of 10, far below the
-goal of 50 ms, because other processes on the same cores make a step longer than planned."""
+goal of 50 ms, because other processes on the same cores make a step longer than planned.
+"""
 
 from __future__ import annotations
 

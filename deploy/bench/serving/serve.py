@@ -9,7 +9,8 @@ kernels.
 
 The engine runs in this process, as in a worker. `--http` measures the same loads through a separate server process, `--peer` through other
 servers with the same weights. The throughput is compared with the ideal, which is measured after each run: the model, without the engine,
-runs all prompts in full chunks, and then steps of all streams together."""
+runs all prompts in full chunks, and then steps of all streams together.
+"""
 
 from __future__ import annotations
 

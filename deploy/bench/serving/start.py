@@ -48,7 +48,7 @@ def server(folder: Path, quantize: str, cache: Path, max_gap_ms: int = MAX_GAP_M
             while (found := ADDRESS.search(said)) is None:
                 line = process.stderr.readline()
                 if not line:
-                    raise RuntimeError(f"the server ended before it listened: {said}")
+                    raise RuntimeError(f"the server ended before it printed its address: {said}")
                 said += line
             yield found[1], int(found[2])
         finally:
