@@ -31,7 +31,7 @@ EXPORT, DEMO, GGUF, ONNX = "model", "demo", "model.gguf", "onnx-model"  # names 
 class Peer:
     """Another engine for browsers."""
 
-    package: str  # on npm
+    package: str  # name on npm
     folders: tuple[str, ...]  # folders of packages whose scripts the page loads
     model: str  # name of the model in the site's folder
     write_model: Callable[[Path, ModelConfig, WeightSource], None]

@@ -50,7 +50,7 @@ class MarkdownWriter:
         self._live.update(_End(self._rest), refresh=True)
 
     def _settle(self) -> None:
-        """Print all blocks except the last; they are complete."""
+        """Print all blocks except the last, because only the last one can still change."""
         tokens = self._parser.parse(self._rest)
         starts = [token.map[0] for token in tokens if token.level == 0 and token.map is not None and token.nesting >= 0]
         if len(starts) < 2:
