@@ -96,7 +96,7 @@ def test_a_peer_is_started_and_measured(peer: Path, capsys: pytest.CaptureFixtur
     main(["--model", "demo", "--quantize", "bf16", "--burst", "2", "--peer", "llama-server", "--json"])
     figures = {figure["name"]: figure["value"] for figure in json.loads(capsys.readouterr().out)}
     assert figures["burst of 2 over HTTP: throughput"] > 0 < figures["burst of 2, llama-server over HTTP: throughput"]
-    assert figures["burst of 2, llama-server: our throughput, of the peer's"] > 0
+    assert figures["burst of 2, llama-server over HTTP: our throughput / the peer's"] > 0
 
 
 def test_a_peer_that_ends_says_why(peer: Path):
