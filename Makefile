@@ -97,7 +97,7 @@ test-reach: $(VENV)/minilm  ## tests of exports in Node, Chromium and qemu; fail
 	@command -v chromium >/dev/null && command -v qemu-riscv64-static >/dev/null || apt-get install -y chromium qemu-user-static \
 	  || { echo "needs Chromium and qemu; on Debian: apt install chromium qemu-user-static"; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test,reach]'
-	$(PYTEST) -m "" --strict-needs tests/deploy/export tests/compiler/backends/wasm tests/compiler/embed $(ARGS)
+	$(PYTEST) -m "" --strict-needs tests/deploy/export tests/compiler/backends/wasm tests/compiler/c_library $(ARGS)
 
 bench: setup        ## run the benchmark that ARGS names; without ARGS list them all
 	$(BIN)/relaxserve bench $(ARGS)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from compiler.machine.target import Target, get, host
 from runtime.device.cpu.host import features
-from tests.browser.chromium import chromium, page
+from tests.chromium import chromium, page
 from tests.forked import ForkServer
 
 __all__ = ["chromium", "page"]  # fixtures that tests in several folders use
@@ -83,7 +83,7 @@ LONGEST = (
     "compiler/test_random_programs.py",
     "server/test_constrained.py",
     "test_clients.py",
-    "hostile/test_constraints.py",
+    "server/constraints/test_hostile.py",
     "e2e/test_second_device.py",
     "e2e/test_chaos.py",
     "server/test_shutdown.py",

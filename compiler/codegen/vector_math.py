@@ -21,7 +21,7 @@ import numpy as np
 
 from compiler.ir.loops.functions import Fn
 from compiler.llvm.ssa import Code, float_literal, multiply_add, splat, suffix, vec
-from compiler.machine.instructions.avx512 import SCALE_EXPONENT
+from compiler.machine.product_steps.avx512 import SCALE_EXPONENT
 from compiler.machine.target import Target
 
 # --- coefficients, lowest first; fit_polynomials.py derives them; the error of ERFC is absolute, all others are relative ------

@@ -53,7 +53,7 @@ def bench(context: typer.Context) -> None:
 
 
 def _keep(name: str, arguments: list[str], main: Callable[[list[str]], None]) -> None:
-    from deploy.bench.records.record import ROOT, Record
+    from deploy.bench.reporting.record import ROOT, Record
 
     if not (ROOT / ".git").exists():
         raise SettingsError(f"--keep writes to deploy/bench/results in a checkout of relaxserve; {ROOT} is not a checkout")

@@ -14,10 +14,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Final
 
+from compiler.c_library.archive import Member, archive
+from compiler.c_library.layout import SAMPLE, Decoder, layout_of
+from compiler.c_library.library import functions, library_object
 from compiler.driver import Options, compile_module
-from compiler.embed.archive import Member, archive
-from compiler.embed.layout import SAMPLE, Decoder, layout_of
-from compiler.embed.library import functions, library_object
 from compiler.frontend.sampler import SAMPLE_ENTRY
 from compiler.machine.target import LINUX, NAMED, Target, TargetError
 from deploy.export.model import cache_shapes, pieces, require_generator

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from tests.compiler.generated.false_facts import BOUNDARIES
+from tests.compiler.random_programs.false_facts import BOUNDARIES
 
 ROOT = Path(__file__).parents[2]
 
 
 def guarded(first: int, last: int, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.compiler.generated.guarded", str(first), str(last), *words]
+    command = [sys.executable, "-m", "tests.compiler.random_programs.guarded", str(first), str(last), *words]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
@@ -27,7 +27,7 @@ def results(ran: subprocess.CompletedProcess[str]) -> dict[int, dict[str, Any]]:
     started = [int(line.removeprefix("program ")) for line in lines if line.startswith("program ")]
     if ran.returncode == -signal.SIGSEGV:
         last = started[-1]
-        pytest.fail(f"program {last} touched foreign memory; python -m tests.compiler.generated.guarded {last} {last + 1}")
+        pytest.fail(f"program {last} touched foreign memory; python -m tests.compiler.random_programs.guarded {last} {last + 1}")
     assert ran.returncode == 0, f"program {started[-1:]}: {ran.stderr[-3000:]}"
     return dict(zip(started, (json.loads(line) for line in lines if line.startswith("{")), strict=True))
 

@@ -31,11 +31,11 @@ from compiler.ops.tables import INTERPRET
 from runtime.errors import RuntimeFault
 from runtime.executable import Executable
 from runtime.session import Session
-from tests.compiler.generated import random_recipes
-from tests.compiler.generated.random_programs import EXACT, RECIPES, Program, draw
 from tests.compiler.meaning import MeaningCheck, interpret
+from tests.compiler.random_programs import recipes
+from tests.compiler.random_programs.programs import EXACT, RECIPES, Program, draw
 
-assert random_recipes  # importing random_recipes registers all recipes
+assert recipes  # importing recipes registers all recipes
 
 # --- tolerances ----------------------------------------------------------------------------------------------------------
 

@@ -10,8 +10,8 @@ import numpy as np
 from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, broadcast, vec, vector_literal
-from compiler.machine.instructions.avx512 import PACK_LANES
 from compiler.machine.intrinsics.base import Intrinsic
+from compiler.machine.product_steps.avx512 import PACK_LANES
 from compiler.machine.target import Target
 
 LANES = 16

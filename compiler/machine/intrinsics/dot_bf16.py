@@ -15,10 +15,10 @@ import numpy as np
 from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, vec, vector_literal
-from compiler.machine.instructions import avx512, portable
-from compiler.machine.instructions.step import Step
 from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.intrinsics.product import ProductOp, matrices
+from compiler.machine.product_steps import avx512, portable
+from compiler.machine.product_steps.step import Step
 from compiler.machine.target import Target
 
 PAIR = 2  # number of neighbours along k that fill 32 bits, which is the width of an accumulator

@@ -13,10 +13,10 @@ from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, tile_op
 from compiler.llvm.ssa import Code, fence, in_register, splat, vec
 from compiler.machine.formats import FOUR, PANEL8_WORDS
-from compiler.machine.instructions import avx2, avx512, neon, wasm
-from compiler.machine.instructions.step import Parts, Step
 from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_lines
 from compiler.machine.intrinsics.product import ProductOp
+from compiler.machine.product_steps import avx2, avx512, neon, wasm
+from compiler.machine.product_steps.step import Parts, Step
 from compiler.machine.target import Target
 
 UNROLLED = 4  # loads of each register of b per iteration of the loop along k, if a has a single row

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from compiler.llvm.ssa import MULTIPLY_ADD, Code, suffix, vec, vector_literal
-from compiler.machine.instructions.wasm import RELAXED
+from compiler.machine.product_steps.wasm import RELAXED
 from compiler.machine.target import Target
 
 REGISTER_BITS: Final = 128

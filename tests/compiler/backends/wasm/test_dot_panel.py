@@ -11,7 +11,7 @@ import pytest
 from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.backends.wasm.codegen.link import link
 from compiler.ir.dtypes import DType
-from compiler.machine.instructions.wasm import LANES
+from compiler.machine.product_steps.wasm import LANES
 from compiler.machine.target import Target, get
 from tests.compiler.backends.wasm.test_multiply_add import WASM
 from tests.compiler.machine.intrinsics.test_dot_panel import COLUMNS, ROWS, K, op_of, tiled

@@ -19,7 +19,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.op import OPS
 from compiler.ir.prove import prove_eq, prove_ne
 from compiler.ir.types import FuncType, ShapeType, TensorType, TupleType, Type, binders_of
-from tests.compiler.generated.random_programs import Program, Unfit
+from tests.compiler.random_programs.programs import Program, Unfit
 
 Lie = Callable[[Builder, Value, Var, TensorType, "tuple[DimVar, ...]"], Var]
 

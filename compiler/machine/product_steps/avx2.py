@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compiler.llvm.ssa import Code, broadcast, in_register, splat, vec
-from compiler.machine.instructions.step import Halves, Parts, Step
+from compiler.machine.product_steps.step import Halves, Parts, Step
 
 _AVX2 = frozenset(["avx2"])
 

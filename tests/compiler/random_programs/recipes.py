@@ -16,7 +16,7 @@ from compiler.ir.graph.values import CallFunc, MakeTuple
 from compiler.ir.prove import prove_eq
 from compiler.ir.types import ShapeType, tensor
 from compiler.ops.operands import num_elements
-from tests.compiler.generated.random_programs import (
+from tests.compiler.random_programs.programs import (
     BF16,
     BOOL,
     EXTENTS,

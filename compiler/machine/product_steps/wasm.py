@@ -4,8 +4,8 @@ without relaxed SIMD use the second one for rows of bytes too."""
 from __future__ import annotations
 
 from compiler.llvm.ssa import Code, broadcast, splat
-from compiler.machine.instructions.avx2 import signed_by_small, words_by_unsigned
-from compiler.machine.instructions.step import Parts, Step
+from compiler.machine.product_steps.avx2 import signed_by_small, words_by_unsigned
+from compiler.machine.product_steps.step import Parts, Step
 
 LANES = 4
 RELAXED = frozenset(["relaxed-simd"])  # the feature of relaxed_madd and relaxed_dot

@@ -14,9 +14,9 @@ from server.constraints.compiler import ConstraintCompiler, ConstraintLimits
 from server.engine.overlap import OverlappedEngine
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Abort, Constraint, ConstraintKind, Failed, FromWorker, SamplingParams, Submit, Tokens, Trigger
-from tests.hostile.constraints import CHOICES, EITHER, GRAMMARS, REFUSED, REGEXES, SCHEMAS
+from tests.server.constraints.hostile import CHOICES, EITHER, GRAMMARS, REFUSED, REGEXES, SCHEMAS
 
-TOKENIZER = Path(__file__).parents[2] / "deploy" / "demo" / "model" / "tokenizer.json"
+TOKENIZER = Path(__file__).parents[3] / "deploy" / "demo" / "model" / "tokenizer.json"
 VOCAB = 2048
 TRIGGER = 5
 MAX_STEP_CPU_S = 0.05  # maximum CPU time of the engine's thread per step

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from deploy.bench.peer import PEERS
-from deploy.bench.records.record import ROOT, Record
+from deploy.bench.reporting.record import ROOT, Record
 
 CHART = ROOT / "docs" / "images" / "peers.svg"
 # These steps and this order were chosen before anything was measured. The chart shows the first step beside every peer, then the second

@@ -4,8 +4,8 @@ instructions need."""
 from __future__ import annotations
 
 from compiler.llvm.ssa import Code, broadcast
-from compiler.machine.instructions.avx2 import signed_by_small, signed_by_unsigned, words_by_unsigned
-from compiler.machine.instructions.step import Parts, Step
+from compiler.machine.product_steps.avx2 import signed_by_small, signed_by_unsigned, words_by_unsigned
+from compiler.machine.product_steps.step import Parts, Step
 
 SCALE_EXPONENT = frozenset(["avx512f", "avx512vl"])  # required by vscalefps
 PACK_LANES = frozenset(["avx512f"])  # required by vpcompressd

@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 import pytest
 
 from deploy.bench.measure import Figure, report
-from deploy.bench.records.chart import CHART, STEPS, comparisons, drawn
-from deploy.bench.records.record import Record, read_all
-from deploy.bench.records.report import FILE, MOST_ROWS, TERMS, written
+from deploy.bench.reporting.chart import CHART, STEPS, comparisons, drawn
+from deploy.bench.reporting.record import Record, read_all
+from deploy.bench.reporting.report import FILE, MOST_ROWS, TERMS, written
 from deploy.cli import bench
 
 FIGURES = [
@@ -121,13 +121,13 @@ def test_the_chart_is_valid_xml_with_bars_to_scale(capsys):
 
 def test_the_command_keeps_what_a_benchmark_prints(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(
-        "deploy.bench.records.record.Record.keep", lambda self: tmp_path.joinpath("kept").write_text(str(self.found)) and tmp_path
+        "deploy.bench.reporting.record.Record.keep", lambda self: tmp_path.joinpath("kept").write_text(str(self.found)) and tmp_path
     )
     bench._keep("one", ["--few"], lambda arguments: report(FIGURES, as_json="--json" in arguments))
     assert "first token" in tmp_path.joinpath("kept").read_text() and str(tmp_path) in capsys.readouterr().out
 
 
 def test_an_installation_keeps_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr("deploy.bench.records.record.ROOT", tmp_path)
+    monkeypatch.setattr("deploy.bench.reporting.record.ROOT", tmp_path)
     with pytest.raises(bench.SettingsError, match="in a checkout of relaxserve"):
         bench._keep("one", [], lambda arguments: sys.exit(arguments))

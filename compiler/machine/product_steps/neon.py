@@ -4,7 +4,7 @@ product) signed by signed bytes."""
 from __future__ import annotations
 
 from compiler.llvm.ssa import Code, broadcast
-from compiler.machine.instructions.step import Parts, Step
+from compiler.machine.product_steps.step import Parts, Step
 
 LANES = 4
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.embed.archive import MAGIC, Member, archive
+from compiler.c_library.archive import MAGIC, Member, archive
 
 
 def test_the_index_names_the_member_of_each_symbol() -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, cast
 
-from deploy.bench.records.chart import CHART, drawn, peer_title
-from deploy.bench.records.record import ROOT, Record, read_all
+from deploy.bench.reporting.chart import CHART, drawn, peer_title
+from deploy.bench.reporting.record import ROOT, Record, read_all
 
 FILE = ROOT / "BENCHMARKS.md"
 MOST_ROWS = 40  # maximum number of rows in a table of figures; only the JSON file has further rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compiler.llvm.ssa import Code, broadcast, multiply_add, splat, vec
-from compiler.machine.instructions.step import Parts, Step
+from compiler.machine.product_steps.step import Parts, Step
 
 
 def bf16_pairs(lanes: int) -> Step:

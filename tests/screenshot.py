@@ -1,4 +1,4 @@
-"""Take the screenshot of the console for the README: `python -m tests.browser.screenshot` serves the demo model, asks two questions and
+"""Take the screenshot of the console for the README: `python -m tests.screenshot` serves the demo model, asks two questions and
 writes docs/images/console.png."""
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ operator's deduction or the interpreter refuses an attempt, the attempt is dropp
 A discontinuous operator (comparison, rounding, argmax) takes only `exact` operands. These involve no arithmetic whose order is free;
 otherwise the last bit could decide the result.
 
-The recipes are in random_recipes.py.
+The recipes are in recipes.py.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
+from compiler.c_library.layout import LENGTH, LOGITS, MODEL, SAMPLE, WORD, Decoder, Layout, layout_of, literal
 from compiler.codegen.link import llvm_machine, optimised
-from compiler.embed.layout import LENGTH, LOGITS, MODEL, SAMPLE, WORD, Decoder, Layout, layout_of, literal
 from compiler.llvm.ssa import Code, float_literal
 from compiler.machine.target import Target
 from runtime.flat_program import FlatBase, FlatFunction, Record

@@ -1,4 +1,4 @@
-"""Runs programs with false annotations between guard pages: `python -m tests.compiler.generated.guarded FIRST LAST`.
+"""Runs programs with false annotations between guard pages: `python -m tests.compiler.random_programs.guarded FIRST LAST`.
 
 Arguments, weights, constants, the planned arena and each single allocation lie between pages without access. In one run they end where the
 upper guard begins, in another they begin where the lower guard ends. An access outside of them ends the process with SIGSEGV. The number of
@@ -32,11 +32,11 @@ from runtime.executable import Arg, Executable
 from runtime.session import Session
 from runtime.vm.builtins import BUILTINS
 from runtime.vm.machine import Frame, Loader, Step
-from tests.compiler.generated import random_recipes
-from tests.compiler.generated.false_facts import BOUNDARIES, falsified
-from tests.compiler.generated.random_programs import Program, Unfit, draw
+from tests.compiler.random_programs import recipes
+from tests.compiler.random_programs.false_facts import BOUNDARIES, falsified
+from tests.compiler.random_programs.programs import Program, Unfit, draw
 
-assert random_recipes  # the import registers all recipes
+assert recipes  # the import registers all recipes
 
 GUARD = 16 << 20  # bytes of each guard; no false annotation here leads to an access beyond it
 PAGE = mmap.PAGESIZE

@@ -1,4 +1,4 @@
-"""The example configurations for nginx and systemd agree with the server's settings."""
+"""The configurations for nginx and systemd in `deploy` agree with the server's settings."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from deploy.settings import PREFIX, SETTINGS, num_bytes
 from runtime.flags import SWITCHES
 from server.settings import ServerSettings
 
-EXAMPLES = Path(__file__).parents[3] / "deploy" / "examples"
-NGINX = (EXAMPLES / "nginx.conf").read_text()
-UNIT = (EXAMPLES / "relaxserve.service").read_text()
+DEPLOY = Path(__file__).parents[2] / "deploy"
+NGINX = (DEPLOY / "nginx" / "nginx.conf").read_text()
+UNIT = (DEPLOY / "systemd" / "relaxserve.service").read_text()
 
 
 def directive(name: str) -> list[str]:
