@@ -44,7 +44,7 @@ def key(program: str, target: str = TARGET) -> Key:
     return key_of(parse(program), target)
 
 
-# --- keys ----------------------------------------------------------------------------------------------------------------
+# --- cache keys ----------------------------------------------------------------------------------------------------------
 
 
 def test_variables_and_ranges_are_no_part_of_a_key() -> None:

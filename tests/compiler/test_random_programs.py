@@ -127,7 +127,7 @@ def close(actual: Any, expected: Any, allowed: Any) -> None:
         assert not wrong.any(), f"result {i} at {np.argwhere(wrong)[0]}: {a[wrong][0]}, expected {e[wrong][0]} +- {most[wrong][0]}"
 
 
-# --- running -------------------------------------------------------------------------------------------------------------
+# --- running programs and comparing results ------------------------------------------------------------------------------
 
 
 def meaning(module: IRModule, program: Program, call: int, preparing: IRModule | None = None) -> Any:

@@ -278,7 +278,7 @@ def test_bug_20194_functions_may_have_any_name(compute: Compute, name: str) -> N
     compute(program, f32(4))
 
 
-# --- 6: bounds -----------------------------------------------------------------------------------------------------------
+# --- 6: bounds of symbolic variables -------------------------------------------------------------------------------------
 
 
 def test_bug_18663_a_lower_bound_alone_is_no_size(compute: Compute) -> None:

@@ -20,8 +20,8 @@ def callees(executable: Executable) -> list[str]:
 
 
 def test_results_need_no_region_of_their_own() -> None:
-    """A function whose result is a tuple has only one captured region. Before the region, an early result is allocated, a view of the
-    result is taken, and a tuple of view and result is built."""
+    """A function whose result is a tuple has only one captured region. The instructions before the region allocate the results, make the
+    view `v` of the result `a`, and build the tuple."""
     executable = compile_module(
         parse("""
         func main(x: f32[n, 32], w: f32[32, 32]) -> object where n in 1..8 {

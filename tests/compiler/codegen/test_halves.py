@@ -50,7 +50,7 @@ def test_numbers_are_rounded_to_the_nearest_half(lanes: int, run_native: Any) ->
     them."""
     with np.errstate(all="ignore"):
         wide, after = ALL.astype(np.float32), np.nextafter(ALL, np.float16(np.inf)).astype(np.float32)
-        after = np.where(np.isinf(after) & np.isfinite(wide), np.float32(65536), after)  # what would follow the largest finite f16
+        after = np.where(np.isinf(after) & np.isfinite(wide), np.float32(65536), after)  # 65536 would follow the largest finite f16
         middle = (wide + after) / 2
         beside = [np.nextafter(middle, np.float32(end)) for end in (-np.inf, np.inf)]
         extremes = np.array([1e38, -1e38, 1e-38, 1e-45, 65519.996, 65520, 65536, 2.0**-25, np.nan, -np.nan] * 8, np.float32)

@@ -67,7 +67,7 @@ def test_an_expert_is_released_before_the_next_is_read() -> None:
 
 def test_experts_that_are_not_complete_stay_apart() -> None:
     """If an expert is missing or has another shape, no tensor of the mixture is joined, so that the error about missing tensors can name
-    it."""
+    this expert."""
     gap, odd = Held(experts(0, 1, 3)), Held({**experts(0), "model.layers.3.mlp.experts.1.gate_proj.weight": np.ones((2, 2), np.float32)})
     assert joint_experts(gap, NAMES) is gap
     assert joint_experts(odd, NAMES) is odd

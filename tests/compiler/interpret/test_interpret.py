@@ -28,7 +28,7 @@ def run(text: str, *args: object) -> None:
     run_prim(prim, args)
 
 
-# --- graph level: control, functions, shapes ---------------------------------------------------------------------------
+# --- graph functions: branches, calls, shapes --------------------------------------------------------------------------
 
 
 BRANCH = """
@@ -89,7 +89,7 @@ def test_match_cast_defines_and_checks():
         interpret(text, np.array([4, 4, 4], np.int32))
 
 
-# --- graph level: checks of arguments ----------------------------------------------------------------------------------
+# --- graph functions: checks of arguments ------------------------------------------------------------------------------
 
 
 def test_parameters_are_checked():
@@ -126,7 +126,7 @@ def test_divisibility_is_a_promise():
         interpret(text, np.zeros(6, F32))
 
 
-# --- graph level: calls of loop nests and libraries --------------------------------------------------------------------
+# --- graph functions: calls of loop nests and libraries ----------------------------------------------------------------
 
 
 KERNEL = """
@@ -181,7 +181,7 @@ def test_attributes_may_be_dimensions():
     np.testing.assert_array_equal(interpret(text, np.array([[1, 3, 2]], F32)), [[3, 2]])
 
 
-# --- loop level --------------------------------------------------------------------------------------------------------
+# --- loop nests --------------------------------------------------------------------------------------------------------
 
 
 TABLE = np.array([[1, 2], [3, 4], [5, 6]], F32)
@@ -198,8 +198,8 @@ def test_loops_that_carry_run_in_order():
     [("[i, j]", [[1, 2], [3, 4], [5, 6]]), ("[0, j]", [[9, 12], [0, 0], [0, 0]]), ("[0, 0]", [[21, 0], [0, 0], [0, 0]])],
 )
 def test_what_an_iteration_adds_to_is_kept_by_all_that_follow(indices: str, expected: list[list[int]]) -> None:
-    """If several iterations add to an element, the element gets the sum of all. In the three cases, each iteration has its own element, all
-    rows of a column share one, or all iterations share one."""
+    """If several iterations add to an element, the element gets the sum of all. In the three cases, each iteration adds to its own element,
+    all rows of a column add to one element, or all iterations add to one element."""
     out = np.zeros((3, 2), F32)
     run(f"prim f(x: f32[n, 2], out y: f32[n, 2]) {{ for i in n, j in 2 {{ y{indices} = y{indices} + x[i, j] }} }}", TABLE, out)
     np.testing.assert_array_equal(out, expected)
@@ -368,7 +368,7 @@ def test_casts_saturate():
     np.testing.assert_array_equal(numpy_cast(np.array([300, -1]), DType.U8), [44, 255])
 
 
-# --- planned programs --------------------------------------------------------------------------------------------------
+# --- programs with planned memory --------------------------------------------------------------------------------------
 
 
 def planned(body: str) -> IRModule:

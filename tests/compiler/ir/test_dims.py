@@ -170,7 +170,7 @@ def test_substituting() -> None:
     assert (n + m).substitute({n: m, m: n}) == n + m
 
 
-# --- proofs ------------------------------------------------------------------------------------------------------------
+# --- proofs of order, equality and divisibility ------------------------------------------------------------------------
 
 blocks = ceil_div(n, 16)
 block = DimVar("block", upper=blocks - 1)
@@ -260,7 +260,7 @@ def test_bounds(dim: DimLike, expected: tuple[int | None, int | None]) -> None:
     assert bounds(dim) == expected
 
 
-# --- against brute force -----------------------------------------------------------------------------------------------
+# --- random expressions, compared with evaluation at all small values --------------------------------------------------
 
 Env = dict[DimVar, int]
 

@@ -100,7 +100,7 @@ def _names(variables: tuple[Var | DimVar, ...]) -> list[str]:
     return [v.name for v in variables]
 
 
-# --- loop level --------------------------------------------------------------------------------------------------------
+# --- loop nests --------------------------------------------------------------------------------------------------------
 
 
 def test_sequences() -> None:
@@ -221,7 +221,7 @@ def _everything(func: PrimFunc) -> list[object]:
     return [*func.params, *allocated, *used, *free_dims(func.body), *bound_dims(func.body)]
 
 
-# --- graph level -------------------------------------------------------------------------------------------------------
+# --- graph functions ---------------------------------------------------------------------------------------------------
 
 
 def test_called_nests_are_found_inside_branches() -> None:

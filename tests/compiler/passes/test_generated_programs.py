@@ -110,7 +110,7 @@ class _Generator:
     def choice(self, items: list[Any]) -> Any:
         return self.draw(st.sampled_from(items))
 
-    # --- picking -------------------------------------------------------------------------------------------------------
+    # --- choosing operands ---------------------------------------------------------------------------------------------
 
     def pick(self, wanted: Callable[[TensorType], bool], most: float = LARGEST) -> Var | None:
         found = [v for v, bound in self.at_hand.items() if isinstance(v.type, TensorType) and wanted(v.type) and bound <= most]
@@ -322,7 +322,7 @@ class _Generator:
             self.keep(self.tir("nibbles", (x,), tensor([a, 2 * b], DType.F32)), 1.0)
 
     def in_place(self) -> None:
-        """Add to an operand in place. Code after it must still read the old value."""
+        """Add to an operand in place. Code after the call must still read the operand's old value."""
         x = self.floats(ndim=2, f32=True)
         if x is None:
             return
@@ -331,7 +331,7 @@ class _Generator:
         self.bounded(self.tir("accumulate", (x, y), x.type, inplace=(0,)), self.at_hand[x] + self.at_hand[y])
 
     def overwrite(self) -> None:
-        """Overwrite a tensor in place. Nobody reads the tensor later, not even through a view. Earlier code must have read the old
+        """Overwrite a tensor in place. No later code reads the tensor, not even through a view. Earlier code must have read the old
         value."""
         x = self.floats(ndim=2, f32=True)
         if x is None:

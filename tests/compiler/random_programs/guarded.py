@@ -52,7 +52,7 @@ class Walls:
         self.at_end = at_end
 
     def block(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Allocate a block between guard pages. The address of the block is a multiple of 64 if the size is."""
+        """Allocate a block between guard pages. If `num_bytes` is a multiple of 64, so is the block's address."""
         inside = max(PAGE, -(-num_bytes // PAGE) * PAGE)
         mapping = mmap.mmap(-1, inside + 2 * GUARD, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         whole = np.frombuffer(mapping, np.uint8)

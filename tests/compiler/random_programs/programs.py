@@ -105,7 +105,7 @@ class Draft:
     helpers: tuple[str, ...] = ()
     dims: list[DimVar] = field(init=False)  # dimensions of parameters; dimensions that a match_cast names are only in `sizes`
     params: list[Var] = field(default_factory=list[Var])
-    weights: list[Var] | None = field(default_factory=list[Var])  # None: no new parameters are allowed
+    weights: list[Var] | None = field(default_factory=list[Var])  # None: neither weights nor parameters may be added, only constants
     held: list[Atom] = field(default_factory=list[Atom])  # tensors that a recipe may pick as operands
     values: dict[Atom, list[Any]] = field(default_factory=dict[Atom, list[Any]])
     parts: dict[Var, list[Var]] = field(default_factory=dict[Var, list[Var]])  # tuple -> its fields
@@ -115,7 +115,7 @@ class Draft:
         self.dims = list(self.sizes[0])
 
     def grow(self, count: int) -> None:
-        """Apply `count` random recipes. If a recipe fails, draw another one in its place, up to eight in all."""
+        """Apply `count` random recipes. Draw up to eight recipes for each of them, until one succeeds."""
         for _ in range(count):
             for _ in range(8):
                 name = self.one_of(list(RECIPES))
@@ -123,7 +123,7 @@ class Draft:
                     RECIPES[name](self, name)
                     break
 
-    # --- picking -------------------------------------------------------------------------------------------------------
+    # --- drawing operands, extents and axes ----------------------------------------------------------------------------
 
     def one_of(self, items: Sequence[Any]) -> Any:
         if not items:
@@ -256,8 +256,8 @@ class Draft:
             raise Unfit
 
     def require_few_elements(self, helper: str, x: Var) -> None:
-        """Raise Unfit if calling the helper with `x` would compute a value with too many elements. The helper was drawn for other sizes, so
-        its values were small then."""
+        """Raise Unfit if calling the helper with `x` would compute a value with too many elements. The helper was drawn for other sizes,
+        with which its values were small enough."""
         func = self.builder.finish().graph_functions[helper]
         for value in self.values[x]:
             sizes: dict[DimVar, int] = {}

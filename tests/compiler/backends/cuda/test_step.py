@@ -53,8 +53,8 @@ def test_a_layer_launches_few_kernels_and_a_step_is_one_graph(format: str) -> No
 
 @pytest.mark.parametrize(("format", "bits"), [("bf16", 16), ("int8", 8 + 32 / 4096), ("int4-128", 4 + 16 / 128)])
 def test_a_step_reads_each_weight_once_and_little_beside_them(format: str, bits: float) -> None:
-    """The prepared weights of a layer occupy at most 2 % more bytes than its matrices have at `bits` per weight. They occupy slightly less
-    if channels are longer than 4096, because each channel has one scale."""
+    """The prepared weights of a layer occupy at most 2 % more bytes than its matrices with `bits` bits per weight. `bits` assumes one scale
+    per 4096 weights; longer channels need fewer scales, so the weights may occupy slightly fewer bytes."""
     with_one, with_two = (planned(format, layers).graph(ENTRY) for layers in (1, 2))
 
     def num_bytes(function: Function) -> float:
@@ -71,8 +71,8 @@ def test_a_step_reads_each_weight_once_and_little_beside_them(format: str, bits:
 @pytest.mark.parametrize("tokens", [1, 64])
 @pytest.mark.parametrize(("format", "bits"), [("bf16", 16), ("int8", 8 + 32 / 4096), ("int4-128", 4 + 16 / 128)])
 def test_a_step_reads_weights_keys_values_and_activations_and_nothing_else(format: str, bits: float, tokens: int) -> None:
-    """A step reads as many bytes as its weights, keys, values and activations have, within 2 %. Activations are the inputs of each part of
-    a layer: the residual stream and queries in f32, other rows in bf16."""
+    """The bytes that a step reads equal the sizes of its weights, keys, values and activations, within 2 %. Activations are the inputs of
+    each part of a layer: the residual stream and queries in f32, other rows in bf16."""
     c = synthetic_config("8b-shape", layers=2)
     sizes = Sizes({"t": tokens, "s": tokens, "r": tokens, "p": CONTEXT // PAGE_SIZE, "pages": 1 << 20}, tokens, CONTEXT)
     found = sum(planned_bytes(built(format, 2), ENTRY, get("sm_80"), sizes).values())

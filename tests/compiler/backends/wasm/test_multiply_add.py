@@ -51,8 +51,8 @@ def test_it_rounds_as_the_target_says(target: Target, tmp_path: Path) -> None:
 
 
 def nearest(value: Fraction, dtype: type[np.floating]) -> float:
-    """Return the number of type `dtype` that is nearest to an exact fraction. The candidates are the fraction rounded by way of f64, and
-    the two neighbours of that number."""
+    """Return the number of type `dtype` that is nearest to an exact fraction. The candidates are the fraction rounded to f64 and then to
+    `dtype`, and the two neighbours of this number."""
     middle = dtype(float(value))
     around = [np.nextafter(middle, dtype(-np.inf)), middle, np.nextafter(middle, dtype(np.inf))]
     return float(min(around, key=lambda x: abs(Fraction(float(x)) - value)))

@@ -81,7 +81,7 @@ def _decoded(blocks: Any, format: Any, form: Form) -> Any:
     return INTERPRET["dequantize"](numbers, *parts, **attrs).reshape(-1)
 
 
-# --- the container ----------------------------------------------------------------------------------------------------------
+# --- the container format ---------------------------------------------------------------------------------------------------
 
 
 TENSORS = {
@@ -207,7 +207,7 @@ def test_a_damaged_file_is_refused_or_reads_within_its_bounds(tmp_path: Path, da
             assert file.read(name).shape == tensor.shape
 
 
-# --- models -----------------------------------------------------------------------------------------------------------------
+# --- models from GGUF files -------------------------------------------------------------------------------------------------
 
 OWN_NAMES = {
     "arcee": ("arcee",),
@@ -243,11 +243,12 @@ GPT_OSS = load_config(MODELS / "gpt_oss").mixture
 assert GPT_OSS is not None
 # model -> fields that converters to GGUF drop or change, with the values that the GGUF reader returns instead.
 LOST: dict[str, dict[str, Any]] = {
-    # GGUF does not store the scale. The reader derives it from the head size, which is right for all Gemma 2 models except the largest.
+    # GGUF does not store the attention scale. The reader derives the scale from the head size, which is right for all Gemma 2 models except
+    # the largest.
     "gemma2": {"attention_scale": 16**-0.5},
     "gemma3": {"attention_scale": 16**-0.5},
     "glm": {"norm_eps": 1e-5, "max_context": 32},
-    # GGUF stores neither number. The reader uses those of all gpt-oss models published so far.
+    # GGUF stores neither `alpha` nor `limit`. The reader uses the values of all gpt-oss models published so far.
     "gpt_oss": {"mixture": replace(GPT_OSS, clipped=ClippedGate(alpha=1.702, limit=7.0))},
     "hunyuan_v1_dense": {"max_context": 1 << 18},
     "starcoder2": {"windows": (None, None)},
@@ -421,7 +422,7 @@ def gguf_type(value: object) -> gguf.GGUFValueType:
     return kinds.get(type(value), gguf.GGUFValueType.STRING)
 
 
-# --- tokenizers -------------------------------------------------------------------------------------------------------------
+# --- tokenizers from GGUF files ---------------------------------------------------------------------------------------------
 
 CORPUS = ["the quick brown fox, 12345 times", "die Grüße der Welt", "世界 and the world's 'quotes'", "  two  spaces\n\nlines"] * 3
 TEXTS = [*CORPUS, "unseen: ξ 🎉", "", " ", "<|end|>the<|end|>", "1234567"]

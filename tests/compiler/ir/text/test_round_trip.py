@@ -269,7 +269,7 @@ def test_precedence() -> None:
         assert print_node(value(text)) == text
 
 
-# --- names -------------------------------------------------------------------------------------------------------------
+# --- names in printed text ---------------------------------------------------------------------------------------------
 
 
 SHARED = """\
@@ -395,7 +395,7 @@ def test_large_constants_can_stay_outside_the_text() -> None:
         parse(text)
 
 
-# --- errors ------------------------------------------------------------------------------------------------------------
+# --- positions in error messages ---------------------------------------------------------------------------------------
 
 
 def _func(body: str) -> str:
@@ -520,7 +520,7 @@ def test_long_programs_are_no_deep_ones() -> None:
     assert_equal(module, parse(print_module(module)))
 
 
-# --- any text ----------------------------------------------------------------------------------------------------------
+# --- random text never crashes the parser ------------------------------------------------------------------------------
 
 _WORDS = [
     *sorted(RESERVED),
@@ -560,7 +560,7 @@ def test_damaged_programs(data: st.DataObject) -> None:
     _never_crashes(" ".join(words))
 
 
-# --- any program -------------------------------------------------------------------------------------------------------
+# --- random programs round-trip ----------------------------------------------------------------------------------------
 
 _N, _M = DimVar("n", 1, 64), DimVar("m", 0, None, 8)
 _S, _T = scalars.ScalarParam("s", DType.F32), scalars.ScalarParam("s", DType.I32)

@@ -80,7 +80,7 @@ def test_a_sound_module_passes() -> None:
     verify(parse(SOUND))
 
 
-# --- graph level -------------------------------------------------------------------------------------------------------
+# --- rules for graph functions -----------------------------------------------------------------------------------------
 
 F32 = DType.F32
 n, m, loose = DimVar("n"), DimVar("m"), DimVar("loose")
@@ -250,7 +250,7 @@ def test_graph_rules(rule: str, function: Function, message: str) -> None:
     assert str(caught.value).startswith("function 'main'")
 
 
-# --- loop level --------------------------------------------------------------------------------------------------------
+# --- rules for loop nests ----------------------------------------------------------------------------------------------
 
 A, B = Buffer("A", (n.dim,), F32), Buffer("B", (n.dim,), F32)
 i = DimVar("i", 0, n - 1)

@@ -28,7 +28,7 @@ def one_row(q, k, v, *, scale, softcap=0.0, sink=None):
     return e @ v / (e.sum() + (0 if sink is None else np.exp(sink)))
 
 
-# --- pages -------------------------------------------------------------------------------------------------------------
+# --- attention over KV pages -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_paged_operators_deduce_and_refuse(deduced):
             deduced(op, *types, **attrs)
 
 
-# --- dense -------------------------------------------------------------------------------------------------------------
+# --- attention over dense keys and values ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("attrs", [{}, {"causal": True}, {"causal": True, "window": 2}, {"window": 3}, {"softcap": 2.0}], ids=str)

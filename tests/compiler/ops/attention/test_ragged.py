@@ -32,7 +32,7 @@ def texts(lengths: Sequence[int]) -> tuple[NDArray[np.int32], NDArray[np.int32]]
 # vector ends or after that, or an empty text, or no text.
 @pytest.mark.parametrize("lengths", [[1], [3, 1, 2], [16, 16], [5, 0, 9, 2, 1], [40, 7], []], ids=str)
 @pytest.mark.parametrize("size", [4, 16, 19])
-@pytest.mark.parametrize("furthest", [0, 3])  # 0: no bias
+@pytest.mark.parametrize("furthest", [0, 3])  # the largest relative distance between tokens that has its own bias; 0: no bias
 def test_attention_within_each_text(run: Run, rng: Generator, lengths: list[int], size: int, furthest: int) -> None:
     text_ids, starts = texts(lengths)
     q, k, v = (rng.standard_normal((len(text_ids), 3, size)).astype(np.float32) for _ in range(3))

@@ -33,7 +33,7 @@ def test_panels_beside_words_hold_two_twos(run):
 
 
 def test_panels_of_halves_hold_two_fours_of_each_column(run):
-    q = np.array([[0x10, 0x32, 0x54, 0x76]], np.uint8)  # 0 .. 7
+    q = np.array([[0x10, 0x32, 0x54, 0x76]], np.uint8)  # the numbers 0 to 7, two per byte
     panels = run(PANEL_INTEGERS, q, format="panel4", columns=2, compiled=True)
     np.testing.assert_array_equal(panels, [[[0x40, 0x51, 0x62, 0x73, 0x88, 0x88, 0x88, 0x88]]])
 

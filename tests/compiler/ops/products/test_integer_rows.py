@@ -70,7 +70,7 @@ def test_deduction(deduced):
         deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=8, dtype="i16")
 
 
-# --- row_planes --------------------------------------------------------------------------------------------------------
+# --- row_planes: which rows need two planes ----------------------------------------------------------------------------
 
 
 def outlying(rng, crest, length=1024):

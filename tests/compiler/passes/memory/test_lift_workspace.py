@@ -27,8 +27,8 @@ def test_workspace_becomes_an_output_of_the_caller_s_size(becomes: Callable[[Pas
 
 
 def test_results_are_taken_of_the_whole(becomes: Callable[[Pass, str, str], None]) -> None:
-    """After the pass a call also returns its workspace. A program that reads one of the call's results reads this result directly from the
-    call. Reading it from another tuple would put an instruction between launches."""
+    """After the pass a call also returns its workspace. The pass builds a new tuple `y` of the original results. Code that reads only one
+    result (here `z`) reads the call's own tuple, because reading `y` would put an instruction between launches."""
     nest = NEST + " for i in n { C[i] = t[i] }"
     before = f"""
         func main(x: f32[4, 3]) -> f32[4] {{ y = call_tir @f(x) -> (f32[4, 3], f32[4]) z = y.1 return z }}

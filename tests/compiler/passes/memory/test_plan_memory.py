@@ -130,7 +130,7 @@ def test_a_length_that_data_decides_is_not_part_of_the_arena() -> None:
     assert plan_memory(module) is module
 
 
-# --- generated lifetimes -------------------------------------------------------------------------------------------------
+# --- random lifetimes ----------------------------------------------------------------------------------------------------
 
 N, M = DimVar("n", 1), DimVar("m", 1)
 SIZES = [Dim.of(64), Dim.of(128), Dim.of(4096), N * 64, N * 128, M * 64, N * M * 64, N * 64 + 64]

@@ -377,7 +377,7 @@ def test_types_of_llvm_have_sizes(text: str, size: int) -> None:
 
 
 def test_what_a_short_loop_goes_over_lies_in_registers(run_native: Any) -> None:
-    """A local buffer that is indexed by variables of short loops stays in registers, even if the schedule did not unroll these loops."""
+    """A local buffer whose indices are variables of short loops stays in registers, even if the schedule did not unroll these loops."""
     x, y, acc = buffer("x", [N, K]), buffer("y", [N]), buffer("acc", [4], scope=Scope.LOCAL)
     i, r, p = DimVar("i", upper=N - 1), DimVar("r", upper=K - 1), [DimVar(name, upper=3) for name in "abc"]
     clear = loop(p[0], 4, store(acc, [p[0]], Const(0.0, F32)))
@@ -428,7 +428,7 @@ def test_private_buffer_of_each_lane(run_native: Any) -> None:
     np.testing.assert_array_equal(found, values**3)
 
 
-# --- aliases -----------------------------------------------------------------------------------------------------------
+# --- buffers that may share memory -------------------------------------------------------------------------------------
 
 
 def shift_down(attrs: dict[str, Any]) -> PrimFunc:
@@ -448,7 +448,7 @@ def test_other_buffers_are_promised_apart() -> None:
     assert "noalias" not in emit_kernel("k", shift_down({"inplace": ((0, 1),)}), host()).text
 
 
-# --- refusals ----------------------------------------------------------------------------------------------------------
+# --- loop nests that are refused ---------------------------------------------------------------------------------------
 
 
 def refused(stmt: Stmt, params: tuple[Buffer, ...]) -> str:

@@ -181,8 +181,8 @@ def test_words_keep_groups_that_are_short_and_lengths_without_parts_stay(stays: 
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_offsets_of_groups_are_subtracted_behind_the_product(tiles: ProductTiles, bits: int, shifted: bool, dtype: str) -> None:
-    """Offsets of weight groups are subtracted after the product. The test has a bias, and the sums of its rows are far from 0, so that it
-    would notice a missing offset."""
+    """The terms of zero points (or shifts) of weight groups are subtracted after the integer product. The test has a bias and rows whose
+    sums are far from 0, so that it would notice a missing term."""
     if tiles is WORDS and bits == 4:
         return  # no tile multiplies 4-bit weights by 16-bit rows
     rng, holds = np.random.default_rng(0), "i8" if bits == 8 else "u8"

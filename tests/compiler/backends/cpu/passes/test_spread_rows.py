@@ -43,7 +43,7 @@ UNLIKE = ROUNDED.replace("512", "448")
 
 
 def widths(module: IRModule) -> list[int]:
-    """Return the row lengths of all kernel outputs that were padded, that is whose rows are longer than the operator's result needs."""
+    """Return the row lengths of all kernel outputs whose rows were padded."""
     bindings = module.graph("main").body.bindings
     types = [t for b in bindings if isinstance(b.value, CallTir) for t in b.value.out]
     return [

@@ -23,7 +23,7 @@ from runtime.session import Session
 assert compiler.ops
 
 ABLE = [t for t in NAMED.values() if t.can_run_here]
-# All named targets that can run here, except that the host's own target takes the place of the one with the most features.
+# All named targets that can run here. The host's own target replaces the named target with the most features.
 HERE = [host(), *(t for t in ABLE if t != max(ABLE, key=lambda t: len(t.features)))]
 
 
@@ -47,7 +47,7 @@ def compiled(compiled_once: Callable[..., Executable]) -> Callable[[str, Target]
 
 @pytest.fixture(scope="module")
 def session_of(compiled: Callable[[str, Target], Executable]) -> Iterator[Callable[[str, Target, int], Session]]:
-    """`session_of(program, target, num_threads)` returns a session. All tests of a module share the session of equal arguments."""
+    """`session_of(program, target, num_threads)` returns a session. Tests of a module that pass equal arguments share one session."""
     with ExitStack() as opened:
 
         @cache

@@ -20,7 +20,7 @@ from runtime.session import Session
 
 ROWS = [1, 2, 8, 15, 16, 17, 32, 33, 64, 65]
 # K leaves a remainder after several parts along k, and N after several pairs of panels. With a single row, a product with SOME columns
-# computes several panels at once, and a product with FEW columns one panel at a time.
+# computes several panels at once. A product with FEW columns computes one panel at a time.
 K, N, SOME, FEW = 576, 530, 140, 70
 
 PLAIN = f'func main(x: bf16[m, {K}], w: bf16[{N}, {K}]) -> object {{ y = linear(x, w, out_dtype="f32") return y }}'
@@ -57,8 +57,8 @@ PROGRAMS = {
     "int4": (quantised(4, 32, FEW), FEW),
     "int4-64": (quantised(4, 64, 33), 33),
 }
-OF_ROWS = {"bf16": (0,), "gated": (0, 4)}  # program -> indices of its arguments with one entry per row; (0, 3) for the other programs
-MOST_ROWS = {"bf16": 257, "int4": 545}  # program -> number of rows: a full block and a remainder
+OF_ROWS = {"bf16": (0,), "gated": (0, 4)}  # program -> indices of the arguments with one entry per row; (0, 3) if not listed
+MOST_ROWS = {"bf16": 257, "int4": 545}  # program -> number of rows, which fill one block and leave a remainder
 
 
 def arguments(program: str, rows: int) -> list[Any]:
@@ -138,7 +138,7 @@ def test_rests_of_rows_share_what_was_widened(amx: Target, matrix_unit: Any, com
     executable, before = compiled(WIDENED, amx), matrix_unit.counts
     in_threads(executable, 1, [x, w])
     configured, loads, _, products = (int(n) for n in matrix_unit.counts - before)
-    steps, parts, claims = 2 * 16, 2 * 2, 2  # two panels; steps of 64 and parts of 512 along k
+    steps, parts, claims = 2 * 16, 2 * 2, 2  # two panels, which are multiplied in parts of 512 and steps of 64 elements along k
     assert products == steps * 2 * (2 * 2 + 5)
     assert configured == 6 * (parts + claims)
     # The second part of a panel continues the sums of the first, so it also loads those sums.

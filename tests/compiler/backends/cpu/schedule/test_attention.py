@@ -161,7 +161,7 @@ def test_tokens_that_a_row_does_not_see_may_hold_anything(run: Callable[..., NDA
     assert np.isnan(found[sees]).all() and len(found[~sees]) == (42 if case.window else 39)
 
 
-# --- pairs of bf16 -----------------------------------------------------------------------------------------------------
+# --- the tile that multiplies pairs of bf16 ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", [Case(4, 2, 64, "i8"), Case(4, 2, 64, "f16"), Case(4, 2, 40, "bf16")], ids=str)
@@ -175,10 +175,10 @@ def test_pairs_are_of_bf16(kernels: Callable[..., dict[str, PrimFunc]], case: Ca
     assert "dot_bf16_rows" in texts[0] and texts[1] == texts[2]
 
 
-# --- matrix units ------------------------------------------------------------------------------------------------------
+# --- attention on matrix units -----------------------------------------------------------------------------------------
 
-# Rows of (sequence, position): two full tiles that cross a split, whatever the number of heads per group, a tile that is not full, and
-# single tokens.
+# Rows of (sequence, position): two full tiles that cross a split for every number of heads per group, a tile that is not full, and single
+# tokens.
 TILES = [*((1, p) for p in range(236, 300)), *((2, p) for p in range(10)), (0, 479), (2, 0), (0, 17)]
 ALONE = [0, 19, 20, 31, 40, 73, 74, 75]
 

@@ -83,7 +83,7 @@ def test_bf16_rows_have_the_same_bits_in_any_batch(compute: Callable[..., Any]) 
         np.testing.assert_array_equal(compute(HALF, x[rows], w, rtol=2e-2), whole[rows])
 
 
-# --- structure -----------------------------------------------------------------------------------------------------------
+# --- structure of scheduled kernels --------------------------------------------------------------------------------------
 
 
 def test_gate_and_up_are_one_kernel_over_one_visit_to_the_rows(kernels: Callable[..., dict[str, PrimFunc]]) -> None:

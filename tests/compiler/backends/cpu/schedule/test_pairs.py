@@ -76,7 +76,7 @@ def test_rows_are_rounded_where_the_program_tolerates_it(compute: Callable[..., 
     compute(TOLERANT, x, w, rtol=4e-3)
 
 
-# --- structure -----------------------------------------------------------------------------------------------------------
+# --- structure of scheduled kernels --------------------------------------------------------------------------------------
 
 
 def paired(kernels: Callable[..., dict[str, PrimFunc]], program: str, target: str) -> list[PrimFunc]:
@@ -122,7 +122,7 @@ def test_what_is_scheduled_computes_the_same(meaning: Callable[..., Any], target
     np.testing.assert_allclose(meaning(scheduled, args), meaning(module, args), rtol=1e-4, atol=1e-4)
 
 
-# --- matrix units --------------------------------------------------------------------------------------------------------
+# --- products on matrix units --------------------------------------------------------------------------------------------
 
 DEEP = """
 func main(x: bf16[m, 288], gate: bf16[n, 288], up: bf16[n, 288], residual: f32[m, n]) -> object {

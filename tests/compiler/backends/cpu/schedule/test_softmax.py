@@ -21,7 +21,7 @@ def program(name: str, length: str = "k") -> str:
 
 
 def rows(*shape: int) -> Any:
-    """Return random rows. The largest elements of their blocks are sometimes larger and sometimes smaller than that of the block before."""
+    """Return random rows. The maximum of a block is sometimes larger and sometimes smaller than the maximum of the block before."""
     return (np.random.default_rng(sum(shape)).normal(size=shape) * 8).astype(np.float32)
 
 

@@ -216,8 +216,8 @@ def test_a_store_that_no_thread_does_is_refused() -> None:
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_tile_of_a_block_stands_where_all_threads_run_it(inside: bool) -> None:
-    """A tile that needs all threads of a block is refused inside a loop over threads, and in a block that has more threads than the tile.
-    Its barrier would wait for threads that never arrive."""
+    """A tile that needs all threads of a block is refused inside a loop over threads, and in a block that has more threads than the tile:
+    the tile's barrier would wait for threads that never arrive."""
     k, op = Kernel(), Mma(8, 64)
     a, b, out = Buffer("a", (Dim.of(32),), DType.BF16), Buffer("b", (Dim.of(2048),), DType.BF16), Buffer("out", (Dim.of(1),), DType.F32)
     with k.grid("b", 1):

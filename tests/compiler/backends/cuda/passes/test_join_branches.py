@@ -91,8 +91,8 @@ def test_what_cannot_wait_or_has_no_place_in_a_tile_stays(text: str) -> None:
 
 
 def test_a_product_that_adds_another_one_is_no_branch_of_it() -> None:
-    """If a program adds two products, neither product joins the other's call. Layers that compute attention and the feed-forward network in
-    parallel add products this way."""
+    """If a program adds two products, each product keeps its own call. Layers that compute attention and the feed-forward network in
+    parallel contain such sums."""
     before, after = stages_of("""
 func main(x: bf16[t, 64], y: bf16[t, 96], z: f32[t, 64], weight w: bf16[64, 64], weight v: bf16[64, 96]) -> object where t in 0..64 {
   dataflow {
