@@ -65,7 +65,7 @@ def test_an_exception_is_told_within_its_object() -> None:
 
 
 class Blocked(io.StringIO):
-    """A stream. A write blocks until the test sets the event `reads`."""
+    """A stream whose writes block until the test sets the event `reads`."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -100,7 +100,7 @@ def test_a_restart_by_the_server_reads_no_weights(path: Path, monkeypatch: pytes
         patched.setattr(SectionFile, "verify", lambda *_: pytest.fail("it was read"))
         assert begin_use(path, restart=True) == path and left_behind(path) == []
     flip(path)
-    # A restart verifies nothing unless it is asked to; the server asks if the last worker found damage.
+    # A restart verifies the file only with `verify=True`, which the server passes if the last worker found damage.
     assert begin_use(path, restart=True, verify=True) == path and not path.exists()
 
 

@@ -87,7 +87,7 @@ def test_the_wheel_has_the_files_that_are_no_code(contents: set[str]) -> None:
     assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= model
 
 
-# --- installed ---------------------------------------------------------------------------------------------------------
+# --- the installed wheel -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -1106,7 +1106,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
 LAST_NORMS = ("model.norm.weight", "model.language_model.norm.weight")
 
 
-# --- weights --------------------------------------------------------------------------------------------------------------
+# --- random weights and their files ---------------------------------------------------------------------------------------
 
 
 def draw(model: torch.nn.Module, gain: float, seed: int, dtype: torch.dtype) -> None:

@@ -55,7 +55,7 @@ def printed(*words: str | Path) -> str:
     return result.stdout
 
 
-# --- opt -----------------------------------------------------------------------------------------------------------------
+# --- relaxserve opt ------------------------------------------------------------------------------------------------------
 
 
 def test_opt_prints_text_that_parses(program: Path) -> None:
@@ -102,7 +102,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     assert said.exit_code == 2 and "is not a text file" in said.output
 
 
-# --- run -----------------------------------------------------------------------------------------------------------------
+# --- relaxserve eval -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n", [1, 7, 64])
@@ -178,7 +178,7 @@ def test_run_checks_the_bounds_of_hand_written_loop_nests(tmp_path: Path, shifte
     assert status_of(result.exception) == FAILURE
 
 
-# --- cache ---------------------------------------------------------------------------------------------------------------
+# --- relaxserve cache ----------------------------------------------------------------------------------------------------
 
 
 def test_cache_lists_exports_imports_and_prunes(tmp_path: Path) -> None:

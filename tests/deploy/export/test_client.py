@@ -47,7 +47,7 @@ def script(name: str, *arguments: str | Path, given: str = "") -> bytes:
     return done.stdout
 
 
-# --- tools -------------------------------------------------------------------------------------------------------------
+# --- tool calls --------------------------------------------------------------------------------------------------------
 
 
 def chat(**body: Any) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def as_browser(part: Part) -> dict[str, object]:
             return {"content": part.text}
 
 
-# --- vectors -----------------------------------------------------------------------------------------------------------
+# --- embeddings --------------------------------------------------------------------------------------------------------
 
 
 def in_python(model: Servable, texts: list[list[int]]) -> NDArray[np.float32]:
@@ -149,7 +149,7 @@ def test_vectors_that_cannot_be_made_are_refused_by_name(ask: Callable[..., Any]
     assert refused["error"]["param"] == param and said in refused["error"]["message"]
 
 
-# --- states ------------------------------------------------------------------------------------------------------------
+# --- models with recurrent state ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

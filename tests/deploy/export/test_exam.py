@@ -23,7 +23,7 @@ SEED, PER_SKILL = 4711, 6
 
 
 def test_an_export_passes_the_exam_as_the_server_does(demo_server: DemoServer, tmp_path: Path) -> None:
-    """The export answers the same questions correctly as the server. Questions with a schema are left out, because an export cannot
+    """The export gives right answers to the same questions as the server. Questions with a schema are left out, because an export cannot
     constrain answers."""
     export_web(require_servable(load_of("demo", "bf16", None, 1, None, "auto", "host"), silent), "demo", tmp_path, levels=["wasm-relaxed"])
     asked = [question for question in questions(SEED, PER_SKILL) if question.schema is None]

@@ -37,7 +37,7 @@ def test_an_export_is_made_once(model: Servable, tmp_path: Path, monkeypatch: py
     assert {path.relative_to(second) for path in second.rglob("*") if path.is_file()} == written
     assert all((first / path).samefile(second / path) for path in written), "no byte is stored twice"
     with pytest.raises(AssertionError, match="exported again"):
-        # a model of another name needs another export, because the files contain the name
+        # the same model under another name needs another export, because the exported files contain the name
         export_kept(model, "two", tmp_path / "third", cache, LEVELS)
     assert [entry.name for entry in item.paths[0].parent.iterdir()] == [item.key], "a failed export leaves nothing"
     assert item not in cache.prune(), "it needs no compiled program"

@@ -297,7 +297,7 @@ def test_a_quantised_checkpoint_is_served_as_it_is(method: str, packed: Callable
     plain, stored = packed(method)
     (values, _), (read, decoded_bytes), (held, held_bytes) = logits_of(plain, "f32"), logits_of(stored, "f32"), logits_of(stored, "auto")
     assert values.tobytes() == read.tobytes()
-    # Rounding activations to 8 bits causes an error of this size. Wrong offsets would cause an error of 1 or more.
+    # Rounding activations to 8 bits causes an error of this size. Wrong zero points would cause an error of 1 or more.
     assert np.sqrt(np.square(held - values).mean()) < 0.1 * values.std()
     matrices = sum(prod(info.shape) for name, info in open_files(stored).weights.tensors.items() if name.endswith("proj.weight"))
     assert decoded_bytes - held_bytes > 3 * matrices  # each weight takes half a byte and part of a scale instead of 4 bytes
@@ -491,7 +491,7 @@ def test_what_weights_will_take_is_estimated_by_their_files(folder_of: Callable[
     assert weigh(ModelSpec("m", "nobody/nothing")) == 0
 
 
-# --- GGUF --------------------------------------------------------------------------------------------------------------
+# --- GGUF files --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
