@@ -201,7 +201,7 @@ class Assembler:
     def parts(self, operand: Operand) -> tuple[Operand, ...]:
         return operand.parts if isinstance(operand, Vector) else (operand,)
 
-    # --- the program -----------------------------------------------------------------------------------------------------
+    # --- compiling a kernel ----------------------------------------------------------------------------------------------
 
     def program(self) -> Program:
         code = self.kernel.instructions

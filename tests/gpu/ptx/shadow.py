@@ -33,7 +33,7 @@ class Shadow:
         self.time = 1
         self.epoch, self.warp_epoch = (np.zeros(len(wave.threads), np.int32) for _ in range(2))
 
-    # --- what orders threads -----------------------------------------------------------------------------------------------
+    # --- barriers and fences -----------------------------------------------------------------------------------------------
 
     def synchronise(self, threads: Any) -> None:
         self.time += 1
@@ -44,8 +44,8 @@ class Shadow:
         self.warp_epoch[threads] = self.time
 
     def fence(self, threads: Array) -> None:
-        """Apply a fence.proxy.async that these threads execute. It makes their own writes visible, and the writes that barriers ordered
-        before the fence."""
+        """Apply a fence.proxy.async that these threads execute. The fence makes visible their own writes and the writes that barriers
+        ordered before the fence."""
         dirty = np.flatnonzero(self.generic)
         if dirty.size == 0:
             return
@@ -57,15 +57,15 @@ class Shadow:
         clean = fencing[self.writer[dirty]] | (self.write_time[dirty] < latest[block])
         self.generic[dirty[clean]] = False
 
-    # --- accesses ----------------------------------------------------------------------------------------------------------
+    # --- accesses by threads -----------------------------------------------------------------------------------------------
 
     def _pieces(self, offsets: Array, num_bytes: int) -> Array:
         """Return the indices of the pieces that each access touches: [threads, pieces]."""
         return offsets[:, None] // self.grain + np.arange(max(num_bytes // self.grain, 1))
 
     def _apart(self, threads: Array, others: Array, times: Array) -> Array:
-        """Return for each piece whether its recorded access, by a thread of `others` at a time of `times`, races with an access by
-        `threads` now: no barrier orders the two."""
+        """Return for each piece whether an access by `threads` now would race with the recorded access, which a thread of `others` made at
+        the time in `times`. Two accesses race if no barrier orders them."""
         if times.max(initial=0) < self.epoch[threads].min(initial=self.time):
             return np.zeros((), bool)  # all these threads have passed a barrier since the last recorded access
         own = threads[:, None]
@@ -118,7 +118,7 @@ class Shadow:
             wrong = self._apart(threads, other, times[pieces])
             self._refuse(wrong, threads, pieces, f"a race: writes over {what}{{by}} without a barrier", other)
 
-    # --- asynchronous accesses ---------------------------------------------------------------------------------------------
+    # --- accesses by asynchronous copies and products ----------------------------------------------------------------------
 
     def announce(self, threads: Array, offsets: Array, num_bytes: int) -> None:
         """Record that a copy in flight will write these bytes."""

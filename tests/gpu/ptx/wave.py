@@ -101,7 +101,7 @@ class Wave:
         self._later: list[Callable[[], None]] = []  # asynchronous work that has not run yet
         self.state: dict[str, Any] = {}  # state of barriers and asynchronous work: each file of instructions has keys of its own
 
-    # --- running -----------------------------------------------------------------------------------------------------------
+    # --- running contexts --------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         self.resume(0, self.threads, None)
@@ -265,7 +265,7 @@ class Wave:
         number = len(self._later) - 1 if self.random is None else int(self.random.integers(len(self._later)))
         self._later.pop(number)()
 
-    # --- when nothing can run ----------------------------------------------------------------------------------------------
+    # --- when no context can run -------------------------------------------------------------------------------------------
 
     def _unstall(self) -> bool:
         while True:

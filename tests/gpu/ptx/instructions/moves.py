@@ -61,8 +61,8 @@ JOINED: dict[str, Callable[[Array, Array], Array]] = {"and": np.logical_and, "or
 
 
 def _comparison(name: str, dtype: Any) -> Callable[[Array, Array], Array]:
-    """Return a function that compares. For floats, the unordered comparisons such as `ltu` are true if an operand is NaN. `ne` is then
-    false, unlike NumPy's."""
+    """Return the function for the PTX comparison `name`. If a float operand is NaN, unordered comparisons such as `ltu` are true, and `ne`
+    is false (NumPy's is true)."""
     if np.dtype(dtype).kind in "iub":
         return COMPARISONS[name]
     if name in UNORDERED:
