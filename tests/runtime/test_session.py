@@ -54,7 +54,7 @@ ADD_ONE, SCALE, ADD_TWO = 0, 1, 2
 KERNELS = (
     Kernel("add_one", (Phase("add_one", "grid"),), 2, 2),
     Kernel("scale", (Phase("scale", "grid"),), 2, 2),
-    Kernel("add_two", (Phase("add_one", "grid"), Phase("add_one", "grid")), 2, 2),  # must run in place
+    Kernel("add_two", (Phase("add_one", "grid"), Phase("add_one", "grid")), 2, 2),  # adds 2 only if both buffers are the same
 )
 CONSTANT = np.array([9, 1, 2, 3], np.float32)
 

@@ -125,7 +125,7 @@ def test_limits_tell_what_is_free(device: Device) -> None:
     assert device.limits.free_bytes > 0
 
 
-# --- which device ------------------------------------------------------------------------------------------------------
+# --- which device runs an executable -----------------------------------------------------------------------------------
 
 
 def test_the_architecture_of_an_executable_opens_its_device(host_target: str) -> None:

@@ -61,7 +61,7 @@ def call(dst: int | None, callee: str, *args: Arg) -> Call:
     return Call(dst, callee, args)
 
 
-# --- control -----------------------------------------------------------------------------------------------------------
+# --- control flow ------------------------------------------------------------------------------------------------------
 
 
 def test_branches_and_jumps() -> None:
@@ -196,7 +196,7 @@ def test_constants() -> None:
     assert run([Ret(ConstantRef(0))], constants=[np.arange(3)]).tolist() == [0, 1, 2]
 
 
-# --- library -----------------------------------------------------------------------------------------------------------
+# --- library routines --------------------------------------------------------------------------------------------------
 
 
 def test_a_routine_fills_what_it_is_given_and_returns_what_it_made() -> None:
@@ -208,7 +208,7 @@ def test_a_routine_fills_what_it_is_given_and_returns_what_it_made() -> None:
         run([call(None, "lib.sort", Reg(0), Imm(0), Imm(True), Reg(1)), Ret(Imm(None))], x, out[:2])
 
 
-# --- refusals when loaded ----------------------------------------------------------------------------------------------
+# --- programs that are refused when they are loaded --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_a_dry_run_that_does_not_fit_is_refused_with_figures(serve, folder):
     assert error["evictable"] == [{"model": "a", "bytes": GIB + (1 << 16)}]  # b is pinned
     assert set(server.workers) == {"a", "b"}, "a worker was started for a dry run"
     fits = client.post("/admin/models", json={"source": "c", "dry_run": True, "kv_cache_bytes": 5})
-    assert fits.status_code == 507  # although `kv_cache_bytes` is tiny: less than 1 GiB is free, too little for the weights
+    assert fits.status_code == 507  # refused even with a tiny KV cache: less than 1 GiB is free, too little for the weights
     client.delete("/admin/models/a")
     assert client.post("/admin/models", json={"source": "c", "dry_run": True}).json()["required_bytes"] == GIB
 

@@ -37,7 +37,7 @@ VOCAB = 320
 
 @dataclass
 class Outcome:
-    """Everything that the engine sent for one choice."""
+    """Everything that the engine sent for one of a request's answers ("choices")."""
 
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])

@@ -116,7 +116,7 @@ def test_an_encoder_pauses_and_generates_nothing(embedder, sent) -> None:
     assert sent["b"].code == "not_a_generative_model"
 
 
-# --- decoders ------------------------------------------------------------------------------------------------------------
+# --- embeddings by decoders ----------------------------------------------------------------------------------------------
 
 SIZE = 24
 DECODER = StepLimits(vocab_size=320, max_context=128, max_tokens=48, max_seqs=6, groups=(GroupLimits(40),), embedding_size=SIZE)

@@ -111,7 +111,7 @@ def test_reasoning_is_told_by_the_body():
     assert seen == [False, False, True, True, False, False]
 
 
-# --- the dialect ---------------------------------------------------------------------------------------------------------
+# --- the Harmony dialect -------------------------------------------------------------------------------------------------
 
 TEMPLATE = (
     "{% for message in messages %}{% for call in message.tool_calls or [] %}<|start|>assistant to=functions.{{ call.function.name }}"

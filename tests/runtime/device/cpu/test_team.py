@@ -72,7 +72,7 @@ def test_a_record_sees_all_of_the_one_before(team: Team, code: ObjectCode) -> No
 
 @pytest.mark.parametrize("size", [1, 15, 28, 152, 4748, 1000003])
 def test_chunks_are_alike(code: ObjectCode, compile_object, size: int) -> None:
-    """The chunks of a launch differ by at most one iteration, so that they take equally long."""
+    """The chunks of a launch differ in length by at most one iteration, so that they take about the same time."""
     text = """
     define void @ends(ptr %buffers, ptr %dims, i64 %begin, i64 %end) {
       %p = load ptr, ptr %buffers

@@ -162,7 +162,7 @@ def test_unknown_fields_within_lists_are_refused_when_strict(serve):
     assert strict.chat(messages=image).json()["error"]["code"] == "unsupported_content"
 
 
-# --- context ------------------------------------------------------------------------------------------------------------
+# --- the limit of the context -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_embeddings_may_ask_to_be_cut_to_the_context(embedder):
     assert embedder.http().post("/v1/embeddings", json=body).json()["usage"]["prompt_tokens"] == 4095
 
 
-# --- compression, and HEAD ----------------------------------------------------------------------------------------------
+# --- compressed bodies, and HEAD requests -------------------------------------------------------------------------------
 
 
 def test_large_answers_are_compressed_where_the_client_takes_it(embedder):

@@ -113,7 +113,7 @@ def test_what_is_short_is_refused_without_a_trace(groups: tuple[int, ...]) -> No
     pool.check_integrity([leader, follower])
 
 
-# --- windows -------------------------------------------------------------------------------------------------------------
+# --- groups with windows -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64])
@@ -193,7 +193,7 @@ def test_a_rewind_behind_the_window_goes_on_from_published_pages() -> None:
     pool.check_integrity([held])
 
 
-# --- states --------------------------------------------------------------------------------------------------------------
+# --- groups with states --------------------------------------------------------------------------------------------------
 
 
 def test_a_hit_a_fork_and_a_rewind_end_with_a_page_of_states() -> None:
@@ -214,7 +214,7 @@ def test_a_hit_a_fork_and_a_rewind_end_with_a_page_of_states() -> None:
     pool.check_integrity([held])
 
 
-# --- integrity -----------------------------------------------------------------------------------------------------------
+# --- integrity checks ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [0, 1])
