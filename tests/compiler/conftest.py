@@ -90,7 +90,7 @@ def verified() -> Callable[[IRModule], Executable]:
 
 @pytest.fixture
 def compute(verified: Callable[[IRModule], Executable]) -> Callable[..., Any]:
-    """`compute(program, *arguments)` compiles a program and returns the result of `main`. It requires that the result is near the
+    """`compute(program, *arguments)` compiles a program and returns the result of `main`. It requires that the result is close to the
     interpreter's, and has the same bits with 1, 2 and 3 threads."""
 
     def call(program: str | IRModule, *args: Any, rtol: float = 1e-5) -> Any:

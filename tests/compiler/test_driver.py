@@ -1,4 +1,4 @@
-"""The driver: levels of compilation, debug switches, and equal executables for equal programs."""
+"""The compiler's driver: levels of compilation, debug switches, and equal executables for equal programs."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def _is_float(value: Any) -> bool:
 
 
 def tolerances(program: Program, call: int, expected: Any) -> list[Any]:
-    """Return for each element how much it may differ. The bound is infinite if rounding decides between a finite number, infinity and
-    NaN."""
+    """Return for each element of the result by how much it may differ from `expected`. The bound is infinite if rounding decides between a
+    finite number, infinity and NaN."""
     allowed: list[Any] = [np.zeros(e.shape) for e in expected]
     for run in range(RUNS):
         with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):

@@ -212,7 +212,7 @@ class Encoder:
     max_seq_length: int = 64
     prefix: str = ""  # prefix of tensor names, as in checkpoints with a task head
     dense: tuple[tuple[int, bool, str], ...] = ()  # size, bias and activation of each projection after the pooling
-    # The fields by their names in transformers, for models whose fields and tensors have other names on the hub.
+    # The configuration with the field names of transformers, for models whose fields and tensors have other names on the hub.
     fields: Json = field(default_factory=dict)
 
 

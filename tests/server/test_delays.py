@@ -76,7 +76,7 @@ def check(server, trial: Trial) -> None:
 def requests(server) -> list[Trial]:
     found = list(trials(server.http().get("/openapi.json").json(), ""))
     assert len({trial.name for trial in found}) > 200, "fields are missing"
-    return [trial for trial in found if "/render" not in trial.name]  # a path with /render has the same body as without
+    return [trial for trial in found if "/render" not in trial.name]  # a path with /render accepts the same body as the path without it
 
 
 def test_no_field_at_its_own_limit_and_no_answer_holds_up_others(shared_server):

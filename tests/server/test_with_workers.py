@@ -25,7 +25,7 @@ TEXT = b"All happy families are alike. "
 SOURCE = null_source(NullConfig(script=tuple(TEXT), step_s=0.005))
 EVERYTHING = null_source(NullConfig(vocab_size=256, embedding_size=8, step_s=0.005))  # a model that generates random bytes
 NUM_NEW = 150
-MOST_AT_ONCE = 64  # of a request with many texts, at least this many are in the worker at a time
+MOST_AT_ONCE = 64  # the worker gets at least this many texts of one large request at the same time
 DOCUMENTS = ["fox " * 50 + str(index) for index in range(128)]
 STREAMS = {  # path -> (fields of the request, function that returns the text of one event)
     "/v1/chat/completions": ({"messages": MESSAGES, "max_tokens": NUM_NEW}, lambda event: event["choices"][0]["delta"].get("content")),

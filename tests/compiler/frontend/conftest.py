@@ -154,7 +154,7 @@ def _golden(folder: Path) -> tuple[ModelConfig, WeightSource, dict[str, NDArray[
 
 
 def _wide() -> tuple[ModelConfig, WeightSource, dict[str, NDArray[Any]]]:
-    """Return a model of two layers whose products are wide enough to use every kind of block."""
+    """Return a model of two layers whose products have several panels and several blocks of k."""
     config = llama_config(hidden=512, layers=2, heads=8, kv_heads=2, size=64, ffn=1408, vocab=1000)
     return config, RandomWeights(shapes_of(config)), {}
 

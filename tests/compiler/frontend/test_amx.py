@@ -1,4 +1,4 @@
-"""The logits of whole models on AMX (or on its emulation in amx_unit.c) are as near to the f32 logits as on other CPUs, and have the same
+"""The logits of whole models on AMX (or on its emulation in amx_unit.c) are as close to the f32 logits as on other CPUs, and have the same
 bits in every batch."""
 
 from __future__ import annotations

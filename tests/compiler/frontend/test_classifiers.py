@@ -1,5 +1,5 @@
-"""The logits of decoders with a classification head are near those of Hugging Face transformers. Checkpoints converted from Qwen3-Reranker
-are recognised by the prompt in their chat template."""
+"""The logits of decoders with a classification head are close to those of Hugging Face transformers. Checkpoints converted from
+Qwen3-Reranker are recognised by the prompt in their chat template."""
 
 from __future__ import annotations
 

@@ -181,8 +181,8 @@ def test_a_wrong_field_is_named(changes: dict[str, Any], message: str) -> None:
 
 
 def test_a_gemma_whose_tokens_see_the_future_is_an_encoder() -> None:
-    """A config of model type gemma3_text whose tokens attend to later tokens is an EmbeddingGemma encoder. Its window is centred on a
-    token, so half of the window lies before the token."""
+    """A config of model type gemma3_text whose tokens attend to later tokens is an EmbeddingGemma encoder. The window of such an encoder is
+    centred on a token, so half of the window lies before the token."""
     config = parse_config(small("gemma3_text", use_bidirectional_attention=True, sliding_window=12, num_hidden_layers=6))
     assert config.family == "embeddinggemma" and not config.is_causal
     assert config.encoder is not None and config.encoder.reaches == (6, 6, 6, 6, 6, None)

@@ -1,4 +1,4 @@
-"""Embeddings of encoders and of decoders are near those of Hugging Face transformers, and the embedding of a text has the same bits in
+"""Embeddings of encoders and of decoders are close to those of Hugging Face transformers, and the embedding of a text has the same bits in
 every batch."""
 
 from __future__ import annotations
@@ -156,8 +156,8 @@ def test_a_vector_depends_on_its_text_alone(case: str, encoder: Callable[[str], 
 
 @pytest.mark.parametrize("case", compiled(CLASSIFIERS))
 def test_the_numbers_of_classes(case: str, encoder: Callable[[str], Encoder]) -> None:
-    """The logits of a classifier, for single texts and for pairs of texts, are near those of transformers. They have the same bits alone as
-    in a batch."""
+    """The logits of a classifier, for single texts and for pairs of texts, are close to those of transformers. The logits of an input have
+    the same bits alone as in a batch."""
     golden = np.load(GOLDEN / "models" / case / "golden.npz")
     texts, seconds = texts_of(golden), golden["seconds"].tolist()
     numbers = encoder(case).encode(texts, seconds=seconds)
@@ -202,7 +202,7 @@ def minilm_folder() -> Path:
 
 
 def test_minilm(minilm_folder: Path) -> None:
-    """The embeddings of sentences with 2 to 256 tokens, in shuffled batches, are near those recorded for MiniLM."""
+    """The embeddings of sentences with 2 to 256 tokens, in shuffled batches, are close to those recorded for MiniLM."""
     tokenizer = tokenizers.Tokenizer.from_file(str(minilm_folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()

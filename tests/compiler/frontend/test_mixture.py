@@ -1,5 +1,5 @@
-"""If a checkpoint has separate tensors for each expert, the tensors are joined into one per layer. The configuration's fields for mixtures
-of experts are read."""
+"""If a checkpoint has separate tensors for each expert, a layer's tensors of one projection are joined into one tensor. The configuration's
+fields for mixtures of experts are read, too."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_stacked_experts_of_another_shape_stay_what_they_are() -> None:
 
 
 def test_experts_in_mxfp4_are_those_that_were_written(tmp_path: Path) -> None:
-    """MXFP4 tensors decode to the numbers that the standard defines, for all 16 codes and for scales with exponents near 1."""
+    """MXFP4 tensors decode to the numbers that the standard defines, for all 16 codes and for scales from 2^-7 to 2^2."""
     numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
     codes = np.random.default_rng(0).integers(0, 16, (2, 6, 2, 32), np.uint8)  # [experts, out, blocks, inputs of a block]
     scales = np.random.default_rng(1).integers(120, 130, (2, 6, 2), np.uint8)

@@ -1,4 +1,4 @@
-"""The logits and greedy continuations of every causal family are near those of Hugging Face transformers."""
+"""The logits of every causal family are close to those of Hugging Face transformers, and greedy continuations are the same."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Causal families on a simulated GPU: logits are near those of transformers and of the CPU, and the logits of a token have the same bits in
-every batch."""
+"""Causal families on a simulated GPU: logits are close to those of transformers and of the CPU, and the logits of a token have the same
+bits in every batch."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_logits_in_bf16_differ_by_roundings_alone(case: str, causal: Callable[..
 @pytest.mark.parametrize("name", ["llama", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_prompts_over_pages_of_bf16(name: str, causal: Callable[..., Any]) -> None:
     """With bf16 pages, which tensor cores read, the logits of a token have the same bits whether its prompt runs at once or in chunks, one
-    of them a single token. The logits are near those of the CPU."""
+    of them a single token. The logits are close to those of the CPU."""
     gpu, cpu = (causal(name, "bf16", target=target, kv_dtype=DType.BF16) for target in (get("sm_80"), None))
     text = gpu.golden["prompt"][:20]
     whole = gpu.start().feed({"a": text})["a"]

@@ -20,7 +20,7 @@ def fn(text: str, where: str = "") -> Type:
     [
         (fn("(x: f32[n]) -> f32[n]"), fn("(x: f32[m]) -> f32[m]"), Level.PASS),
         (fn("(x: f32[n, 2*n]) -> f32[3*n]"), fn("(x: f32[m, 2*m]) -> f32[3*m]"), Level.PASS),
-        # accepted, because the given type is more general
+        # The given type is accepted, because it is more general.
         (fn("(x: f32[n], y: f32[n]) -> f32[n]"), fn("(x: f32[a], y: f32[b]) -> f32[b]"), Level.PASS),
         # The given type demands equal extents, which the wanted type does not promise.
         (fn("(x: f32[a], y: f32[b]) -> f32[b]"), fn("(x: f32[n], y: f32[n]) -> f32[n]"), Level.SYMBOLIC),

@@ -49,7 +49,7 @@ def test_columns_that_fill_the_last_panel_hold_weights_of_zero(name: str) -> Non
 
 
 def elements(name: str, *arrays: np.ndarray) -> np.ndarray:
-    """Decode each element of a packed matrix. The decoding kernel was printed and parsed before, to test its text."""
+    """Decode each element of a packed matrix. The decoding kernel is printed and parsed again before it runs, to test its text."""
     format, k = FORMATS[name], Kernel()
     stored, out = [buffer(f"b{i}", a) for i, a in enumerate(arrays)], np.zeros((N, K), np.int32)
     y = k.array(buffer("y", out))

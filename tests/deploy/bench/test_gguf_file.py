@@ -1,4 +1,5 @@
-"""GGUF files that the benchmark writes for other inference engines. Our reader finds the values that the reference quantisers compute."""
+"""GGUF files that the benchmark writes for other inference engines. Our reader reads from them the values that the reference quantisers
+compute."""
 
 from __future__ import annotations
 

@@ -62,8 +62,8 @@ def test_the_example_builds_with_one_command_and_answers(library: Path) -> None:
 
 
 def test_the_library_gives_the_bytes_of_the_native_program(library: Path, demo: Servable) -> None:
-    """The library gives the same bytes as the native program and does what model.h promises: wrong calls are refused, two sequences are
-    independent, a sequence can be rewound, and no memory leaks."""
+    """The library computes the same logits as the native program, byte for byte, and does what model.h promises: wrong calls are refused,
+    two sequences are independent, a sequence can be rewound, and no memory leaks."""
     check_bytes(demo, library, [str(built(library, SCRIPTS / "logits.c", compiler(), "logits"))])
 
 
@@ -131,8 +131,8 @@ MACHINES = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "arch", "flags"), MACHINES, ids=[" ".join([m[0], *m[2][1:]]) for m in MACHINES])
 def test_other_machines_give_the_same_bytes(target: str, arch: str, flags: list[str], demo: Servable, tmp_path: Path) -> None:
-    """Under qemu, libraries for three other machines give the same bytes: AArch64, RISC-V without vectors, and RISC-V with vectors of two
-    lengths."""
+    """Under qemu, libraries for three other machines compute the same logits, byte for byte: AArch64, RISC-V without vectors, and RISC-V
+    with vectors of two lengths."""
     emulator = shutil.which(f"qemu-{arch}-static") or shutil.which(f"qemu-{arch}")
     if emulator is None or find_spec("ziglang") is None:
         pytest.skip(f"needs qemu-{arch} and a compiler for it: apt install qemu-user-static, pip install ziglang")

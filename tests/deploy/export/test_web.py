@@ -92,8 +92,8 @@ def test_a_number_of_threads_that_cannot_be_is_refused(site: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["f32", "bf16", "int8", "int8-fast", "int4"])
 def test_every_form_of_weights_gives_the_native_answer(quantize: str, tmp_path: Path) -> None:
-    """For every weight format, relaxed SIMD gives the native bytes. SIMD without fused multiply-add gives logits that differ in the last
-    digits, but the same tokens."""
+    """For every weight format, logits with relaxed SIMD have the same bytes as the native program's. SIMD without fused multiply-add gives
+    logits that differ in the last digits, but the same tokens."""
     model = require_servable(load_of("demo", quantize, CONTEXT, 1, None, "auto", NATIVE.name), silent)
     export_web(model, "demo", tmp_path)
     prompt, expected, tokens = native(model, quantize)
@@ -109,7 +109,8 @@ def test_every_form_of_weights_gives_the_native_answer(quantize: str, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma2", "qwen3_moe", "phi3-longrope"])
 def test_families_give_their_bytes(name: str, demo: Servable, tmp_path: Path) -> None:
-    """Exports give the native bytes for three more families, whose models have attention windows, routed experts, and long-context RoPE."""
+    """Exports of three more families, which have attention windows, routed experts, and long-context RoPE, compute the same logits as the
+    native program, byte for byte."""
     model = golden(name, demo)
     export_web(model, name, tmp_path, levels=["wasm-relaxed"])
     random = np.random.default_rng(1)
@@ -121,7 +122,7 @@ def test_families_give_their_bytes(name: str, demo: Servable, tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", ["Q4_0", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("Q4_1", "Q5_0", "Q8_0"))])
 def test_quantised_files_give_their_bytes(kind: str, demo: Servable, tmp_path: Path) -> None:
-    """Exports of GGUF files give the native bytes. The scales of these files are f16."""
+    """Exports of GGUF files, whose scales are f16, compute the same logits as the native program, byte for byte."""
     files = open_files(convert("qwen2", "qwen2", tmp_path / "m.gguf", kind=GGMLQuantizationType[kind]))
     mode = mode_of(files, load_of("demo", "auto", None, 1, None, "auto", NATIVE.name))
     model = Servable(files, demo.tokenizer, mode, mode.module(), NATIVE)

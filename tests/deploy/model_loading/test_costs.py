@@ -94,8 +94,8 @@ def test_the_context_behind_which_short_chunks_begin_has_a_cost(monkeypatch: pyt
 
 
 def test_costs_are_kept_where_larger_steps_would_tell_no_more(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The measured costs are cached only if the measurement found the most efficient chunk size. It stops after a second, which may be too
-    early."""
+    """The measured costs are cached only if the measurement found the most efficient chunk size. The measurement stops after a second,
+    which may be too early to find this size."""
     for name, step_s, is_kept in (
         ("all", lambda tokens, _: 0.001 + 0.001 * tokens, True),
         ("in proportion", lambda tokens, _: 0.2 * tokens, True),

@@ -72,7 +72,8 @@ def flow_of(kernel: Kernel, suspends: frozenset[int]) -> Flow:
 
 
 def _find_joins(flow: Flow) -> None:
-    """Find the join of each piece, that is its nearest post-dominator. Sets of pieces are integers with one bit per piece."""
+    """Find the join of each piece, that is its nearest post-dominator. A set of pieces is represented by an integer with one bit per
+    piece."""
     exit_ = flow.exit
     everything = (1 << (exit_ + 1)) - 1
     after = [everything] * exit_ + [1 << exit_]

@@ -35,7 +35,7 @@ DTYPES: dict[str, Any] = {
 PACKED = {"f16x2": np.float16, "bf16x2": ml_dtypes.bfloat16, "u16x2": np.uint16, "s16x2": np.int16}
 
 SHARED_BASE = 0x400  # address of the first byte of a block's shared memory; the system uses the addresses below
-# addresses of shared memory and of local memory in the generic address space
+# Where shared memory and local memory begin in the generic address space.
 SHARED_WINDOW, LOCAL_WINDOW = 0x2000_0000_0000, 0x2100_0000_0000
 
 RULES: dict[str, Callable[[Assembler, Instruction], Step]] = {}

@@ -2,7 +2,7 @@
 
 The device's memory holds every bit inverted. A region copies the memory that it uses to a staging area, runs kernels there, copies the
 result back and overwrites the staging area. Code that treats a device tensor as an array, keeps an address, or expects kernels to read
-integers where the host stored them therefore computes nonsense.
+integers where the host stored them computes nonsense.
 """
 
 from __future__ import annotations

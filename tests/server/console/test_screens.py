@@ -132,7 +132,7 @@ def test_the_api_page(page, site, look):
 
 
 def test_what_goes_wrong(page, site, look):
-    """The chat page when no model is loaded, and when the user has entered no key."""
+    """The chat page says that no model is loaded, or that the user has to enter a key."""
     page.excuse("status of 401")
     page.open(f"{site().url}/")
     page.see("No model is loaded")

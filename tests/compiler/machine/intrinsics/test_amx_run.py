@@ -41,7 +41,7 @@ def tiled(op: MatrixUnitOp) -> PrimFunc:
 
 
 def check(run_native: Any, target: Target, op: MatrixUnitOp, arrays: tuple[Array, Array, Array], dims: tuple[int, int]) -> Array:
-    """Run the tile in two work items, and return the sum that both compute. It must equal the sum by the tile's definition in NumPy."""
+    """Run the tile in two work items, and return the sum that both compute. The sum must equal that of the tile's definition in NumPy."""
     c, a, b = arrays
     prim = tiled(op)
     found, wanted = np.stack([c, c]), c.copy()

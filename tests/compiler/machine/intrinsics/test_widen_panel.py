@@ -66,7 +66,8 @@ def test_meaning_is_that_of_the_operator() -> None:
 
 
 def test_two_lines_cost_fifteen_operations() -> None:
-    """The code that widens two cache lines has 15 instructions. Loading the multipliers for 32 elements of k takes two more."""
+    """The code that widens two cache lines has 15 instructions. Loading the multipliers for 32 elements of k needs two more
+    instructions."""
     assembly = link([emit_kernel("k", widened(32, 32), TARGET)], TARGET).assembly()
     (body,) = (part for part in re.split(r"\n\.\w+:", assembly) if "vpmulhrsw" in part)
     vector = [op for op in re.findall(r"\n\t(v\w+)[^\n]*%zmm", body) if not op.startswith(("vmovdq", "vbroadcast"))]

@@ -64,8 +64,8 @@ def test_compiled_equals_the_meaning(window: int, softcap: float) -> None:
 
 
 def test_eight_bits_are_near_the_exact_answer() -> None:
-    """The step also attends to the keys and values that it appends. Its result is near exact attention, because quantisation to 8 bits is
-    the only source of error."""
+    """The step also attends to the keys and values that it appends. Its result is close to exact attention, because quantisation to 8 bits
+    is the only source of error."""
     given = arguments(np.random.default_rng(1))
     q, k, v, slots, tables, _, _, cache, scales = given
     ids, at = np.zeros(40, np.int32), np.arange(40, dtype=np.int32)

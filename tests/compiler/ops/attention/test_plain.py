@@ -1,5 +1,5 @@
-"""The attention node computes the formula of attention when interpreted, is parsed from text, and compiles even if no schedule accepts its
-operands."""
+"""Interpreting the attention node computes the formula of attention. The node can be parsed from text, and is compiled even if no schedule
+accepts its operands."""
 
 from __future__ import annotations
 

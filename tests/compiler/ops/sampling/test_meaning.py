@@ -1,4 +1,4 @@
-"""The parts of sampling: Philox gives its published answers, and random bits and exponential weights are exact."""
+"""Parts of the sampler's definition: the random generator Philox, random bits per seed and position, and the weights exp(-x) of tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from runtime.sampling import WEIGHT_BITS
 
 
 def test_philox_known_answers() -> None:
-    """Philox gives the answers that its authors publish in the Random123 distribution."""
+    """Philox gives the results that its authors publish in the Random123 distribution."""
     ones = 0xFFFFFFFF
     assert philox4x32((0, 0, 0, 0), (0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
     assert philox4x32((ones, ones, ones, ones), (ones, ones)) == (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)

@@ -156,7 +156,7 @@ def test_a_producer_does_not_move_into_a_write_to_what_it_reads(name: str) -> No
 
 
 def test_a_write_may_take_what_moves_into_it_twice(becomes: Callable[[Pass, str, str], None]) -> None:
-    """A nest may fuse into an in-place write that reads its result twice. Such a write occurs in layers that use keys as values, too."""
+    """A nest may fuse into an in-place write that reads the nest's result twice. Layers that use keys as values contain such writes."""
     before = """
         impure func main(x: f32[n], p: f32[n]) -> f32[n] {
           dataflow { a = call_tir @e(x) -> f32[n] z = call_tir_inplace @put(p, a, a) [0] -> f32[n] }

@@ -1,5 +1,5 @@
-"""The benchmark lets TVM plan memory for our functions, with the same allocations and lifetimes as ours. If TVM is not installed, the tests
-check only the error that says so."""
+"""The benchmark translates our functions for TVM, with the same allocations and lifetimes, and TVM plans their memory. If TVM is not
+installed, the tests check only the error that says so."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A single call multiplies, rotates queries and keys, and appends keys and values to the cache. Its results are accurate, and a token has
-the same bits in every batch."""
+"""A single kernel call computes queries, keys and values, rotates queries and keys, and appends keys and values to the cache. Its results
+are accurate, and a token has the same bits in every batch."""
 
 from __future__ import annotations
 

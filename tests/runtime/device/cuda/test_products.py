@@ -28,7 +28,7 @@ class Case:
     body: str
     weights: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...] = ("bf16", "bf16")  # element types of the weights
-    rtol: float = 1e-4  # relative; larger if results are bf16, because a result may be rounded to the neighbour of the expected number
+    rtol: float = 1e-4  # bound on the relative error; larger for bf16 results, which may be rounded the other way
 
     @property
     def program(self) -> str:

@@ -1,5 +1,5 @@
-"""Attention over bf16 pages on tensor cores, in every variant that models use. Results are near the interpreter's, and a token has the same
-bits alone, in a chunk of its prompt, and in a batch with other sequences."""
+"""Attention over bf16 pages on tensor cores, in every variant that models use. Results are close to the interpreter's, and a token has the
+same bits alone, in a chunk of its prompt, and in a batch with other sequences."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_near_the_meaning_and_the_same_bits_in_every_batch(case: Case, software_
 
     together = run(slice(None))
     meaning = Interpreter(module).call("main", *args)
-    np.testing.assert_allclose(together, meaning, atol=1.2e-2)  # queries and weights are rounded to bf16; the bound is three times 2^-8
+    np.testing.assert_allclose(together, meaning, atol=1.2e-2)  # queries and attention weights are rounded to bf16; bound: 3 * 2^-8
     last = len(ROWS)
     for rows in (slice(0, 1), slice(10, 13), slice(13, 14), slice(1, 11), slice(5, last)):
         np.testing.assert_array_equal(run(rows), together[rows])

@@ -242,7 +242,7 @@ REFUSED: dict[str, Any] = {
     "verbosity": "low",
     "web_search_options": {"search_context_size": "low"},
 }
-ABSENT = object()  # as the value of a field: send the request without the field, even if the tests normally send it
+ABSENT = object()  # a field with this value is left out of the request, even if the tests normally send it
 TRANSPORT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}
 
 
@@ -441,7 +441,7 @@ EMBEDDINGS: dict[str, tuple[dict[str, Any], Callable[[Any], bool]]] = {
     "truncate_prompt_tokens": ({"truncate_prompt_tokens": 2}, lambda answer: answer.usage.prompt_tokens == 2),
     "truncation_side": ({"truncate_prompt_tokens": 1, "truncation_side": "left"}, lambda answer: answer.usage.prompt_tokens == 1),
     "add_special_tokens": ({"add_special_tokens": False}, lambda answer: answer.usage.prompt_tokens == 2),
-    "timeout": ({"timeout": 60}, lambda answer: len(answer.data) == 1),  # test_embeddings.py tests what happens when the time is over
+    "timeout": ({"timeout": 60}, lambda answer: len(answer.data) == 1),  # test_embeddings.py tests requests whose time is over
     "user": ({"user": "me"}, lambda answer: len(answer.data) == 1),
 }
 

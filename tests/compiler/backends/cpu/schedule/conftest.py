@@ -41,7 +41,7 @@ def kernels() -> Callable[..., dict[str, PrimFunc]]:
 
 @pytest.fixture(scope="session")
 def compiled(compiled_once: Callable[..., Executable]) -> Callable[[str, Target], Executable]:
-    """Return a function that compiles a program for a target. It compiles each program once per target and session of tests."""
+    """Return a function that compiles a program for a target. It compiles each program only once per target in a test run."""
     return cache(lambda program, target: compiled_once(parse(program), target))
 
 
@@ -61,8 +61,8 @@ def session_of(compiled: Callable[[str, Target], Executable]) -> Iterator[Callab
 
 @pytest.fixture
 def agree(session_of: Callable[[str, Target, int], Session]) -> Callable[..., Any]:
-    """`agree(program, *args)` returns the result of `main`. It requires that the result is near the interpreter's, and has the same bits on
-    every target, with 1 and with 3 threads."""
+    """`agree(program, *args)` returns the result of `main`. It requires that the result is close to the interpreter's, and has the same
+    bits on every target, with 1 and with 3 threads."""
 
     def call(program: str, *args: Any, rtol: float = 2e-5) -> Any:
         results: list[Any] = []

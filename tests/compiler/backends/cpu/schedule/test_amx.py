@@ -1,5 +1,5 @@
-"""Products on AMX (or on its emulation in amx_unit.c) are near the interpreter's result, and a row of the result has the same bits in any
-batch."""
+"""Products on AMX (or on its emulation in amx_unit.c) are close to the interpreter's result, and a row of the result has the same bits in
+any batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paged attention is near the interpreter's result on every machine, and the output of a token has the same bits in any batch."""
+"""Paged attention gives results close to the interpreter's on every machine, and the output of a token has the same bits in any batch."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_rows_in_order_of_their_choice(agree: Callable[..., Any], m: int, count:
 
 @pytest.mark.parametrize("m", [3, 300])
 def test_rows_in_any_order(agree: Callable[..., Any], m: int) -> None:
-    """Rows may be in any order. Unsorted choices are divided into more blocks than sorted ones."""
+    """Rows may be in any order. Rows that are not sorted by expert are divided into more blocks."""
     agree(PLAIN, f32(m, 20), f32(6, 35, 20), choices(m, 6))
 
 

@@ -1,5 +1,5 @@
-"""Products of quantised numbers are near the interpreter's result, and a row of the result has the same bits in any batch, on every machine
-that has tiles for integers."""
+"""Products of quantised numbers are close to the interpreter's result, and a row of the result has the same bits in any batch, on every
+machine that has tiles for integers."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def f32(*shape: int) -> Any:
 @pytest.fixture
 def computed(session_of: Callable[[str, Target, int], Session]) -> Callable[..., Any]:
     """`computed(program, *args)` returns the result of `main`, stacked for all kinds of targets. Targets of one kind quantise rows to the
-    same integer type; if rows may be rounded to 8 bits, they also all have a matrix unit or all have none. The results must be near the
-    interpreter's. Targets of one kind must give the same bits, with 1, 2 and 3 threads."""
+    same integer type. If rows may be rounded to 8 bits, targets with a matrix unit are a kind of their own. The results must be close to
+    the interpreter's. Targets of one kind must give the same bits, with 1, 2 and 3 threads."""
 
     def call(program: str, *args: Any) -> Any:
         bits, is_coarse, first = 8 if "bits=8" in program else 4, COARSE in program, dict[tuple[DType, bool], Any]()

@@ -1,4 +1,4 @@
-"""Reductions along rows whose lengths are near the length of one vector or of several vectors."""
+"""Reductions along rows that are about as long as one vector or as several vectors."""
 
 from __future__ import annotations
 

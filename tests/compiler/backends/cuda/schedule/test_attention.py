@@ -1,5 +1,5 @@
-"""Attention on a GPU, in every variant that models use, is near the interpreter's result. The output of a token has the same bits alone as
-in a batch."""
+"""Attention on a GPU, in every variant that models use, gives results close to the interpreter's. The output of a token has the same bits
+alone as in a batch."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_near_the_meaning_and_the_same_bits_alone(case: Case) -> None:
     module = pipeline(get("sm_80")).until("schedule_kernels")(parse(case.program))
     verify(module)
     (prim,) = module.prim_functions.values()
-    rounds = case.kind == "bf16"  # queries and weights are rounded to bf16
+    rounds = case.kind == "bf16"  # queries and attention weights are rounded to bf16
     assert prim.attrs["schedule"] == ("tensor attention" if rounds else "attention")
     args = arguments(case)
 

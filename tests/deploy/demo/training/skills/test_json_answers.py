@@ -1,4 +1,4 @@
-"""JSON answers in the training data: each field may come last, an answer has the requested fields, and its facts are true."""
+"""JSON answers in the training data: any field may be the last one, an answer has the requested fields, and its facts are true."""
 
 import json
 import random
