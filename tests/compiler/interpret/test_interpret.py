@@ -248,7 +248,7 @@ def test_a_contraction_is_the_sum_of_the_products() -> None:
 @pytest.mark.parametrize("is_fine", [False, True])
 def test_a_grouped_contraction_scales_the_exact_sums_of_its_groups(is_fine: bool) -> None:
     """A grouped contraction sums integers exactly within each group, and multiplies the sums by the groups' scales. Rows have two planes:
-    the first counts 256 times, and the second counts only in rows that are marked as fine."""
+    the first is multiplied by 256, and the second is added only in rows that are marked as fine."""
     rng = np.random.default_rng(3)
     q, w = rng.integers(-9, 9, (2, 6)).astype(np.int32), rng.integers(-9, 9, (4, 6)).astype(np.int32)
     scale, fine, out = np.asarray([0.5, 2], F32), np.asarray([is_fine]), np.zeros(4, F32)

@@ -25,7 +25,7 @@ Lie = Callable[[Builder, Value, Var, TensorType, "tuple[DimVar, ...]"], Var]
 
 
 def falsified(program: Program, boundary: str, random: Random) -> IRModule:
-    """Return the program, in which one value has a false shape at `boundary`. All later calls rely on that shape."""
+    """Return a copy of the program in which one value has a false shape at `boundary`. All later calls rely on the false shape."""
     main = program.module.graph("main")
     dims = tuple(dict.fromkeys(v for p in main.params for v in binders_of(p.type)))
     targets = [b for b in main.body.bindings if isinstance(b.var.type, TensorType) and b.var.type.shape and b.var.type.dtype]

@@ -47,7 +47,7 @@ ANY = [*FLOATS, *DType]
 EXTENTS = [0, 1, 2, 3, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256]
 # (lower bound, upper bound, divisor) of a dimension variable.
 RANGES = [(0, None, 1), (0, None, 1), (1, None, 1), (1, 256, 1), (2, 64, 1), (0, 128, 16)]
-MOST_ELEMENTS = 1 << 14  # per value
+MOST_ELEMENTS = 1 << 14  # largest number of elements of a value
 
 
 Recipe = Callable[["Draft", str], None]
@@ -115,7 +115,7 @@ class Draft:
         self.dims = list(self.sizes[0])
 
     def grow(self, count: int) -> None:
-        """Apply `count` random recipes. Draw up to eight recipes for each of them, until one succeeds."""
+        """Apply up to `count` random recipes. Each time, draw recipes until one can be applied, at most eight."""
         for _ in range(count):
             for _ in range(8):
                 name = self.one_of(list(RECIPES))

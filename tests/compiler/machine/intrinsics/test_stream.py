@@ -1,5 +1,5 @@
-"""Non-temporal stores of vectors write the right elements at any address, on every target that can run here. They are a single instruction
-if the vector begins at a cache line."""
+"""Non-temporal stores of vectors write the right elements at any address, on every target that can run here. A store is a single
+instruction if its vector begins at a cache line."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from compiler.passes.fusion.join import MOST_DEPTH, MOST_NODES
 from compiler.passes.legalize import legalize
 from runtime.session import Session
 
-# Fusion, followed by the removal of bindings and nests that it leaves unused, so that tests need not list these.
+# Fusion, followed by the removal of bindings and nests that fusion leaves unused, so that tests need not list unused ones.
 fused: Pass = Pipeline((fuse, eliminate_dead_code))
 
 

@@ -56,8 +56,8 @@ def test_rows_are_quantised_once_for_all_products(becomes: Callable[[Pass, str, 
 
 
 def test_rows_that_the_product_lets_round_take_one_plane_in_groups(becomes: Callable[[Pass, str, str], None]) -> None:
-    """If the product tolerates 8-bit rows, its rows are quantised to a single plane of 8-bit integers with a scale per group of 64. The
-    weight keeps one scale per channel."""
+    """If the product tolerates 8-bit rows, its rows are quantised to a single plane of 8-bit integers with a scale per group of 64
+    elements. The weight keeps one scale per channel."""
     before = """
         func main(x: f32[n, 128], q: i8[6, 128], s: f32[6, 1]) -> f32[n, 6] {
           w = dequantize(q, s, bits=8, group=0, dtype="f32")
@@ -136,7 +136,7 @@ def test_weights_that_are_widened_take_a_scale_per_row_and_channel(becomes: Call
     becomes(IntegerProducts(WIDENED), before, expected)
     longer = (
         before.replace("64]", "65600]").replace("32]", "32800]").replace("6, 2]", "6, 2050]")
-    )  # i32 might overflow in the sum of a channel
+    )  # rows so long that the i32 sum of a channel might overflow
     for program, tiles in ((before, BYTES), (longer, WIDENED)):
         module = IntegerProducts(tiles)(parse(program))
         assert any(isinstance(b.value, Call) and b.value.op.name == "integer_linear" for b in module.graph("main").body.bindings)

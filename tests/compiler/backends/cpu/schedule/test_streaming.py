@@ -1,5 +1,5 @@
-"""Kernels write results that are larger than the caches by non-temporal stores. If the size is unknown at compile time, the kernel tests it
-at run time. Both kinds of stores write the same bits."""
+"""Kernels use non-temporal stores for results that are larger than the caches. If the size of a result is unknown at compile time, the
+kernel tests the size at run time. Both kinds of stores write the same bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which products the schedule computes on tensor cores, and that their results equal the interpreter's."""
+"""Some products run on tensor cores. The tests check which ones do, and that their results equal the interpreter's."""
 
 from __future__ import annotations
 
