@@ -193,7 +193,7 @@ def _changed(value: Any, dice: random.Random) -> Any:
 
 
 def change_header(content: bytes, dice: random.Random) -> bytes:
-    """Mutate the JSON header of a safetensors file. Write its right length before it, or a length that is wrong by one."""
+    """Mutate the JSON header of a safetensors file. Before the header, write its right length or a length that is wrong by one."""
     length = int.from_bytes(content[:8], "little")
     header = change_json(content[8 : 8 + length], dice)
     announced = len(header) + dice.choice((0, 0, 0, 0, 1, -1))

@@ -1240,8 +1240,8 @@ def forward_rounded(model: torch.nn.Module, ids: list[int], full_length: int | N
     linear, matmul = torch.nn.functional.linear, torch.Tensor.__matmul__
 
     def rounding(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Replace torch's `linear` in experts and round their rows. Experts are no modules, so hooks cannot do this. The rows of the router
-        are not rounded."""
+        """Replace torch's `linear` in experts, and round the rows that experts multiply. Experts are no modules, so hooks cannot do this.
+        The rows of the router are not rounded."""
         return linear(x.bfloat16().float() if weight.untyped_storage().data_ptr() in places else x, weight, bias)
 
     def rounding_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

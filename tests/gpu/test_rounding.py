@@ -93,7 +93,7 @@ def test_integers_wrap_and_nan_stays() -> None:
 def test_eight_bit_floats_keep_thirteen_bits() -> None:
     """In a product of 8-bit floats, terms that are smaller than 2^-13 of the largest term do not change the sum."""
     a, b = np.zeros((1, 32), ml_dtypes.float8_e4m3fn), np.zeros((1, 32), ml_dtypes.float8_e4m3fn)
-    a[0, :2], b[0, :2] = 128, [1, 2**-7]  # 2^7 and 1
+    a[0, :2], b[0, :2] = 128, [1, 2**-7]  # the products are 2^7 and 1
     assert product(a, b, np.zeros((1, 1), np.float32), "e4m3", "e4m3", (9, 0)) == 129
     a[0, 1] = 2**-1  # makes the second product 2^-8, which is below 2^7 / 2^13
     assert product(a, b, np.zeros((1, 1), np.float32), "e4m3", "e4m3", (9, 0)) == 128

@@ -198,7 +198,8 @@ def test_a_decoder_judges_by_two_tokens(stated: str, folder_of: Callable[[str], 
 
 @pytest.mark.parametrize("case", ["qwen3", "qwen3_moe"])
 def test_a_generating_model_embeds_beside(case: str, folder_of: Callable[[str], Path]) -> None:
-    """A model that generates text can also embed, alone or while it generates. The embedding is the hidden state of the last token."""
+    """A model that generates text can also compute embeddings, alone or while it generates. An embedding is the hidden state of the last
+    token."""
     golden = np.load(GOLDEN / case / "golden.npz")
     loaded = load(folder_of(case), quantize="f32", max_batch=8)
     assert loaded.ready.generates and loaded.ready.embedding_size == golden["hidden"].shape[1]

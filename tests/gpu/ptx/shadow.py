@@ -28,7 +28,7 @@ class Shadow:
         self.write_time, self.read_time = (np.zeros(count, np.int32) for _ in range(2))
         # For each piece: number of copies in flight that will write it, and of copies and products in flight that read it.
         self.arriving, self.leaving = (np.zeros(count, np.int16) for _ in range(2))
-        # per piece: written by a thread, and not yet visible to asynchronous copies and products by a fence.proxy.async
+        # Whether a thread has written the piece, and no fence.proxy.async has made the write visible to asynchronous copies and products.
         self.generic = np.zeros(count, bool)
         self.time = 1
         self.epoch, self.warp_epoch = (np.zeros(len(wave.threads), np.int32) for _ in range(2))

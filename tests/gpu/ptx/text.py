@@ -30,7 +30,7 @@ class Special:
 
 @dataclass(frozen=True, slots=True)
 class Immediate:
-    value: int  # the bits of the value, if it is a float
+    value: int  # an integer, or the bits of a float
     is_float: bool = False
 
 

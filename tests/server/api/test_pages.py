@@ -44,7 +44,7 @@ def test_files_name_no_other_server():
 
 def test_only_the_servers_own_scripts_run(server):
     """The content security policy permits only scripts from files of this server. It forbids inline scripts, inline styles and markup that
-    is inserted as a string, so no file of the console may contain any."""
+    is inserted as a string, so no file of the console may contain them."""
     policy = server.http().get("/").headers["content-security-policy"]
     assert "default-src 'none'" in policy and "require-trusted-types-for 'script'" in policy and "unsafe" not in policy
     for name in FILES:

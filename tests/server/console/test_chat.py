@@ -231,7 +231,7 @@ def test_options_that_are_wrong_are_named(page, site):
 
 
 def test_the_oldest_messages_are_left_out_when_the_context_is_full(page, site):
-    """If the conversation exceeds the context, the request omits the oldest messages and a notice says so. A meter shows which part of the
+    """If the conversation exceeds the context, the request omits the oldest messages and a notice says so. A meter shows how much of the
     context is used."""
     server = site("small")
     page.open(f"{server.url}/")

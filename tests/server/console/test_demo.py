@@ -12,8 +12,7 @@ pytestmark = pytest.mark.xdist_group("demo server")
 
 
 def test_an_example_question_is_answered(page, demo_server):
-    """The console offers the demo's example questions. Below the answer it shows the token counts and which part of the context they
-    use."""
+    """The console offers the demo's example questions. Below the answer it shows the token counts and how much of the context they use."""
     page.open(demo_server.url)
     page.click("button", "What is the capital of France?")
     page.see("The capital of France is Paris.", "article.assistant .prose")

@@ -31,8 +31,8 @@ IMPOSSIBLE = msgspec.structs.replace(CALL, source="start: nothing")
 
 
 def eager(history):
-    """Return random logits that favour three kinds of tokens: the trigger (about every sixth token is one), letters, and the tokens that
-    open and close a thought."""
+    """Return random logits that favour three kinds of tokens: the trigger (about every sixth token is a trigger), letters, and the tokens
+    that open and close a thought."""
     logits = hashed_logits(VOCAB)(history)
     logits[TRIGGER] += 5
     logits[65:91] += 2

@@ -1,4 +1,4 @@
-"""The sampler agrees with a simple reference. Its operators are computed by their NumPy definitions."""
+"""The sampler agrees with a simple reference. In these tests, NumPy definitions compute the sampler's operators."""
 
 from __future__ import annotations
 

@@ -143,8 +143,8 @@ def test_only_tokenizer_json_is_indispensable() -> None:
     ],
 )
 def test_a_broken_template_is_refused_when_the_model_is_loaded(source: str, complaint: str) -> None:
-    """A model with a broken chat template cannot be loaded. The error is that for damaged files and names the line of the template, so both
-    `serve` and `inspect` refuse the model."""
+    """A model with a broken chat template cannot be loaded. The error is the one for damaged model files, so both `serve` and `inspect`
+    refuse the model. It names the line of the template."""
     with pytest.raises(ModelFilesError, match="the chat template is broken: .*(" + complaint + ")"):
         load(byte_level(), tokenizer_config={"chat_template": source})
 

@@ -45,7 +45,7 @@ ONES = np.ones((2, VOCAB), np.float32)
 
 
 class Other:
-    """A fake inference engine with which the benchmark compares ours. Its logits are zeros."""
+    """A fake inference engine with which the benchmark compares relaxserve. Its logits are zeros."""
 
     cores: ClassVar[set[int]] = set()
     closed = False

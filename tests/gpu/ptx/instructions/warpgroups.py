@@ -60,7 +60,7 @@ def warpgroups(wave: Any, threads: Array) -> Array:
 
 
 def meet(action: Any) -> Arrive:
-    """Return a wait for the warps of a warpgroup. When all of them have arrived, `action` runs."""
+    """Return a function that lets the warps of a warpgroup wait for each other. When all have arrived, `action` runs."""
 
     def arrive(wave: Any, context: Context) -> None:
         waiting: list[Context] = wave.state.setdefault("an instruction of a warpgroup", [])

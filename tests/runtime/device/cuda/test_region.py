@@ -84,7 +84,7 @@ def test_a_run_is_one_launch_of_a_graph_which_sizes_of_one_magnitude_share(sessi
 
 def test_a_region_that_is_prepared_captures_nothing_when_it_runs(session: Session, executable: Executable) -> None:
     """After `prepare`, calls capture no further graphs. A call uses the smallest prepared graph that is large enough, or the largest graph
-    if no graph is."""
+    if none is large enough."""
     prepared = Session(executable)
     bind_values(prepared, executable, "main", {"w": W, "v": V})
     for n in (7, 31):
