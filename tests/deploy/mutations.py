@@ -28,7 +28,7 @@ from server.messages import Load
 from server.text.templates.template import TemplateError
 from server.text.tokenizer import Tokenizer
 
-MEMORY_BYTES = 8 << 30  # limit of address space; exceeded if an unchecked length from a damaged file is allocated
+MEMORY_BYTES = 8 << 30  # Limit of address space, which an allocation of an unchecked length from a damaged file exceeds.
 # Most mutations hit this many bytes at the start of a binary file. The rest are weights, for which every value is valid.
 HEADER_BYTES = 1 << 16
 KINDS = (".gguf", ".safetensors", ".json", ".jinja")

@@ -21,8 +21,8 @@ FAMILIES = [
     "gemma4",  # cache groups with different heads, some with windows; several layers read the keys and values of one layer
     "lfm2",  # three of four layers keep states
     "qwen3_next",  # the states are matrices; a page of states covers more tokens than a page of keys and values
-    pytest.param("gemma3", marks=pytest.mark.slow),  # three of four layers have windows of 12 tokens
-    # Mamba-2: the states are matrices and are updated without the delta rule
+    pytest.param("gemma3", marks=pytest.mark.slow),  # Three of four layers have windows of 12 tokens.
+    # Mamba-2: the states are matrices and are updated without the delta rule.
     pytest.param("granitemoehybrid", marks=pytest.mark.slow),
 ]
 VOCAB = 96

@@ -211,7 +211,7 @@ class Encoder:
     prompts: dict[str, str] = field(default_factory=dict)
     max_seq_length: int = 64
     prefix: str = ""  # prefix of tensor names, as in checkpoints with a task head
-    dense: tuple[tuple[int, bool, str], ...] = ()  # size, bias and activation of each projection after the pooling
+    dense: tuple[tuple[int, bool, str], ...] = ()  # Size, bias and activation of each projection after the pooling.
     # The configuration with the field names of transformers, for models whose fields and tensors have other names on the hub.
     fields: Json = field(default_factory=dict)
 

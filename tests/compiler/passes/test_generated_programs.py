@@ -77,7 +77,7 @@ prim prefix(A: f32[a, b], out B: f32[a, b]) {
 UNARY = ["tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "sin", "cos", "abs", "negative", "relu", "erf"]
 BINARY = ["add", "subtract", "multiply", "minimum", "maximum"]
 LARGEST = 64.0  # bound on the absolute values of every tensor in `at_hand`
-EXAMPLES = settings().max_examples // 4  # a quarter of the profile's number, because each example is compiled
+EXAMPLES = settings().max_examples // 4  # A quarter of the profile's number, because each example is compiled.
 # Allowed error, relative to the largest element. A program has a few moves, each with a few roundings.
 TOLERANCE = {DType.F32: 2e-4, DType.F16: 4e-2, DType.BF16: 2e-1}
 

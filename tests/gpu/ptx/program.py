@@ -34,7 +34,7 @@ DTYPES: dict[str, Any] = {
 }  # fmt: skip
 PACKED = {"f16x2": np.float16, "bf16x2": ml_dtypes.bfloat16, "u16x2": np.uint16, "s16x2": np.int16}
 
-SHARED_BASE = 0x400  # address of the first byte of a block's shared memory; the system uses the addresses below
+SHARED_BASE = 0x400  # Address of the first byte of a block's shared memory. The system uses the addresses below.
 # Where shared memory and local memory begin in the generic address space.
 SHARED_WINDOW, LOCAL_WINDOW = 0x2000_0000_0000, 0x2100_0000_0000
 

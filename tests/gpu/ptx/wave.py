@@ -90,11 +90,11 @@ class Wave:
         self.shadow = Shadow(len(self.shared), self.program.shared_grain, self)
         self.local_stride = -(-self.program.local_bytes // 16) * 16
         self.local, self.local_words = _block_of(self.local_stride * count)
-        self.held: dict[int, frozenset[int]] = {}  # first thread of a warpgroup -> register slots that its products in flight use
+        self.held: dict[int, frozenset[int]] = {}  # First thread of a warpgroup -> register slots that its products in flight use.
         # Register slot -> for each thread, whether the thread has written the register since its last fence.
         self.written = {slot: np.ones(count, bool) for slot in self.program.unit_registers}
         self.contexts: list[Context] = []  # contexts that can run
-        self.joins: list[Join] = []  # points at which separated threads wait for each other
+        self.joins: list[Join] = []  # Points at which separated threads wait for each other.
         # Functions that are called in order when no context can run. Each returns True if a context can run now.
         self.stalls: list[Callable[[Wave], bool]] = []
         self.last_stalls: list[Callable[[Wave], bool]] = []  # called like `stalls`, but only after all asynchronous work is done

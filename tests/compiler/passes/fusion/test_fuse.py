@@ -188,8 +188,8 @@ ROUNDED = """
 @pytest.mark.parametrize("group", [0, 32])
 def test_a_norm_is_rounded_where_it_is_made(group: int) -> None:
     assert calls(ROUNDED.format(k=96, group=group, last="rows.0")) == ["rms_norm_quantize_rows"]
-    assert len(calls(ROUNDED.format(k=96, group=group, last="exp(y)"))) == 3  # the norm stays separate, because exp reads it, too
-    # nothing is fused, because rows of unknown length do not fit a thread's local memory
+    assert len(calls(ROUNDED.format(k=96, group=group, last="exp(y)"))) == 3  # The norm stays separate, because exp reads it, too.
+    # Nothing is fused, because rows of unknown length do not fit a thread's local memory.
     assert len(calls(ROUNDED.format(k="k", group=0, last="rows.0"))) == 2
 
 
@@ -294,7 +294,7 @@ def test_a_call_makes_the_results_that_did_not_move() -> None:
 @pytest.mark.parametrize(
     ("before", "result"),
     [
-        ("p = split(x, axis=0, sizes=[4, 4]) a = p.0 b = exp(a)", "(b, p)"),  # the function returns p, so the whole tuple is read
+        ("p = split(x, axis=0, sizes=[4, 4]) a = p.0 b = exp(a)", "(b, p)"),  # The function returns p, so it reads the whole tuple.
         # `running` computes its second result from the first.
         ("p = call_tir @running(x) -> (f32[8], f32[8]) a = p.0 c = p.1 b = exp(a)", "(b, c)"),
     ],

@@ -73,7 +73,7 @@ def test_outer_axes_are_parallel_and_the_innermost_is_vectors(kernels: Callable[
     ("body", "taken"),
     [
         ("for i in n { B[i] = A[i] }", True),
-        ("for i in n { B[i] = B[i] + A[i] }", False),  # not independent: an iteration reads the output
+        ("for i in n { B[i] = B[i] + A[i] }", False),  # Not independent: an iteration reads the output.
         # Not independent: the extent of the inner loop differs between iterations of the outer loop.
         ("for i in n { let p within 0..4 = 3 { for j in p { B[i] = A[j] } } }", False),
     ],
