@@ -1,4 +1,4 @@
-"""Where bound weights are stored: in a mapped file, in one block of the host's memory, or in the memory of another device."""
+"""Bound weights are stored in a mapped file, in one block of the host's memory, or in the memory of another device."""
 
 from __future__ import annotations
 

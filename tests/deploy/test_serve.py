@@ -1,4 +1,4 @@
-"""How `serve` builds the server from its settings and models."""
+"""Tests how `serve` builds the server from its settings and models."""
 
 from __future__ import annotations
 

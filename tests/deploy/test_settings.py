@@ -1,4 +1,4 @@
-"""Where settings come from, which source takes precedence, and the errors for wrong settings."""
+"""Settings: the sources that state them, which source takes precedence, and the errors for wrong settings."""
 
 from __future__ import annotations
 

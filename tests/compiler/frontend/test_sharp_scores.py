@@ -25,7 +25,7 @@ from tests.compiler.frontend.conftest import BOUNDS, CausalModel, Rows
 from tests.compiler.frontend.test_models import GOLDEN, mean_error
 from tests.gpu.fixtures import needs_pycuda
 
-# model -> bound on the error when scores are as small as in other families; in a mixture, rounding also changes the choice of experts
+# model -> bound on the error if scores are as small as in other families. In a mixture, rounding also changes the choice of experts.
 SHORT = {"gemma4": 2e-2, "gemma4-experts": 6e-2}
 NOISE = 2.0**-10  # the mean relative error when a number is rounded to bf16
 

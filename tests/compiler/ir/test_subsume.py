@@ -1,5 +1,5 @@
-"""Whether a function of one type may be used where a function of another type is expected. The dimension variables of the two types are
-independent."""
+"""Tests whether a function of one type may be used where a function of another type is expected. The dimension variables of the two types
+are independent."""
 
 from __future__ import annotations
 

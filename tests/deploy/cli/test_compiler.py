@@ -113,8 +113,8 @@ def test_run_compares_with_the_interpreter(program: Path, n: int) -> None:
 
 
 def test_run_fails_when_the_results_differ(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`eval --check` fails if the compiled results differ from the reference. In this test the compiled program has a different
-    operator."""
+    """`eval --check` fails if the compiled results differ from the reference. In this test, the compiled program has another operator than
+    the reference."""
     other = parse(PROGRAM.replace("softmax(y)", "log_softmax(y)"))
     monkeypatch.setattr("deploy.run_program.compile_module", lambda _: compile_module(other))
     result = call("eval", program, "--dim", "n=3", "--dim", "k=4", "--check")

@@ -1,4 +1,4 @@
-"""From the source of a model to a local folder: a path is used as it is, and a model of the hub is downloaded."""
+"""The source of a model becomes a local folder: a path is used as it is, and a model of the hub is downloaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How requests end, and which requests are refused. When a request ends, its pages are free within the same step."""
+"""Tests how requests end, and which requests are refused. When a request ends, its pages are free within the same step."""
 
 from __future__ import annotations
 

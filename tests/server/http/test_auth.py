@@ -1,4 +1,4 @@
-"""Which paths a client's API key permits, and which paths need an admin key."""
+"""Tests which paths a client's API key permits, and which paths need an admin key."""
 
 from __future__ import annotations
 

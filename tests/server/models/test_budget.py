@@ -1,4 +1,4 @@
-"""How much memory a load may use, given the models that are loaded and the models that will be loaded later."""
+"""Tests how much memory a load may use, given the models that are loaded and the models that will be loaded later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def model(name: str, *, kv_cache_bytes: int | None = None) -> Model:
 
 
 def claim(models: Sequence[Model], one: Model, **settings: int) -> ModelSpec:
-    """Return the spec that the budget gives to a load of the model `one`. The weights of every model are estimated at 1 GiB."""
+    """Return the model spec, with memory limits from the budget, for a load of the model `one`. The weights of every model are estimated at
+    1 GiB."""
     budget = Budget(ServerSettings(**settings), None, lambda _spec: GIB, lambda: models)
     return asyncio.run(budget.claim(one))
 

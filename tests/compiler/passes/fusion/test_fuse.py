@@ -1,4 +1,4 @@
-"""Which loop nests fuse, and which stay separate."""
+"""Tests which loop nests fuse, and which stay separate."""
 
 from __future__ import annotations
 

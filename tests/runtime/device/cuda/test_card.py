@@ -1,4 +1,4 @@
-"""Which GPU a device opens, and the error if it can open none."""
+"""Tests which GPU a device opens, and the error if it can open none."""
 
 from __future__ import annotations
 
