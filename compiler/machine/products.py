@@ -57,6 +57,7 @@ class ProductTile:
     op: ProductOp  # the operation, with the largest number of rows that a tile may have
     format: Format  # format of the weights
     depth: int  # elements along k that one instruction multiplies; k, or each group of weights with one scale, is a multiple of this number
+    planes: int = 1  # planes per row for which registers suffice; rows with fewer planes form higher tiles
     block: int | None = None  # elements along k that a matrix unit multiplies at a time, a multiple of `depth`
     widen: WidenPanel | None = None  # widens a panel of 4-bit weights to the panel that `op` reads
     needs: Features = NONE  # features required besides those of `op`: they exclude targets on which `op` would be too slow
@@ -64,6 +65,10 @@ class ProductTile:
     @property
     def shape(self) -> TileShape:
         return TileShape(self.op.rows, self.op.columns // LANES)
+
+    def shape_of(self, num_planes: int) -> TileShape:
+        """Return the shape of a tile whose rows have this many planes."""
+        return TileShape(self.op.rows * max(1, self.planes // num_planes), self.op.columns // LANES)
 
     @property
     def rows(self) -> DType:
@@ -173,10 +178,10 @@ _TILES: Final = (
         ProductTile(AmxI8ByI8(32, 32, cached_panel=True), WIDENED4, depth=64, block=512, widen=WidenPanel(columns=32, group=STRETCH)),
     ),
     (512, ProductTile(AmxI8ByU8(rows=16, columns=32), format=PANEL8, depth=64, block=512)),
-    (512, ProductTile(DotPanel(rows=4, columns=32, bits=8), format=PANEL8, depth=4)),
+    (512, ProductTile(DotPanel(rows=4, columns=32, bits=8), format=PANEL8, depth=4, planes=2)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=4), format=PANEL4, depth=4)),
     (512, ProductTile(DotWords(rows=8, columns=32), format=PANEL8_WORDS, depth=4)),
-    (128, ProductTile(DotPanel(rows=2, columns=16, bits=8), format=PANEL8, depth=4)),
+    (128, ProductTile(DotPanel(rows=2, columns=16, bits=8), format=PANEL8, depth=4, planes=2)),
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=4), format=PANEL4, depth=4)),
     (128, ProductTile(DotWords(rows=4, columns=16), format=PANEL8_WORDS, depth=4)),
 )

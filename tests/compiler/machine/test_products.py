@@ -51,6 +51,14 @@ def test_a_tile_is_whole(tile) -> None:
     assert tile.op.accumulator is (DType.F32 if tile.rows is DType.BF16 else DType.I32)
 
 
+@pytest.mark.parametrize("name", list(TARGETS))
+def test_rows_with_one_plane_fill_the_registers_of_rows_with_two(name: str) -> None:
+    for tile in product_tiles(TARGETS[name]).integers:
+        one, two = tile.shape_of(1), tile.shape_of(2)
+        assert two == tile.shape and one.columns == two.columns
+        assert one.rows == two.rows * (2 if tile.op.name == "dot_panel" and tile.format.bits == 8 else 1)
+
+
 def test_channels_are_widened_whose_groups_lie_whole_in_a_block() -> None:
     tile = product_tiles(NAMED["amx"]).widened
     assert tile is not None

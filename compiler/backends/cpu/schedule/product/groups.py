@@ -54,7 +54,7 @@ class Groups:
 
     def write_in_registers(self, k: Kernel) -> None:
         several = len(self.product.sums) > 1 and self.product.row_axis is not None
-        with Panels(self.product, self.tile.shape, abreast=ABREAST if several else 1).claims(k) as claim:
+        with Panels(self.product, self.tile.shape_of(self.num_planes), abreast=ABREAST if several else 1).claims(k) as claim:
             for tiles in claim.tiles(k):
                 if tiles.are_abreast:
                     self.write_abreast(k, tiles)
