@@ -21,7 +21,6 @@ from compiler.ir.loops.write import cast, index
 
 I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16
 FOUR = 4  # number of byte products that one instruction adds to a sum
-FRAGMENT_COLUMNS = 16  # number of weight columns that one tensor core instruction multiplies
 EIGHTHS = 3  # a multiplier counts eighths: its product with a 4-bit weight is shifted right by this many bits, and rounded
 
 
@@ -135,54 +134,129 @@ class Neighbours(Elements):
         return at // self.depth, at % self.depth
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Fragments(Elements):
-    """Panels of 16 columns in the order of the registers of the tensor core instruction `mma.sync`.
+@dataclass(frozen=True, slots=True)
+class Bits:
+    """`count` adjacent bits of an index, of which the lowest is bit `low`. The index is a column in its panel or, with `along_k`, a k."""
 
-    A line has the operands of two instructions, each of which multiplies 16 elements along k. The bits of a position in a line are, from
-    the highest: the instruction (1 bit); column % 8 (3 bits) and the quad (2 bits), which together number the lane; the half of the
-    instruction's k (1 bit); column // 8 (1 bit); the neighbour (1 bit). In both instructions, a lane multiplies the elements whose k % 32
-    // 8 is its quad. These are 8 adjacent elements of a row, so the lane loads them at once.
-    """
+    along_k: bool
+    low: int
+    count: int = 1
 
-    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
-        column = n % FRAGMENT_COLUMNS
-        lane = column % 8 * 4 + k % 32 // 8
-        at = k % 8 // 4 * 256 + lane * 8 + k % 4 // 2 * 4 + column // 8 * 2 + k % 2
-        return (Load(buffers[0], (*matrix, n // FRAGMENT_COLUMNS, k // self.depth, at)),)
+    def of(self, n: Dim, k: Dim) -> Dim:
+        return (k if self.along_k else n) // (1 << self.low) % (1 << self.count)
+
+
+def column(low: int, count: int = 1) -> Bits:
+    return Bits(False, low, count)
+
+
+def along(low: int, count: int = 1) -> Bits:
+    return Bits(True, low, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order of the elements of a line. Each bit of an element's position is a bit of its column or of its k; the highest comes
+    first."""
+
+    bits: tuple[Bits, ...]
+
+    @property
+    def columns(self) -> int:
+        """The number of columns of a panel."""
+        return 1 << sum(b.count for b in self.bits if not b.along_k)
+
+    def position(self, n: Dim, k: Dim) -> Dim:
+        at = Dim.of(0)
+        for bits in self.bits:
+            at = at * (1 << bits.count) + bits.of(n, k)
+        return at
 
     def column_and_k(self, at: Dim) -> tuple[Dim, Dim]:
-        lane = at % 256 // 8
-        return lane // 4 + at % 4 // 2 * 8, lane % 4 * 8 + at // 256 * 4 + at % 8 // 4 * 2 + at % 2
+        """Return which element is at a position: its column in the panel, and its k relative to the line's first k."""
+        found, weight = [Dim.of(0), Dim.of(0)], 1
+        for bits in reversed(self.bits):
+            found[bits.along_k] = found[bits.along_k] + at // weight % (1 << bits.count) * (1 << bits.low)
+            weight <<= bits.count
+        return found[0], found[1]
 
     def packed(self, numbers: Any) -> Any:
-        """Pack numbers [n, k] into panels, in NumPy."""
-        n, k = numbers.shape
-        padded = np.pad(numbers, ((0, -n % FRAGMENT_COLUMNS), (0, 0)))
-        # [panel, column // 8, column % 8, line, quad, instruction, half, neighbour]
-        parts = padded.reshape(-1, 2, 8, k // self.depth, 4, 2, 2, 2)
-        return parts.transpose(0, 3, 5, 2, 4, 6, 1, 7).reshape(-1, k // self.depth, self.depth * FRAGMENT_COLUMNS)
+        """Pack numbers [panels * columns, lines * depth] into panels [panels, lines, positions], in NumPy."""
+        sizes = [1 << self.bits[i].count for i in self._by_index]
+        depth = 1 << sum(b.count for b in self.bits if b.along_k)
+        count, lines = len(numbers) // self.columns, numbers.shape[1] // depth
+        parts = numbers.reshape(count, *sizes[: self._num_column_parts], lines, *sizes[self._num_column_parts :])
+        axes = [1 + i + (i >= self._num_column_parts) for i in map(self._by_index.index, range(len(self.bits)))]
+        return parts.transpose(0, 1 + self._num_column_parts, *axes).reshape(count, lines, -1)
+
+    def unpacked(self, panels: Any) -> Any:
+        """Unpack panels, in NumPy."""
+        count, lines, _ = panels.shape
+        parts = panels.reshape(count, lines, *(1 << bits.count for bits in self.bits))
+        axes = [2 + i for i in self._by_index]
+        columns, along_k = axes[: self._num_column_parts], axes[self._num_column_parts :]
+        return parts.transpose(0, *columns, 1, *along_k).reshape(count * self.columns, -1)
+
+    @property
+    def _num_column_parts(self) -> int:
+        return sum(not b.along_k for b in self.bits)
+
+    @property
+    def _by_index(self) -> list[int]:
+        """The numbers of `bits`: first those of the column, then those of k, each from the highest bit to the lowest."""
+        return sorted(range(len(self.bits)), key=lambda i: (self.bits[i].along_k, -self.bits[i].low))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fragments(Elements):
+    """Panels of bf16 in the order in which a tensor core instruction reads them. An instruction adds 16 products; `steps` are the bits of k
+    that number the instructions of a line."""
+
+    order: Order
+    steps: tuple[Bits, ...]
+
+    @property
+    def columns(self) -> int:
+        return self.order.columns
+
+    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
+        return (Load(buffers[0], (*matrix, n // self.columns, k // self.depth, self.order.position(n, k))),)
+
+    def column_and_k(self, at: Dim) -> tuple[Dim, Dim]:
+        return self.order.column_and_k(at)
+
+    def packed(self, numbers: Any) -> Any:
+        """Pack numbers [n, k] into panels, in NumPy. Zeros pad the last panel."""
+        return self.order.packed(np.pad(numbers, ((0, -len(numbers) % self.columns), (0, 0))))
 
     def unpacked(self, panels: Any) -> Any:
         """Unpack panels to numbers [n, k], in NumPy."""
-        count, lines, _ = panels.shape
-        parts = panels.reshape(count, lines, 2, 8, 4, 2, 2, 2)  # [panel, line, instruction, column % 8, quad, half, column // 8, neighbour]
-        return parts.transpose(0, 6, 3, 1, 4, 2, 5, 7).reshape(count * FRAGMENT_COLUMNS, lines * self.depth)
+        return self.order.unpacked(panels)
 
     def chunks(self, k: int) -> list[Any]:
         """Return for each instruction, in order, the indices k of the products that it adds up."""
-        numbers = np.arange(k).reshape(-1, 4, 2, 4).transpose(0, 2, 1, 3)
-        return list(numbers.reshape(-1, 16))
+        numbers = np.arange(k)
+        step = numbers // self.depth
+        for bits in self.steps:
+            step = (step << bits.count) + (numbers >> bits.low) % (1 << bits.count)
+        return list(np.argsort(step, kind="stable").reshape(-1, 16))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntegerFragments(Format):
-    """Integers with an offset, in panels like those of `Fragments`: [panels, k / 32, 64 * bits].
+    """Integers with an offset, in panels [panels, k / depth, bytes] in the order of the registers of a tensor core instruction.
 
-    With 8 bits, a byte holds one element. With 4 bits, a word of 32 bits holds eight. Elements with k % 4 < 2 are in the lower halves of
-    bytes, and the bytes of a word are ordered by neighbour and by column // 8. So one shift of the word moves the two integers of a
-    register of `mma.sync` to bits 0 and 16.
+    `order` is the order of bytes. With 8 bits, a byte holds one element. With 4 bits, a byte holds two elements that differ in the bit
+    `upper` of k, which is set for the element in the upper half. A word of 32 bits holds eight elements, ordered so that one shift of the
+    word moves the two integers of a register to bits 0 and 16.
     """
+
+    order: Order
+    upper: Bits | None = None
+
+    @property
+    def columns(self) -> int:
+        return self.order.columns
 
     @property
     def offset(self) -> int:
@@ -190,43 +264,29 @@ class IntegerFragments(Format):
 
     @property
     def line_bytes(self) -> int:
-        return FRAGMENT_COLUMNS * self.depth * self.bits // 8
+        return self.columns * self.depth * self.bits // 8
 
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
-        column = n % FRAGMENT_COLUMNS
-        lane, step, half, high, neighbour = column % 8 * 4 + k % 32 // 8, k % 8 // 4, k % 4 // 2, column // 8, k % 2
-        if self.bits == 8:
-            at = lane * 16 + step * 8 + half * 4 + high * 2 + neighbour
-        else:
-            at = lane * 8 + step * 4 + neighbour * 2 + high
-        return (Load(buffers[0], (*matrix, n // FRAGMENT_COLUMNS, k // self.depth, at)),)
+        return (Load(buffers[0], (*matrix, n // self.columns, k // self.depth, self.order.position(n, k))),)
 
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
         byte = cast(stored[0], I32)
-        return byte - self.offset if self.bits == 8 else (byte >> cast(index(k % 4 // 2 * 4), I32) & 15) - self.offset
+        if self.upper is None:
+            return byte - self.offset
+        return (byte >> cast(index(self.upper.of(k, k) * 4), I32) & 15) - self.offset
 
     def byte(self, at: Dim, number: Callable[[Dim, Dim], Scalar]) -> Scalar:
         """Return the byte at this position of a line. `number(column, k)` is the weight plus its offset."""
-        if self.bits == 8:
-            lane, first = at // 16, at % 16 // 8 * 4 + at % 2
-            return number(lane // 4 + at % 4 // 2 * 8, lane % 4 * 8 + first + at % 8 // 4 * 2)
-        lane = at // 8
-        column, k = lane // 4 + at % 2 * 8, lane % 4 * 8 + at % 8 // 4 * 4 + at % 4 // 2
-        return number(column, k) | number(column, k + 2) << 4
+        column, k = self.order.column_and_k(at)
+        lower = number(column, k)
+        return lower if self.upper is None else lower | number(column, k + (1 << self.upper.low)) << 4
 
     def unpacked(self, panels: Any) -> Any:
         """Unpack panels, in NumPy. Return the weights [n, k] without their offset."""
-        count, lines, _ = panels.shape
-        if self.bits == 8:
-            # [panel, line, column % 8, quad, instruction, half, column // 8, neighbour]
-            parts = panels.reshape(count, lines, 8, 4, 2, 2, 2, 2)
-            order = (0, 6, 2, 1, 3, 4, 5, 7)
-        else:
-            halves = np.stack([panels & 15, panels >> 4], -1)
-            # [panel, line, column % 8, quad, instruction, neighbour, column // 8, half]
-            parts = halves.reshape(count, lines, 8, 4, 2, 2, 2, 2)
-            order = (0, 6, 2, 1, 3, 4, 7, 5)
-        return parts.transpose(order).reshape(count * FRAGMENT_COLUMNS, lines * self.depth).astype(np.int32) - self.offset
+        order = self.order
+        if self.upper is not None:
+            panels, order = np.stack([panels & 15, panels >> 4], -1).reshape(*panels.shape[:2], -1), Order((*order.bits, self.upper))
+        return order.unpacked(panels).astype(np.int32) - self.offset
 
 
 F = TypeVar("F", bound=Format)
@@ -243,8 +303,73 @@ PANEL8 = _row(Panels("panel8", bits=8, depth=4, rows=I8, dtype=I32))
 PANEL8_WORDS = _row(Panels("panel8_words", bits=8, depth=4, rows=I16, dtype=I32, order=(0, 2, 1, 3)))
 PANEL4 = _row(Panels("panel4", bits=4, depth=8, rows=I8, dtype=I32))
 WIDENED4 = _row(Widened("widened4", bits=4, depth=8, rows=I8, dtype=I32, panels=PANEL4))
-FRAGMENTS = _row(Fragments("fragments", bits=16, depth=32, rows=BF16, dtype=BF16))
-FRAGMENTS8 = _row(IntegerFragments("fragments8", bits=8, depth=32, rows=BF16, dtype=I32))
-FRAGMENTS4 = _row(IntegerFragments("fragments4", bits=4, depth=32, rows=BF16, dtype=I32))
+# Formats for `mma.sync`, in panels of 16 columns. The lane that holds an element is numbered by column % 8 and by k % 32 // 8: in two
+# instructions, it multiplies 8 adjacent elements of a row, which it loads at once.
+FRAGMENTS = _row(
+    Fragments(
+        "fragments",
+        bits=16,
+        depth=32,
+        rows=BF16,
+        dtype=BF16,
+        order=Order((along(2), column(0, 3), along(3, 2), along(1), column(3), along(0))),
+        steps=(along(2),),
+    )
+)
+FRAGMENTS8 = _row(
+    IntegerFragments(
+        "fragments8",
+        bits=8,
+        depth=32,
+        rows=BF16,
+        dtype=I32,
+        order=Order((column(0, 3), along(3, 2), along(2), along(1), column(3), along(0))),
+    )
+)
+FRAGMENTS4 = _row(
+    IntegerFragments(
+        "fragments4",
+        bits=4,
+        depth=32,
+        rows=BF16,
+        dtype=I32,
+        order=Order((column(0, 3), along(3, 2), along(2), along(0), column(3))),
+        upper=along(1),
+    )
+)
+# Formats for `wgmma`, in panels of 32 columns. It reads bf16 from shared memory, in bricks of 8 columns by 8 neighbours along k. Integers
+# are in the order of the registers of a lane, which is numbered by column % 8 and by k % 8 // 2.
+BRICKS = _row(
+    Fragments(
+        "bricks",
+        bits=16,
+        depth=64,
+        rows=BF16,
+        dtype=BF16,
+        order=Order((column(3, 2), along(3, 3), column(0, 3), along(0, 3))),
+        steps=(along(4, 2),),
+    )
+)
+LANES8 = _row(
+    IntegerFragments(
+        "lanes8",
+        bits=8,
+        depth=64,
+        rows=BF16,
+        dtype=I32,
+        order=Order((along(5), column(4), column(0, 3), along(1, 2), along(4), along(3), column(3), along(0))),
+    )
+)
+LANES4 = _row(
+    IntegerFragments(
+        "lanes4",
+        bits=4,
+        depth=64,
+        rows=BF16,
+        dtype=I32,
+        order=Order((column(4), column(0, 3), along(1, 2), along(4, 2), along(0), column(3))),
+        upper=along(3),
+    )
+)
 PAIRS = _row(Neighbours("pairs", bits=16, depth=2, rows=BF16, dtype=BF16))
 PANELS: Mapping[str, Panels] = {name: found for name in FORMATS if isinstance(found := FORMATS[name], Panels)}

@@ -16,7 +16,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Cast, Contraction, Element, Format, Load, Scalar
 from compiler.ir.prove import prove_divisible
-from compiler.machine.formats import FRAGMENTS, FRAGMENTS4, FRAGMENTS8, PAIRS, PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
+from compiler.machine.formats import PAIRS, PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
 from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
 from compiler.machine.intrinsics.base import NONE, Features
 from compiler.machine.intrinsics.dot_bf16 import DotBf16
@@ -142,6 +142,11 @@ class ProductTiles:
         return next((t for t in self.tiles if t.rows is DType.BF16), None)
 
     @property
+    def all_pairs(self) -> tuple[ProductTile, ...]:
+        """The tiles that multiply bf16, the best first."""
+        return tuple(t for t in self.tiles if t.rows is DType.BF16 and t.format.bits == 16)
+
+    @property
     def scaled(self) -> tuple[ProductTile, ...]:
         """The tiles that multiply rows of bf16 by integers, and apply the scales of groups."""
         return tuple(t for t in self.tiles if t.rows is DType.BF16 and t.format.bits < 16)
@@ -185,9 +190,11 @@ _TILES: Final = (
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=4), format=PANEL4, depth=4)),
     (128, ProductTile(DotWords(rows=4, columns=16), format=PANEL8_WORDS, depth=4)),
 )
-# The largest tiles that a block of a GPU computes; schedules choose smaller ones for few rows.
+# The largest tiles that a block of a GPU computes; schedules choose smaller ones for few rows. A product takes the first tile that it fits.
 _GPU_TILES: Final = tuple(
-    ProductTile(Mma(rows=64, columns=128, bits=format.bits), format, depth=32) for format in (FRAGMENTS, FRAGMENTS8, FRAGMENTS4)
+    ProductTile(op, op.format, depth=op.step)
+    for kind in (Mma(rows=64, columns=128),)
+    for op in (replace(kind, bits=bits) for bits in kind.formats)
 )
 
 
@@ -195,7 +202,7 @@ _GPU_TILES: Final = tuple(
 def product_tiles(target: Target) -> ProductTiles:
     shape = next(shape for least, shape in _SHAPES if target.vector_bits >= least)
     narrow = "simd128" in target.features
-    tiles = _GPU_TILES if target.system == GPU else tuple(_best(target))
+    tiles = tuple(t for t in _GPU_TILES if t.runs_on(target)) if target.system == GPU else tuple(_best(target))
     return ProductTiles(_NARROW if narrow else FloatTile(shape), shape, tiles)
 
 

@@ -30,7 +30,7 @@ from compiler.ir.loops.write import Kernel, cast, guard
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
-from compiler.machine.formats import I32, Elements, IntegerFragments
+from compiler.machine.formats import I32, Elements, Fragments, IntegerFragments
 from compiler.machine.products import ProductTile
 from compiler.ops.products.quantize import half_byte
 from compiler.passes.outline import Outliner
@@ -39,9 +39,9 @@ from compiler.passes.rewrite import rewrite_module
 
 @dataclass(frozen=True, slots=True)
 class PackOperands:
-    columns: int  # number of columns of a panel
-    pairs: ProductTile | None = None  # tile that multiplies bf16, if there is one
-    scaled: tuple[ProductTile, ...] = ()  # tiles that multiply rows of bf16 by integers with scales
+    columns: int  # number of columns of a panel, unless its format has its own number
+    pairs: tuple[ProductTile, ...] = ()  # tiles that multiply bf16, the best first
+    scaled: tuple[ProductTile, ...] = ()  # tiles that multiply rows of bf16 by integers with scales, the best first
     others: bool = True  # also pack the operands of all other products
 
     def __call__(self, module: IRModule) -> IRModule:
@@ -101,14 +101,14 @@ class PackOperands:
         batch = tuple(d for i, d in enumerate(indices) if i not in (packed.column, packed.depth))
         if isinstance(packed.format, Elements):
             return packed.format.element((panel,), n, r, batch)
-        return Load(panel, (*batch, n // self.columns, r, n % self.columns))
+        return Load(panel, (*batch, n // packed.columns, r, n % packed.columns))
 
     def shape(self, packed: _Packed, shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
         n, r = shape[packed.column], shape[packed.depth]
         batch = tuple(d for i, d in enumerate(shape) if i not in (packed.column, packed.depth))
         if isinstance(packed.format, IntegerFragments):
-            return (*batch, ceil_div(n, self.columns), r * (8 // packed.format.bits) // packed.group, Dim.of(packed.format.line_bytes))
-        return (*batch, ceil_div(n, self.columns), r // packed.group, Dim.of(self.columns * packed.group))
+            return (*batch, ceil_div(n, packed.columns), r * (8 // packed.format.bits) // packed.group, Dim.of(packed.format.line_bytes))
+        return (*batch, ceil_div(n, packed.columns), r // packed.group, Dim.of(packed.columns * packed.group))
 
     def _packing(self, outliner: Outliner, packed: _Packed, source: Atom, given: Type) -> CallTir:
         assert isinstance(given, TensorType) and given.shape is not None and given.dtype is not None
@@ -117,12 +117,12 @@ class PackOperands:
             return self._packing_integers(outliner, packed, packed.format, plain, source)
         panels = Buffer("p", self.shape(packed, given.shape), given.dtype)
         extent = given.shape[packed.column]
-        exact = prove_divisible(extent, self.columns)
+        exact = prove_divisible(extent, packed.columns)
 
         kernel = Kernel()
         with kernel.nest(panels.shape) as (*batch, panel, deep, line):
             column, neighbour = (line, Dim.of(0)) if packed.format is None else packed.format.column_and_k(line)
-            n, r = panel * self.columns + column, deep * packed.group + neighbour
+            n, r = panel * packed.columns + column, deep * packed.group + neighbour
             outer = iter(batch)
             at = tuple(n if i == packed.column else r if i == packed.depth else next(outer) for i in range(len(given.shape)))
             element = Load(plain, at)
@@ -135,9 +135,9 @@ class PackOperands:
         with kernel.nest(panels.shape) as (*matrix, panel, deep, line):
 
             def number(column: Dim, k: Dim) -> Scalar:
-                n, r = panel * self.columns + column, deep * format.depth + k
+                n, r = panel * packed.columns + column, deep * format.depth + k
                 stored = cast(Load(plain, (*matrix, n, r)), I32) + format.offset if format.bits == 8 else half_byte(plain, (*matrix, n), r)
-                return stored if prove_divisible(num_columns, self.columns) else guard(0, n, num_columns, stored, format.offset)
+                return stored if prove_divisible(num_columns, packed.columns) else guard(0, n, num_columns, stored, format.offset)
 
             kernel.array(panels)[*matrix, panel, deep, line] = cast(format.byte(line, number), DType.U8)
         return outliner.call("pack", [(plain, source)], (panels,), kernel.body())
@@ -163,6 +163,7 @@ class _Packed:
     column: int
     depth: int
     format: Elements | IntegerFragments | None
+    columns: int  # number of columns of a panel
 
     @property
     def group(self) -> int:
@@ -179,16 +180,15 @@ def _plan(prim: PrimFunc, options: PackOperands) -> list[_Packed]:
     for tile in options.scaled:
         if integers := _integer_plan(product, tile):
             return integers
-    pairs = options.pairs
-    fits = pairs is not None and all(pairs.takes(s, product.row_axis) for s in product.sums)
-    format = pairs.format if pairs is not None and fits and isinstance(pairs.format, Elements) else None
+    pairs = next((t for t in options.pairs if all(t.takes(s, product.row_axis) for s in product.sums)), None)
+    format = pairs.format if pairs is not None and isinstance(pairs.format, Elements) else None
     if format is None and not options.others:
         return []
     found: dict[Buffer, _Packed | None] = {}
     for load in loads(prim.body):
         if load.buffer in prim.outputs:
             continue
-        packed = _read_as(product, load, format)
+        packed = _read_as(product, load, format, format.columns if isinstance(format, Fragments) else options.columns)
         if load.buffer in found and found[load.buffer] != packed:
             packed = None
         found[load.buffer] = packed
@@ -213,12 +213,12 @@ def _integer_plan(product: Product[Contraction], tile: ProductTile) -> list[_Pac
             return []
         assert isinstance(tile.format, IntegerFragments)
         number, scale = scaled.number.buffer, scaled.scale.buffer
-        found[number] = _Packed(number, len(matrix), len(matrix) + 1, tile.format)
-        found[scale] = _Packed(scale, len(matrix), len(matrix) + 1, None)
+        found[number] = _Packed(number, len(matrix), len(matrix) + 1, tile.format, tile.format.columns)
+        found[scale] = _Packed(scale, len(matrix), len(matrix) + 1, None, tile.format.columns)
     return list(found.values())
 
 
-def _read_as(product: Product, load: Load, format: Elements | None) -> _Packed | None:
+def _read_as(product: Product, load: Load, format: Elements | None, columns: int) -> _Packed | None:
     """Return how to pack the buffer of a load, or None if the buffer is not the whole right operand of a sum."""
     variables: list[DimVar | None] = [d.var for d in load.indices]
     for s in product.sums:
@@ -228,5 +228,5 @@ def _read_as(product: Product, load: Load, format: Elements | None) -> _Packed |
         deep = [i for i, d in enumerate(load.indices) if d.vars() == (axis,)]
         others = [d for i, d in enumerate(load.indices) if i not in deep and variables[i] is not product.column_axis]
         if len(deep) == 1 and not any(axis in d.vars() or product.column_axis in d.vars() for d in others):
-            return _Packed(load.buffer, variables.index(product.column_axis), deep[0], format)
+            return _Packed(load.buffer, variables.index(product.column_axis), deep[0], format, columns)
     return None

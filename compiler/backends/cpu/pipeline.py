@@ -23,7 +23,7 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
             *([RoundOperands()] if tiles.pairs else []),
         ],
         nests=[
-            PackOperands(tiles.floats.shape.columns, tiles.pairs),
+            PackOperands(tiles.floats.shape.columns, tiles.all_pairs),
             *([spread_rows] if tiles.on_matrix_unit else []),
         ],
         schedule=partial(schedule, target=target),

@@ -9,7 +9,6 @@ from compiler.backends.cuda.passes.round_attention import round_attention
 from compiler.backends.cuda.schedule.product import schedule_product
 from compiler.backends.cuda.schedule.rules import schedule
 from compiler.backends.pipeline import pipeline_of
-from compiler.machine.formats import FRAGMENT_COLUMNS
 from compiler.machine.products import product_tiles
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
@@ -23,7 +22,7 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
         operators=[RoundOperands(beside_integers=True)],
         nests=[
             round_attention,
-            PackOperands(FRAGMENT_COLUMNS, tiles.pairs, tiles.scaled, others=False),
+            PackOperands(tiles.floats.shape.columns, tiles.all_pairs, tiles.scaled, others=False),
             JoinBranches(lambda prim: schedule_product(prim, tiles) is not None),
         ],
         schedule=partial(schedule, tiles=tiles),

@@ -28,6 +28,32 @@ class BlockCode:
     def barrier(self) -> None:
         self.code.do("call void @llvm.nvvm.barrier.cta.sync.aligned.all(i32 0)")
 
+    def fence(self) -> None:
+        """Order this thread's accesses to shared memory, and those that it has waited for, before later asynchronous ones."""
+        self.assembly("fence.proxy.async.shared::cta;")
+
+    def assembly(self, text: str, operands: Sequence[tuple[str, str]] = ()) -> None:
+        """Emit an instruction of PTX. An operand is its constraint, "r" or "l" for a register of 32 or 64 bits, and its value."""
+        kinds = {"r": "i32", "l": "i64"}
+        constraints = ",".join([*(kind for kind, _ in operands), "~{memory}"])
+        given = ", ".join(f"{kinds[kind]} {value}" for kind, value in operands)
+        self.code.do(f'call void asm sideeffect "{text}", "{constraints}"({given}) convergent')
+
+    # --- asynchronous copies -------------------------------------------------------------------------------------------
+
+    def copy(self, target: str, source: str, num_bytes: int = 16) -> None:
+        """Emit an asynchronous copy to shared memory. A copy of 16 bytes bypasses L1; smaller copies cannot bypass it."""
+        kind = "cg" if num_bytes == 16 else "ca"
+        self.code.do(f"call void @llvm.nvvm.cp.async.{kind}.shared.global.{num_bytes}({SHARED} {target}, {GLOBAL} {source})")
+
+    def commit(self) -> None:
+        """Make a group of the copies that began since the last group."""
+        self.code.do("call void @llvm.nvvm.cp.async.commit.group()")
+
+    def await_copies(self, allowed: int) -> None:
+        """Wait for this thread's groups of copies, except for the last `allowed` ones."""
+        self.code.do(f"call void @llvm.nvvm.cp.async.wait.group(i32 {allowed})")
+
     # --- tensor cores --------------------------------------------------------------------------------------------------
 
     def mma(self, left: Sequence[str], right: Sequence[str], sums: Sequence[str]) -> list[str]:
@@ -72,6 +98,10 @@ class BlockCode:
 
     def in_shared(self, pointer: str) -> str:
         return self.code.op(f"addrspacecast ptr {pointer} to {SHARED}")
+
+    def number_of(self, place: str) -> str:
+        """Return an address in shared memory as a number."""
+        return self.code.op(f"ptrtoint {SHARED} {place} to i32")
 
     def in_global(self, pointer: str) -> str:
         return self.code.op(f"addrspacecast ptr {pointer} to {GLOBAL}")

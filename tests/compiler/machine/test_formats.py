@@ -16,7 +16,21 @@ from compiler.ir.loops.write import Kernel, cast
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
-from compiler.machine.formats import EIGHTHS, FRAGMENTS, FRAGMENTS4, FRAGMENTS8, PANEL4, PANELS, WIDENED4, IntegerFragments, Panels
+from compiler.machine.formats import (
+    BRICKS,
+    EIGHTHS,
+    FRAGMENTS,
+    FRAGMENTS4,
+    FRAGMENTS8,
+    LANES4,
+    LANES8,
+    PANEL4,
+    PANELS,
+    WIDENED4,
+    Fragments,
+    IntegerFragments,
+    Panels,
+)
 
 COLUMNS, N, K = 4, 8, 32
 RNG = np.random.default_rng(11)
@@ -48,10 +62,10 @@ def test_columns_that_fill_the_last_panel_hold_weights_of_zero(name: str) -> Non
     assert (stored[N - 1] == format.offset).all()
 
 
-def elements(name: str, *arrays: np.ndarray) -> np.ndarray:
+def elements(name: str, *arrays: np.ndarray, length: int = K) -> np.ndarray:
     """Decode each element of a packed matrix. The decoding kernel is printed and parsed again before it runs, to test its text."""
     format, k = FORMATS[name], Kernel()
-    stored, out = [buffer(f"b{i}", a) for i, a in enumerate(arrays)], np.zeros((N, K), np.int32)
+    stored, out = [buffer(f"b{i}", a) for i, a in enumerate(arrays)], np.zeros((N, length), np.int32)
     y = k.array(buffer("y", out))
     with k.nest(y.shape) as (n, r):
         y[n, r] = format.element(tuple(stored), n, r)
@@ -73,20 +87,30 @@ def test_elements_that_are_widened() -> None:
     np.testing.assert_array_equal(elements(WIDENED4.name, panels, multipliers), (eighths + 4) >> EIGHTHS)
 
 
-def test_elements_of_fragments() -> None:
+@pytest.mark.parametrize("format", [FRAGMENTS, BRICKS], ids=lambda f: f.name)
+def test_elements_of_fragments(format: Fragments) -> None:
     """Fragments of i32 decode to the packed matrix; the columns that pad the last panel are zeros."""
-    given = RNG.integers(-99, 99, (N, K)).astype(np.int32)
-    panels = FRAGMENTS.packed(given)
-    np.testing.assert_array_equal(FRAGMENTS.unpacked(panels), np.pad(given, ((0, 16 - N), (0, 0))))
-    np.testing.assert_array_equal(elements(FRAGMENTS.name, panels), given)
+    given = RNG.integers(-99, 99, (N, 2 * K)).astype(np.int32)
+    panels = format.packed(given)
+    np.testing.assert_array_equal(format.unpacked(panels), np.pad(given, ((0, format.columns - N), (0, 0))))
+    np.testing.assert_array_equal(elements(format.name, panels, length=2 * K), given)
 
 
-def test_what_a_line_of_fragments_holds() -> None:
-    numbers = np.arange(16 * 64, dtype=np.int32).reshape(16, 64)
-    line = DimVar("line", 0, Dim.of(511))
-    column, neighbour = FRAGMENTS.column_and_k(line.dim)
-    held = [(column.evaluate({line: i}), neighbour.evaluate({line: i})) for i in range(512)]
-    np.testing.assert_array_equal(FRAGMENTS.packed(numbers)[0, 1], [numbers[n, 32 + k] for n, k in held])
+@pytest.mark.parametrize("format", [FRAGMENTS, BRICKS], ids=lambda f: f.name)
+def test_what_a_line_of_fragments_holds(format: Fragments) -> None:
+    size = format.columns * format.depth
+    numbers = np.arange(2 * size, dtype=np.int32).reshape(format.columns, 2 * format.depth)
+    line = DimVar("line", 0, Dim.of(size - 1))
+    column, neighbour = format.column_and_k(line.dim)
+    held = [(column.evaluate({line: i}), neighbour.evaluate({line: i})) for i in range(size)]
+    np.testing.assert_array_equal(format.packed(numbers)[0, 1], [numbers[n, format.depth + k] for n, k in held])
+
+
+def test_a_brick_is_8_columns_by_16_bytes() -> None:
+    """`wgmma` reads weights in bricks, whose distances its descriptor states: 128 bytes along k, 1024 bytes along columns."""
+    numbers = np.arange(32 * 64, dtype=np.int32).reshape(32, 64)
+    bricks = BRICKS.packed(numbers).reshape(4, 8, 8, 8)
+    np.testing.assert_array_equal(bricks[2, 5], numbers[16:24, 40:48])
 
 
 def test_a_lane_reads_neighbours_of_a_row_for_both_instructions() -> None:
@@ -95,14 +119,15 @@ def test_a_lane_reads_neighbours_of_a_row_for_both_instructions() -> None:
     np.testing.assert_array_equal(np.stack([first.reshape(4, 4), second.reshape(4, 4)], 1).reshape(-1), np.arange(K))
 
 
-@pytest.mark.parametrize("format", [FRAGMENTS8, FRAGMENTS4], ids=lambda f: f.name)
+@pytest.mark.parametrize("format", [FRAGMENTS8, FRAGMENTS4, LANES8, LANES4], ids=lambda f: f.name)
 def test_integers_in_fragments(format: IntegerFragments) -> None:
     """Integers that a kernel packs into fragments decode to the same integers by `element` and by `unpacked`."""
-    given, k = RNG.integers(-format.offset, format.offset, (16, 2 * K)).astype(np.int32), Kernel()
+    k, deep = Kernel(), format.depth
+    given = RNG.integers(-format.offset, format.offset, (format.columns, 2 * deep)).astype(np.int32)
     panels = np.zeros((1, 2, format.line_bytes), np.uint8)
     w, p = k.array(buffer("w", given)), k.array(buffer("p", panels))
-    with k.nest(p.shape) as (panel, deep, line):
-        p[panel, deep, line] = cast(format.byte(line, lambda n, r: w[n, deep * K + r] + format.offset), DType.U8)
+    with k.nest(p.shape) as (panel, step, line):
+        p[panel, step, line] = cast(format.byte(line, lambda n, r: w[n, step * deep + r] + format.offset), DType.U8)
     run_prim(PrimFunc((w.buffer, p.buffer), 1, k.body()), (given, panels))
     np.testing.assert_array_equal(format.unpacked(panels), given)
-    np.testing.assert_array_equal(elements(format.name, panels[:, :1]), given[:N, :K])
+    np.testing.assert_array_equal(elements(format.name, panels, length=2 * deep), given[:N])

@@ -71,4 +71,4 @@ def test_pairs_of_bf16(becomes: Callable[[Pass, str, str], None]) -> None:
           }
         }
     """
-    becomes(PackOperands(4, ProductTile(DotBf16(rows=1, columns=4), PAIRS, depth=2)), before, expected)
+    becomes(PackOperands(4, (ProductTile(DotBf16(rows=1, columns=4), PAIRS, depth=2),)), before, expected)

@@ -6,12 +6,13 @@
       for thread t { the epilogue of its elements of c }
     }
 
-For up to FEW rows, a block computes all rows and few columns, so that many blocks read the weights in parallel. Its tile is the lowest that
-has enough rows. For more rows, a block computes 64 of them and, if an element needs only one accumulator, twice as many columns. Every tile
-sums in the same order, so the bits of a row do not depend on other rows.
+For few rows, a block computes all rows and few columns, so that many blocks read the weights in parallel. Its tile is the lowest that has
+enough rows. For more rows than the highest tile has, a block computes as many as that tile and, if an element needs only one accumulator,
+twice as many columns. Every tile sums in the same order, so the bits of a row do not depend on other rows. The tiles of a target, their
+heights and the formats of weights are in compiler/machine/products.py.
 
-If rows choose one of several matrices, a block computes a run: adjacent rows with the same choice, all in the same HEIGHTS[-1] rows. There
-is a block for each row, and the block does nothing unless its row begins a run. There are fewest runs if rows with equal choices are
+If rows choose one of several matrices, a block computes a run: adjacent rows with the same choice that one tile of the highest may have.
+There is a block for each row, and the block does nothing unless its row begins a run. There are fewest runs if rows with equal choices are
 adjacent.
 
 If further stages read the product's elements (branches.py), they replace the epilogue.
@@ -36,13 +37,9 @@ from compiler.ir.loops.statements import Store
 from compiler.ir.loops.visit import map_scalar, rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, cast, const, equal, index, less, minimum, not_equal, select
 from compiler.ir.prove import prove_divisible, prove_le
-from compiler.machine.formats import FRAGMENT_COLUMNS
-from compiler.machine.intrinsics.mma import Mma
+from compiler.machine.intrinsics.block_product import EIGHT, NARROW, BlockProduct
 from compiler.machine.products import ProductTile, ProductTiles
 
-FEW = 64
-HEIGHTS = (8, 16, 32, 64)
-NARROW = 64  # columns of a block with few rows: 16 for each of its four warps
 MOST_SUMS = 2
 ALIGNED = 8  # elements of a row that a lane copies at once
 ZERO = Dim.of(0)
@@ -58,7 +55,7 @@ def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
     branches = read_branches(product, others) if others else ()
     if branches is None:
         return None
-    for tile in (*([tiles.pairs] if tiles.pairs else []), *tiles.scaled):
+    for tile in tiles.tiles:
         operands = [_operands(s, product.row_axis, tile) for s in product.sums]
         found = [o for o in operands if o is not None]
         if len(found) == len(operands) and len({o.alike for o in found}) == 1:
@@ -121,8 +118,16 @@ class _Blocks:
     @property
     def wide(self) -> int:
         """The number of columns of a block with many rows."""
-        in_groups = self.operands[0].group != self.product.extent.const  # each element then has two accumulators, for a group and for all
-        return NARROW if in_groups else 2 * NARROW // self.num_sums
+        return self.op(self.heights[-1], NARROW).widest(in_groups=self.in_groups)
+
+    @property
+    def heights(self) -> tuple[int, ...]:
+        """The numbers of rows of the narrow tiles."""
+        return self.op(EIGHT, NARROW).heights(in_groups=self.in_groups)
+
+    @property
+    def in_groups(self) -> bool:
+        return self.operands[0].group != self.product.extent.const
 
     @property
     def fit_pairs(self) -> bool:
@@ -142,11 +147,11 @@ class _Blocks:
     def num_sums(self) -> int:
         return len(self.product.sums)
 
-    def op(self, rows: int, columns: int) -> Mma:
-        assert isinstance(self.tile.op, Mma)
+    def op(self, rows: int, columns: int) -> BlockProduct:
+        assert isinstance(self.tile.op, BlockProduct)
         scale = self.operands[0].scale
         wide = scale is not None and scale.buffer.dtype is DType.F32
-        apart = self.apart // FRAGMENT_COLUMNS if 2 * self.apart > columns else 0
+        apart = self.apart // self.tile.op.panel_columns if 2 * self.apart > columns else 0
         return replace(self.tile.op, rows=rows, columns=columns, sums=self.num_sums, wide_scales=wide, apart=apart)
 
     def write(self, k: Kernel) -> None:
@@ -155,19 +160,20 @@ class _Blocks:
         extents = dict(p.nest.axes)
         num_rows, others = extents[p.row_axis], [(v, e) for v, e in p.nest.axes[:-1] if v is not p.row_axis]
         batch = product_of([e for _, e in others])
-        most, wide = HEIGHTS[-1], self.wide
+        heights, wide = self.heights, self.wide
+        most = heights[-1]
         narrow_blocks = batch * ceil_div(p.num_columns, NARROW)
         wide_blocks = batch * ceil_div(p.num_columns, wide) * ceil_div(num_rows, most)
-        few_only = prove_le(num_rows, FEW)
+        few_only = prove_le(num_rows, most)
         with k.grid("b", narrow_blocks if few_only else dim_max(narrow_blocks, wide_blocks)) as b:
-            shared_words = max(self.op(h, c).shared_bytes for h, c in [*((h, NARROW) for h in HEIGHTS), (most, wide)]) // 4
+            shared_words = max(self.op(h, c).shared_bytes for h, c in [*((h, NARROW) for h in heights), (most, wide)]) // 4
             c = k.shared("c", shared_words)
-            with k.when(less(num_rows, FEW + 1) & less(b, narrow_blocks)):
+            with k.when(less(num_rows, most + 1) & less(b, narrow_blocks)):
                 *point, number = k.unravel(b, [*((v.name, e) for v, e in others), ("columns", ceil_div(p.num_columns, NARROW))])
                 at = dict(zip((v for v, _ in others), point, strict=True))
                 _Place(self, c, at, self.column(number, NARROW), ZERO, num_rows).write_lowest(k)
             if not few_only:
-                with k.when(less(FEW, num_rows) & less(b, wide_blocks)):
+                with k.when(less(most, num_rows) & less(b, wide_blocks)):
                     axes = [("columns", ceil_div(p.num_columns, wide)), ("rows", ceil_div(num_rows, most))]
                     *point, number, row = k.unravel(b, [*((v.name, e) for v, e in others), *axes])
                     left = dim_min(num_rows - row * most, most)
@@ -176,7 +182,7 @@ class _Blocks:
                     place.write(k, self.op(most, wide))
 
     def write_chosen(self, k: Kernel, choice: Choice) -> None:
-        p, most = self.product, HEIGHTS[-1]
+        p, most = self.product, self.heights[-1]
         assert p.row_axis is not None
         (row, num_rows), _ = p.nest.axes
         tiles = ceil_div(p.num_columns, NARROW)
@@ -187,7 +193,7 @@ class _Blocks:
         with k.grid("b", num_rows * tiles) as b:
             first, number = k.unravel(b, [("first", num_rows), ("columns", tiles)])
             with k.when(equal(index(first % most), 0) | not_equal(chosen(first), chosen(dim_max(first - 1, 0)))):
-                c = k.shared("c", max(self.op(height, NARROW).shared_bytes for height in HEIGHTS) // 4)
+                c = k.shared("c", max(self.op(height, NARROW).shared_bytes for height in self.heights) // 4)
                 ends = k.shared("ends", most, dtype=DType.I32)
                 with k.threads("u", most) as u:
                     near = dim_min(first + u, num_rows - 1)
@@ -213,22 +219,22 @@ class _Place:
 
     def write_lowest(self, k: Kernel) -> None:
         """Write code that computes the part with the lowest tile that has enough rows."""
-        for lower, height in zip((0, *HEIGHTS), HEIGHTS, strict=False):
+        for lower, height in zip((0, *self.blocks.heights), self.blocks.heights, strict=False):
             if not prove_le(self.num_rows, lower):
                 with k.when(less(lower, self.num_rows) & less(self.num_rows, height + 1)):
                     self.write(k, self.blocks.op(height, NARROW))
 
-    def write(self, k: Kernel, op: Mma) -> None:
+    def write(self, k: Kernel, op: BlockProduct) -> None:
         p, operands = self.blocks.product, self.blocks.operands
         rows, group = operands[0].rows, operands[0].group
         assert p.row_axis is not None
         at = {**self.point, p.row_axis: self.first}
         row = Load(rows.buffer, (*(d.substitute(at) for d in rows.indices[:-1]), ZERO))
         stride = self.stride(rows)
-        panel = self.column // FRAGMENT_COLUMNS
+        panel = self.column // op.panel_columns
         packed = [*(o.weights for o in operands), *(o.scale for o in operands if o.scale is not None)]
         panels = [Load(w.buffer, (*(d.substitute(at) for d in w.indices[:-3]), panel, ZERO, ZERO)) for w in packed]
-        num_panels = ceil_div(p.num_columns, FRAGMENT_COLUMNS) - panel
+        num_panels = ceil_div(p.num_columns, op.panel_columns) - panel
         groups = [group] if op.has_scales else []
         k.tile(op, self.c[0], row, *panels, dims=(p.extent, stride, self.num_rows, num_panels, *groups))
         with k.threads("t", op.threads) as t:
@@ -239,7 +245,7 @@ class _Place:
                 with k.when(less(i, self.num_rows) & less(self.column + column, p.num_columns)):
                     self.store(k, op, i, column)
 
-    def store(self, k: Kernel, op: Mma, i: Dim, column: Dim) -> None:
+    def store(self, k: Kernel, op: BlockProduct, i: Dim, column: Dim) -> None:
         """Write the element of a column, with the tile's results in place of the sums: by the nest's store or, if there are branches, by
         the branch that has the column."""
         p, half = self.blocks.product, op.columns // 2
@@ -247,19 +253,19 @@ class _Place:
         at = {**self.point, p.row_axis: self.first + i}
         own = self.column + column
         if op.apart:
-            own = k.let("own", own + column // half * (op.apart * FRAGMENT_COLUMNS - half), p.num_columns - 1)
+            own = k.let("own", own + column // half * (op.apart * op.panel_columns - half), p.num_columns - 1)
         store = p.nest.store
         if not self.blocks.branches:
             write_element(k, Store(store.buffer, store.indices, self.element(op, i, column)), {**at, p.column_axis: own})
 
         def element(offset: int) -> Scalar:
-            near = offset * half // (op.apart * FRAGMENT_COLUMNS) if op.apart else offset
+            near = offset * half // (op.apart * op.panel_columns) if op.apart else offset
             return rewrite_dims(self.element(op, i, column + near), {**at, p.column_axis: own + offset})
 
         for branch in self.blocks.branches:
             branch.write(k, self.first + i, own, element)
 
-    def element(self, op: Mma, i: Dim, column: Dim) -> Scalar:
+    def element(self, op: BlockProduct, i: Dim, column: Dim) -> Scalar:
         """Return an element of the product. It reads the sums from shared memory, where the tile wrote them."""
         p = self.blocks.product
 

@@ -20,7 +20,7 @@ def test_what_is_copied_ahead_fits_the_shared_memory(op: Mma) -> None:
 @pytest.mark.parametrize(
     ("op", "problem"),
     [
-        (Mma(12, 64), "rows are 12, expected a multiple of 8"),
+        (Mma(12, 64), "rows are 12, expected a multiple of 8 up to 64"),
         (Mma(8, 80), "columns are 80, expected a multiple of 64"),
         (Mma(8, 64, bits=2), "bits are 2, expected 16, 8, 4"),
         (Mma(64, 128, 3), "3 sums of 64 rows and 128 columns exceed a block's 49152 bytes of shared memory"),

@@ -1,0 +1,303 @@
+"""What the tiles have in common with which a block of four warps multiplies matrices on the tensor cores of a GPU: operands, meaning, and
+the code for weights of few bits, for scales and for results.
+
+In all of them, weights are the left operand of the instruction and rows the right one. A lane's accumulators are those of `mma.sync`: of
+each 16 columns by 8 rows, it has two columns, which are 8 apart, of two adjacent rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from compiler.ir.dtypes import DType
+from compiler.ir.tiles import Array, Operand
+from compiler.llvm.ssa import Code, float_literal, multiply_add
+from compiler.machine.formats import FRAGMENTS4, FRAGMENTS8, Fragments, IntegerFragments
+from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, WARPS, BlockCode
+from compiler.machine.intrinsics.product import ProductOp
+
+SIXTEEN = 16  # number of weight columns whose products a warp computes at once
+NARROW = WARPS * SIXTEEN  # least number of columns of a tile
+
+
+@dataclass(frozen=True, slots=True)
+class BlockProduct(ProductOp):
+    """NAME(c, a, b, ...) dims(k, stride, num_rows, num_panels): c[s, i, j] = sum over k of a[i, k] * b_s[k, j], for each of the `sums`
+    matrices b_s. If weights have fewer than 16 bits, their scales [num_panels, k / group, columns of a panel] are further operands, and
+    `group` is the last dimension.
+
+    c is in shared memory, [sums, rows, pitch]. During the products this memory holds the stages, so c must have at least `shared_bytes`. a
+    has `num_rows` rows, and each b has `num_panels` panels. If c has more rows or columns, the last row or panel is repeated for them.
+    """
+
+    threads: ClassVar[int] = WARPS * LANES
+    accumulator: ClassVar[DType] = DType.F32
+    row_dtype: ClassVar[DType] = DType.BF16
+    panel_dtype: ClassVar[DType] = DType.BF16
+    formats: ClassVar[Mapping[int, Fragments | IntegerFragments]]  # the formats of weights, by bits per weight
+    most_rows: ClassVar[int]  # most rows of a tile
+    most_bytes: ClassVar[int]  # most bytes of shared memory that a tile uses
+    least_stages: ClassVar[int]  # least number of stages
+    sums: int = 1
+    bits: int = 16  # bits per weight
+    wide_scales: bool = False  # whether scales are f32 instead of bf16
+    apart: int = 0  # distance in panels from the first half of the columns to the second; 0: the second half follows the first
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        holds = self.panel_dtype if self.bits == 16 else DType.U8
+        panels = [Operand(f"b{i}", holds) for i in range(self.sums)]
+        scale = DType.F32 if self.wide_scales else DType.BF16
+        scales = [Operand(f"scale{i}", scale) for i in range(self.sums)] if self.has_scales else []
+        return Operand("c", self.accumulator, written=True), Operand("a", self.row_dtype), *panels, *scales
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return ("k", "stride", "num_rows", "num_panels", *(("group",) if self.has_scales else ()))
+
+    @property
+    def has_scales(self) -> bool:
+        return self.bits < 16
+
+    def problems(self) -> Iterator[str]:
+        if self.rows % EIGHT or not EIGHT <= self.rows <= self.most_rows:
+            yield f"rows are {self.rows}, expected a multiple of {EIGHT} up to {self.most_rows}"
+        if self.columns % NARROW or self.columns < 1:
+            yield f"columns are {self.columns}, expected a multiple of {NARROW}"
+        if self.bits not in self.formats:
+            yield f"bits are {self.bits}, expected {', '.join(map(str, self.formats))}"
+        elif self.sums < 1 or self.shared_bytes > self.most_bytes or self.stages < self.least_stages:
+            wanted = f"{self.sums} sums of {self.rows} rows and {self.columns} columns"
+            yield f"{wanted} exceed a block's {self.most_bytes} bytes of shared memory"
+
+    # --- sizes -----------------------------------------------------------------------------------------------------------
+
+    def heights(self, *, in_groups: bool) -> tuple[int, ...]:
+        """Return the numbers of rows, in increasing order, for which a product has tiles of `NARROW` columns. With `in_groups`, an element
+        has two accumulators, for a group of weights and for all."""
+        raise NotImplementedError
+
+    def widest(self, *, in_groups: bool) -> int:
+        """Return the number of columns of a tile of a product with many rows."""
+        return NARROW if in_groups else 2 * NARROW // self.sums
+
+    @property
+    def format(self) -> Fragments | IntegerFragments:
+        return self.formats[self.bits]
+
+    @property
+    def step(self) -> int:
+        """The number of elements along k in a stage."""
+        return self.format.depth
+
+    @property
+    def panel_columns(self) -> int:
+        return self.format.columns
+
+    @property
+    def pitch(self) -> int:
+        """Distance in elements between rows of c. The rows are padded so that lanes that store at the same time use different banks."""
+        return self.columns + 4
+
+    @property
+    def per_warp(self) -> int:
+        """The number of times that each warp multiplies 16 columns, for each of the `sums` matrices."""
+        return self.columns // NARROW
+
+    @property
+    def panel_bytes(self) -> int:
+        """Bytes of one panel in a stage."""
+        return self.panel_columns * self.step * self.bits // 8
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights in a stage."""
+        return self.sums * self.columns // self.panel_columns * self.panel_bytes
+
+    @property
+    def stage_bytes(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def stages(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def result_bytes(self) -> int:
+        """Bytes of c."""
+        return self.sums * self.rows * self.pitch * 4
+
+    @property
+    def shared_bytes(self) -> int:
+        raise NotImplementedError
+
+    # --- meaning ---------------------------------------------------------------------------------------------------------
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        (c, a, *rest), (k, stride, num_rows, num_panels, *groups) = arrays, dims
+        rows = np.stack([a[min(i, num_rows - 1) * stride :][:k] for i in range(self.rows)]).astype(np.float64)
+        out = c[: self.sums * self.rows * self.pitch].reshape(self.sums, self.rows, self.pitch)
+        first, second = np.split(np.arange(self.columns // self.panel_columns), 2)
+        chosen = np.minimum([*first, *(first + self.apart if self.apart else second)], num_panels - 1)
+        format, line = self.format, self.panel_bytes * 8 // max(8, self.bits)
+        group = groups[0] if self.has_scales else k
+        for number in range(self.sums):
+            found = rest[number][: num_panels * k // self.step * line].reshape(num_panels, k // self.step, line)
+            weights = format.unpacked(found[chosen]).astype(np.float64)  # [columns, k]
+            total = np.zeros((self.rows, self.columns), np.float32)
+            scale = np.ones((k // group, self.columns), np.float32)
+            if self.has_scales:
+                held = rest[self.sums + number][: num_panels * (k // group) * self.panel_columns].reshape(num_panels, k // group, -1)
+                scale = held[chosen].swapaxes(0, 1).reshape(k // group, self.columns).astype(np.float32)
+            for g, factor in enumerate(scale):
+                part = np.zeros_like(total)
+                for chunk in self.chunks(group):
+                    part = (part + rows[:, g * group + chunk] @ weights[:, g * group + chunk].T).astype(np.float32)
+                total = (part.astype(np.float64) * factor + total).astype(np.float32)
+            out[number, :, : self.columns] = total
+
+    def chunks(self, k: int) -> list[Array]:
+        """Return for each instruction, in order, the indices k of the products that it adds up."""
+        format = self.formats[16]
+        assert isinstance(format, Fragments)
+        return format.chunks(k)
+
+
+class ProductCode(BlockCode):
+    """Emits code of a product. Every thread of the block runs it."""
+
+    def __init__(self, op: BlockProduct, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
+        super().__init__(code)
+        self.op = op
+        k, self.stride, self.num_rows, self.num_panels, *group = (str(d) for d in dims)
+        self.steps = self.divided(k, op.step)
+        self.group_steps = self.divided(group[0], op.step) if op.has_scales else self.steps
+        self.shared = self.in_shared(pointers[0])
+        self.rows, self.panels, self.scales = pointers[1], pointers[2 : 2 + op.sums], pointers[2 + op.sums :]
+        self.per_warp = op.sums * op.per_warp
+        count = self.per_warp * op.rows // EIGHT * 4
+        self.sums = [code.alloca("float") for _ in range(count)]
+        self.in_groups = op.has_scales and self.group_steps != self.steps
+        self.totals = [code.alloca("float") for _ in range(count)] if self.in_groups else self.sums
+        self.factors = [code.alloca("float") for _ in range(2 * self.per_warp)] if op.has_scales else []
+        for total in dict.fromkeys((*self.sums, *self.totals)):
+            code.do(f"store float 0.0, ptr {total}, align 4")
+
+    def clamped(self, panel: str) -> str:
+        """Return the index of a panel, or the last index if there are fewer panels."""
+        return self.code.op(f"call i64 @llvm.smin.i64(i64 {panel}, i64 {self.code.op(f'sub i64 {self.num_panels}, 1')})")
+
+    # --- weights of few bits -------------------------------------------------------------------------------------------
+
+    def eight_bits(self, words: Sequence[str]) -> list[str]:
+        """Convert the four words of a lane to the registers of two instructions, four each."""
+        return [self._bytes(word, first) for word in words for first in (0, 2)]
+
+    def four_bits(self, word: str) -> list[str]:
+        """Convert a word of a lane to the four registers of an instruction."""
+        return [self._nibbles(word, pair) for pair in (0, 2, 1, 3)]
+
+    def _bytes(self, word: str, first: int) -> str:
+        """Convert two bytes to bf16. A byte in the lowest bits of the f32 2^23 makes it 2^23 + byte. The difference to 2^23 + offset has so
+        few significant bits that the upper half of the f32, a bf16, is exact."""
+        wide = [self.code.op(f"call i32 @llvm.nvvm.prmt(i32 {word}, i32 {0x4B000000}, i32 {0x7540 + first + i})") for i in range(2)]
+        offset = float_literal(float(2**23 + FRAGMENTS8.offset))
+        exact = [self.code.op(f"fsub float {self.code.op(f'bitcast i32 {w} to float')}, {offset}") for w in wide]
+        low, high = (self.code.op(f"bitcast float {x} to i32") for x in exact)
+        return self.high_halves(low, high)
+
+    def _nibbles(self, word: str, pair: int) -> str:
+        """Convert two weights of 4 bits to bf16: the one at bit 4 * pair of the word, and the one 16 bits above it. Four bits in the lowest
+        bits of the bf16 128 make it 128 + bits. Then 128 and the offset are subtracted."""
+        code = self.code
+        shifted = word if pair == 0 else code.op(f"lshr i32 {word}, {4 * pair}")
+        held = code.op(f"or i32 {code.op(f'and i32 {shifted}, {0x000F000F}')}, {0x43004300}")
+        pairs = code.op(f"bitcast i32 {held} to <2 x bfloat>")
+        one, offset = "<bfloat 1.0, bfloat 1.0>", f"<bfloat {-128.0 - FRAGMENTS4.offset}, bfloat {-128.0 - FRAGMENTS4.offset}>"
+        exact = code.op(f"call <2 x bfloat> @llvm.fma.v2bf16(<2 x bfloat> {pairs}, <2 x bfloat> {one}, <2 x bfloat> {offset})")
+        return code.op(f"bitcast <2 x bfloat> {exact} to i32")
+
+    # --- scales --------------------------------------------------------------------------------------------------------
+
+    def read_scales(self, places: Sequence[tuple[str, str]], group: str) -> None:
+        """Read the scales of a group of weights. For each 16 columns that the warp multiplies, `places` has the index of the panel and the
+        index in the panel of the lane's first column; its second one is 8 columns further."""
+        op, code = self.op, self.code
+        num_groups = code.op(f"udiv i64 {self.steps}, {self.group_steps}")
+        factors = iter(self.factors)
+        for base in self.scales:
+            for panel, first in places:
+                line = self.plus(code.op(f"mul i64 {panel}, {num_groups}"), group)
+                at = self.plus(self.times(line, op.panel_columns), first)
+                for column in (0, EIGHT):
+                    place = self.times(self.plus(at, str(column)), 4 if op.wide_scales else 2)
+                    code.do(f"store float {self._scale_at(self.in_matrix(base, place))}, ptr {next(factors)}, align 4")
+
+    def _scale_at(self, place: str) -> str:
+        code = self.code
+        if self.op.wide_scales:
+            return code.op(f"load float, {GLOBAL} {place}, align 4")
+        bits = code.op(f"zext i16 {code.op(f'load i16, {GLOBAL} {place}, align 2')} to i32")
+        return code.op(f"bitcast i32 {code.op(f'shl i32 {bits}, 16')} to float")
+
+    def _scaled(self) -> Iterator[tuple[str, str, str, str]]:
+        """Yield for each accumulator: its address, the address of its total, its value, and its scale."""
+        code, op = self.code, self.op
+        factors = self.load_floats(self.factors)
+        for number, (part, total) in enumerate(zip(self.sums, self.totals, strict=True)):
+            columns, e = number // (op.rows // EIGHT * 4), number % 4
+            yield part, total, code.op(f"load float, ptr {part}, align 4"), factors[2 * columns + e // 2]
+
+    def add_group(self) -> None:
+        code = self.code
+        for part, total, value, factor in self._scaled():
+            old = code.op(f"load float, ptr {total}, align 4")
+            code.do(f"store float {multiply_add(code, value, factor, old, 'float', 1)}, ptr {total}, align 4")
+            code.do(f"store float 0.0, ptr {part}, align 4")
+
+    def apply_scales(self) -> None:
+        for part, _, value, factor in self._scaled():
+            self.code.do(f"store float {self.code.op(f'fmul float {value}, {factor}')}, ptr {part}, align 4")
+
+    def end_step(self, step: str, places: Sequence[tuple[str, str]]) -> None:
+        """If weights are in groups and this step is the last one of its group, add the group's sums and read the next group's scales."""
+        if not self.in_groups:
+            return
+        code = self.code
+        following = code.op(f"add i64 {step}, 1")
+        rest = code.op(f"urem i64 {following}, {self.group_steps}")
+        with code.when(code.op(f"icmp eq i64 {rest}, 0")):
+            self.add_group()
+            last = code.op(f"sub i64 {self.steps}, 1")
+            near = code.op(f"call i64 @llvm.smin.i64(i64 {following}, i64 {last})")
+            self.read_scales(places, code.op(f"udiv i64 {near}, {self.group_steps}"))
+
+    # --- results -------------------------------------------------------------------------------------------------------
+
+    def store(self, first: str, distance: int) -> None:
+        """Store the accumulators in c. `first` is the first of the columns that this warp multiplies; the next 16 columns begin `distance`
+        columns after it. Of each 16 columns by 8 rows, a lane has columns `self.group` and `self.group` + 8 of rows 2 * `self.quad` and
+        2 * `self.quad` + 1."""
+        op, code = self.op, self.code
+        row = self.times(self.times(self.quad, 2), op.pitch)
+        base = self.gep(SHARED, self.shared, self.plus(row, self.plus(first, self.group)), "float")
+        totals = iter(self.totals)
+        for s in range(op.sums):
+            for p in range(op.per_warp):
+                for j in range(op.rows // EIGHT):
+                    for e in range(4):
+                        at = (s * op.rows + EIGHT * j + e % 2) * op.pitch + p * distance + e // 2 * EIGHT
+                        value = code.op(f"load float, ptr {next(totals)}, align 4")
+                        code.do(f"store float {value}, {SHARED} {self.gep(SHARED, base, str(at), 'float')}, align 4")
+
+    # --- addresses -----------------------------------------------------------------------------------------------------
+
+    def in_stage(self, at: str, base: str) -> str:
+        return self.gep(SHARED, base, at)
+
+    def in_matrix(self, base: str, at: str) -> str:
+        return self.gep(GLOBAL, self.in_global(base), at)
