@@ -133,6 +133,7 @@ class Phase(Struct, frozen=True, tag=True):
     grid: str  # symbol of the host code, or of the object code if there is no host code
     threads: int = 1  # threads per block on a GPU
     num_counters: int = 0  # number of 32-bit counters that the phase's blocks share; they are zero before and after each launch
+    shared_bytes: int = 0  # bytes of a GPU block's shared memory that a launch must request, because they exceed what every block may use
 
 
 class Kernel(Struct, frozen=True, tag=True):

@@ -90,7 +90,7 @@ def lower(module: IRModule, kernels: Mapping[str, KernelCode], signatures: Mappi
     program = Program(module)
     for name, code in kernels.items():
         program.kernels[name] = len(program.kernel_table)
-        phases = tuple(Phase(p.body, p.grid, p.threads, p.num_counters) for p in code.phases)
+        phases = tuple(Phase(p.body, p.grid, p.threads, p.num_counters, p.shared_bytes) for p in code.phases)
         program.kernel_table.append(Kernel(name, phases, code.num_buffers, code.num_dims, code.stack_bytes))
     for name, func in module.graph_functions.items():
         lowering = _Function(program, name, func, Slots(symbols + name))

@@ -13,6 +13,7 @@ class PhaseSymbols:
     grid: str
     threads: int = 1  # threads per block on a GPU
     num_counters: int = 0  # counters that the blocks of a launch share
+    shared_bytes: int = 0  # bytes of a block's shared memory that a launch must request
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,7 @@ class Launch:
     dims: tuple[int, ...]  # heap slots
     threads: int = 1  # threads per block on a GPU
     num_counters: int = 0  # number of counters that the blocks share
+    shared_bytes: int = 0  # bytes of shared memory per block that the launch requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ def _phases(loader: Loader, numbers: _Numbers, launch: NativeLaunch) -> list[Lau
         )
     buffers = tuple((numbers.number(o.base, o.index), loader.slot(o.offset)) for o in launch.operands)
     dims = tuple(loader.slot(d) for d in launch.dims)
-    return [Launch(kernel.name, p.body, p.grid, buffers, dims, p.threads, p.num_counters) for p in kernel.phases]
+    return [Launch(kernel.name, p.body, p.grid, buffers, dims, p.threads, p.num_counters, p.shared_bytes) for p in kernel.phases]
 
 
 class _Numbers:

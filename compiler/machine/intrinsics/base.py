@@ -18,6 +18,7 @@ class Intrinsic(TileOp):
     needs: ClassVar[Features] = NONE
     vector_bits: ClassVar[int] = 0  # width in bits of the registers that the intrinsic uses
     threads: ClassVar[int] = 1  # number of threads of a GPU block that run the intrinsic together; on a CPU, 1
+    shared_alignment: ClassVar[int] = 16  # alignment in bytes of operands in the shared memory of a GPU
     enough_blocks: ClassVar[int] = 0  # blocks that must fit a multiprocessor at once, which limits registers; 0: no limit is declared
 
     def runs_on(self, target: Target) -> bool:

@@ -57,9 +57,11 @@ class CudaCode:
 
         return derive
 
-    def function(self, symbol: str) -> int:
+    def function(self, symbol: str, shared_bytes: int) -> int:
         if symbol not in self._functions:
             self._functions[symbol] = driver.function_of(self._module, symbol)
+            if shared_bytes:
+                driver.allow_shared_bytes(self._functions[symbol], shared_bytes, symbol)
         return self._functions[symbol]
 
     def grid(self, symbol: str) -> Grid:

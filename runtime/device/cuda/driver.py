@@ -15,6 +15,7 @@ LIBRARY = "libcuda.so.1"
 LOG_BYTES = 8192
 _ERROR_LOG, _ERROR_LOG_BYTES = 5, 6  # driver options: the buffer for error messages, and its size
 _PTX = 1  # input type of a link
+_MOST_SHARED_BYTES = 8  # attribute of a function: most bytes of shared memory that a launch may request
 _OF_THIS_THREAD = 1  # capture mode in which calls of other threads do not end the capture
 
 _Handle = c_void_p
@@ -26,6 +27,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuLinkDestroy": (_Handle,),
     "cuModuleGetFunction": (c_void_p, _Handle, c_char_p),
     "cuModuleUnload": (_Handle,),
+    "cuFuncSetAttribute": (_Handle, c_int, c_int),
     "cuLaunchKernel": (_Handle, *[c_uint] * 7, _Handle, c_void_p, c_void_p),
     "cuStreamBeginCapture_v2": (_Handle, c_int),
     "cuStreamEndCapture": (_Handle, c_void_p),
@@ -118,6 +120,11 @@ def function_of(module: int, name: str) -> int:
     return found.value or 0
 
 
+def allow_shared_bytes(function: int, num_bytes: int, name: str) -> None:
+    """Let launches of a kernel request this much shared memory, which is more than every kernel may use."""
+    call("cuFuncSetAttribute", function, _MOST_SHARED_BYTES, num_bytes, about=f"kernel {name} with {num_bytes} bytes of shared memory")
+
+
 def unload_module(module: int) -> None:
     call("cuModuleUnload", module)
 
@@ -133,8 +140,8 @@ class Parameters:
         self.array = (c_void_p * 1)(ctypes.addressof(self._word))
 
 
-def launch(function: int, blocks: int, threads: int, parameters: Parameters, stream: int, about: str) -> None:
-    call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, 0, stream, parameters.array, None, about=about)
+def launch(function: int, blocks: int, threads: int, shared_bytes: int, parameters: Parameters, stream: int, about: str) -> None:
+    call("cuLaunchKernel", function, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, parameters.array, None, about=about)
 
 
 # --- graphs ------------------------------------------------------------------------------------------------------------

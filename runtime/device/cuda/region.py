@@ -38,7 +38,7 @@ Grid = Callable[[int], int]  # returns the number of blocks that have work, give
 class Loaded(Protocol):
     """The code of an executable."""
 
-    def function(self, symbol: str) -> int: ...
+    def function(self, symbol: str, shared_bytes: int) -> int: ...
 
     def grid(self, symbol: str) -> Grid: ...
 
@@ -48,6 +48,7 @@ class _Launched:
     kernel: str
     function: int
     threads: int
+    shared_bytes: int
     parameters: Parameters
     grid: Grid
     dims: int  # host address of the launch's integers
@@ -86,11 +87,12 @@ class CudaRegion:
         found: list[_Launched] = []
         at, host = 0, self._words.ctypes.data
         for number, launch in enumerate(launches):
-            function, grid = code.function(launch.body), code.grid(launch.grid)
+            function, grid = code.function(launch.body, launch.shared_bytes), code.grid(launch.grid)
             dims = at + 1 + len(launch.buffers)
             record = self._block.address + at * WORD
             self._last.know(record, f"kernel {launch.kernel}, launch {number} of {len(launches)} of {self._function}")
-            found.append(_Launched(launch.kernel, function, launch.threads, Parameters(record), grid, host + dims * WORD))
+            parameters, numbers = Parameters(record), host + dims * WORD
+            found.append(_Launched(launch.kernel, function, launch.threads, launch.shared_bytes, parameters, grid, numbers))
             at = dims + len(launch.dims) + (launch.num_counters > 0)
         return found
 
@@ -173,8 +175,8 @@ class CudaRegion:
         return tuple(min(max(1, launched.grid(launched.dims)), most) for launched in self._launches)
 
     def _launch(self, launched: _Launched, blocks: int) -> None:
-        stream = self._card.stream.handle
-        driver.launch(launched.function, blocks, launched.threads, launched.parameters, stream, f"kernel {launched.kernel}")
+        sizes, stream = (blocks, launched.threads, launched.shared_bytes), self._card.stream.handle
+        driver.launch(launched.function, *sizes, launched.parameters, stream, f"kernel {launched.kernel}")
 
     def _run_singly(self, time_to: TimeTo) -> None:
         for launched, blocks in zip(self._launches, self._blocks(), strict=True):

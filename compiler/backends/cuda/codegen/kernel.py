@@ -6,6 +6,9 @@ A kernel has phases: the statements of the body's top-level `Seq`, each of which
     name$pK$run     void (ptr noalias b0, ..., i64 n, ..., ptr counters)     on the GPU: runs the statement
     name.pK.grid    i64 (ptr dims)                                           on the host: returns the number of blocks
 
+Arrays in shared memory are variables, `name$pK$sharedI`. If they exceed what every block may use, each launch requests one block of memory
+for all of them.
+
 A record is an array of 64-bit words. The first word is an address, to which the first thread writes the record's own address when the
 launch begins. Then come the addresses of the buffers, the integers (`dims`) and, if the phase has counters, their address.
 
@@ -17,7 +20,8 @@ before the next statement of the block.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
 
@@ -34,9 +38,9 @@ from compiler.ir.loops.visit import walk_stmts
 from compiler.llvm.indices import Index
 from compiler.llvm.ssa import Code
 from compiler.machine.intrinsics.base import Intrinsic
+from compiler.machine.intrinsics.block_code import GLOBAL, SHARED, SHARED_BYTES
 from compiler.machine.target import Target
 
-GLOBAL, SHARED = "ptr addrspace(1)", "ptr addrspace(3)"
 COUNTERS = "%counters"
 WARP = 32  # threads of a warp; a thread of a smaller block gets as many registers as a thread of a warp
 ENOUGH_THREADS = 512  # threads that keep a multiprocessor busy; each can then have 128 of the multiprocessor's 65,536 registers
@@ -64,14 +68,15 @@ def ptx_name(symbol: str) -> str:
 
 def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> Phase:
     name, threads, code = ptx_name(symbol), _num_threads(stmt), Code()
-    statements = _Statements(code, parameters.expressions(code), target, name, threads)
+    shared = _Shared.of(stmt)
+    statements = _Statements(code, parameters.expressions(code), target, name, threads, shared)
     statements.run(stmt)
     counters, blocks = _counters(stmt)
     if not isinstance(blocks, For) or blocks.kind is not LoopKind.BLOCK:
         raise CompileError(f"phase {symbol} is not a loop over blocks; schedule it first (pass schedule_kernels)")
     text = ", ".join(filter(None, (parameters.text, f"ptr noalias {COUNTERS}" if counters else "")))
     run = f"define internal void @{name}$run({text}) #1 {{\nentry:\n{code.text()}\n  ret void\n}}"
-    symbols = PhaseSymbols(name, f"{symbol}.grid", threads, counters)
+    symbols = PhaseSymbols(name, f"{symbol}.grid", threads, counters, shared.requested_bytes)
     grid = parameters.grid(symbols.grid, lambda indices: indices.value(blocks.extent))
     return Phase(symbols, code, "\n".join((*statements.shared, run, _entry(symbols, parameters, _enough_blocks(stmt, threads)))), grid)
 
@@ -130,15 +135,39 @@ def _num_threads(stmt: Stmt) -> int:
     return max((constant_extent(part) if isinstance(part, For) else _together(part) for part in _parts(stmt)), default=1)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Where the arrays of a block are in shared memory."""
+
+    offsets: Mapping[Buffer, int]  # offset of each array in bytes, if a launch requests the memory
+    num_bytes: int
+    alignment: int
+
+    @staticmethod
+    def of(stmt: Stmt) -> _Shared:
+        tiles = [part.op for part in _parts(stmt) if isinstance(part, Tile)]
+        alignment = max((op.shared_alignment for op in tiles if isinstance(op, Intrinsic)), default=Intrinsic.shared_alignment)
+        offsets, end = dict[Buffer, int](), 0
+        for s in walk_stmts(stmt):
+            if isinstance(s, Allocate) and s.buffer.scope is Scope.SHARED:
+                offsets[s.buffer] = -(-end // alignment) * alignment
+                end = offsets[s.buffer] + prod(extent.const for extent in s.buffer.shape) * s.buffer.dtype.num_bytes
+        return _Shared(offsets, end, alignment)
+
+    @property
+    def requested_bytes(self) -> int:
+        return self.num_bytes if self.num_bytes > SHARED_BYTES else 0
+
+
 class _Statements(Statements):
     """Emits the statements of a block. All threads of a block run serial loops together, and each thread runs its own iteration of a thread
     loop."""
 
-    def __init__(self, code: Code, expressions: Expressions, target: Target, name: str, num_threads: int) -> None:
+    def __init__(self, code: Code, expressions: Expressions, target: Target, name: str, num_threads: int, shared: _Shared) -> None:
         super().__init__(code, expressions, target)
-        self.shared: list[str] = []  # definitions of the arrays in shared memory
+        self.shared: list[str] = []  # definitions of variables in shared memory
         self.in_thread = False
-        self._name, self._num_threads = name, num_threads
+        self._name, self._num_threads, self._places = name, num_threads, shared
 
     def sequence(self, stmts: Sequence[Stmt]) -> None:
         for i, stmt in enumerate(stmts):
@@ -177,7 +206,7 @@ class _Statements(Statements):
             case Scope.LOCAL if self.in_thread:
                 return self.code.alloca
             case Scope.SHARED if not self.in_thread:
-                return self._shared_array
+                return partial(self._shared_array, buffer)
             case Scope.COUNTERS if self.code.level == 0:
                 return lambda _: COUNTERS
             case scope:
@@ -206,7 +235,13 @@ class _Statements(Statements):
     def _special(self, register: str) -> str:
         return self.code.hoist(0, f"zext i32 {self.code.hoist(0, f'call i32 @llvm.nvvm.read.ptx.sreg.{register}.x()')} to i64")
 
-    def _shared_array(self, type_: str) -> str:
-        name = f"@{self._name}$shared{len(self.shared)}"
-        self.shared.append(f"{name} = internal addrspace(3) global {type_} poison, align 16")
-        return self.code.hoist(0, f"addrspacecast {SHARED} {name} to ptr")
+    def _shared_array(self, buffer: Buffer, type_: str) -> str:
+        if self._places.requested_bytes:
+            name, place = f"@{self._name}$shared", self._places.offsets[buffer]
+            if not self.shared:
+                self.shared.append(f"{name} = external addrspace(3) global [0 x i8], align {self._places.alignment}")
+            address = f"getelementptr (i8, {SHARED} {name}, i64 {place})" if place else name
+        else:
+            address = f"@{self._name}$shared{len(self.shared)}"
+            self.shared.append(f"{address} = internal addrspace(3) global {type_} poison, align {self._places.alignment}")
+        return self.code.hoist(0, f"addrspacecast {SHARED} {address} to ptr")
