@@ -23,6 +23,7 @@ from compiler.machine.intrinsics.dot_bf16 import DotBf16
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
 from compiler.machine.intrinsics.mma import Mma
 from compiler.machine.intrinsics.product import MatrixUnitOp, ProductOp
+from compiler.machine.intrinsics.wgmma import Wgmma
 from compiler.machine.intrinsics.widen_panel import STRETCH, WidenPanel
 from compiler.machine.target import GPU, Target
 
@@ -193,7 +194,7 @@ _TILES: Final = (
 # The largest tiles that a block of a GPU computes; schedules choose smaller ones for few rows. A product takes the first tile that it fits.
 _GPU_TILES: Final = tuple(
     ProductTile(op, op.format, depth=op.step)
-    for kind in (Mma(rows=64, columns=128),)
+    for kind in (Wgmma(rows=128, columns=128), Mma(rows=64, columns=128))
     for op in (replace(kind, bits=bits) for bits in kind.formats)
 )
 

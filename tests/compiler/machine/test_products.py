@@ -71,5 +71,7 @@ def test_a_gpu_multiplies_on_its_tensor_cores() -> None:
     for target in (t for t in NAMED.values() if t.system == GPU):
         tiles = product_tiles(target)
         assert tiles.pairs is not None and tiles.pairs.op.runs_on(target) and not tiles.integers and not tiles.on_matrix_unit
-        assert [t.format.bits for t in tiles.scaled] == [8, 4]
+        kinds = ["wgmma_product"] if target.name == "sm_90a" else []
+        assert [(t.op.name, t.format.bits) for t in tiles.tiles] == [(k, b) for k in (*kinds, "mma_product") for b in (16, 8, 4)]
+        assert [t.format.bits for t in tiles.scaled[:2]] == [8, 4]
     assert not tiles.pairs.op.runs_on(NAMED["amx"])

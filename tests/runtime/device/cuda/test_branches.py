@@ -13,11 +13,11 @@ from compiler.ir.text.parser import parse
 from compiler.machine.target import get
 from runtime.session import Session
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
-from tests.runtime.device.cuda.test_products import random
+from tests.runtime.device.cuda.test_products import TARGETS, random
 
 pytestmark = [needs_pycuda, pytest.mark.gpu]
 
-DEPTH, PAGES = 96, 9
+DEPTH, PAGES = 128, 9
 COUNTS = (130, 64, 9, 1)  # numbers of rows: 130 rows use wide tiles, the others narrow tiles of several heights
 
 
@@ -46,14 +46,17 @@ func main(x: bf16[t, {DEPTH}], cos: f32[t, {size // 2}], sin: f32[t, {size // 2}
 }}"""
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("size", "weight", "interleaved"),
     [(128, "bf16", "false"), (64, "i8", "false"), (32, "bf16", "true")],
     ids=["apart", "near", "neighbours"],
 )
-def test_near_the_meaning_and_the_same_bits_in_every_batch(size: int, weight: str, interleaved: str, software_gpu: SoftwareGpu) -> None:
+def test_near_the_meaning_and_the_same_bits_in_every_batch(
+    size: int, weight: str, interleaved: str, target: str, software_gpu: SoftwareGpu
+) -> None:
     module = parse(program(size, weight, interleaved))
-    executable = compile_module(module, Options(get("sm_80")))
+    executable = compile_module(module, Options(get(target)))
     assert [len(k.phases) for k in executable.meta.kernels] == [1, 1], "one kernel copies the caller's cache, the other does the rest"
     count = COUNTS[0]
     x, cos, sin, b = (

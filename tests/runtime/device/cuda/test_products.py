@@ -20,6 +20,7 @@ from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 
 pytestmark = [needs_pycuda, pytest.mark.gpu]
 
+TARGETS = ("sm_80", "sm_90a")  # products by mma.sync, and by wgmma
 COUNTS = (130, 65, 64, 40, 9, 8, 1)  # numbers of rows: the largest needs several blocks, and each tile height occurs
 
 
@@ -44,6 +45,7 @@ func main(x: bf16[n, {length}], y: f32[n, {size}], {given}) -> object where n in
 
 
 CASES = {
+    "many steps": Case('a = linear(x, w0, out_dtype="f32") out = add(a, y)', ((200, 640),)),
     "fewer steps than stages": Case('a = linear(x, w0, out_dtype="f32") out = add(a, y)', ((200, 96),)),
     "gated": Case(
         'a = linear(x, w0, out_dtype="f32") s = silu(a) b = linear(x, w1, out_dtype="f32") c = multiply(s, b) out = cast(c, dtype="bf16")',
@@ -70,10 +72,11 @@ def random(seed: int, *shape: int, dtype: str = "bf16") -> NDArray[Any]:
     return rng.standard_normal(shape).astype(holds)
 
 
+@pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
-def test_near_the_meaning_and_the_same_bits_in_every_batch(case: Case, software_gpu: SoftwareGpu) -> None:
+def test_near_the_meaning_and_the_same_bits_in_every_batch(case: Case, target: str, software_gpu: SoftwareGpu) -> None:
     module = parse(case.program)
-    executable = compile_module(module, Options(get("sm_80")))
+    executable = compile_module(module, Options(get(target)))
     assert [len(k.phases) for k in executable.meta.kernels] == [1], "expected one launch"
     weights = {f"w{i}": random(i, *shape, dtype=case.dtypes[i]) for i, shape in enumerate(case.weights)}
     x, y = (random(8 + i, COUNTS[0], p.type.shape[1].const, dtype=str(p.type.dtype)) for i, p in enumerate(module.graph("main").params[:2]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sysconfig
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from runtime.device.cpu import elf
 from runtime.executable import Executable
 from runtime.session import Session
 
+PACKAGED = Path(sysconfig.get_path("purelib")) / "nvidia"  # where NVIDIA's packages install their tools
 GPUS = [t.name for t in NAMED.values() if t.arch == "nvptx64"]
 
 PROGRAM = """
@@ -106,6 +108,19 @@ func main(x: bf16[n, 256], q: u8[200, 128], s: bf16[200, 2]) -> object where n i
 """
 
 
+GATED = """
+func main(x: bf16[n, 256], weight w: bf16[200, 256], weight v: bf16[200, 256]) -> object where n in 0..256 {
+  dataflow { a = linear(x, w, out_dtype="f32") s = silu(a) b = linear(x, v, out_dtype="f32") c = multiply(s, b) } return c
+}
+"""
+
+BYTES = """
+func main(x: bf16[n, 256], weight q: i8[200, 256], weight s: f32[200, 1]) -> object where n in 0..256 {
+  dataflow { w = dequantize(q, s) a = linear(x, w, out_dtype="f32") } return a
+}
+"""
+
+
 ATTENTION = """
 func main(q: f32[t, 32, 128], cache: bf16[2, 2, pages, 8, 2048], tables: i32[s, p], ids: i32[t], at: i32[t]) -> object
     where t in 0..256, s in 0..8, p in 0..64, pages in 1.. {
@@ -121,6 +136,8 @@ func main(x: bf16[n, 256], q: u8[8, 200, 128], s: bf16[8, 200, 2], e: i32[n]) ->
 PROGRAMS = {
     "elements": PROGRAM,
     "product": PRODUCT,
+    "gated product": GATED,
+    "bytes": BYTES,
     "integers": INTEGERS,
     "experts": EXPERTS,
     "attention and rows": ATTENTION,
@@ -138,16 +155,25 @@ def test_kernels_assemble_without_spills(name: str, program: str, tmp_path: Path
     assert cubin.stat().st_size
 
 
-def test_products_copy_and_multiply_beside_each_other(tmp_path: Path) -> None:
+def test_products_need_few_registers_and_little_shared_memory(tmp_path: Path) -> None:
     """The kernel of a product needs so few registers and so little shared memory that three blocks can run at once on a multiprocessor with
     65,536 registers and 164 KB of shared memory, so that copies and products of different blocks overlap."""
-    cubin, said = assembled(PRODUCT, "sm_80", tmp_path)
+    said = assembled(PRODUCT, "sm_80", tmp_path)[1]
     assert 3 * 128 * int(re.findall(r"Used (\d+) registers", said)[0]) <= 65536
     assert 3 * (int(re.findall(r"(\d+) bytes smem", said)[0]) + 1024) <= 164 << 10
-    if (cuobjdump := shutil.which("cuobjdump")) is None:
-        pytest.skip("cuobjdump is not installed")
-    sass = subprocess.run([cuobjdump, "-sass", cubin], capture_output=True, text=True, check=True).stdout
-    assert "HMMA.16816.F32.BF16" in sass and "LDGSTS" in sass and "LDS.128" in sass
+
+
+COPIES_BESIDE_PRODUCTS = {"sm_80": ("HMMA.16816.F32.BF16", "LDGSTS"), "sm_90a": ("HGMMA.64x128x16.F32.BF16", "UBLKCP")}
+
+
+@pytest.mark.parametrize("name", COPIES_BESIDE_PRODUCTS)
+@pytest.mark.parametrize("program", [PRODUCT, GATED, INTEGERS, BYTES], ids=["bf16", "gated", "int4", "int8"])
+def test_products_use_asynchronous_copies_and_tensor_cores(program: str, name: str, tmp_path: Path) -> None:
+    """The machine code of products has the instructions for which they are written, and no access to the stack."""
+    if (nvdisasm := shutil.which("nvdisasm") or next(PACKAGED.glob("*/bin/nvdisasm"), None)) is None:
+        pytest.skip("nvdisasm is not installed: pip install nvidia-cuda-nvdisasm")
+    sass = subprocess.run([nvdisasm, assembled(program, name, tmp_path)[0]], capture_output=True, text=True, check=True).stdout
+    assert all(instruction in sass for instruction in COPIES_BESIDE_PRODUCTS[name])
     assert not re.search(r"\b(LDL|STL)\b", sass), "registers spill to the stack"
 
 

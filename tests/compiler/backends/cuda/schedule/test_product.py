@@ -14,7 +14,7 @@ from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.verify.module import verify
-from compiler.machine.intrinsics.mma import Mma
+from compiler.machine.intrinsics.block_product import BlockProduct
 from compiler.machine.target import get
 
 assert compiler.ops
@@ -30,16 +30,20 @@ def program(*, k: int = 64, n: int = 72, most: int = 256, x: str = "bf16", w: st
     )
 
 
-def scheduled(text: str) -> IRModule:
-    module = pipeline(get("sm_80")).until("schedule_kernels")(parse(text))
+def scheduled(text: str, target: str = "sm_80") -> IRModule:
+    module = pipeline(get(target)).until("schedule_kernels")(parse(text))
     verify(module)
     return module
 
 
-def tiles(text: str) -> list[tuple[int, int]]:
+def ops(text: str, target: str = "sm_80") -> list[BlockProduct]:
+    found = [s.op for prim in scheduled(text, target).prim_functions.values() for s in walk_stmts(prim.body) if isinstance(s, Tile)]
+    return [op for op in found if isinstance(op, BlockProduct)]
+
+
+def tiles(text: str, target: str = "sm_80") -> list[tuple[int, int]]:
     """Return the rows and columns of each tensor-core tile."""
-    found = [s.op for prim in scheduled(text).prim_functions.values() for s in walk_stmts(prim.body) if isinstance(s, Tile)]
-    return [(op.rows, op.columns) for op in found if isinstance(op, Mma)]
+    return [(op.rows, op.columns) for op in ops(text, target)]
 
 
 def test_a_range_of_rows_has_a_tile_of_its_own() -> None:
@@ -65,6 +69,16 @@ func main(x: {x}[t, 64], q: {q}, s: {scale}[72, {groups}]{given}) -> object wher
 }}"""
 
 
+def test_sm_90a_multiplies_by_wgmma() -> None:
+    assert {op.name for op in ops(program(), "sm_90a")} == {"wgmma_product"}
+    assert tiles(program(), "sm_90a") == [(8, 64), (32, 64), (64, 64), (128, 64), (128, 128)]
+
+
+@pytest.mark.parametrize("text", [program(k=96), quantised(bits=4, group=32)], ids=["length", "short groups"])
+def test_what_wgmma_does_not_take_is_multiplied_by_mma(text: str) -> None:
+    assert {op.name for op in ops(text, "sm_90a")} == {"mma_product"}
+
+
 @pytest.mark.parametrize(
     "text", [quantised(zero=True), quantised(scale="f16"), quantised(group=16)], ids=["zeros", "scales", "short groups"]
 )
@@ -79,20 +93,23 @@ def test_sums_of_groups_need_narrow_tiles() -> None:
     assert tiles(quantised(bits=4, group=32)) == [(8, 64), (16, 64), (32, 64), (64, 64), (64, 64)]
 
 
-@pytest.mark.parametrize("count", [1, 9, 65])
-def test_the_meaning_stays(count: int) -> None:
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("count", [1, 9, 129])
+def test_the_meaning_stays(count: int, target: str) -> None:
     rng = np.random.default_rng(0)
     x, w = rng.standard_normal((count, 64)).astype(BF16), rng.standard_normal((72, 64)).astype(BF16)
-    found, meaning = (Interpreter(m).call("main", x, w) for m in (scheduled(program()), parse(program())))
+    found, meaning = (Interpreter(m).call("main", x, w) for m in (scheduled(program(), target), parse(program())))
     np.testing.assert_allclose(found, meaning, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("bits", "group"), [(8, 0), (8, 32), (4, 0), (4, 32)])
-def test_the_meaning_of_integers_stays(bits: int, group: int) -> None:
+@pytest.mark.parametrize(
+    ("bits", "group", "target"), [(8, 0, "sm_80"), (8, 32, "sm_80"), (4, 0, "sm_80"), (4, 32, "sm_80"), (8, 0, "sm_90a"), (4, 0, "sm_90a")]
+)
+def test_the_meaning_of_integers_stays(bits: int, group: int, target: str) -> None:
     rng, text = np.random.default_rng(0), quantised(bits=bits, group=group, scale="bf16", x="bf16")
     q = rng.integers(0, 256, (72, 32)).astype(np.uint8) if bits == 4 else rng.integers(-128, 128, (72, 64)).astype(np.int8)
     args = rng.standard_normal((9, 64)).astype(BF16), q, rng.random((72, 64 // (group or 64))).astype(BF16)
-    found, meaning = (Interpreter(m).call("main", *args) for m in (scheduled(text), parse(text)))
+    found, meaning = (Interpreter(m).call("main", *args) for m in (scheduled(text, target), parse(text)))
     np.testing.assert_allclose(found, meaning, rtol=1e-5, atol=1e-3)
 
 
