@@ -222,6 +222,7 @@ class Ready(Message, frozen=True, tag=True):
     kv_cache_bytes: int
     cache_groups: tuple[CachePages, ...] = ()  # num_pages and kv_cache_bytes are sums over these
     context_note: str = ""  # why max_context is less than the model allows, and what a longer context needs
+    device_note: str = ""  # why the model runs other code than its target's
     embedding_size: int = 0  # 0: not an embedding model
     embeds_tokens: bool = False  # the model can also compute a vector per token
     generates: bool = True

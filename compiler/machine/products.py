@@ -19,6 +19,7 @@ from compiler.ir.prove import prove_divisible
 from compiler.machine.formats import PAIRS, PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
 from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
 from compiler.machine.intrinsics.base import NONE, Features
+from compiler.machine.intrinsics.block_product import BlockProduct
 from compiler.machine.intrinsics.dot_bf16 import DotBf16
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
 from compiler.machine.intrinsics.mma import Mma
@@ -166,6 +167,12 @@ class ProductTiles:
     @property
     def on_matrix_unit(self) -> bool:
         return any(t.on_matrix_unit for t in self.tiles)
+
+    @property
+    def shapes_of_rows(self) -> tuple[int, ...]:
+        """The numbers of rows, in increasing order, that instructions of different shapes multiply. Empty if there is one shape."""
+        ops = [t.op for t in self.tiles if isinstance(t.op, BlockProduct) and not t.op.one_shape]
+        return tuple(sorted({height for op in ops for height in op.heights(in_groups=False)}))
 
 
 # (least width in bits of the target's vectors, shape)

@@ -123,13 +123,18 @@ def get(name: str) -> Target:
 
 def of_gpu(name: str, capability: Capability) -> Target:
     """Return the named target if a GPU of this compute capability can run it. "host" is the latest target that the GPU can run."""
-    able = [t for t in NAMED.values() if t.system == GPU and runs(t.key, capability)]
+    able = gpu_targets(capability)
     chosen = able[-1:] if name == "host" else [t for t in able if t.name == name]
     if not chosen:
         gpu = f"a GPU of compute capability {capability[0]}.{capability[1]}"
         runs_here = f"it can run {', '.join(t.name for t in able)}" if able else "it can run no target; the lowest one is sm_80"
         raise TargetError(f"{gpu} cannot run target {name!r}; {runs_here}")
     return chosen[0]
+
+
+def gpu_targets(capability: Capability) -> list[Target]:
+    """Return the targets that a GPU of this compute capability can run, the latest last."""
+    return [t for t in NAMED.values() if t.system == GPU and runs(t.key, capability)]
 
 
 def runnable(name: str) -> Target:

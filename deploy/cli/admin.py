@@ -78,7 +78,7 @@ def load(
         raise ServerFault(operation["error"]["message"], operation["error"]["code"])
     model = client.get(f"/admin/models/{segment(operation['model'])}")
     answers.print(f"{model['id']} is ready: {in_units(sum(model['bytes'].values()))}, context {model['max_model_len']}", highlight=False)
-    if note := model.get("context_note"):
+    for note in filter(None, (model.get("context_note"), model.get("device_note"))):
         errors.print(note, style="dim", highlight=False, soft_wrap=True)
 
 

@@ -16,6 +16,7 @@ from deploy.model_loading.graphs import prepare
 from deploy.model_loading.modes import Mode
 from deploy.model_loading.plan import Plan, plan_of
 from deploy.model_loading.program import compile_model, executable_cache
+from deploy.model_loading.row_bits import trusted
 from deploy.model_loading.servable import Progress, Servable, require_servable
 from deploy.model_loading.serving import Served, serve
 from deploy.model_loading.weights import bind
@@ -43,13 +44,15 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
     """Load a model whose files are open. `started` is the value of time.perf_counter() when the load began."""
     mode = model.mode
     with _refusals():
-        compiled = compile_model(model.module, executable_cache(), model.target, progress)
+        number = number_of(load.device)
+        chosen = trusted(model.target, number, load.source)
+        compiled = compile_model(model.module, executable_cache(), chosen.target, progress)
         assembled = None
         if (folder := kept()) is not None:
             folder.remember_model(compiled.key, load.source)
             assembled = folder.assembled_of(compiled.key)
         account = MemoryAccount()
-        session = Session(compiled.executable, memory=account, device_number=number_of(load.device), assembled=assembled)
+        session = Session(compiled.executable, memory=account, device_number=number, assembled=assembled)
         plan = plan_of(compiled.executable, mode.entry, mode.pages(), load, session.device.limits)
         packed = bind(session, model, compiled, load, progress)
         served = serve(mode, session, [group.num_pages for group in plan.groups], account)
@@ -77,6 +80,7 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         kv_cache_bytes=plan.kv_cache_bytes,
         graphs_bytes=plan.graphs_bytes,
         cache_groups=_cache_groups(plan, served),
+        device_note=chosen.note,
         embedding_size=0 if classes else served.embedding_size,
         embeds_tokens=served.embeds_tokens and not classes,
         generates=served.generates,

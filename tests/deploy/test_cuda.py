@@ -29,7 +29,7 @@ QUESTION: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def url(_library: Path, demo_server: DemoServer) -> Iterator[str]:
     """Yield the address of a server that runs the demo model on the software GPU."""
-    environment = {**demo_server.environment, **SoftwareGpu(_library).environment(arch="8.0", memory=1 << 30)}
+    environment = {**demo_server.environment, **SoftwareGpu(_library).environment(arch="9.0", memory=1 << 30)}
     command = [
         BIN / "relaxserve",
         "serve",

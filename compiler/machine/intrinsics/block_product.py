@@ -39,6 +39,7 @@ class BlockProduct(ProductOp):
     row_dtype: ClassVar[DType] = DType.BF16
     panel_dtype: ClassVar[DType] = DType.BF16
     formats: ClassVar[Mapping[int, Fragments | IntegerFragments]]  # the formats of weights, by bits per weight
+    one_shape: ClassVar[bool] = True  # whether the same instruction multiplies any number of rows
     most_rows: ClassVar[int]  # most rows of a tile
     most_bytes: ClassVar[int]  # most bytes of shared memory that a tile uses
     least_stages: ClassVar[int]  # least number of stages

@@ -47,6 +47,7 @@ class Wgmma(BlockProduct):
     name: ClassVar[str] = "wgmma_product"
     needs: ClassVar[Features] = Features(["sm_90a"])
     formats: ClassVar[Mapping[int, Fragments | IntegerFragments]] = {16: BRICKS, 8: LANES8, 4: LANES4}
+    one_shape: ClassVar[bool] = False
     most_rows: ClassVar[int] = 128
     most_bytes: ClassVar[int] = MOST_BYTES
     least_stages: ClassVar[int] = 3

@@ -35,6 +35,7 @@ class ModelReport(ModelEntry):
     pages: NotRequired[Pages]
     cache_hit: NotRequired[bool]
     context_note: NotRequired[str]  # reason why the context is shorter than the model allows
+    device_note: NotRequired[str]  # reason why the model runs other code than its target's
     graphs: NotRequired[int]  # number of graphs that the model's GPU captured at load
     compile_s: NotRequired[float]
     load_s: NotRequired[float]

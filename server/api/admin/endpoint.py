@@ -297,6 +297,8 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
         described["cache_hit"] = ready.cache_hit
         if ready.context_note:
             described["context_note"] = ready.context_note
+        if ready.device_note:
+            described["device_note"] = ready.device_note
         if ready.num_graphs:
             described["graphs"] = ready.num_graphs
         described["compile_s"] = ready.compile_s

@@ -7,6 +7,7 @@ SOFTWARE_GPU_MEMORY    bytes of each card (1 GiB)
 SOFTWARE_GPU_DRIVER    CUDA version of the driver, as in 12080 (13000)
 SOFTWARE_GPU_SHARED    folder where processes record how much of each card they use (none: no other process uses the cards)
 SOFTWARE_GPU_WILD      file: once it exists, the next kernel gets an invalid pointer and the file is deleted (none)
+SOFTWARE_GPU_UNEVEN    wgmma with at least this many rows adds like an older generation, so that bits depend on the number of rows (none)
 SOFTWARE_GPU_SEED      0 does asynchronous work as late as the rules allow; any other seed draws random orders (0)
 """
 
@@ -47,6 +48,7 @@ class Machine:
     memory: Memory
     shared: Path | None = None
     wild: Path | None = None
+    uneven: int | None = None
     contexts: dict[int, Context] = field(default_factory=dict)  # keys are handles
     primary: dict[int, int] = field(default_factory=dict)  # card -> handle of its primary context
     owners: dict[int, tuple[int, int]] = field(default_factory=dict)  # device allocation -> (card, bytes)
@@ -112,7 +114,9 @@ def _machine() -> Machine:
     paths = (os.environ.get(f"SOFTWARE_GPU_{name}") for name in ("SHARED", "WILD"))
     shared, wild = (Path(path) if path else None for path in paths)
     room = Memory(cards * memory * 5 // 4 + PINNED_BYTES)  # a quarter more than the memory of the cards, for the gaps between allocations
-    return Machine(cards, (int(major), int(minor)), memory, number("DRIVER", 13000), number("SEED", 0), room, shared, wild)
+    return Machine(
+        cards, (int(major), int(minor)), memory, number("DRIVER", 13000), number("SEED", 0), room, shared, wild, number("UNEVEN", 0) or None
+    )
 
 
 machine = _machine()

@@ -222,6 +222,7 @@ def enqueue(chosen: Function, config: LaunchConfig, parameters: bytes, stream: i
                 dynamic_bytes=config.dynamic_bytes,
                 seed=seed,
                 arch=machine.arch,
+                uneven=machine.uneven,
             )
         except Fault as fault:
             raise Fault(f"launch {machine.launches}: {fault}") from fault

@@ -65,11 +65,12 @@ def launch(
     seed: int = 0,
     arch: tuple[int, int] | None = None,
     patience: int = PATIENCE,
+    uneven: int | None = None,
 ) -> None:
     """Run all blocks of a grid to their end. With seed 0, blocks run in order and asynchronous work runs late; other seeds draw random
     orders."""
     program = loaded.program(name)
-    what = Launch(program, grid, block, parameters, dynamic_bytes, loaded.memory, arch or arch_of(loaded.module.target), patience)
+    what = Launch(program, grid, block, parameters, dynamic_bytes, loaded.memory, arch or arch_of(loaded.module.target), patience, uneven)
     random = np.random.default_rng(seed) if seed else None
     count = grid[0] * grid[1] * grid[2]
     order = np.arange(count) if random is None else random.permutation(count)

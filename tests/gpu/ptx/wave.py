@@ -58,6 +58,7 @@ class Launch:
     memory: Memory
     arch: tuple[int, int] = (9, 0)  # compute capability of the card, which decides how matrix units round
     patience: int = PATIENCE
+    uneven: int | None = None  # least number of rows with which wgmma adds like an older generation; None: it never does
 
     @property
     def threads_per_block(self) -> int:

@@ -21,6 +21,7 @@ from tests.gpu.ptx.wave import WARP, Context
 
 WARPGROUP = 128
 ROWS = 64
+OLDER = (8, 0)  # compute capability of an older generation, whose tensor cores add in another order
 SWIZZLES = {0: 16, 1: 128, 2: 64, 3: 32}  # layout type in a matrix descriptor -> bytes per row of the swizzled tile
 
 
@@ -223,7 +224,8 @@ def _start(code: Assembler, instruction: Instruction) -> Any:
             for number, read in enumerate(readers):
                 c[:, row + 8 * (number // 2 % 2), column + 8 * (number // 4) + number % 2] = read(wave, who).reshape(count, WARPGROUP)
             c = np.where(adds[chosen][:, None, None], c, accumulator(0))
-            d = product(rows_a, rows_b, c, a_type, b_type, wave.launch.arch)
+            uneven = wave.launch.uneven is not None and n >= wave.launch.uneven
+            d = product(rows_a, rows_b, c, a_type, b_type, OLDER if uneven else wave.launch.arch)
             for group in chosen:
                 for read_pieces in pieces[group]:
                     wave.shadow.end_reading(read_pieces)

@@ -1,0 +1,43 @@
+"""Before a load, a GPU is checked: the bits of a row must not depend on the number of rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from compiler.machine.products import product_tiles
+from compiler.machine.target import NAMED, get
+from deploy.model_loading.row_bits import RESULTS, Trusted, differences, trusted
+from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
+
+HEIGHTS = product_tiles(get("sm_90a")).shapes_of_rows
+
+
+@pytest.fixture(autouse=True)
+def no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
+
+
+@needs_pycuda
+def test_a_gpu_whose_shapes_agree_keeps_its_target(software_gpu: SoftwareGpu) -> None:
+    assert trusted(get("sm_90a"), 0, "model") == Trusted(get("sm_90a"))
+
+
+@needs_pycuda
+def test_shapes_that_disagree_are_named_and_not_used(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If products of 32 rows and more are added in another order, rows of the smaller shape differ from those of the largest batch. The
+    model then runs code whose products have one shape."""
+    from tests.gpu.driver.card import machine
+
+    monkeypatch.setattr(machine, "uneven", 32)
+    assert differences(get("sm_90a"), HEIGHTS, 0, "model") == [f"8 rows by {name}" for name in RESULTS]
+    found = trusted(get("sm_90a"), 0, "model")
+    assert found.target is get("sm_89")
+    assert found.note.startswith("on this GPU the bits of a row depend on the number of rows (8 rows by bf16, 8 rows by int8), so")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMED if name != "sm_90a"])
+def test_targets_whose_products_have_one_shape_are_not_checked(name: str) -> None:
+    """There is no card in this test, so a check would fail."""
+    assert trusted(get(name), 0, "model").target is get(name)
