@@ -19,6 +19,7 @@ from tests.gpu.fixtures import needs_pycuda
 from tests.gpu.fixtures import software_gpu as software_gpu
 
 QUICK = {"llama", "gemma3"}  # llama has grouped heads; gemma3 has windows, norms per head and two ropes
+OLDER = {"gemma3"}  # families on an older GPU, whose products run on mma.sync
 pytestmark = [needs_pycuda, pytest.mark.usefixtures("software_gpu"), pytest.mark.xdist_group("families on a GPU")]
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES]
 
@@ -29,7 +30,7 @@ def case(request: pytest.FixtureRequest) -> str:
 
 
 def on_gpu(causal: Callable[..., Any], case: str, format: str) -> Any:
-    model = causal(case, format, target=get("sm_80"))
+    model = causal(case, format, target=get("sm_80" if case in OLDER else "sm_90a"))
     assert isinstance(model.session(1).device, CudaDevice)
     return model
 
@@ -62,10 +63,13 @@ def test_a_row_has_the_same_bits_alone_in_chunks_and_in_a_batch(case: str, forma
     np.testing.assert_array_equal(batched["b5"], model.start().feed({"b5": others["b5"]})["b5"])
 
 
-def test_logits_in_bf16_differ_by_roundings_alone(case: str, causal: Callable[..., Any]) -> None:
+def test_logits_in_bf16_are_those_of_the_program_that_rounds_rows(
+    case: str, causal: Callable[..., Any], interpreted: Callable[..., Any]
+) -> None:
+    """The logits differ where another order of summation rounds a number to another bf16, by at most 5e-3 of the largest logit."""
     tokens = on_gpu(causal, case, "bf16").golden["prompt"][:9]
-    gpu, cpu = (model.start().feed({"a": tokens})["a"] for model in (on_gpu(causal, case, "bf16"), causal(case)))
-    assert mean_error(gpu, cpu) < 3e-2
+    gpu, meaning = (model.start().feed({"a": tokens})["a"] for model in (on_gpu(causal, case, "bf16"), interpreted(case, "bf16")))
+    assert largest_error(gpu, meaning) < 1e-2
 
 
 @pytest.mark.parametrize("name", ["llama", pytest.param("gemma3", marks=pytest.mark.slow)])
