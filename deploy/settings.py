@@ -163,6 +163,13 @@ def num_bytes(text: str) -> int:
     return round(float(match[1]) * 1024 ** " kmgt".index(match[2] or " "))
 
 
+def num_bytes_or_share(text: str) -> int | float:
+    """Parse a size, or a share of memory such as `50%`, which is returned as a number below 1."""
+    if (match := re.fullmatch(r"(\d{1,2}(?:\.\d+)?)\s*%", text.strip())) is None or not float(match[1]):
+        return num_bytes(text)
+    return float(match[1]) / 100
+
+
 def _flag(text: str) -> bool:
     try:
         return {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}[text.lower()]
@@ -278,9 +285,11 @@ def _spec(entry: object, where: str) -> ModelSpec:
     values = {"name": named.name, **entry, "source": named.source}
     if isinstance(size := values.get("kv_cache_bytes"), str):
         try:
-            values["kv_cache_bytes"] = num_bytes(size)
+            values["kv_cache_bytes"] = num_bytes_or_share(size)
         except ValueError:
-            raise SettingsError(f"kv_cache_bytes of {where} is {size!r}; expected a number of bytes, such as 64M or 2G") from None
+            raise SettingsError(
+                f"kv_cache_bytes of {where} is {size!r}; expected a number of bytes, such as 64M or 2G, or a share, such as 50%"
+            ) from None
     try:
         return msgspec.convert(values, ModelSpec)
     except msgspec.ValidationError as error:

@@ -124,7 +124,7 @@ class Load(Message, frozen=True, tag=True):
     max_context: int | None = None
     max_batch: int = 64
     max_gap_ms: int = MAX_GAP_MS
-    kv_cache_bytes: int | None = None
+    kv_cache_bytes: int | float | None = None  # below 1: a share of the memory that all other parts of the model leave
     memory_limit_bytes: int | None = None
     kv_dtype: str = "auto"  # type of the pages: f32, f16, bf16 or int8; auto: f32 if the weights are f32, else bf16
     target: str = "host"  # CPU or GPU architecture to generate code for

@@ -11,7 +11,7 @@ from rich.table import Table
 from deploy.cli.output import Bars, answers, errors, in_units
 from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET, Device, KvCacheBytes
 from deploy.client import Client, ServerFault, segment
-from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes
+from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes_or_share
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 WANT_ADMIN = ("admin_key_required", "admin_disabled")  # error codes of a server that needs an admin key and got a client key
@@ -143,8 +143,8 @@ def _row(model: dict[str, Any]) -> list[str]:
     ]
 
 
-def _bytes(text: str | None) -> int | None:
+def _bytes(text: str | None) -> int | float | None:
     try:
-        return None if text is None else num_bytes(text)
+        return None if text is None else num_bytes_or_share(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is not a number of bytes; expected a number such as 1000000, 64M or 2G") from None
+        raise typer.BadParameter(f"{text!r} is not a number of bytes; expected a number such as 1000000, 64M or 2G, or 50%") from None

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from deploy.settings import model_spec, num_bytes
+from deploy.settings import model_spec, num_bytes_or_share
 from runtime.device.registry import CPU
 from runtime.device.registry import NAME as DEVICE_NAME
 from server.messages import Load
@@ -32,7 +32,9 @@ MaxBatch = Annotated[int, typer.Option(min=1, max=MOST_SEQUENCES, help=MAX_BATCH
 KvDtype = Annotated[str, typer.Option(help=KV_DTYPE)]
 Target = Annotated[str, typer.Option(help=TARGET)]
 Device = Annotated[str, typer.Option(help=DEVICE)]
-KvCacheBytes = Annotated[str | None, typer.Option(help="Memory for keys and values, such as 2G.", metavar="BYTES")]
+KvCacheBytes = Annotated[
+    str | None, typer.Option(help="Memory for keys and values: 2G, or 50% of what the weights leave.", metavar="BYTES")
+]
 
 
 def load_of(
@@ -46,9 +48,11 @@ def load_of(
     device: str = CPU,
 ) -> Load:
     try:
-        size = None if kv_cache_bytes is None else num_bytes(kv_cache_bytes)
+        size = None if kv_cache_bytes is None else num_bytes_or_share(kv_cache_bytes)
     except ValueError:
-        raise typer.BadParameter(f"{kv_cache_bytes!r} is not a number of bytes; expected a number such as 1000000, 64M or 2G") from None
+        raise typer.BadParameter(
+            f"{kv_cache_bytes!r} is not a number of bytes; expected a number such as 1000000, 64M or 2G, or 50%"
+        ) from None
     spec = model_spec(source)
     if not re.fullmatch(DEVICE_NAME, device):
         raise typer.BadParameter(f"device is {device!r}; expected cpu, cuda, or one of several GPUs as cuda:1")

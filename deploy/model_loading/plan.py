@@ -99,13 +99,16 @@ def _advice(load: Load, room_bytes: int, page_bytes: int) -> str:
 
 def _num_pages(pages: Sequence[Pages], load: Load, room_bytes: int) -> list[int]:
     """Return the number of pages of each group: what `kv_cache_bytes` requests, or else as many as are useful, up to DEFAULT_KV_BYTES and
-    this model's share of the free memory."""
+    this model's share of the free memory. If `kv_cache_bytes` is a share, there are as many pages as are useful, up to that share."""
     each = [of.group.bytes_per_page for of in pages]
     least, most = ([of.least for of in pages], [of.most for of in pages])
     if load.kv_cache_bytes is None or least == most:
         shared_bytes = int((room_bytes - load.reserved_bytes) * load.kv_share)
         wanted_bytes = min(_sum(most, each), max(_sum(least, each), DEFAULT_KV_BYTES))
         return _divided(max(min(wanted_bytes, shared_bytes), _sum(least, each)), each, least, most)
+    if isinstance(load.kv_cache_bytes, float):
+        share_bytes = int((room_bytes - load.reserved_bytes) * load.kv_cache_bytes)
+        return _divided(max(min(_sum(most, each), share_bytes), _sum(least, each)), each, least, most)
     if load.kv_cache_bytes < 2 * sum(each):
         text = f"kv_cache_bytes is {load.kv_cache_bytes}; expected at least two pages of {sum(each)} bytes"
         raise LoadError(ErrorCode.INVALID_VALUE, text)

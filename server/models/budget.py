@@ -136,7 +136,10 @@ class Budget:
         shared equally. If memory_limit_bytes is set, one more share stays free for models loaded later."""
         waiting = [other.spec for other in self._models() if other is not model and _has_no_memory_yet(other)]
         coming = [other for other in waiting if other.device == spec.device]
-        reserved_bytes = sum(self._weigh(other) + (other.kv_cache_bytes or self._settings.default_kv_cache_bytes or 0) for other in coming)
+        default_bytes = self._settings.default_kv_cache_bytes or 0
+        wanted = (default_bytes if other.kv_cache_bytes is None else other.kv_cache_bytes for other in coming)
+        # A share of the memory is not known before the load.
+        reserved_bytes = sum(map(self._weigh, coming)) + sum(size for size in wanted if isinstance(size, int))
         num_shares = 1 + sum(other.kv_cache_bytes is None for other in coming) + (self._settings.memory_limit_bytes is not None)
         spec = msgspec.structs.replace(
             spec, memory_limit_bytes=self._free_for(spec), reserved_bytes=reserved_bytes, kv_share=1 / num_shares

@@ -30,7 +30,7 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     max_context: Annotated[int, Meta(ge=LEAST_CONTEXT, lt=2**31)] | None = None
     max_batch: Annotated[int, Meta(ge=1, le=MOST_SEQUENCES)] = 64
     max_gap_ms: Annotated[int, Meta(ge=1, le=LONGEST_GAP_MS)] = MAX_GAP_MS
-    kv_cache_bytes: Annotated[int, Meta(ge=1)] | None = None
+    kv_cache_bytes: Annotated[int, Meta(ge=1)] | Annotated[float, Meta(gt=0, lt=1)] | None = None  # below 1: see `Load`
     memory_limit_bytes: int | None = None  # set by the registry: bytes that are free when the load begins
     reserved_bytes: int = 0  # set by the registry: free bytes to leave for models that are not loaded yet
     kv_share: float = 1.0  # set by the registry: share of the remaining bytes that the KV cache may use

@@ -62,6 +62,12 @@ def test_models_of_the_file_have_the_fields_of_a_load(tmp_path: Path) -> None:
     assert (full.name, full.quantize, full.kv_cache_bytes, full.aliases) == ("b", "int8", 2 << 30, ("x", "y"))
 
 
+@pytest.mark.parametrize(("given", "found"), [("50%", 0.5), ("0.25", 0.25), ("12.5 %", 0.125), ("1", 1), ("64M", 64 << 20)])
+def test_a_kv_cache_is_a_number_of_bytes_or_a_share(tmp_path: Path, given: str, found: float) -> None:
+    _, (spec,) = gather({}, {}, config=write(tmp_path, f"models: [{{source: org/a, kv_cache_bytes: {given}}}]"))
+    assert spec.kv_cache_bytes == found and type(spec.kv_cache_bytes) is type(found)
+
+
 def test_models_of_the_arguments_replace_those_of_the_file(tmp_path: Path) -> None:
     _, specs = gather({}, {}, config=write(tmp_path, "models: [org/a]"), models=["org/b=c"])
     assert [s.name for s in specs] == ["c"]

@@ -44,6 +44,7 @@ from server.text.tools import FORMATS
 
 Name = Annotated[str, Field(pattern=NAME, max_length=128)]
 Bytes = Annotated[int, Field(ge=1, lt=2**63)]
+Share = Annotated[float, Field(gt=0, lt=1)]
 
 
 WeightForm = Literal["auto", "f32", "bf16", "int8", "int8-fast", "int8-32", "int8-64", "int8-128", "int4", "int4-32", "int4-64", "int4-128"]
@@ -57,7 +58,7 @@ class LoadBody(Options):
     max_context: int | None = Field(default=None, ge=LEAST_CONTEXT, lt=2**31)
     max_batch: int | None = Field(default=None, ge=1, le=MOST_SEQUENCES)
     max_gap_ms: int | None = Field(default=None, ge=1, le=LONGEST_GAP_MS)
-    kv_cache_bytes: Bytes | None = None
+    kv_cache_bytes: Bytes | Share | None = None
     kv_dtype: Literal["auto", "f32", "f16", "bf16", "int8"] = "auto"
     target: Annotated[str, Field(max_length=64)] = "host"
     device: Annotated[str, Field(pattern=f"^{DEVICE}$", max_length=64)] = "cpu"

@@ -466,6 +466,18 @@ def test_each_cache_group_has_pages_of_its_own(case: str, kinds: list[Any], fold
     assert all(2 <= group.num_pages < before.num_pages for group, before in zip(tight.groups, whole.groups, strict=True))
 
 
+def test_a_kv_cache_may_take_a_share_of_what_other_parts_leave(folder_of: Callable[[str], Path]) -> None:
+    asked = Load("m", str(folder_of("qwen3")), "f32", max_context=256, max_batch=64)
+    whole = plan_load(asked)
+    room = whole.kv_cache_bytes // 2
+    limit = whole.weights_bytes + whole.arena_bytes + whole.graphs_bytes + room
+    for share in (0.25, 0.75):
+        plan = plan_load(msgspec.structs.replace(asked, kv_cache_bytes=share, memory_limit_bytes=limit))
+        assert room * share - whole.page_bytes < plan.kv_cache_bytes <= room * share
+    plenty = plan_load(msgspec.structs.replace(asked, kv_cache_bytes=0.5, memory_limit_bytes=1 << 50))
+    assert plenty.kv_cache_bytes == whole.kv_cache_bytes, "as many pages as all sequences can use"
+
+
 @pytest.mark.parametrize("kv_cache_bytes", [None, 1 << 40])
 def test_the_advice_of_a_refusal_can_be_followed(kv_cache_bytes: int | None, folder_of: Callable[[str], Path]) -> None:
     asked = Load("m", str(folder_of("qwen3")), "f32", max_context=64, max_batch=8, kv_cache_bytes=kv_cache_bytes)
