@@ -159,12 +159,14 @@ SERVICE = {"build", "image", "command", "environment", "ports", "volumes", "read
     "stop_grace_period",
     "restart",
     "depends_on",
+    "profiles",
+    "deploy",
 }
 
 
 def test_the_compose_file_is_whole() -> None:
     compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    assert compose.keys() == {"name", "services", "volumes"}
+    assert compose.keys() == {"name", "x-server", "services", "volumes"}
     for name, service in compose["services"].items():
         assert service.keys() <= SERVICE, name
         assert ("image" in service) != ("build" in service), name
@@ -176,8 +178,11 @@ def test_the_compose_file_is_whole() -> None:
                 assert (DEPLOY / source).is_dir(), volume
             elif not source.startswith("$"):
                 assert source in compose["volumes"], volume
-    build = compose["services"]["relaxserve"]["build"]
-    assert (DEPLOY / build["context"] / build["dockerfile"]).is_file()
-    scraped = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())["scrape_configs"][0]["static_configs"][0]["targets"]
-    assert scraped == ["relaxserve:8000"]
-    assert compose["services"]["relaxserve"]["environment"]["RELAXSERVE_OPEN_METRICS"] == "true"
+    scraped = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())["scrape_configs"][0]
+    assert scraped["static_configs"] == [{"targets": ["relaxserve:8000"]}]
+    assert scraped["dns_sd_configs"] == [{"names": ["relaxserve-cuda"], "type": "A", "port": 8000}]
+    for name in ("relaxserve", "relaxserve-cuda"):
+        build = compose["services"][name]["build"]
+        assert (DEPLOY / build["context"] / build["dockerfile"]).is_file()
+        assert compose["services"][name]["environment"]["RELAXSERVE_OPEN_METRICS"] == "true"
+    assert compose["services"]["relaxserve-cuda"]["profiles"] == ["cuda"], "a plain start needs no GPU"
