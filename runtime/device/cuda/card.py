@@ -58,17 +58,24 @@ class Found:
     name: str
     capability: Capability
     total_bytes: int
+    bytes_per_s: int  # rated bandwidth of its memory
     driver: str  # newest version of CUDA that the driver supports
 
     def __str__(self) -> str:
-        major, minor = self.capability
-        return f"{self.name}, {in_mib(self.total_bytes)}, compute capability {major}.{minor}, driver for CUDA {self.driver}"
+        memory, (major, minor) = f"{in_mib(self.total_bytes)} at {self.bytes_per_s / 1e9:,.0f} GB/s", self.capability
+        return f"{self.name}, {memory}, compute capability {major}.{minor}, driver for CUDA {self.driver}"
 
 
 def found_cards() -> tuple[Found, ...]:
     cuda = pycuda()
-    driver, devices = _version(cuda.get_driver_version()), [cuda.Device(number) for number in range(cuda.Device.count())]
-    return tuple(Found(str(d.name()), d.compute_capability(), d.total_memory(), driver) for d in devices)
+    driver, known = _version(cuda.get_driver_version()), cuda.device_attribute
+
+    def described(device: Any) -> Found:
+        clock, bits = (device.get_attribute(a) for a in (known.MEMORY_CLOCK_RATE, known.GLOBAL_MEMORY_BUS_WIDTH))  # kHz; bits
+        bytes_per_s = 2 * clock * 1000 * bits // 8  # memory transfers at both edges of its clock
+        return Found(str(device.name()), device.compute_capability(), device.total_memory(), bytes_per_s, driver)
+
+    return tuple(described(cuda.Device(number)) for number in range(cuda.Device.count()))
 
 
 def capability_of(number: int) -> Capability:
