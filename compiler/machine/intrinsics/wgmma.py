@@ -124,7 +124,7 @@ class _Block(ProductCode):
             self._multiply(slot)
             self.end_step(step, places)
         if self.overlaps:
-            self._with_sums("wgmma.wait_group.sync.aligned 0;", [])
+            self._with_sums(self.sums, "wgmma.wait_group.sync.aligned 0;")
         self.await_copies(0)
         if op.has_scales and not self.in_groups:
             self.apply_scales()
@@ -199,43 +199,42 @@ class _Block(ProductCode):
         op = self.op
         stage = self.gep(SHARED, self.shared, self.times(slot, op.stage_bytes))
         rows = self._descriptor(self.gep(SHARED, stage, str(op.weight_bytes)), ROWS)
-        if op.has_scales:
-            held = [self._registers(stage, p) for p in range(self.per_warp)]
-            operands = [("r", register) for registers in held for register in registers]
-        else:
-            operands = [("l", self._descriptor(stage, COLUMNS))]
-        self._start(operands, rows)
+        if not op.has_scales:
+            self._start(range(self.per_warp), [("l", self._descriptor(stage, COLUMNS))], rows)
+            return
+        for part in range(self.per_warp):  # one after another, so that few registers hold weights
+            self._start(range(part, part + 1), [("r", register) for register in self._registers(stage, part)], rows)
 
-    def _start(self, weights: Sequence[tuple[str, str]], rows: str) -> None:
-        """Start the instructions of a step and wait for those of the previous step, or for all if weights are in registers. `weights` are
-        either one descriptor, or for each 64 columns the registers of all instructions."""
-        op, count = self.op, len(self.sums)
-        first = 2 * count  # number of the first operand after the accumulators
-        per_part, steps = count // self.per_warp, op.step // SIXTEEN
+    def _start(self, parts: range, weights: Sequence[tuple[str, str]], rows: str) -> None:
+        """Start the instructions of a step for some parts, each of which is 64 columns, and wait for those of the previous step, or for all
+        if weights are in registers. `weights` are the descriptor of all parts, or the registers of one part."""
+        op = self.op
+        per_part = len(self.sums) // self.per_warp
+        sums, first = self.sums[parts.start * per_part : parts.stop * per_part], 2 * len(parts) * per_part
         lines = [".reg .b64 a, b; .reg .pred p; setp.eq.u32 p, 1, 1; wgmma.fence.sync.aligned;"]
-        for i in range(steps):
+        for i in range(op.step // SIXTEEN):
             lines.append(f"add.s64 b, ${first + len(weights)}, {i * ROW_STEP};")
-            for p in range(self.per_warp):
-                sums = ", ".join(f"${p * per_part + n}" for n in range(per_part))
+            for number, part in enumerate(parts):
+                result = ", ".join(f"${number * per_part + n}" for n in range(per_part))
                 if op.has_scales:
-                    left, transposed = f"{{{', '.join(f'${first + (p * steps + i) * 4 + n}' for n in range(4))}}}", "0"
+                    left, transposed = f"{{{', '.join(f'${first + i * 4 + n}' for n in range(4))}}}", "0"
                 else:
-                    lines.append(f"add.s64 a, ${first}, {i * COLUMN_STEP + p * NARROW * op.step * 2 // CHUNK};")
+                    lines.append(f"add.s64 a, ${first}, {i * COLUMN_STEP + part * NARROW * op.step * 2 // CHUNK};")
                     left, transposed = "a", "0, 0"
                 kind = f"m64n{op.rows}k16.f32.bf16.bf16"
-                lines.append(f"wgmma.mma_async.sync.aligned.{kind} {{{sums}}}, {left}, b, p, 1, 1, {transposed};")
+                lines.append(f"wgmma.mma_async.sync.aligned.{kind} {{{result}}}, {left}, b, p, 1, 1, {transposed};")
         lines.append(f"wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned {1 if self.overlaps else 0};")
-        self._with_sums(f"{{ {' '.join(lines)} }}", [*weights, ("l", rows)])
+        self._with_sums(sums, f"{{ {' '.join(lines)} }}", [*weights, ("l", rows)])
 
-    def _with_sums(self, text: str, operands: Sequence[tuple[str, str]]) -> None:
-        """Emit assembly that changes the accumulators. Its first operands are the accumulators, as results and again as operands."""
-        code, count = self.code, len(self.sums)
+    def _with_sums(self, sums: Sequence[str], text: str, operands: Sequence[tuple[str, str]] = ()) -> None:
+        """Emit assembly that changes accumulators. Its first operands are the accumulators, as results and again as operands."""
+        code, count = self.code, len(sums)
         kinds = {"r": "i32", "l": "i64"}
         results = f"{{{', '.join(['float'] * count)}}}"
         constraints = ",".join([*["=f"] * count, *map(str, range(count)), *(kind for kind, _ in operands), "~{memory}"])
-        given = [*(f"float {x}" for x in self.load_floats(self.sums)), *(f"{kinds[kind]} {x}" for kind, x in operands)]
+        given = [*(f"float {x}" for x in self.load_floats(sums)), *(f"{kinds[kind]} {x}" for kind, x in operands)]
         made = code.op(f'call {results} asm sideeffect "{text}", "{constraints}"({", ".join(given)}) convergent')
-        self.store_floats([code.op(f"extractvalue {results} {made}, {i}") for i in range(count)], self.sums)
+        self.store_floats([code.op(f"extractvalue {results} {made}, {i}") for i in range(count)], sums)
 
     def _descriptor(self, place: str, layout: int) -> str:
         """Return the descriptor of an operand in shared memory."""

@@ -14,15 +14,19 @@ import pytest
 
 from compiler.backends.cuda.codegen.kernel import emit_kernel
 from compiler.driver import Options, compile_module
+from compiler.frontend.decoder import StepBounds, build_step
+from compiler.frontend.layers.nn import WeightFormat
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.write import Kernel, less
+from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.machine.intrinsics.mma import Mma
 from compiler.machine.target import NAMED, get, host
+from deploy.bench.synthetic import dtypes_of, synthetic_config
 from runtime.device.cpu import elf
 from runtime.executable import Executable
 from runtime.session import Session
@@ -155,6 +159,20 @@ def test_kernels_assemble_without_spills(name: str, program: str, tmp_path: Path
     assert cubin.stat().st_size
 
 
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [
+        ("sm_90a", "int8"),  # the kernels with the most registers
+        *(pytest.param(n, f, marks=pytest.mark.slow) for n in GPUS for f in ("bf16", "int8", "int4-128") if (n, f) != ("sm_90a", "int8")),
+    ],
+)
+def test_kernels_of_an_8b_model_assemble_without_spills(name: str, format: str, tmp_path: Path) -> None:
+    config = synthetic_config("8b-shape", layers=1)
+    step = build_step(config, dtypes_of(config), StepBounds(8192, 64, 8192), DType.BF16, WeightFormat.parse(format))
+    said = assembled(step, name, tmp_path)[1]
+    assert set(re.findall(r"(\d+) bytes spill", said)) == {"0"} and "warning" not in said.lower()
+
+
 def test_products_need_few_registers_and_little_shared_memory(tmp_path: Path) -> None:
     """The kernel of a product needs so few registers and so little shared memory that three blocks can run at once on a multiprocessor with
     65,536 registers and 164 KB of shared memory, so that copies and products of different blocks overlap."""
@@ -177,11 +195,12 @@ def test_products_use_asynchronous_copies_and_tensor_cores(program: str, name: s
     assert not re.search(r"\b(LDL|STL)\b", sass), "registers spill to the stack"
 
 
-def assembled(program: str, name: str, folder: Path) -> tuple[Path, str]:
+def assembled(program: str | IRModule, name: str, folder: Path) -> tuple[Path, str]:
     """Assemble a program. Return the path of the cubin and the assembler's messages."""
     if (ptxas := shutil.which("ptxas")) is None:
         pytest.skip("ptxas is not installed")
-    (folder / "k.ptx").write_bytes(compile_module(parse(program), Options(get(name))).object_code)
+    module = parse(program) if isinstance(program, str) else program
+    (folder / "k.ptx").write_bytes(compile_module(module, Options(get(name))).object_code)
     command = [ptxas, "-v", f"-arch={name}", folder / "k.ptx", "-o", folder / "k.cubin"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
