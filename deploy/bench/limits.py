@@ -101,6 +101,9 @@ class Gauge:
     """Kernels that only read memory, or only multiply. They run alternately with a measurement, since both limits of a shared machine
     change from second to second. `held` is the format of the weights, which determines the unit that multiplies."""
 
+    _read_bytes: float = READ_BYTES
+    _operations: float
+
     def __init__(self, held: str, threads: int | None = None, target: Target | None = None) -> None:
         """Compile the kernels and start their threads, which are pinned to cores. Do this before any other session starts, while no threads
         are pinned to these cores."""
@@ -119,7 +122,7 @@ class Gauge:
     @property
     def limits(self) -> Limits:
         """Return the best limits of all samples so far."""
-        return Limits(READ_BYTES / self._read_s, self._operations / self._multiply_s)
+        return Limits(self._read_bytes / self._read_s, self._operations / self._multiply_s)
 
     def beside(self, run: Callable[[], object], *, seconds: float, most: int) -> tuple[float, Limits]:
         """Return the shortest time of several runs, and the limits measured at the same time."""
@@ -132,6 +135,38 @@ class Gauge:
             if number >= 2 and time.perf_counter() > end:
                 break
         return best, self.limits
+
+
+class CardGauge(Gauge):
+    """Copies and products on a GPU. The bandwidth counts the bytes that a copy reads and those that it writes."""
+
+    def __init__(self, target: Target, number: int, *, copied_bytes: int = 4 << 30, side: int = 8192) -> None:
+        """`side` is the number of rows, of columns and of elements along k of the product."""
+        operands = f"x: bf16[n, {side}], w: bf16[{side}, {side}]"
+        text = f'func main({operands}) -> object where n in 0..{side} {{ dataflow {{ y = linear(x, w, out_dtype="f32") }} return y }}'
+        self._session = Session(compile_module(parse(text), Options(target)), device_number=number)
+        device, ones = self._session.device, np.ones((side, side), DType.BF16.numpy)
+        self._one, self._other = (device.empty((copied_bytes // 4,), np.dtype(np.float32)) for _ in range(2))
+        self._word = device.empty((1,), np.dtype(np.float32))
+        self._factors = [device.upload(ones) for _ in range(2)]
+        self._read_bytes, self._operations = 2 * copied_bytes, 2.0 * side**3
+        self._read_s = self._multiply_s = math.inf
+
+    def sample(self) -> None:
+        self._read_s = min(self._read_s, _seconds(self._copy))
+        self._multiply_s = min(self._multiply_s, _seconds(self._multiply))
+
+    def _copy(self) -> None:
+        self._session.device.copy(self._other, self._one)
+        self._wait()
+
+    def _multiply(self) -> None:
+        self._session.call("main", *self._factors, views=True)
+        self._wait()
+
+    def _wait(self) -> None:
+        """Wait until the card has done its work, by a download."""
+        self._session.device.download(self._word)
 
 
 def _session(text: str, threads: int | None, target: Target | None) -> Session:

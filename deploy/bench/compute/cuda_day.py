@@ -92,7 +92,7 @@ class Visit:
         return {"compute_capability": capability, "target": self.target.name, "free_bytes": session.device.limits.free_bytes}
 
     def copies(self) -> dict[str, float]:
-        """Measure the bytes that a copy reads per second. The copy writes the same number of bytes."""
+        """Measure the bandwidth of copies, which counts the bytes that are read and those that are written."""
         session, _ = self.session("func main(x: f32[n]) -> object where n in 0..9 { dataflow { y = exp(x) } return y }")
         device, count = session.device, self.extent.copied_bytes // 4
         one, other = (device.empty((count,), np.dtype(np.float32)) for _ in range(2))
@@ -102,7 +102,7 @@ class Visit:
             device.copy(other, one)
             device.download(word)  # blocks until the copy has ended
 
-        return {"bytes_per_s": self.extent.copied_bytes / _best_s(copy, self.extent.rounds)}
+        return {"bytes_per_s": 2 * self.extent.copied_bytes / _best_s(copy, self.extent.rounds)}
 
     def products(self) -> dict[str, Any]:
         """Check that a row has the same bits in a batch as alone, for random operands and for sums that cancel, and measure the rate."""

@@ -27,14 +27,16 @@ from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.ir.dtypes import DType
-from compiler.machine.target import NAMED, Target, get, host
-from deploy.bench.limits import Gauge
+from compiler.machine.target import NAMED, Target, get, host, of_gpu
+from deploy.bench.limits import CardGauge, Gauge
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check, version_of
 from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, dtypes_of, shapes_of, synthetic_config
 from deploy.model_loading.costs import tables_of
 from runtime.cache_groups import KV_DTYPES, PAGE_SIZE, CacheGroup
 from runtime.device.base import Device
 from runtime.device.cpu.system_memory import system_memory
+from runtime.device.cuda.card import capability_of
+from runtime.device.registry import CPU, number_of
 from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
 from runtime.session import Session
@@ -93,7 +95,14 @@ class Model:
     """A synthetic model, compiled and bound, whose cache pages are filled."""
 
     def __init__(
-        self, config: ModelConfig, quantize: str, threads: int | None, *, kv_dtype: DType = DType.BF16, target: Target | None = None
+        self,
+        config: ModelConfig,
+        quantize: str,
+        threads: int | None,
+        *,
+        kv_dtype: DType = DType.BF16,
+        target: Target | None = None,
+        device: str = CPU,
     ) -> None:
         self.config = config
         self.contexts = CONTEXTS if config.recurrence is None else (*CONTEXTS, LONG)
@@ -101,7 +110,7 @@ class Model:
         self.module = build_step(config, dtypes_of(config), bounds, kv_dtype, WeightFormat.parse(quantize))
         self.options = Options(target or host())
         self.executable = compile_module(self.module, self.options)
-        self.session = Session(self.executable, device_threads=threads, pinned=True)
+        self.session = Session(self.executable, device_threads=threads, pinned=True, device_number=number_of(device))
         self.weights = bind_weights(self.session, self.executable, ENTRY, RandomWeights(shapes_of(config)))
         self.groups = groups_of(config, kv_dtype, bounds.max_context)
         pages = 1 + max(BATCHES) * (max(CONTEXTS) // PAGE_SIZE + 1)
@@ -147,8 +156,18 @@ class Model:
         return self.session.call(ENTRY, *args, views=True)
 
     def prepared(self, tokens: int, sequences: int, context: int) -> Run:
-        args = self.step(tokens, sequences, context)
-        return lambda: self.run(args)
+        """Return a function that runs the step to its end and returns its logits."""
+        args, device = self.step(tokens, sequences, context), self.session.device
+        if device.limits.reads_host_arrays:
+            return lambda: self.run(args)
+        word = device.empty((1,), np.dtype(np.float32))
+
+        def run() -> Any:
+            logits = self.run(args)
+            device.download(word)  # blocks until the step has ended
+            return logits
+
+        return run
 
     @property
     def works(self) -> dict[Case, Work]:
@@ -249,18 +268,31 @@ def most_layers(config: ModelConfig, format: WeightFormat, memory_bytes: int) ->
     return max(1, min(config.num_layers, int((memory_bytes / 2 - others) / (layer * bits / 8))))
 
 
-def model_of(options: argparse.Namespace) -> Model:
-    return Model(config_of(options), options.quantize, options.threads, kv_dtype=DType(options.kv_dtype), target=get(options.target))
+def model_of(options: argparse.Namespace, device: str = CPU) -> Model:
+    config, kv_dtype, target = config_of(options), DType(options.kv_dtype), target_of(options, device)
+    return Model(config, options.quantize, options.threads, kv_dtype=kv_dtype, target=target, device=device)
+
+
+def target_of(options: argparse.Namespace, device: str) -> Target:
+    return get(options.target) if device == CPU else of_gpu(options.target, capability_of(number_of(device)))
+
+
+def gauge_of(options: argparse.Namespace, device: str) -> Gauge:
+    target = target_of(options, device)
+    return Gauge(options.quantize, options.threads, target) if device == CPU else CardGauge(target, number_of(device))
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = model_options(__doc__)
     parser.add_argument("--peer", action="append", default=[], choices=PEERS, help="another engine beside it, where installed; repeatable")
+    parser.add_argument("--device", default=CPU, help="cpu, cuda, or one of several GPUs as cuda:1")
     options = parser.parse_args(argv)
+    if options.device != CPU and options.peer:
+        parser.error("peers run on the CPU; leave out --peer or --device")
     for name in options.peer:
         check(name, options.quantize)
-    gauge = Gauge(options.quantize, options.threads, get(options.target))
-    model = model_of(options)
+    gauge = gauge_of(options, options.device)
+    model = model_of(options, options.device)
     works = model.works
     rows, limits = measure(model.prepared, works, gauge), gauge.limits
     logits = np.array(model.session.download(model.prepared(*next(iter(works)))()))

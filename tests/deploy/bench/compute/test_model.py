@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -23,6 +25,7 @@ from deploy.bench.peer import Package, Subject
 from deploy.bench.synthetic import RandomWeights, shapes_of, synthetic_config
 from runtime.device.cpu.cores import available_cores
 from server.settings import SettingsError
+from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 
 VOCAB = 128
 
@@ -192,3 +195,26 @@ def test_a_hybrid_reads_and_writes_its_states(monkeypatch: pytest.MonkeyPatch) -
 def router_bytes(made: model.Model) -> int:
     (router,) = (a for name, a in made.weights.items() if "mlp.gate" in name)
     return router.nbytes
+
+
+@needs_pycuda
+def test_a_model_on_a_gpu_is_compared_with_the_limits_of_the_gpu(
+    software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --device cuda, every step has a share of the GPU's own limits: its copies and its products. On a GPU in software the figures
+    mean nothing."""
+    monkeypatch.setattr(model, "config_of", lambda _: synthetic.llama_config(64, 1, 2, 1, 32, 128, VOCAB))
+    monkeypatch.setattr(model, "CardGauge", partial(model.CardGauge, copied_bytes=1 << 16, side=64))
+    for name, value in {"PREFILLS": (16,), "BATCHES": (1, 2), "CONTEXTS": (32,)}.items():
+        monkeypatch.setattr(model, name, value)
+    model.main(["--device", "cuda", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in found["rows"]] == ["prefill 16", "decode 1 x 32", "decode 2 x 32"]
+    assert all(row["share"] > 0 for row in found["rows"]) and found["limits"]["bytes_per_s"] > 0
+    assert software_gpu.launches > 0 and not software_gpu.faults
+
+
+def test_peers_run_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        model.main(["--device", "cuda", "--peer", next(iter(peer.PEERS))])
+    assert "peers run on the CPU" in capsys.readouterr().err
