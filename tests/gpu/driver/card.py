@@ -27,7 +27,7 @@ from tests.gpu.driver.calls import DriverError, Result
 from tests.gpu.ptx.memory import Memory
 
 # compute capability -> largest shared memory of a block, in bytes
-SHARED_LIMITS = {(8, 0): 166912, (8, 9): 101376, (9, 0): 232448, (10, 0): 232448}
+SHARED_LIMITS = {(7, 5): 65536, (8, 0): 166912, (8, 9): 101376, (9, 0): 232448, (10, 0): 232448}
 PINNED_BYTES = 1 << 32  # bytes of pinned host memory that can be allocated
 
 
