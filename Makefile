@@ -61,9 +61,11 @@ $(VENV)/clients: $(VENV)/tests
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[clients]'
 	touch $@
 
-# pycuda for the tests on a GPU in software. If it cannot be built, the script says why and these tests are skipped.
+# pycuda for the tests on a GPU in software, and NVIDIA's disassembler. If one cannot be installed, its tests are skipped and named.
 $(VENV)/pycuda: $(VENV)/tests
 	$(BIN)/python -m tests.gpu.build_pycuda
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt nvidia-cuda-nvdisasm \
+	  || echo "NVIDIA's disassembler is missing: tests that read machine code of GPUs will be skipped"
 	touch $@
 
 serve: setup        ## serve the built-in demo model on http://127.0.0.1:8000; options in ARGS

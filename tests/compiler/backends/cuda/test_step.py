@@ -33,21 +33,21 @@ def built(format: str, layers: int) -> IRModule:
 
 
 @cache
-def planned(format: str, layers: int) -> IRModule:
-    return plan(built(format, layers), Options(get("sm_80"))).module
+def planned(format: str, layers: int, target: str = "sm_80") -> IRModule:
+    return plan(built(format, layers), Options(get(target))).module
 
 
 def launches(function: Function) -> list[Launch]:
     return [b.value for b in function.body.bindings if isinstance(b.value, Launch)]
 
 
-@pytest.mark.parametrize("format", ["bf16", "int8", "int4-128"])
-def test_a_layer_launches_few_kernels_and_a_step_is_one_graph(format: str) -> None:
+@pytest.mark.parametrize(("format", "target"), [("bf16", "sm_80"), ("int8", "sm_80"), ("int4-128", "sm_80"), ("bf16", "sm_90a")])
+def test_a_layer_launches_few_kernels_and_a_step_is_one_graph(format: str, target: str) -> None:
     def count(module: IRModule) -> int:
         return sum(len(statements(module.prim(launch.func).body)) for launch in launches(module.graph(ENTRY)))
 
-    assert count(planned(format, 2)) - count(planned(format, 1)) <= LAYER_KERNELS
-    kinds = [block.kind for block in planned(format, 2).graph(ENTRY).body.blocks]
+    assert count(planned(format, 2, target)) - count(planned(format, 1, target)) <= LAYER_KERNELS
+    kinds = [block.kind for block in planned(format, 2, target).graph(ENTRY).body.blocks]
     assert kinds.count(BlockKind.CAPTURED) == 1
 
 

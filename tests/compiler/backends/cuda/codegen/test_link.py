@@ -32,6 +32,7 @@ from runtime.executable import Executable
 from runtime.session import Session
 
 PACKAGED = Path(sysconfig.get_path("purelib")) / "nvidia"  # where NVIDIA's packages install their tools
+SERIALISED = re.compile(r"warning|serializ|C75\d\d", re.IGNORECASE)  # what the assembler says of `wgmma` that it runs one by one
 GPUS = [t.name for t in NAMED.values() if t.arch == "nvptx64"]
 
 PROGRAM = """
@@ -155,7 +156,7 @@ PROGRAMS = {
 def test_kernels_assemble_without_spills(name: str, program: str, tmp_path: Path) -> None:
     cubin, said = assembled(program, name, tmp_path)
     assert set(re.findall(r"(\d+) bytes spill", said)) == {"0"}
-    assert "warning" not in said.lower(), "the assembler serialised operations that should overlap"
+    assert not SERIALISED.search(said), "the assembler serialised operations that should overlap"
     assert cubin.stat().st_size
 
 
@@ -170,7 +171,7 @@ def test_kernels_of_an_8b_model_assemble_without_spills(name: str, format: str, 
     config = synthetic_config("8b-shape", layers=1)
     step = build_step(config, dtypes_of(config), StepBounds(8192, 64, 8192), DType.BF16, WeightFormat.parse(format))
     said = assembled(step, name, tmp_path)[1]
-    assert set(re.findall(r"(\d+) bytes spill", said)) == {"0"} and "warning" not in said.lower()
+    assert set(re.findall(r"(\d+) bytes spill", said)) == {"0"} and not SERIALISED.search(said)
 
 
 def test_products_need_few_registers_and_little_shared_memory(tmp_path: Path) -> None:
