@@ -7,9 +7,9 @@ tokenizer   read the tokenizer from the opened files
 modes       choose how the model is served: its program, its bounds, its pages
 servable    run the steps so far, and refuse what cannot be served before anything is compiled
 program     compile the program, or find it in the cache
-row_bits    check that a GPU gives a row the same bits in every batch
 graphs      list the step sizes that a device captures before the first request
 plan        plan the memory, and refuse what does not fit
+row_bits    check that a GPU gives a row the same bits in every batch
 weights     prepare the weights, or find them prepared, and bind them
 serving     wrap the bound program as a model that takes steps
 costs       measure how long steps of the model take, or read an earlier measurement

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 from compiler.frontend.errors import ModelError
+from compiler.machine.target import Target
 from deploy.cache import kept
 from deploy.model_loading.costs import step_costs
 from deploy.model_loading.graphs import prepare
 from deploy.model_loading.modes import Mode
 from deploy.model_loading.plan import Plan, plan_of
-from deploy.model_loading.program import compile_model, executable_cache
+from deploy.model_loading.program import Compiled, compile_model, executable_cache
 from deploy.model_loading.row_bits import trusted
 from deploy.model_loading.servable import Progress, Servable, require_servable
 from deploy.model_loading.serving import Served, serve
@@ -25,7 +26,6 @@ from deploy.verification import damage_of
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.registry import number_of
 from runtime.errors import OutOfMemory
-from runtime.memory import MemoryAccount
 from runtime.session import Session
 from server.engine.scheduling.pace import Pace
 from server.engine.step_model import StepModel
@@ -44,18 +44,13 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
     """Load a model whose files are open. `started` is the value of time.perf_counter() when the load began."""
     mode = model.mode
     with _refusals():
-        number = number_of(load.device)
-        chosen = trusted(model.target, number, load.source)
-        compiled = compile_model(model.module, executable_cache(), chosen.target, progress)
-        assembled = None
-        if (folder := kept()) is not None:
-            folder.remember_model(compiled.key, load.source)
-            assembled = folder.assembled_of(compiled.key)
-        account = MemoryAccount()
-        session = Session(compiled.executable, memory=account, device_number=number, assembled=assembled)
-        plan = plan_of(compiled.executable, mode.entry, mode.pages(), load, session.device.limits)
+        opened = _opened(model, model.target, load, progress)
+        chosen = trusted(model.target, number_of(load.device), load.source)
+        if chosen.target is not model.target:
+            opened = _opened(model, chosen.target, load, progress)
+        compiled, session, plan = opened.compiled, opened.session, opened.plan
         packed = bind(session, model, compiled, load, progress)
-        served = serve(mode, session, [group.num_pages for group in plan.groups], account)
+        served = serve(mode, session, [group.num_pages for group in plan.groups], session.memory)
         progress("warm-up", 0.0)
         prepare(session, compiled.executable)
         is_sound = served.answers()
@@ -103,6 +98,24 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         pace=pace,
         damage=partial(_damage, packed),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    compiled: Compiled
+    session: Session
+    plan: Plan
+
+
+def _opened(model: Servable, target: Target, load: Load, progress: Progress) -> _Opened:
+    """Compile the model for the target, open its device, and plan the memory. Raise LoadError if the model does not fit."""
+    compiled = compile_model(model.module, executable_cache(), target, progress)
+    assembled = None
+    if (folder := kept()) is not None:
+        folder.remember_model(compiled.key, load.source)
+        assembled = folder.assembled_of(compiled.key)
+    session = Session(compiled.executable, device_number=number_of(load.device), assembled=assembled)
+    return _Opened(compiled, session, plan_of(compiled.executable, model.mode.entry, model.mode.pages(), load, session.device.limits))
 
 
 @contextmanager

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from compiler.machine.products import product_tiles
 from compiler.machine.target import NAMED, get
+from deploy.model_loading.load import load_model
 from deploy.model_loading.row_bits import RESULTS, Trusted, differences, trusted
+from server.messages import Load
+from tests.conftest import GOLDEN
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 
 HEIGHTS = product_tiles(get("sm_90a")).shapes_of_rows
@@ -35,6 +41,19 @@ def test_shapes_that_disagree_are_named_and_not_used(software_gpu: SoftwareGpu, 
     found = trusted(get("sm_90a"), 0, "model")
     assert found.target is get("sm_89")
     assert found.note.startswith("on this GPU the bits of a row depend on the number of rows (8 rows by bf16, 8 rows by int8), so")
+
+
+@needs_pycuda
+def test_a_load_says_that_it_runs_other_code(software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from tests.gpu.driver.card import machine
+
+    folder = shutil.copytree(GOLDEN / "models" / "llama", tmp_path / "llama")
+    words = {f"w{i}": i for i in range(json.loads((folder / "config.json").read_text())["vocab_size"])}
+    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")).save(str(folder / "tokenizer.json"))
+    monkeypatch.setattr(machine, "uneven", 32)
+    loaded = load_model(Load("m", str(folder), "bf16", max_context=16, max_batch=1, device="cuda"), lambda _stage, _fraction: None)
+    assert "so the model runs code for sm_89" in loaded.ready.device_note
+    assert loaded.ready.num_graphs > 0
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if name != "sm_90a"])
