@@ -29,7 +29,7 @@ class Client:
     def __init__(self, url: str, key: str | None = None, timeout_s: float = 600.0) -> None:
         host = _host(url)
         if key and not (key.isascii() and key.isprintable()):
-            raise ServerFault(f"the API key does not fit into an HTTP header; expected printable ASCII by {KEY_VARIABLE} or --key")
+            raise ServerFault(f"the API key cannot be sent in an HTTP header; expected printable ASCII in {KEY_VARIABLE} or --key")
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         # For a loopback address, ignore proxies from the environment: they cannot reach this machine's loopback interface.
@@ -85,7 +85,7 @@ class Client:
         with self._told(), closing(self._open(method, path, body)) as response:
             answer = json.load(response)
             if not isinstance(answer, dict):
-                raise ValueError(f"the answer to {path} is no JSON object")
+                raise ValueError(f"the answer to {path} is not a JSON object")
             return answer
 
     def _open(self, method: str, path: str, body: Mapping[str, object] | None) -> Any:
@@ -100,7 +100,9 @@ class Client:
             yield
         except urllib.error.HTTPError as error:
             with error:
-                raise _fault(_parsed(error.read()), f"{self.url} answered with status {error.code}, but not as relaxserve does") from None
+                raise _fault(
+                    _parsed(error.read()), f"{self.url} answered with status {error.code}, but not with an error of relaxserve"
+                ) from None
         except (HTTPException, ValueError) as error:
             said = str(error).strip() or type(error).__name__
             raise ServerFault(f"the server at {self.url} is not relaxserve ({said:.80}); give the right address by --url") from None

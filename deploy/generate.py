@@ -38,7 +38,9 @@ def require_generator(load: Load, progress: Progress) -> Servable:
     """Return a model that generates text. Raise LoadError, before anything is compiled, if the model only computes embeddings."""
     model = require_servable(load, progress)
     if not model.mode.generates:
-        raise LoadError(ErrorCode.NOT_A_GENERATIVE_MODEL, f"{load.source} gives embeddings and generates no text; name a model that does")
+        raise LoadError(
+            ErrorCode.NOT_A_GENERATIVE_MODEL, f"{load.source} gives embeddings and generates no text; name a model that generates text"
+        )
     return model
 
 

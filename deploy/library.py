@@ -67,7 +67,9 @@ async def _lines(order: Order) -> AsyncGenerator[Line, None]:
                 raise LoadError(line.code, line.fault)
             yield line
         if status := await process.wait():
-            raise LoadError(ErrorCode.FETCH_FAILED, f"the process that was to {order.what} {order.source!r} ended with status {status}")
+            raise LoadError(
+                ErrorCode.FETCH_FAILED, f"cannot {order.what} {order.source!r}: the process that tried it ended with status {status}"
+            )
     finally:
         with suppress(ProcessLookupError):
             process.kill()

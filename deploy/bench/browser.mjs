@@ -2,7 +2,7 @@
 // thread. `firstToken(folder)` returns the seconds from the first request for the runtime to the first token of an answer.
 
 const PROMPT = 512, CONTEXT = 128, DECODED = 32, FIRST_ID = 3;   // the ids before it are special
-const LOGGED = 20;   // last lines of a peer's log that go with its errors
+const LOGGED = 20;   // maximum number of lines of a peer's log that its error messages quote
 const opened = {};
 
 const ids = (count) => Array.from({ length: count }, (_, i) => FIRST_ID + i);

@@ -167,7 +167,7 @@ class Page:
     context: str
     faults: list[str] = field(default_factory=list)  # exceptions and console errors, such as a violated policy or a missing file
     requests: list[str] = field(default_factory=list)
-    excused: list[str] = field(default_factory=list)  # texts in faults that the test causes on purpose
+    excused: list[str] = field(default_factory=list)  # texts of faults that the test causes on purpose and therefore accepts
 
     def call(self, method: str, **parameters: Any) -> Any:
         return self.chromium.call(method, self.session, **parameters)

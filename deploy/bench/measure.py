@@ -41,8 +41,8 @@ def best_s(run: Callable[[], object], *, seconds: float = 1.0, most: int = 50) -
 
 
 def by_turns(runs: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, list[float]]:
-    """Time each of the runs once per round, and return their times. So all runs see the same changes of speed, which can exceed a half from
-    second to second on a shared machine."""
+    """Time each of the runs once per round, and return their times. The speed of a shared machine can change by more than half from second
+    to second; in rounds, these changes affect all runs alike."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():

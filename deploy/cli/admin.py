@@ -35,7 +35,7 @@ def load(
     device: Device = "cpu",
     alias: Annotated[list[str] | None, typer.Option(help="Additional name for the model; may be repeated.")] = None,
     pin: Annotated[bool, typer.Option(help="Refuse to unload without --force.")] = False,
-    swap: Annotated[bool, typer.Option(help="Unload the models that lose their last alias to this one.")] = False,
+    swap: Annotated[bool, typer.Option(help="Unload the models that lose their last alias to this model.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Only show the memory that the model would take.")] = False,
     url: Url = DEFAULT_URL,
     key: Key = None,

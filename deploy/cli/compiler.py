@@ -42,7 +42,7 @@ def opt(
     from compiler.passes.base import Verify
 
     if until is not None and passes is not None:
-        raise typer.BadParameter("--until and --passes exclude each other")
+        raise typer.BadParameter("--until and --passes cannot be used together")
     machine = get(target)
     chosen = backend_of(machine).pipeline(machine, (Verify(),))
     if until is not None:

@@ -34,7 +34,7 @@ class Conversation:
         name, _, argument = line.removeprefix("/").partition(" ")
         if name not in COMMANDS:
             near = get_close_matches(name, COMMANDS, n=1)
-            raise CommandError(f"/{name} is no command{f' (is /{near[0]} meant?)' if near else ''}; /help lists them")
+            raise CommandError(f"/{name} is not a command{f' (is /{near[0]} meant?)' if near else ''}; /help lists them")
         return COMMANDS[name].carry_out(self, argument.strip())
 
 

@@ -55,7 +55,9 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
         specs = [ModelSpec(demo.NAME, demo.NAME)]
     elif form and not model:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in form)
-        raise SettingsError(f"{options} without MODEL; for the models of a file, set these as fields of each model")
+        raise SettingsError(
+            f"{options} without MODEL: they apply only to models on the command line; in the file, set the fields of each model"
+        )
     specs = [msgspec.structs.replace(spec, **form) for spec in specs]
     from deploy.logs import configure
 

@@ -19,7 +19,7 @@ from server.engine.step_model import NO_ROWS, GroupLimits, Places, StepBatch, St
 
 # seconds after which measuring stops, because the first start waits for it; times of larger steps are extrapolated in proportion
 ENOUGH_S = 1.0
-NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # number of short chunks, tokens per chunk, and tokens of context before each
+NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # number of short chunks, tokens per chunk, and tokens of context before each chunk
 BRIEF_S = 0.1
 MOST_S = 3600.0  # longest plausible time of a step; a file with a longer time is ignored
 MAX_FILE_BYTES = 1 << 16
@@ -70,7 +70,7 @@ def _context_s(model: StepModel) -> float:
 
 
 def _is_complete(costs: Measured, limits: StepLimits) -> bool:
-    """Return whether the measurement includes the largest step, or a size from which larger steps do not cost less per token."""
+    """Return whether the measurement includes the largest step, or shows that the cost per token no longer decreases with the size."""
     (size, seconds), (largest, longest_s) = (sorted(costs.steps.items()) * 2)[-2:]
     return largest == largest_step(limits) or seconds / size <= EFFICIENT * longest_s / largest
 

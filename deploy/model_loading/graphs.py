@@ -47,7 +47,7 @@ def _variables(function: VMFunction) -> dict[str, int | None]:
 
 def sizes_of(variables: Mapping[str, int | None]) -> Iterator[dict[str, int]]:
     """Yield the largest values of each size class: each class of row counts combined with each class of page-table lengths. All other
-    variables equal at most the number of rows, since there are never more sequences than rows."""
+    variables are at most the number of rows, since there are never more sequences than rows."""
     most = {name: MANY if upper is None else upper for name, upper in variables.items()}
     lead = next((name for name in ROWS if name in most), None)
     tables = [name for name in most if name.startswith("p") and not name.startswith("pages")]

@@ -35,11 +35,11 @@ def _downloaded(source: str, report: Callable[[float], None], hub_token: str | N
 
 def download_from_hub(source: str, report: Callable[[float], None] = unwatched, hub_token: str | None = None) -> Path:
     """Download a model by its hub id, and return its folder or its GGUF file. Raise LoadError if the download fails."""
-    library = hub(f"{source!r} is no path here, and its download")
+    library = hub(f"{source!r} is not a path on this machine, and its download")
     try:
         return library.download(source, report, hub_token)
     except Exception as error:  # huggingface_hub raises many kinds of errors: network, permissions, names
-        raise LoadError(ErrorCode.FETCH_FAILED, f"{source!r} is no path here, and its download failed: {error}") from error
+        raise LoadError(ErrorCode.FETCH_FAILED, f"{source!r} is not a path on this machine, and its download failed: {error}") from error
 
 
 def hub(purpose: str = "access to the hub") -> ModuleType:

@@ -101,7 +101,7 @@ class Generator(_Decoder):
         return tuple(Pages(group, 1 + self._most_pages(group, self.bounds.max_tokens), 1 + self._of_batch(group)) for group in self.groups)
 
     def _of_batch(self, group: CacheGroup) -> int:
-        """Return the number of pages of a full batch in which one sequence has all tokens of a step but one for each other sequence."""
+        """Return the number of pages of a full batch in which one sequence computes many tokens, and each other sequence a single token."""
         each, most = (self._most_pages(group, count) for count in (1, self.bounds.max_tokens))
         return each * (self.load.max_batch - 1) + most
 
@@ -116,7 +116,7 @@ class Embedder(_Decoder):
         pooling = self.files.config.embedding.pooling
         if pooling is not Pooling.LAST:
             raise LoadError(
-                ErrorCode.LOAD_REFUSED, f"{self.files.path} pools by {pooling}; a decoder must use its last token, which sees all others"
+                ErrorCode.LOAD_REFUSED, f"{self.files.path} pools by {pooling}; in a decoder, only the last token attends to all others"
             )
         if dense := self.files.config.embedding.dense:
             text = f"{self.files.path} has the module {dense[0].folder}; a projection after the pooling is supported for encoders only"

@@ -133,7 +133,7 @@ class NullModel:
         if (len(batch.logit_rows) and not limits.generates) or (len(batch.hidden_rows) and not limits.embedding_size):
             raise BatchError("the batch asks for logits or hidden states, which this model does not compute")
         if int(batch.query_starts[-1]) != num_tokens or (counts < 1).any():
-            raise BatchError(f"query_starts {batch.query_starts.tolist()} do not divide {num_tokens} tokens into sequences")
+            raise BatchError(f"query_starts is {batch.query_starts.tolist()}; expected ascending positions that end with {num_tokens}")
         for token_id in (int(batch.tokens.min()), int(batch.tokens.max())):
             _expect(token_id, "token id", 0, limits.vocab_size - 1)
         _expect(int(batch.context_lens.max()), "context", 1, limits.max_context)
@@ -141,9 +141,9 @@ class NullModel:
         starts = batch.context_lens - counts
         positions = starts[owners] + np.arange(num_tokens) - batch.query_starts[owners]
         if not np.array_equal(batch.positions, positions):
-            raise BatchError("the positions of a sequence are not those at the end of its context")
+            raise BatchError("the positions of a sequence must be the last positions of its context")
         if (np.diff(batch.logit_rows) <= 0).any() or (np.diff(batch.hidden_rows) <= 0).any():
-            raise BatchError("logit_rows or hidden_rows are not ascending")
+            raise BatchError("logit_rows and hidden_rows must be ascending")
         _expect(len(batch.places), "cache groups", len(limits.groups), len(limits.groups))
         for group, places in zip(limits.groups, batch.places, strict=True):
             self._check_places(group, places, batch, owners)
@@ -153,7 +153,7 @@ class NullModel:
         size = group.page_size
         pages = tables[owners, positions // size]
         if not np.array_equal(places.slots, pages * size + positions % size):
-            raise BatchError("slots disagree with the page tables")
+            raise BatchError("slots must be those that follow from positions and page tables")
         if (pages == 0).any() or len(np.unique(places.slots)) != len(positions):
             raise BatchError("a token is stored in page 0, or two tokens are stored in one slot")
         numbers, used = np.arange(tables.shape[1]), -(-batch.context_lens // size)
@@ -243,4 +243,4 @@ def scripted_logits(vocab_size: int, script: Sequence[int]) -> LogitsOf:
 
 def _expect(value: int, name: str, low: int, high: int) -> None:
     if not low <= value <= high:
-        raise BatchError(f"{name}: {value}, expected {low} to {high}")
+        raise BatchError(f"{name}: {value}; expected {low} to {high}")

@@ -56,7 +56,7 @@ def build_null(load: Load, progress: ProgressFn) -> LoadedModel:
     time.sleep(config.load_s)
     progress("compile", 1.0)
     if config.required_bytes:
-        raise LoadError(ErrorCode.INSUFFICIENT_MEMORY, "the null model is configured not to fit", config.required_bytes, 0)
+        raise LoadError(ErrorCode.INSUFFICIENT_MEMORY, "the null model is configured not to fit into the memory", config.required_bytes, 0)
     if config.refused_from:
         _refuse_second(Path(config.refused_from))
     cost = StepTime(config.step_s, config.token_s)

@@ -95,7 +95,7 @@ def test_a_missing_key_says_where_to_put_it(client: Client) -> None:
 
 def test_an_answer_of_somebody_else_has_a_status(client: Client) -> None:
     for path, status in (("/odd", 502), ("/other", 404), ("/list", 404)):
-        with pytest.raises(ServerFault, match=f"{client.url} answered with status {status}, but not as relaxserve does"):
+        with pytest.raises(ServerFault, match=f"{client.url} answered with status {status}, but not with an error of relaxserve"):
             client.get(path)
 
 

@@ -83,7 +83,7 @@ def _aligned(*shape: int) -> NDArray[np.float32]:
 
 
 def memcpy(pool: ThreadPoolExecutor, to: NDArray[Any], of: NDArray[Any], parts: int) -> None:
-    """Copy in equal parts, one per thread. NumPy passes a copy of contiguous bytes to the C library's memcpy."""
+    """Copy in equal parts, one per thread. NumPy copies contiguous bytes with the C library's memcpy."""
     list(pool.map(np.copyto, *(np.array_split(array.reshape(-1).view(np.uint8), parts) for array in (to, of))))
 
 

@@ -45,7 +45,7 @@ def _allocated(call: Any) -> int:
             return 0
     extents = call.args[0].values
     if not all(hasattr(extent, "value") for extent in extents):
-        raise ValueError(f"TVM plans {' * '.join(map(str, extents))} items, expected a number; give the variables upper bounds")
+        raise ValueError(f"TVM plans {' * '.join(map(str, extents))} elements, which is not a constant; give the variables upper bounds")
     return item_bytes * math.prod(int(extent) for extent in extents)
 
 
@@ -113,7 +113,7 @@ class _Translation:
 
     def _atom(self, atom: Atom) -> Any:
         if not isinstance(atom, Var):
-            raise ValueError(f"an operand is {atom}; expected a variable")
+            raise ValueError(f"an operand of a call is {atom}; expected a variable")
         return self.known[atom]
 
     def _type(self, type_: Type) -> Any:

@@ -6,7 +6,7 @@ text must be the same, no client may receive an error, and at the end no page of
 most `--within` seconds after the last worker was ready, so that some of them interrupt prefill and some interrupt decoding. The front must
 detect a stopped worker by its silence.
 
-With `--storm SECONDS`, the worker is killed at random instants within this time, even while it loads. Again no request may be
+With `--storm SECONDS`, the worker is killed at random instants within this time, even while it loads (a storm). Again no request may be
 lost, and the model must be ready soon after the last kill.
 """
 
@@ -72,7 +72,7 @@ class Storm:
 
 @dataclass(slots=True)
 class Damage:
-    """The effects of a storm."""
+    """The results of a storm."""
 
     num_loading: int = 0  # kills while a worker was loading
     lasted_s: float = 0.0

@@ -3,10 +3,10 @@
 
 A separate server process serves the model. A client process reads a stream, and requests `/health/live` again and again (the probe).
 Another process sends requests, one after another: for each field of each endpoint in `/openapi.json`, one request per kind of large value.
-A figure is the longest pause between two tokens of the stream, or the longest wait of the probe, during a field's requests. The figure
-`without requests` is measured in the same way while no such request is sent: delays of that length are due to the machine. The machine
-delays requests at random, whereas a harmful request causes a delay every time. So fields beyond the goal are sent again, in up to five
-rounds, and the smallest figure of all rounds counts.
+A figure is the longest pause between two tokens of the stream, or the longest wait of the probe, while requests with large values of one
+field are sent. The figure `without requests` is measured in the same way while no such request is sent: delays of that length are due to
+the machine. The machine delays requests at random, whereas a harmful request causes a delay every time. So fields beyond the goal are sent
+again, in up to five rounds, and the smallest figure of all rounds counts.
 
 A step that computes prompts or texts delays streams by up to `max_gap_ms`. The model is loaded with a `max_gap_ms` of 10, far below the
 goal of 50 ms, because other processes on the same cores make a step longer than planned.
@@ -275,7 +275,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """The longest delays that one field's requests caused in one round."""
+    """The longest pause of the stream, and the longest wait of the probe, while large values of one field were sent in one round."""
 
     stream_ms: float
     probe_ms: float

@@ -4,7 +4,7 @@ kernels.
     clients N   N clients at once, each with a prompt of 128 random tokens and 128 new tokens
     prefix      two prompts, one after the other, that share their first 1,000 tokens
     arrival     a prompt of 2,000 tokens that arrives while 16 streams decode
-    burst N     N clients at once, as the first requests after a start; the same once more; then 2 N clients that arrive at random, at
+    burst N     N clients at once, as the first requests after a start; a second burst; then 2 N clients that arrive at random, at
                 0.7 of the rate that the model can serve
 
 The engine runs in this process, as in a worker. `--http` measures the same loads through a separate server process, `--peer` through other

@@ -11,7 +11,7 @@ from typing import Any
 Message = dict[str, Any]  # a message of the Chat Completions API, but with parsed tool arguments
 Tool = dict[str, Any]
 
-_HELD_OUT_SHARE = 16  # one of this number of keys is held out: the model is never trained on its turns
+_HELD_OUT_SHARE = 16  # one key in 16 is held out: the model is never trained on turns with this key
 
 
 class Split(Enum):

@@ -72,7 +72,7 @@ def test_a_conversation_is_saved_as_a_request(talk: Conversation, tmp_path: Path
 
 
 def test_an_unknown_command_names_the_nearest(talk: Conversation) -> None:
-    with pytest.raises(CommandError, match="/modle is no command \\(is /model meant\\?\\); /help lists them"):
+    with pytest.raises(CommandError, match="/modle is not a command \\(is /model meant\\?\\); /help lists them"):
         talk.obey("/modle x")
 
 
@@ -141,7 +141,7 @@ def test_a_conversation_tells_its_speed_and_keeps_its_history(terminal: tuple[in
     os.write(ours, b"/model\n")
     assert "* demo" in until_prompt(ours)
     os.write(ours, b"/nothing\n")
-    assert "error: /nothing is no command" in until_prompt(ours)
+    assert "error: /nothing is not a command" in until_prompt(ours)
     os.write(ours, b"\x04")
     assert process.wait(120) == 0
     history = tmp_path / "relaxserve" / "chat_history"

@@ -93,7 +93,7 @@ def test_opt_names_what_it_does_not_know(program: Path, words: tuple[str, ...], 
 
 def test_opt_takes_one_choice_of_passes(program: Path) -> None:
     result = call("opt", program, "--until", "fuse", "--passes", "fuse")
-    assert result.exit_code == 2 and "exclude each other" in result.output
+    assert result.exit_code == 2 and "cannot be used together" in result.output
 
 
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:

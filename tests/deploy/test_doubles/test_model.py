@@ -96,7 +96,7 @@ GOOD = batch((TEXT, 0, [1, 2]), ([4], 16, [3, 4]))
 @pytest.mark.parametrize(
     ("bad", "complaint"),
     [
-        (batch((TEXT * 2, 0, [1, 2, 3])), "tokens: 40, expected 1 to 32"),
+        (batch((TEXT * 2, 0, [1, 2, 3])), "tokens: 40; expected 1 to 32"),
         (batch(*[([1], 0, [i + 1]) for i in range(5)]), "sequences: 5"),
         (batch(([50], 0, [1])), "token id: 50"),
         (batch(([1], 64, [1, 2, 3, 4, 5])), "context: 65"),
@@ -104,7 +104,7 @@ GOOD = batch((TEXT, 0, [1, 2]), ([4], 16, [3, 4]))
         (batch(([1], 0, [1]), ([2], 0, [1])), "two tokens are stored in one slot"),
         (replace(GOOD, positions=GOOD.positions + 1), "positions"),
         (replace(GOOD, places=(replace(PLACES, slots=PLACES.slots[::-1].copy()),)), "slots"),
-        (replace(GOOD, query_starts=np.array([0, 20, 22], np.int32)), "do not divide 21 tokens"),
+        (replace(GOOD, query_starts=np.array([0, 20, 22], np.int32)), "expected ascending positions that end with 21"),
         (replace(GOOD, logit_rows=GOOD.logit_rows[::-1].copy()), "ascending"),
         (replace(GOOD, places=(replace(PLACES, page_tables=np.array([[1, 2, 7], [3, 4, 0]], np.int32)),)), "beyond its context"),
     ],

@@ -1,4 +1,4 @@
-"""Small sums: plus and minus up to 99, times up to 10. The model refuses larger sums."""
+"""Arithmetic: addition and subtraction up to 99, multiplication up to 10. The model refuses larger numbers."""
 
 import random
 
@@ -29,7 +29,7 @@ _OWN = {
 
 
 def sum_of(rng: random.Random, *, top: int | None = None) -> Turn:
-    """Make a question about a sum. `top` is the largest operand; without it, about half of the sums stay below 20."""
+    """Ask for a sum, a difference or a product. `top` is the largest operand of a sum or difference; by default, 20 or 99."""
     word = rng.choice(("plus", "plus", "minus", "minus", "minus", "times", "times"))
     if word == "times":
         a, b = rng.randint(0, 10), rng.randint(0, 10)
@@ -66,7 +66,7 @@ def _asked(rng: random.Random, word: str, a: int, b: int, answer: str) -> Turn:
     spelt = max(a, b) <= 20 and rng.random() < 0.08 and "{sign}" not in patterns[which]
     shown = (in_words(a), in_words(b)) if spelt else (a, b)
     asked = expand(rng, patterns[which].replace("{sign}", _SYMBOLS[word]), a=shown[0], b=shown[1], word=word)
-    # Plus and minus are computed, so a pair of numbers is held out in every wording. A times table is memorised, so it is held out per
-    # wording.
+    # The model computes sums and differences, so a held-out pair of numbers is held out in every wording. It memorises products, so a
+    # product is held out per wording.
     key = f"{a} {word} {b}" + (f"/{which}" if word == "times" else "")
     return Turn("arithmetic", key, (user(typed(rng, asked)), assistant(answer)))
