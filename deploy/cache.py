@@ -166,7 +166,7 @@ class Kept:
         beside = (path.with_suffix(".json"),) if path.suffix == PROGRAM_SUFFIX else ()
         _remove([Item(Part.LEFTOVER, (path, *beside), "", 0, 0.0)])
 
-    # --- for /admin/cache, by signature ------------------------------------------------------------------------------------
+    # --- programs by signature, for /admin/cache -------------------------------------------------------------------------------
 
     def entries(self) -> list[CachedModel]:
         return [CachedModel(entry.key, entry.num_bytes, entry.used_s) for entry in self.executables.entries()]

@@ -60,7 +60,7 @@ def _form(files: ModelFiles, found: Inspection, name: str) -> ServedForm:
     return ServedForm(name, weights_bytes, num_tokens, num_tokens >= found.max_context, _loss(files, format))
 
 
-# --- bytes -------------------------------------------------------------------------------------------------------------
+# --- size in bytes -----------------------------------------------------------------------------------------------------
 
 
 def bytes_of(files: ModelFiles, format: WeightFormat) -> int:
@@ -97,7 +97,7 @@ def _quantised(info: TensorInfo, format: WeightFormat) -> int:
     return prod(rows) * (length * format.bits // 8 + groups * (2 if format.bits == 4 else 4))
 
 
-# --- loss --------------------------------------------------------------------------------------------------------------
+# --- rounding error -----------------------------------------------------------------------------------------------------
 
 
 def _divides(files: ModelFiles, format: WeightFormat) -> bool:

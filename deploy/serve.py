@@ -209,7 +209,7 @@ def listen(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)  # type: ignore[arg-type]  # an internet address
     except OSError as error:
-        # negative numbers are errors of name resolution
+        # a negative errno is an error of name resolution
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise SettingsError(f"cannot listen on {host} port {port}: {reason}; choose another with --host or --port") from error
 

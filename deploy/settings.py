@@ -119,8 +119,9 @@ _LINKED_PORT = re.compile(rf"{PREFIX}(\w+_)?PORT")
 
 
 def service_links(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """List the variables that Kubernetes sets to tell a pod where Services are. A Service named `relaxserve`, or `relaxserve-...`, gives
-    variables with our prefix that are not settings. RELAXSERVE_PORT can be either: a link's value is a URL, a setting's is a number."""
+    """List the variables that Kubernetes sets to tell a pod where Services are. For a Service named `relaxserve` or `relaxserve-...`, these
+    variables have our prefix, but are not settings. RELAXSERVE_PORT is such a variable if its value is a URL, and a setting if it is a
+    number."""
     return tuple(
         name
         for name, text in environment.items()

@@ -21,8 +21,8 @@ PREFIX = "synthetic-"
 
 @contextmanager
 def model_folder(model: str) -> Generator[Path]:
-    """Yield the folder of a model: `demo`, a path, or `synthetic-SHAPE`. The files of a synthetic model are deleted when the context
-    ends."""
+    """Yield the folder of a model: `demo`, a path, or `synthetic-SHAPE`. The files of a synthetic model are deleted at the end of
+    the `with` block."""
     if model == demo.NAME:
         yield demo.MODEL
     elif model.startswith(PREFIX):

@@ -163,7 +163,7 @@ def _behind_scales(scales: Array, quants: Array) -> Array:
     return np.concatenate((scales.astype("<f2").view(np.uint8), quants), axis=1)
 
 
-# --- bytes -------------------------------------------------------------------------------------------------------------
+# --- encoding ----------------------------------------------------------------------------------------------------------
 
 
 def _value(code: int, value: Any) -> bytes:

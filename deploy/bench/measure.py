@@ -29,7 +29,7 @@ class Figure:
 
 def best_s(run: Callable[[], object], *, seconds: float = 1.0, most: int = 50) -> float:
     """Run `run` repeatedly for `seconds`, but at least three times, and return the shortest time. On a shared machine, longer times include
-    those of other programs."""
+    interruptions by other programs."""
     run()
     times: list[float] = []
     end = time.perf_counter() + seconds

@@ -34,7 +34,7 @@ MIXTURES = {
     "30b-a3b": Mixture(num_experts=128, num_chosen=8, size=768),
     "gpt-oss-shape": Mixture(num_experts=32, num_chosen=4, size=2880, bias=True, clipped=ClippedGate(1.702, 7.0)),
 }
-# `synthetic_config` fills in the layers.
+# `synthetic_config` replaces the empty set by the numbers of the recurrent layers.
 HYBRIDS = {"0.6b-hybrid": Recurrence(frozenset(), taps=4, num_keys=16, num_heads=16, key_size=128, size=128)}
 ATTENTION_EVERY = 8  # in a hybrid, every eighth layer is an attention layer
 WINDOW = 128  # length of the window, in tokens, in every second layer of gpt-oss

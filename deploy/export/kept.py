@@ -28,7 +28,7 @@ from runtime.web import page_files
 class ExportParts(msgspec.Struct, frozen=True):
     """Everything that determines the files of an export; its digest is the name of the stored folder."""
 
-    programs: tuple[tuple[str, dict[str, dict[str, Range]]], ...]  # per level: its program's cache key and variables' ranges
+    programs: tuple[tuple[str, dict[str, dict[str, Range]]], ...]  # per level: the cache key and the ranges of its program
     weights: str
     model: WebModel
     tokenizer: str

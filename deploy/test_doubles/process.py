@@ -32,8 +32,8 @@ class NullConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_seqs: int = 64
     num_pages: int = 1024
     eos_ids: tuple[int, ...] = ()
-    script: tuple[int, ...] = ()  # tokens that answer every prompt; empty: logits depend on a hash of the prompt
-    tokenizer: str = ""  # path of a tokenizer.json, for constraints; "": none
+    script: tuple[int, ...] = ()  # tokens that answer every prompt; if empty, logits depend on a hash of the prompt
+    tokenizer: str = ""  # path of a tokenizer.json, for constraints; "" if there is none
     embedding_size: int = 0  # 0 for a model that does not embed
     kind: Literal["generator", "embedder", "encoder"] = "generator"
     step_s: float = 0.0
@@ -41,8 +41,8 @@ class NullConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load_s: float = 0.0
     overlap: bool = True
     deadly_token: int | None = None  # if a step reads this token, the process exits
-    refused_from: str = ""  # path of a marker file: the first load creates it, later loads are refused; "" never refuses
-    damaged_when: str = ""  # path of a marker file: once it exists, remove it and report that the served files are damaged
+    refused_from: str = ""  # path of a file that the first load creates; later loads are refused. "" refuses no load
+    damaged_when: str = ""  # path of a file; once it exists, the process removes it and reports that the served files are damaged
     required_bytes: int = 0  # if above 0, the load is refused with INSUFFICIENT_MEMORY, as a model that requires this much memory
 
 

@@ -131,7 +131,7 @@ class NullScript:
     prefill_s: float = 0.0  # seconds to wait before the first step
     load_s: float = 0.0
     load_error: LoadError | None = None
-    fail_after: int | None = None  # number of tokens after which the answer ends in a RequestError; None: never
+    fail_after: int | None = None  # number of tokens after which the answer ends in a RequestError; with None, it does not
     max_context: int = 4096
     embedding_size: int = 0
     embeds_tokens: bool = True
@@ -142,7 +142,7 @@ class NullScript:
     class_scores: ClassScores = ClassScores.SOFTMAX
     pair_prompt: PairPrompt | None = None
     generates: bool = True
-    stop_token_id: int | None = None  # stop token to report at the end of an answer; None: none
+    stop_token_id: int | None = None  # stop token to report at the end of an answer, or None
     weights_bytes: int = 1 << 20
     kv_cache_bytes: int = 1 << 20
 

@@ -146,8 +146,7 @@ _EMPTY = {
 
 
 def empty_call() -> list[Figure]:
-    """Measure the overhead of a call from Python through the session: a call that only matches arguments and prepares
-    the memory of the call."""
+    """Measure the overhead of a call from Python: of a function that returns its argument, and of a kernel on one element."""
     figures: list[Figure] = []
     x = np.zeros(1, np.float32)
     for name, (text, goal, note) in _EMPTY.items():

@@ -44,7 +44,7 @@ from runtime.device.registry import number_of
 from runtime.session import Session
 
 ROOT = Path(__file__).resolve().parents[3]
-COUNTS = (1, 8, 9, 40, 64, 65, 130)  # numbers of rows that together use every height of a tile
+COUNTS = (1, 8, 9, 40, 64, 65, 130)  # numbers of rows, chosen so that tiles of every height are used
 MARKED = "gpu"
 SANITIZED = "tests/runtime/device/cuda/test_products.py"  # tests of small kernels; each kernel has asynchronous copies in flight
 TOOLS = ("memcheck", "racecheck")

@@ -103,7 +103,7 @@ def _profiled(model: Model, args: Any, gauges: tuple[Gauge, ...]) -> tuple[dict[
     return best, count
 
 
-# --- counting ----------------------------------------------------------------------------------------------------------
+# --- counting bytes and operations --------------------------------------------------------------------------------------
 
 
 def work_of(model: Model, args: Any) -> dict[str, Work]:
@@ -170,7 +170,7 @@ def _bytes(prim: PrimFunc, env: Dims, config: ModelConfig, tokens: int) -> Itera
     most = max((sizes[b] for b in plain if b not in picked), default=0.0)
     for buffer in plain:
         yield min(sizes[buffer], most) if buffer in picked else sizes[buffer]
-    if changed:  # for pages updated in place, count only as many bytes as are written to them
+    if changed:  # count as many bytes as the largest other operand has, since only that much of the pages is written
         yield most
 
 

@@ -58,7 +58,7 @@ class Row:
     rounded_top1_agreement: float
 
 
-# --- weights, rounded ---------------------------------------------------------------------------------------------------
+# --- rounded weights ----------------------------------------------------------------------------------------------------
 
 
 def round_to_nearest(w: Floats, format: WeightFormat) -> Floats:

@@ -46,7 +46,7 @@ KERNELS: dict[str, Callable[[Builder, Var, Var], Var]] = {
 
 
 def bandwidth() -> list[Figure]:
-    with ThreadPoolExecutor(1) as thread:  # pin this additional thread instead of the present one
+    with ThreadPoolExecutor(1) as thread:  # pin this additional thread, so that the calling thread stays unpinned
         return thread.submit(_beside_copies).result()
 
 

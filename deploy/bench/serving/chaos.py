@@ -111,7 +111,7 @@ class Outcome:
 
 
 def bodies(num_streams: int, num_new: int, vocab_size: int) -> list[dict[str, Any]]:
-    """Make the bodies of requests of all kinds: greedy, sampled, truncated, penalised, and constrained by a regular expression."""
+    """Make bodies of requests: greedy, sampled, with top_p or min_p, with penalties, and constrained by a regular expression."""
     rng = random.Random(7)
     kinds: list[dict[str, Any]] = [
         {"temperature": 0},

@@ -233,7 +233,7 @@ async def _watching(address: Address, running: Event, stop: Event) -> Watched:
 
 @contextmanager
 def watching(address: Address) -> Generator[list[Watched]]:
-    """Watch the server from another process. When the context has ended, the yielded list holds the result."""
+    """Watch the server from another process. After the `with` block, the yielded list contains the result."""
     # a separate process, because preparing requests in this process would delay the measurement
     context = multiprocessing.get_context("spawn")
     receiving, sending = context.Pipe(duplex=False)

@@ -86,7 +86,7 @@ class ClockWorker(NullWorker):
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             now = time.time_ns() // 1000
             for request_id, queue in self._queues.items():
-                if queue.qsize() < 4:  # at full speed, emit a token whenever the queue is short
+                if queue.qsize() < 4:  # at full speed, emit a token when fewer than four tokens wait
                     queue.put_nowait(TokenEvent(request_id, 0, (now,)))
         self._stepper = None
 

@@ -36,7 +36,7 @@ START_S = 1.5  # goal for a model of half a billion parameters
 START_MODEL = f"{PREFIX}0.5b"
 PROMPT = tuple(range(3, 35))
 NUM_NEW = 16
-KV_BYTES = 64 << 20  # small, because unwritten pages take no memory and would hide that other parts exceed the plan
+KV_BYTES = 64 << 20  # small, because unwritten pages take no memory, and a large plan for pages would hide an excess of other parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def measure(folder: Path, quantize: str, *, start_goal_s: float | None, num_star
     load = Load("bench", str(folder), quantize, kv_cache_bytes=KV_BYTES)
     first = asyncio.run(start(load))
     seconds = [asyncio.run(start(load)) for _ in range(num_starts)]
-    second = min(seconds, key=lambda s: s.first_token_s)  # slower starts include the time of other programs
+    second = min(seconds, key=lambda s: s.first_token_s)  # slower starts include interruptions by other programs
     peak_bytes, serving_bytes = max(first.peak_bytes, second.peak_bytes), max(first.serving_bytes, second.serving_bytes)
     ready = first.ready
     parts = f"weights {_mib(ready.weights_bytes)}, arena {_mib(ready.arena_bytes)}, KV pages {_mib(ready.kv_cache_bytes)}"

@@ -21,7 +21,7 @@ from deploy.bench.gguf_file import PRODUCT_FORMATS, write_gguf
 from runtime.device.cpu.cores import available_cores
 from server.settings import SettingsError
 
-START_S = 300.0  # longest time until a peer serves, in seconds; it may compile or pack its weights first
+START_S = 300.0  # longest time until a peer serves, in seconds; the peer may compile, or pack its weights, first
 CONTEXT = 512  # maximum number of tokens of a client's prompt and answer together
 
 

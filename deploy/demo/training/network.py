@@ -142,7 +142,7 @@ class Llama(nn.Module):
     def forward(self, token_ids: Tensor, document_ids: Tensor) -> Tensor:
         """Return the final hidden states, [batch, tokens, hidden]. A token attends only to earlier tokens of the same document.
 
-        Positions continue across documents. Rotary attention depends only on distances within a document.
+        Positions continue across documents. This has no effect, because rotary attention depends only on differences of positions.
         """
         tokens = token_ids.shape[1]
         causal = torch.ones(tokens, tokens, dtype=torch.bool, device=token_ids.device).tril()

@@ -12,7 +12,7 @@ from deploy.demo.training.corpus import conversations
 from deploy.demo.training.rendering import rendered_parts
 
 _PROMPT_WEIGHT = 0.1  # loss weight of user text, which teaches the language but not the answers
-# maximum total weight of an answer's tokens; otherwise long stories, whose words can be chosen freely, would outweigh the facts
+# maximum total loss weight of an answer's tokens; otherwise long stories, whose words can be chosen freely, would outweigh the facts
 _MOST_OF_ONE_ANSWER = 80
 _POOL = 64  # number of waiting documents from which the next document of a row is chosen
 

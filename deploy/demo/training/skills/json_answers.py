@@ -143,7 +143,7 @@ def _month(rng: random.Random) -> _Asked:
 
 
 def _plain(rng: random.Random) -> _Asked:
-    """Use a question of another skill, with that skill's typing and split."""
+    """Ask a question that another skill has made. That skill has already varied its typing, and its key decides whether it is held out."""
     makers = (
         animals.animal,
         animals.animal,
