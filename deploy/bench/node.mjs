@@ -1,4 +1,4 @@
-// node node.mjs RUNTIME: read messages from stdin, one per line, {open: name, folder, threads, target} or {run: name}, and answer each.
+// node node.mjs RUNTIME: read messages from stdin, one per line, {open: name, folder, threads, target} or {run: name, times}, and answer each.
 //
 // A folder holds an export for browsers, where a run decodes one token after CONTEXT others, or a program without a model (kernel.json),
 // where a run calls its only function.
@@ -37,10 +37,10 @@ async function decoding(folder, target, threads) {
 }
 
 for await (const line of createInterface({ input: process.stdin })) {
-  const { open: name, run, folder, threads, target } = JSON.parse(line);
+  const { open: name, run, times, folder, threads, target } = JSON.parse(line);
   let answer = {};
   try {
-    if (run !== undefined) runs[run]();
+    if (run !== undefined) for (let i = 0; i < times; i++) runs[run]();
     else runs[name] = await (existsSync(join(folder, 'kernel.json')) ? kernel(folder, threads) : decoding(folder, target, threads));
   } catch (error) { answer = { error: error.stack }; }
   console.log(JSON.stringify(answer));

@@ -27,7 +27,8 @@ def node() -> Path:
 
 
 class Node:
-    """A Node process. `open` loads a program from a folder and names it; `run` calls the program of this name."""
+    """A Node process. `open` loads a program from a folder and names it; `run` calls the program of this name, once or several times in a
+    row."""
 
     def __init__(self) -> None:
         self._script = as_file(files("deploy.bench") / "node.mjs")
@@ -38,8 +39,8 @@ class Node:
     def open(self, name: str, folder: Path, *, threads: int = 1, target: str = "wasm-relaxed") -> None:
         self._ask({"open": name, "folder": str(folder), "threads": threads, "target": target})
 
-    def run(self, name: str) -> None:
-        self._ask({"run": name})
+    def run(self, name: str, times: int = 1) -> None:
+        self._ask({"run": name, "times": times})
 
     def close(self) -> None:
         self._process.terminate()
