@@ -3,6 +3,7 @@ once, for one sequence, and copied to all other sequences."""
 
 from __future__ import annotations
 
+import re
 import tempfile
 from importlib import import_module
 from pathlib import Path
@@ -55,15 +56,26 @@ class LlamaCpp:
 
         return run
 
+    def compute_buffer_bytes(self, context: int, most_tokens: int) -> float:
+        """Return the bytes of the buffers for intermediate values of one sequence, which llama.cpp states only in its log."""
+        lines: list[str] = []
+        log = self._lib.llama_log_callback(lambda _level, text, _data: lines.append(text.decode(errors="replace")))
+        self._lib.llama_log_set(log, None)
+        try:
+            self._reserve(1, context, most_tokens)
+        finally:
+            self._lib.llama_log_set(import_module("llama_cpp._logger").llama_log_callback, None)
+        return (1 << 20) * sum(map(float, re.findall(r"compute buffer size *= *([0-9.]+) MiB", "".join(lines))))
+
     def close(self) -> None:
         self._release()
         self._lib.llama_model_free(self._model)
 
-    def _reserve(self, sequences: int, context: int) -> None:
+    def _reserve(self, sequences: int, context: int, most_tokens: int = 512) -> None:
         self._release()
         params = self._lib.llama_context_default_params()
         params.n_ctx = sequences * max(context, 256)  # llama.cpp divides it equally among the sequences
-        params.n_batch, params.n_seq_max, params.kv_unified = MOST_TOGETHER, sequences, False
+        params.n_batch, params.n_ubatch, params.n_seq_max, params.kv_unified = MOST_TOGETHER, most_tokens, sequences, False
         params.n_threads = params.n_threads_batch = self._subject.threads
         self._context = self._lib.llama_init_from_model(self._model, params)
         assert self._context is not None, f"llama.cpp has no memory for {sequences} sequences of {context} tokens"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from compiler.machine.target import get
 from deploy.bench import chromium
 from deploy.bench.compute import embed, web
-from deploy.bench.synthetic import SHAPES
+from deploy.bench.peer import Subject
+from deploy.bench.peers.llama_cpp import LlamaCpp
+from deploy.bench.synthetic import SHAPES, RandomWeights, shapes_of, synthetic_config
 from tests.node import node
 
 TINY = (64, 1, 2, 1, 32, 96, 2048)
@@ -44,3 +49,34 @@ def test_a_c_library_is_weighed(capsys: pytest.CaptureFixture[str]) -> None:
     embed.main(["--json"])
     figures = {figure["name"]: figure["value"] for figure in json.loads(capsys.readouterr().out)}
     assert 0 < figures["archive and header"] < 1 and all(value > 0 for value in figures.values())
+
+
+def test_a_sequence_is_compared_with_llama_cpps_compute_buffer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(embed, "check", lambda peer, held: None)
+    monkeypatch.setattr(embed, "compute_buffer_bytes", lambda config: 1e9)
+    embed.main(["--json", "--peer", embed.PEER])
+    figures = json.loads(capsys.readouterr().out)
+    planned = next(figure for figure in figures if figure["name"] == "a sequence beside its keys and values")
+    assert figures[-1]["value"] == pytest.approx(planned["value"] / 1000) and figures[-1]["reached"]
+
+
+def test_llama_cpps_log_states_its_compute_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    logs: list[Any] = []
+
+    def open_context(_model: object, params: SimpleNamespace) -> object:
+        for kind, size in (("KV", 12), ("compute", params.n_ubatch)):
+            logs[-1](2, f"llama_context: CPU {kind} buffer size = {size}.50 MiB\n".encode(), None)
+        return object()
+
+    lib = SimpleNamespace(
+        llama_log_callback=lambda function: function,
+        llama_log_set=lambda log, _data: logs.append(log),
+        llama_context_default_params=SimpleNamespace,
+        llama_init_from_model=open_context,
+    )
+    monkeypatch.setitem(sys.modules, "llama_cpp", lib)
+    monkeypatch.setitem(sys.modules, "llama_cpp._logger", SimpleNamespace(llama_log_callback="usual"))
+    config = synthetic_config("0.5b")
+    peer = LlamaCpp(lib, object(), Subject(config, RandomWeights(shapes_of(config)), "int4", 1))
+    assert peer.compute_buffer_bytes(2048, 512) == 512.5 * (1 << 20)
+    assert logs[1:] == ["usual"]
