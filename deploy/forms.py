@@ -126,7 +126,7 @@ def rounded(w: NDArray[Any], format: WeightFormat) -> NDArray[np.float32]:
         return INTERPRET["cast"](wide, dtype="bf16").astype(np.float32)
     attrs = {"bits": format.bits, "group": format.group}
     parts = INTERPRET["quantize"](wide, **attrs, symmetric=True, dtype=format.scale_dtype)
-    return INTERPRET["dequantize"](*parts, **attrs, shifted=False, dtype="f32")
+    return INTERPRET["dequantize"](*parts, **attrs, shifted=False, dtype="f32", kind="int")
 
 
 def _samples(source: WeightSource) -> Iterator[NDArray[Any]]:

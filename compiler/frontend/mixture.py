@@ -153,8 +153,8 @@ class StackedPart:
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
     """A source whose file has the gate and up projections of all experts in one tensor, with alternating rows or in halves. Halves are
-    stored as [experts, out, in]. Alternating rows are stored as [experts, in, out], or, if the name ends with `.weight` as in quantised
-    checkpoints, as [experts, out, in].
+    stored as [experts, out, in]. Alternating rows are stored as [experts, in, out], or, if the name ends with `.weight` or the name of a
+    part of it as in quantised checkpoints, as [experts, out, in].
 
     A stored tensor stays in memory until all its parts were read, since reading it may require decoding it.
     """
@@ -202,12 +202,12 @@ class StackedExperts:
         `Accounting` then reports."""
         assert self.names.stacked is not None
         both, down = map(re.escape, self.names.stacked)
-        pattern = rf"(.*\.)(?:({both})|{down})(_bias|\.weight|)"
+        pattern = rf"(.*\.)(?:({both})|{down})(_bias|\.weight(?:\.\w+)?|)"
         match = re.fullmatch(pattern, stored, re.ASCII)
         shape = self.source.tensors[stored].shape
         if match is None or len(shape) != (2 if match[3] == "_bias" else 3):
             return
-        kind, transposed = "bias" if match[3] == "_bias" else "weight", not match[3] and not self.names.halves
+        kind, transposed = {"_bias": "bias", "": "weight"}.get(match[3], match[3][1:]), not match[3] and not self.names.halves
         num_rows = shape[2 if transposed else 1]
         if match[2] is None:
             yield f"{match[1]}{self.names.down}.{kind}", StackedPart(stored, slice(num_rows), transposed)

@@ -2,7 +2,8 @@
 
 Instructions multiply signed bytes by unsigned bytes, so panels of integers store each weight plus an `offset`, as an unsigned number. A
 panel [lines, bytes] has a line for each `depth` neighbours along k. A line stores four neighbours of a column next to each other. If a byte
-holds several weights, these are the weights at k, k + 4, and so on; the first is in the lowest bits.
+holds several weights, these are the weights at k, k + 4, and so on; the first is in the lowest bits. Panels of floats of 4 bits store the
+bits of each float; instructions look up its number.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import FORMATS, Format, Load, Scalar
-from compiler.ir.loops.write import cast, index
+from compiler.ir.loops.write import cast, index, maximum, minimum
 
 I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16
 FOUR = 4  # number of byte products that one instruction adds to a sum
+# the values of 4-bit floats (e2m1) by their bits, doubled, which makes them integers
+DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 EIGHTHS = 3  # a multiplier counts eighths: its product with a 4-bit weight is shifted right by this many bits, and rounded
 
 
@@ -86,6 +89,32 @@ class Panels(Format):
         parts = [panels >> self.bits * i & (1 << self.bits) - 1 for i in range(self.per_byte)]
         fours = np.stack([part.reshape(count, lines, wide // FOUR, FOUR) for part in parts], 2)  # [panels, line, part, columns, four]
         return fours[..., self.order].transpose(0, 3, 1, 2, 4).reshape(count * wide // FOUR, -1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FloatPanels(Panels):
+    """Floats of 4 bits (e2m1) in panels. An element is the double of the float, plus the offset."""
+
+    @property
+    def offset(self) -> int:
+        return int(DOUBLED_E2M1.max())
+
+    @property
+    def padding(self) -> int:
+        return 0
+
+    def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
+        return doubled_e2m1(Panels.decode(self, stored, k)) + self.offset
+
+    def stored(self, panels: Any) -> Any:
+        return (DOUBLED_E2M1 + self.offset).astype(np.uint8)[Panels.stored(self, panels)]
+
+
+def doubled_e2m1(bits: Scalar) -> Scalar:
+    """Return the double of a 4-bit float, as an i32. Its bits are, from the highest: sign, exponent (2), mantissa (1)."""
+    exponent = bits >> 1 & 3
+    magnitude = (bits & 1 | minimum(exponent, 1) << 1) << maximum(exponent - 1, 0)
+    return magnitude * (1 - (bits >> 3 << 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -302,6 +331,7 @@ PANEL8 = _row(Panels("panel8", bits=8, depth=4, rows=I8, dtype=I32))
 # the upper bytes.
 PANEL8_WORDS = _row(Panels("panel8_words", bits=8, depth=4, rows=I16, dtype=I32, order=(0, 2, 1, 3)))
 PANEL4 = _row(Panels("panel4", bits=4, depth=8, rows=I8, dtype=I32))
+PANEL_E2M1 = _row(FloatPanels("panel_e2m1", bits=4, depth=8, rows=I8, dtype=I32))
 WIDENED4 = _row(Widened("widened4", bits=4, depth=8, rows=I8, dtype=I32, panels=PANEL4))
 # Formats for `mma.sync`, in panels of 16 columns. The lane that holds an element is numbered by column % 8 and by k % 32 // 8: in two
 # instructions, it multiplies 8 adjacent elements of a row, which it loads at once.

@@ -16,7 +16,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Cast, Contraction, Element, Format, Load, Scalar
 from compiler.ir.prove import prove_divisible
-from compiler.machine.formats import PAIRS, PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
+from compiler.machine.formats import PAIRS, PANEL4, PANEL8, PANEL8_WORDS, PANEL_E2M1, WIDENED4, FloatPanels
 from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
 from compiler.machine.intrinsics.base import NONE, Features
 from compiler.machine.intrinsics.block_product import BlockProduct
@@ -193,9 +193,11 @@ _TILES: Final = (
     (512, ProductTile(AmxI8ByU8(rows=16, columns=32), format=PANEL8, depth=64, block=512)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=8), format=PANEL8, depth=4, planes=2)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=4), format=PANEL4, depth=4)),
+    (512, ProductTile(DotPanel(rows=4, columns=32, bits=4, floats=True), format=PANEL_E2M1, depth=4)),
     (512, ProductTile(DotWords(rows=8, columns=32), format=PANEL8_WORDS, depth=4)),
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=8), format=PANEL8, depth=4, planes=2)),
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=4), format=PANEL4, depth=4)),
+    (128, ProductTile(DotPanel(rows=2, columns=16, bits=4, floats=True), format=PANEL_E2M1, depth=4)),
     (128, ProductTile(DotWords(rows=4, columns=16), format=PANEL8_WORDS, depth=4)),
 )
 # The largest tiles that a block of a GPU computes; schedules choose smaller ones for few rows. A product takes the first tile that it fits.
@@ -215,10 +217,11 @@ def product_tiles(target: Target) -> ProductTiles:
 
 
 def _best(target: Target) -> Iterator[ProductTile]:
-    """For each number of weight bits, yield the best tile on the matrix unit and the best tile in registers."""
-    found: set[tuple[int, bool]] = set()
+    """For each kind of weights, yield the best tile on the matrix unit and the best tile in registers. Integers of as many bits are one
+    kind, even if their formats differ."""
+    found: set[tuple[int, bool, bool]] = set()
     for least, tile in _TILES:
-        kind = tile.format.bits, tile.on_matrix_unit
+        kind = tile.format.bits, isinstance(tile.format, FloatPanels), tile.on_matrix_unit
         if kind not in found and target.vector_bits >= least and tile.runs_on(target):
             found.add(kind)
             yield tile

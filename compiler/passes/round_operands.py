@@ -19,7 +19,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType
 from compiler.ops.elementwise import CAST
 from compiler.ops.products.matmul import LINEAR
-from compiler.ops.products.quantize import DEQUANTIZE
+from compiler.ops.products.quantize import DEQUANTIZE, Kind
 from compiler.passes.rewrite import rewrite_module
 
 
@@ -47,4 +47,6 @@ class RoundOperands:
 
 def _is_symmetric(weight: Value | None) -> bool:
     """Whether the weight is integers times scales, without offsets."""
-    return isinstance(weight, Call) and weight.op is DEQUANTIZE and len(weight.args) == 2
+    if not isinstance(weight, Call) or weight.op is not DEQUANTIZE or len(weight.args) != 2:
+        return False
+    return {**weight.op.attributes, **weight.attrs}["kind"] == Kind.INT

@@ -14,15 +14,16 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.frontend.quantized.held import UNIT, Form, Offset, Q, halves
+from compiler.frontend.quantized.held import UNIT, Form, Offset, halves
 from compiler.ir.dtypes import DType
+from compiler.machine.formats import DOUBLED_E2M1
+from compiler.ops.products.quantize import Kind
 
 Bytes = NDArray[np.uint8]
 Integers = NDArray[np.integer[Any]]
 Floats = NDArray[np.float32]
 
 UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)  # code book of IQ4_NL and IQ4_XS
-DOUBLED_FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)  # the values of e2m1, doubled
 
 
 class Levels(NamedTuple):
@@ -36,7 +37,8 @@ class Levels(NamedTuple):
         return self.unit * self.numbers
 
 
-# Numbers [n, values per block], scales [n, groups] and shifts [n, groups]: value = number * scale - shift.
+# Numbers [n, values per block], scales [n, groups] and shifts [n, groups]: value = number * scale - shift. A number of kind e2m1 stands for
+# the double of the float that has these bits.
 Split = tuple[Integers, Floats | Levels, Floats | Levels | None]
 
 # values that are unpacked at a time, so that intermediate arrays stay in the cache and far below the size of a tensor
@@ -58,6 +60,7 @@ class Format:
     scale: DType = DType.F16
     is_shifted: bool = False
     has_units: bool = False  # scales and shifts are stored as integers in units of a float per block
+    kind: Kind = Kind.INT
 
 
 def dequantize(blocks: Bytes, format: Format) -> Floats:
@@ -65,6 +68,7 @@ def dequantize(blocks: Bytes, format: Format) -> Floats:
     values = np.empty((len(blocks), format.block_values), np.float32)
     for start, part in _parted(blocks, format):
         numbers, scales, shifts = part[0], _values(part[1]), None if part[2] is None else _values(part[2])
+        numbers = numbers if format.kind is Kind.INT else DOUBLED_E2M1[numbers]
         grouped: Floats = scales[:, :, None] * numbers.reshape(*scales.shape, -1).astype(np.float32)
         if shifts is not None:
             grouped -= shifts[:, :, None]
@@ -81,9 +85,10 @@ def split(blocks: Bytes, format: Format) -> dict[str, NDArray[Any]]:
     form = form_of(format)
     assert form is not None
     found: dict[str, list[NDArray[Any]]] = {part: [] for part in form.parts}
-    middle = 0 if format.is_shifted else 8
+    q, *_ = form.numbers
+    middle = 8 if format.kind is Kind.INT and not format.is_shifted else 0
     for _, (numbers, *others) in _parted(blocks, format):
-        found[Q].append(halves(numbers + middle) if form.bits == 4 else numbers.astype(np.int8))
+        found[q].append(halves(numbers + middle) if form.bits == 4 else numbers.astype(np.int8))
         for part, given in zip(form.numbers[1:], others, strict=False):
             assert given is not None, format
             if format.has_units:
@@ -99,7 +104,8 @@ def form_of(format: Format) -> Form | None:
     if format.unpack is None:
         return None
     per_unit = format.block_values // format.group if format.has_units else 0
-    return Form(format.bits, format.group, format.scale, Offset.SHIFT if format.is_shifted else Offset.NONE, per_unit=per_unit)
+    offset = Offset.SHIFT if format.is_shifted else Offset.NONE
+    return Form(format.bits, format.group, format.scale, offset, per_unit=per_unit, kind=format.kind)
 
 
 def _parted(blocks: Bytes, format: Format) -> Iterator[tuple[int, Split]]:
@@ -185,10 +191,9 @@ def _iq4_xs(blocks: Bytes) -> Split:
 
 
 def _mxfp4(blocks: Bytes) -> Split:
-    """Unpack one byte, which is the exponent of a power of two, then numbers of four bits. The table holds doubled numbers, so the power is
-    halved."""
+    """Unpack one byte, which is the exponent of a power of two, then floats of four bits. Floats are doubled, so the power is halved."""
     powers: Floats = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128).astype(np.float32)
-    return DOUBLED_FP4[_nibbles(blocks[:, 1:])], powers, None
+    return _nibbles(blocks[:, 1:]), powers, None
 
 
 def _scales_and_minima(packed: Bytes) -> tuple[Floats, Floats]:
@@ -244,5 +249,5 @@ FORMATS: dict[int, Format] = {
     20: Format("IQ4_NL", 32, 18, unpack=_iq4_nl),
     23: Format("IQ4_XS", 256, 136, unpack=_iq4_xs, scale=DType.F32),
     30: Format("BF16", 1, 2, np.dtype(ml_dtypes.bfloat16)),
-    39: Format("MXFP4", 32, 17, unpack=_mxfp4, scale=DType.F32),
+    39: Format("MXFP4", 32, 17, unpack=_mxfp4, bits=4, scale=DType.BF16, kind=Kind.E2M1),
 }

@@ -126,7 +126,8 @@ class Net:
                 self.call(DEQUANTIZE, *both, bits=8, group=form.per_unit) for both in zip(parts[1:], map(stacked, form.units), strict=True)
             ]
         group = 0 if form.group == shapes[0][-1] else form.group
-        found = self.call(DEQUANTIZE, *parts, bits=form.bits, group=group, shifted=form.offset is Offset.SHIFT)
+        shifted = form.offset is Offset.SHIFT
+        found = self.call(DEQUANTIZE, *parts, bits=form.bits, group=group, shifted=shifted, kind=str(form.kind))
         self._decoded.add(found)
         if form.ordered:
             (name,), (info,) = names, infos

@@ -1,7 +1,8 @@
 """Matrices of a quantised checkpoint in the form that programs read: integers with a scale per group, in the layout of `dequantize`.
 
-A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. No value is
-rounded: `dequantize` gives, bit for bit, the values that the library of the quantisation method computes from the checkpoint.
+A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. Floats of 4 bits
+are in `m.weight.e2m1` instead of `m.weight.q`; their scales multiply the double of a float, which is an integer. No value is rounded:
+`dequantize` gives, bit for bit, the values that the library of the quantisation method computes from the checkpoint.
 
 Scales and shifts may be integers themselves, in units of a float that several groups share: then `m.weight.scale_unit` and
 `m.weight.shift_unit` hold these floats.
@@ -22,9 +23,11 @@ from numpy.typing import NDArray
 
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 from compiler.ir.dtypes import DType
+from compiler.ops.products.quantize import Kind
 
 Array = NDArray[Any]
 Q, SCALE, ORDER = "q", "scale", "order"
+NUMBERS: Mapping[Kind, str] = {Kind.INT: Q, Kind.E2M1: str(Kind.E2M1)}  # the part that holds the numbers
 UNIT = "_unit"  # ending of the part that holds the units of another part
 
 
@@ -44,11 +47,13 @@ class Form:
     offset: Offset = Offset.NONE
     ordered: bool = False  # whether columns are sorted by group; the part `order` then has the input of each column
     per_unit: int = 0  # number of groups that share a unit; 0: scales and shifts are floats
+    kind: Kind = Kind.INT
 
     @property
     def numbers(self) -> tuple[str, ...]:
         """The names of the parts that `dequantize` reads."""
-        return (Q, SCALE) if self.offset is Offset.NONE else (Q, SCALE, str(self.offset))
+        both = NUMBERS[self.kind], SCALE
+        return both if self.offset is Offset.NONE else (*both, str(self.offset))
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -68,9 +73,10 @@ class Form:
         """Return the descriptions of the parts of a matrix of this shape."""
         *rows, length = shape
         groups, units = (*rows, length // self.group), (*rows, length // self.group // (self.per_unit or 1))
-        shapes = {Q: (*rows, length * self.bits // 8), SCALE: groups, str(self.offset): groups, ORDER: (*rows[:-1], length)}
+        q = NUMBERS[self.kind]
+        shapes = {q: (*rows, length * self.bits // 8), SCALE: groups, str(self.offset): groups, ORDER: (*rows[:-1], length)}
         scale = DType.I8 if self.per_unit else self.scale
-        kinds = {Q: DType.U8 if self.bits == 4 else DType.I8, SCALE: scale, str(self.offset): self.offset_dtype, ORDER: DType.I32}
+        kinds = {q: DType.U8 if self.bits == 4 else DType.I8, SCALE: scale, str(self.offset): self.offset_dtype, ORDER: DType.I32}
         shapes |= dict.fromkeys(self.units, units)
         kinds |= dict.fromkeys(self.units, self.scale)
         return {part: _info(shapes[part], kinds[part].numpy) for part in self.parts}
@@ -135,14 +141,15 @@ def forms_of(tensors: Mapping[str, TensorInfo]) -> dict[str, Form]:
     for name, info in tensors.items():
         matrix, _, part = name.rpartition(".")
         scale = tensors.get(f"{matrix}.{SCALE}")
-        if part == Q and matrix.endswith(".weight") and scale is not None:
+        kind = next((kind for kind, numbers in NUMBERS.items() if numbers == part), None)
+        if kind is not None and matrix.endswith(".weight") and scale is not None:
             bits = 4 if info.dtype == np.uint8 else 8
             offset = next((kind for kind in (Offset.ZERO, Offset.SHIFT) if f"{matrix}.{kind}" in tensors), Offset.NONE)
             group = info.shape[-1] * 8 // bits // scale.shape[-1]
             unit = tensors.get(f"{matrix}.{SCALE}{UNIT}")
             per_unit = scale.shape[-1] // unit.shape[-1] if unit is not None else 0
             floats = DType.from_numpy((unit or scale).dtype)
-            found[matrix] = Form(bits, group, floats, offset, f"{matrix}.{ORDER}" in tensors, per_unit)
+            found[matrix] = Form(bits, group, floats, offset, f"{matrix}.{ORDER}" in tensors, per_unit, kind)
     return found
 
 

@@ -9,13 +9,15 @@ import numpy as np
 
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
-from compiler.frontend.quantized.held import Form
+from compiler.frontend.quantized.held import NUMBERS, SCALE, Form
 from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts
+from compiler.ir.dtypes import DType
+from compiler.machine.formats import DOUBLED_E2M1
+from compiler.ops.products.quantize import Kind
 
-NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # the values of e2m1
-# PAIRS has both values of each byte, first the value of the lower four bits.
-PAIRS = np.stack([np.tile(NUMBERS, 16), np.repeat(NUMBERS, 16)], -1).view(np.uint64)
-POWERS = np.ldexp(np.float32(1), np.arange(255) - 127)  # value of each scale byte; byte 255 stands for NaN
+# the doubles of both values of each byte: first that of the lower four bits
+PAIRS = np.stack([np.tile(DOUBLED_E2M1, 16), np.repeat(DOUBLED_E2M1, 16)], -1).astype(np.float32).view(np.uint64)
+POWERS = np.ldexp(np.float32(1), np.arange(255) - 128)  # half the value of each scale byte; byte 255 stands for NaN
 BYTES = 16  # bytes per block
 
 
@@ -37,22 +39,27 @@ class Mxfp4:
         return experts, outputs, count * 2 * BYTES
 
     def values(self, parts: Parts) -> Floats:
-        blocks, scales = parts["_blocks"], parts["_scales"]
+        blocks, powers = parts["_blocks"], self.powers(parts)
         experts, outputs, count, _ = blocks.shape
-        if scales.size and scales.max() == len(POWERS):
-            raise DamagedFile(f"its scales hold {len(POWERS)}, which stands for NaN; expected at most {len(POWERS) - 1}")
         values = np.empty((experts, outputs, count, 2 * BYTES), np.float32)
         for expert in range(experts):  # one at a time, so that intermediate arrays stay small
             numbers = PAIRS.take(blocks[expert]).view(np.float32)
-            np.multiply(numbers, POWERS[scales[expert, ..., None]], out=values[expert])
+            np.multiply(numbers, powers[expert, ..., None], out=values[expert])
         return values.reshape(experts, outputs, -1)
 
     def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
-        """Return None: a program stores the matrix as 16-bit floats, which are exact. No form describes the layout of stacked experts."""
-        return None
+        return Form(4, 2 * BYTES, DType.BF16, kind=Kind.E2M1)
 
     def held(self, parts: Parts) -> Parts:
-        raise AssertionError(self)
+        blocks, powers = parts["_blocks"], self.powers(parts)
+        return {NUMBERS[Kind.E2M1]: blocks.reshape(*blocks.shape[:2], -1), SCALE: powers.astype(DType.BF16.numpy)}
+
+    def powers(self, parts: Parts) -> Floats:
+        """Return the scales of doubled numbers."""
+        scales = parts["_scales"]
+        if scales.size and scales.max() == len(POWERS):
+            raise DamagedFile(f"its scales hold {len(POWERS)}, which stands for NaN; expected at most {len(POWERS) - 1}")
+        return POWERS[scales]
 
 
 def read_mxfp4(fields: Fields) -> Method:

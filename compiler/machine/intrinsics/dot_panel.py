@@ -12,11 +12,11 @@ import numpy as np
 from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, tile_op
 from compiler.llvm.ssa import Code, fence, in_register, splat, vec
-from compiler.machine.formats import FOUR, PANEL8_WORDS
+from compiler.machine.formats import DOUBLED_E2M1, FOUR, PANEL8_WORDS, PANEL_E2M1
 from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_lines
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.product_steps import avx2, avx512, neon, wasm
-from compiler.machine.product_steps.step import Parts, Step
+from compiler.machine.product_steps.step import LARGEST, Parts, Step
 from compiler.machine.target import Target
 
 UNROLLED = 4  # loads of each register of b per iteration of the loop along k, if a has a single row
@@ -56,10 +56,12 @@ class _PanelOp(ProductOp):
         left = np.stack([a[i * stride : i * stride + k] for i in range(rows)]).astype(np.int32)
         c[: rows * columns] += (left @ fours.swapaxes(1, 2).reshape(k, columns).astype(np.int32)).reshape(-1)
 
-    def _emit(self, bits: int, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+    def _emit(
+        self, bits: int, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target, *, table: Sequence[int] = ()
+    ) -> None:
         step = self.step(target)
         assert step is not None, (target, self)
-        _Panel(self, bits, code, pointers, dims, step).run()
+        _Panel(self, bits, code, pointers, dims, step, table).run()
 
 
 @tile_op
@@ -70,22 +72,33 @@ class DotPanel(_PanelOp):
     name: ClassVar[str] = "dot_panel"
     row_dtype: ClassVar[DType] = DType.I8
     bits: int  # bits of an element of b, 8 or 4
+    floats: bool = False  # b is a panel in the format `PANEL_E2M1`
 
     def problems(self) -> Iterator[str]:
         if self.bits not in (8, 4):
             yield f"bits are {self.bits}, expected 8 or 4"
+        if self.floats and self.bits != 4:
+            yield f"bits are {self.bits}, expected 4 for floats"
+
+    @property
+    def table(self) -> tuple[int, ...]:
+        """The unsigned number for each pattern of 4 bits; empty if the patterns are the numbers."""
+        return tuple(int(n) + PANEL_E2M1.offset for n in DOUBLED_E2M1) if self.floats else ()
 
     def step(self, target: Target) -> Step | None:
         step = next((s for s in _BYTES if s.runs_on(target)), None)
-        return step if step is not None and self.bits <= step.bits else None
+        if step is None or self.bits > step.bits or (self.floats and step.look_up is None):
+            return None
+        return step
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
         stored = arrays[2][: dims[0] * self.columns * self.bits // 8].reshape(-1, 1, self.columns, FOUR)
         halves = stored if self.bits == 8 else np.concatenate([stored & 15, stored >> 4], 1)
+        halves = np.array(self.table, np.uint8)[halves] if self.floats else halves
         self._add(halves.reshape(-1, self.columns, FOUR), arrays, dims)
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        self._emit(self.bits, code, pointers, dims, target)
+        self._emit(self.bits, code, pointers, dims, target, table=self.table)
 
 
 @tile_op
@@ -108,8 +121,10 @@ class DotWords(_PanelOp):
 
 
 class _Panel:
-    def __init__(self, op: ProductOp, bits: int, code: Code, pointers: Sequence[str], dims: Sequence[int | str], step: Step) -> None:
-        self.code, self.step = code, step
+    def __init__(
+        self, op: ProductOp, bits: int, code: Code, pointers: Sequence[str], dims: Sequence[int | str], step: Step, table: Sequence[int]
+    ) -> None:
+        self.code, self.step, self.table = code, step, table
         self.c, self.a, self.b = pointers
         self.k, self.stride = dims
         self.rows, self.columns, self.bits = op.rows, op.columns, bits
@@ -119,6 +134,7 @@ class _Panel:
         self.halves = 8 // self.bits
         self.words = op.row_dtype.num_bytes  # number of 32-bit words that four neighbours along k of a row fill
         self.separate_halves = self.halves == 2 and self.rows * len(self.vectors) <= FEW and step.bits == 8 and not step.signed
+        self.in_place = self.separate_halves and not table  # whether the upper four bits of bytes stay where they are
         # The instruction multiplies signed bytes, so `_half` subtracts 128 from the bytes of the panel. At the end, 128 times the sum of
         # each row's elements is added back.
         self.is_shifted = step.signed and self.bits == 8
@@ -144,12 +160,14 @@ class _Panel:
                 if self.in_order:
                     gathered = dict(zip(gathered, fence(code, list(gathered.values()), vec("i16", 2 * step.lanes)), strict=True))
             for total, some in gathered.items():
-                assert step.halves is not None and unrolled * self.halves <= step.halves.most
+                assert step.halves is not None and unrolled * self.halves <= self.most_halves
                 code.do(f"store {self.vector} {step.halves.widen(code, self._load(total), some)}, ptr {total}, align 4")
         for i, j in places:
             value = self._load(totals[i, j, 0])
             if self.separate_halves:
-                upper = code.op(f"ashr {self.vector} {self._load(totals[i, j, 1])}, {splat('4', 'i32', step.lanes)}")
+                upper = self._load(totals[i, j, 1])
+                if self.in_place:
+                    upper = code.op(f"ashr {self.vector} {upper}, {splat('4', 'i32', step.lanes)}")
                 value = code.op(f"add {self.vector} {value}, {upper}")
             if added:
                 missing = code.op(f"shl {self.vector} {self._load(added[i])}, {splat('7', 'i32', step.lanes)}")
@@ -162,8 +180,16 @@ class _Panel:
             return self.code.op(f"sdiv i64 {self.k}, {FOUR * self.halves}"), 1
         deep = self.k // (FOUR * self.halves)
         most = UNROLLED if self.rows == 1 else self.step.unrolled
+        if self.table and self.step.halves is not None:
+            most = min(most, self.most_halves // self.halves)
         unrolled = next(u for u in (most, 2, 1) if deep % u == 0)
         return str(deep // unrolled), unrolled
+
+    @property
+    def most_halves(self) -> int:
+        """The number of products that can be added up in 16 bits."""
+        assert self.step.halves is not None
+        return self.step.halves.most * LARGEST // max((LARGEST, *self.table))
 
     def _deep(self, totals: dict[tuple[int, int, int], str], gathered: dict[str, str], added: list[str], rows: list[str], at: str) -> None:
         """Emit the products of one load of each register of b. `gathered` maps a total to 16-bit sums that must still be added to it.
@@ -200,18 +226,22 @@ class _Panel:
         gathered[total] = halves.join(code, gathered[total], product) if total in gathered else product
 
     def _half(self, words: str, half: int) -> str:
-        """Select the lower or the upper four bits of each byte. If the upper bits have accumulators of their own, leave them in place:
-        their sums are then 16 times too large, and `run` divides them."""
+        """Select the lower or the upper four bits of each byte, or the number that they stand for. If the upper bits have accumulators of
+        their own, leave them in place: their sums are then 16 times too large, and `run` divides them."""
         lanes = self.step.lanes
         if self.bits == 8:
             return self.code.op(f"xor {self.vector} {words}, {splat(str(0x80808080 - 2**32), 'i32', lanes)}") if self.is_shifted else words
-        if half and self.separate_halves:
+        if half and self.in_place:
             return self.code.op(f"and {self.vector} {words}, {splat(str(0xF0F0F0F0 - 2**32), 'i32', lanes)}")
         if half:
             words = self.code.op(f"lshr {self.vector} {words}, {splat('4', 'i32', lanes)}")
         mask = splat(str(0x0F0F0F0F), "i32", lanes)
         mask = in_register(self.code, mask, self.vector) if self.step.in_order else mask
-        return self.code.op(f"and {self.vector} {words}, {mask}")
+        bits = self.code.op(f"and {self.vector} {words}, {mask}")
+        if not self.table:
+            return bits
+        assert self.step.look_up is not None, self.step
+        return self.step.look_up(self.code, self.table, bits)
 
     def _times(self, a: int | str, b: int) -> str:
         return self.code.op(f"mul nsw i64 {a}, {b}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from compiler.llvm.ssa import Code, broadcast, in_register, splat, vec
-from compiler.machine.product_steps.step import Halves, Parts, Step
+from compiler.machine.product_steps.step import Halves, Parts, Step, shuffle
 
 _AVX2 = frozenset(["avx2"])
+SHUFFLE = "llvm.x86.avx2.pshuf.b"
 
 
-def signed_by_unsigned(lanes: int, feature: str, instruction: str) -> Step:
+def signed_by_unsigned(lanes: int, feature: str, instruction: str, shuffled: str) -> Step:
     """Return the step that uses `vpdpbusd`. The panel is the instruction's unsigned operand."""
     words, bytes_ = vec("i32", lanes), vec("i8", 4 * lanes)
 
@@ -21,13 +22,14 @@ def signed_by_unsigned(lanes: int, feature: str, instruction: str) -> Step:
     def add(code: Code, total: str, a: Parts, b: Parts) -> str:
         return code.op(f"call {words} @{instruction}({words} {total}, {bytes_} {b[0]}, {bytes_} {a[0]})")
 
-    return Step(lanes, left, right, add, needs=frozenset([feature]))
+    return Step(lanes, left, right, add, look_up=shuffle(lanes, shuffled), needs=frozenset([feature]))
 
 
 def signed_by_small(
     lanes: int,
     pairs: str,
     sums: str,
+    shuffled: str,
     needs: frozenset[str] = _AVX2,
     *,
     unsigned_first: bool = True,
@@ -61,7 +63,8 @@ def signed_by_small(
     def add(code: Code, total: str, a: Parts, b: Parts) -> str:
         return widen(code, total, product(code, a, b))
 
-    return Step(lanes, left, right, add, bits=4, halves=Halves(8, product, join, widen), unrolled=unrolled, in_order=in_order, needs=needs)
+    halved, look_up = Halves(8, product, join, widen), shuffle(lanes, shuffled)
+    return Step(lanes, left, right, add, 4, halves=halved, unrolled=unrolled, in_order=in_order, look_up=look_up, needs=needs)
 
 
 def words_by_unsigned(lanes: int, sums: str, needs: frozenset[str] = _AVX2) -> Step:
@@ -86,6 +89,6 @@ def words_by_unsigned(lanes: int, sums: str, needs: frozenset[str] = _AVX2) -> S
     return Step(lanes, left, right, add, needs=needs)
 
 
-SIGNED_BY_UNSIGNED = signed_by_unsigned(8, "avxvnni", "llvm.x86.avx512.vpdpbusd.256")
-SIGNED_BY_SMALL = signed_by_small(8, "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd")
+SIGNED_BY_UNSIGNED = signed_by_unsigned(8, "avxvnni", "llvm.x86.avx512.vpdpbusd.256", SHUFFLE)
+SIGNED_BY_SMALL = signed_by_small(8, "llvm.x86.avx2.pmadd.ub.sw", "llvm.x86.avx2.pmadd.wd", SHUFFLE)
 WORDS_BY_UNSIGNED = words_by_unsigned(8, "llvm.x86.avx2.pmadd.wd")

@@ -8,6 +8,7 @@ from compiler.machine.product_steps.avx2 import signed_by_small, signed_by_unsig
 from compiler.machine.product_steps.step import Parts, Step
 
 SCALE_EXPONENT = frozenset(["avx512f", "avx512vl"])  # required by vscalefps
+SHUFFLE = "llvm.x86.avx512.pshuf.b.512"
 PACK_LANES = frozenset(["avx512f"])  # required by vpcompressd
 
 
@@ -26,6 +27,6 @@ def _add_pairs(code: Code, total: str, left: Parts, right: Parts) -> str:
 
 
 BF16_PAIRS = Step(16, _left, _right, _add_pairs, needs=frozenset(["avx512bf16"]))
-SIGNED_BY_UNSIGNED = signed_by_unsigned(16, "avx512vnni", "llvm.x86.avx512.vpdpbusd.512")
-SIGNED_BY_SMALL = signed_by_small(16, "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512")
+SIGNED_BY_UNSIGNED = signed_by_unsigned(16, "avx512vnni", "llvm.x86.avx512.vpdpbusd.512", SHUFFLE)
+SIGNED_BY_SMALL = signed_by_small(16, "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx512.pmaddw.d.512", SHUFFLE)
 WORDS_BY_UNSIGNED = words_by_unsigned(16, "llvm.x86.avx512.pmaddw.d.512")

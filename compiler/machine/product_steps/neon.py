@@ -4,7 +4,7 @@ product) signed by signed bytes."""
 from __future__ import annotations
 
 from compiler.llvm.ssa import Code, broadcast
-from compiler.machine.product_steps.step import Parts, Step
+from compiler.machine.product_steps.step import Parts, Step, shuffle
 
 LANES = 4
 
@@ -22,7 +22,8 @@ def _step(instruction: str, feature: str) -> Step:
         args = f"<4 x i32> {total}, <16 x i8> {right[0]}, <16 x i8> {left[0]}"
         return code.op(f"call <4 x i32> @llvm.aarch64.neon.{instruction}.v4i32.v16i8({args})")
 
-    return Step(LANES, _left, _right, add, signed=instruction == "sdot", needs=frozenset([feature]))
+    look_up = shuffle(LANES, "llvm.aarch64.neon.tbl1.v16i8")
+    return Step(LANES, _left, _right, add, signed=instruction == "sdot", look_up=look_up, needs=frozenset([feature]))
 
 
 SIGNED_BY_UNSIGNED = _step("usdot", "i8mm")

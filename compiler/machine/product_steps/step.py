@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler.llvm.ssa import Code
+from compiler.llvm.ssa import Code, vec, vector_literal
 from compiler.machine.target import Target
 
 Parts = tuple[str, ...]  # the registers that `left` or `right` prepares from one register
+
+
+LARGEST = 15  # largest integer of 4 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,8 @@ class Step:
     # With a single row, finish the products of each load before the next load, and keep constants in registers. Without this, LLVM orders
     # the products by accumulator, which needs more registers.
     in_order: bool = False
+    # Replace each byte from 0 to 15 of a register by the number with this index in a table of 16.
+    look_up: Callable[[Code, Sequence[int], str], str] | None = None
     needs: frozenset[str] = frozenset()  # the CPU features that the step needs
 
     def runs_on(self, target: Target) -> bool:
@@ -38,7 +43,19 @@ class Step:
 class Halves:
     """Functions that add up products in 16 bits. After `most` steps the caller must widen the sums to 32 bits."""
 
-    most: int
+    most: int  # with weights up to LARGEST
     product: Callable[[Code, Parts, Parts], str]
     join: Callable[[Code, str, str], str]
     widen: Callable[[Code, str, str], str]  # add 16-bit sums to a 32-bit total
+
+
+def shuffle(lanes: int, instruction: str) -> Callable[[Code, Sequence[int], str], str]:
+    """Return the `look_up` that uses an instruction which shuffles the bytes of each 128 bits. Its operands are the table and the bytes."""
+    words, bytes_ = vec("i32", lanes), vec("i8", 4 * lanes)
+
+    def look_up(code: Code, table: Sequence[int], x: str) -> str:
+        numbers = vector_literal("i8", [*table] * (lanes // 4))
+        indices = code.op(f"bitcast {words} {x} to {bytes_}")
+        return code.op(f"bitcast {bytes_} {code.op(f'call {bytes_} @{instruction}({bytes_} {numbers}, {bytes_} {indices})')} to {words}")
+
+    return look_up

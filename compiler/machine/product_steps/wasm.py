@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from compiler.llvm.ssa import Code, broadcast, splat
 from compiler.machine.product_steps.avx2 import signed_by_small, words_by_unsigned
-from compiler.machine.product_steps.step import Parts, Step
+from compiler.machine.product_steps.step import Parts, Step, shuffle
 
 LANES = 4
 RELAXED = frozenset(["relaxed-simd"])  # the feature of relaxed_madd and relaxed_dot
+SHUFFLE = "llvm.wasm.swizzle"
 _SIMD = frozenset(["simd128"])
 
 
@@ -16,7 +17,14 @@ _SIMD = frozenset(["simd128"])
 # registers, because engines on x86 have only 16: two loads per iteration leave room for eight sums, and a single row, with its four sums,
 # finishes the products of one load before the next.
 SIGNED_BY_SMALL = signed_by_small(
-    LANES, "llvm.wasm.relaxed.dot.i8x16.i7x16.signed", "llvm.wasm.dot", RELAXED, unsigned_first=False, unrolled=2, in_order=True
+    LANES,
+    "llvm.wasm.relaxed.dot.i8x16.i7x16.signed",
+    "llvm.wasm.dot",
+    SHUFFLE,
+    RELAXED,
+    unsigned_first=False,
+    unrolled=2,
+    in_order=True,
 )
 WORDS_BY_UNSIGNED = words_by_unsigned(LANES, "llvm.wasm.dot", needs=_SIMD)
 
@@ -29,4 +37,6 @@ def _wide_left(code: Code, x: str) -> Parts:
     return code.op(f"ashr <8 x i16> {raised}, {eight}"), code.op(f"ashr <8 x i16> {halves}, {eight}")
 
 
-WIDE_BY_SMALL = Step(LANES, _wide_left, WORDS_BY_UNSIGNED.right, WORDS_BY_UNSIGNED.add, bits=4, needs=_SIMD)
+WIDE_BY_SMALL = Step(
+    LANES, _wide_left, WORDS_BY_UNSIGNED.right, WORDS_BY_UNSIGNED.add, bits=4, look_up=shuffle(LANES, SHUFFLE), needs=_SIMD
+)

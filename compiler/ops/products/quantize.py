@@ -5,12 +5,15 @@
     zero    shaped like scale, in units of q; without it the numbers are symmetric around 0 (4 bits: around 8)
     shift   takes the place of zero if the attribute `shifted` is true: x = q * scale - shift
 
+If the attribute `kind` is e2m1, a 4-bit number is the bits of a float instead, and scale multiplies the double of that float.
+
 Dequantising is an ordinary loop nest; fusion moves it into the product that reads its result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Kernel, cast, const, equal, fold, index, largest, maximum, minimum, round_half_even, select
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, TupleType, Type
+from compiler.machine.formats import DOUBLED_E2M1, doubled_e2m1
 from compiler.ops.broadcast import output, sized_buffer
 from compiler.ops.operands import agree, bool_attr, dtype_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
@@ -33,6 +37,13 @@ Attrs = Mapping[str, Any]
 F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
 MIDDLE = 8  # zero point of symmetric 4-bit numbers
 MOST = {8: 127, 4: 7}  # largest magnitude of a symmetric number, per bit width
+
+
+class Kind(StrEnum):
+    """How numbers are stored."""
+
+    INT = "int"
+    E2M1 = "e2m1"  # floats of 4 bits
 
 
 def bits_attr(attrs: Attrs, known: Mapping[int, int]) -> int:
@@ -64,6 +75,10 @@ def _dequantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
         raise AnnotationError(f"q holds {q.dtype}, expected {holds} for {bits} bits")
     if not dtype.is_float:
         raise AnnotationError(f"attribute dtype is {dtype}, expected a float")
+    if attrs["kind"] not in (Kind.INT, Kind.E2M1):
+        raise AnnotationError(f"attribute kind is {attrs['kind']!r}, expected one of {', '.join(Kind)}")
+    if attrs["kind"] == Kind.E2M1 and (bits != 4 or len(args) != 2):
+        raise AnnotationError(f"attribute kind is {Kind.E2M1}, expected 4 bits and no offset")
     if q.ndim == 0:
         raise AnnotationError("q has rank 0, expected at least 1")
     if q.shape is None:
@@ -89,10 +104,11 @@ def _dequantize_nest(operands: Operands) -> Nest:
     length, bits = out.shape[-1], attrs["bits"]
     with kernel.nest(out.shape) as (*row, k):
         group = k // group_of(attrs, length) if attrs["group"] else 0
-        number = cast(q[*row, k] if bits == 8 else half_byte(q.buffer, row, k), F32)
+        stored = q[*row, k] if bits == 8 else half_byte(q.buffer, row, k)
+        number = cast(stored if attrs["kind"] == Kind.INT else doubled_e2m1(stored), F32)
         if zero is not None and not attrs["shifted"]:
             number = number - cast(zero[*row, group], F32)
-        elif bits == 4 and zero is None:
+        elif bits == 4 and zero is None and attrs["kind"] == Kind.INT:
             number = number - MIDDLE
         value = number * cast(scale[*row, group], F32)
         if zero is not None and attrs["shifted"]:
@@ -112,14 +128,14 @@ def _spread(x: Any, length: int) -> Any:
     return np.repeat(x.astype(np.float32), length // max(1, x.shape[-1]), -1)
 
 
-def _dequantize_numpy(q: Any, scale: Any, zero: Any = None, *, bits: int, group: int, dtype: str, shifted: bool) -> Any:
+def _dequantize_numpy(q: Any, scale: Any, zero: Any = None, *, bits: int, group: int, dtype: str, shifted: bool, kind: str) -> Any:
     if bits == 4:
         q = np.stack([q & 15, q >> 4], -1).reshape(*q.shape[:-1], -1)
-    wide = q.astype(np.float32)
+    wide = (q if kind == Kind.INT else DOUBLED_E2M1[q]).astype(np.float32)
     length = wide.shape[-1]
     if zero is not None and not shifted:
         wide = wide - _spread(zero, length)
-    elif bits == 4 and zero is None:
+    elif bits == 4 and zero is None and kind == Kind.INT:
         wide = wide - np.float32(MIDDLE)
     value = wide * _spread(scale, length)
     return (value - _spread(zero, length) if shifted else value).astype(DType(dtype).numpy)
@@ -131,7 +147,7 @@ DEQUANTIZE = define(
     _dequantize_type,
     _dequantize_numpy,
     _dequantize_nest,
-    {"bits": 8, "group": 0, "dtype": "f32", "shifted": False},
+    {"bits": 8, "group": 0, "dtype": "f32", "shifted": False, "kind": str(Kind.INT)},
 )
 
 

@@ -30,7 +30,7 @@ def parts(name: str, random: np.random.Generator, *matrices: int) -> tuple[dict[
     q = random.integers(-127, 128, (*matrices, OUTPUTS, INPUTS)).astype(np.int8)
     scale = random.random((*matrices, OUTPUTS, INPUTS // FORM.group), np.float32)
     order = random.permuted(np.broadcast_to(np.arange(INPUTS, dtype=np.int32), (*matrices, INPUTS)), axis=-1)
-    values = INTERPRET["dequantize"](q, scale, bits=8, group=FORM.group, shifted=False, dtype="f32")
+    values = INTERPRET["dequantize"](q, scale, bits=8, group=FORM.group, shifted=False, dtype="f32", kind="int")
     values = np.take_along_axis(values, np.argsort(order, -1)[..., None, :], -1)
     return {f"{name}.weight.q": q, f"{name}.weight.scale": scale, f"{name}.weight.order": order}, values
 

@@ -15,10 +15,12 @@ from safetensors.numpy import save_file
 from compiler.frontend.errors import ConfigError, DamagedFile
 from compiler.frontend.families import gpt_oss, qwen3_5_moe
 from compiler.frontend.mixture import ExpertNames, JointExperts, joint_experts, without
+from compiler.frontend.quantized.held import HeldWeights, forms_of
 from compiler.frontend.quantized.mxfp4 import Mxfp4
 from compiler.frontend.quantized.source import QuantizedWeights, method_of
 from compiler.frontend.registry import parse_config
 from compiler.frontend.weights import Tensor, TensorInfo, open_safetensors
+from compiler.ops.tables import INTERPRET
 
 MODELS = Path(__file__).parents[2] / "golden" / "models"
 NAMES = ExpertNames()
@@ -160,6 +162,12 @@ def test_experts_in_mxfp4_are_those_that_were_written(tmp_path: Path) -> None:
     values = (numbers[codes] * 2.0 ** (scales[..., None].astype(int) - 127)).reshape(2, 6, 64)
     np.testing.assert_array_equal(source.read(f"{GPT_OSS}.gate_proj.weight"), values[:, ::2])
     np.testing.assert_array_equal(source.read(f"{GPT_OSS}.up_proj.weight"), values[:, 1::2])
+    held = joint_experts(HeldWeights(QuantizedWeights(open_safetensors(tmp_path), method)), gpt_oss.NAMES)
+    assert forms_of(held.tensors).keys() == source.tensors.keys()
+    for matrix in source.tensors:
+        parts = [held.read(f"{matrix}.{part}") for part in ("e2m1", "scale")]
+        attrs = {"bits": 4, "group": 32, "shifted": False, "dtype": "f32", "kind": "e2m1"}
+        np.testing.assert_array_equal(INTERPRET["dequantize"](*parts, **attrs), source.read(matrix))
 
 
 def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:

@@ -56,12 +56,12 @@ def decoded(source: QuantizedWeights, name: str) -> Any:
     for part, value in zip(form.parts, parts, strict=True):
         info = held.tensors[f"{name}.{part}"]
         assert (value.shape, value.dtype) == (info.shape, info.dtype)
-    attrs = {"bits": form.bits, "group": form.group, "shifted": form.offset is Offset.SHIFT, "dtype": "f32"}
+    attrs = {"bits": form.bits, "group": form.group, "shifted": form.offset is Offset.SHIFT, "dtype": "f32", "kind": form.kind}
     values = INTERPRET["dequantize"](*parts[: len(form.numbers)], **attrs)
     return values[:, np.argsort(parts[-1])] if form.ordered else values
 
 
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("int*.safetensors")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted([*GOLDEN.glob("int*.safetensors"), GOLDEN / "mxfp4.safetensors"]), ids=lambda path: path.stem)
 def test_what_a_program_holds_are_the_values_of_the_reference(path: Path) -> None:
     with safe_open(path, "np") as file:
         config = json.loads(file.metadata()["quantization_config"])
@@ -69,7 +69,20 @@ def test_what_a_program_holds_are_the_values_of_the_reference(path: Path) -> Non
     np.testing.assert_array_equal(decoded(source, "m.weight"), source.read("expected"))
 
 
-@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*fp*.safetensors")), ids=lambda path: path.stem)
+def test_every_scale_of_mxfp4_is_held_exactly(tmp_path: Path) -> None:
+    """Scales are powers of two from 2^-127 to 2^127, of which the least are subnormal in f32 and in bf16."""
+    scales = np.arange(255, dtype=np.uint8).reshape(1, 255, 1)
+    blocks = np.full((1, 255, 1, 16), 0x71, np.uint8)  # 0.5 and 6
+    save_file({"m_blocks": blocks, "m_scales": scales}, tmp_path / "model.safetensors")
+    source = opened(tmp_path / "model.safetensors", {"quant_method": "mxfp4"})
+    with np.errstate(over="ignore"):
+        expected = np.array([0.5, 6], np.float32) * np.ldexp(1.0, np.arange(-127, 128))[:, None].astype(np.float64)
+        expected = np.tile(expected.astype(np.float32), 16)[None]
+        np.testing.assert_array_equal(source.read("m.weight"), expected)
+        np.testing.assert_array_equal(decoded(source, "m.weight"), expected)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*fp8*.safetensors")), ids=lambda path: path.stem)
 def test_floats_are_held_as_values(path: Path) -> None:
     with safe_open(path, "np") as file:
         source = opened(path, json.loads(file.metadata()["quantization_config"]))

@@ -18,6 +18,7 @@ from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
 from compiler.machine.formats import (
     BRICKS,
+    DOUBLED_E2M1,
     EIGHTHS,
     FRAGMENTS,
     FRAGMENTS4,
@@ -25,6 +26,7 @@ from compiler.machine.formats import (
     LANES4,
     LANES8,
     PANEL4,
+    PANEL_E2M1,
     PANELS,
     WIDENED4,
     Fragments,
@@ -42,7 +44,7 @@ def buffer(name: str, array: np.ndarray) -> Buffer:
 
 def numbers(format: Panels) -> np.ndarray:
     """Return random weights as the packing function expects them: signed with 8 bits; with fewer bits, unsigned with the format's offset
-    added."""
+    added, or the bits of floats."""
     low = -format.offset if format.bits == 8 else 0
     return RNG.integers(low, low + 2**format.bits, (N, K))
 
@@ -52,7 +54,15 @@ def test_a_panel_holds_the_weights_that_are_packed(name: str) -> None:
     format = PANELS[name]
     given = numbers(format)
     stored = given + format.offset if format.bits == 8 else given
+    if format is PANEL_E2M1:
+        stored = DOUBLED_E2M1[given] + format.offset
     np.testing.assert_array_equal(format.stored(format.packed(given, COLUMNS)), stored)
+
+
+def test_floats_of_four_bits_are_those_of_the_standard() -> None:
+    """A float has a sign, two bits of exponent with a bias of 1, and one bit of mantissa. Without exponent, it is 0 or 0.5."""
+    floats = [(m / 2 if e == 0 else (1 + m / 2) * 2.0 ** (e - 1)) * (-1) ** sign for sign in (0, 1) for e in range(4) for m in (0, 1)]
+    np.testing.assert_array_equal(DOUBLED_E2M1 / 2, floats)
 
 
 @pytest.mark.parametrize("name", PANELS)

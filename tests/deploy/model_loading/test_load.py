@@ -23,6 +23,7 @@ from compiler.cache import Cache
 from compiler.frontend.decoder import BOTH
 from compiler.frontend.reranker import QWEN3
 from compiler.frontend.weights import open_safetensors
+from compiler.machine.formats import DOUBLED_E2M1
 from compiler.machine.target import NAMED, host
 from compiler.passes import lift_weights
 from deploy.cache import Kept, Part
@@ -106,13 +107,13 @@ def unit(vectors: Any) -> Any:
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def piece(tokens: Any, start: int, end: int) -> StepBatch:
-    """Return a step that computes the tokens from `start` to `end` of one sequence. The sequence uses the first pages. The step returns the
-    logits of its last token."""
+def piece(tokens: Any, start: int, end: int, num_groups: int = 1) -> StepBatch:
+    """Return a step with the tokens from `start` to `end` of one sequence, which uses the first pages of each cache group. The step gives
+    the logits of its last token."""
     place = np.arange(start, end, dtype=np.int32)
     pages = np.arange(1, 2 + (end - 1) // PAGE_SIZE, dtype=np.int32)[None]
     count = np.array([end - start], np.int32)
-    places = (Places(place + PAGE_SIZE, pages),)
+    places = (Places(place + PAGE_SIZE, pages),) * num_groups
     return StepBatch(tokens[start:end], place, np.append(0, count).astype(np.int32), count * 0 + end, places, count - 1)
 
 
@@ -287,7 +288,8 @@ def logits_of(folder: Path, quantize: str) -> tuple[Any, int]:
     """Return the logits of a prompt, and how many bytes the model's weights take."""
     loaded, tokens = load(folder, quantize=quantize, max_batch=8, kv_dtype="f32"), np.arange(1, 20, dtype=np.int32)
     assert loaded.step_model is not None
-    return loaded.step_model.download(loaded.step_model.run(piece(tokens, 0, len(tokens)))), loaded.ready.weights_bytes
+    batch = piece(tokens, 0, len(tokens), len(loaded.step_model.limits.groups))
+    return loaded.step_model.download(loaded.step_model.run(batch)), loaded.ready.weights_bytes
 
 
 @pytest.mark.parametrize("method", ["gptq", "gptq-by-activation", "awq"])
@@ -302,6 +304,32 @@ def test_a_quantised_checkpoint_is_served_as_it_is(method: str, packed: Callable
     assert np.sqrt(np.square(held - values).mean()) < 0.1 * values.std()
     matrices = sum(prod(info.shape) for name, info in open_files(stored).weights.tensors.items() if name.endswith("proj.weight"))
     assert decoded_bytes - held_bytes > 3 * matrices  # each weight takes half a byte and part of a scale instead of 4 bytes
+
+
+def test_experts_in_mxfp4_are_served_as_they_are(folder_of: Callable[[str], Path], place: Path) -> None:
+    """Loaded as f32, MXFP4 experts give the same bits as their values. Loaded as `auto`, they stay floats of 4 bits."""
+    original, source, rng = folder_of("gpt_oss"), open_safetensors(folder_of("gpt_oss")), np.random.default_rng(0)
+    values, parts = dict[str, Any](), dict[str, Any]()
+    for name in source.tensors:
+        tensor = values[name] = parts[name] = source.read(name)
+        if name.endswith(("gate_up_proj", "down_proj")):
+            experts, inputs, outputs = tensor.shape
+            bits = rng.integers(0, 16, (experts, outputs, inputs // 32, 32)).astype(np.uint8)
+            scales = rng.integers(120, 125, (experts, outputs, inputs // 32)).astype(np.uint8)
+            del parts[name]
+            parts |= {f"{name}_blocks": bits[..., ::2] | bits[..., 1::2] << 4, f"{name}_scales": scales}
+            floats = np.ldexp(DOUBLED_E2M1[bits].astype(np.float32), scales[..., None].astype(np.int32) - 128)
+            values[name] = np.ascontiguousarray(floats.reshape(experts, outputs, inputs).swapaxes(1, 2).astype(np.float32))
+    plain, stored = (shutil.copytree(original, place / f"mxfp4-{kind}") for kind in ("values", "stored"))
+    save_file(values, plain / "model.safetensors")
+    save_file(parts, stored / "model.safetensors")
+    config = json.loads((stored / "config.json").read_text())
+    (stored / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "mxfp4"}}))
+    (wide, _), (read, decoded_bytes), (held, held_bytes) = logits_of(plain, "f32"), logits_of(stored, "f32"), logits_of(stored, "auto")
+    assert wide.tobytes() == read.tobytes()
+    assert np.sqrt(np.square(held - wide).mean()) < 0.1 * wide.std()
+    matrices = sum(prod(info.shape) for name, info in open_files(stored).weights.tensors.items() if "experts" in name)
+    assert decoded_bytes - held_bytes > 3 * matrices
 
 
 def test_a_small_cache_bounds_the_context(folder_of: Callable[[str], Path]) -> None:

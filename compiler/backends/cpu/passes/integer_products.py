@@ -10,7 +10,8 @@ A row of 16 bits is stored as two planes of bytes, or as 16-bit words on machine
 
 If each group of a weight has an offset, (q - zero) * scale or q * scale - shift, the weight is multiplied without the offsets. Then the
 product of the offsets with the sums of the rows' groups is subtracted. This second product is cheap: it has one element per group. A scale
-that is itself a dequantised integer stays an integer, and the product decodes it.
+that is itself a dequantised integer stays an integer, and the product decodes it. Floats of 4 bits count as integers of 4 bits: doubled,
+they are integers.
 
 Rows are coarse if weights have 8 bits and one scale per channel, and if the product tolerates rows of i8 (the scheme int8-fast). A coarse
 row has 8 bits and one scale per group, so it needs one plane instead of two.
@@ -36,7 +37,7 @@ from compiler.ir.loops.scalars import Format
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
-from compiler.machine.formats import FOUR, PANEL4
+from compiler.machine.formats import FOUR, PANEL4, FloatPanels
 from compiler.machine.products import ProductTiles
 from compiler.ops.elementwise import ADD, CAST, MULTIPLY, SUBTRACT
 from compiler.ops.manipulate import BROADCAST_TO, RESHAPE, SLICE
@@ -44,7 +45,7 @@ from compiler.ops.products.experts import EXPERT_INTEGER_LINEAR, EXPERT_LINEAR
 from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.products.integer_rows import QUANTIZE_ROWS, ROW_PLANES
 from compiler.ops.products.matmul import LINEAR
-from compiler.ops.products.quantize import DEQUANTIZE
+from compiler.ops.products.quantize import DEQUANTIZE, Kind
 from compiler.ops.products.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 from compiler.passes.rewrite import rewrite_module
 
@@ -76,7 +77,7 @@ class IntegerProducts:
                 return None
             if value.op is LINEAR and self._is_widened(weight):
                 return self._widened(builder, value, weight)
-            format = next((tile.format for tile in self.tiles.integers if tile.format.bits == weight.bits), None)
+            format = next((tile.format for tile in self.tiles.integers if weight.fits(tile.format)), None)
             if format is None:
                 return None
             group = _part(weight, LONGEST[format.rows])
@@ -89,7 +90,9 @@ class IntegerProducts:
     def _is_widened(self, weight: _Weight) -> bool:
         """Return whether the weight is widened to 8 bits, which makes the whole channel one sum."""
         tile = self.tiles.widened
-        if tile is None or weight.offset is not None or weight.bits != tile.format.bits or weight.length > LONGEST[tile.rows]:
+        if tile is None or weight.offset is not None or weight.are_floats or weight.length > LONGEST[tile.rows]:
+            return False
+        if weight.bits != tile.format.bits:
             return False
         return tile.widens(weight.length, weight.group)
 
@@ -144,6 +147,10 @@ class _Weight:
     is_shifted: bool
     levels: tuple[Atom, ...]  # the integers and the units of a scale that is an integer; empty if the scale is a float
     matrices: tuple[int, ...]  # extents of the leading axes, which number the matrices that rows choose from
+    are_floats: bool  # whether numbers of 4 bits are floats
+
+    def fits(self, format: Format) -> bool:
+        return format.bits == self.bits and isinstance(format, FloatPanels) == self.are_floats
 
     @property
     def is_centred(self) -> bool:
@@ -183,7 +190,9 @@ def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
     q, scale, *offset = made.args
     zero = offset[0] if offset else None
     levels = _levels(scale, values, bool(group))
-    return _Weight(q, scale, bits, group or length, length, size, dtype, zero, attrs["shifted"], levels, tuple(matrices))
+    return _Weight(
+        q, scale, bits, group or length, length, size, dtype, zero, attrs["shifted"], levels, tuple(matrices), attrs["kind"] == Kind.E2M1
+    )
 
 
 def _levels(scale: Atom, values: Mapping[Var, Value], has_groups: bool) -> tuple[Atom, ...]:

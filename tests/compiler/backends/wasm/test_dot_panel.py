@@ -31,20 +31,25 @@ process.stdout.write(new Uint8Array(memory.buffer, 49152, 4096));
 """
 
 
-@pytest.mark.parametrize(("bits", "rows"), [(4, DType.I8), (8, DType.I16)], ids=["bytes by 4 bits", "words by bytes"])
+@pytest.mark.parametrize(
+    ("bits", "rows", "floats"),
+    [(4, DType.I8, False), (8, DType.I16, False), (4, DType.I8, True)],
+    ids=["bytes by 4 bits", "words by bytes", "bytes by floats"],
+)
 @pytest.mark.parametrize("height", [1, ROWS])
 @pytest.mark.parametrize("target", WASM, ids=lambda t: t.name)
-def test_it_means_what_the_tile_means(target: Target, height: int, bits: int, rows: DType, tmp_path: Path) -> None:
-    """The compiled tile computes the same as the tile's definition in NumPy, also for the largest positive and negative numbers."""
-    (tmp_path / "m.wasm").write_bytes(link([emit_kernel("tile", tiled(bits, 4, rows, height), target)], target).object)
+def test_it_means_what_the_tile_means(target: Target, height: int, bits: int, rows: DType, floats: bool, tmp_path: Path) -> None:
+    """The compiled tile equals the tile's NumPy meaning, also for the largest numbers of both signs."""
+    kernel = emit_kernel("tile", tiled(bits, 4, rows, height, floats=floats), target)
+    (tmp_path / "m.wasm").write_bytes(link([kernel], target).object)
     chance, kind = np.random.default_rng(4), np.int8 if rows is DType.I8 else np.int16
     a = chance.integers(np.iinfo(kind).min, np.iinfo(kind).max, (height, K), kind, endpoint=True)
     a[0, : K // 2], a[-1, K // 2 :] = np.iinfo(kind).min, np.iinfo(kind).max
     b = chance.integers(0, 256, K * COLUMNS * bits // 8, np.uint8)
-    b[: b.size // 2] = 255
+    b[: b.size // 2] = 0x77 if floats else 255
     (tmp_path / "given").write_bytes(a.tobytes().ljust(4096, b"\0") + b.tobytes())
     c = np.zeros(height * COLUMNS, np.int32)
-    op_of(bits, rows, height).meaning([c, a.reshape(-1), b], [K, K])
+    op_of(bits, rows, height, floats=floats).meaning([c, a.reshape(-1), b], [K, K])
     assert run_node(RUN, tmp_path / "m.wasm", tmp_path / "given")[: c.nbytes] == c.tobytes()
 
 

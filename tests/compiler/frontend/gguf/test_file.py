@@ -75,9 +75,9 @@ def _decoded(blocks: Any, format: Any, form: Form) -> Any:
     numbers, *others = (part.astype(infos[name].dtype).reshape(infos[name].shape) for name, part in found.items())
     parts, units = others[: len(form.numbers) - 1], others[len(form.numbers) - 1 :]
     if form.per_unit:
-        levels = {"bits": 8, "group": form.per_unit, "shifted": False, "dtype": "f32"}
+        levels = {"bits": 8, "group": form.per_unit, "shifted": False, "dtype": "f32", "kind": "int"}
         parts = [INTERPRET["dequantize"](*both, **levels) for both in zip(parts, units, strict=True)]
-    attrs = {"bits": form.bits, "group": form.group, "shifted": form.offset is Offset.SHIFT, "dtype": "f32"}
+    attrs = {"bits": form.bits, "group": form.group, "shifted": form.offset is Offset.SHIFT, "dtype": "f32", "kind": form.kind}
     return INTERPRET["dequantize"](numbers, *parts, **attrs).reshape(-1)
 
 
@@ -284,7 +284,7 @@ def test_a_program_holds_the_integers_of_a_model(tmp_path: Path, kind: str, stac
     matrices = {name for name, shape in shapes.items() if len(shape) == 2 and shape[-1] % 32 == 0}
     assert matrices and model.forms.keys() == matrices and forms_of(held.tensors) == model.forms
     for name, form in model.forms.items():
-        attrs = {"bits": form.bits, "group": form.group, "shifted": form.offset is Offset.SHIFT, "dtype": "f32"}
+        attrs = {"bits": form.bits, "group": form.group, "shifted": form.offset is Offset.SHIFT, "dtype": "f32", "kind": form.kind}
         parts = [held.read(f"{name}.{part}") for part in form.parts]
         np.testing.assert_array_equal(INTERPRET["dequantize"](*parts, **attrs), model.read(name))
 

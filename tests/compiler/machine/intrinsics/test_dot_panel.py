@@ -27,7 +27,7 @@ AVX_VNNI = Target("avx-vnni", "x86_64", NAMED["x86-64-v3"].features | {"avxvnni"
 TARGETS = (NAMED["avx512-vnni-bf16"], AVX_VNNI, NAMED["aarch64-i8mm-bf16"], NAMED["aarch64-dotprod"])
 
 
-def tiled(bits: int, lanes: int, rows: DType = DType.I8, height: int = ROWS) -> PrimFunc:
+def tiled(bits: int, lanes: int, rows: DType = DType.I8, height: int = ROWS, *, floats: bool = False) -> PrimFunc:
     """Return a kernel that computes c = a * b with one tile."""
     a, b = Buffer("a", (Dim.of(height), Dim.of(K)), rows), Buffer("b", (Dim.of(K * bits // 32), Dim.of(4 * COLUMNS)), DType.U8)
     c, acc = (Buffer(n, (Dim.of(height), Dim.of(COLUMNS)), DType.I32, s) for n, s in (("c", Scope.GLOBAL), ("acc", Scope.LOCAL)))
@@ -41,13 +41,13 @@ def tiled(bits: int, lanes: int, rows: DType = DType.I8, height: int = ROWS) -> 
         return For(i, Dim.of(height), inner, LoopKind.UNROLL)
 
     places = (Load(acc, (zero, zero)), Load(a, (zero, zero)), Load(b, (zero, zero)))
-    tile = Tile(op_of(bits, rows, height), places, (Dim.of(K), Dim.of(K)))
+    tile = Tile(op_of(bits, rows, height, floats=floats), places, (Dim.of(K), Dim.of(K)))
     body = Seq((each(acc, clear=True), tile, each(c, clear=False)))
     return PrimFunc((a, b, c), 1, For(DimVar("once", upper=0), Dim.of(1), Allocate(acc, body), LoopKind.PARALLEL))
 
 
-def op_of(bits: int, rows: DType = DType.I8, height: int = ROWS) -> ProductOp:
-    return DotWords(height, COLUMNS) if rows is DType.I16 else DotPanel(height, COLUMNS, bits)
+def op_of(bits: int, rows: DType = DType.I8, height: int = ROWS, *, floats: bool = False) -> ProductOp:
+    return DotWords(height, COLUMNS) if rows is DType.I16 else DotPanel(height, COLUMNS, bits, floats)
 
 
 def panel_bits(target: Target) -> list[int]:
@@ -87,6 +87,15 @@ def test_where_bytes_saturate_four_bits_and_words_are_multiplied(name: str, regi
     assert len(re.findall(rf"vpmaddwd\s.*%{register}", code)) >= 2 * registers
 
 
+@pytest.mark.parametrize(
+    ("target", "look_up"), [(TARGETS[0], r"vpshufb\s.*%zmm"), (TARGETS[1], r"vpshufb\s.*%ymm"), (TARGETS[3], r"tbl\s+v\d+\.16b")]
+)
+def test_floats_of_four_bits_are_looked_up_in_registers(target: Target, look_up: str) -> None:
+    code = link([emit_kernel("k", tiled(4, target.lanes(4), floats=True), target)], target)
+    assert len(re.findall(look_up, code.assembly())) >= 2 * COLUMNS // target.lanes(4)
+    assert "alloca" not in code.optimised()
+
+
 TILES = [(t, bits, DType.I8) for t in (*NAMED.values(), AVX_VNNI) for bits in panel_bits(t)]
 TILES += [(t, 8, DType.I16) for t in NAMED.values() if multiplies_words(t)]
 
@@ -102,6 +111,20 @@ def test_tile_has_its_meaning(run_native: Any, target: Target, bits: int, rows: 
     run_native(tiled(bits, target.lanes(4), rows), [a, b, c], {}, target=target)
     op_of(bits, rows).meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), (K, K))
     np.testing.assert_array_equal(c, wanted)
+
+
+@pytest.mark.parametrize("height", [1, ROWS])
+@pytest.mark.parametrize("target", [t for t in (*NAMED.values(), AVX_VNNI) if 4 in panel_bits(t) and t.can_run_here], ids=lambda t: t.name)
+def test_tile_of_floats_has_its_meaning(run_native: Any, target: Target, height: int) -> None:
+    """Sums are exact even if all floats are the largest one, and all elements of a row the least one."""
+    rng = np.random.default_rng(4)
+    a, b = rng.integers(-128, 128, (height, K)).astype(np.int8), rng.integers(0, 256, (K // 8, 4 * COLUMNS)).astype(np.uint8)
+    a[0], b[:, :8] = -128, 0x77
+    c, wanted = np.zeros((height, COLUMNS), np.int32), np.zeros((height, COLUMNS), np.int32)
+    run_native(tiled(4, target.lanes(4), height=height, floats=True), [a, b, c], {}, target=target)
+    op_of(4, height=height, floats=True).meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), (K, K))
+    np.testing.assert_array_equal(c, wanted)
+    assert wanted[0, 0] == -128 * 24 * K
 
 
 @pytest.mark.parametrize("target", [t for t in NAMED.values() if 8 not in panel_bits(t) and not multiplies_words(t)])

@@ -47,6 +47,17 @@ def test_a_shift_is_subtracted_behind_the_scale(run, rng, deduced):
         deduced(DEQUANTIZE, tensor((N, 16), U8), tensor((N, 2), F32), bits=4, group=16, shifted=True)
 
 
+def test_floats_of_four_bits_are_doubled_before_the_scale(run, deduced):
+    q = np.array([[0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]], np.uint8)  # all patterns of bits, in order
+    scale, doubled = np.array([[0.5, 2.0]], np.float32), np.array([0, 1, 2, 3, 4, 6, 8, 12])
+    found = run(DEQUANTIZE, q, scale, bits=4, group=8, kind="e2m1", shapes="n 8, n 2")
+    np.testing.assert_array_equal(found, [[*doubled * 0.5, *doubled * -2.0]])
+    with pytest.raises(AnnotationError, match="attribute kind is e2m1, expected 4 bits and no offset"):
+        deduced(DEQUANTIZE, tensor((N, 16), I8), tensor((N, 1), F32), kind="e2m1")
+    with pytest.raises(AnnotationError, match="attribute kind is 'e3m0', expected one of int, e2m1"):
+        deduced(DEQUANTIZE, tensor((N, 16), U8), tensor((N, 1), F32), bits=4, kind="e3m0")
+
+
 def test_dequantizing_to_small_floats(run, rng):
     q = rng.integers(-128, 128, (3, 6)).astype(np.int8)
     scale = rng.random((3, 1)).astype(np.float32)

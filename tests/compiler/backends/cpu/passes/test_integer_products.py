@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.graph.values import Call
 from compiler.ir.text.parser import parse
 from compiler.ir.types import TensorType
-from compiler.machine.formats import PANEL4, PANEL8, PANEL8_WORDS, WIDENED4
+from compiler.machine.formats import PANEL4, PANEL8, PANEL8_WORDS, PANEL_E2M1, WIDENED4
 from compiler.machine.intrinsics.amx import AmxI8ByI8
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
 from compiler.machine.intrinsics.widen_panel import WidenPanel
@@ -108,6 +109,23 @@ def test_weights_of_four_bits_take_rows_of_eight_in_their_groups() -> None:
     calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
     assert calls["quantize_rows"] == {"bits": 8, "group": 32, "dtype": "i8"}
     assert calls["integer_linear"] == {"format": "panel4", "size": 6, "dtype": "bf16"}
+
+
+def test_floats_of_four_bits_are_multiplied_as_integers_of_four_bits() -> None:
+    program = parse("""
+        func main(x: f32[n, 64], q: u8[6, 32], s: bf16[6, 2]) -> f32[n, 6] {
+          w = dequantize(q, s, bits=4, group=32, kind="e2m1")
+          y = linear(x, w)
+          return y
+        }
+    """)
+    floats = ProductTile(DotPanel(rows=1, columns=4, bits=4, floats=True), PANEL_E2M1, depth=4)
+    for tiles in (BYTES, WIDENED):
+        module = IntegerProducts(replace(tiles, tiles=(*tiles.tiles, floats)))(program)
+        calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
+        assert calls["quantize_rows"] == {"bits": 8, "group": 32, "dtype": "i8"}
+        assert calls["integer_linear"] == {"format": "panel_e2m1", "size": 6, "dtype": "f32"}
+    assert IntegerProducts(BYTES)(program) is program, "no tile takes the floats"
 
 
 def test_weights_that_are_widened_take_a_scale_per_row_and_channel(becomes: Callable[[Pass, str, str], None]) -> None:

@@ -122,6 +122,20 @@ def test_a_row_has_the_same_bits_in_any_batch(computed: Callable[..., Any], bits
     assert error < (0.2 if bits == 4 else 0.02)
 
 
+def test_a_row_beside_floats_of_four_bits_has_the_same_bits_in_any_batch(computed: Callable[..., Any]) -> None:
+    program = f"""
+        func main(x: f32[m, {K}], q: u8[100, {K // 2}], s: bf16[100, {K // 32}]) -> object {{
+          dataflow {{ w = dequantize(q, s, bits=4, group=32, kind="e2m1") y = linear(x, w) }}
+          return y
+        }}
+    """
+    random, x = np.random.default_rng(0), f32(33, K)
+    q, scale = random.integers(0, 256, (100, K // 2)).astype(np.uint8), np.ldexp(1.0, random.integers(-8, 3, (100, K // 32)))
+    whole = computed(program, x, q, scale.astype(DType.BF16.numpy))
+    for rows in (slice(0, 1), slice(3, 18), slice(5, 22)):
+        np.testing.assert_array_equal(computed(program, x[rows].copy(), q, scale.astype(DType.BF16.numpy)), whole[:, rows])
+
+
 @pytest.mark.parametrize(("bits", "group", "more"), [(8, 0, ""), (8, 0, COARSE), (4, 32, "")])
 @pytest.mark.parametrize("n", [1, pytest.param(31, marks=pytest.mark.slow), 33, pytest.param(4003, marks=pytest.mark.slow)])
 def test_columns_that_fill_no_panel(computed: Callable[..., Any], bits: int, group: int, more: str, n: int) -> None:
