@@ -3,7 +3,7 @@
 The limit time is the larger of bytes / bandwidth and operations / peak. Bytes are the weights that a step reads and the keys and values to
 which it attends. Operations are two per weight and token, and four per key, head and element. In a mixture, only the weights of the chosen
 experts count, as many as independent choices give on average. A hybrid also reads and writes a state per sequence, with eight operations
-per token and element of the state.
+per token and element of the state. The head multiplies one token per sequence.
 """
 
 from __future__ import annotations
@@ -130,13 +130,17 @@ class Model:
 
     @property
     def product_elements(self) -> int:
-        """Return the number of weights with which each token is multiplied."""
+        """Return the number of weights with which each token is multiplied, without the head."""
         c = self.config
         attention = c.hidden_size * ((2 if c.recurrence is None else 3) * c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         delta = 0 if (r := c.recurrence) is None else c.hidden_size * (r.channels + 2 * r.values + 2 * r.num_heads)
         feed = 3 * c.intermediate_size if c.mixture is None else 3 * c.mixture.size * c.mixture.num_chosen + c.mixture.num_experts
         mixing = len(c.stateful) * delta + (c.num_layers - len(c.stateful)) * attention
-        return mixing + c.num_layers * c.hidden_size * feed + c.hidden_size * c.vocab_size
+        return mixing + c.num_layers * c.hidden_size * feed
+
+    @property
+    def head_elements(self) -> int:
+        return self.config.hidden_size * self.config.vocab_size
 
     def step(self, tokens: int, sequences: int, context: int) -> Any:
         """Return the arguments of a step with `tokens` new tokens, split among the sequences. After the step, each sequence has `context`
@@ -178,7 +182,8 @@ class Model:
 
     def work(self, case: Case) -> Work:
         c = self.config
-        num_bytes, operations = self.product_bytes(case.tokens), 2.0 * self.product_elements * case.tokens
+        num_bytes = self.product_bytes(case.tokens)
+        operations = 2.0 * (self.product_elements * case.tokens + self.head_elements * case.sequences)
         for group in self.groups:
             if group.keeps_states:
                 r = c.recurrence

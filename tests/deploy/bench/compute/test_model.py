@@ -149,7 +149,7 @@ def test_a_step_reads_the_experts_that_it_chooses(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(synthetic.MIXTURES, "few", Mixture(num_experts=4, num_chosen=1, size=32))
     made = model.Model(synthetic_config("few"), "bf16", 1)
     assert made.product_bytes(1) == 2 * (64 * 128 + 64 * 64 + 64 * VOCAB + 3 * 64 * 32) + router_bytes(made)
-    assert made.product_elements == 64 * 192 + 3 * 64 * 32 + 64 * 4 + 64 * VOCAB
+    assert made.product_elements == 64 * 192 + 3 * 64 * 32 + 64 * 4 and made.head_elements == 64 * VOCAB
     assert made.run(made.step(4, 4, 8)).shape == (4, VOCAB)
     made.session.close()
 
@@ -163,7 +163,7 @@ def test_layers_with_a_window_read_no_more_than_it_holds(monkeypatch: pytest.Mon
     of_a_token = 2 * 2 * 2 * 16  # bytes of keys and values per token: two heads in bf16
     read = [made.work(model.Case(3, 3, context)).num_bytes for context in (128, 4096)]
     assert read[1] - read[0] == 3 * (4096 - 128) * of_a_token
-    seen = made.work(model.Case(512, 1, 512)).operations - 2.0 * made.product_elements * 512
+    seen = made.work(model.Case(512, 1, 512)).operations - 2.0 * (made.product_elements * 512 + made.head_elements)
     assert seen == 4 * 4 * 16 * (512 * 512 / 2 + 128 * (512 - 64))
     assert made.run(made.step(4, 4, 200)).shape == (4, VOCAB)
     attention = [w for name, w in kernels.work_of(made, made.step(6, 3, 200)).items() if "attention" in name]
@@ -181,7 +181,7 @@ def test_a_hybrid_reads_and_writes_its_states(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(synthetic, "ATTENTION_EVERY", 2)
     monkeypatch.setattr(model, "LONG", 8192)
     made = model.Model(synthetic_config("few"), "bf16", 1)
-    assert made.product_elements == 64 * (16 * 16) + 64 * (96 + 128 + 8) + 2 * 3 * 64 * 32 + 64 * VOCAB
+    assert made.product_elements == 64 * (16 * 16) + 64 * (96 + 128 + 8) + 2 * 3 * 64 * 32
     read = [made.work(model.Case(3, 3, context)).num_bytes for context in (128, 4096)]
     assert read[1] - read[0] == 3 * (4096 - 128) * 2 * 2 * 2 * 16
     state_bytes = 4 * (3 * 96 + 64 * 8)
