@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
@@ -47,6 +48,7 @@ from server.settings import SettingsError
 PREFILLS = (128, 512, 2048)
 BATCHES = (1, 4, 8, 16, 32)
 CONTEXTS = (128, 4096)
+TURNS = 60  # steps of each kind whose times are compared
 LONG = 32768  # a hybrid also decodes one token after a context of this length
 # Largest permitted difference of a peer's logits from ours, relative to the norm of ours. If both round random 4-bit weights in their own
 # way, the logits differ by 0.8 after 24 layers; with unrelated weights they differ by 1.4.
@@ -228,6 +230,21 @@ def measure(steps: Steps, works: Mapping[Case, Work], gauge: Gauge) -> list[Row]
     return rows
 
 
+def lengthening(model: Model) -> float | None:
+    """Return the time of decoding one token after the longest context over the time after the shortest, of steps that run in turn. Return
+    None for models whose state grows with the context."""
+    if model.config.recurrence is None:
+        return None
+    runs = [model.prepared(1, 1, context) for context in (CONTEXTS[0], LONG)]
+    return float(np.median([long / short for short, long in (tuple(map(seconds_of, runs)) for _ in range(TURNS))]))
+
+
+def seconds_of(run: Run) -> float:
+    begun = time.perf_counter()
+    run()
+    return time.perf_counter() - begun
+
+
 def measure_peer(name: str, subject: Subject, works: Mapping[Case, Work], gauge: Gauge, logits: NDArray[Any]) -> Compared:
     """Measure a peer. Shares are relative to the limit times computed from our own bytes and operations. `logits` are ours for the first
     case; raise SettingsError if the peer's logits differ too much."""
@@ -299,7 +316,7 @@ def main(argv: list[str] | None = None) -> None:
     gauge = gauge_of(options, options.device)
     model = model_of(options, options.device)
     works = model.works
-    rows, limits = measure(model.prepared, works, gauge), gauge.limits
+    rows, limits, longer = measure(model.prepared, works, gauge), gauge.limits, lengthening(model)
     logits = np.array(model.session.download(model.prepared(*next(iter(works)))()))
     subject = Subject(model.config, RandomWeights(shapes_of(model.config)), options.quantize, model.session.num_threads)
     model.session.close()
@@ -307,10 +324,13 @@ def main(argv: list[str] | None = None) -> None:
     peers = {name: measure_peer(name, subject, works, gauge, logits) for name in options.peer}
     if options.json:
         compared = {name: asdict(peer) for name, peer in peers.items()}
-        print(json.dumps({"limits": asdict(limits), "rows": [asdict(r) for r in rows], "peers": compared}, indent=1))
+        found = {"limits": asdict(limits), "rows": [asdict(r) for r in rows], "peers": compared}
+        print(json.dumps(found if longer is None else {**found, "lengthening": longer}, indent=1))
         return
     title = f"{options.synthetic} {options.quantize}: {limits.bytes_per_s / 1e9:.1f} GB/s, {limits.flops / 1e9:.0f} GFLOP/s"
     Console().print(table_of(title, rows, peers))
+    if longer is not None:
+        print(f"decoding after {LONG} tokens takes {longer:.2f} times as long as after {CONTEXTS[0]}")
 
 
 def table_of(title: str, rows: list[Row], peers: Mapping[str, Compared]) -> Table:

@@ -80,7 +80,8 @@ def _title(record: Record) -> str:
 def _of_model(found: Any) -> Iterator[Table]:
     """Yield the only table of `relaxserve bench model`."""
     peers = [f"{peer_title(name)} {version}" for name, peer in found["peers"].items() if (version := peer.get("version"))]
-    yield Table("", "; ".join((_conditions(found["limits"]), *peers)), _beside_peers(found["rows"], found["peers"]))
+    longer = [f"decoding after the longest context takes {ratio:.2f} times as long" for ratio in (found.get("lengthening"),) if ratio]
+    yield Table("", "; ".join((_conditions(found["limits"]), *longer, *peers)), _beside_peers(found["rows"], found["peers"]))
 
 
 def _conditions(limits: Row) -> str:

@@ -189,6 +189,8 @@ def test_a_hybrid_reads_and_writes_its_states(monkeypatch: pytest.MonkeyPatch) -
     assert model.Case(1, 1, 8192) in made.works and model.Case(4, 4, 8192) not in made.works
     for case in ((4, 4, 200), (64, 1, 64), (1, 1, 8192)):
         assert np.isfinite(made.session.download(made.run(made.step(*case)))).all()
+    monkeypatch.setattr(model, "TURNS", 1)
+    assert (model.lengthening(made) or 0) > 0
     made.session.close()
 
 
