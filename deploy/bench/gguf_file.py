@@ -19,7 +19,9 @@ from compiler.frontend.weights import WeightSource
 
 U32, I32, F32 = 4, 5, 6  # type codes of values in the metadata
 NORMAL = 1  # type of a token that is plain text
-PRODUCT_FORMATS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0"}  # GGUF's name of each weight format
+Q4_K_M = "Q4_K_M"  # a mixture of Q4_K and Q6_K
+# by the project's name of how weights are held, or the name of a mixture
+PRODUCT_FORMATS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0", Q4_K_M.lower(): Q4_K_M}
 CODES = {format.name: code for code, format in FORMATS.items()}
 
 Array = NDArray[Any]
@@ -40,9 +42,9 @@ class _Entry:
 
 
 def write_gguf(path: Path, config: ModelConfig, weights: WeightSource, products: str) -> None:
-    """Write the file. `products` is the format of product weights (BF16, Q8_0 or Q4_0). The head has at least 8 bits, as in our own
-    programs."""
-    entries = [_entry(name, info.shape, products) for name, info in weights.tensors.items()]
+    """Write the file. `products` is the format of product weights: BF16, Q8_0, Q4_0 or Q4_K_M. Next to Q4_0 the head has 8 bits, as in our
+    own programs."""
+    entries = [_entry(name, info.shape, products, config.num_layers) for name, info in weights.tensors.items()]
     metadata = _metadata(config)
     with path.open("wb") as file:
         file.write(MAGIC + struct.pack("<IQQ", 3, len(entries), len(metadata)))
@@ -89,11 +91,13 @@ def _metadata(c: ModelConfig) -> dict[str, tuple[int, Any]]:
     }
 
 
-def _entry(source: str, shape: tuple[int, ...], products: str) -> _Entry:
+def _entry(source: str, shape: tuple[int, ...], products: str, num_layers: int) -> _Entry:
     stem, _, kind = source.rpartition(".")
     name = f"{_own_stem(stem)}.{kind}"
     if len(shape) == 1:
         held = "F32"
+    elif products == Q4_K_M:
+        held = "Q6_K" if _has_more_bits(name, num_layers) else "Q4_K"
     elif name.startswith("token_embd"):
         held = "BF16"
     elif name.startswith("output") and products == "Q4_0":
@@ -101,6 +105,17 @@ def _entry(source: str, shape: tuple[int, ...], products: str) -> _Entry:
     else:
         held = products
     return _Entry(name, source, FORMATS[CODES[held]], shape)
+
+
+def _has_more_bits(name: str, num_layers: int) -> bool:
+    """Return whether llama-quantize gives a tensor Q6_K in Q4_K_M: the head, and values and outputs of MLPs in the first and the last
+    eighth of the layers and in every third layer between."""
+    if name.startswith("output"):
+        return True
+    if ".attn_v." not in name and ".ffn_down." not in name:
+        return False
+    layer, eighth = int(name.split(".")[1]), num_layers // 8
+    return layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
 
 
 def _own_stem(stem: str) -> str:
@@ -132,7 +147,7 @@ def _encoded(tensor: Array, format: Format) -> Array:
     if format.dtype is not None:
         return np.ascontiguousarray(tensor.astype(format.dtype)).reshape(-1).view(np.uint8)
     blocks = tensor.astype(np.float32).reshape(-1, format.block_values)
-    return {"Q8_0": _q8_0, "Q4_0": _q4_0}[format.name](blocks)
+    return {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k, "Q6_K": _q6_k}[format.name](blocks)
 
 
 def _q8_0(blocks: Array) -> Array:
@@ -153,6 +168,41 @@ def q4_0(blocks: Array) -> tuple[Array, Array]:
     scales = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=1)[:, None], axis=1) / -8
     quants = np.minimum(blocks * _inverse(scales) + 8.5, 15).astype(np.uint8)
     return scales.astype("<f2"), quants
+
+
+def _q4_k(blocks: Array) -> Array:
+    """Encode eight groups of 32, each with a scale and a minimum of six bits in units of an f16 per block."""
+    groups = blocks.reshape(-1, 8, 32)
+    least, most = np.minimum(groups.min(2), 0), groups.max(2)
+    (unit, scales), (least_unit, minima) = (_in_units(x, 63) for x in ((most - least) / 15, -least))
+    step, low = unit * scales, least_unit * minima
+    quants = np.clip(np.rint((groups + low[..., None]) * _inverse(step)[..., None]), 0, 15).astype(np.uint8)
+    packed = np.concatenate(
+        (scales[:, :4] | scales[:, 4:] >> 4 << 6, minima[:, :4] | minima[:, 4:] >> 4 << 6, scales[:, 4:] & 15 | (minima[:, 4:] & 15) << 4),
+        1,
+    )
+    halves = quants.reshape(-1, 4, 2, 32)
+    return np.concatenate((_f16(unit), _f16(least_unit), packed, (halves[:, :, 0] | halves[:, :, 1] << 4).reshape(-1, 128)), axis=1)
+
+
+def _q6_k(blocks: Array) -> Array:
+    """Encode sixteen groups of 16, each with a scale of eight bits in units of an f16 per block."""
+    groups = blocks.reshape(-1, 16, 16)
+    unit, scales = _in_units(np.abs(groups).max(2) / 31, 127)
+    quants = np.clip(np.rint(groups * _inverse(unit * scales)[..., None]) + 32, 0, 63).astype(np.uint8).reshape(-1, 2, 4, 32)
+    low = (quants[:, :, :2] & 15 | (quants[:, :, 2:] & 15) << 4).reshape(-1, 128)
+    high = np.bitwise_or.reduce([quants[:, :, part] >> 4 << 2 * part for part in range(4)]).reshape(-1, 64)
+    return np.concatenate((low, high, scales, _f16(unit)), axis=1)
+
+
+def _in_units(numbers: Array, most: int) -> tuple[Array, Array]:
+    """Return a unit per block, with 16 bits, and the numbers in this unit as integers from 0 to `most`."""
+    unit = (numbers.max(1, keepdims=True) / most).astype("<f2").astype(np.float32)
+    return unit, np.clip(np.rint(numbers * _inverse(unit)), 0, most).astype(np.uint8)
+
+
+def _f16(numbers: Array) -> Array:
+    return numbers.astype("<f2").view(np.uint8)
 
 
 def _inverse(scales: Array) -> Array:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,13 +28,18 @@ from compiler.driver import Options, compile_module
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
-from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.gguf.model import GgufModel
+from compiler.frontend.layers.nn import AS_STORED, WeightFormat
+from compiler.frontend.quantized.held import HeldWeights, forms_of
+from compiler.frontend.weights import WeightSource
 from compiler.ir.dtypes import DType
 from compiler.machine.target import NAMED, Target, get, host, of_gpu
+from deploy.bench.gguf_file import Q4_K_M, write_gguf
 from deploy.bench.limits import CardGauge, Gauge
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check, version_of
-from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, dtypes_of, shapes_of, synthetic_config
+from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, shapes_of, synthetic_config
 from deploy.model_loading.costs import tables_of
+from deploy.model_loading.files import dtypes_of
 from runtime.cache_groups import KV_DTYPES, PAGE_SIZE, CacheGroup
 from runtime.device.base import Device
 from runtime.device.cpu.system_memory import system_memory
@@ -94,7 +101,8 @@ class Compared:
 
 
 class Model:
-    """A synthetic model, compiled and bound, whose cache pages are filled."""
+    """A synthetic model, compiled and bound, whose cache pages are filled. Its weights are those of a GGUF file if `quantize` is the name
+    of a mixture of GGUF formats."""
 
     def __init__(
         self,
@@ -106,14 +114,31 @@ class Model:
         target: Target | None = None,
         device: str = CPU,
     ) -> None:
+        if quantize != Q4_K_M.lower():
+            self._build(config, RandomWeights(shapes_of(config)), WeightFormat.parse(quantize), threads, kv_dtype, target, device)
+            return
+        with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder:
+            write_gguf(path := Path(folder) / "model.gguf", config, RandomWeights(shapes_of(config)), Q4_K_M)
+            self._build(config, HeldWeights(GgufModel(path)), AS_STORED, threads, kv_dtype, target, device)
+
+    def _build(
+        self,
+        config: ModelConfig,
+        source: WeightSource,
+        format: WeightFormat,
+        threads: int | None,
+        kv_dtype: DType,
+        target: Target | None,
+        device: str,
+    ) -> None:
         self.config = config
         self.contexts = CONTEXTS if config.recurrence is None else (*CONTEXTS, LONG)
         bounds = StepBounds(max(PREFILLS), max(BATCHES), max(self.contexts) + PAGE_SIZE)
-        self.module = build_step(config, dtypes_of(config), bounds, kv_dtype, WeightFormat.parse(quantize))
+        self.module = build_step(config, dtypes_of(source), bounds, kv_dtype, format, forms=forms_of(source.tensors))
         self.options = Options(target or host())
         self.executable = compile_module(self.module, self.options)
         self.session = Session(self.executable, device_threads=threads, pinned=True, device_number=number_of(device))
-        self.weights = bind_weights(self.session, self.executable, ENTRY, RandomWeights(shapes_of(config)))
+        self.weights = bind_weights(self.session, self.executable, ENTRY, source)
         self.groups = groups_of(config, kv_dtype, bounds.max_context)
         pages = 1 + max(BATCHES) * (max(CONTEXTS) // PAGE_SIZE + 1)
         self.pages = min(pages, 1 + (4 << 30) // sum(group.bytes_per_page for group in self.groups if not group.keeps_states))
@@ -262,7 +287,7 @@ def model_options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, help="in the place of the shape's own")
     parser.add_argument("--kv-heads", type=int, help="in the place of the shape's own: a divisor of its heads")
     parser.add_argument("--layers", type=int, help="in the place of the shape's own; of a mixture, otherwise as many as memory holds")
-    parser.add_argument("--quantize", default="bf16", help="how weights are held")
+    parser.add_argument("--quantize", default="bf16", help=f"how weights are held; {Q4_K_M.lower()}: as in such a GGUF file")
     parser.add_argument("--kv-dtype", default="bf16", choices=KV_DTYPES, help="type of the pages of keys and values")
     parser.add_argument("--target", default="host", help=f"instructions to use: host, {', '.join(NAMED)}")
     parser.add_argument("--threads", type=int)
@@ -301,7 +326,8 @@ def target_of(options: argparse.Namespace, device: str) -> Target:
 
 def gauge_of(options: argparse.Namespace, device: str) -> Gauge:
     target = target_of(options, device)
-    return Gauge(options.quantize, options.threads, target) if device == CPU else CardGauge(target, number_of(device))
+    held = "int4" if options.quantize == Q4_K_M.lower() else options.quantize
+    return Gauge(held, options.threads, target) if device == CPU else CardGauge(target, number_of(device))
 
 
 def main(argv: list[str] | None = None) -> None:
