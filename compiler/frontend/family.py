@@ -11,6 +11,7 @@ from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, Step
 from compiler.frontend.layers.encoder import EncoderLayer, Head, Stem, embedded
 from compiler.frontend.mixture import ExpertNames
+from compiler.frontend.weights import Tensor
 from compiler.ir.graph.atoms import Var
 
 Read = Callable[[Fields], ModelConfig]  # reads a config.json
@@ -19,6 +20,10 @@ Complete = Callable[[dict[str, Any], Mapping[str, Any], Container[str]], None]
 
 def _complete_nothing(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
     return
+
+
+def _as_it_is(config: ModelConfig) -> ModelConfig:
+    return config
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +35,18 @@ class Gguf:
     # `layer_names` maps names in GGUF files to names in safetensors files, both within a layer. A name without `weight` or `bias` stands
     # for both tensors.
     layer_names: Mapping[str, str] = field(default_factory=dict[str, str])
+    names: Mapping[str, str] = field(default_factory=dict[str, str])  # the same outside layers, of names without `weight` or `bias`
     # `biases` maps a flag of config.json to the name in GGUF files of a projection that has a bias if the flag is true.
     biases: Mapping[str, str] = field(default_factory=dict[str, str])
     mark: str | None = None  # a metadata key that only files of this family have, if several families name the same architecture
     pairs_interleaved: bool = False  # true if converters interleaved the rows of query and key projections
     halves_mark: str | None = None  # a metadata key: if present, converters moved the rows of each pair into separate halves
     norm_offset: float = 0.0  # converters added this to the weights of norms
+    # `restored` maps names in safetensors files, within a layer, to functions that undo a change by converters.
+    restored: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict[str, Callable[[Tensor], Tensor]])
     # `complete(config, metadata, tensor names)` adds the fields that no single metadata entry states.
     complete: Complete = _complete_nothing
+    adapt: Callable[[ModelConfig], ModelConfig] = _as_it_is  # adapts the configuration to how converters arrange tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ class Recurrence:
     convolution_bias: bool = False
     input_bias: bool = False
     output_bias: bool = False
+    tiled: bool = False  # value head i reads key head i % num_keys; otherwise adjacent value heads read the same key head
     # The fields below concern Mamba-2.
     has_norm: bool = True
     gated_behind_norm: bool = False  # the gate is applied after the norm instead of before

@@ -4,11 +4,15 @@ not read."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from compiler.frontend.config import Heads, LayerInputs, ModelConfig, read_decoder, read_softcap, read_windows, text_fields
-from compiler.frontend.families.gemma2 import NORMS
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.families.gemma2 import GGUF_LAYER_NAMES, NORMS
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import QKV, Layer, Step, activated, append, attend_kept, gated_mlp, head_norm, norm, rotate
 from compiler.frontend.layers.mixture import experts
@@ -164,4 +168,64 @@ def layer_inputs(step: Step, x: Var) -> Var | None:
     return net.scale(net.add(normed, net.reshape(net.scale(found, size**0.5), step.t, c.num_layers, size)), 0.5**0.5)
 
 
-FAMILY = DecoderFamily(("gemma4", "gemma4_text", UNIFIED, f"{UNIFIED}_text"), read, layer, layer_inputs=layer_inputs, experts=NAMES)
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """Add what files state per layer or by their tensors. Divisors of frequencies that are huge mark the pairs that do not rotate."""
+    config["model_type"] = "gemma4_text"
+    has_window = [kind == "sliding_attention" for kind in config.get("layer_types", [])]
+    config["global_head_dim"], config["head_dim"] = config.get("head_dim"), metadata.get("attention.key_length_swa")
+    if isinstance(heads := config.get("num_key_value_heads"), np.ndarray) and len(heads) == len(has_window):
+        for kind, field in ((True, "num_key_value_heads"), (False, "num_global_key_value_heads")):
+            if kind in has_window:
+                config[field] = int(heads[has_window.index(kind)])
+    if isinstance(sizes := config.get("intermediate_size"), np.ndarray) and len(sizes):
+        config["intermediate_size"] = int(sizes[0])
+        config["use_double_wide_mlp"] = bool(sizes[-1] == 2 * sizes[0])
+    if False in has_window:
+        config["attention_k_eq_v"] = f"blk.{has_window.index(False)}.attn_v.weight" not in tensors
+    divisors = (config.pop("rope_scaling") or {}).get("short_factor", [])
+    share = {"partial_rotary_factor": sum(divisor < UNROTATED for divisor in divisors) / len(divisors)} if divisors else {}
+    del config["partial_rotary_factor"]
+    config["rope_parameters"] = {
+        "sliding_attention": {**ROPES["sliding_attention"], "rope_theta": metadata.get("rope.freq_base_swa", 10_000.0)},
+        "full_attention": {**ROPES["full_attention"], **share, "rope_theta": config.pop("rope_theta", 1e6)},
+    }
+    config["enable_moe_block"] = "blk.0.ffn_gate_inp.weight" in tensors
+    config["vocab_size_per_layer_input"] = config.get("vocab_size")
+
+
+UNROTATED = 1e29
+GGUF = Gguf(
+    "gemma4",
+    {
+        "attention.sliding_window": "sliding_window",
+        "attention.shared_kv_layers": "num_kv_shared_layers",
+        "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+        "expert_used_count": "top_k_experts",
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    {
+        **GGUF_LAYER_NAMES,
+        "pre_ffw_norm_2": f"{NORMS[2]}_2",
+        "post_ffw_norm_1": f"{NORMS[3]}_1",
+        "post_ffw_norm_2": f"{NORMS[3]}_2",
+        "layer_output_scale.weight": "layer_scalar",
+        "inp_gate": "per_layer_input_gate",
+        "proj": "per_layer_projection",
+        "post_norm": "post_per_layer_input_norm",
+        "ffn_gate_inp": "router.proj",
+        "ffn_gate_inp.scale": "router.scale",
+        "ffn_down_exps.scale": "router.per_expert_scale",
+        "ffn_gate_exps": "experts.gate_proj",
+        "ffn_up_exps": "experts.up_proj",
+        "ffn_down_exps": "experts.down_proj",
+    },
+    {
+        "per_layer_token_embd": "model.embed_tokens_per_layer",
+        "per_layer_model_proj": "model.per_layer_model_projection",
+        "per_layer_proj_norm": "model.per_layer_projection_norm",
+    },
+    complete=complete,
+)
+FAMILY = DecoderFamily(
+    ("gemma4", "gemma4_text", UNIFIED, f"{UNIFIED}_text"), read, layer, layer_inputs=layer_inputs, experts=NAMES, gguf=GGUF
+)

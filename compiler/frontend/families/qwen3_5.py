@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
 from compiler.frontend.config import ModelConfig, text_fields
 from compiler.frontend.families.qwen3_next import mixed_layer, read_hybrid
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, gated_mlp
 from compiler.frontend.layers.delta import gated_delta
@@ -35,4 +41,42 @@ def delta(at: Layer, h: Var) -> Var:
     return gated_delta(at, net.slice(wide, 1, 0, r.channels), net.slice(wide, 1, r.channels, r.channels + r.values), b, a)
 
 
-FAMILY = DecoderFamily(("qwen3_5", "qwen3_5_text"), read, layer)
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    inner, heads = metadata.get("ssm.inner_size"), config.get("linear_num_value_heads")
+    if type(inner) is int and type(heads) is int and heads > 0:
+        config["linear_value_head_dim"] = inner // heads
+
+
+def adapt(config: ModelConfig) -> ModelConfig:
+    """Converters reorder value heads: heads that read the same key head are apart."""
+    assert config.recurrence is not None, config
+    return replace(config, recurrence=replace(config.recurrence, tiled=True))
+
+
+GGUF = Gguf(
+    "qwen35",
+    {
+        "full_attention_interval": "full_attention_interval",
+        "ssm.conv_kernel": "linear_conv_kernel_dim",
+        "ssm.state_size": "linear_key_head_dim",
+        "ssm.group_count": "linear_num_key_heads",
+        "ssm.time_step_rank": "linear_num_value_heads",
+    },
+    {
+        "post_attention_norm": "post_attention_layernorm",
+        "attn_qkv": "linear_attn.in_proj_qkv",
+        "attn_gate": "linear_attn.in_proj_z",
+        "ssm_a": "linear_attn.A_log",
+        "ssm_alpha": "linear_attn.in_proj_a",
+        "ssm_beta": "linear_attn.in_proj_b",
+        "ssm_conv1d": "linear_attn.conv1d",
+        "ssm_dt.bias": "linear_attn.dt_bias",
+        "ssm_norm": "linear_attn.norm",
+        "ssm_out": "linear_attn.out_proj",
+    },
+    norm_offset=1.0,
+    restored={"linear_attn.A_log": lambda rates: np.log(-rates), "linear_attn.conv1d.weight": lambda taps: taps[:, None]},
+    complete=complete,
+    adapt=adapt,
+)
+FAMILY = DecoderFamily(("qwen3_5", "qwen3_5_text"), read, layer, gguf=GGUF)

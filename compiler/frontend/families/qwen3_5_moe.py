@@ -37,4 +37,17 @@ def layer(at: Layer, x: Var) -> Var:
     return mixed_layer(at, x, qwen3_5.delta, mixture(NAMES))
 
 
-FAMILY = DecoderFamily(("qwen3_5_moe", "qwen3_5_moe_text"), read, layer, experts=NAMES)
+GGUF = replace(
+    qwen3_5.GGUF,
+    architecture="qwen35moe",
+    fields={**qwen3_5.GGUF.fields, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+    layer_names={
+        **qwen3_5.GGUF.layer_names,
+        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+        "ffn_up_shexp": "mlp.shared_expert.up_proj",
+        "ffn_down_shexp": "mlp.shared_expert.down_proj",
+    },
+    restored={**qwen3_5.GGUF.restored, "mlp.shared_expert_gate.weight": lambda gate: gate.reshape(1, -1)},
+)
+FAMILY = DecoderFamily(("qwen3_5_moe", "qwen3_5_moe_text"), read, layer, experts=NAMES, gguf=GGUF)

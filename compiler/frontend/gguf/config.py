@@ -41,6 +41,7 @@ YARN_FIELDS = {
 # Tensors that belong to the configuration: divisors of the frequency of each rotated pair. Llama 3 has one list, Phi-3 one per range of
 # contexts.
 ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
+AHEAD = "nextn_predict_layers"  # number of the last layers that predict further tokens; they are not read
 MAX_ROPE_FACTOR_BYTES = 1 << 16
 STACKED = {"attn_q": "attn_qkv"}  # name of a projection -> name of the stacked projection in which some files store it
 
@@ -51,6 +52,8 @@ def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
     fields = {**FIELDS, **gguf.fields}
     config: dict[str, Any] = {fields[key]: value for key, value in metadata.items() if key in fields}
     config["model_type"] = model_type
+    if type(config.get("num_hidden_layers")) is int and type(ahead := metadata.get(AHEAD, 0)) is int:
+        config["num_hidden_layers"] -= ahead
     if "vocab_size" not in config and (embeddings := file.tensors.get("token_embd.weight")) is not None and embeddings.shape:
         config["vocab_size"] = embeddings.shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors

@@ -2,21 +2,22 @@
 the layout of safetensors files. The rest of the compiler cannot distinguish the two kinds of files.
 
 Changes that converters made to the tensors are undone: rows of Llama's query and key projections were reordered so that rotated pairs are
-adjacent, 1 was added to the norm weights of Gemma, and some files stack queries, keys and values.
+adjacent, 1 was added to the norm weights of Gemma, and some files stack queries, keys and values, or gate and up projections of experts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import translate
 from pathlib import Path
 
 import numpy as np
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import DamagedFile, UnknownModel
-from compiler.frontend.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, read_config
+from compiler.frontend.gguf.config import AHEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, read_config
 from compiler.frontend.gguf.dequantize import form_of
 from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.quantized.held import Form, is_held
@@ -42,7 +43,8 @@ COMMON_LAYER_NAMES = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
-STACKED = "attn_qkv"
+STACKED, GATE_UP = "attn_qkv", "ffn_gate_up_exps"
+UNSHIFTED = ".ssm_norm."  # norms to whose weights converters add nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,16 @@ class GgufModel:
         count = self.file.metadata.get(f"{self._gguf.architecture}.expert_count", 0)
         if count and decoder_family(model_type).experts is None:
             raise UnknownModel(f"{self.file.path.name} is a {self._gguf.architecture} with {count} experts, which is not known")
-        self.config: ModelConfig = parse_config(read_config(self.file, self._gguf, model_type))
+        self.config: ModelConfig = self._gguf.adapt(parse_config(read_config(self.file, self._gguf, model_type)))
         self._has_halves = f"{self._gguf.architecture}.{self._gguf.halves_mark}" in self.file.metadata
-        self._names = {**NAMES, "output_norm": f"model.{decoder_family(model_type).last_norm}"}
+        self._names = {**NAMES, "output_norm": f"model.{decoder_family(model_type).last_norm}", **self._gguf.names}
         self._layer_names = {**COMMON_LAYER_NAMES, **self._gguf.layer_names}
         self._parts: dict[str, Part] = {}
+        unused = re.compile("|".join(map(translate, self.config.unused)) or r"(?!)")
         for part in self._read_parts():
-            other = self._parts.setdefault(self._hub_name(part.name), part)
+            if unused.match(name := self._hub_name(part.name)):
+                continue
+            other = self._parts.setdefault(name, part)
             if other is not part:
                 raise DamagedFile(f"{self.file.path.name} has both {other.stored_as} and {part.stored_as}, expected one of them")
         self.tensors: Mapping[str, TensorInfo] = {hub: self._info(part) for hub, part in self._parts.items()}
@@ -83,7 +88,10 @@ class GgufModel:
     def read(self, name: str) -> Tensor:
         part = self._parts[name]
         tensor = self._rows_of(self.file.read(part.stored_as), part)
-        return tensor.astype(FLOAT32) - np.float32(self._gguf.norm_offset) if self._is_shifted_norm(part) else tensor
+        if self._is_shifted_norm(part):
+            return tensor.astype(FLOAT32) - np.float32(self._gguf.norm_offset)
+        restore = self._restore(part)
+        return tensor if restore is None else restore(tensor)
 
     def parts(self, name: str) -> Mapping[str, Tensor]:
         part = self._parts[name]
@@ -92,7 +100,7 @@ class GgufModel:
     def _rows_of(self, tensor: Tensor, part: Part) -> Tensor:
         """Return the rows of a stored tensor that belong to a part, in the order of safetensors files."""
         if part.rows is not None:
-            tensor = tensor[part.rows]
+            tensor = tensor[part.rows] if tensor.ndim == 1 else tensor[..., part.rows, :]
         if self._is_rotated(part):
             num_heads = self.config.num_heads if ".attn_q." in part.name else self.config.num_kv_heads
             if self._gguf.pairs_interleaved:
@@ -111,6 +119,14 @@ class GgufModel:
         for own, tensor in self.file.tensors.items():
             if own in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
                 continue  # these tensors are part of the configuration
+            if (number := re.match(r"blk\.(\d+)\.", own, re.ASCII)) is not None and int(number[1]) in self._ahead:
+                continue
+            layer, _, kind = own.partition(f".{GATE_UP}.")
+            if kind and len(tensor.shape) == 3:
+                half = tensor.shape[1] // 2
+                yield Part(f"{layer}.ffn_gate_exps.{kind}", own, slice(half))
+                yield Part(f"{layer}.ffn_up_exps.{kind}", own, slice(half, 2 * half))
+                continue
             layer, _, kind = own.partition(f".{STACKED}.")
             if not kind or STACKED in self._layer_names:
                 yield Part(own, own)
@@ -121,32 +137,47 @@ class GgufModel:
             for name, start, stop in (("attn_q", 0, q), ("attn_k", q, q + k), ("attn_v", q + k, q + 2 * k)):
                 yield Part(f"{layer}.{name}.{kind}", own, slice(start, stop))
 
+    @property
+    def _ahead(self) -> range:
+        """The layers that predict further tokens."""
+        first = self.config.num_layers
+        return range(first, first + int(self.file.metadata.get(f"{self._gguf.architecture}.{AHEAD}", 0)))
+
     def _hub_name(self, own: str) -> str:
         """Return the name in safetensors files of a tensor of the GGUF file. An unknown name is returned unchanged; `Accounting` reports
         it."""
         stem, _, kind = own.rpartition(".")
         if stem in self._names:
             return f"{self._names[stem]}.{kind}"
-        match = re.fullmatch(r"blk\.(\d+)\.(\w+)", stem, re.ASCII)
-        if match is not None and (whole := self._layer_names.get(f"{match[2]}.{kind}")) is not None:
-            return f"model.layers.{match[1]}.{whole}"
-        if match is None or match[2] not in self._layer_names:
+        match = re.fullmatch(r"blk\.(\d+)\.([\w.]+)", own, re.ASCII)
+        if match is None:
             return own
-        return f"model.layers.{match[1]}.{self._layer_names[match[2]]}.{kind}"
+        if (whole := self._layer_names.get(match[2])) is not None:
+            return f"model.layers.{match[1]}.{whole}"
+        stem, _, kind = match[2].rpartition(".")
+        return own if stem not in self._layer_names else f"model.layers.{match[1]}.{self._layer_names[stem]}.{kind}"
+
+    def _restore(self, part: Part) -> Callable[[Tensor], Tensor] | None:
+        return self._gguf.restored.get(self._hub_name(part.name).partition(".layers.")[2].partition(".")[2])
 
     def _is_rotated(self, part: Part) -> bool:
         return re.search(r"\.attn_[qk]\.", part.name) is not None
 
     def _is_shifted_norm(self, part: Part) -> bool:
-        return self._gguf.norm_offset != 0 and part.name.endswith("norm.weight")
+        return self._gguf.norm_offset != 0 and part.name.endswith("norm.weight") and UNSHIFTED not in part.name
 
     def _info(self, part: Part) -> TensorInfo:
         tensor = self.file.tensors[part.stored_as]
         dtype = FLOAT32 if self._is_shifted_norm(part) else tensor.format.dtype or FLOAT32
+        if (restore := self._restore(part)) is not None:
+            restored = restore(-np.ones(tensor.shape, dtype))
+            return TensorInfo(restored.shape, restored.dtype, tensor.num_bytes)
         if part.rows is None:
             return TensorInfo(tensor.shape, dtype, tensor.num_bytes)
-        num_rows = part.rows.stop - part.rows.start
-        return TensorInfo((num_rows, *tensor.shape[1:]), dtype, tensor.num_bytes * num_rows // tensor.shape[0])
+        axis = max(0, len(tensor.shape) - 2)
+        num_rows = len(range(*part.rows.indices(tensor.shape[axis])))
+        shape = (*tensor.shape[:axis], num_rows, *tensor.shape[axis + 1 :])
+        return TensorInfo(shape, dtype, tensor.num_bytes * num_rows // tensor.shape[axis])
 
 
 def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:

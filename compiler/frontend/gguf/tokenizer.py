@@ -1,7 +1,8 @@
 """The tokenizer inside a GGUF file, converted to the tokenizer files of a model directory.
 
-Two kinds are read: `gpt2`, byte-level BPE with its merges, and `llama`, sentencepiece BPE with a score per piece and byte fallback. A file
-only names the regular expressions that split text into words; this module has the expressions of the known names.
+Three kinds are read: `gpt2`, byte-level BPE with its merges; `llama`, sentencepiece BPE with a score per piece and byte fallback; and
+`gemma4`, the same with merges instead of scores. A file only names the regular expressions that split text into words; this module has the
+expressions of the known names.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # token types
 
 LLAMA3_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2_WORDS = LLAMA3_WORDS.replace(r"\p{N}{1,3}", r"\p{N}")
+QWEN35_WORDS = QWEN2_WORDS.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]+", r"[^\s\p{L}\p{M}\p{N}]+")
 SEED_WORDS = QWEN2_WORDS.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+")
 # Where upper and lower case are distinguished, a word ends where a lower-case letter precedes an upper-case letter.
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -36,6 +38,7 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), (LLAMA3_WORDS,)),
     **dict.fromkeys(("glm4", "chatglm-bpe"), (LLAMA3_WORDS,)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "hunyuan", "stablelm2"), (QWEN2_WORDS,)),
+    "qwen35": (QWEN35_WORDS,),
     "seed-coder": (SEED_WORDS,),
     "tekken": (TEKKEN_WORDS,),
     **dict.fromkeys(("gpt-4o", "llama4"), (GPT4O_WORDS,)),
@@ -101,9 +104,13 @@ def _build(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
         case "gpt2":
             tokenizer = _byte_level(vocabulary)
         case "llama":
-            tokenizer = _sentencepiece(vocabulary)
+            tokenizer = _sentencepiece(vocabulary, _merges_by_score(vocabulary))
+        case "gemma4":
+            tokenizer = _sentencepiece(vocabulary, vocabulary.merges())
         case other:
-            raise ModelError(f"tokenizer.ggml.model is {other!r}, expected gpt2 or llama; take the model's safetensors files instead")
+            raise ModelError(
+                f"tokenizer.ggml.model is {other!r}, expected gpt2, llama or gemma4; take the model's safetensors files instead"
+            )
     _add_tokens(tokenizer, vocabulary)
     _add_ends(tokenizer, vocabulary)
     return tokenizer
@@ -186,25 +193,25 @@ def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     else:
         known = ", ".join(sorted((*PLAIN_WORDS, *SINGLE_DIGITS, *WORDS)))
         raise ModelError(f"tokenizer.ggml.pre is {pre!r}; known are {known}. Take the model's safetensors files instead")
-    if pre == "qwen2":
+    if pre in ("qwen2", "qwen35"):
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
-def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
+def _sentencepiece(vocabulary: _Vocabulary, merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
     unknown = vocabulary.role_id("unk_token")
     if unknown is None:
         unknown = next((id for id, kind in enumerate(vocabulary.types) if kind == UNKNOWN), None)
     model = models.BPE(
         vocabulary.ids,
-        _merges_by_score(vocabulary),
+        merges,
         unk_token=None if unknown is None else vocabulary.tokens[unknown],
         fuse_unk=True,
         byte_fallback=True,
     )
     tokenizer = tokenizers.Tokenizer(model)
-    has_prefix = vocabulary.flag("add_space_prefix", True)
+    has_prefix = vocabulary.flag("add_space_prefix", vocabulary.model == "llama")
     spaces = normalizers.Replace(" ", "▁")
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces] if has_prefix else [spaces])
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -237,7 +244,7 @@ def _add_tokens(tokenizer: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> Non
 
 
 def _add_ends(tokenizer: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
-    by_default = vocabulary.model == "llama" or vocabulary.pre in BEGIN_BY_DEFAULT
+    by_default = vocabulary.model != "gpt2" or vocabulary.pre in BEGIN_BY_DEFAULT
     bos, eos = vocabulary.role_id("bos_token"), vocabulary.role_id("eos_token")
     before = bos if vocabulary.flag("add_bos_token", by_default) else None
     after = eos if vocabulary.flag("add_eos_token", False) else None

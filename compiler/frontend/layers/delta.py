@@ -9,6 +9,7 @@ from compiler.frontend.layers.nn import Net
 from compiler.frontend.layers.states import convolution, forgetting, heads_of, scan, step_sizes
 from compiler.ir.graph.atoms import Constant, Var
 from compiler.ops.elementwise import MULTIPLY, SIGMOID, SILU
+from compiler.ops.manipulate import CONCAT
 from compiler.ops.normalize import RMS_NORM
 
 EPS = 1e-6  # epsilon of the normalisation of queries and keys
@@ -22,8 +23,11 @@ def gated_delta(layer: Layer, mixed: Var, z: Var, b: Var, a: Var) -> Var:
     mixed = net.call(SILU, convolution(layer, mixed, "linear_attn.conv1d", r.channels, r.taps))
     q, k = (heads_of(layer, mixed, begin, r.num_keys, r.key_size) for begin in (0, r.keys))
     v = heads_of(layer, mixed, 2 * r.keys, r.num_heads, r.size)
+    q, k = _of_length(net, q, r.key_size, r.key_size**-0.5), _of_length(net, k, r.key_size, 1.0)
+    if r.tiled:
+        q, k = (net.call(CONCAT, *[x] * (r.num_heads // r.num_keys), axis=1) for x in (q, k))
     decay = forgetting(layer, step_sizes(layer, a, "linear_attn.dt_bias", r), "linear_attn.A_log", r)
-    out = scan(layer, _of_length(net, q, r.key_size, r.key_size**-0.5), _of_length(net, k, r.key_size, 1.0), v, decay, net.call(SIGMOID, b))
+    out = scan(layer, q, k, v, decay, net.call(SIGMOID, b))
     normed = net.rms_norm(out, layer.name("linear_attn.norm.weight").removesuffix(".weight"), r.size, step.config.norm_eps)
     gated = net.call(MULTIPLY, net.reshape(normed, step.t, r.values), net.call(SILU, z))
     return net.linear(gated, layer.name("linear_attn.out_proj"), r.values, step.config.hidden_size)

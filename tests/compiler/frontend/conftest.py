@@ -192,3 +192,14 @@ def interpreted() -> Callable[..., InterpretedModel]:
         return InterpretedModel(config, source, RoundOperands()(module), golden, entry)
 
     return built
+
+
+@pytest.fixture(scope="session")
+def interpreted_from() -> Callable[[ModelConfig, WeightSource], Sequences]:
+    """`interpreted_from(config, source)` returns a batch with no sequences yet of a model in f32, which is interpreted."""
+
+    def built(config: ModelConfig, source: WeightSource) -> Sequences:
+        module = build_step(config, dtypes_of(source), BOUNDS, DType.F32, WeightFormat.parse("f32"))
+        return InterpretedModel(config, source, module, {}).start()
+
+    return built
