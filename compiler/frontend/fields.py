@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -13,17 +14,23 @@ from runtime.files import regular
 MAX_CONFIG_BYTES = 4 << 20
 REQUIRED: Any = object()
 EMPTY: Mapping[str, Any] = {}
+SPECIAL, SPECIAL_FLOATS = "__float__", {"Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def read_json(path: Path, *, most_bytes: int = MAX_CONFIG_BYTES) -> Any:
     try:
         if (size := regular(path).stat().st_size) > most_bytes:
             raise ConfigError(f"{path.name} has {size} bytes; at most {most_bytes} are read")
-        return json.loads(path.read_bytes())
+        return json.loads(path.read_bytes(), object_hook=_float_of)
     except OSError as error:
         raise ConfigError(f"{path.name} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path.name} is not JSON: {error}") from error
+
+
+def _float_of(value: dict[str, Any]) -> Any:
+    """Return the float that transformers writes as an object, since JSON has no number for it."""
+    return SPECIAL_FLOATS.get(str(value[SPECIAL]), value) if value.keys() == {SPECIAL} else value
 
 
 class Fields:

@@ -13,6 +13,8 @@ import numpy as np
 from compiler.frontend.fields import Fields
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 
+NEW_NAME = "num_local_experts"
+
 
 class Scoring(StrEnum):
     """How the router's logits become scores."""
@@ -47,7 +49,11 @@ class Mixture:
 
 
 def read_mixture(fields: Fields, num_experts: str, size: str, *, normalized: bool | None = None) -> Mixture:
-    """Read the fields whose names most families share. If `normalized` is given, `norm_topk_prob` is not read."""
+    """Read the fields whose names most families share. If `normalized` is given, `norm_topk_prob` is not read. Newer files call the number
+    of experts `num_local_experts`, whatever the family's own name."""
+    if NEW_NAME in fields:
+        fields.skip(num_experts)
+        num_experts = NEW_NAME
     count = fields.integer(num_experts)
     return Mixture(
         num_experts=count,

@@ -66,17 +66,30 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _with_global_heads(fields: Fields, config: ModelConfig) -> ModelConfig:
-    joint = fields.flag("attention_k_eq_v", False)
-    num_kv = fields.integer("num_global_key_value_heads", config.num_kv_heads)
+    joint, stated = fields.flag("attention_k_eq_v", False), _read_overrides(fields, config)
+    num_kv = stated.integer("num_key_value_heads", fields.integer("num_global_key_value_heads", config.num_kv_heads))
     if config.num_heads % num_kv:
         raise fields.error("num_global_key_value_heads", f"a divisor of num_attention_heads ({config.num_heads})")
-    heads = Heads(num_kv if joint else config.num_kv_heads, fields.integer("global_head_dim", 512))
+    heads = Heads(num_kv if joint else config.num_kv_heads, stated.integer("head_dim", fields.integer("global_head_dim", 512)))
     return replace(
         config,
         rope=read_rope(fields, heads.size, layer_type="full_attention"),
         global_heads=heads,
         values_from_keys=frozenset(layer for layer, window in enumerate(config.windows) if joint and window is None),
     )
+
+
+def _read_overrides(fields: Fields, config: ModelConfig) -> Fields:
+    """Return the sizes that newer files state for each layer without a window, by the layer's number."""
+    given = fields.raw("per_layer_config", {})
+    layers = {layer for layer, window in enumerate(config.windows) if window is None}
+    expected = f"equal objects of head_dim and num_key_value_heads for the layers {', '.join(map(str, sorted(layers)))}"
+    if not isinstance(given, dict) or not all(isinstance(number, str) and number.isdecimal() for number in given):
+        raise fields.error("per_layer_config", expected)
+    objects = [value for value in given.values() if isinstance(value, dict) and value.keys() <= {"head_dim", "num_key_value_heads"}]
+    if given and ({int(number) for number in given} != layers or len(objects) != len(given) or any(o != objects[0] for o in objects)):
+        raise fields.error("per_layer_config", expected)
+    return Fields(objects[0] if objects else {}, f"per_layer_config of {fields.where}")
 
 
 def _sharing(fields: Fields, config: ModelConfig) -> ModelConfig:

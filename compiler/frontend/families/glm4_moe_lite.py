@@ -42,13 +42,16 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def _read_latent(fields: Fields) -> Latent:
-    return Latent(
+    found = Latent(
         rank=fields.integer("kv_lora_rank", 512),
         query_rank=fields.integer("q_lora_rank", None if "q_lora_rank" in fields.values else 768),  # null means no latent
         plain_size=fields.integer("qk_nope_head_dim", 192),
         rotated_size=fields.integer("qk_rope_head_dim", 64),
         value_size=fields.integer("v_head_dim", 256),
     )
+    if fields.integer("qk_head_dim", whole := found.plain_size + found.rotated_size) != whole:
+        raise fields.error("qk_head_dim", f"{whole}: qk_nope_head_dim + qk_rope_head_dim")
+    return found
 
 
 def _read_mixture(fields: Fields, num_layers: int) -> Mixture:

@@ -1,5 +1,8 @@
 """Families with several kinds of layers: which layers have states, the head sizes of each layer, and layers that share keys and values."""
 
+import json
+import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +10,7 @@ import pytest
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import Activation, Heads, Latent, LayerInputs
 from compiler.frontend.errors import ConfigError
-from compiler.frontend.registry import parse_config, weights_of
+from compiler.frontend.registry import load_config, parse_config, weights_of
 from compiler.frontend.rope import ProportionalScaling, Rope
 from compiler.ir.dtypes import DType
 from deploy.bench.synthetic import RandomWeights
@@ -216,8 +219,25 @@ def test_pages_of_glm_flash_hold_latents() -> None:
         ("rope_scaling", {"rope_type": "linear", "factor": 2.0}, "null: this family supports neither rope scaling nor partial rotation"),
         ("mlp_layer_types", ["dense"], "a list of 3 entries, each dense or sparse"),
         ("topk_method", "greedy", "noaux_tc"),
+        ("qk_head_dim", 128, r"256: qk_nope_head_dim \+ qk_rope_head_dim"),
     ],
 )
 def test_what_glm_flash_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
     with pytest.raises(ConfigError, match=f"{field} of .* expected {expected}"):
         parse_config(glm_flash(**{field: value}))
+
+
+def test_gemma_4_may_state_sizes_by_the_numbers_of_layers() -> None:
+    kinds = {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_attention_heads": 4, "attention_k_eq_v": True}
+    named = parse_config(small("gemma4_text", **kinds, global_head_dim=96, num_global_key_value_heads=2))
+    numbered = {"01": {"head_dim": 96, "num_key_value_heads": 2}, "02": {"head_dim": 96, "num_key_value_heads": 2}}
+    assert parse_config(small("gemma4_text", **kinds, per_layer_config=numbered)) == named
+    for wrong in ({"01": {"head_dim": 96}}, {**numbered, "02": {"head_dim": 64}}, {"01": {"rope": 1}, "02": {"rope": 1}}, [1]):
+        with pytest.raises(ConfigError, match=r"per_layer_config of .* expected equal objects of head_dim .* for the layers 1, 2"):
+            parse_config(small("gemma4_text", **kinds, per_layer_config=wrong))
+
+
+def test_infinity_may_be_written_as_an_object(tmp_path: Path) -> None:
+    values = falcon_h1(time_step_limit=[0.0, {"__float__": "Infinity"}])
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert load_config(tmp_path) == parse_config(falcon_h1(time_step_limit=[0.0, math.inf]))

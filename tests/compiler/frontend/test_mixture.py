@@ -186,6 +186,12 @@ def test_which_layers_are_dense() -> None:
     assert found is not None and found.dense_layers == {0, 2, 3, 4}
 
 
+def test_newer_files_have_another_name_for_the_number_of_experts() -> None:
+    values = config("qwen3_moe")
+    renamed = {**{name: value for name, value in values.items() if name != "num_experts"}, "num_local_experts": values["num_experts"]}
+    assert parse_config(renamed) == parse_config(values)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
