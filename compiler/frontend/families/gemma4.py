@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compiler.frontend.config import Heads, LayerInputs, ModelConfig, read_decoder, read_softcap, read_windows, text_fields
 from compiler.frontend.families.gemma2 import GGUF_LAYER_NAMES, NORMS
@@ -186,24 +187,28 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
     config["model_type"] = "gemma4_text"
     has_window = [kind == "sliding_attention" for kind in config.get("layer_types", [])]
     config["global_head_dim"], config["head_dim"] = config.get("head_dim"), metadata.get("attention.key_length_swa")
-    if isinstance(heads := config.get("num_key_value_heads"), np.ndarray) and len(heads) == len(has_window):
+    if are_integers(heads := config.get("num_key_value_heads")) and len(heads) == len(has_window):
         for kind, field in ((True, "num_key_value_heads"), (False, "num_global_key_value_heads")):
             if kind in has_window:
                 config[field] = int(heads[has_window.index(kind)])
-    if isinstance(sizes := config.get("intermediate_size"), np.ndarray) and len(sizes):
+    if are_integers(sizes := config.get("intermediate_size")) and len(sizes):
         config["intermediate_size"] = int(sizes[0])
         config["use_double_wide_mlp"] = bool(sizes[-1] == 2 * sizes[0])
     if False in has_window:
         config["attention_k_eq_v"] = f"blk.{has_window.index(False)}.attn_v.weight" not in tensors
     divisors = (config.pop("rope_scaling") or {}).get("short_factor", [])
     share = {"partial_rotary_factor": sum(divisor < UNROTATED for divisor in divisors) / len(divisors)} if divisors else {}
-    del config["partial_rotary_factor"]
+    config.pop("partial_rotary_factor", None)
     config["rope_parameters"] = {
         "sliding_attention": {**ROPES["sliding_attention"], "rope_theta": metadata.get("rope.freq_base_swa", 10_000.0)},
         "full_attention": {**ROPES["full_attention"], **share, "rope_theta": config.pop("rope_theta", 1e6)},
     }
     config["enable_moe_block"] = "blk.0.ffn_gate_inp.weight" in tensors
     config["vocab_size_per_layer_input"] = config.get("vocab_size")
+
+
+def are_integers(value: object) -> TypeGuard[NDArray[np.integer[Any]]]:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "iu"
 
 
 UNROTATED = 1e29

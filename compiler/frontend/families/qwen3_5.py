@@ -15,6 +15,7 @@ from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, gated_mlp
 from compiler.frontend.layers.delta import gated_delta
 from compiler.frontend.layers.states import GATE_FORMAT
+from compiler.frontend.weights import Tensor
 from compiler.ir.graph.atoms import Var
 
 
@@ -53,6 +54,11 @@ def adapt(config: ModelConfig) -> ModelConfig:
     return replace(config, recurrence=replace(config.recurrence, tiled=True))
 
 
+def rates(stored: Tensor) -> Tensor:
+    with np.errstate(invalid="ignore", divide="ignore"):  # of a damaged file
+        return np.log(-stored)
+
+
 GGUF = Gguf(
     "qwen35",
     {
@@ -75,7 +81,7 @@ GGUF = Gguf(
         "ssm_out": "linear_attn.out_proj",
     },
     norm_offset=1.0,
-    restored={"linear_attn.A_log": lambda rates: np.log(-rates), "linear_attn.conv1d.weight": lambda taps: taps[:, None]},
+    restored={"linear_attn.A_log": rates, "linear_attn.conv1d.weight": lambda taps: taps[:, None]},
     complete=complete,
     adapt=adapt,
 )

@@ -41,7 +41,7 @@ YARN_FIELDS = {
 # Tensors that belong to the configuration: divisors of the frequency of each rotated pair. Llama 3 has one list, Phi-3 one per range of
 # contexts.
 ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
-AHEAD = "nextn_predict_layers"  # number of the last layers that predict further tokens; they are not read
+MOST_AHEAD = 100  # most layers that predict further tokens
 MAX_ROPE_FACTOR_BYTES = 1 << 16
 STACKED = {"attn_q": "attn_qkv"}  # name of a projection -> name of the stacked projection in which some files store it
 
@@ -52,8 +52,8 @@ def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
     fields = {**FIELDS, **gguf.fields}
     config: dict[str, Any] = {fields[key]: value for key, value in metadata.items() if key in fields}
     config["model_type"] = model_type
-    if type(config.get("num_hidden_layers")) is int and type(ahead := metadata.get(AHEAD, 0)) is int:
-        config["num_hidden_layers"] -= ahead
+    if type(config.get("num_hidden_layers")) is int:
+        config["num_hidden_layers"] -= num_ahead(metadata)
     if "vocab_size" not in config and (embeddings := file.tensors.get("token_embd.weight")) is not None and embeddings.shape:
         config["vocab_size"] = embeddings.shape[0]
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
@@ -64,6 +64,14 @@ def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
     _complete_windows(config, metadata)
     gguf.complete(config, metadata, file.tensors)
     return config
+
+
+def num_ahead(metadata: Mapping[str, Any], prefix: str = "") -> int:
+    """Return the number of layers that predict further tokens."""
+    count = metadata.get(f"{prefix}nextn_predict_layers", 0)
+    if type(count) is not int or not 0 <= count <= MOST_AHEAD:
+        raise DamagedFile(f"nextn_predict_layers is {count!r}, expected an integer from 0 to {MOST_AHEAD}")
+    return count
 
 
 def _complete_heads(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import DamagedFile, UnknownModel
-from compiler.frontend.gguf.config import AHEAD, LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, read_config
+from compiler.frontend.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, num_ahead, read_config
 from compiler.frontend.gguf.dequantize import form_of
 from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.quantized.held import Form, is_held
@@ -141,7 +141,7 @@ class GgufModel:
     def _ahead(self) -> range:
         """The layers that predict further tokens."""
         first = self.config.num_layers
-        return range(first, first + int(self.file.metadata.get(f"{self._gguf.architecture}.{AHEAD}", 0)))
+        return range(first, first + num_ahead(self.file.metadata, f"{self._gguf.architecture}."))
 
     def _hub_name(self, own: str) -> str:
         """Return the name in safetensors files of a tensor of the GGUF file. An unknown name is returned unchanged; `Accounting` reports
@@ -170,7 +170,10 @@ class GgufModel:
         tensor = self.file.tensors[part.stored_as]
         dtype = FLOAT32 if self._is_shifted_norm(part) else tensor.format.dtype or FLOAT32
         if (restore := self._restore(part)) is not None:
-            restored = restore(-np.ones(tensor.shape, dtype))
+            try:
+                restored = restore(-np.ones(tensor.shape, dtype))
+            except (IndexError, ValueError) as error:
+                raise DamagedFile(f"{part.stored_as} is {list(tensor.shape)}: {error}") from error
             return TensorInfo(restored.shape, restored.dtype, tensor.num_bytes)
         if part.rows is None:
             return TensorInfo(tensor.shape, dtype, tensor.num_bytes)

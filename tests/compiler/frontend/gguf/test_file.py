@@ -503,6 +503,7 @@ WORDS_OF_GPT2 = ["HelloWorld", " don", "'t", " 1234", " 東京", "12", " a", "/"
         ("exaone", ["HelloWorld", " don", "'t", " ", "1", "2", "3", "4", " 東京", "1", "2", " a", "/", "b", "!", "\n", "\n", "x"]),
         ("glm4", ["HelloWorld", " don", "'t", " ", "123", "4", " 東京", "12", " a", "/b", "!\n\n", "x"]),
         ("deepseek-r1-qwen", ["HelloWorld", " don", "'t", " ", "1", "2", "3", "4", " 東京", "1", "2", " a", "/b", "!\n\n", "x"]),
+        ("qwen35", ["HelloWorld", " don", "'t", " ", "1", "2", "3", "4", " 東京", "1", "2", " a", "/b", "!\n\n", "x"]),
         ("seed-coder", ["HelloWorld", " don", "'t", " ", "1", "2", "3", "4", " 東京", "1", "2", " a", "/b", "!", "\n\n", "x"]),
         ("tekken", ["Hello", "World", " don", "'t", " ", "1", "2", "3", "4", " 東京", "1", "2", " a", "/b", "!\n\n", "x"]),
         ("gpt-4o", ["Hello", "World", " don't", " ", "123", "4", " 東京", "12", " a", "/b", "!\n\n", "x"]),
@@ -514,6 +515,14 @@ def test_texts_are_split_as_the_named_models_split_them(pre: str, words: list[st
     made = tokenizers.Tokenizer.from_str(tokenizer_files({**values, "tokenizer.ggml.pre": pre})["tokenizer.json"].decode())
     assert made.pre_tokenizer is not None
     assert [SPLIT[begin:end] for _, (begin, end) in made.pre_tokenizer.pre_tokenize_str(SPLIT)] == words
+
+
+def test_marks_belong_to_words_of_qwen_3_5() -> None:
+    _, values = byte_level(None)
+    made = tokenizers.Tokenizer.from_str(tokenizer_files({**values, "tokenizer.ggml.pre": "qwen35"})["tokenizer.json"].decode())
+    assert made.pre_tokenizer is not None
+    text = "हिन्दी भाषा"
+    assert [text[begin:end] for _, (begin, end) in made.pre_tokenizer.pre_tokenize_str(text)] == ["हिन्दी", " भाषा"]
 
 
 def sentencepiece(has_prefix: bool) -> dict[str, Any]:
@@ -562,6 +571,21 @@ def test_sentencepiece_tokenizers_join_the_best_piece_first(has_prefix: bool) ->
     assert json.loads(files["generation_config.json"]) == {"eos_token_id": [2]}
 
 
+def test_tokenizers_of_gemma_4_merge_in_the_order_of_the_file() -> None:
+    values = sentencepiece(has_prefix=False)
+    scores, tokens = values.pop("tokenizer.ggml.scores"), values["tokenizer.ggml.tokens"]
+    del values["tokenizer.ggml.add_space_prefix"]
+    ids = {token: id for id, token in enumerate(tokens)}
+    splits = [(-scores[ids[token]], token[:cut], token[cut:]) for token in tokens[259:] for cut in range(1, len(token))]
+    merges = [f"{left} {right}" for _, left, right in sorted(splits) if left in ids and right in ids]
+    files = tokenizer_files({**values, "tokenizer.ggml.model": "gemma4", "tokenizer.ggml.merges": merges})
+    restored = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+    for sample in ["the quick world", "quickworldthe  the", "Grüße 🎉", "qq"]:
+        encoded = restored.encode(sample).ids
+        assert encoded == [1, *best_first(sample.replace(" ", "▁"), ids, scores)]
+        assert restored.decode(encoded, skip_special_tokens=True) == sample
+
+
 def test_ends_template_and_stops() -> None:
     _, values = byte_level(None)
     values |= {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
@@ -602,7 +626,7 @@ def test_the_server_reads_the_files_as_those_of_a_directory(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"model": "t5"}, ModelError, "'t5', expected gpt2 or llama"),
+        ({"model": "t5"}, ModelError, "'t5', expected gpt2, llama or gemma4"),
         ({"pre": "mystery"}, ModelError, "'mystery'; known are"),
         ({"merges": ["a b c", "zz yy"]}, DamagedFile, "two tokens that make a third"),
         ({"merges": None}, DamagedFile, "an array of texts"),
