@@ -207,7 +207,9 @@ def load(entry: Entry) -> Executable:
         for (variable, stated), slot in zip(ranges.items(), function.variables, strict=True):
             if slot is not None and not _states(stated, _bound(function, slot)):
                 raise DamagedFile(
-                    entry.path, "sidecar", f"it states {stated} for {variable} of {name!r}, the executable {_bound(function, slot)}"
+                    entry.path,
+                    "sidecar",
+                    f"it states {stated} for {variable} of {name!r}, but the executable checks {_bound(function, slot)}",
                 )
     return executable
 

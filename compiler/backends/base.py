@@ -20,7 +20,7 @@ class Backend:
     pipeline: Callable[[Target, tuple[Instrument, ...]], Pipeline]
     # Emit one scheduled kernel, under the given name, as LLVM IR.
     emit: Callable[[str, PrimFunc, Target], KernelCode]
-    # Link all kernels to one object. The text is LLVM IR of the functions that compute shapes on the host.
+    # Link all kernels. The string is LLVM IR of further functions, such as those that compute shapes on the host.
     link: Callable[[Iterable[KernelCode], Target, str], LinkedCode]
     # Whether the machine itself can prepare weights when they are bound. Otherwise the host prepares them.
     prepares_weights: bool

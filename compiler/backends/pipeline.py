@@ -40,7 +40,7 @@ def pipeline_of(
             check_facts,  # after this pass, every annotation is proved or checked
             *operators,
             # lower operators to loop nests
-            legalize,  # only after this pass do values say which operators write in place, so dead code is removed after it
+            legalize,  # only after this pass does the program state which operators write in place, so dead code is removed after it
             eliminate_dead_code,  # such as dequantised weights that integer products replaced; they would prevent fusions
             FoldConstants(),
             share_subexpressions,

@@ -153,8 +153,8 @@ class _Function:
                 return self.slots.spec(type_, 0)
 
     def _with_symbols(self) -> list[vm.Instruction]:
-        """Return the instructions, with the name of its shape function in each match. The names are known only when all slots are
-        assigned."""
+        """Return the instructions after writing the name of the shape function into each match. The names are known only when all slots
+        are assigned."""
 
         def named(instruction: vm.Instruction) -> vm.Instruction:
             if isinstance(instruction, vm.Call) and instruction.callee == "vm.match":

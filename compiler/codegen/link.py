@@ -60,7 +60,7 @@ def module_text(kernels: Iterable[KernelCode], target: Target, extra: str = "", 
 def optimised(text: str, target: Target) -> llvm.ModuleRef:
     llvm_machine(target)  # parsing requires an initialised LLVM
     module = llvm.parse_assembly(text)
-    module.verify()  # check first: LLVM's passes would end the process at invalid IR
+    module.verify()  # check first: LLVM's passes would crash the process on invalid IR
     module.triple = target.triple
     module.data_layout = str(llvm_machine(target).target_data)
     _passes().run(module, llvm.create_pass_builder(llvm_machine(target), llvm.create_pipeline_tuning_options()))

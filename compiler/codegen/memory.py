@@ -210,8 +210,8 @@ class MemoryAccess:
 
     @contextmanager
     def narrowed(self, cond: str) -> Generator[str]:
-        """Mask all lanes except those of `cond`. Yield a flag that is true if any lane is active, so that the caller can skip the code
-        inside."""
+        """Deactivate the lanes in which `cond` is false. Yield a flag that is true if any lane is active, so that the caller can skip the
+        code inside."""
         outer, lanes = self.mask, self.num_lanes
         self.mask = cond if outer is None else self.code.op(f"and <{lanes} x i1> {outer}, {cond}")
         bits = self.code.op(f"bitcast <{lanes} x i1> {self.mask} to i{lanes}")
@@ -220,7 +220,7 @@ class MemoryAccess:
 
     @contextmanager
     def masked(self, cond: str) -> Generator[None]:
-        """Mask all lanes except those of `cond`, and skip the code inside if no lane is active."""
+        """Deactivate the lanes in which `cond` is false, and skip the code inside if no lane is active."""
         with self.narrowed(cond) as some, self.code.when(some):
             yield
 

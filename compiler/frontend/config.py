@@ -140,7 +140,7 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False  # bias of the output projection of attention
     mlp_bias: bool = False
-    qkv_limit: float | None = None  # clamp on the magnitude of queries, keys and values
+    qkv_limit: float | None = None  # limit to which elements of queries, keys and values are clipped, in both directions
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     sinks: bool = False  # a learned score per head takes part in each softmax, without a value
@@ -160,7 +160,7 @@ class ModelConfig:
     unused: tuple[str, ...] = ()  # shell patterns of tensors that checkpoints contain and the model does not read
     encoder: EncoderConfig | None = None
     classes: Classes | None = None  # classes of a classification head; None: the model generates or embeds
-    verdict: Verdict | None = None  # tokens by which a decoder without a classification head judges pairs of texts
+    verdict: Verdict | None = None  # the two tokens by whose logits a decoder without a classification head scores a pair of texts
     pair_prompt: PairPrompt | None = None  # prompt around a pair of texts; None: the tokenizer joins the texts
     embedding: EmbeddingConfig = field(default=EmbeddingConfig(Pooling.MEAN, True))
 
@@ -211,7 +211,7 @@ def read_decoder(
     """Read the fields that all decoders have: rotary positions, grouped heads, and a norm. Unless the family overrides it, the norm is an
     RMS norm."""
     if not fields.flag("is_causal", True):
-        raise fields.error("is_causal", "true: attention in decoders is causal")
+        raise fields.error("is_causal", "true, because attention in decoders is causal")
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     head_dim: int = fields.integer("head_dim", default_head_dim or hidden_size // num_heads)
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)

@@ -35,7 +35,7 @@ from compiler.ops.manipulate import PERMUTE_DIMS, SLICE
 ENTRY = "encode"
 IN_F32 = WeightFormat(32)
 DENSE_ACTIVATIONS = {"Identity": None, "Tanh": TANH, "ReLU": RELU, "GELU": GELU, "SiLU": SILU, "Sigmoid": SIGMOID}
-UNSEEN = -1e30  # bias on the score of a key outside the window; finite, so that a block with only such keys gives 0 times a sum, not NaN
+UNSEEN = -1e30  # bias on the score of a key outside the window; finite, because -inf would give NaN in a block with only such keys
 FURTHEST = 128  # distance beyond which MPNet assigns all positions to one bucket per direction
 UNUSED = (
     "*pooler.dense.*",
@@ -152,7 +152,7 @@ class _Encode:
                 return net.call(RAGGED_MAX, x, starts)
             case Pooling.ROOT_MEAN:
                 return net.call(MULTIPLY, net.call(RAGGED_MEAN, x, starts), net.call(SQRT, counts))
-            case Pooling.WEIGHTED_MEAN:  # divided by the mean of the weights, (count + 1) / 2
+            case Pooling.WEIGHTED_MEAN:  # the mean of weight * vector, divided by the mean weight, (count + 1) / 2
                 places = net.reshape(net.call(CAST, self.texts.positions, dtype="f32"), self.t, 1)
                 weighted = net.call(MULTIPLY, x, net.add(places, ScalarValue(1.0, "f32")))
                 half = net.scale(net.add(counts, ScalarValue(1.0, "f32")), 0.5)

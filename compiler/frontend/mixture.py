@@ -34,13 +34,13 @@ class ClippedGate:
 @dataclass(frozen=True, slots=True)
 class Mixture:
     num_experts: int
-    num_chosen: int  # experts per token
+    num_chosen: int  # number of experts per token
     size: int  # intermediate size of an expert
     outer_size: int | None = None  # input and output size of an expert; None: the size of the residual stream
     scoring: Scoring = Scoring.SOFTMAX
     normalized: bool = True  # divide the shares of the chosen experts by their sum
     scale: float = 1.0  # factor that multiplies the shares after normalisation
-    num_groups: int = 1  # groups of experts; a token chooses among the experts of its best groups
+    num_groups: int = 1  # number of groups of experts; a token chooses among the experts of its best groups
     num_chosen_groups: int = 1
     shared_size: int = 0  # intermediate size of the shared expert, which processes every token; 0: no shared expert
     dense_layers: frozenset[int] = frozenset()  # numbers of the layers with a plain MLP instead of experts
@@ -149,7 +149,7 @@ def joint_experts(source: WeightSource, names: ExpertNames | None) -> WeightSour
 
 @dataclass(frozen=True, slots=True)
 class StackedPart:
-    """The rows of a stored tensor, which covers all experts, that make up one tensor of the program."""
+    """Where one tensor of the program is stored: in some rows of a stored tensor that covers all experts."""
 
     stored: str
     rows: slice
@@ -204,8 +204,8 @@ class StackedExperts:
         return tensor
 
     def _parts_of(self, stored: str) -> Iterator[tuple[str, StackedPart]]:
-        """Yield the tensors of the program that a stored tensor contains. Yield nothing for a tensor of unexpected shape, which
-        `Accounting` then reports."""
+        """Yield the program's tensors whose values are in the stored tensor `stored`. Yield nothing if the stored tensor has an unexpected
+        shape; `Accounting` then reports this tensor."""
         assert self.names.stacked is not None
         both, down = map(re.escape, self.names.stacked)
         pattern = rf"(.*\.)(?:({both})|{down})(_bias|\.weight(?:\.\w+)?|)"

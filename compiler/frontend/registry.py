@@ -75,7 +75,7 @@ def load_config(path: str | Path) -> ModelConfig:
     """Read the configuration of a model directory."""
     directory = Path(path)
     if not (file := directory / "config.json").is_file():
-        raise ModelError(f"{directory} has no config.json; expected a directory as a model hub has it, or a .gguf file")
+        raise ModelError(f"{directory} has no config.json; expected a model directory as downloaded from a hub, or a .gguf file")
     config = parse_config(values := read_json(file))
     config = replace(config, embedding=load_embedding(directory, config.embedding.pooling))
     if not config.is_causal:

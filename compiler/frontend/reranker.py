@@ -49,7 +49,8 @@ class Verdict:
 
 
 def read_verdict(directory: Path, config: Mapping[str, Any], family: str, vocab_size: int) -> tuple[Classes, Verdict] | None:
-    """Return the classes and the verdict of a model whose files describe a reranker; None for any other model."""
+    """Return the classes of a reranker, and the verdict: the two tokens whose logits give the score. Return None if the files do not
+    describe such a reranker."""
     found = _tokens_of_module(directory) or _tokens_of_field(directory, config)
     if found is None:
         return None
@@ -80,7 +81,7 @@ def _tokens_of_module(directory: Path) -> tuple[int, int] | None:
         return None
     fields = settings_of(module, directory)
     if not _has_template(directory):
-        raise ConfigError("modules.json has LogitScore; its chat template is expected to be that of Qwen3-Reranker, the only one known")
+        raise ConfigError("modules.json has a LogitScore module; expected the chat template of Qwen3-Reranker, the only supported one")
     return fields.integer("true_token_id", minimum=0), fields.integer("false_token_id", minimum=0)
 
 

@@ -41,8 +41,8 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, slots=True)
 class YarnScaling:
-    """Dimensions are interpolated according to the number of turns that they make within the original context, and cos and sin are scaled
-    (Peng et al., arXiv 2309.00071)."""
+    """The frequency of each pair is interpolated according to the number of turns that the pair makes within the original context, and cos
+    and sin are scaled (Peng et al., arXiv 2309.00071)."""
 
     factor: float
     original_context: int
@@ -176,7 +176,7 @@ def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | No
             return LinearScaling(fields.number("factor"))
         case "dynamic":
             if size < 4:
-                raise ConfigError(f"dynamic rope scaling of {size} dimensions; at least 4 are needed")
+                raise ConfigError(f"a rope with dynamic scaling rotates {size} dimensions; expected at least 4")
             return DynamicScaling(_at_least_one(fields, "factor"), original)
         case "llama3":
             low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")

@@ -72,7 +72,7 @@ def load_embedding(directory: Path, default: Pooling) -> EmbeddingConfig:
     """Read the files of sentence-transformers. Without these files, texts have the pooling `default` and are normalised."""
     sentence, prompts = (_load(directory / file) for file in ("sentence_bert_config.json", "config_sentence_transformers.json"))
     if sentence.flag("do_lower_case", False):
-        raise sentence.error("do_lower_case", "false: lower-casing belongs to the tokenizer")
+        raise sentence.error("do_lower_case", "false, because the tokenizer must do the lower-casing")
     embedding = EmbeddingConfig(default, True)
     if (modules := directory / "modules.json").exists():
         embedding = _read_modules(read_json(modules), directory, default)
@@ -141,7 +141,7 @@ def _read_dense(folder: str, fields: Fields) -> Dense:
 
 def _read_pooling(fields: Fields) -> Pooling:
     if not fields.flag("include_prompt", True):
-        raise fields.error("include_prompt", "true: tokens of the prompt cannot be excluded from pooling")
+        raise fields.error("include_prompt", "true, because tokens of the prompt cannot be excluded from pooling")
     if "pooling_mode" in fields:
         found = POOLING_NAMES.get(fields.text("pooling_mode"))
         if found is None:

@@ -34,7 +34,7 @@ def remedy(directory: Path) -> str:
     except ModelError:
         return ""
     twins = [name for name in twins if _takes({**values, "model_type": name}, source)]
-    return f". Its architecture and its tensors are those of {twins[0]!r}: set model_type to that in config.json" if twins else ""
+    return f". Its architecture and its tensors are those of {twins[0]!r}: set model_type to {twins[0]!r} in config.json" if twins else ""
 
 
 def _flat(model_type: str) -> str:

@@ -274,7 +274,7 @@ def _check_header(header: dict[str, Any], file: str, data_bytes: int) -> dict[st
     expected = 0
     for name, (info, start) in sorted(found.items(), key=lambda item: (item[1][1], item[1][0].num_bytes)):
         if start != expected:
-            what = "overlaps the one before it" if start < expected else "leaves a gap before it"
+            what = "overlaps the previous tensor" if start < expected else "leaves a gap after the previous tensor"
             raise DamagedFile(f"{file}, tensor {name!r}: starts at byte {start} and {what}, which ends at {expected}")
         expected = start + info.num_bytes
     if expected != data_bytes:
@@ -291,7 +291,7 @@ def _check_tensor(entry: object, where: str) -> tuple[TensorInfo, int]:
     shape = _naturals(entry["shape"], f"{where}: shape")
     offsets = _naturals(entry["data_offsets"], f"{where}: data_offsets")
     if len(shape) > MAX_RANK:
-        raise DamagedFile(f"{where}: {len(shape)} dimensions; at most {MAX_RANK} are allowed")
+        raise DamagedFile(f"{where} has {len(shape)} dimensions; at most {MAX_RANK} are allowed")
     needed = math.prod(shape) * dtype.itemsize
     if len(offsets) != 2 or offsets[1] - offsets[0] != needed:
         raise DamagedFile(f"{where}: data_offsets {list(offsets)} do not span the {needed} bytes that its shape needs")

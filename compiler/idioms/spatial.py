@@ -43,7 +43,7 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
 
 
 def stages(stmt: Stmt) -> list[Stmt]:
-    """Split a body into its statements. If the body reads an integer for several statements, each of them then reads it."""
+    """Split a body into its statements. If a `Let` contains several statements, each statement gets its own copy of the `Let`."""
     if isinstance(stmt, Let):
         return [Let(stmt.var, stmt.value, s) for s in stages(stmt.body)]
     return [s for inner in statements(stmt) for s in (stages(inner) if isinstance(inner, Let) else [inner])]

@@ -45,7 +45,7 @@ class Interpreter:
     def call(self, name: str, *args: Any) -> Any:
         func = self.module.graph(name)
         if len(args) != len(func.params):
-            raise MismatchError(f"{name} takes {len(func.params)} arguments, is called with {len(args)}")
+            raise MismatchError(f"{name} takes {len(func.params)} arguments; it is called with {len(args)}")
         frame = _Frame(self)
         for i, (param, arg) in enumerate(zip(func.params, args, strict=True)):
             match_value(param.type, arg, frame.dims, f"{name}: parameter {i} ({param.name})", last=False)
@@ -79,7 +79,7 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
     match type_:
         case TensorType(shape=shape, dtype=dtype, ndim=ndim):
             if not isinstance(value, np.ndarray):
-                raise MismatchError(f"{place}: expected a tensor, has {type(value).__name__}")
+                raise MismatchError(f"{place}: expected a tensor, got {type(value).__name__}")
             if dtype is not None and value.dtype != dtype.numpy:
                 raise MismatchError(f"{place}: element type is {value.dtype}, expected {dtype}")
             if ndim is not None and value.ndim != ndim:
@@ -88,12 +88,12 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
                 match_dim(wanted, actual, f"dimension {i}")
         case ShapeType(dims=wanted_dims, ndim=ndim):
             if not isinstance(value, tuple) or (ndim is not None and len(value) != ndim):
-                raise MismatchError(f"{place}: expected a shape of {ndim} dimensions, has {value!r}")
+                raise MismatchError(f"{place}: expected a shape of {ndim} dimensions, got {value!r}")
             for i, (wanted, actual) in enumerate(zip(wanted_dims or (), value, strict=wanted_dims is not None)):
                 match_dim(wanted, int(actual), f"entry {i}")
         case ScalarType(value=wanted):
             if not isinstance(value, int | float | np.generic):
-                raise MismatchError(f"{place}: expected a scalar, has {type(value).__name__}")
+                raise MismatchError(f"{place}: expected a scalar, got {type(value).__name__}")
             if wanted is not None:
                 match_dim(wanted, int(value), "the value")
         case TupleType(fields=fields):
@@ -103,7 +103,7 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
                 match_value(field, item, dims, f"{place}, field {i}", last=last)
         case FuncType():
             if not isinstance(value, Closure):
-                raise MismatchError(f"{place}: expected a function, has {type(value).__name__}")
+                raise MismatchError(f"{place}: expected a function, got {type(value).__name__}")
         case ObjectType():
             return
 
@@ -114,7 +114,7 @@ def check_bounds(dims: dict[DimVar, int], place: str) -> None:
         upper = var.upper.evaluate(dims) if isinstance(var.upper, Dim) else var.upper
         if value < var.lower or (upper is not None and value > upper) or value % var.multiple_of:
             declared = f"{var.lower}..{'' if upper is None else upper}" + (f" by {var.multiple_of}" if var.multiple_of > 1 else "")
-            raise MismatchError(f"{place}: {var.name} is {value}, declared {declared}")
+            raise MismatchError(f"{place}: {var.name} is {value}, outside its declared range {declared}")
 
 
 class _Frame:
@@ -202,7 +202,7 @@ class _Frame:
             return uninitialised(shape, type_.dtype)
         begin, size = offset.evaluate(self.dims), prod(shape) * type_.dtype.num_bytes
         if begin < 0 or begin + size > len(self.arena):
-            raise MismatchError(f"{type_} at {offset} = {begin} takes {size} bytes, and the arena has {len(self.arena)}")
+            raise MismatchError(f"{type_} at {offset} = {begin} needs {size} bytes, but the arena has {len(self.arena)}")
         return np.ndarray(shape, type_.dtype.numpy, self.arena.data, begin)
 
     def _call_tir(self, call: CallTir) -> Any:
@@ -240,6 +240,6 @@ class _Frame:
 
 
 def _compute(name: str, inputs: Sequence[Any], attrs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Call the host routine that the virtual machine calls, too."""
+    """Call the same host routine as the virtual machine."""
     known = routine(name)
     return known.compute(*inputs, *(attrs[a] for a in known.attributes))

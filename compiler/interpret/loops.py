@@ -196,7 +196,7 @@ class _Frame:
         if np.any(wrong if self.active is None else wrong & self.active):
             worst = np.broadcast_to(value, wrong.shape)[wrong].flat[0]
             declared = f"{var.lower}..{'' if var.upper is None else var.upper}" + (f" by {var.multiple_of}" if var.multiple_of > 1 else "")
-            raise InterpretError(f"variable {var.name} is {worst}, declared {declared}")
+            raise InterpretError(f"variable {var.name} is {worst}, outside its declared range {declared}")
 
     def _store(self, buffer: Buffer, indices: tuple[Dim, ...], value: Array) -> None:
         array = self.buffers[buffer]
@@ -371,8 +371,8 @@ def _both(a: Array | None, b: Array | None) -> Array | None:
 
 
 def _independent(loop: For) -> bool:
-    """Whether all iterations may run at once: the loops contain a single store, and the nest does not read the buffer that it stores to. An
-    iteration may read the element that it stores, if no other iteration stores it."""
+    """Whether all iterations may run at once: the loops contain a single store, and no iteration reads what another iteration stores. An
+    iteration may read the element that it stores itself, if no other iteration stores it."""
     stmt: Stmt = loop
     read: list[scalars.Load] = []
     variables: set[DimVar] = set()

@@ -178,7 +178,7 @@ def _tril_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _tril_nest(operands: Operands) -> Nest:
-    """Keep the elements on and below the diagonal that is `k` above the main diagonal, and set the others to 0."""
+    """Keep the elements on and below the diagonal that is `k` columns right of the main diagonal. Set all other elements to 0."""
     kernel = Kernel()
     out, x = kernel.arrays(output(operands), operands.buffer(0))
     with kernel.nest(out.shape) as (*batch, i, j):

@@ -5,8 +5,8 @@
     y = expert_linear(embedding(x, tokens), weights, chosen)       see products/experts.py
     out = sum_rows(y, places, shares)                              the weighted sum of each token's expert outputs
 
-The experts of a token are in ascending order, and the lower of two experts with equal scores ranks first. So the order in which a token's
-outputs are added depends neither on ties nor on the other tokens of the batch.
+The experts of a token are in ascending order. Of two experts with equal scores, the expert with the lower number ranks first. So the order
+in which a token's outputs are added depends neither on ties nor on the other tokens of the batch.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def _conv_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     if x.shape is not None and weight.shape is not None:
         agree(x.shape[1], weight.shape[0], "the size of weight")
     if before.shape is not None and weight.shape is not None:
-        agree(before.shape[1] + 1, weight.shape[1], "the taps of weight")
+        agree(before.shape[1] + 1, weight.shape[1], "the number of taps of weight")
     length = _vector(args, 3, "seq_ids", "[t]")
     if x.shape is not None and length is not None:
         agree(x.shape[0], length, "the length of seq_ids")

@@ -1,7 +1,7 @@
 """Evaluate values that depend only on constants, with the interpreter.
 
-Before: pure operators and loop nests may have only constant operands. After: their results are constants. A result stays a call if it is
-larger than `most_bytes` and larger than all its operands together, so folding does not bloat the program.
+Before: all operands of some pure operators and loop nests are constants. After: their results are constants, too. A result stays a call if
+it is larger than `most_bytes` and larger than all its operands together, so folding does not bloat the program.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replace operators by the loop nests (or host routines) that compute them.
 
 Before: operators with known shapes. After: an operator with a nest is a `CallTir` of an outlined function, and one with a host routine is a
-`CallLibrary`. Views stay operators, since they compute nothing. If deduction could not prove that operands agree, a match_cast checks it.
+`CallLibrary`. Views stay operators, since they compute nothing. If deduction could not prove that operands agree, a match_cast checks them.
 An operand of unknown shape raises an error that names the remedy.
 """
 

@@ -46,7 +46,7 @@ class RoundOperands:
 
 
 def _is_symmetric(weight: Value | None) -> bool:
-    """Whether the weight is integers times scales, without offsets."""
+    """Whether the weight is integers times scales, without zero points and shifts."""
     if not isinstance(weight, Call) or weight.op is not DEQUANTIZE or len(weight.args) != 2:
         return False
     return {**weight.op.attributes, **weight.attrs}["kind"] == Kind.INT

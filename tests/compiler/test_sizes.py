@@ -41,7 +41,7 @@ def test_a_negative_dimension_of_a_shape_is_refused(n: int) -> None:
     """A shape argument with a negative dimension is refused if the program makes a tensor of this shape."""
     refused = refusal(ROWS, (n,))
     assert isinstance(refused, BoundExceeded) and str(refused) == f"main: n = {n} is outside its declared range 0 <= n"
-    with pytest.raises(MismatchError, match=f"n is {n}, declared 0.."):
+    with pytest.raises(MismatchError, match=f"n is {n}, outside its declared range 0.."):
         Interpreter(parse(ROWS)).call("main", (n,))
 
 

@@ -1,1 +1,1 @@
-"""The back end for WebAssembly: it compiles the CPU back end's schedules and LLVM IR, and links them to one module."""
+"""The back end for WebAssembly: it shares schedules and LLVM IR with the CPU back end, and links all kernels into one module."""

@@ -14,7 +14,7 @@ from compiler.ir.graph.atoms import Var
 def read(fields: Fields) -> ModelConfig:
     fields.fill(tie_word_embeddings=True)
     fields.skip("rotary_pct", "position_embedding_type", "order_of_interleaved_layers", "use_embedding_sharing", "use_parallel_block")
-    # fields of the original code that have the same value in all models
+    # These fields of the original code have the same value in all models.
     fields.skip("use_parallel_embedding", "use_gated_activation", "layer_switch")
     config = rotating_whole_heads(rotating_neighbours(read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps")))
     period = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 4))

@@ -48,7 +48,7 @@ def read(fields: Fields) -> ModelConfig:
     fields.fill(max_position_embeddings=262_144 if unified else 131_072, tie_word_embeddings=True, rope_parameters=ROPES)
     config = read_decoder(fields, act="hidden_activation")
     if fields.text("use_bidirectional_attention", "vision") != "vision":
-        raise fields.error("use_bidirectional_attention", "vision or null: attention between text tokens is causal")
+        raise fields.error("use_bidirectional_attention", "vision or null, because attention between text tokens is causal")
     windows = read_windows(fields, fields.integer("sliding_window", 1024 if unified else 512), lambda layer: (layer + 1) % PERIOD != 0)
     windows = (*windows[:-1], None)
     bias = fields.flag("attention_bias", False)

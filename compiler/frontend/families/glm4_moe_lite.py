@@ -24,7 +24,7 @@ def read(fields: Fields) -> ModelConfig:
     config, latent = read_decoder(fields, eps=1e-5), _read_latent(fields)
     rope = read_rope(fields, latent.rotated_size)
     if rope.scaling is not None or rope.size != latent.rotated_size:
-        raise fields.error("rope_scaling", "null: this family supports neither rope scaling nor partial rotation")
+        raise fields.error("rope_scaling", "null, because this family supports neither rope scaling nor partial rotation")
     bias = fields.flag("attention_bias", False)
     predicting = range(config.num_layers, config.num_layers + fields.integer("num_nextn_predict_layers", 0, minimum=0, maximum=100))
     return replace(

@@ -29,10 +29,10 @@ def read_hybrid(fields: Fields) -> ModelConfig:
     fields.skip(
         "conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_use_swiglu", "block_use_xavier_init", "block_norm_eps"
     )
-    # fields of the original code that have the same value in all models
+    # These fields of the original code have the same value in all models.
     fields.skip("block_mlp_init_scale", "block_out_init_scale", "num_heads", "use_pos_enc")
     if fields.flag("conv_bias", False):
-        raise fields.error("conv_bias", "false: biases of convolutions are not supported")
+        raise fields.error("conv_bias", "false, because biases of convolutions are not supported")
     config = rotating_whole_heads(read_decoder(fields, eps=1e-5, eps_field="norm_eps"))
     return replace(
         config,

@@ -25,7 +25,7 @@ NAMES = ExpertNames(
 def read(fields: Fields) -> ModelConfig:
     fields.fill(intermediate_size=7168, num_experts=32, num_experts_per_tok=4, moe_intermediate_size=1792, norm_topk_prob=True)
     if not fields.flag("use_expert_bias", True):
-        raise fields.error("use_expert_bias", "true, as in all models")
+        raise fields.error("use_expert_bias", "true, as in all models of the family")
     found = replace(
         read_mixture(fields, "num_experts", "moe_intermediate_size"),
         scoring=Scoring.SIGMOID,

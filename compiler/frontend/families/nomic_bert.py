@@ -31,7 +31,7 @@ ABSENT = (  # fields that would select a different layer
 def read(fields: Fields) -> ModelConfig:
     for name in ABSENT:
         if fields.raw(name):
-            raise fields.error(name, "no value: it selects a layer that is not supported")
+            raise fields.error(name, "no value, because any value selects a layer that is not supported")
     for name, value in USUAL.items():
         if fields.raw(name, value) != value:
             raise fields.error(name, repr(value))

@@ -15,7 +15,7 @@ from compiler.ir.graph.atoms import Var
 def read(fields: Fields) -> ModelConfig:
     fields.fill(partial_rotary_factor=0.5, hidden_act="gelu_new")
     if fields.flag("qk_layernorm", False):
-        raise fields.error("qk_layernorm", "false: norms of queries and keys are not supported for phi")
+        raise fields.error("qk_layernorm", "false, because norms of queries and keys are not supported for phi")
     config = read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps")
     return replace(config, norm=Norm.LAYER, qkv_bias=True, output_bias=True, mlp_bias=True, head_bias=True)
 

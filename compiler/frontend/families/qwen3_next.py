@@ -32,7 +32,7 @@ def read_hybrid(fields: Fields) -> ModelConfig:
     config = read_decoder(fields)
     bias = fields.flag("attention_bias", False)
     if not fields.flag("attn_output_gate", True):
-        raise fields.error("attn_output_gate", "true: attention is gated in all models")
+        raise fields.error("attn_output_gate", "true, because attention is gated in all models of the family")
     if fields.text("mamba_ssm_dtype", "float32") != "float32":
         raise fields.error("mamba_ssm_dtype", "float32, the type in which states are stored")
     fields.skip("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")  # fields of multi-token prediction

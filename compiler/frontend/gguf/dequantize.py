@@ -41,7 +41,7 @@ class Levels(NamedTuple):
 # the double of the float that has these bits.
 Split = tuple[Integers, Floats | Levels, Floats | Levels | None]
 
-# values that are unpacked at a time, so that intermediate arrays stay in the cache and far below the size of a tensor
+# The number of values unpacked at a time: few enough that intermediate arrays stay in the CPU's cache.
 CHUNK_VALUES = 1 << 20
 
 

@@ -62,7 +62,7 @@ class GgufFile:
         return dequantize(self._blocks(tensor), tensor.format).reshape(tensor.shape)
 
     def parts(self, name: str) -> dict[str, Tensor]:
-        """Return the integers, scales and offsets of a quantised tensor, by the names of the parts."""
+        """Return the integers, scales and shifts of a quantised tensor, by the names of the parts."""
         tensor = self.tensors[name]
         *rows, _ = tensor.shape
         return {part: found.reshape(*rows, -1) for part, found in split(self._blocks(tensor), tensor.format).items()}
@@ -105,8 +105,8 @@ class _Cursor:
         start = self.position
         if num_bytes > min(self.end, MAX_METADATA_BYTES) - start:
             raise DamagedFile(
-                f"{self.name}: {num_bytes} bytes are announced at {start}; the file has {self.end}, of which {MAX_METADATA_BYTES} may be "
-                "metadata. Is the download complete?"
+                f"{self.name} announces {num_bytes} bytes at byte {start}, but it has {self.end} bytes, of which at most "
+                f"{MAX_METADATA_BYTES} may be metadata. Is the download complete?"
             )
         self.position = start + num_bytes
         return self._memory[start : self.position]
@@ -193,7 +193,7 @@ def _read_tensor(cursor: _Cursor, name: str, alignment: int) -> tuple[tuple[int,
     where = f"{cursor.name}, tensor {name[:80]!r}"
     num_dimensions = cursor.number(4)
     if num_dimensions > MAX_DIMENSIONS:
-        raise DamagedFile(f"{where}: {num_dimensions} dimensions; at most {MAX_DIMENSIONS} are allowed")
+        raise DamagedFile(f"{where} has {num_dimensions} dimensions; at most {MAX_DIMENSIONS} are allowed")
     shape = tuple(cursor.count() for _ in range(num_dimensions))[::-1]
     code, offset = cursor.number(4), cursor.count()
     if (format := FORMATS.get(code)) is None:

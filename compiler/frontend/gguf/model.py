@@ -50,7 +50,7 @@ UNSHIFTED = ".ssm_norm."  # norms to whose weights converters add nothing
 @dataclass(frozen=True, slots=True)
 class Part:
     """Where a GGUF file stores a tensor: `name` is the tensor's name in the file (if stacked, the name that it would have alone), and
-    `stored_as` the stored tensor that contains its rows."""
+    `stored_as` is the name of the stored tensor that contains its rows."""
 
     name: str
     stored_as: str
@@ -68,7 +68,7 @@ class GgufModel:
         self._gguf, model_type = found
         count = self.file.metadata.get(f"{self._gguf.architecture}.expert_count", 0)
         if count and decoder_family(model_type).experts is None:
-            raise UnknownModel(f"{self.file.path.name} is a {self._gguf.architecture} with {count} experts, which is not known")
+            raise UnknownModel(f"{self.file.path.name} has {count} experts; {self._gguf.architecture} is supported only without experts")
         self.config: ModelConfig = self._gguf.adapt(parse_config(read_config(self.file, self._gguf, model_type)))
         self._has_halves = f"{self._gguf.architecture}.{self._gguf.halves_mark}" in self.file.metadata
         self._names = {**NAMES, "output_norm": f"model.{decoder_family(model_type).last_norm}", **self._gguf.names}
@@ -187,7 +187,7 @@ def _split_pairs(tensor: Tensor, num_heads: int) -> Tensor:
     """Reorder the rows of each head from the file's order a0 b0 a1 b1 ... of pairs to a0 a1 ... b0 b1 ..., the order of safetensors
     files."""
     if tensor.shape[0] % (2 * num_heads):
-        raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads of pairs")
+        raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads with an even number of rows")
     pairs = tensor.reshape(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
     return pairs.swapaxes(1, 2).reshape(tensor.shape)
 
@@ -196,7 +196,7 @@ def _join_pairs(tensor: Tensor, num_heads: int, rotated: int) -> Tensor:
     """Reorder the rotated rows of each head from the file's order a0 a1 ... b0 b1 ... to a0 b0 a1 b1 ..., the order of safetensors
     files."""
     if tensor.shape[0] % num_heads or tensor.shape[0] // num_heads < rotated:
-        raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads of which {rotated} rows rotate")
+        raise DamagedFile(f"a projection of {tensor.shape[0]} rows cannot be split into {num_heads} heads with {rotated} rotated rows each")
     heads = tensor.reshape(num_heads, tensor.shape[0] // num_heads, *tensor.shape[1:]).copy()
     heads[:, :rotated] = np.stack([heads[:, : rotated // 2], heads[:, rotated // 2 : rotated]], axis=2).reshape(heads[:, :rotated].shape)
     return heads.reshape(tensor.shape)

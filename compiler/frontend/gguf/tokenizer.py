@@ -144,7 +144,7 @@ class _Vocabulary:
         if value is None or value == 0xFFFFFFFF:  # 0xFFFFFFFF stands for no token
             return None
         if type(value) is not int or not 0 <= value < len(self.tokens):
-            raise DamagedFile(f"tokenizer.ggml.{name} is {value!r}, expected one of {len(self.tokens)} tokens")
+            raise DamagedFile(f"tokenizer.ggml.{name} is {value!r}, expected the id of one of {len(self.tokens)} tokens")
         return value
 
     def role_id(self, role: str) -> int | None:
@@ -155,7 +155,7 @@ class _Vocabulary:
         for text in self._strings("merges"):
             left, gap, right = text.partition(" ")
             if not gap or left not in self.ids or right not in self.ids or left + right not in self.ids:
-                raise DamagedFile(f"tokenizer.ggml.merges has {text!r}, expected two tokens that make a third")
+                raise DamagedFile(f"tokenizer.ggml.merges has {text!r}, expected two tokens whose concatenation is a token")
             pairs.append((left, right))
         return pairs
 
@@ -224,7 +224,7 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     piece into two other pieces is a merge, ranked by the score of the joined piece."""
     scores = vocabulary.scores()
     if (work := sum(len(token) ** 2 for token in vocabulary.ids)) > MAX_SPLIT_CHARS:
-        raise DamagedFile(f"splitting all pieces looks at {work} characters; at most {MAX_SPLIT_CHARS} are allowed. Are pieces this long?")
+        raise DamagedFile(f"the pieces are too long: deriving merges would read {work} characters, expected at most {MAX_SPLIT_CHARS}")
     ids = {token: id for token, id in vocabulary.ids.items() if vocabulary.types[id] not in (UNKNOWN, CONTROL, USER_DEFINED, BYTE)}
     ranked: list[tuple[float, int, int, str, str]] = []
     for token, id in ids.items():

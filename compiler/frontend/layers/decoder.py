@@ -38,7 +38,7 @@ class Batch:
     hidden_rows: Var | None
     caches: tuple[KVCache, ...]
     states: tuple[StateCache, ...]
-    starts: Var  # only in models with states, like `saved`: see compiler/ops/states.py
+    starts: Var  # `starts` and `saved` are used only in models with states: see compiler/ops/states.py
     saved: Var
 
     @property
@@ -56,7 +56,7 @@ class KVCache:
     """The inputs of a step for one cache group of keys and values."""
 
     group: KVGroup
-    slots: Var  # slot in the cache of each token's keys and values
+    slots: Var  # for each token, the slot in the cache to which its keys and values are written
     page_tables: Var
     held: tuple[Var, ...]  # the pages, and for 8-bit pages the scales
 

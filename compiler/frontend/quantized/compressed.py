@@ -143,7 +143,7 @@ def read_compressed(fields: Fields) -> Method:
     fields.skip("ignore", "version", "global_compression_ratio", "quantization_status", "sparsity_config", "transform_config")
     for name in ("kv_cache_scheme",):
         if fields.raw(name):
-            raise fields.error(name, "no value: scales of a checkpoint for keys and values are not supported")
+            raise fields.error(name, "no value, because scales for cached keys and values are not supported")
     for name, inner in (("sparsity_config", "format"), ("transform_config", "config_groups")):
         if isinstance(found := fields.raw(name), Mapping) and found.get(inner) not in (None, "dense", {}):
             raise fields.error(name, "no value")

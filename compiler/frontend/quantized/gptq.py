@@ -102,6 +102,6 @@ def read_gptq(fields: Fields) -> Method:
     if kind not in ("gptq", "gptq_v2"):
         raise fields.error("checkpoint_format", "gptq or gptq_v2")
     if fields.raw("dynamic"):
-        raise fields.error("dynamic", "no value: all matrices must be quantised in the same way")
+        raise fields.error("dynamic", "no value, because all matrices must be quantised in the same way")
     fields.skip(*(name for name in fields.values if name not in ("quant_method", "bits", "checkpoint_format", "dynamic")))
     return Gptq(bits, 1 if kind == "gptq" else 0)

@@ -157,7 +157,7 @@ class Cursor:
     def unknown(self, noun: str, token: Token, known: Iterable[str]) -> ParseError:
         names = sorted(known)
         near = get_close_matches(token.text.strip('"'), names, n=3, cutoff=0.6)
-        hint = f"near: {', '.join(near)}" if near else f"known: {', '.join(names[:20]) or 'none'}"
+        hint = f"similar: {', '.join(near)}" if near else f"known: {', '.join(names[:20]) or 'none'}"
         return self.error(f"unknown {noun} {token.text}; {hint}", token)
 
     def too_deep(self, at: Token) -> ParseError:

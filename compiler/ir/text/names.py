@@ -45,7 +45,7 @@ class Names:
 
     @contextmanager
     def scope(self) -> Generator[None]:
-        """Release the names that are given inside the `with` when it ends."""
+        """When the `with` ends, release the names that were assigned inside it."""
         outer = dict(self._names), set(self._used), dict(self._counts)
         yield
         self._names, self._used, self._counts = outer

@@ -400,7 +400,7 @@ class LoopParser(TypeParser):
                 args = tuple(self.items(")", self.scalar))
                 fn = _CALLED[name]
                 if len(args) != ARITY[fn]:
-                    raise self.error(f"{name} takes {ARITY[fn]} operands, has {len(args)}", token)
+                    raise self.error(f"{name} takes {ARITY[fn]} operands; it is called with {len(args)}", token)
                 return scalars.Apply(fn, args)
             case _:
                 raise self.unknown("function of scalars", token, _SCALARS)

@@ -224,7 +224,7 @@ class ValueParser(LoopParser):
             raise self.error(f"the constant is not valid base64: {error}", token) from None
         expected = math.prod(shape) * dtype.num_bytes
         if len(data) != expected:
-            raise self.error(f"{len(data)} bytes, expected {expected} for {dtype}{list(shape)}", token)
+            raise self.error(f"the constant has {len(data)} bytes, expected {expected} for {dtype}{list(shape)}", token)
         return Constant(np.frombuffer(data, dtype.numpy).reshape(shape))
 
     def _by_digest(self, dtype: DType, shape: tuple[int, ...]) -> Constant:

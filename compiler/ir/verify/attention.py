@@ -83,7 +83,7 @@ def _element_types(node: Attention) -> Iterator[str]:
         if not layer.is_int:
             yield f"layer is {layer}, expected an integer"
         if cache.dtype is DType.I8 and scales is None:
-            yield f"cache {cache.name} is i8 and has no scales, expected one per token and head"
+            yield f"cache {cache.name} is i8 and has no scales, expected one scale per token and head"
         if cache.dtype is not DType.I8 and scales is not None:
             yield f"cache {cache.name} is {cache.dtype} and has scales {scales.name}; expected scales only if the cache is i8"
 
@@ -103,6 +103,6 @@ def _parameters(node: Attention) -> Iterator[str]:
     if not node.softcap >= 0:
         yield f"softcap is {node.softcap}, expected a cap above 0, or 0 for none"
     if node.positions is None and isinstance(node.keys, Paged):
-        yield "positions are missing, and pages do not tell how long a sequence is; expected one per token"
+        yield "positions are missing, and pages do not tell how long a sequence is; expected one position per token"
     if node.positions is None and node.window:
-        yield f"window is {node.window} and positions are missing, expected one per token"
+        yield f"window is {node.window} and positions are missing, expected one position per token"

@@ -352,7 +352,7 @@ def _arguments_fit(
 def _misfit(param: Buffer | ScalarParam | DimVar, arg: Type, found: dict[DimVar, Dim]) -> str:
     match param, arg:
         case _, ObjectType():
-            return "nothing is known of the value; match_cast it first"
+            return "nothing is known of the value; check it with match_cast first"
         case DimVar(), ScalarType(dtype=DType.I64 | None):
             return ""
         case ScalarParam(dtype=dtype), ScalarType(dtype=given):
@@ -361,7 +361,7 @@ def _misfit(param: Buffer | ScalarParam | DimVar, arg: Type, found: dict[DimVar,
             if given is not None and given != dtype:
                 return f"element type {given}, expected {dtype}"
             if ndim is None:
-                return "a tensor of unknown rank; match_cast it first"
+                return "a tensor of unknown rank; check it with match_cast first"
             if ndim != len(shape):
                 return f"rank {ndim}, expected {len(shape)}"
             for i, (mine, theirs) in enumerate(zip(shape, dims or (), strict=False)):

@@ -103,7 +103,7 @@ def signature_determines_its_dims(func: PrimFunc) -> Iterator[Problem]:
         for var in (v for d in buffer.shape for v in d.vars()):
             if var not in known:
                 text = f"dimension {var.name} in the shape of {buffer.name} is neither a parameter nor an extent of a buffer by itself"
-                yield Problem(None, f"{text}; pass it")
+                yield Problem(None, f"{text}; add it as a parameter")
     for var in func.dim_vars:
         if isinstance(var.upper, Dim):
             for other in var.upper.vars():
@@ -218,7 +218,7 @@ def ranks_agree(func: PrimFunc) -> Iterator[Problem]:
 def operands_have_the_right_number(func: PrimFunc) -> Iterator[Problem]:
     for scalar, stmt in _scalars(func):
         if isinstance(scalar, scalars.Apply) and len(scalar.args) != ARITY[scalar.fn]:
-            yield Problem(stmt, f"{scalar.fn.value} takes {ARITY[scalar.fn]} operands, has {len(scalar.args)}")
+            yield Problem(stmt, f"{scalar.fn.value} takes {ARITY[scalar.fn]} operands; it is called with {len(scalar.args)}")
 
 
 def numbers_suit_their_type(func: PrimFunc) -> Iterator[Problem]:
@@ -317,9 +317,9 @@ def _tile_misfits(tile: Tile) -> Iterator[str]:
     op, places, dims = tile.op, tile.operands, tile.dims
     yield from op.problems()
     if len(places) != len(op.operands):
-        yield f"{len(places)} operands, expected {len(op.operands)}: {', '.join(o.name for o in op.operands) or 'none'}"
+        yield f"it has {len(places)} operands, expected {len(op.operands)}: {', '.join(o.name for o in op.operands) or 'none'}"
     if len(dims) != len(op.dims):
-        yield f"{len(dims)} dimensions, expected {len(op.dims)}: {', '.join(op.dims) or 'none'}"
+        yield f"it has {len(dims)} dimensions, expected {len(op.dims)}: {', '.join(op.dims) or 'none'}"
     for place, operand in zip(places, op.operands, strict=False):
         if operand.dtype not in (None, place.buffer.dtype):
             yield f"{operand.name} is in {place.buffer.name}, which holds {place.buffer.dtype}, expected {operand.dtype}"
@@ -348,7 +348,7 @@ def loops_keep_their_range(func: PrimFunc) -> Iterator[Problem]:
             low = var.lower > 0
             high = var.upper is not None and prove_lt(var.upper, extent - 1)
             if low or high or (var.multiple_of != 1 and prove_lt(1, extent)):
-                yield Problem(site.stmt, f"variable {var.name} runs over 0 .. {extent - 1} and declares less")
+                yield Problem(site.stmt, f"variable {var.name} runs over 0 .. {extent - 1}, but its declared range is smaller")
 
 
 def local_memory_has_constant_size(func: PrimFunc) -> Iterator[Problem]:

@@ -19,7 +19,7 @@ from compiler.machine.product_steps import avx2, avx512, neon, wasm
 from compiler.machine.product_steps.step import LARGEST, Parts, Step
 from compiler.machine.target import Target
 
-UNROLLED = 4  # loads of each register of b per iteration of the loop along k, if a has a single row
+UNROLLED = 4  # number of loads of each register of b per iteration of the loop along k, if a has a single row
 FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
 
 # The steps for rows of bytes and for rows of words, the fastest first. A tile uses the first one that the target supports.

@@ -101,7 +101,7 @@ class _Block(ProductCode):
         self.barrier()  # c overwrites the stages, so wait until all warps have read them
         self.store(self.times(self.warp, op.per_warp * SIXTEEN), SIXTEEN)
 
-    # --- copies --------------------------------------------------------------------------------------------------------
+    # --- asynchronous copies of weights and rows to shared memory ------------------------------------------------------
 
     def _chosen(self) -> list[str]:
         """Return the indices of the panels that this warp multiplies, which are the same in each matrix."""
@@ -114,8 +114,8 @@ class _Block(ProductCode):
         return [self.clamped(self.plus(first, str(p))) for p in range(op.per_warp)]
 
     def _sources(self, chosen: Sequence[str]) -> list[str]:
-        """Return the global addresses that this lane copies in the first step: parts of its warp's panels first, then parts of rows of
-        a."""
+        """Return the global addresses from which this lane copies in the first step: parts of its warp's panels first, then parts of rows
+        of a."""
         op, code = self.op, self.code
         panel_bytes = self.times(self.steps, op.panel_bytes)
         offsets = [self.plus(code.op(f"mul i64 {panel}, {panel_bytes}"), self.lane_bytes) for panel in chosen]

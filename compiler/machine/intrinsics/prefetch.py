@@ -18,7 +18,7 @@ class Prefetch(Intrinsic):
     """prefetch(place): prefetch `lines` cache lines that begin `ahead` bytes after the place."""
 
     name: ClassVar[str] = "prefetch"
-    far: bool = False  # prefetch into all caches except L1, because L1 can wait for few lines at a time
+    far: bool = False  # prefetch into all caches except L1, which supports few outstanding misses
     ahead: int = 0
     lines: int = 1
 

@@ -87,7 +87,7 @@ def scales_operand(args: tuple[Type, ...], index: int, cache: TensorType) -> Typ
     """Return the annotation of the cache's scales. An i8 cache needs scales, and no other cache may have them."""
     if len(args) <= index:
         if cache.dtype is DType.I8:
-            raise AnnotationError("cache is i8, and its scales are missing; expected one per token and head")
+            raise AnnotationError("cache is i8, and its scales are missing; expected one scale per token and head")
         return ObjectType()
     scales = wants_float(tensor_operand(args, index, "scales", ndim=5, layout="[layers, 2, pages, kv_heads, PAGE]"), "scales")
     if cache.dtype not in (None, DType.I8):

@@ -54,7 +54,7 @@ class _Sampling(Truncations):
                 self.draw_and_report()
 
     def rank_given(self) -> None:
-        """Report the rank of the given token and its distance from the best token."""
+        """Report the rank of the given token, and its distance: how much its logit is below the largest logit."""
         self.report_nothing()
         token = self.k.let("token", self.arrays["tokens"][self.i])
         self.find_best(self.raw)
@@ -153,8 +153,8 @@ class _Sampling(Truncations):
             arrays["top_distances"][i, e] = 0.0
 
     def report(self, token: Dim, num_top: Scalar) -> None:
-        """Report the rank and distance of `token`, and the `num_top` nearest alternatives. Each reported alternative is deleted from the
-        row; nothing reads the row afterwards."""
+        """Report the rank and the distance (meaning.py) of `token`, and the `num_top` most probable tokens. Each of these tokens is deleted
+        from the row; nothing reads the row afterwards."""
         k, g, i, low, arrays = self.k, self.g, self.i, self.low, self.arrays
         with k.scope():
             own, rest, chosen = k.local("own", 1), k.local("rest", 1), k.local("chosen", 1, dtype=I64)

@@ -25,7 +25,7 @@ VECTORS = 4
 BLOCK = VECTORS * LANES
 
 SCALE_BITS = 24  # the `Shift` tile multiplies mantissas by 2^SCALE_BITS
-BEYOND = 48.0  # powers of two to which a distance is clamped; a weight is 0 from 41 powers of two on
+BEYOND = 48.0  # limit to which a distance, in powers of two, is clamped; from a distance of 41 on, the weight is 0
 INF = float("inf")
 
 F32, I32, I64, BOOL = DType.F32, DType.I32, DType.I64, DType.BOOL
@@ -113,7 +113,7 @@ class Row:
 
     @contextmanager
     def each_vector(self, b: Dim) -> Generator[tuple[Dim, Dim, Dim]]:
-        """Loop over the vectors of a block. Yield the number of the vector, the lane, and the id of the token."""
+        """Loop over the vectors of a block and their lanes. Yield the index of the vector, the lane, and the id of the lane's token."""
         with self.k.serial("u", VECTORS) as u, self.k.vector(LANES) as lane:
             yield u, lane, BLOCK * b + LANES * u + lane
 

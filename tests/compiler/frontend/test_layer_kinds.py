@@ -81,7 +81,7 @@ def test_a_unified_gemma_4_has_no_inputs_per_layer() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("use_bidirectional_attention", "all", "vision or null: attention between text tokens is causal"),
+        ("use_bidirectional_attention", "all", "vision or null, because attention between text tokens is causal"),
         ("num_global_key_value_heads", 3, r"a divisor of num_attention_heads \(8\)"),
     ],
 )

@@ -94,7 +94,7 @@ def test_a_known_architecture_under_another_name(case: str, tmp_path: Path) -> N
     shutil.copy(MODELS / case / "model.safetensors", tmp_path)
     fields = config_of(case)
     write(tmp_path, **{**fields, "architectures": [ARCHITECTURES[case]], "model_type": "unheard_of"})
-    assert f"tensors are those of '{fields['model_type']}': set model_type to that" in remedy(tmp_path)
+    assert f"tensors are those of '{fields['model_type']}': set model_type to '{fields['model_type']}' in" in remedy(tmp_path)
     source = open_safetensors(MODELS / case)
     tensors = {name: np.array(source.read(name)) for name in source.tensors}
     save_file({**tensors, "model.layers.0.novel.weight": np.ones(3, np.float32)}, tmp_path / "model.safetensors")

@@ -100,12 +100,12 @@ def test_parameters_are_checked():
         ("dimension 1 is 5, expected 2\\*n = 4", (np.zeros((2, 5), F32), (7,), 7)),
         ("element type is float64, expected f32", (np.zeros((2, 4)), (7,), 7)),
         ("rank is 1, expected 2", (np.zeros(2, F32), (7,), 7)),
-        ("parameter 0 \\(x\\): expected a tensor, has int", (3, (7,), 7)),
+        ("parameter 0 \\(x\\): expected a tensor, got int", (3, (7,), 7)),
         ("expected a shape of 1 dimensions", (good, (7, 8), 7)),
         ("the value is 6, expected k = 7", (good, (7,), 6)),
-        ("expected a scalar, has ndarray", (good, (7,), np.zeros(1, np.int64))),
-        ("n is 5, declared 1..4", (np.zeros((5, 10), F32), (7,), 7)),
-        ("takes 3 arguments, is called with 1", (good,)),
+        ("expected a scalar, got ndarray", (good, (7,), np.zeros(1, np.int64))),
+        ("n is 5, outside its declared range 1..4", (np.zeros((5, 10), F32), (7,), 7)),
+        ("takes 3 arguments; it is called with 1", (good,)),
     ]
     for message, args in wrong:
         with pytest.raises(MismatchError, match=message):
@@ -122,7 +122,7 @@ def test_a_later_parameter_may_define_what_an_earlier_one_mentions():
 def test_divisibility_is_a_promise():
     text = "func main(x: f32[n]) -> f32[n] where n in 0.. by 4 { return x }"
     interpret(text, np.zeros(8, F32))
-    with pytest.raises(MismatchError, match=r"n is 6, declared 0\.\. by 4"):
+    with pytest.raises(MismatchError, match=r"n is 6, outside its declared range 0\.\. by 4"):
         interpret(text, np.zeros(6, F32))
 
 
@@ -220,7 +220,7 @@ def test_ragged_extents():
     out = np.zeros(3, F32)
     run(text, np.array([0, 2, 3]), np.arange(9, dtype=F32).reshape(3, 3), out)
     np.testing.assert_array_equal(out, [0, 7, 21])
-    with pytest.raises(InterpretError, match=r"variable k is 4, declared 0\.\.m"):
+    with pytest.raises(InterpretError, match=r"variable k is 4, outside its declared range 0\.\.m"):
         run(text, np.array([0, 2, 4]), np.ones((3, 3), F32), out)
 
 
@@ -334,7 +334,7 @@ def test_arguments_must_fit_their_buffers():
         run(text, np.zeros(3, F32), np.zeros(5, F32))
     with pytest.raises(InterpretError, match=r"buffer x is int32\[3\], expected f32\[3\]"):
         run(text, np.zeros(3, np.int32), np.zeros(6, F32))
-    with pytest.raises(InterpretError, match=r"variable n is 4, declared 1\.\.3"):
+    with pytest.raises(InterpretError, match=r"variable n is 4, outside its declared range 1\.\.3"):
         run(text, np.zeros(4, F32), np.zeros(8, F32))
 
 
@@ -382,7 +382,7 @@ def test_a_plan_is_followed():
     text = "a = alloc f32[4] at 0  launch @twice(x, a)  b = alloc f32[4] at {}  launch @twice(a, b)  return b"
     x = np.ones(4, F32)
     np.testing.assert_array_equal(Interpreter(planned(text.format(16))).call("main", x), [4, 4, 4, 4])
-    with pytest.raises(MismatchError, match="at 20 = 20 takes 16 bytes, and the arena has 32"):
+    with pytest.raises(MismatchError, match="at 20 = 20 needs 16 bytes, but the arena has 32"):
         Interpreter(planned(text.format(20))).call("main", x)
 
 

@@ -56,7 +56,7 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
 
 
 def _independent(loop: For, outer: list[For]) -> bool:
-    """Return whether the extent of `loop` depends on no loop of `outer`, so that the loops form one grid."""
+    """Return whether the extent of `loop` contains no variable of the `outer` loops. Only then can one grid cover all these loops."""
     return not any(o.var in loop.extent.vars() for o in outer)
 
 
@@ -83,7 +83,7 @@ def _num_iterations(indices: Indices, loops: list[For]) -> Index:
 
 
 def _unravel(indices: Indices, counter: Index, loops: list[For]) -> None:
-    """Compute the variables of nested loops from the number of an iteration."""
+    """Compute the variables of nested loops from `counter`, which counts the iterations of all loops together."""
     for loop in reversed(loops[1:]):
         extent = indices.value(loop.extent)
         indices.env[loop.var] = indices.binary("urem", counter, extent)

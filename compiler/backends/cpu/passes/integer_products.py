@@ -8,8 +8,8 @@ that changes results, within the errors that docs/decisions states.
 A row of 16 bits is stored as two planes of bytes, or as 16-bit words on machines that cannot multiply pairs of bytes without loss. A sum of
 512 words fits in 32 bits. If a scale of a weight covers more elements, they are cut into parts that share the scale.
 
-If each group of a weight has an offset, (q - zero) * scale or q * scale - shift, the weight is multiplied without the offsets. Then the
-product of the offsets with the sums of the rows' groups is subtracted. This second product is cheap: it has one element per group. A scale
+If each group of a weight has a zero point, (q - zero) * scale, or a shift, q * scale - shift, the weight is multiplied without them. Then
+their product with the sums of the rows' groups is subtracted. This second product is cheap: it has one element per group. A scale
 that is itself a dequantised integer stays an integer, and the product decodes it. Floats of 4 bits count as integers of 4 bits: doubled,
 they are integers.
 
@@ -17,7 +17,7 @@ Rows are coarse if weights have 8 bits and one scale per channel, and if the pro
 row has 8 bits and one scale per group, so it needs one plane instead of two.
 
 If a matrix unit multiplies bytes, 4-bit weights with groups become `widened_linear`: they are widened to 8 bits with one scale per channel.
-Each row has one scale. It has 8 bits, or 16 if 8 are too few for it.
+Each row has one scale, and elements of 8 bits, or of 16 bits if 8 bits are too few for that row.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from compiler.ops.products.quantize import DEQUANTIZE, Kind
 from compiler.ops.products.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 from compiler.passes.rewrite import rewrite_module
 
-ACTIVATION_BITS: Final = {8: 16, 4: 8}  # bits of the rows, by bits of the weight
+ACTIVATION_BITS: Final = {8: 16, 4: 8}  # from bits of an element of the weight to bits of an element of the rows
 # LONGEST is the maximum number of products whose sum certainly fits in i32, by type of the rows.
 LONGEST: Final = {DType.I8: 1 << 16, DType.I16: 1 << 9}
 COARSE_BITS, COARSE_GROUP = 8, 64  # bits and group length of coarse rows
@@ -143,10 +143,10 @@ class _Weight:
     length: int  # number of elements of a channel
     size: int  # number of columns of the product
     out_dtype: str
-    offset: Atom | None  # the zero or the shift of each group; None: the weight has no offsets
+    offset: Atom | None  # the zero point or the shift of each group; None: the weight has neither
     is_shifted: bool
-    levels: tuple[Atom, ...]  # the integers and the units of a scale that is an integer; empty if the scale is a float
-    matrices: tuple[int, ...]  # extents of the leading axes, which number the matrices that rows choose from
+    levels: tuple[Atom, ...]  # if the scales are themselves dequantised: their integers and the scales of these integers; otherwise empty
+    matrices: tuple[int, ...]  # extents of the leading axes; their indices select a matrix for each row, such as that of an expert
     are_floats: bool  # whether numbers of 4 bits are floats
 
     def fits(self, format: Format) -> bool:
@@ -154,8 +154,8 @@ class _Weight:
 
     @property
     def is_centred(self) -> bool:
-        """Whether 0 is the middle of the stored numbers. Numbers of 4 bits with an offset are multiplied as stored, so 0 is their
-        smallest."""
+        """Whether 0 is in the middle of the range of the stored numbers. Numbers of 4 bits with an offset are multiplied as stored:
+        the smallest of them is 0."""
         return self.bits == 8 or self.offset is None
 
 
@@ -204,7 +204,7 @@ def _levels(scale: Atom, values: Mapping[Var, Value], has_groups: bool) -> tuple
 
 
 def _for_parts(builder: Builder, weight: _Weight, of_groups: Atom, length: int) -> Atom:
-    """Repeat the value of the only group for each part of the group."""
+    """Repeat the value of a channel's only group, once for each part of the group."""
     if length == weight.group:
         return of_groups
     shape = (*map(Dim.of, weight.matrices), Dim.of(weight.size), Dim.of(weight.length // length))
@@ -212,7 +212,7 @@ def _for_parts(builder: Builder, weight: _Weight, of_groups: Atom, length: int) 
 
 
 def _offsets(builder: Builder, weight: _Weight, offset: Atom) -> Atom:
-    """Return the offsets [size, groups] in f32, in the form w = q * scale - offset."""
+    """Return the offsets [size, groups] in f32 for which each weight is q * scale - offset."""
     wide = _as_f32(builder, offset)
     return wide if weight.is_shifted else builder.call(MULTIPLY, _as_f32(builder, weight.scale), wide)
 

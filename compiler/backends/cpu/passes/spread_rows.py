@@ -78,7 +78,7 @@ class _Uses:
 
 
 def _rows(module: IRModule, function: Function) -> Iterator[tuple[Var, Output]]:
-    """Yield each variable whose rows can be padded, with the output of a call that it names."""
+    """Yield each variable whose rows can be padded, with the call output that is bound to the variable."""
     bindings = function.body.bindings
     calls = {b.var: b.value for b in bindings if isinstance(b.value, CallTir) and not any(i is not None for i in b.value.inplace)}
     uses = _uses(module, function.body)

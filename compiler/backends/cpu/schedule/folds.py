@@ -1,4 +1,4 @@
-"""Reductions across the lanes of vectors. Numbers of lanes are powers of two. The number alone determines the order of a reduction."""
+"""Reductions across the lanes of vectors. The number of lanes is a power of two, and determines the order of the reduction."""
 
 from __future__ import annotations
 

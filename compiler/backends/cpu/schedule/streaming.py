@@ -15,11 +15,11 @@ from compiler.ir.loops.write import Kernel, less_equal
 from compiler.ir.prove import prove_le, prove_lt
 from compiler.machine.intrinsics.stream import LANES, Stream
 
-LARGE = 64 << 20  # bytes of a large result: more than one process can expect to have in the caches
+LARGE = 64 << 20  # minimum size of a large result in bytes: more than one process can expect to have in the caches
 
 
 def is_streamed(axes: Axes, store: Store, width: int) -> Scalar | bool:
-    """Return whether to stream vectors along the last axis, which depends on the number of bytes that all axes write. Return a scalar if
+    """Return whether to stream vectors along the last axis. This depends on the number of bytes that the nest writes. Return a scalar if
     the kernel knows this number only at run time."""
     size = product_of([extent for _, extent in axes]) * store.buffer.dtype.num_bytes
     if not _whole_vectors(store, axes[-1][0], width) or prove_lt(size, LARGE):
@@ -28,7 +28,7 @@ def is_streamed(axes: Axes, store: Store, width: int) -> Scalar | bool:
 
 
 def _whole_vectors(store: Store, inner: DimVar, width: int) -> bool:
-    """Return whether a vector's lanes are adjacent in memory, and whether the nest does not read the buffer that it writes."""
+    """Return whether the lanes of a vector are adjacent in memory and the nest does not read the buffer that it writes."""
     *outer, last = store.indices
     beside = not any(inner in dim.vars() for dim in (*outer, last - inner))
     fresh = not any(load.buffer is store.buffer for load in loads(store.value))

@@ -210,8 +210,8 @@ class _Statements(Statements):
             case Scope.COUNTERS if self.code.level == 0:
                 return lambda _: COUNTERS
             case scope:
-                wanted = "local memory inside of a thread loop, shared memory outside"
-                raise CompileError(f"buffer {buffer.name} is allocated in {scope} memory; expected {wanted}, counters around all blocks")
+                wanted = "local inside of a thread loop, shared outside of thread loops, or counters around all blocks"
+                raise CompileError(f"buffer {buffer.name} is allocated in {scope} memory in the wrong place; expected {wanted}")
 
     def _blocks(self, loop: For) -> None:
         end = str(self.indices.value(loop.extent).value)

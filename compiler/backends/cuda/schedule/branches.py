@@ -1,9 +1,9 @@
 """Branches: nests that read elements of a product directly from its tile. For example, queries and keys are rotated, and values are written
 to the cache.
 
-A branch writes one element for each column of a range of the product's columns. An element may also read a second column, `apart` columns
-before or after its own, with which its column is a pair. If a tile is too narrow to contain both columns of a pair, the tile has two ranges
-of columns, `apart` columns from each other.
+A branch writes one element for each column of a range of the product's columns. An element may also read the other column of a pair, which
+is `apart` columns before or after its own. If a tile is too narrow to contain both columns of a pair, the tile has two ranges of columns,
+`apart` columns from each other.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Branch:
 
     def write(self, k: Kernel, row: Dim, column: Dim, element: Callable[[int], Scalar]) -> None:
         """Write the element of a column, if the branch has this column. `element(offset)` is the product's element `offset` columns after
-        it."""
+        this column."""
 
         def read(scalar: Scalar) -> Scalar:
             offset = self.offset(scalar)

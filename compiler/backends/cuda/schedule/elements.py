@@ -105,8 +105,8 @@ def _write(k: Kernel, nest: SpatialNest, values: Sequence[Dim]) -> None:
 
 
 def _in_order(stmt: Stmt) -> Stmt:
-    """Schedule a statement that is not an elementwise nest. If it is a parallel loop, each iteration gets a block if it has loops of lanes,
-    or else a thread. One thread runs any other statement as it is written."""
+    """Schedule a statement that is not an elementwise nest. Each iteration of a parallel loop runs on a block if the body contains loops
+    over lanes, and on one thread otherwise. Any other statement runs unchanged on one thread."""
     if (lanes := schedule_lanes(stmt)) is not None:
         return lanes
     k = Kernel()

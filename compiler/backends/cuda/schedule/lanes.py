@@ -1,7 +1,7 @@
 """Schedule loops that are written for the vectors of a CPU. A block runs one iteration of the parallel loop, and its threads are the lanes.
 
-One thread runs the statements that are outside loops of lanes. Buffers of an iteration are in shared memory. A condition or an integer
-around a loop of lanes must be the same for all threads, although statements inside may change its operands. So one thread computes and
+One thread runs the statements outside the loops over lanes. Buffers of an iteration are in shared memory. A condition or a loop bound
+around a loop over lanes must be the same for all threads, although statements inside may change its operands. So one thread computes and
 stores it, and all threads read it after a barrier.
 """
 
@@ -22,7 +22,7 @@ ZERO = Dim.of(0)
 
 
 def schedule_lanes(stmt: Stmt) -> Stmt | None:
-    """Schedule a parallel loop that contains loops of lanes, in blocks and threads. Return None for any other statement."""
+    """Schedule a parallel loop that contains loops over lanes, in blocks and threads. Return None for any other statement."""
     if not isinstance(stmt, For) or stmt.kind is not LoopKind.PARALLEL or not _has_lanes(stmt.body):
         return None
     inner = [s for s in walk_stmts(stmt.body) if isinstance(s, For)]
@@ -45,7 +45,7 @@ class _Lanes:
     num_bytes: int = field(default=0)
 
     def block(self, stmt: Stmt) -> Stmt:
-        """Convert a statement outside loops of lanes, which all threads of a block run together."""
+        """Convert a statement that is not inside a loop over lanes. All threads of a block reach such a statement together."""
         if not _has_lanes(stmt):
             return _by_one(stmt)
         match stmt:
@@ -68,7 +68,7 @@ class _Lanes:
 
     def _sequence(self, stmts: Sequence[Stmt]) -> Stmt:
         done: list[Stmt] = []
-        alone: list[Stmt] = []  # consecutive statements without loops of lanes, which one thread runs
+        alone: list[Stmt] = []  # consecutive statements without loops over lanes; one thread runs them
         for stmt in stmts:
             if not _has_lanes(stmt):
                 alone.append(stmt)

@@ -11,9 +11,9 @@ enough rows. For more rows than the highest tile has, a block computes as many a
 twice as many columns. Every tile sums in the same order, so the bits of a row do not depend on other rows. The tiles of a target, their
 heights and the formats of weights are in compiler/machine/products.py.
 
-If rows choose one of several matrices, a block computes a run: adjacent rows with the same choice that one tile of the highest may have.
-There is a block for each row, and the block does nothing unless its row begins a run. There are fewest runs if rows with equal choices are
-adjacent.
+If each row chooses one of several matrices, a block computes a run: adjacent rows with the same choice. A run does not cross a multiple of
+the height of the highest tile. There is a block for each row, and the block does nothing unless its row begins a run. The number of runs is
+smallest if rows with equal choices are adjacent.
 
 If further stages read the product's elements (branches.py), they replace the epilogue.
 """
@@ -266,7 +266,7 @@ class _Place:
             branch.write(k, self.first + i, own, element)
 
     def element(self, op: BlockProduct, i: Dim, column: Dim) -> Scalar:
-        """Return an element of the product. It reads the sums from shared memory, where the tile wrote them."""
+        """Return an element of the product, computed from the sums that the tile wrote to shared memory."""
         p = self.blocks.product
 
         def total(scalar: Scalar) -> Scalar:

@@ -47,7 +47,7 @@ def schedule_rows(prim: PrimFunc) -> PrimFunc | None:
 
 
 def _reads_along_rows(program: RowProgram) -> bool:
-    """Return whether each reduction reads adjacent memory along the row. If not, the reference schedule is faster: adjacent threads of it
+    """Return whether each reduction reads adjacent memory along the row. If not, the reference schedule is faster: its adjacent threads
     compute adjacent rows, and read adjacent memory."""
     folds = [fold for stage in program.stages for fold in stage.folds]
     return all(any(fold.axes[0][0] in load.indices[-1].vars() for load in loads(fold.value) if load.indices) for fold in folds)

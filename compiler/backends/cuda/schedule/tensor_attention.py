@@ -80,7 +80,7 @@ class _Memory:
     first: Array  # [tokens + 1]: the first position that a token sees; the last element is for rows without a token
     end: Array  # [tokens + 1]: one past the last position that a token sees
     bounds: Array  # five values of the run: number of tokens, least `first`, largest `end`, largest `first`, least `end`
-    flags: Array  # for each thread, whether it found a mean that is not finite; then flags[0], whether any thread did
+    flags: Array  # for each thread, whether it found a mean that is not finite; in the end flags[0] says whether any thread did
 
 
 @dataclass(frozen=True, slots=True)

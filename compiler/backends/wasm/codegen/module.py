@@ -1,4 +1,4 @@
-"""Link one relocatable object to a WebAssembly module, so that users need no linker.
+"""Turn one relocatable object into a WebAssembly module, so that users need no linker.
 
 The module imports from `env` a memory with a maximum size, and the stack pointer. It exports every function that is not local, and a
 constant global `__heap_base`: the first address after its data. Kernels call no outside functions, so a module consists of one object and

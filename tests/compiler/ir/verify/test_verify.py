@@ -220,7 +220,7 @@ GRAPH_BREACHES: dict[str, list[tuple[Function, str]]] = {
         (text("y = call_tir @scale(v, 1.0:f16, 3) -> f32[n] return y", "v: f32[n]"), "argument for s: a scalar f16, expected f32"),
         (text("y = call_tir @scale(v, 1.0, 3:i32) -> f32[n] return y", "v: f32[n]"), "argument for k: scalar[i32], expected a scalar i64"),
         (text("y = call_tir @scale(v, v, 3) -> f32[n] return y", "v: f32[n]"), "argument for s: f32[n], expected a scalar"),
-        (text("y = call_tir @scale(o, 1.0, 3) -> f32[4] return y", "o: object"), "match_cast it first"),
+        (text("y = call_tir @scale(o, 1.0, 3) -> f32[4] return y", "o: object"), "check it with match_cast first"),
         (text("y = call_tir @scale(o, 1.0, 3) -> f32[4] return y", "o: f32[...]"), "a tensor of unknown rank"),
         (text("y = call_tir @square(v) -> f32[3] return y", "v: f32[3, 4]"), "argument for A: dimension 1 is 4, expected 3"),
         (text("y = call_tir_inplace @add(x, x) [2] -> f32[n, 4] return y"), "reuses argument 2, expected the index of a variable among"),
@@ -325,7 +325,7 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (loop("B[0] = A[]"), "0 indices for A, which has rank 1"),
         (loop('tile "stream"(B[0], A[0, 0])'), "2 indices for A"),
     ],
-    "operands_have_the_right_number": [(prim(Store(B, (ZERO,), Apply(Fn.ADD, (ONE,)))), "add takes 2 operands, has 1")],
+    "operands_have_the_right_number": [(prim(Store(B, (ZERO,), Apply(Fn.ADD, (ONE,)))), "add takes 2 operands; it is called with 1")],
     "numbers_suit_their_type": [(prim(Store(B, (ZERO,), Const(1.5, DType.I32))), "1.5 does not fit i32")],
     "element_types_agree": [
         (loop("B[0] = 1.0:f16"), "f16 is stored to B, which holds f32"),
@@ -374,9 +374,9 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (attention(parameters="scale=0.5, softcap=-2.0"), "softcap is -2.0, expected a cap above 0"),
     ],
     "tiles_have_their_operands": [
-        (loop('tile "stream"(B[0])'), "tile stream: 1 operands, expected 2: place, lanes"),
+        (loop('tile "stream"(B[0])'), "tile stream: it has 1 operands, expected 2: place, lanes"),
         (loop('tile "stream"(B[0], I[0])'), "tile stream: lanes is in I, which holds i32, expected f32"),
-        (loop('tile "stream"(B[0], A[0]) dims(n)'), "tile stream: 1 dimensions, expected 0: none"),
+        (loop('tile "stream"(B[0], A[0]) dims(n)'), "tile stream: it has 1 dimensions, expected 0: none"),
         (loop('tile "amx_configure"() {rows=33}'), "tile amx_configure: rows are 33, expected 1 to 32"),
     ],
     "outputs_are_written": [
@@ -389,7 +389,7 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (loop("for unroll l in n { }"), "unroll loop runs to n"),
     ],
     "loops_keep_their_range": [
-        (loop("for l in n within 0..n - 2 { }"), "variable l runs over 0 .. n - 1 and declares less"),
+        (loop("for l in n within 0..n - 2 { }"), "variable l runs over 0 .. n - 1, but its declared range is smaller"),
         (loop("for l in n within 1.. { }"), "variable l runs over"),
         (loop("for l in 8 within 0..7 by 4 { }"), "variable l runs over"),
         (loop("B[0] = sum(l in n within 0..n - 2) A[l]"), "variable l runs over"),

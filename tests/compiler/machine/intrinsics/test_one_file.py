@@ -91,7 +91,7 @@ def test_fields_are_checked_where_text_is_read() -> None:
     ):
         with pytest.raises(ParseError, match=said):
             parse(program(NEGATE.replace("{lanes=8}", text)))
-    with pytest.raises(ParseError, match='unknown tile intrinsic "test_negat"; near: test_negate'):
+    with pytest.raises(ParseError, match='unknown tile intrinsic "test_negat"; similar: test_negate'):
         parse(program('tile "test_negat"(y[0], x[0])'))
 
 

@@ -108,7 +108,7 @@ class MatrixUnit:
             self.multiply(k, self.rows.scores[slot, row + m, 0], self.rows.queries[row + m, 0], self.keys[0, 0], depth_of(self.size))
 
     def load_keys(self, k: Kernel, v: int, page: HeadPage) -> None:
-        """Load the keys of a page. The page stores one element of every key as a row."""
+        """Load the keys of a page. Row i of the page stores element i of all its keys."""
         with k.serial("r", self.size // CHUNK) as r:
             first = r * (CHUNK * PAGE)
             self.prefetch(k, page, KEYS, first, CHUNK * PAGE)

@@ -27,7 +27,8 @@ BF16, I64 = DType.BF16, DType.I64
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token in a split. It attends to positions `low` to `high`; those in the split are in blocks `begin` to `end` - 1."""
+    """A token with one split of its keys. The token attends to positions `low` to `high`. The split has these in blocks `begin` to
+    `end` - 1."""
 
     number: Dim
     sequence: Dim
@@ -213,7 +214,7 @@ class PagedOperands:
         return VisibleRange(token.low, token.high, bool(self.node.window))
 
     def visible_page(self, index: Dim, low: Dim, high: Dim) -> Dim:
-        """Clamp an index of the page table to the pages with visible keys. The first and the last block can reach beyond them."""
+        """Clamp an index of the page table to the pages with visible keys. The first and the last block can contain other pages."""
         last = dim_min(index, high // PAGE)
         return dim_max(last, low // PAGE) if self.node.window else last
 

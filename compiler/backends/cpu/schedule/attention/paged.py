@@ -184,7 +184,7 @@ class _PagedAttention:
         return PartialSoftmax(rows.maximum[row, 0], total[0], lambda c, lane: rows.values[row, c, lane])
 
     def initial(self, head: Dim) -> PartialSoftmax:
-        """Return the softmax before the first split: without keys or, if the head has a sink, with the sink. A sink is the score of a key
+        """Return the softmax before the first split. It is empty, or contains the sink if the head has one. A sink is the score of a key
         without a value."""
         sinks, zero = self.operands.sinks, const(0.0, F32)
         if sinks is None:

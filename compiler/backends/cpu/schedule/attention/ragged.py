@@ -2,7 +2,7 @@
 
 A work item is LANES adjacent tokens of one head. Each token has a lane: the maximum, the sum and the weights of the online softmax are
 vectors over tokens, and lanes do not depend on each other. The item loops over the keys of a text once, KEYS at a time. If its tokens
-belong to several texts, it computes all tokens for one text after another, and stores only the results of that text's tokens. Blocks are
+belong to several texts, it computes all its tokens once for each text, and stores only the results of that text's tokens. Blocks are
 counted from the beginning of the text, so a row has the same bits wherever its text is in the batch.
 
 In paged attention, vectors go over the keys of a page instead, because rows attend to different numbers of keys.

@@ -78,7 +78,7 @@ class NextHead:
 
 @dataclass(frozen=True, slots=True)
 class HeadPage:
-    """A page of one kv head. The rows that begin at `row` read it, and their scores of its keys are at `slot`."""
+    """A page of one kv head. The rows from `row` on read the page. Their scores for the keys of the page are at index `slot`."""
 
     row: Dim
     kv_head: Dim
@@ -95,7 +95,7 @@ class VisibleRange:
 
     low: Dim
     high: Dim
-    clipped_low: bool  # whether keys before `low` may be in a page, which happens with a window
+    clipped_low: bool  # whether a page may contain keys before `low`, as with sliding-window attention
 
 
 # --- helpers -----------------------------------------------------------------------------------------------------------

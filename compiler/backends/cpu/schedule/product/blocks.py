@@ -50,7 +50,7 @@ class LinesAhead:
     """Cache lines that each step of a tile prefetches: `lines` lines of the part that is read next, from line `first`."""
 
     panel: Dim
-    index: Dim  # index of that part's first line in its panel
+    index: Dim  # index, within the panel, of the first line of the part that is read next
     first: Dim
     lines: Dim
 
@@ -102,7 +102,7 @@ class Blocks:
                 yield from self._panels(k, claim, Part(self.extent - left, left), Dim.of(1))
 
     def _panels(self, k: Kernel, claim: Claim, part: Part, is_last: Dim) -> Iterator[tuple[Dim, Part, NextPart]]:
-        """Yield one part of k for each panel, together with the part that is read next. Next is the same part of the next panel. After the
+        """Yield one part of k for each panel, together with the part that is read next. That is the same part of the next panel. After the
         last panel, it is the next part of the first panel. After the last part of k, it is the first part of the panel that follows the
         claim."""
         last_panel = ceil_div(self.num_columns, self.tile.shape.columns) - 1

@@ -30,8 +30,8 @@ from compiler.ir.prove import prove_divisible
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
-ABREAST = 4  # panels of one sum that a single row computes before the next sum
-AT_ONCE = 8  # groups whose scales a single row reads at once: 0.5 KB of scales, and 4 KB of 4-bit weights
+ABREAST = 4  # number of panels of one sum that a single row computes before the next sum
+AT_ONCE = 8  # number of groups whose scales a single row reads at once: 0.5 KB of scales, and 4 KB of 4-bit weights
 
 
 @dataclass(frozen=True, slots=True)

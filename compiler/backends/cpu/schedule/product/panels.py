@@ -33,8 +33,8 @@ class Panels:
 
     product: AnyProduct
     shape: TileShape
-    together: int = 1  # panels of a claim with many rows
-    abreast: int = 1  # panels of a claim with a single row, whose additions would otherwise wait for each other
+    together: int = 1  # number of panels of a claim with many rows
+    abreast: int = 1  # number of panels of a claim with a single row; with one panel, additions would wait for each other
     block_rows: int = BLOCK_ROWS
 
     @contextmanager
@@ -143,7 +143,7 @@ class Tiles:
     most one tile of fewer rows."""
 
     claim: Claim
-    rows: int  # rows of a tile; a power of two
+    rows: int  # number of rows of a tile, a power of two
     first: Dim
     count: Dim
     is_rest: bool = False
