@@ -179,7 +179,7 @@ class Cache:
                             raise CacheError(f"{archive} holds {member.name!r}; expected only files that `cache export` writes")
                         (arrived.folder / path).write_bytes(content.read())
             except tarfile.TarError as error:
-                raise CacheError(f"{archive} is not an archive of a cache ({error}); write one with `cache export`") from None
+                raise CacheError(f"{archive} is not an archive of cache entries ({error}); write one with `cache export`") from None
             entries = list(arrived.entries())
             for entry in entries:
                 load(entry)

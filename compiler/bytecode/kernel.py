@@ -11,9 +11,9 @@ from compiler.ir.loops.functions import Fn
 class PhaseSymbols:
     body: str
     grid: str
-    threads: int = 1  # threads per block on a GPU
-    num_counters: int = 0  # counters that the blocks of a launch share
-    shared_bytes: int = 0  # bytes of a block's shared memory that a launch must request
+    threads: int = 1  # number of threads per block on a GPU
+    num_counters: int = 0  # number of counters that the blocks of a launch share
+    shared_bytes: int = 0  # number of bytes of a block's shared memory that a launch must request
 
 
 @dataclass(frozen=True, slots=True)

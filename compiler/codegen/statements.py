@@ -75,7 +75,7 @@ class Statements(ABC):
         end = self.indices.value(loop.extent)
         if end.lanes > 1:
             where = "which differs between the lanes of the vector loop around it; expected the same extent in every lane"
-            raise CompileError(f"loop {loop.var.name} runs for {loop.extent}, {where}")
+            raise CompileError(f"loop {loop.var.name} has extent {loop.extent}, {where}")
         with self.code.loop("0", str(end.value), runs=runs(loop.extent)) as counter:
             self.indices.env[loop.var] = Index(counter, self.code.level)
             self.iteration(loop)
@@ -137,5 +137,5 @@ class Statements(ABC):
 
 def constant_extent(loop: For) -> int:
     if not loop.extent.is_const:
-        raise CompileError(f"{loop.kind} loop {loop.var.name} runs for {loop.extent}; expected a constant")
+        raise CompileError(f"{loop.kind} loop {loop.var.name} has extent {loop.extent}; expected a constant")
     return loop.extent.const

@@ -280,7 +280,7 @@ def rotating_neighbours(config: ModelConfig) -> ModelConfig:
 def rotating_whole_heads(config: ModelConfig) -> ModelConfig:
     """Return the configuration unchanged. Raise ConfigError if only part of each head rotates, which the family does not support."""
     if config.rope is not None and config.rope.size != config.head_dim:
-        raise ConfigError(f"{config.rope.size} of {config.head_dim} dimensions rotate; {config.family} rotates all of them")
+        raise ConfigError(f"{config.rope.size} of {config.head_dim} dimensions of a head rotate; expected all of them for {config.family}")
     return config
 
 

@@ -25,7 +25,7 @@ class Recurrence:
     taps: int  # taps of the convolution
     num_keys: int  # number of query heads and of key heads; a divisor of num_heads
     num_heads: int
-    key_size: int  # per head
+    key_size: int  # elements of a head's key
     size: int  # elements of a head's value
     convolution_bias: bool = False
     input_bias: bool = False

@@ -101,7 +101,8 @@ def _rows_in_parts(nests: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]
 
 
 def _parted(before: Sequence[PerfectNest], after: Sequence[PerfectNest], temporaries: tuple[Buffer, ...]) -> RowProgram | None:
-    """Match the stages before and after a row of values, which each thread then stores in memory of its own instead of a temporary."""
+    """Match stages on whole rows (`before`) and stages on parts of rows (`after`). The row of values that connects them moves from a
+    temporary to memory of each thread's own."""
     line = before[-1].store.buffer
     length = line.shape[-1]
     if not length.is_const or length.const > LONGEST_LINE:

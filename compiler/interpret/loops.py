@@ -133,8 +133,8 @@ class _Frame:
 
     @contextmanager
     def _axes(self, loops: Sequence[tuple[DimVar, Any]]) -> Generator[Array | None]:
-        """Give each variable an axis of its own. An axis with a ragged extent has its largest extent. Yield a mask of the points that are
-        inside all extents, or None if no extent is ragged."""
+        """Give each variable an axis of its own. An axis whose extent differs between iterations gets the largest of these extents. Yield a
+        mask of the points that are inside all extents, or None if no extent differs."""
         outer, inside = self.active, None
         for var, extent in loops:
             ragged = isinstance(extent, np.ndarray)

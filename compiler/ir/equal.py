@@ -240,7 +240,7 @@ def _defining(prim: PrimFunc) -> list[Dim]:
 
 
 def _plain(node: Any) -> Any:
-    """Return the same node for all nodes whose differences have no effect, such as an attribute with its default value."""
+    """Return the node in a form in which differences without effect disappear. For example, attributes at their defaults are filled in."""
     match node:
         case Copy(value=value):
             return value

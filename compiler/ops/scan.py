@@ -157,7 +157,7 @@ class _Scan:
     v: Array
     decay: Array
     beta: Array | None
-    width: int  # columns per block
+    width: int  # number of columns of a block
 
     @property
     def rows(self) -> int:

@@ -2,7 +2,7 @@
 
 Before: a product reads `w[n, r]` or `w[r, n]`. After: it reads `p[n // C, r, n % C]`, panels of C columns that are contiguous along `r`,
 and a packing function precedes it in the graph. A product of pairs of bf16 reads `p[n // C, r // 2, n % C * 2 + r % 2]` instead, or
-whatever the format of its tile defines. If a tile reads integers with scales, integers and scales are packed separately. Packing of weights
+the layout of its tile's format. If a tile reads integers with scales, integers and scales are packed separately. Packing of weights
 moves to load time; packing of activations is a parallel stage before the product. Only the layout changes: the product and its order of
 summation stay the same.
 """

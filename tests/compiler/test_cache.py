@@ -289,7 +289,7 @@ def test_an_archive_that_cannot_be_taken_in_is_named(tmp_path: Path) -> None:
 def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     archive = tmp_path / "bad.tar"
     archive.write_bytes(b"nothing of the kind")
-    with pytest.raises(CacheError, match="is not an archive of a cache"):
+    with pytest.raises(CacheError, match="is not an archive of cache entries"):
         Cache(tmp_path / "cache").load_archive(archive)
 
 

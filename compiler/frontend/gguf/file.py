@@ -101,7 +101,7 @@ class _Cursor:
         self._memory = file.memory
 
     def take(self, num_bytes: int) -> bytes:
-        """Return the next `num_bytes` bytes. Raise DamagedFile if the file ends before."""
+        """Return the next `num_bytes` bytes. Raise DamagedFile if fewer bytes are left."""
         start = self.position
         if num_bytes > min(self.end, MAX_METADATA_BYTES) - start:
             raise DamagedFile(
@@ -184,7 +184,8 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str
             raise DamagedFile(f"{cursor.name}, tensor {name!r}: starts at {offset}, inside the previous tensor, which ends at {end}")
         end = offset + num_bytes
         if data_start + end > cursor.end:
-            raise DamagedFile(f"{cursor.name}, tensor {name!r}: ends at byte {data_start + end} of {cursor.end}. Is the download complete?")
+            where = f"{cursor.name}, tensor {name!r}"
+            raise DamagedFile(f"{where}: ends at byte {data_start + end}, the file at {cursor.end}. Is the download complete?")
         tensors[name] = GgufTensor(shape, format, data_start + offset, num_bytes)
     return tensors
 

@@ -24,7 +24,7 @@ OUT = "self_attn.o_proj"
 SINKS = "self_attn.sinks"
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 DOWN = "mlp.down_proj"
-CLASS_HEAD = "score"  # without the prefix of the decoder's weights
+CLASS_HEAD = "score"  # name of the classification head, which does not have the prefix of the decoder's weights
 
 
 @dataclass(slots=True)

@@ -161,7 +161,7 @@ class Cursor:
         return self.error(f"unknown {noun} {token.text}; {hint}", token)
 
     def too_deep(self, at: Token) -> ParseError:
-        return self.error(f"nested more than {MAX_NESTING} deep; bind inner parts to names", at)
+        return self.error(f"the text is nested more than {MAX_NESTING} levels deep; bind inner parts to names", at)
 
     def skip_to(self, *texts: str) -> None:
         """Move to the first of these marks or words that is outside all brackets."""

@@ -267,7 +267,7 @@ def annotations_hold(module: IRModule, func: Function) -> Iterator[Problem]:
             yield Problem(binding, f"annotated {_text(binding.var.type)}, but it is {_text(deduced)}: {verdict.reason}")
     verdict = subsumes(func.result_type, type_of(func.body.result, lambda name: _signature(module, name)))
     if verdict.level is Level.DISJOINT:
-        yield Problem(None, f"the result is annotated {_text(func.result_type)}: {verdict.reason}")
+        yield Problem(None, f"the result contradicts its annotation {_text(func.result_type)}: {verdict.reason}")
 
 
 def branches_join(module: IRModule, func: Function) -> Iterator[Problem]:

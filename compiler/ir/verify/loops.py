@@ -331,7 +331,7 @@ def _tile_misfits(tile: Tile) -> Iterator[str]:
 def lanes_are_counted(func: PrimFunc) -> Iterator[Problem]:
     for stmt in walk_stmts(func.body):
         if isinstance(stmt, For) and stmt.kind in (LoopKind.VECTOR, LoopKind.UNROLL) and not stmt.extent.is_const:
-            yield Problem(stmt, f"a {stmt.kind.value} loop runs to {stmt.extent}, expected a constant")
+            yield Problem(stmt, f"a {stmt.kind.value} loop has extent {stmt.extent}, expected a constant")
 
 
 def loops_keep_their_range(func: PrimFunc) -> Iterator[Problem]:

@@ -121,8 +121,8 @@ class Truncations(Row):
             self.count[0] = index(c) + select(chosen(b), number(1), 0)
 
     def list_by_number(self, wanted: Callable[[], Scalar]) -> None:
-        """List the candidates for the `wanted` nearest tokens: all tokens up to the distance within which `wanted` blocks have their
-        nearest token."""
+        """List the candidates for the `wanted` nearest tokens: all tokens up to a distance within which at least `wanted` blocks have a
+        token."""
         self.list_blocks(lambda b: self.low[self.g, b] < INF)
         self.upto[0] = INF
         self.wanted[0] = wanted()

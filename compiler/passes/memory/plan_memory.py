@@ -56,7 +56,7 @@ def plan_memory(module: IRModule) -> IRModule:
 
 
 def _plan(builder: Builder, name: str, func: Function, *, outlived: bool) -> bool:
-    """Plan a function. With `outlived`, its results live longer than the call."""
+    """Plan a function. `outlived` says that callers use its results after its arena is reused."""
     lives = _Lives(Owners(func.body))
     lives.walk(func.body)
     returned = lives.keep(func.body)

@@ -192,7 +192,7 @@ COMPRESSED = {
         ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes; known are awq, compressed-tensors"),
         ({**GPTQ, "bits": 3}, "bits of quantization_config of config.json is 3, expected 2, 4 or 8"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "expected gptq or gptq_v2"),
-        ({**GPTQ, "dynamic": {"-:.*": {}}}, "expected no value: all matrices must be quantised in the same way"),
+        ({**GPTQ, "dynamic": {"-:.*": {}}}, "expected no value, because all matrices must be quantised in the same way"),
         ({**AWQ, "version": "gemv"}, "weights packed for gemv have another order"),
         ({**AWQ, "rotation": 7}, "has unsupported fields: rotation 7"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "expected two positive integers"),

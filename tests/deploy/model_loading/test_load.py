@@ -179,7 +179,7 @@ def test_a_decoder_judges_by_two_tokens(stated: str, folder_of: Callable[[str], 
         (folder / "modules.json").write_text(json.dumps(modules))
         (folder / "1_LogitScore").mkdir()
         (folder / "1_LogitScore" / "config.json").write_text(json.dumps({"true_token_id": yes, "false_token_id": no}))
-        with pytest.raises(LoadError, match="expected to be that of Qwen3-Reranker"):
+        with pytest.raises(LoadError, match="expected the chat template of Qwen3-Reranker"):
             load(folder, quantize="f32", max_batch=8)
         (folder / "chat_template.jinja").write_text(QWEN3.before)
     else:

@@ -95,7 +95,7 @@ def _unravel(indices: Indices, counter: Index, loops: list[For]) -> None:
 class _Statements(Statements):
     def loop(self, loop: For) -> None:
         match loop.kind:
-            case LoopKind.PARALLEL:  # the thread runs it serially, because the outer loops are distributed already
+            case LoopKind.PARALLEL:  # one thread runs this inner loop serially, because the outer loops are distributed already
                 self.serial(loop)
             case LoopKind.VECTOR:
                 self._vector(loop)

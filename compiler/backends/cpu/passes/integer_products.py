@@ -120,7 +120,7 @@ class IntegerProducts:
         return found if weight.out_dtype == "f32" else Call(CAST, (builder.emit(found),), {"dtype": weight.out_dtype})
 
     def _has_coarse_rows(self, linear: Call, weight: _Weight, format: Format) -> bool:
-        """Return whether the rows are coarse (see above). A matrix unit is efficient only for long groups, so its rows are never coarse."""
+        """Return whether the product has coarse rows. A matrix unit is efficient only for long groups, so its rows are never coarse."""
         if linear.attrs.get("tolerates") != str(DType.I8) or weight.bits != 8 or weight.group != weight.length:
             return False
         return format.rows is DType.I8 and weight.length % COARSE_GROUP == 0 and weight.offset is None and not self.tiles.on_matrix_unit

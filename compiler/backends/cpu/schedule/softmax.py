@@ -6,7 +6,7 @@ relative to the largest element so far. When a larger element comes, the sum so 
 stage, that stage corrects them with one factor per block. A row has at most MOST factors, so a longer row has larger blocks.
 
 A row of one block has the same bits as with separate reductions. The maximum is at least the lowest finite number, so that it can be
-subtracted: a block of only -inf adds 0, and a row of only -inf gives 0 / 0. If the comparison loses a NaN, the sum is NaN.
+subtracted: a block of only -inf adds 0, and a row of only -inf gives 0 / 0. Even if the comparison drops a NaN, the sum is NaN.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class _Row:
     num_full: Dim  # number of full blocks
     most: Array  # [width]: the largest element of each lane so far
     top: Array  # [width]: the largest element of the row up to the current block, in every lane
-    change: Array  # [width]: the factor that corrects sums when the maximum rises and, in the last stage, the exponentials of a block
+    change: Array  # [width]: a factor that corrects the sums when the maximum rises; in the last stage, it corrects stored exponentials
     sums: Array  # [PARTS, width]
     tops: Array  # [MOST]: the value of `top` in each block
 

@@ -204,7 +204,7 @@ class _TensorAttention(SplitAttention):
             joined.means[r, j] = 0.0
         with k.threads("r", rows) as r:
             top, weights = self.begin(self._head(run, r))
-            # with few tokens, the sink is added only when the last block of a token joins the splits
+            # With few tokens, the sink is added later, when the last block of a token joins the splits.
             joined.top[r] = select(self.is_few, const(LOWEST, F32), top)
             joined.weights[r] = select(self.is_few, ZERO, weights)
         with k.serial("n", run.num_splits) as n:

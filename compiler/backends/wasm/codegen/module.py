@@ -109,8 +109,8 @@ def _name(text: str) -> bytes:
 
 
 def memory_flags(module: bytes) -> int:
-    """Return the offset of the byte that declares the kind of the module's memory. The value 3 declares a memory that threads share;
-    nothing else in the module changes."""
+    """Return the offset of the byte with the flags of the module's memory. To make threads share the memory, it suffices to write 3 to this
+    byte."""
     return module.index(_memory()) + len(_memory())
 
 

@@ -509,7 +509,7 @@ def test_an_error_in_a_long_line_shows_the_place() -> None:
     ],
 )
 def test_nesting_is_bounded(source: str) -> None:
-    with pytest.raises(ParseError, match=f"nested more than {MAX_NESTING} deep|variable here already"):
+    with pytest.raises(ParseError, match=f"nested more than {MAX_NESTING} levels deep|variable here already"):
         parse(source)
 
 

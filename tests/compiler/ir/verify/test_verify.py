@@ -200,7 +200,7 @@ GRAPH_BREACHES: dict[str, list[tuple[Function, str]]] = {
         (func(bind(MatchCast(x, tensor([n, 5], F32)), tensor([n, 5], F32))), "match_cast can never succeed"),
         (text("y: object = @main(x) return y"), "takes 2 arguments; it is called with 1"),
         (text("y: object = @main(c, c) return y"), "argument 0 is"),
-        (Function((x,), Body((), x), tensor([n, 5], F32)), "the result is annotated f32[n, 5]"),
+        (Function((x,), Body((), x), tensor([n, 5], F32)), "the result contradicts its annotation f32[n, 5]"),
     ],
     "branches_join": [
         (text("y: f32[n, 4] = if c { return x } else { return c } return y"), "the second branch gives bool[]"),
@@ -385,8 +385,8 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (prim(Seq(())), "output B is never written"),
     ],
     "lanes_are_counted": [
-        (loop("for vector l in n { }"), "a vector loop runs to n, expected a constant"),
-        (loop("for unroll l in n { }"), "unroll loop runs to n"),
+        (loop("for vector l in n { }"), "a vector loop has extent n, expected a constant"),
+        (loop("for unroll l in n { }"), "unroll loop has extent n"),
     ],
     "loops_keep_their_range": [
         (loop("for l in n within 0..n - 2 { }"), "variable l runs over 0 .. n - 1, but its declared range is smaller"),

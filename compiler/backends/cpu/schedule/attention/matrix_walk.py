@@ -2,7 +2,7 @@
 
 A single token reads the keys of STRETCH blocks for all its heads, and then their values. A tile computes each block for all its rows if at
 least one of them sees the block. A row gives weight 0 to the keys that it does not see, so their values matter only if one is infinite or
-NaN. If a block has such a value, its values are multiplied for each token separately.
+NaN. If a block has such a value, the block's values are multiplied for each token separately.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ BF16, I64 = DType.BF16, DType.I64
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token with one split of its keys. The token attends to positions `low` to `high`. The split has these in blocks `begin` to
+    """A token with one split of its keys. The token attends to positions `low` to `high`. Those in the split are in blocks `begin` to
     `end` - 1."""
 
     number: Dim

@@ -16,8 +16,8 @@ from compiler.machine.intrinsics.prefetch import Prefetch
 from compiler.machine.target import LINE_BYTES
 from compiler.ops.attention.kv_cache import PAGE
 
-PAGES = 2  # pages per block
-BLOCK = PAGES * PAGE  # keys per block
+PAGES = 2  # number of pages per block
+BLOCK = PAGES * PAGE  # number of keys per block
 
 F32 = DType.F32
 
@@ -62,7 +62,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class NextPage:
-    """The page to prefetch while another page is read, and which half of its memory: `half` is KEYS or VALUES."""
+    """The page to prefetch while another page is read. `half` says which half of it to prefetch: KEYS or VALUES."""
 
     half: Dim
     page: Dim

@@ -6,7 +6,7 @@
 
 A thread claims a block of rows with one panel. With many rows, or with a single row, a claim has as many panels as the caller requests.
 A block of rows is divided into tiles of the largest height, and its remaining rows into tiles whose heights are powers of two. The bits of
-a row may not depend on its tile. The caller's `for` emits its code once per height.
+a row must not depend on its tile. The caller's `for` emits its code once per height.
 """
 
 from __future__ import annotations
