@@ -638,7 +638,7 @@ def test_the_server_reads_the_files_as_those_of_a_directory(tmp_path: Path) -> N
         (
             {"model": "llama", "tokens": ["x" * 20_000], "token_type": None, "scores": np.zeros(1), "eos_token_id": None},
             DamagedFile,
-            "this long",
+            "the pieces are too long",
         ),
     ],
 )
