@@ -20,7 +20,7 @@ METADATA = (
     *("*dropout*", "*_pdrop", "initializer_*", "*_init_std", "gradient_checkpointing*", "pretraining_tp", "finetuned", "directionality"),
     *("router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef", "aux_loss_alpha"),
     *("pooler_*", "cross_attention_hidden_size", "tie_encoder_decoder", "pruned_heads"),
-    # how transformers runs and caches
+    # settings of the cache and the execution in transformers
     *("use_cache", "cache_implementation", "attn_implementation", "chunk_size_feed_forward", "return_dict*", "output_*"),
     *("use_flash_attn", "use_flash_attention", "fuse_*", "compression_ratio"),
     # defaults of generation

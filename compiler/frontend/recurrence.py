@@ -22,7 +22,7 @@ class Recurrence:
     """Layers with a scan (`compiler/ops/scan.py`) after a causal convolution."""
 
     layers: frozenset[int]
-    taps: int  # taps of the convolution
+    taps: int  # number of taps of the convolution
     num_keys: int  # number of query heads and of key heads; a divisor of num_heads
     num_heads: int
     key_size: int  # elements of a head's key

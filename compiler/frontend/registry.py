@@ -91,7 +91,7 @@ def parse_config(values: object) -> ModelConfig:
     """Parse the content of a config.json."""
     fields = Fields(values, "config.json")
     fields.skip(*QUANTISATION)  # `compiler/frontend/quantized` reads the field
-    fields.skip(*JUDGING)  # `load_config` reads the fields
+    fields.skip(*JUDGING)  # `load_config` reads these fields
     model_type = fields.text("model_type")
     family = FAMILIES.get(model_type)
     if family is None:

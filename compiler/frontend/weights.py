@@ -104,7 +104,7 @@ class MappedFile:
         if count == 0:
             return np.empty(shape, dtype)
         view = np.frombuffer(self.memory, dtype, count, start).reshape(shape)
-        return view if view.flags.aligned else view.copy()  # a safetensors header may have any length
+        return view if view.flags.aligned else view.copy()  # a header of odd length misaligns the data
 
     def release(self, start: int, num_bytes: int) -> None:
         """Release only pages entirely within the range, since neighbouring tensors may be in use."""

@@ -274,7 +274,7 @@ class _Frame:
         """Require that every active point is inside the buffer."""
         for axis, (place, extent) in enumerate(zip(places, self.buffers[buffer].shape, strict=True)):
             if isinstance(place, np.ndarray):
-                inside = not place.size or place.view(np.uint64).max() < extent  # negative indices become the largest
+                inside = not place.size or place.view(np.uint64).max() < extent  # as unsigned numbers, negative indices are the largest
             else:
                 inside = 0 <= place < extent
             if not inside:

@@ -31,7 +31,7 @@ Division = tuple[Dim, Dim]  # quotient, remainder
 
 def divide(x: Dim, d: Dim) -> Division:
     if bounds(d) == (0, 0):
-        raise ZeroDivisionError(f"{x} divided by {d}, which is always zero; expected a divisor that can be another number")
+        raise ZeroDivisionError(f"{x} divided by {d}, which is always zero; expected a divisor that can be nonzero")
     return _divide(x, d)
 
 

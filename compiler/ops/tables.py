@@ -22,7 +22,7 @@ from compiler.ir.loops.statements import Stmt
 from compiler.ir.op import OPS, Deduce, OpDef, Registry
 from compiler.ir.types import Type
 
-# The value of a tensor is a NumPy array, of a shape a tuple of ints, of a scalar a number, of a tuple a tuple of values.
+# A tensor is a NumPy array, a shape is a tuple of ints, a scalar is a number, and a tuple is a tuple of these.
 Interpret = Callable[..., Any]  # (*values, **attributes) -> value
 
 

@@ -1,4 +1,4 @@
-"""Find captured regions: straight lines of bindings that need nothing from the host. Each becomes a captured block, which one native call
+"""Find captured regions: sequences of bindings that need nothing from the host. Each becomes a captured block, which one native call
 replays.
 
 Before: launches, allocations in the arena and aliases, among other bindings. After: every maximal sequence of such bindings with at least

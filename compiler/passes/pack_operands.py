@@ -47,7 +47,7 @@ class PackOperands:
     def __call__(self, module: IRModule) -> IRModule:
         plans = {name: _plan(prim, self) for name, prim in module.prim_functions.items()}
         outliners: list[Outliner] = []
-        known: dict[Hashable, tuple[str, list[CallTir]]] = {}  # packed product and packing calls, by call, since layers repeat
+        known: dict[Hashable, tuple[str, list[CallTir]]] = {}  # the packed product and the packing calls of each distinct call
 
         def rewritten(builder: Builder, binding: Binding, value: Value) -> Value | None:
             if not isinstance(value, CallTir) or not plans.get(value.func):

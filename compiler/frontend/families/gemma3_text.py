@@ -15,7 +15,7 @@ from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.ir.graph.atoms import Var
 
 MULTIMODAL = "gemma3"
-BOTH_WAYS = "embeddinggemma"  # family of bidirectional models, whose files name gemma3_text
+BOTH_WAYS = "embeddinggemma"  # family of bidirectional models, whose config.json has the model type gemma3_text
 # MULTIMODAL_SIZES has the defaults of the text_config in multimodal models.
 MULTIMODAL_SIZES = {"vocab_size": 262_208, "num_attention_heads": 8, "num_key_value_heads": 4}
 

@@ -21,8 +21,8 @@ from compiler.frontend.weights import MappedFile, Tensor
 
 MAGIC = b"GGUF"
 MAX_METADATA_BYTES = 256 << 20  # vocabularies take a few megabytes
-MAX_ENTRIES = 1 << 16  # metadata entries
-MAX_STRINGS = 1 << 22  # texts in arrays; a vocabulary and its merges have less than a million
+MAX_ENTRIES = 1 << 16  # maximum number of metadata entries
+MAX_STRINGS = 1 << 22  # maximum number of texts in arrays; a vocabulary and its merges have less than a million
 MAX_TENSORS = 1 << 17
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from compiler.frontend.errors import DamagedFile, ModelError
 
-MAX_SPLIT_CHARS = 1 << 28  # Gemma's 262 144 pieces need 2e7
+MAX_SPLIT_CHARS = 1 << 28  # maximum number of characters read to derive merges; Gemma's 262 144 pieces need 2e7
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # token types
 
 LLAMA3_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -69,7 +69,7 @@ ROLES = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
-    "sep_token": "seperator_token_id",  # the format spells it like this
+    "sep_token": "seperator_token_id",  # GGUF spells the key like this
     "mask_token": "mask_token_id",
 }
 

@@ -12,7 +12,7 @@ from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.held import Form, Offset, halves
 from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts, expect, is_even, scale_type, unpack
 
-EIGHT = 8  # numbers per 32-bit word
+EIGHT = 8  # number of integers per 32-bit word
 PLACES = np.array([0, 4, 1, 5, 2, 6, 3, 7])  # position in a word of each of eight columns
 
 

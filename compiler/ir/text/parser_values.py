@@ -232,7 +232,7 @@ class ValueParser(LoopParser):
         digest = self.string("a digest")
         array = self._arrays.get(digest)
         if array is None:
-            raise self.error(f"the array {digest} is not in the text; pass the arrays it was printed with", token)
+            raise self.error(f"the array {digest} is not in the text; pass the arrays with which the text was printed", token)
         if array.shape != shape or array.dtype != dtype.numpy:
             raise self.error(f"the array {digest} is {array.dtype}{list(array.shape)}, expected {dtype}{list(shape)}", token)
         return Constant(array)

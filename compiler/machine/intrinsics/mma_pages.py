@@ -5,7 +5,7 @@ A row is a pair of a token and a head. One `mma.sync` multiplies 16 keys, or 16 
 all machines: along the innermost axis, a page of keys has its 16 keys, and a page of values has the elements of one value. The instruction
 needs pairs along the axis that is summed, which is not the innermost. So a lane loads two neighbours from each of two lines, and exchanges
 halves of the words. The order along the summed axis is free within an instruction, as long as both operands have the same order, so a lane
-takes four adjacent numbers.
+multiplies four adjacent numbers.
 
 An accumulator adds 16 products at a time, in the order of elements or of pages, so the bits of a result do not depend on `rows`.
 """
@@ -120,8 +120,8 @@ class PageScores(Intrinsic):
 
 @tile_op
 class PageValues(Intrinsic):
-    """page_values(c, weights, values, pages) dims(page_stride, low, high): c[i, j] = sum over n of weights[i, n] * value n, element j, for
-    the keys low .. high - 1 of a split. Values of other keys are not multiplied, so they may contain anything. Weights are f32 that bf16
+    """page_values(c, weights, values, pages) dims(page_stride, low, high): c[i, j] = sum over n of weights[i, n] * values[n, j], for the
+    keys low .. high - 1 of a split. Values of other keys are not multiplied, so they may contain anything. Weights are f32 that bf16
     represents exactly, with the row distance of scores. c may overlap the weights."""
 
     name: ClassVar[str] = "page_values"
@@ -185,7 +185,7 @@ class _Values(BlockCode):
         column = self.plus(self.times(self.group, per_lane * 4), self.times(self.warp, op.width * 4))
         self.own_means = self.gep(SHARED, self.c, self.plus(row, column))
         self.num_ranges = op.size // op.width
-        shape = (-(-self.num_ranges // WARPS), op.width // PAGE, op.rows // EIGHT)  # ranges, their 16-element parts, 8-row parts
+        shape = (-(-self.num_ranges // WARPS), op.width // PAGE, op.rows // EIGHT)  # numbers of ranges, 16-element parts, 8-row parts
         self.sums = [[[self._accumulator() for _ in range(shape[2])] for _ in range(shape[1])] for _ in range(shape[0])]
 
     def _accumulator(self) -> list[str]:

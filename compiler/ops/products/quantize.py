@@ -57,7 +57,7 @@ def group_of(attrs: Attrs, length: Dim) -> Dim:
     """Return the length of a group. The attribute `group` is 0 if the whole axis is one group."""
     group = int_attr(attrs, "group", 0)
     if group and not prove_divisible(length, group):
-        raise AnnotationError(f"the last dimension is {length}, expected a multiple of the group, {group}")
+        raise AnnotationError(f"the last dimension is {length}, expected a multiple of the group size, {group}")
     return Dim.of(group) if group else length
 
 

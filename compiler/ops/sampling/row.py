@@ -19,7 +19,7 @@ from compiler.machine.intrinsics.shift import Shift
 from compiler.ops.sampling.meaning import LOG2_E, MANTISSA_BITS, POWER, ROUND, TWO
 from runtime.sampling import SHARE_BITS, SHARE_ONE, WEIGHT_BITS, Number, Setting
 
-GROUPS = 16  # rows that have workspace at the same time
+GROUPS = 16  # number of rows that have workspace at the same time
 LANES = 16
 VECTORS = 4
 BLOCK = VECTORS * LANES

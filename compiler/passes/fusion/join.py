@@ -56,7 +56,7 @@ MOST_DEPTH = 40  # maximum depth of an expression: keeps text far within the par
 
 @dataclass(frozen=True, slots=True)
 class WrittenCall:
-    """A call written out in the variables of the graph function: the inverse of outlining."""
+    """A call whose loop nest is written in the variables of the graph function: the inverse of outlining."""
 
     name: str
     operands: tuple[tuple[Buffer | ScalarParam, Atom], ...]
@@ -66,7 +66,7 @@ class WrittenCall:
 
 
 def join(producer: CallTir, first: PrimFunc, consumer: CallTir, second: PrimFunc, var: Var) -> WrittenCall | None:
-    """Return the consumer with the producer of `var` joined in, or None if that is impossible or does not pay. `first` and `second` are the
+    """Return the consumer with the producer of `var` joined in, or None if that is impossible or too costly. `first` and `second` are the
     functions that producer and consumer call."""
     form = staged(first)
     if form is None or "schedule" in first.attrs or "schedule" in second.attrs or isinstance(second.body, Attention):

@@ -88,7 +88,7 @@ class IntegerProducts:
         return rewrite_module(module, replace)
 
     def _is_widened(self, weight: _Weight) -> bool:
-        """Return whether the weight is widened to 8 bits, which makes the whole channel one sum."""
+        """Return whether the weight is widened to 8 bits, so that one integer sum covers the whole channel."""
         tile = self.tiles.widened
         if tile is None or weight.offset is not None or weight.are_floats or weight.length > LONGEST[tile.rows]:
             return False
@@ -196,7 +196,7 @@ def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
 
 
 def _levels(scale: Atom, values: Mapping[Var, Value], has_groups: bool) -> tuple[Atom, ...]:
-    """Return the integers and units of a scale that was dequantised from 8 bits, and () for other scales."""
+    """Return the 8-bit integers, and their scales, from which a scale was itself dequantised. Return () for other scales."""
     made = values.get(scale) if isinstance(scale, Var) else None
     if not has_groups or not isinstance(made, Call) or made.op is not DEQUANTIZE or len(made.args) != 2:
         return ()

@@ -31,6 +31,6 @@ def spread_largest(k: Kernel, array: Array) -> None:
 
 
 def larger(a: Scalar, b: Scalar) -> Scalar:
-    """Return the larger number, with one instruction where `maximum` needs more. The result may lose a NaN, but in a softmax exp(NaN -
+    """Return the larger number, with one instruction where `maximum` needs more. The comparison may drop a NaN, but in a softmax exp(NaN -
     maximum) is NaN again."""
     return select(a < b, b, a)

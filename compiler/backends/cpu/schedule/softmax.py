@@ -32,7 +32,7 @@ from compiler.ir.loops.visit import loads, map_scalar, rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, exp, less
 from compiler.ir.prove import prove_divisible, prove_le
 
-BLOCK = 512  # elements of a block, which stays in the first-level cache from its maximum to its exponentials
+BLOCK = 512  # number of elements of a block, which stays in the first-level cache from its maximum to its exponentials
 MOST = 64  # maximum number of blocks of a row
 LOWEST = Const(float(np.finfo(np.float32).min), DType.F32)
 ZERO = Dim.of(0)

@@ -16,7 +16,7 @@ from compiler.ir.loops.scalars import Load, Scalar, dtype_of
 from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, When
 from compiler.ir.loops.visit import loads, map_stmt, rename_buffers, rewrite_dims, sequence, statements, walk_stmts
 
-MOST_BYTES = 40 << 10  # maximum bytes of shared memory that a block uses
+MOST_BYTES = 40 << 10  # maximum number of bytes of shared memory that a block uses
 MOST_LANES = 1024
 ZERO = Dim.of(0)
 

@@ -41,7 +41,7 @@ from compiler.machine.intrinsics.block_product import EIGHT, NARROW, BlockProduc
 from compiler.machine.products import ProductTile, ProductTiles
 
 MOST_SUMS = 2
-ALIGNED = 8  # elements of a row that a lane copies at once
+ALIGNED = 8  # number of elements of a row that a lane copies at once
 ZERO = Dim.of(0)
 
 Point = Mapping[DimVar, Dim]

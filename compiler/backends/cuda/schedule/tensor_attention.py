@@ -247,8 +247,8 @@ class _TensorAttention(SplitAttention):
 
     def _split(self, run: _Run, rows: int, split: Dim, memory: _Memory) -> None:
         """Join a split with the splits before it. If tokens see different keys of the split, and a mean is not finite, a value may have
-        reached a row that does not see it, because 0 * NaN is NaN. Then each token is computed alone, without the keys that it does not
-        see."""
+        reached a row that does not see its key, because 0 * NaN is NaN. Then each token is computed alone, without the keys that the token
+        does not see."""
         k, bounds = self.k, memory.bounds
         if rows < 2 * self.block_heads:  # one token
             self._sum(run, rows, split, memory, (index(run.low), index(run.high)), None)
@@ -318,7 +318,7 @@ class _TensorAttention(SplitAttention):
             scratch[r, i] = LOWEST
 
     def _join(self, rows: int, memory: _Memory) -> None:
-        """Join the current split with the splits before it, in rows that see a key of the split. In other rows its weights are NaN."""
+        """Join the current split with the splits before it, in rows that see a key of the split. In other rows, the weights are NaN."""
         k, joined, found, factors = self.k, memory.joined, memory.found, memory.factors
         with k.threads("r", rows) as r, k.when(not_equal(found.top[r], LOWEST)):
             top = k.local("new_top", 1)

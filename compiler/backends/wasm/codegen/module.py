@@ -82,7 +82,7 @@ def _filled_in(source: WasmObject, patch: Patch) -> bytes:
 
 
 def _import(item: Import) -> bytes:
-    """Write an import. A memory must have at least one page; whoever instantiates the module chooses its size."""
+    """Write an import. A memory must have at least one page; the code that instantiates the module chooses the memory's size."""
     if item.kind is Kind.MEMORY:
         return _memory() + bytes([HAS_MAXIMUM, 1]) + unsigned(PAGES)
     return _name("env") + _name(item.field) + bytes([item.kind]) + item.description

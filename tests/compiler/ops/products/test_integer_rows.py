@@ -64,7 +64,7 @@ def test_deduction(deduced):
     )
     with pytest.raises(AnnotationError, match="attribute bits is 12, expected 8 or 16"):
         deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=12)
-    with pytest.raises(AnnotationError, match="last dimension is 6, expected a multiple of the group, 4"):
+    with pytest.raises(AnnotationError, match="last dimension is 6, expected a multiple of the group size, 4"):
         deduced(QUANTIZE_ROWS, tensor((N, 6), F32), group=4)
     with pytest.raises(AnnotationError, match="attribute dtype is i16, expected i8 for 8 bits"):
         deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=8, dtype="i16")

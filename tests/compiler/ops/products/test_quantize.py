@@ -72,7 +72,7 @@ def test_deduction(deduced):
     )
     assert deduced(DEQUANTIZE, tensor((N, 16), U8), tensor((N, 1), F16), bits=4, group=32) == tensor((N, 32), F32)
     assert deduced(DEQUANTIZE, TensorType(None, I8, 2), tensor((N, 1), F16)) == TensorType(None, F32, 2)
-    with pytest.raises(AnnotationError, match="last dimension is 6, expected a multiple of the group, 4"):
+    with pytest.raises(AnnotationError, match="last dimension is 6, expected a multiple of the group size, 4"):
         deduced(QUANTIZE, tensor((2, 6), F32), group=4)
     with pytest.raises(AnnotationError, match="last dimension is 5, expected an even number"):
         deduced(QUANTIZE, tensor((2, 5), F32), bits=4)

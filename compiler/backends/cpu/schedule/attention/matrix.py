@@ -69,7 +69,7 @@ class MatrixUnit:
     @staticmethod
     @contextmanager
     def configured(k: Kernel, rows: Rows, cache: Array, layer: Dim, size: int, softcap: float, count: int) -> Generator[MatrixUnit]:
-        """Configure the unit for `count` rows, for the code that the caller writes inside this context."""
+        """Configure the unit for `count` rows. The configuration holds for the code that the caller writes inside this context."""
         depth, panels = depth_of(size), -(-size // BLOCK)
         with k.scope():
             keys = k.local("keys", depth // 2, 2 * BLOCK, dtype=BF16)

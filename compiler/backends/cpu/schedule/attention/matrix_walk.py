@@ -85,7 +85,7 @@ class MatrixTileWalk:
             update_softmax(k, unit, row, row, Dim.of(0), block[0].start, self.operands.visible(token))
 
         visible_in_part = less(tile.first_position, b * BLOCK + (BLOCK - 1)) | less(b * BLOCK, self.operands.low(tile.last_position))
-        per_token = unit.not_finite(k, visible_in_part)  # whether values are multiplied once per token, or once for all tokens
+        per_token = unit.not_finite(k, visible_in_part)  # whether values must be multiplied for each token separately
         every = self.operands.tile_tokens
         num_turns = k.let("turns", select(per_token, index(every), index(1)))
         num_tokens = k.let("tokens", select(per_token, index(1), index(every)))
