@@ -6,7 +6,7 @@ of p. For example, i*m + j <= n*m - 1 means n*m - 1 - i*m - j >= 0. Eliminating 
 (n - 1)*m - m = 0.
 
 Elimination ends because the range of a variable mentions only older variables, and a node consists of older atoms. A budget of steps,
-divided among alternatives, keeps it short. The proofs are sound but not complete: False means "not proved".
+divided among alternatives, keeps elimination short. The proofs are sound but not complete: False means "not proved".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from compiler.ir.dims import Atom, Dim, DimLike, DimVar, FloorDiv, Max, Min, Mod
 Extended = int | float  # an integer, or plus or minus infinity as a float
 INF = math.inf
 BUDGET = 64  # elimination steps per proof; proofs about index arithmetic take two to ten steps
-MAX_TERMS = 32  # a polynomial with more terms is not eliminated from: symbolic divisors multiply the number of terms
+MAX_TERMS = 32  # elimination stops at a polynomial with more terms, because symbolic divisors multiply the number of terms
 
 Bound = tuple[Dim, Dim]  # (scale, value): a lower bound says scale * atom >= value, an upper bound <=; scale is positive
 

@@ -1,4 +1,4 @@
-"""Layers that emit IR: a function under construction, and its weights under the names they have in the checkpoint.
+"""Layers that emit IR: they build a function, and name its weights as the checkpoint does.
 
 Weights are parameters with the types and shapes that they have in the file. The program itself contains the conversions that a step needs
 (stacking, transposing, quantising); the compiler moves them to load time. So there is no separate table of conversions.

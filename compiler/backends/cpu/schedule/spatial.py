@@ -21,7 +21,7 @@ from compiler.ir.loops.sweep import full_vectors, masked_vectors
 from compiler.ir.loops.visit import free_dims
 from compiler.ir.loops.write import Kernel
 
-CHUNK = 4096  # elements of a claim: enough to amortise the cost of claiming, few enough to share the work
+CHUNK = 4096  # number of elements of a claim: enough to amortise the cost of claiming, few enough to share the work
 
 
 def schedule_spatial(stmt: Stmt, width: int) -> Stmt | None:
