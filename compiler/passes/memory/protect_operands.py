@@ -113,7 +113,7 @@ def _operands(value: Value) -> tuple[Atom, ...]:
 
 
 def _endangered(func: Function, taken: Taken) -> dict[Var, list[int]]:
-    """Return the operands that must be copied before each call that overwrites memory. The keys are the variables to which calls are bound."""
+    """Return, by the variable of each call that overwrites memory, the positions of the operands that must be copied before the call."""
 
     def shared(value: Value) -> tuple[Atom, ...]:
         """Return the values with which a value shares memory. Memory that a call overwrote belongs to the call's result alone."""
