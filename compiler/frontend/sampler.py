@@ -3,7 +3,7 @@
     sample(logits[r, vocabulary], rows[n], ...) -> tokens[n], distances[n], totals[n], ranks[n], top_ids[n, .], top_distances[n, .]
     logprobs(logits[r, vocabulary], rows[n], tokens[n], tops[n]) -> the same results except tokens
 
-`runtime.sampling` defines their operands. They read the logits from the buffer that the step wrote.
+`runtime.sampling` defines the operands and results. Both programs read the logits from the buffer that the step wrote.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def _read_modules(modules: Any, directory: Path, default: Pooling) -> EmbeddingC
     found, last = EmbeddingConfig(default, False), "Transformer"
     for kind, module in read_kinds(modules):
         if kind == "Dense" and last not in ("Pooling", "Dense"):
-            raise module.error("type", f"Dense only after Pooling or Dense; here it is after {last}")
+            raise module.error("type", f"Dense only after Pooling or Dense, but it follows {last}")
         match kind:
             case "Transformer" | "LogitScore":
                 pass

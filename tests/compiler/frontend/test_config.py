@@ -131,7 +131,7 @@ def test_pooling_beside_the_model() -> None:
         (
             "modules.json",
             [{"type": "models.Transformer"}, {"type": "models.Dense"}],
-            "expected Dense only after Pooling or Dense; here it is after Transformer",
+            "expected Dense only after Pooling or Dense, but it follows Transformer",
         ),
         ("modules.json", {}, "not a list"),
         ("modules.json", [{"type": "x.Pooling", "path": "../elsewhere"}], "the name of a folder"),

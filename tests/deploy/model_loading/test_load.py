@@ -653,7 +653,7 @@ def test_a_decoder_that_pools_otherwise_is_refused(folder_of: Callable[[str], Pa
     folder = folder_of("qwen3-embedding").parent / "mean"
     shutil.copytree(folder_of("qwen3-embedding"), folder)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    with pytest.raises(LoadError, match="pools by mean; in a decoder, only the last token"):
+    with pytest.raises(LoadError, match="pools by mean; a decoder must use its last token"):
         load(folder)
 
 
