@@ -185,8 +185,8 @@ def along(low: int, count: int = 1) -> Bits:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order of the elements of a line. Each bit of an element's position is a bit of its column or of its k; the highest comes
-    first."""
+    """The order of the elements of a line. Each bit of an element's position is a bit of its column or of its k. `bits` lists them from the
+    highest bit of the position to the lowest."""
 
     bits: tuple[Bits, ...]
 
@@ -367,8 +367,8 @@ FRAGMENTS4 = _row(
         upper=along(1),
     )
 )
-# Formats for `wgmma`, in panels of 32 columns. It reads bf16 from shared memory, in bricks of 8 columns by 8 neighbours along k. Integers
-# are in the order of the registers of a lane, which is numbered by column % 8 and by k % 8 // 2.
+# Formats for `wgmma`, in panels of 32 columns. The instruction reads bf16 from shared memory, in bricks of 8 columns by 8 neighbours along
+# k. Integers are in the order of the registers of a lane, which is numbered by column % 8 and by k % 8 // 2.
 BRICKS = _row(
     Fragments(
         "bricks",

@@ -59,7 +59,7 @@ class ProductTile:
     op: ProductOp  # the operation, with the largest number of rows that a tile may have
     format: Format  # format of the weights
     depth: int  # elements along k that one instruction multiplies; k, or each group of weights with one scale, is a multiple of this number
-    planes: int = 1  # planes per row for which registers suffice; rows with fewer planes form higher tiles
+    planes: int = 1  # number of planes per row for which registers suffice; tiles may have more rows if rows have fewer planes
     block: int | None = None  # elements along k that a matrix unit multiplies at a time, a multiple of `depth`
     widen: WidenPanel | None = None  # widens a panel of 4-bit weights to the panel that `op` reads
     needs: Features = NONE  # features required besides those of `op`: they exclude targets on which `op` would be too slow

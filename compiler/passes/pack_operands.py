@@ -39,7 +39,7 @@ from compiler.passes.rewrite import rewrite_module
 
 @dataclass(frozen=True, slots=True)
 class PackOperands:
-    columns: int  # number of columns of a panel, unless its format has its own number
+    columns: int  # number of columns of a panel, unless the panel's format defines this number
     pairs: tuple[ProductTile, ...] = ()  # tiles that multiply bf16, the best first
     scaled: tuple[ProductTile, ...] = ()  # tiles that multiply rows of bf16 by integers with scales, the best first
     others: bool = True  # also pack the operands of all other products

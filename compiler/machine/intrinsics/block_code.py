@@ -51,7 +51,7 @@ class BlockCode:
         self.code.do("call void @llvm.nvvm.cp.async.commit.group()")
 
     def await_copies(self, allowed: int) -> None:
-        """Wait for this thread's groups of copies, except for the last `allowed` ones."""
+        """Wait for this thread's groups of copies, except for the last `allowed` groups."""
         self.code.do(f"call void @llvm.nvvm.cp.async.wait.group(i32 {allowed})")
 
     # --- tensor cores --------------------------------------------------------------------------------------------------

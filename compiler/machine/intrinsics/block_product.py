@@ -1,8 +1,8 @@
-"""What the tiles have in common with which a block of four warps multiplies matrices on the tensor cores of a GPU: operands, meaning, and
-the code for weights of few bits, for scales and for results.
+"""The shared parts of the tiles with which a block of four warps multiplies matrices on the tensor cores of a GPU: operands, meaning, and
+the code that converts weights of few bits, applies scales and stores results.
 
-In all of them, weights are the left operand of the instruction and rows the right one. A lane's accumulators are those of `mma.sync`: of
-each 16 columns by 8 rows, it has two columns, which are 8 apart, of two adjacent rows.
+In all these tiles, weights are the left operand of the instruction, and rows are the right operand. A lane has the same accumulators as in
+`mma.sync`: of each 16 columns by 8 rows, it has two columns, which are 8 apart, of two adjacent rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED,
 from compiler.machine.intrinsics.product import ProductOp
 
 SIXTEEN = 16  # number of weight columns whose products a warp computes at once
-NARROW = WARPS * SIXTEEN  # least number of columns of a tile
+NARROW = WARPS * SIXTEEN  # minimum number of columns of a tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class BlockProduct(ProductOp):
     panel_dtype: ClassVar[DType] = DType.BF16
     formats: ClassVar[Mapping[int, Fragments | IntegerFragments]]  # the formats of weights, by bits per weight
     one_shape: ClassVar[bool] = True  # whether the same instruction multiplies any number of rows
-    most_rows: ClassVar[int]  # most rows of a tile
-    most_bytes: ClassVar[int]  # most bytes of shared memory that a tile uses
-    least_stages: ClassVar[int]  # least number of stages
+    most_rows: ClassVar[int]  # maximum number of rows of a tile
+    most_bytes: ClassVar[int]  # maximum number of bytes of shared memory that a tile uses
+    least_stages: ClassVar[int]  # minimum number of stages
     sums: int = 1
     bits: int = 16  # bits per weight
     wide_scales: bool = False  # whether scales are f32 instead of bf16
@@ -79,7 +79,7 @@ class BlockProduct(ProductOp):
 
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
         """Return the numbers of rows, in increasing order, for which a product has tiles of `NARROW` columns. With `in_groups`, an element
-        has two accumulators, for a group of weights and for all."""
+        has two accumulators: one for the current group of weights, and one for all groups."""
         raise NotImplementedError
 
     def widest(self, *, in_groups: bool) -> int:
@@ -111,12 +111,12 @@ class BlockProduct(ProductOp):
 
     @property
     def panel_bytes(self) -> int:
-        """Bytes of one panel in a stage."""
+        """The number of bytes of one panel in a stage."""
         return self.panel_columns * self.step * self.bits // 8
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights in a stage."""
+        """The number of bytes of all weights in a stage."""
         return self.sums * self.columns // self.panel_columns * self.panel_bytes
 
     @property
@@ -129,7 +129,7 @@ class BlockProduct(ProductOp):
 
     @property
     def result_bytes(self) -> int:
-        """Bytes of c."""
+        """The number of bytes of c."""
         return self.sums * self.rows * self.pitch * 4
 
     @property
@@ -169,7 +169,7 @@ class BlockProduct(ProductOp):
 
 
 class ProductCode(BlockCode):
-    """Emits code of a product. Every thread of the block runs it."""
+    """Emits the code of a product. Every thread of the block runs this code."""
 
     def __init__(self, op: BlockProduct, code: Code, pointers: Sequence[str], dims: Sequence[int | str]) -> None:
         super().__init__(code)

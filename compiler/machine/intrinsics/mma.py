@@ -24,9 +24,9 @@ from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED,
 from compiler.machine.intrinsics.block_product import SIXTEEN, BlockProduct, ProductCode
 from compiler.machine.target import GPU, Target
 
-STEP = FRAGMENTS.depth  # elements along k in a stage
+STEP = FRAGMENTS.depth  # number of elements along k in a stage
 MOST_STAGES = 8
-ROW_BYTES = 512  # bytes of 8 rows in one step
+ROW_BYTES = 512  # number of bytes of 8 rows in one step
 HEIGHTS = (8, 16, 32, 64)
 
 

@@ -1,16 +1,16 @@
 """Products by `wgmma`, the tensor core instruction of sm_90a. The four warps of a block are a warpgroup, which computes a tile.
 
-One `wgmma` multiplies 64 columns of a weight by up to 256 rows, for 16 numbers along k, and runs beside the program. It reads its operands
-from shared memory. Weights are stored in memory in the order in which it reads them (`BRICKS` in compiler/machine/formats.py), so one
-thread copies a whole panel by one instruction, and an mbarrier tells when the bytes have arrived. All threads copy rows, 16 bytes each, and
-store them swizzled, so that neither their stores nor the reads of the tensor cores meet in a bank.
+One `wgmma` multiplies 64 columns of a weight by up to 256 rows, for 16 numbers along k, and runs asynchronously. It reads its operands from
+shared memory. Global memory stores weights in the order in which `wgmma` reads them (`BRICKS` in compiler/machine/formats.py), so one
+thread copies a whole panel by one instruction, and an mbarrier signals when the bytes have arrived. All threads copy rows, 16 bytes each,
+and store them swizzled, so that neither their stores nor the reads of the tensor cores have bank conflicts.
 
-Weights of 8 or 4 bits are converted in registers to bf16, which represents them exactly, and `wgmma` takes them from there. The sum of each
-group is multiplied by the group's scale, and groups are added in order.
+Weights of 8 or 4 bits are converted in registers to bf16, which represents them exactly, and `wgmma` reads them from the registers. The sum
+of each group is multiplied by the group's scale, and groups are added in order.
 
 An accumulator adds products in the order of k, 16 at a time, for all values of `rows` and `columns`. One statement of inline assembly
-starts the instructions of a step and waits until those of the previous step are done. So no instruction comes between that touches their
-registers, which would make the assembler wait for each `wgmma`.
+starts the instructions of a step and waits until those of the previous step are done. So no other instruction touches their registers in
+between. Otherwise the assembler would wait for each `wgmma`.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from compiler.machine.intrinsics.block_product import NARROW, SIXTEEN, BlockProd
 from compiler.machine.target import Target
 
 MOST_STAGES = 8
-ROW_BYTES = 128  # bytes of a row in one step
-CHUNK = 16  # bytes that a thread copies at once
-AT_ONCE = WARPS * LANES * CHUNK // ROW_BYTES  # rows that the threads copy together
+ROW_BYTES = 128  # number of bytes of a row in one step
+CHUNK = 16  # number of bytes that a thread copies at once
+AT_ONCE = WARPS * LANES * CHUNK // ROW_BYTES  # number of rows that the threads copy together
 BARRIER_BYTES = 8
-# Bytes of shared memory that a block may use, so that two blocks fit the 228 KB of a multiprocessor, which reserves 1 KB for each block.
+# Maximum number of bytes of shared memory of a block: two blocks then fit the 228 KB of a multiprocessor, which reserves 1 KB for each.
 MOST_BYTES = 113 << 10
-MOST_SUMS = 128  # most accumulators of a thread: 128 by 128 of them need fewer bytes per product than 64 by 256
-# Descriptors of operands in shared memory, without addresses. They say, in units of 16 bytes, how far it is from a brick of weights to the
-# next one along k, and from 8 columns or rows to the next 8. Rows are swizzled within 128 bytes.
+MOST_SUMS = 128  # maximum number of accumulators of a thread; a tile of 128 by 128 reads fewer bytes per product than one of 64 by 256
+# Descriptors of operands in shared memory, without addresses. They state two distances in units of 16 bytes: from a brick of weights to the
+# next brick along k, and from 8 columns or rows to the next 8. Rows are swizzled within 128 bytes.
 COLUMNS = 8 << 16 | 64 << 32
 ROWS = 1 << 62 | 1 << 16 | 64 << 32
-COLUMN_STEP, ROW_STEP = 2 * 8, 2  # from one instruction to the next, 16 further along k
+COLUMN_STEP, ROW_STEP = 2 * 8, 2  # distances, in these units, from one instruction to the next, which is 16 elements further along k
 
 
 @tile_op
@@ -83,7 +83,7 @@ class _Block(ProductCode):
         super().__init__(op, code, pointers, dims)
         self.op: Wgmma = op
         self.leads = code.op(f"icmp eq i64 {self.thread}, 0")
-        # The place of this thread's chunks in a stage. Chunks of a row are swapped by the row's number.
+        # The place of this thread's chunks in a stage. Chunk c of row r is stored at place c XOR r % 8 of the row.
         chunk, row = code.op(f"and i64 {self.thread}, 7"), code.op(f"lshr i64 {self.thread}, 3")
         swapped = code.op(f"xor i64 {chunk}, {code.op(f'and i64 {row}, 7')}")
         self.chunk_row, self.chunk_bytes = row, self.times(chunk, CHUNK)
@@ -134,7 +134,7 @@ class _Block(ProductCode):
                 self.assembly("mbarrier.inval.shared.b64 [$0];", [("r", self.barrier_of(str(stage)))])
         self.store(self.times(self.warp, SIXTEEN), NARROW)
 
-    # --- copies --------------------------------------------------------------------------------------------------------
+    # --- asynchronous copies to shared memory --------------------------------------------------------------------------
 
     def _panels(self) -> list[str]:
         """Return the global addresses of the panels of all matrices, at the first step."""
@@ -156,7 +156,7 @@ class _Block(ProductCode):
         return found
 
     def _copy(self, panels: Sequence[str], rows: Sequence[str], step: str, slot: str) -> None:
-        """Begin to copy what a step multiplies."""
+        """Begin to copy the weights and rows that a step multiplies."""
         op, code = self.op, self.code
         stage = self.gep(SHARED, self.shared, self.times(slot, op.stage_bytes))
         begin = self.times(step, op.panel_bytes)
@@ -206,8 +206,8 @@ class _Block(ProductCode):
             self._start(range(part, part + 1), [("r", register) for register in self._registers(stage, part)], rows)
 
     def _start(self, parts: range, weights: Sequence[tuple[str, str]], rows: str) -> None:
-        """Start the instructions of a step for some parts, each of which is 64 columns, and wait for those of the previous step, or for all
-        if weights are in registers. `weights` are the descriptor of all parts, or the registers of one part."""
+        """Start the instructions of a step for some parts, each of which is 64 columns. Then wait for the instructions of the previous step
+        or, if weights are in registers, for all instructions. `weights` are the descriptor of all parts, or the registers of one part."""
         op = self.op
         per_part = len(self.sums) // self.per_warp
         sums, first = self.sums[parts.start * per_part : parts.stop * per_part], 2 * len(parts) * per_part
@@ -227,7 +227,7 @@ class _Block(ProductCode):
         self._with_sums(sums, f"{{ {' '.join(lines)} }}", [*weights, ("l", rows)])
 
     def _with_sums(self, sums: Sequence[str], text: str, operands: Sequence[tuple[str, str]] = ()) -> None:
-        """Emit assembly that changes accumulators. Its first operands are the accumulators, as results and again as operands."""
+        """Emit assembly that changes accumulators. Its first operands are the accumulators, listed once as results and once as inputs."""
         code, count = self.code, len(sums)
         kinds = {"r": "i32", "l": "i64"}
         results = f"{{{', '.join(['float'] * count)}}}"
