@@ -63,7 +63,7 @@ class StateGroup:
 
     layers: tuple[int, ...]
     sizes: tuple[int, ...]  # number of elements of each part of a layer's state
-    page_size: int = PAGE_SIZE  # tokens between two kept states: a multiple of PAGE_SIZE
+    page_size: int = PAGE_SIZE  # number of tokens from one stored state to the next; a multiple of PAGE_SIZE
     page_axis: ClassVar[int] = 1
     keeps_states: ClassVar[bool] = True
 

@@ -11,9 +11,9 @@
 
 The integers of a call are in its *shape heap* (int64), in numbered slots. Matching a value against a specification fills the slots that the
 specification defines. A shape function, `int64_t (int64_t *heap)` of the object code, then computes all derived slots at once. After that
-the slots that the specification only mentions are compared. A float scalar's slot holds the bits of its f64. A shape function returns 0 if
-all slots have a value. Otherwise it returns 1 + the number of the slot whose value does not fit into 64 bits, or -1 - the number of the
-slot that divides by zero.
+the slots that the specification only mentions are compared with the value. The slot of a float scalar holds the bits of its f64. A shape
+function returns 0 if all slots have a value. Otherwise it returns 1 + the number of the slot whose value does not fit into 64 bits, or
+-1 - the number of the slot whose computation divides by zero.
 
 A native phase is `void body(void **buffers, int64_t *dims, int64_t begin, int64_t end)`: it runs iterations begin..end-1 of its outermost
 parallel loop; `int64_t grid(int64_t *dims)` returns the number of iterations. Iterations may run on any thread in any order. `dims` holds
@@ -151,7 +151,7 @@ class Base(StrEnum):
 
 
 class Operand(Struct, frozen=True, tag=True):
-    """Where a launch finds a buffer: a base (with its index, a register or constant number) and a byte offset from it."""
+    """The address of a launch's buffer: a base and a byte offset from it. `index` is the number of the base's register or constant."""
 
     base: Base
     index: int = 0

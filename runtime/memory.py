@@ -33,9 +33,9 @@ class MemoryAccount:
 
 
 class Arena:
-    """One block of memory that grows to the largest demand and never shrinks. Nested calls form a stack in it: each takes the bytes after
+    """One block of memory that grows to the largest demand and never shrinks. Nested calls form a stack in it: each uses the bytes after
     its caller's bytes. A nested call that does not fit gets a separate block, and the next outermost call grows the arena so that all of
-    them fit. A call with `keep_last` takes the bytes after those of the last outermost call, which it preserves."""
+    them fit. A call with `keep_last` uses the bytes after those of the last outermost call, so the results of that call stay intact."""
 
     def __init__(self, account: MemoryAccount, device: Device) -> None:
         self._account = account

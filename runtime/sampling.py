@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 NUM_TOP = 20  # maximum number of alternatives that are reported per token
-WEIGHT_BITS = 40  # the best token has weight 2^40
+WEIGHT_BITS = 40  # the most probable token has weight 2^40
 SHARE_BITS = 30  # bits of top_p and typical_p, which are integers in units of 2^-30
 SHARE_ONE = 1 << SHARE_BITS
 
@@ -26,7 +26,7 @@ class Number(IntEnum):
     """Columns of `SampleBatch.numbers`."""
 
     SHARPNESS = 0  # 1 / temperature; 0: the best token is drawn
-    REACH = 1  # -log(min_p): tokens at a larger distance are removed
+    REACH = 1  # -log(min_p): tokens whose logit is further below the largest logit, after division by the temperature, are removed
     REPETITION = 2
     FREQUENCY = 3
     PRESENCE = 4
@@ -43,7 +43,7 @@ class Setting(IntEnum):
     TYPICAL_P = 5
     MASK = 6  # row of `masks`; -1: no mask
     TOP = 7  # number of alternatives to report besides the token; -1: report nothing
-    PROCESSED = 8  # 1: report distances under the distribution that was drawn from; 0: report those of the unprocessed logits
+    PROCESSED = 8  # 1: report log-probabilities under the distribution that was drawn from; 0: under that of the unprocessed logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class SampleBatch:
 class Logprobs:
     """The numbers from which the log-probability of one token per row is computed. A total of 0 marks a row that requested none."""
 
-    distances: NDArray[np.float32]  # [n]
-    totals: NDArray[np.int64]  # [n] sum of the weights
-    ranks: NDArray[np.int32]  # [n] from 1
-    top_ids: NDArray[np.int32]  # [n, NUM_TOP] nearest token first; -1 fills unused entries
+    distances: NDArray[np.float32]  # [n] difference between the largest logit and the token's logit, at least 0
+    totals: NDArray[np.int64]  # [n] sum of the weights of all tokens; the weight of the most probable token is 2^WEIGHT_BITS
+    ranks: NDArray[np.int32]  # [n] rank of the token; 1 is the most probable token
+    top_ids: NDArray[np.int32]  # [n, NUM_TOP] most probable token first; -1 fills unused entries
     top_distances: NDArray[np.float32]  # [n, NUM_TOP]
 
 

@@ -61,7 +61,7 @@ class Session:
     def call(self, function: str, *args: Any, views: bool = False, keep_last: bool = False) -> Any:
         """Call a function. It takes arrays, tensors of the device, integers, floats, shapes (tuples of integers) and tuples. It returns
         arrays, which belong to the caller. With `views` it returns tensors that may be in the arena; they are valid until the next call
-        without `keep_last`. A parameter that is changed in place changes the caller's array."""
+        without `keep_last`. If the function changes a parameter in place, it changes the caller's array."""
         with self._lock:
             if self._pinned_thread != threading.get_ident():
                 self.device.use_thread()

@@ -1,4 +1,4 @@
-"""Make the arguments of a compiled step for a batch, in the order of its parameters."""
+"""Make the arguments of a compiled step for a batch, in the order of the step's parameters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def step_arguments(
 
 
 def _saved(positions: Ints, query_starts: Ints, page_size: int) -> Ints:
-    """Return the index of the last token in each page of each sequence."""
+    """Return the indices of the tokens after which the state is stored: the last token of each full page and of each sequence."""
     is_saved = positions % page_size == page_size - 1
     is_saved[query_starts[1:] - 1] = True
     return np.flatnonzero(is_saved).astype(np.int32)

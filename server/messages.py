@@ -100,13 +100,13 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()  # empty: all
     banned_token_ids: tuple[int, ...] = ()
-    # banned sequences of two tokens or more: the last token is banned after those before it
+    # banned sequences of two tokens or more: the last token is banned where it would follow the others
     banned_sequences: tuple[tuple[int, ...], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     seed: int = 0
     logprobs: int | None = None  # number of alternatives to report with each drawn token; None: no log-probabilities
-    processed_logprobs: bool = False  # computed after penalties, temperature and truncation instead of before
+    processed_logprobs: bool = False  # compute log-probabilities after penalties, temperature and truncation instead of before
     prompt_logprobs: int | None = None
     constraint: Constraint | None = None
     thinking: Thinking | None = None
@@ -308,7 +308,7 @@ class Stats(Message, frozen=True, tag=True):
     num_waiting: int
     num_pages_used: int
     num_pages: int
-    num_preemptions: int  # this and the next fields count since the worker started
+    num_preemptions: int  # preemptions since the worker started; the next three fields count from then, too
     prefix_queries: int
     prefix_hits: int
     num_steps: int

@@ -48,7 +48,7 @@ class Memory(Protocol):
 @dataclass(frozen=True, slots=True)
 class Limits:
     free_bytes: int  # device memory that programs may still allocate
-    reads_host_arrays: bool  # whether kernels read host arrays as fast as device memory: weights in a mapped file can then stay there
+    reads_host_arrays: bool  # whether kernels read host arrays as fast as device memory: weights may then stay in a mapped file
     launch_bytes: int = 0  # device memory that a captured launch occupies; 0 if the device does not capture launches
 
 
@@ -72,7 +72,7 @@ class Bases:
 
     count: int
     registers: tuple[tuple[int, int], ...]  # (base, register) of each base whose tensor is read from a register at every run
-    arena: int | None  # the base that stands for the arena of the call; None: the region does not use the arena
+    arena: int | None  # the base whose tensor is the arena of the call; None: the region does not use the arena
 
 
 class Code(Protocol):
@@ -140,8 +140,8 @@ class Device(Protocol):
         ...
 
     def kept(self, tensor: Tensor, memory: Memory) -> Tensor:
-        """Return the tensor itself, or a copy if later calls will overwrite it: if it is in `memory` or among the inputs of the present
-        call."""
+        """Return a copy of a tensor that later calls may overwrite, because it is in `memory` or among the inputs of the present call.
+        Return any other tensor itself."""
         ...
 
     def is_compact(self, tensor: Any) -> bool: ...

@@ -65,7 +65,7 @@ class Function:
         if any(p.weight for p in source.params[: self._num_inputs]):
             raise InvalidProgram(f"{source.name}: weights must come after the other parameters")
         if not source.instructions or not isinstance(source.instructions[-1], (Ret, Goto)):
-            raise InvalidProgram(f"{source.name}: the last instruction must return or jump to another")
+            raise InvalidProgram(f"{source.name}: the last instruction must return or jump to an instruction")
         self.regions: list[Region] = []
         # functions to call when weights are bound; regions store the addresses of weights
         self.on_bind: list[Callable[[list[Any]], None]] = []

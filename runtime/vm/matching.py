@@ -52,7 +52,7 @@ class Match:
         self._binds = [(c.bind(item.spec, ""), item.register) for c, item in compilers]
         compares = [(c.compare(item.spec, ""), item.register) for c, item in compilers]
         self._compares = [(check, register) for check, register in compares if check is not None]
-        # Bounds that are constants are checked before the derivation, since it may divide by a value that they exclude.
+        # Bounds that are constants are checked before the derivation, since the derivation may divide by a value that the bounds exclude.
         own = [b for b in bounds if b.slot in self.defined]
         self._bounds = [(b.slot, b.lower, _plain_upper(b), b.multiple_of, b) for b in own]
         self._symbolic = [(b, b.upper.index) for b in own if isinstance(b.upper, Slot)]

@@ -51,7 +51,7 @@ class _Numbers:
         self._loader = loader
         self._numbers: dict[tuple[Base, int], int] = {}
         source = loader.source
-        self._weights = range(len(source.inputs), len(source.params))  # registers
+        self._weights = range(len(source.inputs), len(source.params))  # registers of the weights
 
     def number(self, base: Base, index: int) -> int:
         if base is Base.REGISTER:

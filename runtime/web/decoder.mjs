@@ -67,7 +67,7 @@ export class Decoder {
     return this.length;
   }
 
-  /** Append tokens to the sequence. The logits after the last one stay in memory until the next call. */
+  /** Append tokens to the sequence. The logits after the last token stay in memory until the next call. */
   append(tokens, { wants = 'logits' } = {}) {
     const { max_tokens, max_context } = this.description;
     if (tokens.length === 0) throw new RangeError('append takes at least one token');
@@ -151,7 +151,7 @@ export class Decoder {
     this.program.view(this.named[values], Type).set(pairs.map(([, value]) => value));
   }
 
-  /** Convert distances to log-probabilities. A distance is measured from the best token, whose weight is 2^WEIGHT_BITS. */
+  /** Convert distances to log-probabilities. A distance is the largest logit minus the token's logit; the most probable token has weight 2^WEIGHT_BITS. */
   #logprob([distances, totals, , topIds, topDistances]) {
     const { program } = this;
     const normaliser = Math.log(Number(program.view(totals, BigInt64Array)[0])) - WEIGHT_BITS * Math.log(2);

@@ -4,7 +4,7 @@
 //   const answer = await client.chat.completions.create({ messages: [{ role: 'user', content: 'Hello' }] });
 //   for await (const chunk of await client.chat.completions.create({ messages, stream: true }, { signal })) ...
 //
-// The model runs in a worker, so that the page stays responsive. In Node, which lacks such workers, `RelaxServe.of(engine)` runs it in place.
+// The model runs in a worker, so that the page stays responsive. In Node, which lacks such workers, `RelaxServe.of(engine)` runs it in the calling thread.
 
 import { scriptUrl } from './script.mjs';
 

@@ -1,4 +1,4 @@
-// Make script URLs for workers from files beside a module. If the page requires trusted types, the trusted-types policy `relaxserve` makes them.
+// Make script URLs for workers from files beside a module. If the page requires trusted types, the policy `relaxserve` creates the URLs.
 
 const policy = globalThis.trustedTypes?.createPolicy('relaxserve', { createScriptURL: (url) => url });
 

@@ -32,7 +32,7 @@ export class TextCodec {
   }
 }
 
-/** Cut the bytes of all tokens apart. The file has the lengths as 16-bit integers, followed by the bytes. */
+/** Return the bytes of each token. The file has the lengths as 16-bit integers, followed by the bytes of all tokens. */
 function cutPieces(bytes, count) {
   const lengths = new DataView(bytes.buffer, bytes.byteOffset, 2 * count), pieces = [];
   for (let i = 0, at = 2 * count; i < count; i++) {

@@ -7,7 +7,7 @@ const ALPHABET = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789
 
 export class ToolParser {
   #form; #names; #mostCalls; #state; #held = ''; #scanner; #started = false;
-  #raw = '';          // text read since the content stopped, given back if it is not a call
+  #raw = '';          // text after the content so far; if it turns out not to be a call, it is content, too
   #marked = false;    // whether a marker announced the call; then a call of an unknown tool also counts as a call
   numCalls = 0;
 
@@ -138,7 +138,7 @@ export class ToolParser {
     this.#held = this.#held.slice(length);
   }
 
-  /** Give back as content what was read, because it is not a call. After that, only a marker can begin a call. */
+  /** Add the text read so far to the content, because it is not a call. After that, only a marker can begin a call. */
   #giveBack(parts) {
     let text = this.#raw;
     this.#raw = '';

@@ -27,7 +27,7 @@ from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 
 Vector = NDArray[np.float32]
-KINDS = (  # each row has the names of one kind of text in the APIs of Cohere, Jina and Google and in models
+KINDS = (  # each row has the names that the APIs of Cohere, Jina and Google, and models, use for one kind of text
     ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query"),
     ("document", "passage", "search_document", "retrieval.passage", "retrieval_document", "corpus"),
 )

@@ -22,7 +22,7 @@ class ConstraintLimits:
     source_bytes: int = 256 << 10
     compile_s: float = 3.0  # CPU time, including the first mask; a schema of 1,000 fields takes 0.1 s
     grammar_size: int = 200_000
-    # number of ways to parse the text so far; a schema with 1,000 optional fields has 4,000, which take 6 ms per token
+    # limit on the number of ways to parse the text so far; a schema with 1,000 optional fields has 4,000, which take 6 ms per token
     row_items: int = 10_000
     initial_fuel: int = 5_000_000  # limit on the work of building lexers: about 0.1 s
     slow_s: float = 0.02  # CPU time allowed for each token; large schemas take a twentieth of that

@@ -88,7 +88,7 @@ class Engine:
                 seq.matcher.prefetch_mask()
         for seq in seqs:
             if seq.matcher is None:
-                continue  # the mask of another choice has just failed the request
+                continue  # the request has just failed, because another choice has no mask
             try:
                 mask = seq.matcher.mask()
             except ConstraintError as error:

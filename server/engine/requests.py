@@ -129,7 +129,7 @@ class Requests:
 
     def _constrain(self, seq: Sequence) -> None:
         """Schedule the request once the constraints of all its choices are compiled. Forced tokens are appended only after the prompt has
-        run: until then choices share the prompt, and the first event can report how much of it the cache held."""
+        run: until then choices share the prompt, and the first event can report how many of its tokens the cache held."""
         assert seq.matcher is not None
         if not seq.matcher.poll():
             return

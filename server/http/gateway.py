@@ -99,7 +99,7 @@ class Gateway:
                 if not status:  # the server stops before this answer is ready
                     error = ApiError(SHUTTING_DOWN, "the server stops, and the answer was not ready in time")
                     await error_response(error, scope)(scope, receive, send_with_headers)
-                # Not raised again: that would log a traceback at every stop.
+                # The error is not raised again, because that would log a traceback whenever the server stops.
             except Exception:
                 log.exception("request %s failed", request_id)
                 if status:
@@ -118,7 +118,7 @@ class Gateway:
                 watcher(record)
 
     async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
-        """Read the whole body, because no endpoint can begin without it. Limit its size, its number of values and its duration."""
+        """Read the whole body, because no endpoint can begin without it. Limit its size, its number of values and the time it takes."""
         limit, declared = self._settings.max_body_bytes, headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
             raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes", headers={"connection": "close"})

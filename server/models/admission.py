@@ -24,7 +24,7 @@ class Admission:
         self.num_sequences = 0
         self.num_queued_tokens = 0
         self._pace_s = FIRST_GUESS_S  # estimated seconds between completions while the model is full
-        self._full_since: float | None = None  # time of the last completion, or of becoming full; None: not full
+        self._full_since: float | None = None  # time of the last completion, or time when the model became full; None: not full
 
     def admit(self, num_sequences: int, num_tokens: int) -> Lease:
         """Admit a request. If the queue has no room, raise QUEUE_FULL with the time after which to retry. A request is always admitted if

@@ -147,6 +147,6 @@ class Model:
 @dataclass(frozen=True, slots=True)
 class Unloaded:
     name: str
-    freed_bytes: int  # as planned
+    freed_bytes: int  # memory that the model took: the sum of its planned parts
     resident_before_bytes: int  # memory of this process and its workers, as the kernel counts it
     resident_after_bytes: int

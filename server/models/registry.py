@@ -175,7 +175,7 @@ class Registry:
     # --- loading -------------------------------------------------------------------------------------------------------
 
     async def load(self, spec: ModelSpec, *, swap: bool = False) -> Operation:
-        """Begin a load, or return the running load of this model. A loaded model is loaded again if its source has changed since then.
+        """Begin a load, or return the running load of this model. A loaded model is loaded again if its source has changed.
         `swap`: once the model is ready, unload models that lose their last alias to it."""
         known = self._models.get(spec.name)
         is_outdated = known is not None and known.spec.loads_like(spec) and await self._is_outdated(known)
@@ -238,7 +238,7 @@ class Registry:
             self._save()
 
     def _take_aliases(self, model: Model, aliases: Iterable[str]) -> None:
-        """Point aliases at a ready model. If it `swaps`, unload models that lost their last alias."""
+        """Point aliases at a ready model. If `model.swaps` is set, unload models that lost their last alias."""
         owners = dict.fromkeys(self._aliases[alias] for alias in aliases if alias in self._aliases)
         self._aliases.update((alias, model.spec.name) for alias in aliases)
         for name in owners if model.swaps else ():

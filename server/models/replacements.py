@@ -60,7 +60,7 @@ class Replacements:
 
 
 def beside(error: LoadError, replaces: Model | None) -> LoadError:
-    """Extend the message of a LoadError for lack of memory: the model to be replaced still holds memory."""
+    """If a load failed for lack of memory, add to the message how much memory the model to be replaced still holds."""
     if replaces is None or not error.required_bytes:
         return error
     name, held = replaces.spec.name, replaces.total_bytes

@@ -1,4 +1,4 @@
-"""The models that the next start loads, kept in the state file if there is one."""
+"""The models that the server loads again after a restart: the contents of the state file, if there is one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class SavedModels:
-    """The saved models. A model that failed to load stays saved until it is unloaded."""
+    """The models of the state file. A model that failed to load stays in the file until it is unloaded."""
 
     def __init__(self, file: Path | None) -> None:
         self._file = file

@@ -17,7 +17,7 @@ SleepMode = Literal["abort", "wait", "keep"]
 
 async def put_to_sleep(model: Model, mode: SleepMode, *, patience_s: float) -> None:
     """Put a model to sleep. `abort` fails its running requests. `wait` lets them finish for `patience_s`. Requests that still run after
-    that time continue when the model wakes. With `keep`, all running requests continue then."""
+    that time continue when the model wakes. `keep` interrupts all running requests at once; they continue when the model wakes."""
     loaded = _loaded(model)
     if mode == "wait":
         end_s = asyncio.get_running_loop().time() + patience_s

@@ -1,4 +1,4 @@
-"""A model's dialect: how it writes tool calls, thoughts and gaps to fill. Detected once, when the model is loaded."""
+"""A model's dialect: how it writes tool calls, thoughts and fill-in-the-middle prompts. It is detected when the model is loaded."""
 
 from __future__ import annotations
 

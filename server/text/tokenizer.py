@@ -272,7 +272,7 @@ def _chat_template(
 
 
 def _piece_decoder(spec: Mapping[str, Any]) -> Callable[[str], bytes]:
-    """Return the function from a piece of the vocabulary to its bytes. The type of the tokenizer's decoder decides."""
+    """Return the function that turns a piece of the vocabulary into bytes. It depends on the type of the tokenizer's decoder."""
     decoders = list(_flatten(spec.get("decoder")))
     kinds = {decoder.get("type") for decoder in decoders}
     if "ByteLevel" in kinds:

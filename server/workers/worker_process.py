@@ -28,7 +28,7 @@ class WorkerProcess:
     ) -> None:
         self.pid = process.pid
         self._guard = asyncio.create_task(_kill_when_stopped(process))
-        self._is_blameless = True  # False once the front has killed a silent worker: a request may be the cause
+        self._is_blameless = True  # False once the front has killed a worker that stopped responding, because a request may be the cause
         self._process = process
         self._reader = reader
         self._writer = writer

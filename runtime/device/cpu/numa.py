@@ -1,4 +1,4 @@
-"""Memory nodes (NUMA): the node of each core, and copies that are placed near the cores that read them."""
+"""Memory nodes (NUMA): find the node of each core, and copy arrays into memory near the cores that read them."""
 
 from __future__ import annotations
 

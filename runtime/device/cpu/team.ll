@@ -19,7 +19,7 @@
 ; opened, the state of the first group is advanced last, so this state tells which record is open.
 
 %Team = type {
-  i64, i64, i64, [5 x i64],       ;  0  state: record << 32 | next chunk of the group's span   1  threads in earlier groups   2  threads up to this group
+  i64, i64, i64, [5 x i64],       ;  0  state: record << 32 | next chunk of the group's span   1  threads in earlier groups   2  threads in earlier groups and this one
   i64, i64, [6 x i64],            ;  4  done: finished chunks of the open record   5  number of groups
   i32, i32, [7 x i64],            ;  7  epoch: odd while a list is open      8  stop
   i32, i32, i32, i32, [6 x i64],  ; 10  active helpers  11  sleepers on state  12  sleepers on epoch   13  leader sleeps on active
@@ -293,7 +293,7 @@ none.left:
   %ran = icmp ne i64 %untold, 0
   br i1 %ran, label %tell, label %none.ran
 
-tell:  ; count chunks as done once per record, not per chunk: between cores that share no cache this takes as long as a memory access
+tell:  ; count chunks as done once per record, not per chunk: between cores that share no cache, each update takes as long as a memory access
   ; On x86-64 this is a locked instruction. It also orders the non-temporal stores of kernels, which a plain release store would not.
   %done.before = atomicrmw add ptr %done.p, i64 %untold acq_rel
   %done = add i64 %done.before, %untold

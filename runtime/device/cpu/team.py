@@ -97,8 +97,8 @@ def _text(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    body: int  # addresses
-    grid: int
+    body: int  # address of the phase's function
+    grid: int  # address of the function that returns the number of iterations
     buffers: tuple[tuple[int, int], ...]  # (number of the base, heap slot of the offset)
     dims: tuple[int, ...]  # heap slots
 
@@ -123,7 +123,7 @@ class LaunchList:
         self.address = self._fields.ctypes.data
 
     def singles(self) -> Iterator[LaunchList]:
-        """Yield a list for each record, with the bases and the heap of this list."""
+        """Yield one launch list per record. All of them use the bases and the heap of `self`."""
         for record in self._records:
             single = LaunchList([record], 0)
             single._fields[2:4] = self._fields[2:4]
@@ -185,8 +185,8 @@ class Team:
         return thread
 
     def pin_caller(self) -> None:
-        """Pin the calling thread to its core, because it would have to wait for a helper on the helper's core. From now on the thread must
-        only run launch lists."""
+        """Pin the calling thread to its own core, so that it does not compete with a helper for the helper's core. From now on the thread
+        must only run launch lists."""
         if self._pinned:
             os.sched_setaffinity(0, {self._cores[0]})
 

@@ -22,4 +22,4 @@ def runs(target: str, capability: Capability) -> bool:
 def check_target(target: str, capability: Capability) -> None:
     if not runs(target, capability):
         here = f"this GPU has compute capability {capability[0]}.{capability[1]}"
-        raise IncompatibleExecutable(f"the executable is for {target}, and {here}; compile the program for it")
+        raise IncompatibleExecutable(f"the executable is for {target}, and {here}; compile the program for this GPU")

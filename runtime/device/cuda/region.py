@@ -5,7 +5,7 @@ Every kernel takes the address of its record. The record holds the address of th
 buffers, its integers, and, if its blocks share counters, the address of the counters. So nothing in a graph changes from run to run. The
 blocks of a launch divide its work among themselves, whatever their number, so every graph gives correct results for all sizes; a graph is
 fast if it has about as many blocks as there is work. `prepare` captures graphs for expected sizes. A region that was not prepared captures
-a graph for each order of magnitude of its integers, when it first occurs.
+a graph whenever its integers have orders of magnitude that did not occur before.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ class CudaRegion:
         return graph
 
     def _prepared_blocks(self, magnitudes: Magnitudes) -> tuple[int, ...] | None:
-        """Return the number of blocks of each launch in a prepared graph: in the smallest graph whose sizes are at least these magnitudes,
-        or, if there is none, in the largest graph. Return None if no graph is prepared."""
+        """Choose a prepared graph and return the number of blocks of each of its launches. Choose the smallest graph that was prepared for
+        at least these magnitudes, or else the largest graph. Return None if no graph is prepared."""
         enough = [blocks for prepared, blocks in self._prepared if (prepared >= magnitudes).all()]
         if enough:
             return min(enough, key=sum)

@@ -1,4 +1,4 @@
-"""Put models to sleep and wake them by vLLM's endpoints: /sleep, /wake_up, /is_sleeping. Without `model` they apply to all models."""
+"""Put models to sleep and wake them, through vLLM's endpoints: /sleep, /wake_up, /is_sleeping. Without `model` they apply to all models."""
 
 from __future__ import annotations
 

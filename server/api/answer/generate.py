@@ -26,7 +26,7 @@ class Job:
 
     submit: Submit
     stops: StopRules
-    shown: Mapping[int, bytes] = field(default_factory=dict)  # special tokens that are not hidden, and their text
+    shown: Mapping[int, bytes] = field(default_factory=dict)  # special tokens that appear in the answer, and their text
 
 
 @dataclass(frozen=True, slots=True)

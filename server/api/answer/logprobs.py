@@ -65,8 +65,8 @@ class LogprobWriter:
         return {"content": cast("Sequence[RankedChatToken]", msgspec.Raw(b"[" + b",".join(written) + b"]")), "refusal": None}
 
     def completion(self, entries: Sequence[TokenEntry], *, shift: int = 0) -> CompletionLogprobs:
-        """Return log-probabilities in the shape of a completion. `shift` is the position in the client's text at which the answer
-        begins."""
+        """Return log-probabilities in the shape of a completion. `shift` is the number of characters that precede the answer in the
+        returned text: the length of an echoed prompt."""
         return {
             "tokens": [self._text(entry.logprob.token_id) for entry in entries],
             "token_logprobs": [_finite(entry.logprob.logprob) for entry in entries],

@@ -47,7 +47,7 @@ class AnthropicMessage(Options):
 
 
 class AnthropicTool(Options):
-    # declared first, so that the error for a tool that Anthropic runs names its type, not its missing schema
+    # declared first: for a tool that Anthropic runs, the error then names the tool's type instead of the missing schema
     type: Literal["custom"] | None = None
     name: ToolName
     description: Text | None = None

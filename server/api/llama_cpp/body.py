@@ -82,8 +82,8 @@ class LlamaSampling(SamplingBody):
         return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty not in (None, 1))
 
     def completion(self, prompt: object, tokenizer: Tokenizer) -> CompletionBody:
-        """Convert the request to a CompletionBody. `n_predict` 0 only computes the prompt; this still takes a step, whose token is
-        not shown."""
+        """Convert the request to a CompletionBody. `n_predict` 0 only computes the prompt; this still takes a step. The answer omits
+        the token that the step samples."""
         sampling = {name: getattr(self, name) for name in SamplingBody.model_fields}
         sampling["logit_bias"] = self._bias(tokenizer)
         sampling["seed"] = None if self.seed in RANDOM_SEEDS else self.seed

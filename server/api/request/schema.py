@@ -16,10 +16,10 @@ def _integer(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Int = Annotated[int, BeforeValidator(_integer)]  # too slow for items of long lists, because the validator runs for each item
+Int = Annotated[int, BeforeValidator(_integer)]  # not for items of long lists: the validator runs for each item, which is slow
 
 # Every text, list and object has a limit. A list reports only its first error, because collecting a million errors takes seconds.
-MAX_TEXT_CHARS = 8 << 20  # limit for texts that have a smaller limit later: the context, or max_schema_bytes
+MAX_TEXT_CHARS = 8 << 20  # limit of every text; a smaller limit, the context or max_schema_bytes, is checked later
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenIds = Annotated[list[TokenId], Field(max_length=MAX_NUMBERS, fail_fast=True)]
 FewTokenIds = Annotated[list[TokenId], Field(max_length=1024, fail_fast=True)]

@@ -55,7 +55,7 @@ def _tokenizer(tokenizer_json: str, settings: GrammarSettings) -> LLTokenizer | 
     try:
         return LLTokenizer(tokenizer_json, n_vocab=settings.vocab_size, eos_token=settings.eos_ids or None)
     except ValueError as error:
-        return f"this model's tokenizer cannot be constrained: {error}"
+        return f"constraints cannot use this model's tokenizer: {error}"
 
 
 def _serve_grammar(sock: socket.socket, tokenizer: LLTokenizer | str, settings: GrammarSettings) -> None:

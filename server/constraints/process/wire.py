@@ -31,7 +31,7 @@ class Answer(IntEnum):
     ERROR = 6  # the client's fault; payload: the message
     TOO_SLOW = 7
     TOO_LARGE = 8
-    ENDED = 9  # written by the parent of the process that owed the answer; number: the signal that ended it, or 0
+    ENDED = 9  # written by the parent of the process that owed the answer; number: the signal that ended the process, or 0
 
 
 class GrammarSettings(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ class CachePool:
 
     @property
     def num_pages(self) -> int:
-        """The pages of all groups, without the page of padding in each."""
+        """The number of pages of all groups, without the padding page of each group."""
         return sum(pool.num_pages - 1 for pool in self.pools)
 
     @property

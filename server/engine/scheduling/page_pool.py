@@ -204,7 +204,10 @@ class PagePool:
         counted = [0] * self.num_pages
         for held in holders:
             if any(held.pages[: held.num_returned]) or 0 in held.held or held.num_published > len(held.pages):
-                raise IntegrityError(f"{held.num_returned} pages are given back, {held.num_published} published: {held.pages}")
+                raise IntegrityError(
+                    f"the page list {held.pages} must begin with {held.num_returned} zeros (pages given back), have no other zero, "
+                    f"and have at least {held.num_published} entries (published pages)"
+                )
             if len(set(held.held)) != len(held.held):
                 raise IntegrityError(f"a sequence holds a page twice: {held.pages}")
             for page in held.held:
@@ -214,7 +217,7 @@ class PagePool:
             raise IntegrityError(f"pages with a wrong number of holders (page, recorded, found): {wrong}")
         idle = sorted([*self._free, *self._cached])
         if idle != [page for page in range(1, self.num_pages) if not counted[page]]:
-            raise IntegrityError(f"the pages that no sequence holds are not the idle pages: {idle}")
+            raise IntegrityError(f"the free and cached pages are {idle}; expected the pages that no sequence holds")
         if {page: digest for digest, page in self._page_of.items()} != self._digest_of:
             raise IntegrityError("the tables of published pages and of their digests contradict each other")
         if any(page in self._digest_of for page in self._free) or any(p not in self._digest_of for p in self._cached):

@@ -105,7 +105,7 @@ class Meter:
             if steps % 1024 == 0:
                 self._look()
             if size > self._left_bytes or len(stack) > MAX_ITEMS:
-                raise TemplateLimit(f"the text of a value has more than {self.limits.memory_bytes} bytes or {MAX_ITEMS} items")
+                raise TemplateLimit(f"a value has more than {MAX_ITEMS} items, or its text has more than {self.limits.memory_bytes} bytes")
         return size
 
 

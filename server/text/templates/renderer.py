@@ -1,4 +1,4 @@
-"""A chat template as the front uses it: short renderings run in place, long ones in a separate process.
+"""A chat template as the front uses it: short renderings run in the front itself, long ones in a separate process.
 
 Rendering an ordinary conversation takes a fraction of a millisecond, less than a call to another process. A rendering that exceeds
 `IN_PLACE` would delay other streams: a long conversation, or a template that a message sends into a long loop. Rendering has no side
@@ -35,7 +35,8 @@ CHUNK_BYTES = 1 << 20
 
 
 class Renderer:
-    """Renders a template on one event loop. Its process starts with the first long rendering and ends with this object."""
+    """Renders a template on one event loop. Long renderings run in a separate process, which starts with the first of them and ends with
+    this object."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template

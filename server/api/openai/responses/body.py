@@ -110,7 +110,7 @@ class ResponseBody(SamplingBody):
     tools: Annotated[list[ResponseTool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolName | AllowedToolNames | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Int | None = Field(default=None, ge=1)  # no effect: limits tools that the server runs, and it runs none
+    max_tool_calls: Int | None = Field(default=None, ge=1)  # no effect: it limits calls of the server's own tools, and there are none
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | None = None
