@@ -73,8 +73,8 @@ class StateGroup:
 
     @property
     def window(self) -> int:
-        """The number of most recent tokens whose pages a sequence keeps. A token reads the state before it; one more full page stays so
-        that the sequence can go back to its state."""
+        """The number of most recent tokens whose pages a sequence keeps. A token reads the state after the token before it. One more
+        full page is kept, so that the sequence can go back to the state after that page."""
         return self.page_size + 1
 
     def arrays(self, pages: P) -> tuple[Array[P], ...]:

@@ -82,7 +82,7 @@ DimRef = int | Slot
 
 
 class TensorSpec(Struct, frozen=True, tag=True):
-    shape: tuple[DimRef, ...] | None  # None: the extents are not known, and possibly not the rank
+    shape: tuple[DimRef, ...] | None  # None: the extents are unknown; `ndim` is the rank, if known
     dtype: str | None
     ndim: int | None = None
 

@@ -260,7 +260,7 @@ class _Flattening:
             case "vm.match", (Reg(index), Imm(str() as place), Imm(ScalarSpec(value=Slot(defines=False) as expected)), Imm(None)):
                 self.checks.append(Check(place, self.scalars[index], self._slot(expected)))
             case _:
-                raise InvalidProgram(f"{self.source.name} is not flat: it calls {callee}, which only the virtual machine does")
+                raise InvalidProgram(f"{self.source.name} is not flat: it calls {callee}, which only the virtual machine can call")
 
     def _tensor(self, register: int) -> FlatTensor:
         if register not in self.tensors:
@@ -289,7 +289,7 @@ class _Flattening:
 
     def _stored(self, offset: DimRef, place: int) -> int:
         if isinstance(offset, Slot):
-            raise InvalidProgram(f"{self.source.name} is not flat: a weight begins at {self.source.slots[offset.index]}, not at a constant")
+            raise InvalidProgram(f"{self.source.name} is not flat: a weight's offset, {self.source.slots[offset.index]}, is not a constant")
         return self._slot(place + offset)
 
     def _behind(self, tensor: FlatTensor, offset: DimRef) -> int:

@@ -35,7 +35,7 @@ class KVPool:
         """Copy a page in all layers of its group."""
         for page in (source, target):
             if not 0 <= page < self.num_pages[group]:
-                raise IndexError(f"page {page}: the pool has pages 0 to {self.num_pages[group] - 1}")
+                raise IndexError(f"page {page} does not exist; the pool has pages 0 to {self.num_pages[group] - 1}")
         for tensor in self.tensors[group]:
             self._device.copy_index(tensor, self.groups[group].page_axis, source, target)
 

@@ -57,8 +57,8 @@ def foreign_module() -> str:
 
 
 def changed_file(root: Path = ROOT) -> str:
-    """Return a description of the fault that names our first module whose size differs from the installed one. Return "" if no size
-    differs, or in a checkout, where files may change."""
+    """Compare the sizes of our modules with those recorded at installation. Return a message that names the first module whose size
+    differs, or "" if there is none. In a checkout nothing is recorded, because files may change: return ""."""
     record = next(root.glob("relaxserve-*.dist-info/RECORD"), None)
     if record is None:
         return ""

@@ -59,8 +59,8 @@ class SampleBatch:
     bias_values: NDArray[np.float32]
     seen_starts: NDArray[np.int32]  # [n + 1]
     seen_ids: NDArray[np.int32]  # distinct tokens of the sequence, to which the repetition penalty applies
-    seen_counts: NDArray[np.int32]  # how often each of these tokens was drawn; 0: it is only in the prompt
-    masks: NDArray[np.int32]  # [any, ceil(vocab / 32)] a bit per token, set where the token may be drawn
+    seen_counts: NDArray[np.int32]  # how often each of these tokens was drawn; 0: the token is only in the prompt
+    masks: NDArray[np.int32]  # [number of masks, ceil(vocab / 32)] one bit per token, set if the token may be drawn
 
     @property
     def arrays(self) -> tuple[Array, ...]:

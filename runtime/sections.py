@@ -120,7 +120,7 @@ class SectionFile:
 
     def _read_header(self) -> dict[str, Section]:
         if len(self._map) < _PREFIX.size:
-            raise DamagedFile(self.path, "header", f"the file has {len(self._map)} bytes")
+            raise DamagedFile(self.path, "header", f"the file has {len(self._map)} bytes, expected at least {_PREFIX.size}")
         magic, length, digest = _PREFIX.unpack_from(self._map)
         if magic != MAGIC:
             raise DamagedFile(self.path, "header", f"it starts with {magic!r}, not {MAGIC!r}")

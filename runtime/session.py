@@ -107,8 +107,8 @@ class Session:
         return self._machine.function(function).variables
 
     def prepare(self, function: str, dims: Mapping[str, int]) -> None:
-        """Capture graphs for calls whose variables have the same orders of magnitude as `dims`, so that later calls of such sizes need
-        not."""
+        """Capture graphs for calls whose variables have the same orders of magnitude as `dims`, so that later calls of such sizes
+        capture none."""
         with self._lock:
             self._machine.function(function).prepare(dims)
 

@@ -32,7 +32,7 @@ ENGINE = "0"  # one worker per model
 UNUSED = Usage()
 IDLE = Stats(0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 
-# Label values whose series start at 0.
+# Label values whose series exist, at 0, before their first event.
 FINISHED = ("stop", "length", "abort", "error")
 FAILED = tuple(kind.code for kind in (GENERATION_FAILED, DEADLINE_EXCEEDED, SHUTTING_DOWN, INTERNAL))
 OUTCOMES = ("succeeded", "failed", "cancelled")

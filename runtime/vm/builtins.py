@@ -153,7 +153,7 @@ def _run_region(loader: Loader, args: Args, dst: int | None) -> Step:
     regions = loader.machine.executable.meta.regions
     index = loader.literal(number, int)
     if not 0 <= index < len(regions):
-        raise loader.invalid(f"region {index} does not exist, there are {len(regions)}")
+        raise loader.invalid(f"region {index} does not exist, there are {len(regions)} regions")
     return region_step(loader, regions[index])
 
 

@@ -321,19 +321,19 @@ class Loader:
 
     def register(self, index: int) -> int:
         if not 0 <= index < self.source.num_registers:
-            raise self.invalid(f"register {index} does not exist, there are {self.source.num_registers}")
+            raise self.invalid(f"register {index} does not exist, there are {self.source.num_registers} registers")
         return index
 
     def constant(self, index: int) -> Tensor:
         if not 0 <= index < len(self.machine.constants):
-            raise self.invalid(f"constant {index} does not exist, there are {len(self.machine.constants)}")
+            raise self.invalid(f"constant {index} does not exist, there are {len(self.machine.constants)} constants")
         return self.machine.constants[index]
 
     def slot(self, ref: DimRef) -> int:
         """Return the index of an integer in the heap. Literals come after the slots."""
         if isinstance(ref, Slot):
             if not 0 <= ref.index < len(self.source.slots):
-                raise self.invalid(f"slot {ref.index} does not exist, there are {len(self.source.slots)}")
+                raise self.invalid(f"slot {ref.index} does not exist, there are {len(self.source.slots)} slots")
             return ref.index
         if ref not in INT64:
             raise self.invalid(f"literal {ref} does not fit 64 bits")
@@ -402,7 +402,7 @@ def _call_library(
         for read, result in zip(outputs, results, strict=True):
             target = read(frame)
             if target.shape != result.shape:
-                raise ArgumentMismatch(f"{signature}: the output has shape {target.shape}, the result {result.shape}")
+                raise ArgumentMismatch(f"{signature}: the output has shape {target.shape}, but the result has shape {result.shape}")
             device.copy(target, result)
 
     return step

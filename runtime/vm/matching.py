@@ -79,7 +79,7 @@ class Match:
         size = self._slots[abs(status) - 1]
         problem = "does not fit 64 bits" if status > 0 else "divides by zero"
         given = ", ".join(f"{self._slots[slot]} = {heap[slot]}" for slot in sorted(self.defined))
-        raise BoundExceeded(f"{self._place}: {size} {problem} where {given}; declare the ranges that the program is for")
+        raise BoundExceeded(f"{self._place}: {size} {problem} where {given}; declare the ranges of these variables")
 
     def _out_of_bounds(self, bound: Bound, value: int, upper: int) -> NoReturn:
         if bound.lower <= value <= upper:
@@ -251,7 +251,7 @@ class _Compiler:
 
     def _slot(self, slot: Slot) -> int:
         if not 0 <= slot.index < len(self._slots):
-            raise InvalidProgram(f"{self._where}: slot {slot.index} does not exist, the function has {len(self._slots)}")
+            raise InvalidProgram(f"{self._where}: slot {slot.index} does not exist, the function has {len(self._slots)} slots")
         return slot.index
 
     def _fail(self, path: str, problem: str) -> NoReturn:

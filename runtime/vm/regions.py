@@ -32,7 +32,7 @@ def region_step(loader: Loader, region: Region) -> Step:
 def _phases(loader: Loader, numbers: _Numbers, launch: NativeLaunch) -> list[Launch]:
     kernels = loader.machine.executable.meta.kernels
     if not 0 <= launch.kernel < len(kernels):
-        raise loader.invalid(f"kernel {launch.kernel} does not exist, there are {len(kernels)}")
+        raise loader.invalid(f"kernel {launch.kernel} does not exist, there are {len(kernels)} kernels")
     kernel = kernels[launch.kernel]
     if (len(launch.operands), len(launch.dims)) != (kernel.num_buffers, kernel.num_dims):
         raise loader.invalid(

@@ -105,6 +105,6 @@ class Matcher(ABC):
         raise AssertionError("this matcher drafts no tokens")
 
     def let_go(self) -> bool:
-        """Drop the constraint of an optional tool call, so that the model is unconstrained. Return False if there is no such constraint, or
-        if it does not apply now."""
+        """Drop the constraint of an optional tool call, so that the model is unconstrained. Return False if no such constraint applies
+        now."""
         return False

@@ -37,7 +37,7 @@ class Bans:
 
 
 class Rules(Matcher):
-    """Follows the tokens of one sequence and restricts the next one."""
+    """Follows the tokens of one sequence and restricts its next token."""
 
     def __init__(self, bans: Bans, token_ids: Sequence[int] = ()) -> None:
         self._bans = bans

@@ -197,7 +197,7 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body again, and then the client's next message, which is its disconnect."""
+    """Return a `receive` that gives the body again, and then the client's next message, a disconnect."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:

@@ -189,7 +189,7 @@ def _without_chunks(cycle: RequestResponseCycle) -> Send:
             elif cycle.keep_alive and b"connection" not in names:
                 message = {**message, "headers": [*message["headers"], (b"connection", b"keep-alive")]}
         elif not is_measured:
-            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn adds no bytes of its own
+            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn refuses a body of another length
         await send(message)
 
     return send_plainly

@@ -132,8 +132,8 @@ class Budget:
             return 0
 
     def _limited(self, spec: ModelSpec, model: Model | None = None) -> ModelSpec:
-        """Return `spec` with the memory that it may take. Bytes for the weights of models that are not loaded yet stay free. The rest is
-        shared equally. If memory_limit_bytes is set, one more share stays free for models loaded later."""
+        """Return `spec` with the memory that it may take. Bytes for the weights of models that wait to load stay free. This model
+        and those share the rest equally. If memory_limit_bytes is set, one more share stays free for models loaded later."""
         waiting = [other.spec for other in self._models() if other is not model and _has_no_memory_yet(other)]
         coming = [other for other in waiting if other.device == spec.device]
         default_bytes = self._settings.default_kv_cache_bytes or 0

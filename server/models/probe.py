@@ -51,7 +51,7 @@ async def _require_text(name: str, loaded: Loaded, probe: Probe) -> None:
     if not ended:
         raise _failed(name, f"its answer did not end within {probe.timeout_s:g} s")
     if probe.expect not in text:
-        raise _failed(name, f"its answer to {probe.prompt!r:.80} is {text!r:.200}; expected {probe.expect!r:.80} in it")
+        raise _failed(name, f"its answer to {probe.prompt!r:.80} is {text!r:.200}; expected an answer that contains {probe.expect!r:.80}")
 
 
 async def _require_vector(name: str, loaded: Loaded, probe: Probe) -> None:

@@ -39,8 +39,8 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     device: Annotated[str, Meta(pattern=f"^{DEVICE}$")] = "cpu"
     aliases: tuple[str, ...] = ()
     pin: bool = False
-    tool_parser: str | None = None  # None: chosen by the chat template
-    reasoning: bool | None = None  # None: decided by the vocabulary
+    tool_parser: str | None = None  # None: the format in which the chat template writes calls
+    reasoning: bool | None = None  # None: true if the vocabulary has tokens for think blocks
 
     def loads_like(self, other: ModelSpec) -> bool:
         """Return whether both specifications load the same model. Aliases, the pin and the available memory do not matter."""

@@ -13,7 +13,7 @@ from server.text.infill import Infill
 from server.text.templates.meter import Limits
 from server.text.tools import FORMATS, GENERIC, HARMONY, ToolFormat
 
-PROBE = Limits(time_s=0.25, memory_bytes=16 << 20)  # a thousand times the usual cost of a rendering
+PROBE = Limits(time_s=0.25, memory_bytes=16 << 20)  # for the rendering that detects the format: a thousand times the usual cost
 
 
 @dataclass(frozen=True, slots=True)

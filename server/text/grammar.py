@@ -40,7 +40,7 @@ def closed(schema: Mapping[str, object]) -> dict[str, object]:
         return {**schema}
     properties = cast("dict[str, object]", given)
     made: dict[str, object] = {**schema, "properties": {name: _closed_within(inner) for name, inner in properties.items()}}
-    if set(map(str, required)) <= properties.keys():  # otherwise no object would match the schema
+    if set(map(str, required)) <= properties.keys():  # an object must not refuse a property that it requires
         made.setdefault("additionalProperties", False)
     return made
 

@@ -19,7 +19,7 @@ class ReasoningSplitter:
         self.inside = inside
         self._held = ""  # undecided text: it may be the beginning of a marker
         self._begun = inside  # True once it is known whether the answer begins with a block
-        self._after_marker = inside  # newlines still belong to the last marker
+        self._after_marker = inside  # newlines are still dropped, because they follow a marker
 
     def push(self, text: str) -> list[Part]:
         text = self._held + text

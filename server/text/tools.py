@@ -235,7 +235,7 @@ class _CallScanner:
         self._at_key = True  # at depth 1: True if a key comes next, False if a value does
         self._key = ""
         self._span = ""  # the key or value being read
-        self._arguments = ""  # text of the arguments that was read but not taken yet
+        self._arguments = ""  # text of the arguments that was read but not returned yet
         self._any_arguments = False
 
     def feed(self, text: str) -> int:

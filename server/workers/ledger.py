@@ -1,4 +1,4 @@
-"""The ledger of running requests: the data to continue each request in another worker, and the blame of each for workers that died."""
+"""The ledger of running requests: the data to continue each request in another worker, and how much each is to blame for dead workers."""
 
 from __future__ import annotations
 

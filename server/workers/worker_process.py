@@ -46,7 +46,7 @@ class WorkerProcess:
         process = None
         try:
             with far:
-                # In its own session: an interrupt typed at the front's terminal must reach only the front.
+                # The process gets its own session, so that an interrupt typed at the terminal reaches only the front.
                 process = await asyncio.create_subprocess_exec(
                     *command, str(far.fileno()), pass_fds=(far.fileno(),), start_new_session=True
                 )
@@ -75,7 +75,7 @@ class WorkerProcess:
             return None
 
     def is_up(self) -> None:
-        """Stop checking whether the loading process is stopped. From now on, the supervisor notices silence."""
+        """Stop checking whether a signal has stopped the process, because loading has ended. From now on the supervisor notices silence."""
         self._guard.cancel()
 
     def kill(self, *, is_blameless: bool = False) -> None:

@@ -62,5 +62,5 @@ def test_eight_bit_pages_have_scales_that_are_copied_with_them() -> None:
     pages[:, :, 1], scales[:, :, 1] = 5, 0.5
     pool.copy_page(0, 1, 3)
     assert (pages[:, :, 3] == 5).all() and (scales[:, :, 3] == 0.5).all() and not pages[:, :, 2].any()
-    with pytest.raises(IndexError, match="page 4: the pool has pages 0 to 3"):
+    with pytest.raises(IndexError, match="page 4 does not exist; the pool has pages 0 to 3"):
         pool.copy_page(0, 0, 4)

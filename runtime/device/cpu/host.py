@@ -8,7 +8,8 @@ import sys
 
 from runtime.errors import IncompatibleExecutable
 
-# CPU features that Linux reports to a process on AArch64: number of the word, bit, LLVM's name. LLVM itself finds only the first two.
+# CPU features that Linux reports to a process on AArch64. Each row of _ARM_BITS has the index of a word, the number of a bit, and
+# LLVM's name of the feature. LLVM itself finds only the first two features.
 _ARM_WORDS = 16, 26  # AT_HWCAP, AT_HWCAP2
 _ARM_BITS = (
     (0, 0, "fp-armv8"),

@@ -38,7 +38,7 @@ class PageRule(Rule):
     def write(self, image: bytearray, at: int, number: int) -> None:
         pages = number >> 12
         if not -(1 << 20) <= pages < 1 << 20:
-            raise DamagedCode(f"a relocation at byte {at} of the object code reaches {pages} pages; ADRP reaches 2^20")
+            raise DamagedCode(f"a relocation at byte {at} of the object code reaches {pages} pages; ADRP reaches at most 2^20 pages")
         word = int.from_bytes(image[at : at + 4], "little") & 0x9F00001F
         word |= (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5
         image[at : at + 4] = word.to_bytes(4, "little")
@@ -65,7 +65,7 @@ def _branch(num_bits: int, low_bit: int) -> Rule:
     return Rule(_relative, 4, num_bits=num_bits, low_bit=low_bit, unit=4)
 
 
-# Rules by machine, then by the number of the kind in the ELF supplement of that machine.
+# Rules by machine, then by the number that the machine's ELF supplement gives to a kind of relocation.
 RULES: Mapping[str, Mapping[int, Rule]] = {
     "x86_64": {
         2: Rule(_relative, 4),  # PC32

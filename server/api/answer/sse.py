@@ -28,7 +28,7 @@ PATIENCE_S = 1.0
 @dataclass(frozen=True, slots=True)
 class Framing:
     error: Callable[[ApiError], bytes] = ApiError.body  # encodes an error as a payload
-    named: bool = False  # write an `event:` line with the type that begins the payload: {"type":"NAME",
+    named: bool = False  # write a line `event: NAME`, with the name from the beginning of the payload: {"type":"NAME",
     end: bytes = b"data: [DONE]\n\n"
     lines: bool = False  # send lines of JSON (NDJSON) instead of events
 

@@ -140,8 +140,8 @@ def _check_fields(body: CompletionBody, num_choices: int, settings: ServerSettin
     if body.best_of is not None and body.best_of < (body.n or 1):
         raise invalid("best_of", f"best_of is {body.best_of}; expected at least n, {body.n}")
     if body.best_of is not None and body.best_of > (body.n or 1) and body.stream:
-        raise invalid("best_of", "best_of is greater than n and stream is true; the best choices are known only at the end")
+        raise invalid("best_of", "best_of is greater than n, so the best choices are known only at the end; set stream to false")
     if body.suffix and body.echo:
         raise invalid("echo", "echo and suffix are given; with a suffix there is no place to echo the prompt; leave one out")
     if body.max_tokens == 0 and not body.echo:
-        raise invalid("max_tokens", "max_tokens is 0 and echo is not true; the answer would be empty")
+        raise invalid("max_tokens", "max_tokens is 0 and echo is not true; the answer would be empty; set echo to true")

@@ -140,7 +140,7 @@ class _Meter:
 
 
 def _reply(sock: socket.socket, answer: Answer, payload: bytes, matcher: LLMatcher, meter: _Meter, *, number: int = 0) -> bool:
-    """Send an answer, or an error instead. Return False for an error."""
+    """Send an answer, or an error if the matcher failed or a limit is exceeded. Return False after an error."""
     if matcher.is_error():
         write_answer(sock, Answer.ERROR, matcher.get_error().encode())
     elif meter.is_spent:

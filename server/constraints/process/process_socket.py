@@ -19,7 +19,7 @@ from server.constraints.process.wire import ANSWER, MAX_TEXT_BYTES, Answer, Gram
 
 LOOK_S = 0.25  # seconds between checks of a process that owes an answer
 MAX_IDLE_LOOKS = 8  # a process found idle this often in a row is stopped or stuck
-BY_SIGNAL = {signal.SIGPROF: Answer.TOO_SLOW, signal.SIGABRT: Answer.TOO_LARGE}  # exceeded limit, by the signal that it causes
+BY_SIGNAL = {signal.SIGPROF: Answer.TOO_SLOW, signal.SIGABRT: Answer.TOO_LARGE}  # signal that ends a process -> exceeded limit
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 

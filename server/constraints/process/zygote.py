@@ -64,6 +64,6 @@ class Zygote:
     def _start(self, far: socket.socket, own: ProcessSocket) -> None:
         arguments = str(self._settings_fd), str(os.getpid())
         with far, suppress(OSError):  # if no process can be started, closing `far` makes the socket receive `ENDED`
-            # In its own process group: a signal from the terminal must reach only the server.
+            # The process gets its own process group, so that signals from the terminal reach only the server.
             self._process = subprocess.Popen((*COMMAND, *arguments), stdin=far.fileno(), pass_fds=[self._settings_fd], process_group=0)
             own.pid = self._process.pid

@@ -13,7 +13,7 @@ DEEPEST_DEBT = 4096  # largest debt of a key in tokens, which limits how long a 
 class Waiting(Protocol):
     @property
     def rank(self) -> tuple[int, int, int]:
-        """(priority, arrival, choice): the order of service within a key. Lower is earlier."""
+        """(priority, arrival, choice): the order in which the items of one key are served. Lower is earlier."""
         ...
 
     @property

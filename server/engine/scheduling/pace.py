@@ -26,7 +26,7 @@ RECENT = 64  # steps after which the correction of a size class expires
 class Measured:
     """The costs of steps, measured when the model was loaded."""
 
-    steps: Mapping[int, float] = field(default_factory=dict[int, float])  # seconds of a step that runs this many tokens of one prompt
+    steps: Mapping[int, float] = field(default_factory=dict[int, float])  # tokens of one prompt -> seconds of a step with them
     context_s: float = 0.0  # additional seconds of a short chunk for each token of the context before it
 
 

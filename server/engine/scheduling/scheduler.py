@@ -203,7 +203,7 @@ class Scheduler:
         count = min(seq.num_to_compute, budget)
         num_rows = 1
         if (num_known := seq.num_rows_known) is not None:
-            # A step has max_seqs rows at most. A sequence that was preempted has some of its rows already.
+            # A step has max_seqs rows at most. Rows that were computed before a preemption do not count.
             num_done = max(num_known - seq.num_computed, 0)
             count = min(count, num_done + self.limits.max_seqs - self._open.num_rows)
             num_rows = max(count - num_done, 0)

@@ -19,7 +19,7 @@ from jinja2.utils import pass_context
 from server.text.templates.meter import Meter, TemplateLimit, meter_of
 from server.text.templates.metered_text import call_text, format_percent, items_of
 
-# Jinja's own tables, without exact signatures
+# Jinja's own tables, declared here without exact signatures
 FILTERS: Mapping[str, Callable[..., Any]] = jinja2.filters.FILTERS
 TESTS: Mapping[str, Callable[..., Any]] = jinja2.tests.TESTS
 
@@ -57,7 +57,7 @@ def _jinja(function: Callable[..., Any], *, by_item: bool = False, deep: bool = 
         lead = {"context": (context,), "environment": (context.environment,), "eval_context": (context.eval_ctx,)}
         result = function(*lead.get(wanted or "", ()), value, *args, **kwargs)
         if by_item and hasattr(result, "__next__"):
-            return items_of(meter, result)  # a list, because it is measured before its use
+            return items_of(meter, result)  # a list, because a generator cannot be measured before its use
         if by_item or isinstance(result, int):
             meter.charge_value(result)
         return result

@@ -45,7 +45,7 @@ def _most_bytes(meter: Meter, name: str, text: str, args: tuple[Any, ...]) -> in
         turns = len(text) - len(first) + 1 if name in SEARCHES else len(text) if name in STRIPS else 0
         work = max(turns, 0) * len(first)
         if work > meter.limits.search_chars:
-            raise TemplateLimit(f"str.{name} with {len(first)} characters on a text of {len(text)} characters takes too long")
+            raise TemplateLimit(f"str.{name} with {len(first)} characters on a text of {len(text)} characters could take too long")
         meter.step(work)
     if name in PADS or name == "expandtabs":
         width = max((abs(arg) for arg in args if isinstance(arg, int)), default=8)

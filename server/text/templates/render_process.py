@@ -30,7 +30,7 @@ from server.text.templates.template import LIMITS, TemplateError, TemplateLimitE
 
 TAKEN = b"\1"  # the first byte that a fork sends, to show that it has begun
 SLACK_S = 2.0  # seconds beyond the meter's limit, so that the meter stops a template first: its error names the template's line
-SLACK_FACTOR = 2  # the meter counts characters, which have 1 to 4 bytes
+SLACK_FACTOR = 2  # the kernel's memory limit divided by the meter's, because the meter counts characters, which have 1 to 4 bytes
 
 KINDS = {kind.__name__: kind for kind in (TemplateError, TemplateRejection, TemplateLimitError)}
 

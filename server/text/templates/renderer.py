@@ -120,7 +120,7 @@ class _Process:
         recipe = os.memfd_create("template")
         try:
             with far, os.fdopen(recipe, "wb") as file:
-                # In its own session: an interrupt typed at the front's terminal must reach only the front.
+                # The process gets its own session, so that an interrupt typed at the terminal reaches only the front.
                 process = subprocess.Popen(COMMAND, stdin=far.fileno(), start_new_session=True)
                 pickle.dump(template, file)
                 file.flush()

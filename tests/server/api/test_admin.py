@@ -318,7 +318,7 @@ def test_an_alias_stays_when_the_new_model_fails_its_probe(serve, folder, answer
         client.post("/admin/models", json={"source": name, "wait": True})
     assert client.put("/admin/aliases/chat", json={"model": "a", "probe": {"prompt": "hi", "expect": "from"}}).json() == {"chat": "a"}
     for body, why in (
-        ({"model": "b", "probe": {"expect": "from a"}}, "expected 'from a'"),
+        ({"model": "b", "probe": {"expect": "from a"}}, "expected an answer that contains 'from a'"),
         ({"model": "c", "probe": {"max_tokens": 50, "timeout": 0.1}}, "did not end within 0.1 s"),
     ):
         refused = client.put("/admin/aliases/chat", json=body)
