@@ -19,11 +19,10 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import FORMATS, Format, Load, Scalar
 from compiler.ir.loops.write import cast, index, maximum, minimum
+from compiler.ir.numbers import DOUBLED_E2M1
 
 I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16
 FOUR = 4  # number of byte products that one instruction adds to a sum
-# the values of 4-bit floats (e2m1) by their bits, doubled, which makes them integers
-DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 EIGHTHS = 3  # a multiplier counts eighths: its product with a 4-bit weight is shifted right by this many bits, and rounded
 
 

@@ -16,10 +16,11 @@ from compiler.ir.graph.deduce import type_of
 from compiler.ir.graph.function import Binding, Value
 from compiler.ir.graph.values import Call
 from compiler.ir.module import IRModule
+from compiler.ir.numbers import Kind
 from compiler.ir.types import TensorType
 from compiler.ops.elementwise import CAST
 from compiler.ops.products.matmul import LINEAR
-from compiler.ops.products.quantize import DEQUANTIZE, Kind
+from compiler.ops.products.quantize import DEQUANTIZE
 from compiler.passes.rewrite import rewrite_module
 
 

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from compiler.frontend.quantized.held import UNIT, Form, Offset, halves
 from compiler.ir.dtypes import DType
-from compiler.machine.formats import DOUBLED_E2M1
-from compiler.ops.products.quantize import Kind
+from compiler.ir.numbers import DOUBLED_E2M1, Kind
 
 Bytes = NDArray[np.uint8]
 Integers = NDArray[np.integer[Any]]

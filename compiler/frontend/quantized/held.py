@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 from compiler.ir.dtypes import DType
-from compiler.ops.products.quantize import Kind
+from compiler.ir.numbers import Kind
 
 Array = NDArray[Any]
 Q, SCALE, ORDER = "q", "scale", "order"

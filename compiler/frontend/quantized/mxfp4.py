@@ -12,8 +12,7 @@ from compiler.frontend.fields import Fields
 from compiler.frontend.quantized.held import NUMBERS, SCALE, Form
 from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts
 from compiler.ir.dtypes import DType
-from compiler.machine.formats import DOUBLED_E2M1
-from compiler.ops.products.quantize import Kind
+from compiler.ir.numbers import DOUBLED_E2M1, Kind
 
 # the doubles of both values of each byte: first that of the lower four bits
 PAIRS = np.stack([np.tile(DOUBLED_E2M1, 16), np.repeat(DOUBLED_E2M1, 16)], -1).astype(np.float32).view(np.uint64)

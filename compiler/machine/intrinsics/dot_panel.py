@@ -10,9 +10,10 @@ from typing import ClassVar
 import numpy as np
 
 from compiler.ir.dtypes import DType
+from compiler.ir.numbers import DOUBLED_E2M1
 from compiler.ir.tiles import Array, tile_op
 from compiler.llvm.ssa import Code, fence, in_register, splat, vec
-from compiler.machine.formats import DOUBLED_E2M1, FOUR, PANEL8_WORDS, PANEL_E2M1
+from compiler.machine.formats import FOUR, PANEL8_WORDS, PANEL_E2M1
 from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_lines
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.product_steps import avx2, avx512, neon, wasm

@@ -13,7 +13,6 @@ Dequantising is an ordinary loop nest; fusion moves it into the product that rea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,10 @@ from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Kernel, cast, const, equal, fold, index, largest, maximum, minimum, round_half_even, select
+from compiler.ir.numbers import DOUBLED_E2M1, Kind
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, TupleType, Type
-from compiler.machine.formats import DOUBLED_E2M1, doubled_e2m1
+from compiler.machine.formats import doubled_e2m1
 from compiler.ops.broadcast import output, sized_buffer
 from compiler.ops.operands import agree, bool_attr, dtype_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
@@ -37,13 +37,6 @@ Attrs = Mapping[str, Any]
 F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
 MIDDLE = 8  # zero point of symmetric 4-bit numbers
 MOST = {8: 127, 4: 7}  # largest magnitude of a symmetric number, per bit width
-
-
-class Kind(StrEnum):
-    """How numbers are stored."""
-
-    INT = "int"
-    E2M1 = "e2m1"  # floats of 4 bits
 
 
 def bits_attr(attrs: Attrs, known: Mapping[int, int]) -> int:

@@ -14,11 +14,11 @@ from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import FORMATS
 from compiler.ir.loops.write import Kernel, cast
 from compiler.ir.module import IRModule
+from compiler.ir.numbers import DOUBLED_E2M1
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import print_module
 from compiler.machine.formats import (
     BRICKS,
-    DOUBLED_E2M1,
     EIGHTHS,
     FRAGMENTS,
     FRAGMENTS4,

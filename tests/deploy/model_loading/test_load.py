@@ -23,7 +23,7 @@ from compiler.cache import Cache
 from compiler.frontend.decoder import BOTH
 from compiler.frontend.reranker import QWEN3
 from compiler.frontend.weights import open_safetensors
-from compiler.machine.formats import DOUBLED_E2M1
+from compiler.ir.numbers import DOUBLED_E2M1
 from compiler.machine.target import NAMED, host
 from compiler.passes import lift_weights
 from deploy.cache import Kept, Part
@@ -653,7 +653,7 @@ def test_a_decoder_that_pools_otherwise_is_refused(folder_of: Callable[[str], Pa
     folder = folder_of("qwen3-embedding").parent / "mean"
     shutil.copytree(folder_of("qwen3-embedding"), folder)
     (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
-    with pytest.raises(LoadError, match="pools by mean; a decoder must use its last token"):
+    with pytest.raises(LoadError, match="pools by mean; in a decoder, only the last token attends to all others"):
         load(folder)
 
 

@@ -35,6 +35,7 @@ from compiler.ir.graph.function import Binding, Value
 from compiler.ir.graph.values import Call, TupleGet
 from compiler.ir.loops.scalars import Format
 from compiler.ir.module import IRModule
+from compiler.ir.numbers import Kind
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
 from compiler.machine.formats import FOUR, PANEL4, FloatPanels
@@ -45,7 +46,7 @@ from compiler.ops.products.experts import EXPERT_INTEGER_LINEAR, EXPERT_LINEAR
 from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.products.integer_rows import QUANTIZE_ROWS, ROW_PLANES
 from compiler.ops.products.matmul import LINEAR
-from compiler.ops.products.quantize import DEQUANTIZE, Kind
+from compiler.ops.products.quantize import DEQUANTIZE
 from compiler.ops.products.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 from compiler.passes.rewrite import rewrite_module
 
