@@ -36,8 +36,8 @@ TERMS = {
     "the packed weights in the cache.",
     "model": "`prefill N` computes N tokens of one prompt. `decode N x C` computes one token for each of N sequences whose context has "
     "C tokens. The limit is the speed at which either the memory bandwidth or the peak of arithmetic is reached. Both were "
-    "measured together with the step; since they vary, a share may exceed 1. The last columns are a peer's tokens per second, and "
-    "those of relaxserve divided by them.",
+    "measured together with the step; since they vary, a share may exceed 1. The speedup over a peer is relaxserve's tokens per second "
+    "divided by the peer's.",
     "serve": "A burst of N is N clients that send a prompt of 128 tokens at once and receive 128 tokens each. The ideal is the time in "
     "which the model, without the engine, runs the same prompts in full chunks and then steps of all sequences. `over HTTP` "
     "is measured through a server process, all other rows inside the engine's process.",
@@ -103,8 +103,8 @@ def _beside_peers(rows: Sequence[Row], peers: Mapping[str, Any]) -> list[Row]:
                 column: value
                 for name, peer in peers.items()
                 for column, value in (
-                    (peer_title(name), peer["rows"][number]["tokens_per_s"]),
-                    (f"over {peer_title(name)}", row["tokens_per_s"] / peer["rows"][number]["tokens_per_s"]),
+                    (f"{peer_title(name)}, tokens per second", peer["rows"][number]["tokens_per_s"]),
+                    (f"speedup over {peer_title(name)}", row["tokens_per_s"] / peer["rows"][number]["tokens_per_s"]),
                 )
             },
         }

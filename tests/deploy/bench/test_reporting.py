@@ -93,7 +93,7 @@ def test_a_model_and_its_peers_share_a_table(capsys):
     text = written([model_record(capsys, steps=("prefill 512",))])
     assert f"### model, quantize int8\n\n{TERMS['model']}\n\n`relaxserve bench model" in text
     assert "commit abc; limits: 30 GB/s of memory bandwidth, 200 GFLOP/s; llama.cpp 1.2." in text
-    assert "| step | tokens per second | share of the limit | MB read | GFLOP | llama.cpp | over llama.cpp |" in text
+    assert "| MB read | GFLOP | llama.cpp, tokens per second | speedup over llama.cpp |" in text
     assert "| prefill 512 | 100 | 0.5 | 2 | 3 | 40 | 2.5 |" in text
     assert "| prefill 512 | 100 | 0.5 | 2 | 3 |\n" in written([model_record(capsys, steps=("prefill 512",), peers=())])
 
