@@ -14,7 +14,8 @@ from compiler.passes.base import Instrument, Pipeline
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A back end: functions for the three steps from a program to machine code, and where weights are prepared."""
+    """A back end: a function for each of the three steps from a program to machine code, and the choice of the machine that prepares
+    weights."""
 
     # Return the pipeline that turns operators into scheduled kernels in planned memory.
     pipeline: Callable[[Target, tuple[Instrument, ...]], Pipeline]

@@ -228,7 +228,7 @@ class _Function:
             case Call(op=op):
                 raise CompileError(f"function {self.name!r}: operator {op.name} ({var.name}) has neither a loop nest nor a routine")
             case CallTir():
-                raise AssertionError("calls of loop nests are launches by now")
+                raise AssertionError(f"{var.name} is a call of a loop nest; an earlier pass must replace it with a launch")
 
     # --- memory of tensors ---------------------------------------------------------------------------------------------
 

@@ -35,8 +35,9 @@ class Gguf:
     # `layer_names` maps names in GGUF files to names in safetensors files, both within a layer. A name without `weight` or `bias` stands
     # for both tensors.
     layer_names: Mapping[str, str] = field(default_factory=dict[str, str])
-    names: Mapping[str, str] = field(default_factory=dict[str, str])  # the same outside layers, of names without `weight` or `bias`
-    # `biases` maps a flag of config.json to the name in GGUF files of a projection that has a bias if the flag is true.
+    # `names` maps names in GGUF files to names in safetensors files, both outside layers and without `weight` or `bias` at the end.
+    names: Mapping[str, str] = field(default_factory=dict[str, str])
+    # `biases` maps a flag of config.json to a projection's name in GGUF files. The flag is true if the projection has a bias.
     biases: Mapping[str, str] = field(default_factory=dict[str, str])
     mark: str | None = None  # a metadata key that only files of this family have, if several families name the same architecture
     pairs_interleaved: bool = False  # true if converters interleaved the rows of query and key projections

@@ -73,8 +73,8 @@ def _has_template(directory: Path) -> bool:
 
 
 def _tokens_of_module(directory: Path) -> tuple[int, int] | None:
-    """Return the two tokens that the files of sentence-transformers name for the score, or None. Such a model has a chat template, which
-    must be that of Qwen3-Reranker."""
+    """Return the tokens "yes" and "no" that the sentence-transformers module `LogitScore` names, or None if the model has no such module.
+    A model with this module must have the chat template of Qwen3-Reranker."""
     path = directory / "modules.json"
     module = next((module for kind, module in read_kinds(read_json(path)) if kind == "LogitScore"), None) if path.exists() else None
     if module is None:

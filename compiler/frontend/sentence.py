@@ -81,7 +81,8 @@ def load_embedding(directory: Path, default: Pooling) -> EmbeddingConfig:
         raise prompts.error("prompts", "an object of texts")
     name = prompts.text("default_prompt_name", None)
     if name is not None and name not in texts:
-        raise prompts.error("default_prompt_name", f"one of {', '.join(sorted(texts)) or 'no prompts'}")
+        expected = f"one of {', '.join(sorted(texts))}" if texts else "null, because `prompts` defines no prompts"
+        raise prompts.error("default_prompt_name", expected)
     max_tokens = sentence.integer("max_seq_length", None)
     return replace(embedding, prompts=tuple(texts.items()), default_prompt=name, max_tokens=max_tokens)
 

@@ -21,7 +21,7 @@ class Scaled:
 
 
 def scaled_integers(s: Contraction) -> Scaled | None:
-    """Match a sum whose columns are symmetric integers, with one scale per group of each column."""
+    """Match a matrix product whose weights are symmetric integers. Each group of weights in a column has its own scale."""
     match s.columns:
         case Apply(fn=Fn.MUL, args=(number, scale)):
             pass

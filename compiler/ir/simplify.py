@@ -77,7 +77,9 @@ def _whole_constant(x: Dim, d: int) -> Division:
         if c * math.prod(a.factor for a in m) % d == 0:
             common = math.gcd(c, d)
             whole = whole + c // common * _exact_quotient(m, d // common)
-        else:  # round coefficients toward zero, so that -n stays in the remainder, where n * (d - 1) is longer; round the constant down
+        else:
+            # Round the coefficient of a variable toward zero: the remainder then keeps -n, which is shorter than n * (d - 1). Round a
+            # constant down.
             times = -(-c // d) if c < 0 and m else c // d
             whole = whole + canonical({m: times})
             rest = rest + canonical({m: c - times * d})

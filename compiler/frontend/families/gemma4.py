@@ -183,7 +183,8 @@ def layer_inputs(step: Step, x: Var) -> Var | None:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Add what files state per layer or by their tensors. Divisors of frequencies that are huge mark the pairs that do not rotate."""
+    """Add the fields that a GGUF file states as one value per layer, or only by having or lacking a tensor. A pair of dimensions does not
+    rotate if the divisor of its frequency is at least UNROTATED."""
     config["model_type"] = "gemma4_text"
     has_window = [kind == "sliding_attention" for kind in config.get("layer_types", [])]
     config["global_head_dim"], config["head_dim"] = config.get("head_dim"), metadata.get("attention.key_length_swa")

@@ -90,7 +90,7 @@ def _operator(call: Call, signature: Signature) -> Type:
     args = tuple(type_of(a, signature) for a in call.args)
     try:
         stated = tuple(attrs.items())
-        hash(stated)  # lists are unhashable: deduce calls with them without the cache
+        hash(stated)  # a list cannot be hashed, so annotations of calls with a list attribute are not cached
     except TypeError:
         stated = None
     try:

@@ -78,12 +78,13 @@ class BlockProduct(ProductOp):
     # --- sizes -----------------------------------------------------------------------------------------------------------
 
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
-        """Return the numbers of rows, in increasing order, for which a product has tiles of `NARROW` columns. With `in_groups`, an element
-        has two accumulators: one for the current group of weights, and one for all groups."""
+        """Return the numbers of rows, in increasing order, for which a product has tiles of `NARROW` columns. `in_groups` says whether a
+        column of weights has several scales, one per group. An element of the result then has two accumulators: one for the current group,
+        and one for all groups."""
         raise NotImplementedError
 
     def widest(self, *, in_groups: bool) -> int:
-        """Return the number of columns of a tile of a product with many rows."""
+        """Return the number of columns of the widest tile, which products with many rows use. `in_groups`: see `heights`."""
         return NARROW if in_groups else 2 * NARROW // self.sums
 
     @property
@@ -226,7 +227,7 @@ class ProductCode(BlockCode):
 
     def read_scales(self, places: Sequence[tuple[str, str]], group: str) -> None:
         """Read the scales of a group of weights. For each 16 columns that the warp multiplies, `places` has the index of the panel and the
-        index in the panel of the lane's first column; its second one is 8 columns further."""
+        index in the panel of the lane's first column; the lane's second column is 8 columns further."""
         op, code = self.op, self.code
         num_groups = code.op(f"udiv i64 {self.steps}, {self.group_steps}")
         factors = iter(self.factors)

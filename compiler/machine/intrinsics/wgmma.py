@@ -67,7 +67,7 @@ class Wgmma(BlockProduct):
 
     @property
     def barriers_at(self) -> int:
-        """The offset in shared memory of the stages' mbarriers, after all that c or the stages use."""
+        """The offset in shared memory of the stages' mbarriers. They follow the memory that the stages and, later, the result c use."""
         return max(self.stages * self.stage_bytes, self.result_bytes)
 
     @property
@@ -255,7 +255,8 @@ class _Block(ProductCode):
         return [x for word in self.words(SHARED, base, "0", 4) for x in self.four_bits(word)]
 
     def _places(self) -> list[tuple[str, str]]:
-        """Return for each 16 columns that this warp multiplies the index of their panel and of this lane's first column in the panel."""
+        """Return for each 16 columns that this warp multiplies the index of their panel, and the index in the panel of this lane's first
+        column."""
         op, code = self.op, self.code
         half = op.columns // op.panel_columns // 2
         own = self.plus(self.times(code.op(f"and i64 {self.warp}, 1"), SIXTEEN), self.group)

@@ -30,11 +30,11 @@ _ROUNDED = "@llvm.x86.avx512.pmul.hr.sw.512"  # (a * b + 2^14) >> 15
 
 @tile_op
 class WidenPanel(Intrinsic):
-    """widen_panel(wide, panel, multipliers, later panel, later multipliers) dims(k):
+    """widen_panel(wide, panel, multipliers, later panel, later multipliers) dims(k): widen k weights of each column of a panel.
 
-    wide[k * columns] i8            local memory, in the order in which the matrix unit reads a panel: [k / 4, columns, 4]
-    panel, multipliers              the beginning of the part to widen; k is a multiple of 32, and the part begins where a group begins
-    later panel, later multipliers  the beginning of the next part; for each line that the tile reads, it prefetches one line there
+    wide[k * columns] i8            the result in local memory, in the order in which the matrix unit reads a panel: [k / 4, columns, 4]
+    panel, multipliers              addresses of the first weight, which begins a group, and of its multiplier; k is a multiple of 32
+    later panel, later multipliers  addresses to prefetch from: one cache line for each cache line that is read from `panel`
     """
 
     name: ClassVar[str] = "widen_panel"

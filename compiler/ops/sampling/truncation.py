@@ -1,8 +1,9 @@
 """Truncation of a row by top_k, top_p, min_p and typical_p: it selects the tokens that remain candidates.
 
-No truncation sorts the row. For top_p and typical_p, a sample of blocks estimates a range of keys that should contain the key of the last
-token to keep. One pass over the row sums the weights of the tokens before that range, and lists the tokens within it. Histograms narrow the
-list until all its keys are equal. All sums are of integers, so the result is exact, and they show whether the range contains that key.
+top_k, top_p and typical_p give each token a sort key and keep the tokens with the smallest keys, but they do not sort the row. For top_p
+and typical_p, a sample of blocks estimates a range of keys that should contain the key of the last token to keep. One pass over the row
+sums the weights of the tokens before that range, and lists the tokens within it. These sums show whether the range contains that last key.
+Histograms narrow the list until all its keys are equal. All sums are of integers, so the result is exact.
 """
 
 from __future__ import annotations

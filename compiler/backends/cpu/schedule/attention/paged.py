@@ -2,8 +2,8 @@
 
 The kernel cuts the batch's tokens into tiles. If all tokens of a tile belong to one sequence, a work item is the tile with one kv head, for
 all splits. Other tokens are computed one by one. If sequences have several splits, each of the first FEW_TOKENS tokens has one item per
-split: it writes the softmax of the split to workspace, and a second phase merges the splits. Each later token is one item. If there are few
-items, the kernel also cuts each item into parts by kv heads.
+split: it writes the split's softmax state to workspace, and a second phase merges the splits. Each later token is one item. If there are
+few items, the kernel also cuts each item into parts by kv heads.
 """
 
 from __future__ import annotations
@@ -170,13 +170,13 @@ class _PagedAttention:
         with tile.tokens(k) as (token, first), k.when(less(token.begin, token.end)), tile.rows(k, first) as row:
             joined.merge(k, (row,), self.of_row(k, rows, row))
 
-    # --- the softmax of a row ------------------------------------------------------------------------------------------
+    # --- softmax states -------------------------------------------------------------------------------------------------
 
     def softmaxes(self, allocate: Callable[..., Array], name: str, *shape: Dim | int) -> PartialSoftmaxes:
         return PartialSoftmaxes.allocate(allocate, name, *shape, parts=self.operands.parts, width=self.operands.width)
 
     def of_row(self, k: Kernel, rows: Rows, row: Dim) -> PartialSoftmax:
-        """Return the softmax of a row after the walk."""
+        """Return the softmax state of a row after all blocks of a split: its maximum, sum and weighted values."""
         total = k.local("fold", PAGE)
         with k.vector(PAGE) as lane:
             total[lane] = rows.sums[row, lane]
@@ -184,8 +184,8 @@ class _PagedAttention:
         return PartialSoftmax(rows.maximum[row, 0], total[0], lambda c, lane: rows.values[row, c, lane])
 
     def initial(self, head: Dim) -> PartialSoftmax:
-        """Return the softmax before the first split. It is empty, or contains the sink if the head has one. A sink is the score of a key
-        without a value."""
+        """Return the softmax state before the first split. It contains no key, or only the head's sink: the score of a key without a
+        value."""
         sinks, zero = self.operands.sinks, const(0.0, F32)
         if sinks is None:
             return PartialSoftmax(const(float("-inf"), F32), zero, lambda c, lane: zero)

@@ -116,8 +116,9 @@ def prefetch(k: Kernel, cache: Array, layer: Dim, page: HeadPage, half: int, fir
 
 
 def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
-    """Yield register tiles (first row, number of rows) that cover `count` rows: tiles of `most` rows, then tiles of powers of two. The
-    caller's `for` emits its code once per height of tiles."""
+    """Yield register tiles (first row, number of rows) that cover `count` rows: tiles of `most` rows, then smaller tiles for the rest.
+    A loop in the kernel covers all tiles of `most` rows, so the caller's `for` emits their code once. It emits the code of each smaller
+    tile separately."""
     whole = count // most
     if whole:
         with k.serial("io", whole) as io:
@@ -131,7 +132,7 @@ def row_tiles(k: Kernel, count: int, most: int) -> Iterator[tuple[Dim, int]]:
 
 
 def masked(visible: VisibleRange, key: Dim, score: Scalar) -> Scalar:
-    """Return the score of a key that is visible, and -inf for another key."""
+    """Return the score of a visible key, or -inf for a key that is not visible."""
     inside = less_equal(key, visible.high)
     if visible.clipped_low:
         inside = inside & less_equal(visible.low, key)

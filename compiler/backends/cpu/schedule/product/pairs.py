@@ -1,5 +1,5 @@
-"""Sums of products of bf16. One instruction adds two products, in registers or on a matrix unit. The unit's accumulators are in memory
-between parts of k."""
+"""Products of bf16 matrices. One instruction adds two products, in registers or on a matrix unit. On a matrix unit, accumulators are
+stored in memory between parts of k."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Pairs:
             self.store_line(k, line, accs, ZERO, m)
 
     def store_line(self, k: Kernel, line: TileOrigin, accs: Sequence[Array], beside: Dim, m: Dim) -> None:
-        """Store one row of the result. This is a loop over rows and not unrolled, because the code of an epilogue can be long."""
+        """Store one row of the result. The caller's loop over rows is not unrolled, because the code of an epilogue can be long."""
         with line.vectors(k) as (v, lane):
             line.store(k, (ZERO, v, lane), [acc[beside, m, v, lane] for acc in accs])
 
