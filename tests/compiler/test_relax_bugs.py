@@ -360,7 +360,7 @@ def test_bug_18119_broadcasting_with_a_symbolic_extent_is_deduced(compute: Compu
         session.call("main", f32(2, 3), f32(2, 4))
 
 
-# --- 8: the default pipeline schedules -----------------------------------------------------------------------------------
+# --- 8: the default pipeline schedules every kernel ----------------------------------------------------------------------
 
 
 def test_bug_18048_the_default_pipeline_schedules_every_kernel() -> None:
@@ -374,7 +374,7 @@ def test_bug_18048_the_default_pipeline_schedules_every_kernel() -> None:
     assert all("schedule" in prim.attrs for prim in module.prim_functions.values())
 
 
-# --- 9: errors name the place --------------------------------------------------------------------------------------------
+# --- 9: error messages name the line or operand --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -256,8 +256,8 @@ class Draft:
             raise Unfit
 
     def require_few_elements(self, helper: str, x: Var) -> None:
-        """Raise Unfit if calling the helper with `x` would compute a value with too many elements. The helper was drawn for other sizes,
-        with which its values were small enough."""
+        """Raise Unfit if calling the helper with `x` would compute a value with too many elements. When the helper was made, its
+        operands had other sizes, with which its values were small enough."""
         func = self.builder.finish().graph_functions[helper]
         for value in self.values[x]:
             sizes: dict[DimVar, int] = {}
@@ -352,8 +352,8 @@ def _size(var: DimVar, random: Random, *, small: bool) -> int:
 
 
 def _helper(random: Random, builder: Builder, *, halves: bool) -> str:
-    """Add a function that the program may call. Its body was drawn for operands of one size. If the interpreter refuses a call with other
-    sizes, the recipe of that call is dropped."""
+    """Add a function that `main` may call. Its random body is known to work with operands of one size. If the interpreter refuses a call
+    with operands of another size, `main` does not get this call."""
     a, b = DimVar("a"), DimVar("b", 1)
     draft = Draft(random, builder, [{a: 3, b: 5}], halves=halves, weights=None)
     with builder.function("helper", draft.params):

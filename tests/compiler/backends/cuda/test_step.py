@@ -71,8 +71,8 @@ def test_a_step_reads_each_weight_once_and_little_beside_them(format: str, bits:
 @pytest.mark.parametrize("tokens", [1, 64])
 @pytest.mark.parametrize(("format", "bits"), [("bf16", 16), ("int8", 8 + 32 / 4096), ("int4-128", 4 + 16 / 128)])
 def test_a_step_reads_weights_keys_values_and_activations_and_nothing_else(format: str, bits: float, tokens: int) -> None:
-    """The bytes that a step reads equal the sizes of its weights, keys, values and activations, within 2 %. Activations are the inputs of
-    each part of a layer: the residual stream and queries in f32, other rows in bf16."""
+    """The bytes that a step reads equal the sizes of its weights, keys, values and activations, within 2 %. Activations are the inputs
+    of each kernel of a layer: the residual stream and queries in f32, other rows in bf16."""
     c = synthetic_config("8b-shape", layers=2)
     sizes = Sizes({"t": tokens, "s": tokens, "r": tokens, "p": CONTEXT // PAGE_SIZE, "pages": 1 << 20}, tokens, CONTEXT)
     found = sum(planned_bytes(built(format, 2), ENTRY, get("sm_80"), sizes).values())
@@ -83,6 +83,6 @@ def test_a_step_reads_weights_keys_values_and_activations_and_nothing_else(forma
     h, f = c.hidden_size, c.intermediate_size
     stream = 4 * (4 * h)  # bytes of the residual stream per token: two norms and two additions read it in f32
     rows = 2 * (2 * h) + 2 * f  # bytes of bf16 rows per token: inputs of q k v, of gate and up, and of down
-    queries = 4 * h + 2 * h  # bytes of queries per token: the input of attention, and the input of its output projection
+    queries = 4 * h + 2 * h  # bytes per token: attention reads queries in f32, and the output projection reads attention's result in bf16
     activations = tokens * (c.num_layers * (stream + rows + queries) + 14 * h)
     assert abs(found / (weights + kv + activations) - 1) < 0.02

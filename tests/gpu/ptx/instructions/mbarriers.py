@@ -84,8 +84,8 @@ def end_phases(wave: Any, barrier: Mbarrier) -> None:
 
 
 def release(wave: Any, *, whole: bool) -> bool:
-    """Release the threads whose phase has ended. With `whole`, release the threads of a context only together, so that the context's blocks
-    stay at the same instruction."""
+    """Release the waiting threads whose phase has ended. With `whole`, release the threads of a `Context` only when the phases of all of
+    them have ended, so that all blocks of the context stay at the same instruction."""
     waiting: list[Waiting] = wave.state.get("an mbarrier", [])
     released = False
     for w in list(waiting):
