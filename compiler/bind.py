@@ -178,7 +178,7 @@ def _mapped(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array]:
         shape, dtype = _spec(param)
         data = file.read(param.name, verify=False)
         if data.nbytes != _num_bytes(param):
-            raise DamagedFile(path, param.name, f"it has {data.nbytes} bytes, not the size of a {dtype} array of shape {shape}")
+            raise DamagedFile(path, param.name, f"its size is {data.nbytes} bytes, expected a {dtype} array of shape {shape}")
         arrays[param.name] = np.frombuffer(data, dtype).reshape(shape)
     return arrays
 

@@ -377,5 +377,5 @@ def _constant(file: sections.SectionFile, name: str, info: _ConstantInfo) -> NDA
     data = file.read(name)
     dtype = DTYPES.get(info.dtype)
     if dtype is None or min(info.shape, default=0) < 0 or prod(info.shape) * dtype.itemsize != data.nbytes:
-        raise DamagedFile(file.path, name, f"it has {data.nbytes} bytes, not the size of a {info.dtype} array of shape {info.shape}")
+        raise DamagedFile(file.path, name, f"its size is {data.nbytes} bytes, expected a {info.dtype} array of shape {info.shape}")
     return np.frombuffer(data, dtype).reshape(info.shape)

@@ -16,9 +16,8 @@ def switch_often() -> None:
 
 
 def collect_in_small_portions() -> None:
-    """Exclude the objects that exist now from garbage collection, for example modules and the compiled program: examining their 10^6
-    objects takes 0.1 s. Objects that live long after this call are freed by reference counts, so the old generations are rarely examined.
-    """
+    """Exclude the 10^6 objects that exist now, for example modules and the compiled program, from garbage collection: examining them takes
+    0.1 s. Examine old generations rarely, because reference counts free most objects that are created later."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, *OLD)

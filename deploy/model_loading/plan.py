@@ -98,8 +98,9 @@ def _advice(load: Load, room_bytes: int, page_bytes: int) -> str:
 
 
 def _num_pages(pages: Sequence[Pages], load: Load, room_bytes: int) -> list[int]:
-    """Return the number of pages of each group: what `kv_cache_bytes` requests, or else as many as are useful, up to DEFAULT_KV_BYTES and
-    this model's share of the free memory. If `kv_cache_bytes` is a share, there are as many pages as are useful, up to that share."""
+    """Return the number of pages of each group. If `kv_cache_bytes` is a number of bytes, pages fill these bytes. Otherwise there are as
+    many pages as are useful, up to a limit: if `kv_cache_bytes` is a share, that share of the free memory; if it is None, DEFAULT_KV_BYTES
+    and this model's share of the free memory. The limit never goes below `least` pages."""
     each = [of.group.bytes_per_page for of in pages]
     least, most = ([of.least for of in pages], [of.most for of in pages])
     if load.kv_cache_bytes is None or least == most:
@@ -116,8 +117,9 @@ def _num_pages(pages: Sequence[Pages], load: Load, room_bytes: int) -> list[int]
 
 
 def _divided(num_bytes: int, each: Sequence[int], least: Sequence[int], most: Sequence[int]) -> list[int]:
-    """Return the number of pages of each group. Together they take at most `num_bytes`; a page of group i takes `each[i]` bytes. Fill all
-    groups in proportion, in three stages: up to two pages, up to `least`, up to `most`. Distribute what remains in proportion to `most`."""
+    """Return the number of pages of each group. A page of group i has `each[i]` bytes, and all pages together have at most `num_bytes`.
+    All groups grow in three stages: to two pages, to `least`, to `most`. If the memory does not suffice for a stage, each group gets the
+    same share of the pages that it lacks. Memory that remains after the last stage is divided in proportion to `most`."""
     counts = [0] * len(each)
     for target in ([2] * len(each), least, most):
         if num_bytes < _sum(target, each):

@@ -90,7 +90,7 @@ class Function:
         if missing := [n for n in names if n not in arrays]:
             raise ArgumentMismatch(f"{source.name}: no value for weight {', '.join(missing)}")
         if unknown := [n for n in arrays if n not in names]:
-            raise UnknownName(f"weight of function {source.name}", unknown[0], names)
+            raise UnknownName(f"weight of function {source.name!r}:", unknown[0], names)
         values = [arrays[n] for n in names]
         items = [Item(i, f"weight {p.name!r}", p.spec) for i, p in enumerate(source.weights) if not mentions_slots(p.spec)]
         frame = self._new_frame()
@@ -184,7 +184,7 @@ class Function:
         names = {self.source.slots[slot]: slot for slot in self._match.defined}
         for name, value in dims.items():
             if name not in names:
-                raise UnknownName(f"variable of function {self.source.name}", name, names)
+                raise UnknownName(f"variable of function {self.source.name!r}:", name, names)
             frame.heap[names[name]] = value
         if missing := sorted(names.keys() - dims.keys()):
             raise ArgumentMismatch(f"{self.source.name}: no value for variable {', '.join(missing)}")

@@ -75,14 +75,14 @@ class WorkerProcess:
             return None
 
     def is_up(self) -> None:
-        """Stop checking whether a signal has stopped the process, because loading has ended. From now on the supervisor notices silence."""
+        """Stop checking whether the process is suspended, because loading has ended. From now on the supervisor notices silence."""
         self._guard.cancel()
 
     def kill(self, *, is_blameless: bool = False) -> None:
-        """Kill the process. `is_blameless`: the reason has nothing to do with the requests that it runs."""
+        """Kill the process. `is_blameless`: the reason is unrelated to the requests that the process runs."""
         self._is_blameless = is_blameless or _is_stopped(self.pid)
         if self._process.returncode is None:
-            self._process.kill()  # SIGKILL also ends a stopped process
+            self._process.kill()  # SIGKILL also ends a suspended process
 
     async def close(self, patience_s: float) -> str:
         """Wait for the process to end, kill it after `patience_s`, and describe how it ended."""
@@ -98,7 +98,8 @@ class WorkerProcess:
 
     @property
     def ended_from_outside(self) -> bool:
-        """True if a signal ended the process and this front did not send it, or sent it to a process that was stopped from outside."""
+        """True if a signal ended the process and no request can be the cause. Either another process sent the signal, or this front killed
+        the process for a reason unrelated to its requests, for example because it was suspended (SIGSTOP)."""
         returncode = self._process.returncode
         return returncode is not None and -returncode in FROM_OUTSIDE and self._is_blameless
 
@@ -115,8 +116,8 @@ class WorkerProcess:
 
 
 async def _kill_when_stopped(process: asyncio.subprocess.Process) -> None:
-    """Kill a loading process that a signal has stopped. Loading may take any time, so its silence says nothing, but a stopped process would
-    never end."""
+    """Kill a loading process when it is suspended (SIGSTOP). The time of loading has no limit, so silence does not show a problem, but a
+    suspended process would never end."""
     while True:
         await asyncio.sleep(GUARD_S)
         if process.returncode is None and _is_stopped(process.pid):
@@ -124,7 +125,7 @@ async def _kill_when_stopped(process: asyncio.subprocess.Process) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Return whether a signal from outside has stopped the process. Return False on systems without /proc."""
+    """Return whether the process is suspended. Return False on systems without /proc."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")
     except OSError:

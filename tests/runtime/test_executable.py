@@ -138,7 +138,7 @@ def test_another_format_is_not_read(path: Path) -> None:
 
 def test_a_constant_of_another_size_is_damaged(path: Path) -> None:
     replace_section(path, "constant/0", b"short")
-    with pytest.raises(DamagedFile, match="it has 5 bytes, not the size of a f32 array of shape \\(3, 2\\)"):
+    with pytest.raises(DamagedFile, match="its size is 5 bytes, expected a f32 array of shape \\(3, 2\\)"):
         Executable.load(path)
 
 

@@ -263,7 +263,7 @@ def test_weights_are_checked_when_bound_and_where_they_depend_on_arguments_when_
         session.bind("weighted", {**good, "w": vector(5)})
     with pytest.raises(ArgumentMismatch, match="weighted: no value for weight v"):
         session.bind("weighted", {"w": vector(4)})
-    with pytest.raises(UnknownName, match="unknown weight of function weighted 'u'; known: v, w"):
+    with pytest.raises(UnknownName, match="unknown weight of function 'weighted': 'u'; known: v, w"):
         session.bind("weighted", {**good, "u": vector(3)})
     session.bind("weighted", good)
     with pytest.raises(ArgumentMismatch, match="weighted: parameter 'v': dimension 0: expected n = 2, got 3"):
@@ -283,7 +283,7 @@ def test_the_arena_is_known_before_it_exists(executable: Executable) -> None:
         session.call("plus_three", vector(17))
     with pytest.raises(BoundExceeded):
         session.arena_bytes("plus_three", {"n": 1001})
-    with pytest.raises(UnknownName, match="unknown variable of function plus_three 'm'; known: n"):
+    with pytest.raises(UnknownName, match="unknown variable of function 'plus_three': 'm'; known: n"):
         session.arena_bytes("plus_three", {"m": 1})
     with pytest.raises(ArgumentMismatch, match="plus_three: no value for variable n"):
         session.arena_bytes("plus_three", {})

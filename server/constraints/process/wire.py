@@ -35,7 +35,7 @@ class Answer(IntEnum):
 
 
 class GrammarSettings(msgspec.Struct, frozen=True):
-    """The settings that all grammars of a model share, and their limits."""
+    """The tokens and limits that are the same for all grammars of a model. `ConstraintLimits` explains the limits."""
 
     eos_ids: list[int]
     vocab_size: int
