@@ -83,6 +83,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if waits:
             self.cycle.keep_alive = False
             self._probe()
+        else:
+            self.transport.close()  # sends the delayed end of an answer first; asyncio would close its own transport without it
         return waits
 
     @property

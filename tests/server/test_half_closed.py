@@ -40,6 +40,17 @@ def test_every_request_of_a_half_closed_pipeline_is_answered(server):
     assert answer.count(b"HTTP/1.1 200 OK") == 3
 
 
+def test_answers_that_are_not_yet_sent_reach_a_half_closed_client(server, monkeypatch):
+    """Writes are delayed until the end of an iteration of the event loop. If the client's end of file is read before that, the answers are
+    sent before the connection is closed. Here, only closing the connection sends them."""
+    monkeypatch.setattr("server.http.write_coalescing.Outbox.add", lambda outbox, transport: None)
+    with server.connect() as sock:
+        sock.sendall(request("GET", "/health/live") * 3)
+        time.sleep(0.5)  # all answers are written by then; on a slower machine the test checks less
+        sock.shutdown(socket.SHUT_WR)
+        assert server.read_all(sock).count(b"HTTP/1.1 200 OK") == 3
+
+
 def test_half_a_request_is_not_awaited(server):
     assert ask_and_close_half(server, request("GET", "/health/live")[:-2]) == b""
     assert b"200" not in ask_and_close_half(server, request("POST", "/v1/completions", {"prompt": "x"})[:-1])
