@@ -122,7 +122,7 @@ class ByteTokenizer:
 
 @dataclass
 class NullScript:
-    """What a NullWorker answers, and how fast. Tests may change fields while the worker runs."""
+    """The answers of a NullWorker, and their speed. Tests may change fields while the worker runs."""
 
     answer: Callable[[Submit, int], Sequence[Sequence[int]]] = field(
         default=lambda _submit, _choice: [[b] for b in b"Hello from the null device."]

@@ -1,4 +1,4 @@
-"""What every endpoint gets: the settings and the registry of models (`Context`), and who sent the request (`Caller`)."""
+"""The arguments of every endpoint: settings and model registry (`Context`), and the sender of the request (`Caller`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from server.settings import ServerSettings
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request, and when. The gateway makes one for each request."""
+    """The sender of a request, and its time of arrival. The gateway makes one for each request."""
 
     request_id: str
     key_digest: str = ""  # digest of the API key, for fairness between keys; empty if the request has no key
