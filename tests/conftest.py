@@ -125,6 +125,18 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.fixture(autouse=True)
+def _own_cores() -> Generator[None]:
+    """Let the test's thread run on all cores again. A compiled model pins the thread that runs it, and all processes and threads that later
+    tests start would inherit the single core."""
+    if not hasattr(os, "sched_getaffinity"):
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    yield
+    os.sched_setaffinity(0, cores)
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """Return a function that compares a text with a golden file: `golden("paper/x.ir", text)`."""
