@@ -105,11 +105,20 @@ def other_page(chromium: Chromium) -> Iterator[Page]:
 def send(page: Page, text: str) -> None:
     """Send a message in the chat and wait until the answer is complete."""
     before = page.js("document.querySelectorAll('article.assistant').length")
-    page.fill("#chat .composer textarea", text)
-    page.wait("!document.querySelector('#chat .send').disabled")
-    page.press("Enter")
+    ask(page, text)
     page.wait(f"document.querySelectorAll('article.assistant').length > {before}")
     idle(page)
+
+
+def ask(page: Page, text: str, view: str = "#chat") -> None:
+    """Send a message as soon as the page knows that its model is ready."""
+    page.fill(f"{view} .composer textarea", text)
+    press_send(page, view)
+
+
+def press_send(page: Page, view: str = "#chat") -> None:
+    page.wait(f"!document.querySelector('{view} .send').disabled")
+    page.press("Enter")
 
 
 def idle(page: Page) -> None:

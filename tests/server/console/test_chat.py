@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.server.console.conftest import MARKDOWN, TOOLS, idle, send
+from tests.server.console.conftest import MARKDOWN, TOOLS, ask, idle, press_send, send
 
 pytestmark = pytest.mark.xdist_group("console")
 
@@ -112,8 +112,7 @@ def test_escape_stops_an_answer(page, site):
     """The Escape key stops the answer: the server stops generating, and the partial answer stays on the page."""
     server = site("slow")
     page.open(f"{server.url}/")
-    page.fill("#chat textarea", "Go on and on")
-    page.press("Enter")
+    ask(page, "Go on and on")
     page.see("word word")
     page.press("Escape")
     idle(page)
@@ -126,8 +125,7 @@ def test_escape_stops_an_answer(page, site):
 
 def test_an_answer_goes_on_while_another_conversation_is_shown(page, site):
     page.open(f"{site('slow').url}/")
-    page.fill("#chat textarea", "Go on and on")
-    page.press("Enter")
+    ask(page, "Go on and on")
     page.see("word word")
     page.press("Control+Shift+o")
     page.see("slow", ".empty h2")
@@ -140,8 +138,7 @@ def test_an_answer_goes_on_while_another_conversation_is_shown(page, site):
 
 def test_an_answer_that_its_page_left_behind_is_kept_as_far_as_it_came(page, site):
     page.open(f"{site('slow').url}/")
-    page.fill("#chat textarea", "Go on and on")
-    page.press("Enter")
+    ask(page, "Go on and on")
     page.see("word word")
     page.wait("""new Promise((done, fail) => {
       const opened = indexedDB.open("relaxserve");
@@ -158,8 +155,7 @@ def test_an_answer_that_its_page_left_behind_is_kept_as_far_as_it_came(page, sit
 
 def test_a_title_is_not_lost_when_an_answer_ends_meanwhile(page, site):
     page.open(f"{site('slow').url}/")
-    page.fill("#chat textarea", "Go on and on")
-    page.press("Enter")
+    ask(page, "Go on and on")
     page.see("word word")
     page.click(".talk-link button", "Rename")
     page.call("Input.insertText", text="A new")
@@ -289,8 +285,7 @@ def test_a_lost_connection_is_told(page, site, ending):
 def test_a_conversation_that_is_deleted_is_stopped(page, site):
     server = site("slow")
     page.open(f"{server.url}/")
-    page.fill("#chat textarea", "Go on and on")
-    page.press("Enter")
+    ask(page, "Go on and on")
     page.see("word word")
     page.click(".talk-link button", "Delete")
     page.see("slow", ".empty h2")
@@ -305,15 +300,13 @@ def test_models_are_compared_with_one_seed(page, site):
     the user can continue in the chat."""
     server = site("seeded", "writer")
     page.open(f"{server.url}/#/compare")
-    page.fill("#compare textarea", "Who are you?")
-    page.press("Enter")
+    ask(page, "Who are you?", "#compare")
     page.see("My seed is")
     page.see("drawn", "#compare")
     page.wait("document.querySelector('#compare .send').title === 'Send'")
     seeds = {server.workers[name].submits[-1].params.seed for name in ("seeded", "writer")}
     assert len(seeds) == 1 and f"seed {seeds.pop()}" in page.text("#compare .below")
-    page.fill("#compare textarea", "And who else?")
-    page.press("Enter")
+    ask(page, "And who else?", "#compare")
     page.wait("document.querySelectorAll('#compare article').length === 8 && document.querySelector('#compare .send').title === 'Send'")
     page.click("#compare .column button", "Continue in the chat")
     page.wait("document.querySelectorAll('#chat article').length === 4")
@@ -334,7 +327,7 @@ def test_the_keyboard_is_enough(page, site):
             break
     assert {"Chat", "Models", "New chat", "Change theme", "Model", "Options"} <= seen
     page.call("Input.insertText", text="hello")
-    page.press("Enter")
+    press_send(page)
     page.see("in Brazil")
     page.press("Control+k")
     assert page.js("document.activeElement.id") == "search"

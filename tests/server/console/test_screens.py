@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.console.conftest import TOOLS, send
+from tests.server.console.conftest import TOOLS, ask, send
 
 pytestmark = pytest.mark.xdist_group("console")
 AXE = Path(__file__).parents[3] / ".venv" / "axe" / "node_modules" / "axe-core" / "axe.min.js"
@@ -77,8 +77,7 @@ def test_chat(page, site, look):
 
 def test_compare(page, site, look):
     page.open(f"{site('writer', 'seeded').url}/#/compare")
-    page.fill("#compare textarea", "Tell me about rivers")
-    page.press("Enter")
+    ask(page, "Tell me about rivers", "#compare")
     page.see("My seed is")
     page.see("drawn")
     look("compare")
