@@ -4,8 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 AXE    := 4.10.3
-# Tests of a group run on one worker, in the order of tests/conftest.py. -W error is in pyproject.toml.
-PYTEST := $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder -q
+# Tests of a group run on one worker, in the order of tests/conftest.py. Tests spend a third of their time waiting for processes and timers,
+# so two cores can run four workers. -W error is in pyproject.toml.
+PYTEST := $(BIN)/pytest -n 4 --dist loadgroup --no-loadscope-reorder -q
 LEAST  := $(if $(filter x86_64 amd64,$(shell uname -m)),x86-64-v3,aarch64-neon)
 # Tests whose compiled code depends on the CPU; `make test-lesser` repeats them with code for the oldest supported CPU. tests.lesser leaves them
 # out on a CPU without further features, where `make pytest` has run the same code. Tests of schedules always run on every target of the CPU.
