@@ -23,7 +23,7 @@ from deploy.bench.synthetic import RandomWeights, shapes_of
 from server.settings import SettingsError
 
 PATIENCE_S = 600.0  # long, because a page loads a model of half a gigabyte and one thread prefills
-CONTEXT = 1024  # maximum length of a sequence in tokens; browser.mjs prefills 512
+CONTEXT = 256  # maximum length of a sequence in tokens; browser.mjs prefills 128
 EXPORT, DEMO, GGUF, ONNX = "model", "demo", "model.gguf", "onnx-model"  # names of files and folders in the site's folder
 
 
