@@ -250,11 +250,14 @@ class Scalars:
         """Shift. A shift by the type's width or more gives the result of shifting all bits out."""
         op, element = self.code.op, register(dtype)
         kind, width = vec(element, lanes), dtype.num_bytes * 8
+        instruction = "shl" if fn is Fn.SHL else "lshr" if dtype.is_unsigned else "ashr"
+        if by in (splat(str(bits), element, lanes) for bits in range(width)):
+            return op(f"{instruction} {kind} {x}, {by}")
         const = partial(_integers, element, lanes)
         capped = self._call("umin", element, lanes, [by, const(width - 1)])
-        if fn is Fn.SHR and not dtype.is_unsigned:
-            return op(f"ashr {kind} {x}, {capped}")
-        shifted = op(f"{'shl' if fn is Fn.SHL else 'lshr'} {kind} {x}, {capped}")
+        shifted = op(f"{instruction} {kind} {x}, {capped}")
+        if instruction == "ashr":
+            return shifted
         inside = op(f"icmp ult {kind} {by}, {const(width)}")
         return op(f"select {vec('i1', lanes)} {inside}, {kind} {shifted}, {kind} {const(0)}")
 

@@ -18,10 +18,11 @@ from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import FORMATS, Format, Load, Scalar
-from compiler.ir.loops.write import cast, index, maximum, minimum
+from compiler.ir.loops.write import cast, index, maximum, minimum, of_bits
 from compiler.ir.numbers import DOUBLED_E2M1
 
 I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16
+WORD_BITS = 16  # of a word of `ScaledPanels`
 FOUR = 4  # number of byte products that one instruction adds to a sum
 EIGHTHS = 3  # a multiplier counts eighths: its product with a 4-bit weight is shifted right by this many bits, and rounded
 
@@ -136,6 +137,37 @@ class Widened(Format):
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
         number = self.panels.decode(stored, k) - self.panels.offset
         return number * cast(stored[1], I32) + (1 << EIGHTHS - 1) >> EIGHTHS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScaledPanels(Format):
+    """Integers of 4 bits with scales of bf16, in words [panels, groups, words]. A block of words has the panel's lines for one group of
+    `depth` weights along k, and then one scale per column. So reading the weights in order also reads the scales in order."""
+
+    panels: Panels
+    columns: int  # of a panel
+
+    @property
+    def scales_at(self) -> int:
+        """The index of the first scale in a block."""
+        return self.columns * self.depth * self.bits // WORD_BITS
+
+    @property
+    def words(self) -> int:
+        return self.scales_at + self.columns
+
+    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
+        column = n % self.columns * (FOUR // 2) + k % FOUR // 2
+        word = k % self.depth // self.panels.depth * (self.columns * FOUR // 2) + column
+        return (Load(buffers[0], (*matrix, n // self.columns, k // self.depth, word)),)
+
+    def scale(self, block: Buffer, matrix: tuple[Dim, ...], n: Dim, group: Dim) -> Scalar:
+        """Return the scale of column `n` for a group, in f32."""
+        place = Load(block, (*matrix, n // self.columns, group, self.scales_at + n % self.columns))
+        return of_bits(cast(place, I32) << 16)
+
+    def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
+        return self.panels.decode((cast(stored[0], I32) >> cast(index(k % 2 * 8), I32) & 255,), k)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -332,6 +364,7 @@ PANEL8_WORDS = _row(Panels("panel8_words", bits=8, depth=4, rows=I16, dtype=I32,
 PANEL4 = _row(Panels("panel4", bits=4, depth=8, rows=I8, dtype=I32))
 PANEL_E2M1 = _row(FloatPanels("panel_e2m1", bits=4, depth=8, rows=I8, dtype=I32))
 WIDENED4 = _row(Widened("widened4", bits=4, depth=8, rows=I8, dtype=I32, panels=PANEL4))
+SCALED4 = _row(ScaledPanels("scaled4", bits=4, depth=32, rows=I8, dtype=I32, panels=PANEL4, columns=16))
 # Formats for `mma.sync`, in panels of 16 columns. The lane that holds an element is numbered by column % 8 and by k % 32 // 8: in two
 # instructions, it multiplies 8 adjacent elements of a row, which it loads at once.
 FRAGMENTS = _row(

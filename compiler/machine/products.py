@@ -16,7 +16,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Cast, Contraction, Element, Format, Load, Scalar
 from compiler.ir.prove import prove_divisible
-from compiler.machine.formats import PAIRS, PANEL4, PANEL8, PANEL8_WORDS, PANEL_E2M1, WIDENED4, FloatPanels
+from compiler.machine.formats import PAIRS, PANEL4, PANEL8, PANEL8_WORDS, PANEL_E2M1, SCALED4, WIDENED4, FloatPanels, ScaledPanels
 from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
 from compiler.machine.intrinsics.base import NONE, Features
 from compiler.machine.intrinsics.block_product import BlockProduct
@@ -113,6 +113,8 @@ class ProductTile:
     def reads(self, factor: Scalar) -> bool:
         """Return whether the columns are already packed in panels of the tile's format and width, with 32 bits of each column adjacent."""
         element = factor.value if isinstance(factor, Cast) else factor
+        if isinstance(element, Element) and isinstance(element.format, ScaledPanels):
+            return element.format.panels is self.format and element.format.columns == self.op.columns
         if not isinstance(element, Element) or element.format is not self.format:
             return False
         panels = element.buffers[0]
@@ -137,6 +139,7 @@ class ProductTiles:
     floats: FloatTile
     attention: TileShape  # the tile that multiplies queries by keys, and attention weights by values
     tiles: tuple[ProductTile, ...]
+    scaled_panels: ScaledPanels | None = None  # the format that puts scales after the weights of their group; None: scales are apart
 
     @property
     def pairs(self) -> ProductTile | None:
@@ -213,7 +216,7 @@ def product_tiles(target: Target) -> ProductTiles:
     shape = next(shape for least, shape in _SHAPES if target.vector_bits >= least)
     narrow = "simd128" in target.features
     tiles = tuple(t for t in _GPU_TILES if t.runs_on(target)) if target.system == GPU else tuple(_best(target))
-    return ProductTiles(_NARROW if narrow else FloatTile(shape), shape, tiles)
+    return ProductTiles(_NARROW if narrow else FloatTile(shape), shape, tiles, SCALED4 if narrow else None)
 
 
 def _best(target: Target) -> Iterator[ProductTile]:

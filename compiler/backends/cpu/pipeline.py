@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from compiler.backends.cpu.passes.integer_products import IntegerProducts
+from compiler.backends.cpu.passes.interleave_scales import InterleaveScales
 from compiler.backends.cpu.passes.spread_rows import spread_rows
 from compiler.backends.cpu.schedule.rules import schedule
 from compiler.backends.pipeline import pipeline_of
@@ -25,6 +26,7 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
         nests=[
             PackOperands(tiles.floats.shape.columns, tiles.all_pairs),
             *([spread_rows] if tiles.on_matrix_unit else []),
+            *([InterleaveScales(tiles.scaled_panels)] if tiles.scaled_panels else []),
         ],
         schedule=partial(schedule, target=target),
         instruments=instruments,

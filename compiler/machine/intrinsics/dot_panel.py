@@ -11,7 +11,7 @@ import numpy as np
 
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import DOUBLED_E2M1
-from compiler.ir.tiles import Array, tile_op
+from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, fence, in_register, splat, vec
 from compiler.machine.formats import FOUR, PANEL8_WORDS, PANEL_E2M1
 from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_lines
@@ -43,7 +43,11 @@ class _PanelOp(ProductOp):
     register (16, 8 or 4)."""
 
     accumulator: ClassVar[DType] = DType.I32
-    panel_dtype: ClassVar[DType] = DType.U8
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        """Accept a panel of any element type, because the format `ScaledPanels` stores panels in words."""
+        return Operand("c", self.accumulator, written=True), Operand("a", self.row_dtype), Operand("b", None)
 
     def step(self, target: Target) -> Step | None:
         raise NotImplementedError
@@ -93,7 +97,7 @@ class DotPanel(_PanelOp):
         return step
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
-        stored = arrays[2][: dims[0] * self.columns * self.bits // 8].reshape(-1, 1, self.columns, FOUR)
+        stored = arrays[2].view(np.uint8)[: dims[0] * self.columns * self.bits // 8].reshape(-1, 1, self.columns, FOUR)
         halves = stored if self.bits == 8 else np.concatenate([stored & 15, stored >> 4], 1)
         halves = np.array(self.table, np.uint8)[halves] if self.floats else halves
         self._add(halves.reshape(-1, self.columns, FOUR), arrays, dims)

@@ -28,6 +28,7 @@ from compiler.machine.formats import (
     PANEL4,
     PANEL_E2M1,
     PANELS,
+    SCALED4,
     WIDENED4,
     Fragments,
     IntegerFragments,
@@ -95,6 +96,15 @@ def test_elements_that_are_widened() -> None:
     multipliers = RNG.integers(-127, 128, (N // COLUMNS, 2, COLUMNS)).astype(np.int8)
     eighths = (PANEL4.stored(panels).astype(np.int32) - 8) * np.repeat(multipliers.transpose(0, 2, 1).reshape(N, 2), K // 2, -1)
     np.testing.assert_array_equal(elements(WIDENED4.name, panels, multipliers), (eighths + 4) >> EIGHTHS)
+
+
+def test_elements_with_their_scales() -> None:
+    """A block has the lines of a panel for one group, and then the scales of its columns."""
+    given = RNG.integers(0, 16, (2 * SCALED4.columns, K))
+    panels, scales = PANEL4.packed(given, SCALED4.columns), RNG.integers(0, 1 << 16, (2, 1, SCALED4.columns), np.uint16)
+    blocks = np.concatenate([panels.reshape(2, 1, -1).view(np.uint16), scales], -1).view(np.int16)
+    assert blocks.shape[-1] == SCALED4.words
+    np.testing.assert_array_equal(elements(SCALED4.name, blocks), given[:N])
 
 
 @pytest.mark.parametrize("format", [FRAGMENTS, BRICKS], ids=lambda f: f.name)

@@ -1,6 +1,7 @@
 """Convert bf16 to f32 in one instruction per register: interleave the lanes with zeros, which moves 16 bits to the upper half of 32.
 
-LLVM's code for `shl (zext x), 16` takes two instructions for the lower lanes of a register. For the upper lanes, V8 compiles it to three.
+LLVM's code for `shl (zext x), 16` and `shl (sext x), 16` takes two instructions for the lower lanes of a register. For the upper lanes,
+V8 compiles it to three.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 from compiler.llvm.ssa import vector_literal
 
 _SHIFTED: Final = re.compile(
-    r"(?P<wide>%\S+) = zext <(?P<lanes>\d+) x i16> (?P<narrow>%\S+) to <\d+ x i32>\n"
+    r"(?P<wide>%\S+) = [sz]ext <(?P<lanes>\d+) x i16> (?P<narrow>%\S+) to <\d+ x i32>\n"
     r"( *)(?P<result>%\S+) = shl <\d+ x i32> (?P=wide), splat \(i32 16\)"
 )
 

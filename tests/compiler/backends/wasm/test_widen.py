@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from compiler.backends.wasm.codegen.link import link
 from compiler.backends.wasm.codegen.widen import with_interleaving
@@ -16,17 +17,18 @@ from tests.node import run_node
 LANES = (1, 2, 3, 4, 8, 16)
 
 
-def function(number: int, lanes: int) -> str:
+def function(number: int, lanes: int, extend: str) -> str:
     code = Code()
     raw = code.op(f"load {vec('i16', lanes)}, ptr inttoptr (i32 40960 to ptr), align 2")
-    wide = code.op(f"zext {vec('i16', lanes)} {raw} to {vec('i32', lanes)}")
+    wide = code.op(f"{extend} {vec('i16', lanes)} {raw} to {vec('i32', lanes)}")
     bits = code.op(f"shl {vec('i32', lanes)} {wide}, {splat('16', 'i32', lanes)}")
     code.do(f"store {vec('i32', lanes)} {bits}, ptr inttoptr (i32 {49152 + 128 * number} to ptr), align 4")
     return f"define void @f_{number}() {{\nentry:\n{code.text()}\n  ret void\n}}"
 
 
-def test_it_means_a_shift(tmp_path: Path) -> None:
-    target, text = get("wasm-simd128"), "\n\n".join(function(i, lanes) for i, lanes in enumerate(LANES))
+@pytest.mark.parametrize("extend", ["zext", "sext"])
+def test_it_means_a_shift(extend: str, tmp_path: Path) -> None:
+    target, text = get("wasm-simd128"), "\n\n".join(function(i, lanes, extend) for i, lanes in enumerate(LANES))
     assert with_interleaving(text).count("shufflevector") == len(LANES) - 1, "expected one shuffle per vector, and none for the scalar"
     linked = link([], target, text)
     (tmp_path / "m.wasm").write_bytes(linked.object)

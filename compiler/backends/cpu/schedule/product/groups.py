@@ -4,8 +4,8 @@ The exact sum of a group has the same bits in any tile. All planes of a row are 
 reads.
 
 Memory limits a single row, and a core reads a single dense stream fastest. So a single row first reads the scales of several groups, stores
-the factors in the first-level cache, and then reads the panels of these groups. If there are several sums, it computes some panels of one
-sum before panels of the next sum.
+the factors in the first-level cache, and then reads the panels of these groups. If scales are stored behind the weights of their group, it
+reads them where they are. If there are several sums, it computes some panels of one sum before panels of the next sum.
 
 If one group is the whole of k, a matrix unit computes k in parts, and the exact sums of a block of rows are in memory between parts.
 """
@@ -27,6 +27,7 @@ from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, const, fma
 from compiler.ir.prove import prove_divisible
+from compiler.machine.formats import ScaledPanels
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
@@ -88,7 +89,7 @@ class Groups:
     def write_sum(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
         with tile.elements(k) as at:
             acc[at] = 0.0
-        if tile.shape.rows == 1 and s.num_groups != Dim.of(1):
+        if tile.shape.rows == 1 and s.num_groups != Dim.of(1) and not isinstance(s.format, ScaledPanels):
             self.write_runs(k, s, tile, acc)
         else:
             with k.serial("g", s.num_groups) as g, self.exact_sums(k, s, tile, g) as (at, total):
