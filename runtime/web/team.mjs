@@ -2,7 +2,8 @@
 // neighbouring iterations, and a free thread claims the next chunk. The result of a chunk does not depend on the thread that runs it.
 //
 // Control words are in the memory that all threads share. A thread claims a chunk by incrementing `state`. The state also contains the number
-// of the record, so a helper that comes late cannot claim a chunk of a record that has ended.
+// of the record, so a helper that comes late cannot claim a chunk of a record that has ended. While the leader writes the words of a record,
+// the chunk number is the largest one, which no record has: otherwise a helper could claim a chunk of the old record by the new words.
 
 import { scriptUrl } from './script.mjs';
 
@@ -41,11 +42,12 @@ export class Team {
   run(body, number, iterations, buffersAt, dimsAt) {
     const { words } = this, chunks = Math.min(iterations, SHARES * this.numThreads);
     if (chunks <= 1) return body(buffersAt, dimsAt, 0n, BigInt(iterations));
-    words[CHUNKS] = chunks;
-    words[BODY] = number;
-    words[ITERATIONS] = iterations;
-    Atomics.store(words, FINISHED, 0);
     this.opened = (this.opened + 1) % MOST_RECORDS;
+    Atomics.store(words, STATE, this.opened << CHUNK_BITS | CHUNK_MASK);
+    Atomics.store(words, CHUNKS, chunks);
+    Atomics.store(words, BODY, number);
+    Atomics.store(words, ITERATIONS, iterations);
+    Atomics.store(words, FINISHED, 0);
     Atomics.store(words, STATE, this.opened << CHUNK_BITS);
     if (Atomics.load(words, SLEEPERS) > 0) Atomics.notify(words, STATE);
     const done = claimed(words, () => body, buffersAt, dimsAt);

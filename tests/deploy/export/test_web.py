@@ -287,6 +287,25 @@ def test_a_download_that_was_cut_off_goes_on_where_it_was(site: Path) -> None:
     assert found == {"asked": [0, 80_000, 80_000, 80_000, 80_000], "visits": ["Failed to fetch", "loaded", "loaded"]}
 
 
+LATE = """
+const { Team, CONTROL_BYTES } = await import(process.argv[1]);
+const team = Object.assign(new Team(), { words: new Int32Array(new SharedArrayBuffer(CONTROL_BYTES)), numThreads: 3, opened: 0 });
+const STATE = 0, CHUNKS = 1, FINISHED = 4, left = [], store = Atomics.store;
+Atomics.store = (words, at, value) => {
+  if (at === FINISHED) left.push((words[STATE] & 255) < words[CHUNKS]);   // the words of the record are written, but it is not open
+  return store(words, at, value);
+};
+const ranges = [];
+for (const iterations of [4, 24]) team.run((buffers, dims, begin, end) => ranges.push(Number(end - begin)), 0, iterations, 0, 0);
+console.log(JSON.stringify({ left, sum: ranges.reduce((a, b) => a + b) }));
+"""
+
+
+def test_a_late_helper_cannot_claim_a_chunk_of_an_unfinished_record() -> None:
+    """Before a record with more chunks than the last one is open, a helper that is still at the last record finds no chunk left."""
+    assert json.loads(run_node(LATE, (Path(vendor.__file__).parents[1] / "team.mjs").as_uri())) == {"left": [False, False], "sum": 28}
+
+
 def test_prompts_are_tokenized_as_in_python(demo: Servable, site: Path) -> None:
     """The tokenizer, the template engine and the text of each token are the same in JavaScript as in the server's Python code."""
     texts = [
