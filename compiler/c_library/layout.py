@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
+from compiler.c_library.team import TEAM_BYTES
 from runtime.executable import DTYPES
 from runtime.flat_program import FlatFunction, FlatProgram
 from runtime.sections import align
 
-MODEL, LENGTH, LOGITS, HEADER_BYTES = 0, 8, 16, 64  # offsets of fields at the beginning of a sequence's block, and the size of all of them
+MODEL, LENGTH, LOGITS, TEAM = 0, 8, 16, 64  # offsets of fields at the beginning of a sequence's block
+HEADER_BYTES = TEAM + TEAM_BYTES  # size of all of them
 WORD: Final = 8
 SAMPLE: Final = "sample"
 

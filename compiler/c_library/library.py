@@ -1,9 +1,9 @@
 """Write the functions of a C library around its kernels as LLVM IR:
 
-    PREFIX_open, PREFIX_new, PREFIX_step, PREFIX_sample, PREFIX_rewind, PREFIX_free, PREFIX_close
+    PREFIX_open, PREFIX_new, PREFIX_step, PREFIX_sample, PREFIX_rewind, PREFIX_help, PREFIX_stop, PREFIX_free, PREFIX_close
 
 Records of the flat program become straight-line calls. Constants are part of the code, all other values are read from the heap. The whole
-state is in two blocks that the caller allocates: one for the model and one for a sequence.
+state is in two blocks that the caller allocates: one for the model and one for a sequence. Threads that the caller starts may help.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Final
 
 import numpy as np
 
-from compiler.c_library.layout import LENGTH, LOGITS, MODEL, SAMPLE, WORD, Decoder, Layout, layout_of, literal
+from compiler.c_library.layout import LENGTH, LOGITS, MODEL, SAMPLE, TEAM, WORD, Decoder, Layout, layout_of, literal
+from compiler.c_library.team import THREADS, team_text
 from compiler.codegen.link import llvm_machine, optimised
 from compiler.llvm.ssa import Code, float_literal
 from compiler.machine.target import Target
 from runtime.flat_program import FlatBase, FlatFunction, Record
 from runtime.sampling import SHARE_ONE
 
-FUNCTIONS: Final = ("open", "new", "step", "sample", "rewind", "free", "close")
+FUNCTIONS: Final = ("open", "new", "step", "sample", "rewind", "help", "stop", "free", "close")
 WEIGHTS, ALLOCATE, RELEASE, CONTEXT, MODEL_BYTES = 0, 8, 16, 24, 32  # offsets of the fields of a model's block, and its size
 ALIGNMENT: Final = 64
 TEMPERATURE, TOP_P, TOP_K, SEED = 0, 4, 8, 16  # offsets of the fields of PREFIX_sampling
@@ -33,11 +34,11 @@ def functions(decoder: Decoder) -> list[str]:
 
 
 def library_object(decoder: Decoder, target: Target) -> bytes:
-    with optimised(library_text(decoder), target) as module:
+    with optimised(library_text(decoder, target), target) as module:
         return llvm_machine(target).emit_object(module)
 
 
-def library_text(decoder: Decoder) -> str:
+def library_text(decoder: Decoder, target: Target) -> str:
     layout, program = layout_of(decoder), decoder.program
     kernels = dict.fromkeys(r.body for f in program.functions.values() for r in f.records)
     grids = dict.fromkeys(r.grid for f in program.functions.values() for r in f.records)
@@ -47,7 +48,8 @@ def library_text(decoder: Decoder) -> str:
         *(f"declare i64 @{name}(ptr)" for name in (*grids, *derives)),
     ]
     functions = [*(_replay(decoder, layout, function) for function in program.functions.values()), _open(decoder), _new(decoder, layout)]
-    functions += [_step(decoder, layout), _sample(decoder, layout), _rewind(decoder), _free(decoder), _close(decoder)]
+    functions += [_step(decoder, layout), _sample(decoder, layout), _rewind(decoder), _help(decoder), _stop(decoder)]
+    functions += [_free(decoder), _close(decoder), team_text(target)]
     return "\n".join(declared) + "\n\n" + "\n\n".join(functions) + '\n\nattributes #0 = { nounwind "no-builtins" }\n'
 
 
@@ -111,7 +113,8 @@ def _call(code: Code, layout: Layout, function: FlatFunction, record: Record, pl
         _store(code, "i64", word(slot), dims, WORD * i)
     iterations = code.op(f"call i64 @{record.grid}(ptr {dims})")
     with code.when(code.op(f"icmp sgt i64 {iterations}, 0")):
-        code.do(f"call void @{record.body}(ptr {buffers}, ptr {dims}, i64 0, i64 {iterations})")
+        team = _at(code, "%sequence", TEAM)
+        code.do(f"call void @run_together(ptr {team}, ptr @{record.body}, ptr {buffers}, ptr {dims}, i64 {iterations})")
 
 
 def _input(code: Code, layout: Layout, name: str) -> str:
@@ -159,13 +162,15 @@ def _new(decoder: Decoder, layout: Layout) -> str:
         with code.loop("0", str(layout.num_bytes // WORD), runs=True) as i:
             code.do(f"store i64 0, ptr {code.op(f'getelementptr i64, ptr {made}, i64 {i}')}")
         _store(code, "ptr", "%model", made, MODEL)
+        several = code.op("call i32 @llvm.smax.i32(i32 %threads, i32 1)")
+        _store(code, "i64", code.op(f"zext i32 {several} to i64"), made, TEAM + THREADS)
         for name, place in layout.inputs.items():
             if name.startswith("page_tables"):
                 table = _at(code, made, place)
                 with code.loop("0", str(decoder.most_pages), runs=True) as i:
                     page = code.op(f"trunc i64 {code.op(f'add i64 {i}, 1')} to i32")
                     code.do(f"store i32 {page}, ptr {_item(code, table, i)}")
-    return _function(f"ptr @{decoder.prefix}_new(ptr %model)", code, f"ptr {made}")
+    return _function(f"ptr @{decoder.prefix}_new(ptr %model, i32 %threads)", code, f"ptr {made}")
 
 
 def _step(decoder: Decoder, layout: Layout) -> str:
@@ -249,6 +254,18 @@ def _rewind(decoder: Decoder) -> str:
     length = _load(code, "i64", "%sequence", LENGTH)
     _store(code, "i64", code.op(f"call i64 @llvm.umin.i64(i64 {length}, i64 %length)"), "%sequence", LENGTH)
     return _function(f"void @{decoder.prefix}_rewind(ptr %sequence, i64 %length)", code, "void")
+
+
+def _help(decoder: Decoder) -> str:
+    code = Code()
+    goes_on = code.op(f"call i32 @help_team(ptr {_at(code, '%sequence', TEAM)})")
+    return _function(f"i32 @{decoder.prefix}_help(ptr %sequence)", code, f"i32 {goes_on}")
+
+
+def _stop(decoder: Decoder) -> str:
+    code = Code()
+    code.do(f"call void @stop_team(ptr {_at(code, '%sequence', TEAM)})")
+    return _function(f"void @{decoder.prefix}_stop(ptr %sequence)", code, "void")
 
 
 def _free(decoder: Decoder) -> str:

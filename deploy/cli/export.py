@@ -51,6 +51,6 @@ def export(
             what = "Serve it as static files and open chat.html."
         else:
             library = export_c(servable, load.name, machine, folder, report, names)
-            what = f"Build the example there: cc example.c {library.name} -o example"
+            what = f"Build the example there: cc -pthread example.c {library.name} -o example"
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     answers.print(f"{folder}: {in_units(size)}. {what}", highlight=False)

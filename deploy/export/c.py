@@ -4,7 +4,7 @@ libMODEL.a     kernels and the functions of model.h; it needs no other library, 
 model.h        the functions that a program calls; all names begin with the prefix, so that several libraries fit into one program
 weights.bin    the weights, which a program passes to rs_open
 pieces.bin     the bytes of each token's text
-example.c      an example program: cc example.c libMODEL.a -o example && ./example
+example.c      an example program: cc -pthread example.c libMODEL.a -o example && ./example
 """
 
 from __future__ import annotations

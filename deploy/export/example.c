@@ -1,10 +1,15 @@
-/* Answer a question:  cc example.c @LIBRARY@ -o example && ./example
+/* Answer a question on all cores:  cc -pthread example.c @LIBRARY@ -o example && ./example
  * Pass another prompt as token ids:  ./example 1 276 201
  */
+#define _DEFAULT_SOURCE
 #include "model.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
+
+#define MOST_THREADS 64
 
 static void *allocate(void *context, size_t bytes, size_t alignment) {
   (void)context;
@@ -14,6 +19,11 @@ static void *allocate(void *context, size_t bytes, size_t alignment) {
 static void release(void *context, void *memory) {
   (void)context;
   free(memory);
+}
+
+static void *help(void *sequence) {
+  while (rs_help(sequence)) usleep(50);
+  return NULL;
 }
 
 static unsigned char *read_file(const char *path, size_t *bytes) {
@@ -45,8 +55,12 @@ int main(int argc, char **argv) {
   unsigned char *weights = read_file("weights.bin", &weights_bytes), *pieces = read_file("pieces.bin", &pieces_bytes);
   if (!weights || !pieces) return fprintf(stderr, "weights.bin and pieces.bin must be in this folder\n"), 1;
   rs_model *model = rs_open(weights, weights_bytes, allocate, release, NULL);
-  rs_sequence *sequence = model ? rs_new(model) : NULL;
+  long cores = sysconf(_SC_NPROCESSORS_ONLN);
+  int threads = cores < 1 ? 1 : cores > MOST_THREADS ? MOST_THREADS : (int)cores, helpers = 0;
+  rs_sequence *sequence = model ? rs_new(model, threads) : NULL;
   if (!sequence) return fprintf(stderr, "no memory, or weights.bin belongs to another export\n"), 1;
+  pthread_t started[MOST_THREADS];
+  while (helpers < threads - 1 && !pthread_create(&started[helpers], NULL, help, sequence)) helpers++;
 
   rs_sampling sampling = { .temperature = 0, .top_p = 1, .top_k = 0, .seed = 0 };
   const float *logits = rs_step(sequence, prompt, count);
@@ -60,6 +74,8 @@ int main(int argc, char **argv) {
     logits = rs_step(sequence, &token, 1);
   }
   printf("\n");
+  rs_stop(sequence);
+  for (int i = 0; i < helpers; i++) pthread_join(started[i], NULL);
   rs_free(sequence);
   rs_close(model);
   free(weights);

@@ -1,7 +1,8 @@
 /* @NAME@ as compiled by relaxserve for @TARGET@.
  *
- * The caller provides all memory; the library has no global variables and calls no other library. Only one thread at a time may use a sequence;
- * several threads may use different sequences of a model. A step needs about RS_STACK_BYTES of stack. Weights are only read, so small targets can keep them in flash.
+ * The caller provides all memory and all threads; the library has no global variables and calls no other library. Only one thread at a time may
+ * use a sequence, apart from threads in rs_help; several threads may use different sequences of a model. A step needs about RS_STACK_BYTES of
+ * stack on each thread. Weights are only read, so small targets can keep them in flash.
  */
 #ifndef RS_MODEL_H
 #define RS_MODEL_H
@@ -38,8 +39,16 @@ typedef struct {
  * or alignment is wrong, or if memory runs out. */
 rs_model *rs_open(const void *weights, size_t weights_bytes, rs_allocate allocate, rs_release release, void *context);
 
-/* Create an empty sequence. Return NULL if memory runs out. */
-rs_sequence *rs_new(rs_model *model);
+/* Create an empty sequence, whose work is cut for `threads` threads: the one that calls rs_step and those in rs_help. Results are the same for
+ * every number of threads. Return NULL if memory runs out. */
+rs_sequence *rs_new(rs_model *model, int32_t threads);
+
+/* Help the thread that calls rs_step and rs_sample. Call this in a loop on `threads - 1` threads of your own, and let them sleep in between:
+ * it returns 1 if there was nothing to do for some ten microseconds, and 0 after rs_stop. Fewer threads are slower, but correct. */
+int32_t rs_help(rs_sequence *sequence);
+
+/* Make rs_help return 0 on all threads. Join these threads before rs_free. */
+void rs_stop(rs_sequence *sequence);
 
 /* Append tokens, each less than RS_VOCAB_SIZE. Return the logits after the last one: RS_VOCAB_SIZE floats, which the next call overwrites.
  * Return NULL and change nothing if `count` is 0 or the sequence would exceed RS_MAX_CONTEXT. */

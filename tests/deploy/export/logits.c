@@ -1,10 +1,13 @@
-/* logits COUNT IDS...: decode greedily; write the logits of each step, and the tokens to stderr. Exit with status 2 if a promise of
+/* logits THREADS COUNT IDS...: decode greedily on THREADS threads; write the logits of each step, and the tokens to stderr. Exit with status 2 if a promise of
  * model.h is broken. */
+#define _DEFAULT_SOURCE
 #include "model.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define EXPECT(x) if (!(x)) return fprintf(stderr, "line %d: " #x "\n", __LINE__), 2
 
@@ -23,10 +26,16 @@ static void release(void *context, void *memory) {
   free(memory);
 }
 
+static void *help(void *sequence) {
+  while (rs_help(sequence)) usleep(50);
+  return NULL;
+}
+
 int main(int argc, char **argv) {
+  pthread_t started[16];
   static int32_t prompt[RS_MAX_CONTEXT + 1];
-  int count = argc - 2;
-  for (int i = 0; i < count; i++) prompt[i] = atoi(argv[i + 2]);
+  int threads = atoi(argv[1]), steps = atoi(argv[2]), count = argc - 3;
+  for (int i = 0; i < count; i++) prompt[i] = atoi(argv[i + 3]);
   unsigned char *weights = aligned_alloc(64, RS_WEIGHTS_BYTES + 64);
   FILE *file = fopen("weights.bin", "rb");
   EXPECT(file && fread(weights, 1, RS_WEIGHTS_BYTES, file) == RS_WEIGHTS_BYTES && fgetc(file) == EOF);
@@ -37,16 +46,17 @@ int main(int argc, char **argv) {
   EXPECT(blocks == 0);
   budget = 1;
   rs_model *model = rs_open(weights, RS_WEIGHTS_BYTES, allocate, release, &blocks);
-  EXPECT(model && !rs_new(model));
+  EXPECT(model && !rs_new(model, threads));
   budget = 2;
-  rs_sequence *sequence = rs_new(model), *other = rs_new(model);
+  rs_sequence *sequence = rs_new(model, threads), *other = rs_new(model, 0); /* `other` is used by one thread */
   EXPECT(sequence && other && blocks == 3);
+  for (int i = 1; i < threads; i++) EXPECT(!pthread_create(&started[i], NULL, help, sequence));
 
   EXPECT(!rs_step(sequence, prompt, 0) && !rs_step(sequence, prompt, RS_MAX_CONTEXT + 1) && !rs_step(sequence, prompt, (size_t)-1));
   EXPECT(rs_step(other, prompt, 1));
   rs_sampling greedy = { 0, 1, 0, 0 };
   const float *logits = rs_step(sequence, prompt, count);
-  for (int i = 0; i < atoi(argv[1]); i++) {
+  for (int i = 0; i < steps; i++) {
     EXPECT(logits);
     fwrite(logits, sizeof(float), RS_VOCAB_SIZE, stdout);
     int32_t token = rs_sample(sequence, &greedy);
@@ -59,6 +69,9 @@ int main(int argc, char **argv) {
   }
   rs_sampling warm = { 2, 0.95f, 50, 7 };
   EXPECT(rs_sample(sequence, &warm) == rs_sample(sequence, &warm));
+  rs_stop(sequence);
+  for (int i = 1; i < threads; i++) EXPECT(!pthread_join(started[i], NULL));
+  EXPECT(!rs_help(sequence));
   rs_free(sequence);
   rs_free(other);
   rs_close(model);

@@ -27,18 +27,32 @@ BUILD_S = 8 * PATIENCE_S  # zig first compiles libc for the foreign architecture
 
 
 def built(folder: Path, source: Path, compiler: list[str], name: str) -> Path:
-    command = [*compiler, "-Wall", "-Wextra", "-Werror", f"-I{folder}", str(source), str(folder / "libdemo.a"), "-o", str(folder / name)]
+    command = [
+        *compiler,
+        "-pthread",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        f"-I{folder}",
+        str(source),
+        str(folder / "libdemo.a"),
+        "-o",
+        str(folder / name),
+    ]
     done = subprocess.run(command, capture_output=True, timeout=BUILD_S, check=False)
     assert done.returncode == 0, done.stderr.decode()[-4000:]
     return folder / name
 
 
 def check_bytes(demo: Servable, folder: Path, command: list[str]) -> None:
+    """Check the bytes with one thread and with several threads."""
     prompt, expected, tokens = native(demo)
-    done = subprocess.run([*command, str(NUM_TOKENS), *map(str, prompt)], cwd=folder, capture_output=True, timeout=PATIENCE_S, check=False)
-    assert done.returncode == 0, done.stderr.decode()[-4000:]
-    assert [int(x) for x in done.stderr.split()] == tokens
-    assert np.frombuffer(done.stdout, np.float32).tobytes() == expected.tobytes()
+    for threads in (1, 3):
+        asked = [*command, str(threads), str(NUM_TOKENS), *map(str, prompt)]
+        done = subprocess.run(asked, cwd=folder, capture_output=True, timeout=PATIENCE_S, check=False)
+        assert done.returncode == 0, done.stderr.decode()[-4000:]
+        assert [int(x) for x in done.stderr.split()] == tokens
+        assert np.frombuffer(done.stdout, np.float32).tobytes() == expected.tobytes()
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +76,8 @@ def test_the_example_builds_with_one_command_and_answers(library: Path) -> None:
 
 
 def test_the_library_gives_the_bytes_of_the_native_program(library: Path, demo: Servable) -> None:
-    """The library computes the same logits as the native program, byte for byte, and does what model.h promises: wrong calls are refused,
-    two sequences are independent, a sequence can be rewound, and no memory leaks."""
+    """The library computes the same logits as the native program, byte for byte, with every number of threads, and does what model.h
+    promises: wrong calls are refused, two sequences are independent, a sequence can be rewound, and no memory leaks."""
     check_bytes(demo, library, [str(built(library, SCRIPTS / "logits.c", compiler(), "logits"))])
 
 
