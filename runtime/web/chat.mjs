@@ -47,7 +47,7 @@ async function load() {
   return RelaxServe.load({
     headers: key ? { authorization: `Bearer ${key}` } : {},
     onProgress: (loaded, total) => { progress.value = loaded / total; },
-    onDamage: (file) => { status.textContent = `${file} arrived damaged and is fetched again …`; },
+    onDamage: (file) => { status.textContent = `${file} is damaged and is fetched again …`; },
   });
 }
 

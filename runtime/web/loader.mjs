@@ -34,7 +34,7 @@ export function bestLevel(levels) {
 /**
  * Load the model. `read(file)` returns a file's bytes. `pieces(file, begin)` yields the bytes from `begin` on as they arrive, as {at, bytes}.
  * `kept` has the files of earlier visits. With several `threads` the module is linked to shared memory. `onProgress(loaded, total)` reports
- * bytes, `onDamage(file)` each file that arrived damaged and is fetched again.
+ * bytes, `onDamage(file)` each file that was stored or arrived damaged and is fetched again.
  */
 export async function loadModel({ read, pieces = whole(read), target, threads = usualThreads(), kept = null, onProgress = () => {}, onDamage = () => {} }) {
   if (!globalThis.crypto?.subtle) throw new Error('this browser can verify files only on secure pages; open the page over https or on localhost');
@@ -61,7 +61,10 @@ export async function loadModel({ read, pieces = whole(read), target, threads = 
 async function verified(shard, { pieces, kept, arrived, onDamage }) {
   let known = (await kept?.read(shard.file)) ?? NOTHING;
   if (await isSound(known, shard)) return known;
-  if (known.length >= shard.num_bytes) known = NOTHING;
+  if (known.length >= shard.num_bytes) {
+    onDamage(shard.file);
+    known = NOTHING;
+  }
   for (let tries = 1; ; tries++) {
     const { bytes, failure } = await downloaded(shard, known, { pieces, kept, arrived });
     if (await isSound(bytes, shard)) return bytes;

@@ -61,6 +61,36 @@ def test_a_page_closed_in_a_download_goes_on_at_its_next_visit(page: Page, serve
     assert parts[0] == "" and len(parts) == 2 and int(parts[1].removeprefix("bytes=").removesuffix("-")) > 1_000_000
 
 
+FLIPPED = """(async () => {
+  const root = await navigator.storage.getDirectory(), found = [];
+  for await (const [, folder] of root.entries()) {
+    for await (const [name, handle] of folder.entries()) if (name.startsWith('weights-')) found.push(handle);
+  }
+  const [shard] = found, bytes = new Uint8Array(await (await shard.getFile()).arrayBuffer());
+  const sink = await shard.createWritable({ keepExistingData: true });
+  await sink.write({ type: 'write', position: 5000, data: new Uint8Array([bytes[5000] ^ 1]) });
+  await sink.close();
+  return found.map(({ name }) => name);
+})()"""
+DAMAGED = """import('./relaxserve.mjs').then(async ({ RelaxServe }) => {
+  const damaged = [];
+  (await RelaxServe.load({ onDamage: (file) => damaged.push(file) })).close();
+  return damaged;
+})"""
+
+
+def test_a_flipped_bit_in_a_cached_shard_is_named_and_fetched_again(page: Page, served: tuple[str, list[str]], site: Path) -> None:
+    address, asked = served
+    [shard] = site.glob("weights-*.bin")
+    page.open(f"{address}/chat.html")
+    page.see("Ready, wasm-relaxed", "#status")
+    page.excuse("favicon.ico")
+    page.open(f"{address}/chat.css")  # this is a page of the same origin that does not load the model
+    assert page.js(FLIPPED) == [shard.name]
+    assert [page.js(DAMAGED) for _ in range(2)] == [[shard.name], []]
+    assert sum("weights-" in path for path in asked) == 2
+
+
 LOGITS = """(async () => {
   const { fetched, loadModel } = await import('./loader.mjs');
   const { network } = await loadModel({ ...fetched(location.href), target: TARGET, threads: 1 });
