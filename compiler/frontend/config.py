@@ -157,6 +157,7 @@ class ModelConfig:
     factors: BranchFactors | None = None
     head_bias: bool = False
     mixture: Mixture | None = None
+    apart: bool = False  # matrices that checkpoints of the hub stack are stored one by one, as in GGUF files
     unused: tuple[str, ...] = ()  # shell patterns of tensors that checkpoints contain and the model does not read
     encoder: EncoderConfig | None = None
     classes: Classes | None = None  # classes of a classification head; None: the model generates or embeds

@@ -22,7 +22,7 @@ def _complete_nothing(config: dict[str, Any], metadata: Mapping[str, Any], tenso
     return
 
 
-def _as_it_is(config: ModelConfig) -> ModelConfig:
+def _as_it_is(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
     return config
 
 
@@ -39,6 +39,7 @@ class Gguf:
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     # `biases` maps a flag of config.json to a projection's name in GGUF files. The flag is true if the projection has a bias.
     biases: Mapping[str, str] = field(default_factory=dict[str, str])
+    with_experts: str | None = None  # value of `general.architecture` of models with experts; None: the same
     mark: str | None = None  # a metadata key that only files of this family have, if several families name the same architecture
     pairs_interleaved: bool = False  # true if converters interleaved the rows of query and key projections
     halves_mark: str | None = None  # a metadata key: if present, converters moved the rows of each pair into separate halves
@@ -47,7 +48,8 @@ class Gguf:
     restored: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict[str, Callable[[Tensor], Tensor]])
     # `complete(config, metadata, tensor names)` adds the fields that no single metadata entry states.
     complete: Complete = _complete_nothing
-    adapt: Callable[[ModelConfig], ModelConfig] = _as_it_is  # adapts the configuration to how converters arrange tensors
+    # `adapt(configuration, tensor names)` adapts the configuration to how converters arrange tensors.
+    adapt: Callable[[ModelConfig, Container[str]], ModelConfig] = _as_it_is
 
 
 @dataclass(frozen=True, slots=True)

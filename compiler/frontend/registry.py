@@ -33,8 +33,10 @@ def _gguf_families() -> dict[str, list[tuple[Gguf, str]]]:
     mark come first."""
     found: dict[str, list[tuple[Gguf, str]]] = {}
     for family in (module.FAMILY for module in _MODULES):
-        if isinstance(family, DecoderFamily) and family.gguf is not None:
-            found.setdefault(family.gguf.architecture, []).append((family.gguf, family.model_types[0]))
+        if isinstance(family, DecoderFamily) and (gguf := family.gguf) is not None:
+            found.setdefault(gguf.architecture, []).append((gguf, family.model_types[0]))
+            if (other := gguf.with_experts) is not None:
+                found.setdefault(other, []).append((replace(gguf, architecture=other), family.model_types[0]))
     return {name: sorted(sharing, key=lambda pair: pair[0].mark is None) for name, sharing in sorted(found.items())}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -57,6 +58,8 @@ class Converter:
     joins_experts: bool = False  # whether the converter writes gate and up projections of experts as one tensor
     tiles: bool = False  # whether the converter reorders the value heads of the gated delta rule
     norm_shift: float = 0.0
+    # `changes` changes the tensors of one architecture before the changes that several converters make.
+    changes: Callable[[dict[str, np.ndarray], Values], dict[str, np.ndarray]] = lambda tensors, values: tensors
 
 
 def head_dim(values: Values) -> int:
@@ -96,19 +99,146 @@ def widths(values: Values) -> int | list[int]:
     return [size if n < own else 2 * size for n in range(values["num_hidden_layers"])] if values.get("use_double_wide_mlp") else size
 
 
+def kv_heads_of_attention(values: Values) -> list[int]:
+    return [values["num_key_value_heads"] * (kind in ("attention", "full_attention")) for kind in layer_kinds(values)]
+
+
+def layer_kinds(values: Values) -> list[str]:
+    letters = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+    return values.get("layer_types") or [letters[letter] for letter in values["hybrid_override_pattern"]]
+
+
+def inner_size(values: Values) -> int:
+    heads, size = (("mamba_n_heads", "mamba_d_head"), ("mamba_num_heads", "mamba_head_dim"))["mamba_head_dim" in values]
+    return values[heads] * values[size]
+
+
+def short_width(values: Values) -> int:
+    """Return the width of the MLP of LFM2."""
+    multiple, size = values["block_multiple_of"], int(2 * values["block_ff_dim"] / 3)
+    return multiple * -(-size // multiple)
+
+
+def mixed_widths(values: Values) -> list[int]:
+    sizes = {"mlp": values["intermediate_size"], "moe": values["moe_intermediate_size"]}
+    return [sizes.get(kind, 0) for kind in layer_kinds(values)]
+
+
+LATENT_VALUES: dict[str, Callable[[Values], Any]] = {
+    "head_count_kv": lambda _: 1,
+    "key_length": lambda values: values["kv_lora_rank"] + values["qk_rope_head_dim"],
+    "value_length": lambda values: values["kv_lora_rank"],
+    "key_length_mla": lambda values: values["qk_nope_head_dim"] + values["qk_rope_head_dim"],
+    "value_length_mla": lambda values: values["v_head_dim"],
+    "rope_dimension_count": lambda values: values["qk_rope_head_dim"],
+    "expert_weights_norm": lambda values: values["norm_topk_prob"] or None,
+    "rope_scaling_yarn_log_mul": lambda values: 0.1 * values["mscale_all_dim"] if "mscale_all_dim" in values else None,
+}
+
+
+def with_split_gates(tensors: dict[str, np.ndarray], values: Values) -> dict[str, np.ndarray]:
+    """Split the stacked projection of the MLP of Granite 4. The names of its tensors depend on whether the model has experts."""
+    end = "_shexp" if values["num_local_experts"] else ""
+    found = {}
+    for name, tensor in tensors.items():
+        layer, is_mlp, part = name.partition(".shared_mlp.")
+        layer = f"blk.{layer.rpartition('.')[2]}"
+        if not is_mlp:
+            found[name] = tensor
+        elif part == "input_linear.weight":
+            found[f"{layer}.ffn_gate{end}.weight"], found[f"{layer}.ffn_up{end}.weight"] = np.split(tensor, 2)
+        else:
+            found[f"{layer}.ffn_down{end}.weight"] = tensor
+    return found
+
+
+def with_factors(tensors: dict[str, np.ndarray], values: Values) -> dict[str, np.ndarray]:
+    """Multiply the weights of Falcon-H1 by the factors of their branches."""
+    incoming, gate = values["attention_in_multiplier"], values["mlp_multipliers"]
+    keys = values["mamba_n_groups"] * values["mamba_d_state"]
+    each = np.repeat(values["ssm_multipliers"], [inner_size(values)] * 2 + [keys] * 2 + [values["mamba_n_heads"]])
+    factors: dict[str, Any] = {
+        "feed_forward.down_proj.weight": gate[1],
+        "feed_forward.gate_proj.weight": gate[0],
+        "self_attn.k_proj.weight": values["key_multiplier"] * incoming,
+        "self_attn.q_proj.weight": incoming,
+        "self_attn.v_proj.weight": incoming,
+        "self_attn.o_proj.weight": values["attention_out_multiplier"],
+        "mamba.in_proj.weight": values["ssm_in_multiplier"] * each[:, None].astype(np.float32),
+        "mamba.out_proj.weight": values["ssm_out_multiplier"],
+        "lm_head.weight": values["lm_head_multiplier"],
+        "model.embed_tokens.weight": values["embedding_multiplier"],
+    }
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        if (factor := next((factor for end, factor in factors.items() if name.endswith(end)), None)) is not None:
+            found[name] = (tensor * factor).astype(np.float32)
+    return found
+
+
+def with_split_projections(tensors: dict[str, np.ndarray], values: Values) -> dict[str, np.ndarray]:
+    """Stack queries, keys and values of the gated delta rule of all heads, and take the gates out of the stack."""
+    keys, key, value = values["linear_num_key_heads"], values["linear_key_head_dim"], values["linear_value_head_dim"]
+    each, found = values["linear_num_value_heads"] // keys * value, {}
+    for name, tensor in tensors.items():
+        layer, is_stacked, _ = name.partition(".linear_attn.in_proj_qkvz.")
+        if not is_stacked:
+            found[name] = tensor
+            continue
+        by_key = tensor.reshape(keys, -1, tensor.shape[-1])
+        *parts, gates = (part.reshape(-1, tensor.shape[-1]) for part in np.split(by_key, [key, 2 * key, 2 * key + each], axis=1))
+        found[f"blk.{layer.rpartition('.')[2]}.attn_qkv.weight"] = np.concatenate(parts)
+        found[f"blk.{layer.rpartition('.')[2]}.attn_gate.weight"] = gates
+    return found
+
+
+def with_split_latents(tensors: dict[str, np.ndarray], values: Values) -> dict[str, np.ndarray]:
+    """Split the matrices that make keys and values of latents, and transpose those of keys."""
+    heads, found = values["num_attention_heads"], {}
+    for name, tensor in tensors.items():
+        if ".kv_b_proj." not in name:
+            found[name] = tensor
+            continue
+        by_head = tensor.reshape(heads, -1, tensor.shape[-1])
+        found[name.replace("kv_b_proj", "k_b_proj")] = by_head[:, : values["qk_nope_head_dim"]].swapaxes(1, 2)
+        found[name.replace("kv_b_proj", "v_b_proj")] = by_head[:, values["qk_nope_head_dim"] :]
+    return found
+
+
+DELTA = {
+    "ssm_conv_kernel": "linear_conv_kernel_dim",
+    "ssm_state_size": "linear_key_head_dim",
+    "ssm_group_count": "linear_num_key_heads",
+    "ssm_time_step_rank": "linear_num_value_heads",
+}
+DELTA_VALUES: dict[str, Callable[[Values], Any]] = {
+    "ssm_inner_size": lambda values: values["linear_num_value_heads"] * values["linear_value_head_dim"],
+    "rope_dimension_count": rotated(0.25),
+}
+MAMBA = {
+    "ssm_conv_kernel": "mamba_d_conv",
+    "ssm_state_size": "mamba_d_state",
+    "ssm_group_count": "mamba_n_groups",
+    "ssm_time_step_rank": "mamba_n_heads",
+}
+SHARED = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+GROUPED = {
+    "expert_count": "n_routed_experts",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+GRANITE = {
+    "attention_scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 QWEN35 = Converter(
-    {
-        "ssm_conv_kernel": "linear_conv_kernel_dim",
-        "ssm_state_size": "linear_key_head_dim",
-        "ssm_group_count": "linear_num_key_heads",
-        "ssm_time_step_rank": "linear_num_value_heads",
-    },
-    {
-        "ssm_inner_size": lambda values: values["linear_num_value_heads"] * values["linear_value_head_dim"],
-        "full_attention_interval": whole_period,
-        "rope_dimension_count": rotated(0.25),
-        "rope_dimension_sections": lambda _: [11, 11, 10, 0],
-    },
+    DELTA,
+    {**DELTA_VALUES, "full_attention_interval": whole_period, "rope_dimension_sections": lambda _: [11, 11, 10, 0]},
     tiles=True,
     norm_shift=1.0,
 )
@@ -119,15 +249,73 @@ CONVERTERS = {
     "llama": LLAMA,
     "arcee": LLAMA,
     "smollm3": LLAMA,
-    "granite": Converter(
+    "granite": Converter(GRANITE, LLAMA.values, permutes=True),
+    "granitemoe": Converter({**GRANITE, "expert_count": "num_local_experts"}, LLAMA.values, permutes=True),
+    "granitehybrid": Converter(
         {
-            "attention_scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
+            **GRANITE,
+            **MAMBA,
+            "expert_count": "num_local_experts",
+            "expert_shared_feed_forward_length": "shared_intermediate_size",
         },
-        LLAMA.values,
+        {
+            **LLAMA.values,
+            "ssm_inner_size": inner_size,
+            "head_count_kv": kv_heads_of_attention,
+            "rope_scaling_finetuned": lambda values: values["position_embedding_type"] == "rope",
+        },
         permutes=True,
+        changes=with_split_gates,
+    ),
+    "falcon-h1": Converter(MAMBA, {"ssm_inner_size": inner_size, "key_length": head_dim, "value_length": head_dim}, changes=with_factors),
+    "nemotron_h_moe": Converter(
+        {
+            **GROUPED,
+            "layer_norm_eps": "layer_norm_epsilon",
+            "ssm_conv_kernel": "conv_kernel",
+            "ssm_state_size": "ssm_state_size",
+            "ssm_group_count": "n_groups",
+            "ssm_time_step_rank": "mamba_num_heads",
+            "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+            "expert_weights_norm": "norm_topk_prob",
+            "moe_latent_size": "moe_latent_size",
+        },
+        {
+            "block_count": lambda values: len(layer_kinds(values)),
+            "ssm_inner_size": inner_size,
+            "head_count_kv": kv_heads_of_attention,
+            "feed_forward_length": mixed_widths,
+            "rope_dimension_count": lambda values: values["hidden_size"] // values["num_attention_heads"],
+        },
+        permutes=True,
+    ),
+    "lfm2": Converter(
+        {"layer_norm_rms_eps": "norm_eps", "shortconv_l_cache": "conv_L_cache", "vocab_size": "vocab_size"},
+        {"head_count_kv": kv_heads_of_attention, "feed_forward_length": short_width},
+    ),
+    "lfm2moe": Converter(
+        {
+            "layer_norm_rms_eps": "norm_eps",
+            "shortconv_l_cache": "conv_L_cache",
+            "leading_dense_block_count": "num_dense_layers",
+            "vocab_size": "vocab_size",
+        },
+        {"head_count_kv": kv_heads_of_attention, "expert_gating_func": lambda _: gguf.ExpertGatingFuncType.SIGMOID},
+    ),
+    "glm4moe": Converter(
+        {**GROUPED, "expert_weights_norm": "norm_topk_prob"},
+        {"rope_dimension_count": rotated(0.5), "expert_gating_func": lambda _: gguf.ExpertGatingFuncType.SIGMOID},
+    ),
+    "deepseek2": Converter(
+        {**GROUPED, "vocab_size": "vocab_size", "kv_lora_rank": "kv_lora_rank", "q_lora_rank": "q_lora_rank"},
+        LATENT_VALUES,
+        changes=with_split_latents,
+    ),
+    "qwen3next": Converter(
+        {**DELTA, **SHARED},
+        {**DELTA_VALUES, "full_attention_interval": lambda values: values.get("full_attention_interval", 4)},
+        norm_shift=1.0,
+        changes=with_split_projections,
     ),
     "gpt-oss": Converter({**WINDOW, "expert_count": "num_local_experts", "expert_feed_forward_length": "intermediate_size"}),
     "mistral3": Converter(
@@ -194,10 +382,22 @@ CONVERTERS = {
         joins_experts=True,
     ),
     "qwen35": QWEN35,
-    "qwen35moe": replace(QWEN35, fields={**QWEN35.fields, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"}),
+    "qwen35moe": replace(QWEN35, fields={**DELTA, **SHARED}),
     "qwen2vl": Converter({"rope_dimension_sections": "mrope_section"}),
     "qwen3vl": Converter({"rope_dimension_sections": "mrope_section"}, {"num_deepstack_layers": lambda _: 0}),
     "starcoder2": Converter({"layer_norm_eps": "norm_epsilon"}),
+}
+# Converters of 2024 and 2025, which left stacked projections as they were.
+OLDER = {
+    "deepseek2": Converter(
+        CONVERTERS["deepseek2"].fields,
+        {
+            "key_length": LATENT_VALUES["key_length_mla"],
+            "value_length": LATENT_VALUES["value_length_mla"],
+            **{name: LATENT_VALUES[name] for name in ("rope_dimension_count", "rope_scaling_yarn_log_mul")},
+        },
+    ),
+    "qwen3next": replace(CONVERTERS["qwen3next"], changes=Converter().changes),
 }
 
 
@@ -224,12 +424,19 @@ def decoder_values(case: str) -> dict[str, Any]:
     return {**(values.get("rope_parameters") or values.get("rope_scaling") or {}), **values}
 
 
+DECODER = (
+    *(f"model.{part}" for part in ("embed_tokens", "layers", "norm", "final_layernorm", "embedding_norm", "per_layer")),
+    "backbone.",
+    "lm_head",
+)
+
+
 def decoder_tensors(case: str) -> dict[str, np.ndarray]:
     """Return the f32 tensors of a golden model's decoder, with the names that a text-only model has."""
     source, found = weights_of(load_config(MODELS / case), open_safetensors(MODELS / case)), {}
     for name in source.tensors:
         plain = name.removeprefix("language_model.").replace("model.language_model.", "model.")
-        if plain.startswith(("model.embed_tokens", "model.layers", "model.norm", "model.final_layernorm", "model.per_layer", "lm_head")):
+        if plain.startswith(DECODER):
             found[plain] = source.read(name).astype(np.float32)
     return found
 
@@ -251,10 +458,11 @@ def convert(
     stacks_qkv: bool = False,
     kind: gguf.GGMLQuantizationType | None = None,
     num_ahead: int = 0,
+    converters: Mapping[str, Converter] = CONVERTERS,
 ) -> Path:
     """Write a golden model as llama.cpp's converter would: in f32, or with matrices quantised to `kind`. `add` adds entries and tensors to
     the file. The file counts `num_ahead` layers that predict further tokens."""
-    values, converter = decoder_values(case), CONVERTERS.get(arch, Converter())
+    values, converter = decoder_values(case), converters.get(arch, Converter())
 
     def fill(writer: gguf.GGUFWriter) -> None:
         entries = {name: values.get(field) for name, field in {**FIELDS, **converter.fields}.items() if name not in converter.omits}
@@ -272,16 +480,18 @@ def convert(
             writer.add_rope_scaling_attn_factors(scaling.attention_factor)
             writer.add_tensor("rope_factors_short.weight", np.array(scaling.short_factors, np.float32))
             writer.add_tensor("rope_factors_long.weight", np.array(scaling.long_factors, np.float32))
-        names = gguf.get_tensor_name_map(ARCHITECTURES[arch], values["num_hidden_layers"])
+        num_layers = load_config(MODELS / case).num_layers
+        names = gguf.get_tensor_name_map(ARCHITECTURES[arch], num_layers)
         # GGUF's tensor names in a model without experts
-        dense = gguf.get_tensor_name_map(gguf.constants.MODEL_ARCH.LLAMA, values["num_hidden_layers"])
+        dense = gguf.get_tensor_name_map(gguf.constants.MODEL_ARCH.LLAMA, num_layers)
         for name, tensor in converted_tensors(case, converter, stacks_qkv).items():
             own = names.get_name(name, try_suffixes=(".weight", ".bias")) or dense.get_name(name, try_suffixes=(".weight",))
+            own = name if name.startswith("blk.") else own
             if (scale := next((scale for part, scale in SCALES.items() if name.endswith(part)), None)) is not None:
                 writer.add_tensor(f"blk.{name.split('.')[2]}.{scale}", tensor)
                 continue
             assert own is not None, name
-            own = own if name.endswith((".weight", ".bias", ".A_log")) else f"{own}.weight"
+            own = own if name.endswith((".weight", ".bias", ".A_log", ".D")) else f"{own}.weight"
             if kind is None or tensor.ndim < 2 or tensor.shape[-1] % 32:
                 writer.add_tensor(own, tensor)
             else:
@@ -296,19 +506,26 @@ def convert(
 
 
 def converted_tensors(case: str, converter: Converter, stacks_qkv: bool) -> dict[str, np.ndarray]:
-    values, tensors = decoder_values(case), decoder_tensors(case)
+    values = decoder_values(case)
+    tensors = converter.changes(decoder_tensors(case), values)
     for name, tensor in tensors.items():
         if converter.permutes and ("q_proj" in name or "k_proj" in name):
             tensors[name] = interleaved(tensor, values["num_attention_heads" if "q_proj" in name else "num_key_value_heads"])
         if name.endswith("norm.weight") and "linear_attn" not in name:
             tensors[name] = tensor + np.float32(converter.norm_shift)
     if converter.tiles:
-        tensors = {name.replace("dt_bias", "dt_proj.bias"): tensor for name, tensor in with_tiled_heads(tensors, values).items()}
+        tensors = with_tiled_heads(tensors, values)
+    tensors = {renamed(name): tensor for name, tensor in tensors.items()}
+    is_mamba = "ssm_inner_size" in converter.values and "linear_num_key_heads" not in values
     for name, tensor in tensors.items():
         if name.endswith("A_log"):
             tensors[name] = -np.exp(tensor)
-        if "conv1d" in name:
+        if name.endswith((".conv1d.weight", ".conv.conv.weight")):
             tensors[name] = tensor.squeeze(1)
+        if is_mamba and name.endswith((".A_log", ".D")):
+            tensors[name] = tensors[name][:, None]
+        if is_mamba and name.endswith((".mamba.norm.weight", ".mixer.norm.weight")):
+            tensors[name] = tensor.reshape(values.get("mamba_n_groups", values.get("n_groups")), -1)
     for name in [name for name in tensors if ".experts.gate_proj" in name and converter.joins_experts]:
         both = [tensors.pop(name.replace("gate_proj", part)) for part in ("gate_proj", "up_proj")]
         tensors[name.replace("gate_proj", "gate_up_proj")] = np.concatenate(both, axis=1)
@@ -316,6 +533,15 @@ def converted_tensors(case: str, converter: Converter, stacks_qkv: bool) -> dict
         parts = [tensors.pop(name.replace("q_proj", f"{letter}_proj")) for letter in "qkv"]
         tensors[name.replace("q_proj", "qkv_proj")] = np.concatenate(parts)
     return tensors
+
+
+def renamed(name: str) -> str:
+    """Return the name that converters give to a parameter whose own name GGUF's table lacks."""
+    name = name.replace("dt_bias", "dt_proj.bias" if ".mixer." not in name else "dt.bias")
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias").replace("expert_bias", "expert_bias.bias")
+    name = re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.experts.\1_proj", name)
+    name = re.sub(r"^model\.(layers\.\d+\.feed_forward\.experts)", r"\1", name)
+    return re.sub(r"^backbone(\.layers\.\d+)\.mixer\.experts", r"model\1.mlp.experts", name)
 
 
 def with_tiled_heads(tensors: Mapping[str, np.ndarray], values: Values) -> dict[str, np.ndarray]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import Latent, ModelConfig, read_decoder, rotating_neighbours
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.families import glm4_moe
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, pre_norm
 from compiler.frontend.layers.latent import latent_attention
@@ -60,4 +63,50 @@ def layer(at: Layer, x: Var) -> Var:
     return pre_norm(at, x, latent_attention, mixture(NAMES))
 
 
-FAMILY = DecoderFamily(("deepseek_v2",), read, layer, experts=NAMES)
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    complete_latent(config, metadata)
+    if config.get("n_group", 1) != 1:
+        config["topk_method"] = "group_limited_greedy"  # not supported
+    if metadata.get("expert_gating_func", SOFTMAX) != SOFTMAX:
+        config["scoring_func"] = "sigmoid"  # not supported
+    if isinstance(scaling := config.get("rope_scaling"), dict) and isinstance(weight := scaling.get("mscale_all_dim"), float):
+        config["rope_scaling"] = {**scaling, "mscale_all_dim": 10 * weight, "mscale": 10 * weight}  # converters divide it by 10
+
+
+def complete_latent(config: dict[str, Any], metadata: Mapping[str, Any]) -> None:
+    """Add the sizes of heads. Files of older converters lack those of projected heads, since there the cache held projected heads."""
+    key, value = (metadata.get(f"attention.{part}_length_mla", metadata.get(f"attention.{part}_length")) for part in ("key", "value"))
+    rotated = metadata.get("rope.dimension_count")
+    if type(key) is int and type(rotated) is int:
+        config["qk_nope_head_dim"] = key - rotated
+    for name, size in (("qk_rope_head_dim", rotated), ("v_head_dim", value)):
+        if size is not None:
+            config[name] = size
+    for name in ("head_dim", "num_key_value_heads", "partial_rotary_factor"):
+        config.pop(name, None)
+
+
+def adapt(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
+    """Older converters keep the matrices of keys and values stacked."""
+    return replace(config, apart="blk.0.attn_k_b.weight" in tensors)
+
+
+SOFTMAX = 1  # value of expert_gating_func
+GGUF = Gguf(
+    "deepseek2",
+    {**glm4_moe.GGUF_FIELDS, "attention.kv_lora_rank": "kv_lora_rank", "attention.q_lora_rank": "q_lora_rank"},
+    {
+        **glm4_moe.GGUF_LAYER_NAMES,
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_kv_b": "self_attn.kv_b_proj",
+        "attn_k_b": "self_attn.k_b_proj",
+        "attn_v_b": "self_attn.v_b_proj",
+    },
+    complete=complete,
+    adapt=adapt,
+)
+FAMILY = DecoderFamily(("deepseek_v2",), read, layer, gguf=GGUF, experts=NAMES)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import Activation, BranchFactors, ModelConfig
+from compiler.frontend.errors import ConfigError
 from compiler.frontend.families import llama
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
+from compiler.frontend.gguf.layers import MAMBA_FIELDS, has_tensor, inner_size, mamba_names, mamba_restored
 from compiler.frontend.layers.decoder import Layer, activated, attention, norm, scaled
 from compiler.frontend.layers.mamba import mamba
 from compiler.frontend.recurrence import Recurrence, read_mamba
@@ -79,4 +83,32 @@ def _feed(at: Layer, h: Var, by: BranchFactors) -> Var:
     return net.linear(wide, at.name("feed_forward.down_proj"), c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
 
 
-FAMILY = DecoderFamily(("falcon_h1",), read, layer, last_norm="final_layernorm")
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """Converters multiply the weights by the factors of their branches, so all factors are 1."""
+    if config["tie_word_embeddings"]:
+        raise ConfigError("output.weight is missing: the embeddings are multiplied by another factor than the head, expected both")
+    config["mamba_d_ssm"] = inner_size(metadata, 1)
+    config["mamba_d_head"] = "auto"
+    config["mamba_rms_norm"] = has_tensor("ssm_norm.weight", config, tensors)
+    config["mamba_norm_before_gate"] = False
+    config["mamba_conv_bias"] = has_tensor("ssm_conv1d.bias", config, tensors)
+    config["mamba_proj_bias"] = has_tensor("ssm_in.bias", config, tensors)
+    config["projectors_bias"] = has_tensor("ssm_out.bias", config, tensors)
+
+
+GGUF = Gguf(
+    "falcon-h1",
+    MAMBA_FIELDS,
+    {
+        **mamba_names("mamba"),
+        # Converters write the norm's name without `weight`.
+        "ffn_norm": "pre_ff_layernorm.weight",
+        "ffn_gate": "feed_forward.gate_proj",
+        "ffn_up": "feed_forward.up_proj",
+        "ffn_down": "feed_forward.down_proj",
+    },
+    biases={"attention_bias": "attn_output", "mlp_bias": "ffn_down"},
+    restored=mamba_restored("mamba"),
+    complete=complete,
+)
+FAMILY = DecoderFamily(("falcon_h1",), read, layer, last_norm="final_layernorm", gguf=GGUF)

@@ -6,15 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
-from typing import Any, TypeGuard
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from compiler.frontend.config import Heads, LayerInputs, ModelConfig, read_decoder, read_softcap, read_windows, text_fields
 from compiler.frontend.families.gemma2 import GGUF_LAYER_NAMES, NORMS
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
+from compiler.frontend.gguf.layers import are_integers
 from compiler.frontend.layers.decoder import QKV, Layer, Step, activated, append, attend_kept, gated_mlp, head_norm, norm, rotate
 from compiler.frontend.layers.mixture import experts
 from compiler.frontend.mixture import ExpertNames, Mixture
@@ -206,10 +204,6 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
     }
     config["enable_moe_block"] = "blk.0.ffn_gate_inp.weight" in tensors
     config["vocab_size_per_layer_input"] = config.get("vocab_size")
-
-
-def are_integers(value: object) -> TypeGuard[NDArray[np.integer[Any]]]:
-    return isinstance(value, np.ndarray) and value.dtype.kind in "iu"
 
 
 UNROTATED = 1e29

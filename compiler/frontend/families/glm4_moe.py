@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_decoder
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, attention, head_norm_attention, pre_norm
 from compiler.frontend.layers.mixture import mixture
@@ -52,4 +54,30 @@ def layer(at: Layer, x: Var) -> Var:
     return pre_norm(at, x, head_norm_attention if at.step.config.head_norms else attention, mixture(NAMES))
 
 
-FAMILY = DecoderFamily(("glm4_moe",), read, layer, experts=NAMES)
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
+
+
+GGUF_FIELDS = {
+    "expert_count": "n_routed_experts",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+GGUF_LAYER_NAMES = {
+    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+GGUF = Gguf(
+    "glm4moe",
+    GGUF_FIELDS,
+    {**GGUF_LAYER_NAMES, "post_attention_norm": "post_attention_layernorm"},
+    biases={"attention_bias": "attn_q"},
+    complete=complete,
+)
+FAMILY = DecoderFamily(("glm4_moe",), read, layer, gguf=GGUF, experts=NAMES)

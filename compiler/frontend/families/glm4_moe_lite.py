@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import Latent, ModelConfig, read_decoder
+from compiler.frontend.families import deepseek_v2
+from compiler.frontend.families.deepseek_v2 import complete_latent
 from compiler.frontend.families.glm4_moe import NAMES, read_shared_mixture
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
@@ -68,4 +72,11 @@ def layer(at: Layer, x: Var) -> Var:
     return pre_norm(at, x, latent_attention, mixture(NAMES))
 
 
-FAMILY = DecoderFamily(("glm4_moe_lite",), read, layer, experts=NAMES)
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    complete_latent(config, metadata)
+    config.setdefault("q_lora_rank", None)
+
+
+# Both families name the same architecture. Only models with sigmoid scores normalise the shares of chosen experts.
+GGUF = replace(deepseek_v2.GGUF, mark="expert_weights_norm", complete=complete)
+FAMILY = DecoderFamily(("glm4_moe_lite",), read, layer, gguf=GGUF, experts=NAMES)

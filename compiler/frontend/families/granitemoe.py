@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.families import granite
+from compiler.frontend.families import granite, llama
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, attention, pre_norm
@@ -33,4 +33,12 @@ def layer(at: Layer, x: Var) -> Var:
     return pre_norm(at, x, attention, EXPERTS)
 
 
-FAMILY = DecoderFamily(("granitemoe",), read, layer, experts=NAMES)
+GGUF_LAYER_NAMES = {
+    "ffn_gate_inp": "block_sparse_moe.router.layer",
+    "ffn_gate_exps": "block_sparse_moe.gate_proj",
+    "ffn_up_exps": "block_sparse_moe.up_proj",
+    "ffn_down_exps": "block_sparse_moe.down_proj",
+}
+GGUF_FIELDS = {**granite.GGUF_FIELDS, "expert_count": "num_local_experts"}
+GGUF = replace(llama.GGUF, architecture="granitemoe", fields=GGUF_FIELDS, layer_names=GGUF_LAYER_NAMES, complete=granite.complete)
+FAMILY = DecoderFamily(("granitemoe",), read, layer, gguf=GGUF, experts=NAMES)

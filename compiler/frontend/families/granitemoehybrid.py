@@ -3,13 +3,16 @@ the output of experts."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import Activation, ModelConfig, read_kinds
-from compiler.frontend.families import granite
+from compiler.frontend.families import granite, granitemoe, llama
 from compiler.frontend.families.granitemoe import EXPERTS, NAMES
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
+from compiler.frontend.gguf.layers import MAMBA_FIELDS, has_tensor, inner_size, mamba_names, mamba_restored, read_attending
 from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, pre_norm
 from compiler.frontend.layers.mamba import mamba
 from compiler.frontend.mixture import Mixture, read_mixture
@@ -64,8 +67,41 @@ def _mix(at: Layer, h: Var) -> Var:
 
 
 def _feed(at: Layer, h: Var) -> Var:
-    shared = gated_mlp(at, h, ("shared_mlp.input_linear",), "shared_mlp.output_linear")
+    names = ("shared_mlp.gate_proj", "shared_mlp.up_proj") if at.step.config.apart else ("shared_mlp.input_linear",)
+    shared = gated_mlp(at, h, names, "shared_mlp.output_linear")
     return shared if at.step.config.mixture is None else at.step.net.add(EXPERTS(at, h), shared)
 
 
-FAMILY = DecoderFamily(("granitemoehybrid",), read, layer, experts=NAMES)
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    config["position_embedding_type"] = "rope" if metadata.get("rope.scaling.finetuned", True) is True else "nope"
+    if (attending := read_attending(config)) is not None:
+        config["layer_types"] = ["attention" if attends else "mamba" for attends in attending]
+    config.setdefault("num_local_experts", 0)
+    config["mamba_d_head"] = "auto"
+    config["mamba_expand"] = inner_size(metadata, config.get("hidden_size")) or 0
+    config["mamba_conv_bias"] = has_tensor("ssm_conv1d.bias", config, tensors)
+    config["mamba_proj_bias"] = has_tensor("ssm_in.bias", config, tensors)
+
+
+def adapt(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
+    return replace(config, apart=True)
+
+
+GGUF = Gguf(
+    "granitehybrid",
+    {**granitemoe.GGUF_FIELDS, **MAMBA_FIELDS, "expert_shared_feed_forward_length": "shared_intermediate_size"},
+    {
+        **granitemoe.GGUF_LAYER_NAMES,
+        **mamba_names("mamba"),
+        # The MLP has other names in models with experts.
+        **{f"ffn_gate{end}": "shared_mlp.gate_proj" for end in ("", "_shexp")},
+        **{f"ffn_up{end}": "shared_mlp.up_proj" for end in ("", "_shexp")},
+        **{f"ffn_down{end}": "shared_mlp.output_linear" for end in ("", "_shexp")},
+    },
+    biases=llama.GGUF.biases,
+    pairs_interleaved=True,
+    restored=mamba_restored("mamba"),
+    complete=complete,
+    adapt=adapt,
+)
+FAMILY = DecoderFamily(("granitemoehybrid",), read, layer, gguf=GGUF, experts=NAMES)

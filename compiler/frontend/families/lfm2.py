@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_decoder, read_kinds, rotating_whole_heads
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
+from compiler.frontend.gguf.layers import read_attending, taps
 from compiler.frontend.layers.decoder import Branch, Layer, attend, gated_mlp, head_norm, norm, project_qkv, residual, rotate
 from compiler.frontend.layers.states import convolution
 from compiler.frontend.recurrence import ShortConvolution
@@ -88,4 +91,34 @@ def _convolve(at: Layer, h: Var) -> Var:
     return net.linear(net.call(MULTIPLY, behind, mixed), at.name("conv.out_proj"), size, size)
 
 
-FAMILY = DecoderFamily(("lfm2",), read, layer, last_norm="embedding_norm")
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    complete_hybrid(config)
+    config["block_auto_adjust_ff_dim"] = False  # files have the final intermediate size
+
+
+def complete_hybrid(config: dict[str, Any]) -> None:
+    if (attending := read_attending(config)) is not None:
+        config["layer_types"] = [KINDS[attends] for attends in attending]
+
+
+GGUF = Gguf(
+    "lfm2",
+    {"attention.layer_norm_rms_epsilon": "norm_eps", "shortconv.l_cache": "conv_L_cache"},
+    {
+        "attn_norm": "operator_norm",
+        "attn_q_norm": "self_attn.q_layernorm",
+        "attn_k_norm": "self_attn.k_layernorm",
+        "attn_output": "self_attn.out_proj",
+        "shortconv.in_proj": "conv.in_proj",
+        "shortconv.conv": "conv.conv",
+        "shortconv.out_proj": "conv.out_proj",
+        "ffn_norm": "ffn_norm",
+        "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3",
+        "ffn_down": "feed_forward.w2",
+    },
+    {"token_embd_norm": "model.embedding_norm"},
+    restored={"conv.conv.weight": taps},
+    complete=complete,
+)
+FAMILY = DecoderFamily(("lfm2",), read, layer, last_norm="embedding_norm", gguf=GGUF)

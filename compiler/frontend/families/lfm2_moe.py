@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import ModelConfig
-from compiler.frontend.families.lfm2 import dense, mixed_layer, read_hybrid
+from compiler.frontend.families import lfm2
+from compiler.frontend.families.lfm2 import complete_hybrid, dense, mixed_layer, read_hybrid
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer
@@ -45,4 +48,22 @@ def _feed(at: Layer, h: Var) -> Var:
     return dense(at, h) if at.number in found.dense_layers else experts(at, h, found, NAMES)
 
 
-FAMILY = DecoderFamily(("lfm2_moe",), read, layer, last_norm="embedding_norm", experts=NAMES)
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    complete_hybrid(config)
+
+
+GGUF = replace(
+    lfm2.GGUF,
+    architecture="lfm2moe",
+    fields={**lfm2.GGUF.fields, "leading_dense_block_count": "num_dense_layers", "expert_weights_scale": "routed_scaling_factor"},
+    layer_names={
+        **lfm2.GGUF.layer_names,
+        "exp_probs_b.bias": "feed_forward.expert_bias",
+        "ffn_gate_inp": "feed_forward.gate",
+        "ffn_gate_exps": "feed_forward.experts.w1",
+        "ffn_up_exps": "feed_forward.experts.w3",
+        "ffn_down_exps": "feed_forward.experts.w2",
+    },
+    complete=complete,
+)
+FAMILY = DecoderFamily(("lfm2_moe",), read, layer, last_norm="embedding_norm", gguf=GGUF, experts=NAMES)

@@ -6,13 +6,16 @@ models were trained without this bound, and it is not applied here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_activation, read_decoder
+from compiler.frontend.families import glm4_moe
 from compiler.frontend.families.glm4_moe import read_shared_mixture
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
+from compiler.frontend.gguf.layers import are_integers, has_tensor, inner_size, mamba_names, mamba_restored, read_attending
 from compiler.frontend.layers.decoder import Layer, attend, mlp, norm, project_qkv, residual
 from compiler.frontend.layers.mamba import mamba
 from compiler.frontend.layers.mixture import experts
@@ -135,4 +138,64 @@ def _mix(at: Layer, h: Var) -> Var:
     return net.add(found, shared)
 
 
-FAMILY = DecoderFamily(("nemotron_h",), read, layer, embedding="embeddings", last_norm="norm_f", experts=NAMES)
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    count, widths = config.get("num_hidden_layers"), config.get("intermediate_size")
+    attending = read_attending(config) or []
+    kinds = ["attention" if attends else _kind(layer, tensors) for layer, attends in enumerate(attending)]
+    config["layers_block_type"] = kinds
+    if are_integers(widths) and type(count) is int and len(widths) >= len(kinds):
+        # files have one width per layer: that of experts in layers with experts
+        config["intermediate_size"] = int(max((width for width, kind in zip(widths, kinds, strict=False) if kind == "mlp"), default=1))
+    config.pop("partial_rotary_factor", None)  # there is no rope
+    if (size := inner_size(metadata, config.get("mamba_num_heads"))) is not None:
+        config["mamba_head_dim"] = size
+    config["use_bias"] = has_tensor("ssm_in.bias", config, tensors)
+    config["use_conv_bias"] = has_tensor("ssm_conv1d.bias", config, tensors)
+    config["mlp_bias"] = has_tensor("ffn_up.bias", config, tensors)
+
+
+def _kind(layer: int, tensors: Container[str]) -> str:
+    """Return the kind of a layer without attention."""
+    if f"blk.{layer}.ssm_in.weight" in tensors:
+        return "mamba"
+    return "moe" if f"blk.{layer}.ffn_gate_inp.weight" in tensors else "mlp"
+
+
+GGUF = Gguf(
+    "nemotron_h",
+    {
+        **glm4_moe.GGUF_FIELDS,
+        "attention.layer_norm_epsilon": "layer_norm_epsilon",
+        "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+        "ssm.conv_kernel": "conv_kernel",
+        "ssm.state_size": "ssm_state_size",
+        "ssm.group_count": "n_groups",
+        "ssm.time_step_rank": "mamba_num_heads",
+        "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+        "moe_latent_size": "moe_latent_size",
+    },
+    {
+        **mamba_names("mixer"),
+        "attn_norm": "norm",
+        "attn_q": "mixer.q_proj",
+        "attn_k": "mixer.k_proj",
+        "attn_v": "mixer.v_proj",
+        "attn_output": "mixer.o_proj",
+        "ffn_up": UP,
+        "ffn_down": DOWN,
+        "ffn_gate_inp": "mixer.gate",
+        "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
+        "ffn_up_exps": "mixer.experts.up_proj",
+        "ffn_down_exps": "mixer.experts.down_proj",
+        "ffn_up_shexp": "mixer.shared_experts.up_proj",
+        "ffn_down_shexp": "mixer.shared_experts.down_proj",
+        "ffn_latent_down": "mixer.fc1_latent_proj",
+        "ffn_latent_up": "mixer.fc2_latent_proj",
+    },
+    {"token_embd": "model.embeddings"},
+    with_experts="nemotron_h_moe",
+    pairs_interleaved=True,
+    restored=mamba_restored("mixer"),
+    complete=complete,
+)
+FAMILY = DecoderFamily(("nemotron_h",), read, layer, embedding="embeddings", last_norm="norm_f", gguf=GGUF, experts=NAMES)

@@ -6,16 +6,14 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from compiler.frontend.config import ModelConfig, text_fields
-from compiler.frontend.families.qwen3_next import mixed_layer, read_hybrid
+from compiler.frontend.families.qwen3_next import GGUF_FIELDS, GGUF_LAYER_NAMES, GGUF_RESTORED, mixed_layer, read_hybrid
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
+from compiler.frontend.gguf.layers import inner_size
 from compiler.frontend.layers.decoder import Layer, gated_mlp
 from compiler.frontend.layers.delta import gated_delta
 from compiler.frontend.layers.states import GATE_FORMAT
-from compiler.frontend.weights import Tensor
 from compiler.ir.graph.atoms import Var
 
 
@@ -43,45 +41,22 @@ def delta(at: Layer, h: Var) -> Var:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    inner, heads = metadata.get("ssm.inner_size"), config.get("linear_num_value_heads")
-    if type(inner) is int and type(heads) is int and heads > 0:
-        config["linear_value_head_dim"] = inner // heads
+    if (size := inner_size(metadata, config.get("linear_num_value_heads"))) is not None:
+        config["linear_value_head_dim"] = size
 
 
-def adapt(config: ModelConfig) -> ModelConfig:
+def adapt(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
     """Converters reorder value heads: heads that read the same key head are apart."""
     assert config.recurrence is not None, config
     return replace(config, recurrence=replace(config.recurrence, tiled=True))
 
 
-def rates(stored: Tensor) -> Tensor:
-    with np.errstate(invalid="ignore", divide="ignore"):  # of a damaged file
-        return np.log(-stored)
-
-
 GGUF = Gguf(
     "qwen35",
-    {
-        "full_attention_interval": "full_attention_interval",
-        "ssm.conv_kernel": "linear_conv_kernel_dim",
-        "ssm.state_size": "linear_key_head_dim",
-        "ssm.group_count": "linear_num_key_heads",
-        "ssm.time_step_rank": "linear_num_value_heads",
-    },
-    {
-        "post_attention_norm": "post_attention_layernorm",
-        "attn_qkv": "linear_attn.in_proj_qkv",
-        "attn_gate": "linear_attn.in_proj_z",
-        "ssm_a": "linear_attn.A_log",
-        "ssm_alpha": "linear_attn.in_proj_a",
-        "ssm_beta": "linear_attn.in_proj_b",
-        "ssm_conv1d": "linear_attn.conv1d",
-        "ssm_dt.bias": "linear_attn.dt_bias",
-        "ssm_norm": "linear_attn.norm",
-        "ssm_out": "linear_attn.out_proj",
-    },
+    GGUF_FIELDS,
+    {**GGUF_LAYER_NAMES, "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b"},
     norm_offset=1.0,
-    restored={"linear_attn.A_log": rates, "linear_attn.conv1d.weight": lambda taps: taps[:, None]},
+    restored=GGUF_RESTORED,
     complete=complete,
     adapt=adapt,
 )

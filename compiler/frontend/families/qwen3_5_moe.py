@@ -6,7 +6,14 @@ from dataclasses import replace
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.families import qwen3_5
-from compiler.frontend.families.qwen3_next import mixed_layer, read_experts, read_hybrid
+from compiler.frontend.families.qwen3_next import (
+    SHARED_FIELDS,
+    SHARED_LAYER_NAMES,
+    SHARED_RESTORED,
+    mixed_layer,
+    read_experts,
+    read_hybrid,
+)
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer
@@ -40,14 +47,8 @@ def layer(at: Layer, x: Var) -> Var:
 GGUF = replace(
     qwen3_5.GGUF,
     architecture="qwen35moe",
-    fields={**qwen3_5.GGUF.fields, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
-    layer_names={
-        **qwen3_5.GGUF.layer_names,
-        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-        "ffn_up_shexp": "mlp.shared_expert.up_proj",
-        "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    },
-    restored={**qwen3_5.GGUF.restored, "mlp.shared_expert_gate.weight": lambda gate: gate.reshape(1, -1)},
+    fields={**qwen3_5.GGUF.fields, **SHARED_FIELDS},
+    layer_names={**qwen3_5.GGUF.layer_names, **SHARED_LAYER_NAMES},
+    restored={**qwen3_5.GGUF.restored, **SHARED_RESTORED},
 )
 FAMILY = DecoderFamily(("qwen3_5_moe", "qwen3_5_moe_text"), read, layer, experts=NAMES, gguf=GGUF)

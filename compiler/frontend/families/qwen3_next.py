@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_decoder, read_kinds
+from compiler.frontend.families import qwen3_moe
 from compiler.frontend.families.qwen3_moe import read_dense
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
+from compiler.frontend.gguf.layers import inner_size, rates, taps
 from compiler.frontend.layers.decoder import OUT, QKV, Branch, Layer, attend, head_norm, pre_norm, rotate
 from compiler.frontend.layers.delta import gated_delta
 from compiler.frontend.layers.mixture import mixture
@@ -91,12 +95,15 @@ def gated_attention(at: Layer, h: Var) -> Var:
 
 def _stacked_delta(at: Layer, h: Var) -> Var:
     """Apply the gated delta rule with stacked projections. Checkpoints group the rows by key head. A group has the head's query, its key,
-    and the values and gates of the value heads that share the key."""
+    and the values and gates of the value heads that share the key. GGUF files stack queries, keys and values, each for all heads."""
     net, c, r = at.step.net, at.step.config, at.step.config.recurrence
     assert r is not None, c
     each = r.num_heads // r.num_keys
-    parts = _parted(at, "linear_attn.in_proj_qkvz.weight", (r.key_size, r.key_size, each * r.size, each * r.size))
-    wide = net.product(h, net.stacked(parts))
+    if c.apart:
+        wide = net.linear(h, [at.name(f"linear_attn.in_proj_{part}") for part in ("qkv", "z")], c.hidden_size, [r.channels, r.values])
+    else:
+        parts = _parted(at, "linear_attn.in_proj_qkvz.weight", (r.key_size, r.key_size, each * r.size, each * r.size))
+        wide = net.product(h, net.stacked(parts))
     b, a = (net.product(h, part, format=GATE_FORMAT) for part in _parted(at, "linear_attn.in_proj_ba.weight", (each, each)))
     return gated_delta(at, net.slice(wide, 1, 0, r.channels), net.slice(wide, 1, r.channels, r.channels + r.values), b, a)
 
@@ -112,4 +119,54 @@ def _parted(at: Layer, name: str, sizes: tuple[int, ...]) -> list[Var]:
     ]
 
 
-FAMILY = DecoderFamily(("qwen3_next",), read, layer, experts=NAMES)
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    qwen3_moe.complete(config, metadata, tensors)
+    if (size := inner_size(metadata, config.get("linear_num_value_heads"))) is not None:
+        config["linear_value_head_dim"] = size
+    if (flags := metadata.get("attention.recurrent_layers")) is not None and (count := config.get("num_hidden_layers")) is not None:
+        config["layer_types"] = [KINDS[not keeps_state] for keeps_state in flags[:count]]
+
+
+def adapt(config: ModelConfig, tensors: Container[str]) -> ModelConfig:
+    """Files of the first converters have the stacked projection of the hub."""
+    assert config.recurrence is not None, config
+    first = min(config.recurrence.layers, default=0)
+    return replace(config, apart=f"blk.{first}.ssm_in.weight" not in tensors)
+
+
+GGUF_FIELDS = {
+    "full_attention_interval": "full_attention_interval",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
+GGUF_LAYER_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+GGUF_RESTORED = {"linear_attn.A_log": rates, "linear_attn.conv1d.weight": taps}
+SHARED_FIELDS = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+SHARED_LAYER_NAMES = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+SHARED_RESTORED = {"mlp.shared_expert_gate.weight": lambda gate: gate.reshape(1, -1)}
+GGUF = Gguf(
+    "qwen3next",
+    {**GGUF_FIELDS, **SHARED_FIELDS},
+    {**GGUF_LAYER_NAMES, **SHARED_LAYER_NAMES, "ssm_in": "linear_attn.in_proj_qkvz", "ssm_ba": "linear_attn.in_proj_ba"},
+    norm_offset=1.0,
+    restored={**GGUF_RESTORED, **SHARED_RESTORED},
+    complete=complete,
+    adapt=adapt,
+)
+FAMILY = DecoderFamily(("qwen3_next",), read, layer, gguf=GGUF, experts=NAMES)

@@ -69,7 +69,7 @@ class GgufModel:
         count = self.file.metadata.get(f"{self._gguf.architecture}.expert_count", 0)
         if count and decoder_family(model_type).experts is None:
             raise UnknownModel(f"{self.file.path.name} has {count} experts; {self._gguf.architecture} is supported only without experts")
-        self.config: ModelConfig = self._gguf.adapt(parse_config(read_config(self.file, self._gguf, model_type)))
+        self.config: ModelConfig = self._gguf.adapt(parse_config(read_config(self.file, self._gguf, model_type)), self.file.tensors)
         self._has_halves = f"{self._gguf.architecture}.{self._gguf.halves_mark}" in self.file.metadata
         self._names = {**NAMES, "output_norm": f"model.{decoder_family(model_type).last_norm}", **self._gguf.names}
         self._layer_names = {**COMMON_LAYER_NAMES, **self._gguf.layer_names}
@@ -82,7 +82,8 @@ class GgufModel:
             if other is not part:
                 raise DamagedFile(f"{self.file.path.name} has both {other.stored_as} and {part.stored_as}, expected one of them")
         self.tensors: Mapping[str, TensorInfo] = {hub: self._info(part) for hub, part in self._parts.items()}
-        forms = {name: form_of(self.file.tensors[part.stored_as].format) for name, part in self._parts.items() if is_held(name)}
+        matrices = {name: part for name, part in self._parts.items() if is_held(name) and self._restore(part) is None}
+        forms = {name: form_of(self.file.tensors[part.stored_as].format) for name, part in matrices.items()}
         self.forms: Mapping[str, Form] = {name: form for name, form in forms.items() if form is not None}
 
     def read(self, name: str) -> Tensor:

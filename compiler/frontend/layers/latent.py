@@ -29,16 +29,25 @@ def latent_attention(layer: Layer, h: Var) -> Var:
     kept = net.call(CONCAT, net.reshape(latent, step.t, 1, m.rank), turned, axis=2)
     append(layer, kept, kept)
 
-    both = net.weight(layer.name("self_attn.kv_b_proj.weight"), c.num_heads * (m.plain_size + m.value_size), m.rank)
-    by_head = net.reshape(both, c.num_heads, m.plain_size + m.value_size, m.rank)
-    of_keys, of_values = net.slice(by_head, 1, 0, m.plain_size), net.slice(by_head, 1, m.plain_size, m.plain_size + m.value_size)
+    of_keys, of_values = _matrices(layer, m)
     q = _queries(layer, h, m)
-    asked = _by_head(layer, net.slice(q, 2, 0, m.plain_size), net.call(PERMUTE_DIMS, of_keys, axes=[0, 2, 1]))
+    asked = _by_head(layer, net.slice(q, 2, 0, m.plain_size), of_keys)
     turned = rotate(layer, net.slice(q, 2, m.plain_size, m.plain_size + m.rotated_size))
     found = mix(layer, net.call(CONCAT, asked, turned, axis=2))
     values = _by_head(layer, net.slice(found, 2, 0, m.rank), of_values)
     size = c.num_heads * m.value_size
     return net.linear(net.reshape(values, step.t, size), layer.name(OUT), size, c.hidden_size, bias=c.output_bias)
+
+
+def _matrices(layer: Layer, m: Latent) -> tuple[Var, Var]:
+    """Return the transposed key matrices of all heads, [heads, rank, plain size], and the value matrices, [heads, value size, rank]."""
+    net, heads, size = layer.step.net, layer.step.config.num_heads, m.plain_size + m.value_size
+    if layer.step.config.apart:
+        of_keys = net.weight(layer.name("self_attn.k_b_proj.weight"), heads, m.rank, m.plain_size)
+        return of_keys, net.weight(layer.name("self_attn.v_b_proj.weight"), heads, m.value_size, m.rank)
+    both = net.reshape(net.weight(layer.name("self_attn.kv_b_proj.weight"), heads * size, m.rank), heads, size, m.rank)
+    of_keys = net.call(PERMUTE_DIMS, net.slice(both, 1, 0, m.plain_size), axes=[0, 2, 1])
+    return of_keys, net.slice(both, 1, m.plain_size, size)
 
 
 def _queries(layer: Layer, h: Var, m: Latent) -> Var:

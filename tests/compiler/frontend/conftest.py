@@ -18,6 +18,7 @@ from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
 from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.quantized.held import forms_of
 from compiler.frontend.registry import load_config, weights_of
 from compiler.frontend.weights import WeightSource, open_safetensors
 from compiler.interpret.graph import Interpreter
@@ -199,7 +200,7 @@ def interpreted_from() -> Callable[[ModelConfig, WeightSource], Sequences]:
     """`interpreted_from(config, source)` returns a batch with no sequences yet of a model in f32, which is interpreted."""
 
     def built(config: ModelConfig, source: WeightSource) -> Sequences:
-        module = build_step(config, dtypes_of(source), BOUNDS, DType.F32, WeightFormat.parse("f32"))
+        module = build_step(config, dtypes_of(source), BOUNDS, DType.F32, WeightFormat.parse("f32"), forms=forms_of(source.tensors))
         return InterpretedModel(config, source, module, {}).start()
 
     return built

@@ -14,12 +14,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tokenizers
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, TokenType
+from gguf.constants import GGML_QUANT_SIZES, ExpertGatingFuncType, GGMLQuantizationType, TokenType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from compiler.frontend.config import ModelConfig
+from compiler.frontend.config import BranchFactors, ModelConfig
 from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
 from compiler.frontend.gguf.dequantize import FORMATS, dequantize, form_of, split
 from compiler.frontend.gguf.file import GgufFile
@@ -32,7 +32,7 @@ from compiler.frontend.rope import LongScaling, Rope
 from compiler.ops.tables import INTERPRET
 from server.text.tokenizer import Tokenizer
 from tests.damage import damaged
-from tests.golden.gguf_models import MODELS, convert, decoder_tensors, decoder_values, halved, with_tiled_heads, write
+from tests.golden.gguf_models import MODELS, OLDER, convert, decoder_tensors, decoder_values, halved, with_tiled_heads, write
 
 RNG = np.random.default_rng(0)
 
@@ -214,19 +214,28 @@ OWN_NAMES = {
     "arcee": ("arcee",),
     "chatglm": ("glm",),
     "cohere2": ("cohere2",),
+    "deepseek2": ("deepseek_v2", "glm4_moe_lite"),
     "ernie4_5": ("ernie4_5",),
     "exaone4": ("exaone4",),
+    "falcon-h1": ("falcon_h1", "falcon_h1-plain"),
     "gemma": ("gemma",),
     "gemma2": ("gemma2",),
     "gemma3": ("gemma3",),
     "gemma4": ("gemma4", "gemma4-experts", "gemma4_unified"),
     "glm4": ("glm4",),
+    "glm4moe": ("glm4_moe",),
     "gpt-oss": ("gpt_oss",),
     "granite": ("granite",),
+    "granitehybrid": ("granitemoehybrid", "granitemoehybrid-dense"),
+    "granitemoe": ("granitemoe",),
     "hunyuan-dense": ("hunyuan_v1_dense",),
+    "lfm2": ("lfm2",),
+    "lfm2moe": ("lfm2_moe",),
     "llama": ("llama", "llama-bias-tied", "mistral-wide-heads", "mixtral"),
     "mistral3": ("ministral3", "mistral3"),
     "nemotron": ("nemotron",),
+    "nemotron_h": (),  # read as nemotron_h_moe is
+    "nemotron_h_moe": ("nemotron_h",),
     "olmo2": ("olmo2", "olmo3"),
     "olmoe": ("olmoe",),
     "phi2": ("phi",),
@@ -237,6 +246,7 @@ OWN_NAMES = {
     "qwen35": ("qwen3_5",),
     "qwen35moe": ("qwen3_5_moe",),
     "qwen3moe": ("qwen3_moe",),
+    "qwen3next": ("qwen3_next",),
     "qwen3vl": ("qwen3_vl",),
     "seed_oss": ("seed_oss",),
     "smollm3": ("smollm3",),
@@ -246,6 +256,12 @@ CASES = [(arch, case) for arch, cases in OWN_NAMES.items() for case in cases]
 GPT_OSS = load_config(MODELS / "gpt_oss").mixture
 assert GPT_OSS is not None
 HYBRIDS = {case: load_config(MODELS / case).recurrence for case in ("qwen3_5", "qwen3_5_moe")}
+# Models that the program reads as the converter arranges them: the tensors differ from those of the hub, the logits do not.
+APART = ("deepseek_v2", "glm4_moe_lite", "granitemoehybrid", "granitemoehybrid-dense", "qwen3_next")
+MULTIPLIED = {case: load_config(MODELS / case).recurrence for case in ("falcon_h1", "falcon_h1-plain")}
+LFM2_MOE = load_config(MODELS / "lfm2_moe").mixture
+assert LFM2_MOE is not None
+ONES = {"attention_scale": 16**-0.5, "embedding_scale": 1.0, "logit_scale": 1.0, "factors": BranchFactors(1.0, 1.0, 1.0, 1.0, 1.0, 1.0)}
 # model -> fields that converters to GGUF drop or change, with the values that the GGUF reader returns instead.
 LOST: dict[str, dict[str, Any]] = {
     # GGUF does not store the attention scale. The reader derives the scale from the head size, which is right for all Gemma 2 models except
@@ -257,6 +273,15 @@ LOST: dict[str, dict[str, Any]] = {
     "gpt_oss": {"mixture": replace(GPT_OSS, clipped=ClippedGate(alpha=1.702, limit=7.0))},
     "hunyuan_v1_dense": {"max_context": 1 << 18},
     "starcoder2": {"windows": (None, None)},
+    # GGUF does not store the factor of the experts' output. It is 1 in all published models.
+    "lfm2_moe": {"mixture": replace(LFM2_MOE, scale=1.0)},
+    **{case: {"apart": True} for case in APART},
+    # Converters multiply the weights by the factors.
+    **{
+        case: {**ONES, "recurrence": replace(found, factors=(1.0,) * 5, gated_behind_norm=False)}
+        for case, found in MULTIPLIED.items()
+        if found is not None
+    },
     **{case: {"recurrence": replace(found, tiled=True)} for case, found in HYBRIDS.items() if found is not None},
 }
 ROPES = ("rope", "local_rope")
@@ -269,8 +294,9 @@ def test_every_architecture_has_a_golden_model() -> None:
 @pytest.mark.parametrize(("arch", "case"), CASES, ids=[case for _, case in CASES])
 def test_a_converted_model_is_the_one_of_the_hub(tmp_path: Path, arch: str, case: str) -> None:
     model = GgufModel(convert(case, arch, tmp_path / "m.gguf"))
-    tensors = decoder_tensors(case)
-    require_tensors(model, with_tiled_heads(tensors, decoder_values(case)) if case in HYBRIDS else tensors)
+    tensors = {name.replace("backbone.", "model."): tensor for name, tensor in decoder_tensors(case).items()}
+    if case not in (*APART, *MULTIPLIED):
+        require_tensors(model, with_tiled_heads(tensors, decoder_values(case)) if case in HYBRIDS else tensors)
     expected = replace(load_config(MODELS / case), **LOST.get(case, {}))
     for name in (field.name for field in fields(ModelConfig) if field.name not in ("family", *ROPES)):
         mine, theirs = getattr(model.config, name), getattr(expected, name)
@@ -280,16 +306,23 @@ def test_a_converted_model_is_the_one_of_the_hub(tmp_path: Path, arch: str, case
         require_rope(getattr(model.config, name), getattr(expected, name))
 
 
+@pytest.mark.parametrize(("arch", "case"), [("deepseek2", "deepseek_v2"), ("qwen3next", "qwen3_next")])
+def test_stacked_projections_of_older_converters_are_read(tmp_path: Path, arch: str, case: str) -> None:
+    model, expected = GgufModel(convert(case, arch, tmp_path / "m.gguf", converters=OLDER)), load_config(MODELS / case)
+    require_tensors(model, decoder_tensors(case))
+    assert (model.config.apart, model.config.recurrence, model.config.latent) == (False, expected.recurrence, expected.latent)
+
+
 def test_keys_of_layers_that_read_those_of_others_are_left_out(tmp_path: Path) -> None:
     """Files of Gemma 4 have key projections for layers that read the keys of earlier layers."""
     path = convert("gemma4", "gemma4", tmp_path / "m.gguf", lambda w: w.add_tensor("blk.5.attn_k.weight", np.ones((16, 32), np.float32)))
     require_tensors(GgufModel(path), decoder_tensors("gemma4"))
 
 
-@pytest.mark.parametrize(("arch", "case"), [("qwen35", "qwen3_5"), ("qwen35moe", "qwen3_5_moe")])
+@pytest.mark.parametrize(("arch", "case"), [pair for pair in CASES if pair[1] in (*HYBRIDS, *APART, *MULTIPLIED)])
 def test_a_converted_hybrid_has_the_logits_of_the_hub_s(tmp_path: Path, arch: str, case: str, interpreted_from: Callable[..., Any]) -> None:
-    """Converters reorder value heads, so the program pairs them with key heads in another way. Layers that predict further tokens are not
-    read."""
+    """Converters reorder value heads, so the program pairs them with key heads in another way. They also split projections, and multiply
+    weights by factors. Layers that predict further tokens are not read."""
 
     def predicting(writer: gguf.GGUFWriter) -> None:
         writer.add_nextn_predict_layers(1)
@@ -299,6 +332,16 @@ def test_a_converted_hybrid_has_the_logits_of_the_hub_s(tmp_path: Path, arch: st
     golden = np.load(MODELS / case / "golden.npz")
     logits = interpreted_from(model.config, model).feed({"a": golden["prompt"]})["a"]
     assert np.abs(logits - golden["logits"]).max() < 2e-4 * np.abs(golden["logits"]).max()
+
+
+@pytest.mark.parametrize(("arch", "case"), [pair for pair in CASES if pair[1] in (*APART, "nemotron_h")])
+def test_a_program_that_holds_integers_has_the_same_logits(
+    tmp_path: Path, arch: str, case: str, interpreted_from: Callable[..., Any]
+) -> None:
+    model = GgufModel(convert(case, arch, tmp_path / "m.gguf", kind=GGMLQuantizationType.Q8_0))
+    prompt = np.load(MODELS / case / "golden.npz")["prompt"]
+    held, floats = (interpreted_from(model.config, source).feed({"a": prompt})["a"] for source in (HeldWeights(model), model))
+    np.testing.assert_array_equal(held, floats)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
@@ -368,6 +411,7 @@ def test_rows_of_a_model_with_sections_of_its_rope_are_put_back(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("arch", "case", "add", "message"),
     [
+        ("deepseek2", "deepseek_v2", lambda writer: writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID), "scoring_func"),
         ("granite", "granite", lambda writer: writer.add_rope_scaling_finetuned(False), "Granite without a rope"),
         ("olmo2", "olmo3", lambda writer: writer.add_rope_scaling_yarn_ext_factor(0.5), "yarn_ext_factor is 0.5, expected 1"),
     ],
@@ -375,6 +419,13 @@ def test_rows_of_a_model_with_sections_of_its_rope_are_put_back(tmp_path: Path) 
 def test_what_a_model_would_compute_otherwise_is_refused(tmp_path: Path, arch: str, case: str, add: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         GgufModel(convert(case, arch, tmp_path / "m.gguf", add))
+
+
+def test_a_head_whose_factor_is_unknown_is_refused(tmp_path: Path) -> None:
+    path = convert("falcon_h1", "falcon-h1", tmp_path / "m.gguf")
+    path.write_bytes(path.read_bytes().replace(b"output.weight", b"another.names"))
+    with pytest.raises(ModelError, match=r"output\.weight is missing"):
+        GgufModel(path)
 
 
 def test_stacked_projections_of_another_size_and_names_that_collide_are_refused(tmp_path: Path) -> None:
