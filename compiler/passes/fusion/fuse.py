@@ -3,6 +3,9 @@
 A producer with one consumer is joined into it by `join`. The joined call takes the consumer's position, so everything it reads, symbolic
 variables included, is defined there. A producer never moves past a write to memory that it reads.
 
+Weights that are stacked before they are decoded are stacked once, when they are loaded: a kernel that selects among the stacked parts would
+read them in an order in which they cannot be packed.
+
 A call with several independent results (a split) is fused result by result, as if each had its own producer. If some results moved into
 their consumers, the call is narrowed to the remaining results.
 """
@@ -26,7 +29,7 @@ from compiler.ir.loops.scalars import ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.types import TupleType
 from compiler.ops.memory import Owners, Place
-from compiler.passes.fusion.join import join
+from compiler.passes.fusion.join import decodes, join, stacks
 from compiler.passes.fusion.results import with_results
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses
@@ -39,10 +42,20 @@ def fuse(module: IRModule) -> IRModule:
     outliner = Outliner(builder, module)
     changed: dict[str, Function] = {}
     for name, func in module.graph_functions.items():
-        body = _Fuser(module, outliner, Owners(func.body)).body(func.body, dict(count_uses(func.body)))
+        body = _Fuser(module, outliner, Owners(func.body), of_weights(func)).body(func.body, dict(count_uses(func.body)))
         if body is not func.body:
             changed[name] = Function(func.params, body, func.result_type, func.pure, func.num_inputs, func.arena)
     return builder.finish().update(changed) if changed else module
+
+
+def of_weights(func: Function) -> frozenset[Var]:
+    """Return the weights and all values that are computed from nothing else."""
+    found = set(func.weights)
+    for binding in func.body.bindings:
+        read = [atom for atom in operands(binding.value) if isinstance(atom, Var)]
+        if read and found.issuperset(read):
+            found.add(binding.var)
+    return frozenset(found)
 
 
 class _Done:
@@ -108,9 +121,10 @@ class _Done:
 
 
 class _Fuser:
-    def __init__(self, module: IRModule, outliner: Outliner, owners: Owners) -> None:
+    def __init__(self, module: IRModule, outliner: Outliner, owners: Owners, of_weights: frozenset[Var]) -> None:
         self._module = module
         self._owners = owners
+        self._of_weights = of_weights
         self._outliner = outliner
         # calls reduced to some of their results, by call and indices of results
         self._parts: dict[tuple[CallTir, tuple[int, ...]], CallTir | None] = {}
@@ -208,6 +222,8 @@ class _Fuser:
         if any(i is not None for i in producer.inplace) or any(consumer.inplace[i] in places for i in range(len(consumer.inplace))):
             return None
         first, second = self._module_prim(producer.func), self._module_prim(consumer.func)
+        if var in self._of_weights and stacks(first) and decodes(second):
+            return None
         atoms: list[Atom] = []
         key = _key(producer, first, consumer, second, var, atoms)
         if key not in self._joined:

@@ -126,7 +126,7 @@ def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
     product = product_in(second)
     if product is not None:
         rows = {load.buffer for s in product.sums for load in loads(s.rows)}
-        return not any(t in rows for t in target) and _decodes(first)
+        return not any(t in rows for t in target) and decodes(first)
     integer = grouped_product_in(second)
     if integer is not None and any(load.buffer in target for s in integer.sums for load in loads(s.node)):
         return False
@@ -137,7 +137,7 @@ def _inlinable(first: PrimFunc, second: PrimFunc, places: list[int]) -> bool:
     return cheap or (times == 1 and not read_in_fold) or (times <= 2 and not inside)
 
 
-def _decodes(prim: PrimFunc) -> bool:
+def decodes(prim: PrimFunc) -> bool:
     """Whether the operands are provably smaller than the result, so that reading them instead saves memory traffic. A value that is merely
     moved (stacked, permuted) is better moved once; for weights that happens at load time."""
 
@@ -146,6 +146,15 @@ def _decodes(prim: PrimFunc) -> bool:
 
     read, made = num_bytes(prim.buffers[: len(prim.buffers) - prim.num_outputs]), num_bytes(prim.outputs)
     return read != made and prove_le(read, made)
+
+
+def stacks(prim: PrimFunc) -> bool:
+    """Whether the function only moves elements, of several operands."""
+    return (
+        len(prim.buffers) - prim.num_outputs > 1
+        and pattern_of(prim) is Pattern.INJECTIVE
+        and not any(isinstance(s, Apply) for v in _values(prim) for s in walk_scalar(v))
+    )
 
 
 def _costly(scalar: Scalar) -> bool:

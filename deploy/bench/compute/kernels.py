@@ -38,7 +38,7 @@ from compiler.ir.loops.statements import For, Let, Stmt
 from compiler.ir.loops.visit import loads, map_scalar, scalars_of, subscalars, substatements, walk_stmts
 from compiler.ir.types import TensorType, Type
 from compiler.machine.target import get
-from deploy.bench.compute.model import Model, chosen_share, model_of, model_options
+from deploy.bench.compute.model import Model, chosen_share, model_of, model_options, multiplied
 from deploy.bench.limits import Gauge
 
 STEPS = ((1, 1, 128), (1, 1, 4096), (32, 32, 128), (512, 1, 512))  # (tokens, sequences, context)
@@ -213,7 +213,7 @@ def _points(fold: AnyFold, env: Dims) -> float:
 def main(argv: list[str] | None = None) -> None:
     options = model_options(__doc__).parse_args(argv)
     target = get(options.target)
-    products, others = (Gauge(held, options.threads, target) for held in (options.quantize, "f32"))
+    products, others = (Gauge(held, options.threads, target) for held in (multiplied(options), "f32"))
     rows = measure(model_of(options), products, others)
     limits = {"weights": asdict(products.limits), "others": asdict(others.limits)}
     if options.json:

@@ -326,8 +326,12 @@ def target_of(options: argparse.Namespace, device: str) -> Target:
 
 def gauge_of(options: argparse.Namespace, device: str) -> Gauge:
     target = target_of(options, device)
-    held = "int4" if options.quantize == Q4_K_M.lower() else options.quantize
-    return Gauge(held, options.threads, target) if device == CPU else CardGauge(target, number_of(device))
+    return Gauge(multiplied(options), options.threads, target) if device == CPU else CardGauge(target, number_of(device))
+
+
+def multiplied(options: argparse.Namespace) -> str:
+    """Return the format of weights whose products have the same peak."""
+    return "int4" if options.quantize == Q4_K_M.lower() else options.quantize
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -353,3 +353,19 @@ def test_a_decode_of_any_length_joins_its_product() -> None:
     weights = np.stack([w & 15, w >> 4], -1).reshape(24, 96) * np.repeat(s, 32, 1)
     got = Session(compile_module(parse(text))).call("main", x, w, s)
     np.testing.assert_allclose(got, x @ weights.T, rtol=1e-4, atol=1e-4)
+
+
+def test_stacked_weights_are_stacked_before_they_are_decoded() -> None:
+    """A decode of weights that absorbed their stacking would select among the parts for each element, and so could not be packed. A decode
+    of activations absorbs the stacking, which runs in every step."""
+    text = """
+      func main(x: f32[n, 64], {weight}a: i8[32, 64], {weight}b: i8[32, 64], {weight}s: f32[64, 2]) -> f32[n, 64] {{
+        dataflow {{
+          q = concat(a, b, axis=0)
+          w = dequantize(q, s, bits=8, group=32)
+          y = linear(x, w)
+        }}
+        return y
+      }}"""
+    assert calls(text.format(weight="weight ")) == ["concat", "dequantize_linear"]
+    assert calls(text.format(weight="")) == ["concat_dequantize_linear"]
