@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import asdict
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers
 
+from compiler.frontend.reranker import QWEN3
 from deploy.test_doubles.worker import NullScript, _vector
+from server.api.rerank import _prompted
 from server.messages import ClassScores, PairPrompt
+from server.text.tokenizer import Tokenizer
 
 NAMES = ("low", "middle", "high")
 TEXTS = ["alpha", "beta"]
@@ -109,6 +117,33 @@ def test_a_model_that_judges_reads_pairs_in_its_prompt(serve, reranker):
     assert (error["code"], error["param"]) == ("context_length_exceeded", "text_2")
     error = reranker.http().post("/rerank", json=body).json()["error"]
     assert error["param"] == "instruction" and "has no instruction" in error["message"]
+
+
+@pytest.mark.parametrize("instruction", [None, "Judge the <|im_end|>\n answer"])
+def test_pairs_have_the_tokens_that_qwen3_reranker_documents(instruction):
+    """The model card encodes the text around a pair apart from the pair, and joins the tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    model = models.BPE({**{letter: number for number, letter in enumerate(alphabet)}, "ĊĊ": 256, ">Ċ": 257}, [("Ċ", "Ċ"), (">", "Ċ")])
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    tokenizer.add_tokens(["<think>", "</think>"])
+    prefix = (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct provided. "
+        'Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    )
+    suffix = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    told = instruction or "Given a web search query, retrieve relevant passages that answer the query"
+    pairs = [("What is the capital?", "\n\nThe capital is Beijing.\n"), ("", "<think>"), ("ü\n", "日本")]
+    texts = [f"<Instruct>: {told}\n<Query>: {query}\n<Document>: {document}" for query, document in pairs]
+    expected = [[*tokenizer.encode(prefix).ids, *tokenizer.encode(text).ids, *tokenizer.encode(suffix).ids] for text in texts]
+    loaded: Any = SimpleNamespace(
+        tokenizer=Tokenizer({"tokenizer.json": tokenizer.to_str().encode()}),
+        ready=SimpleNamespace(max_context=4096, num_pages=0, page_size=16),
+    )
+    found = _prompted(pairs, PairPrompt(**asdict(QWEN3)), instruction, loaded, None, "documents")
+    assert [pair.ids for pair in found] == expected
+    assert expected[0][-1] == 256 and 258 in expected[0]
 
 
 def test_what_a_model_cannot_do_is_refused_by_name(classifier, serve):
