@@ -1,5 +1,5 @@
-"""Models with random weights, generated on demand to measure speed. Dense models resemble Llama, mixtures of experts resemble Qwen3-MoE or
-gpt-oss, and hybrids resemble Qwen3.5, but with attention in every eighth layer."""
+"""Models with random weights, generated on demand to measure speed. Dense models resemble Llama, mixtures of experts resemble Qwen3-MoE,
+gpt-oss or DeepSeek V2 Lite, and hybrids resemble Qwen3.5 or Granite 4, but with attention in every eighth layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.frontend.config import Activation, ModelConfig, Recurrence
+from compiler.frontend.config import Activation, Latent, ModelConfig, Recurrence
 from compiler.frontend.mixture import ClippedGate, ExpertNames, Mixture
 from compiler.frontend.registry import decoder_family
 from compiler.frontend.rope import Rope
@@ -29,13 +29,21 @@ SHAPES = {
     "30b-a3b": (2048, 48, 32, 4, 128, 768, 151936),
     "gpt-oss-shape": (2880, 24, 64, 8, 64, 2880, 201088),
     "0.6b-hybrid": (1024, 24, 8, 2, 128, 3584, 32000),
+    "0.6b-mamba": (1024, 24, 8, 2, 128, 3584, 32000),
+    "16b-latent": (2048, 27, 16, 1, 576, 10944, 102400),
 }
 MIXTURES = {
     "30b-a3b": Mixture(num_experts=128, num_chosen=8, size=768),
     "gpt-oss-shape": Mixture(num_experts=32, num_chosen=4, size=2880, bias=True, clipped=ClippedGate(1.702, 7.0)),
+    "16b-latent": Mixture(num_experts=64, num_chosen=6, size=1408, normalized=False, shared_size=2816),
 }
+LATENTS = {"16b-latent": Latent(rank=512, query_rank=None, plain_size=128, rotated_size=64, value_size=128)}
 # `synthetic_config` replaces the empty set by the numbers of the recurrent layers.
-HYBRIDS = {"0.6b-hybrid": Recurrence(frozenset(), taps=4, num_keys=16, num_heads=16, key_size=128, size=128)}
+HYBRIDS = {
+    "0.6b-hybrid": Recurrence(frozenset(), taps=4, num_keys=16, num_heads=16, key_size=128, size=128),
+    "0.6b-mamba": Recurrence(frozenset(), taps=4, num_keys=1, num_heads=32, key_size=128, size=64, convolution_bias=True),
+}
+MAMBA = "granitemoehybrid"  # family of the hybrids with Mamba-2
 ATTENTION_EVERY = 8  # in a hybrid, every eighth layer is an attention layer
 WINDOW = 128  # length of the window, in tokens, in every second layer of gpt-oss
 HEAD_SIZES = (64, 80, 96, 128, 256)
@@ -52,10 +60,14 @@ def synthetic_config(name: str, *, head_size: int | None = None, kv_heads: int |
     config = llama_config(hidden, layers or own_layers, heads, kv_heads, head_size or own_size, ffn, vocab)
     if name in HYBRIDS:
         stateful = frozenset(layer for layer in range(config.num_layers) if (layer + 1) % ATTENTION_EVERY)
-        return replace(config, family="qwen3_5_text", norm_offset=1.0, recurrence=replace(HYBRIDS[name], layers=stateful))
+        config = replace(config, recurrence=replace(HYBRIDS[name], layers=stateful))
+        is_mamba = HYBRIDS[name].convolution_bias
+        return replace(config, family=MAMBA, rope=None) if is_mamba else replace(config, family="qwen3_5_text", norm_offset=1.0)
     if name not in MIXTURES:
         return config
     config = replace(config, family="qwen3_moe", mixture=MIXTURES[name])
+    if (latent := LATENTS.get(name)) is not None:
+        return replace(config, family="deepseek_v2", latent=latent, rope=Rope(1e4, latent.rotated_size, interleaved=True))
     return config if MIXTURES[name].clipped is None else _like_gpt_oss(config)
 
 
@@ -92,7 +104,7 @@ def shapes_of(c: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
     for layer in range(c.num_layers):
         parts = {
-            **(_delta(c) if layer in c.stateful else _attention(c)),
+            **(_recurrent(c) if layer in c.stateful else _attention(c)),
             "input_layernorm.weight": (c.hidden_size,),
             "post_attention_layernorm.weight": (c.hidden_size,),
             **_biases(c),
@@ -104,10 +116,18 @@ def shapes_of(c: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def _attention(c: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the shapes of an attention layer. In a hybrid, the query projection includes gates, and heads have norms."""
+    if (m := c.latent) is not None:
+        return {
+            "self_attn.q_proj.weight": (c.num_heads * (m.plain_size + m.rotated_size), c.hidden_size),
+            "self_attn.kv_a_proj_with_mqa.weight": (m.kept_size, c.hidden_size),
+            "self_attn.kv_a_layernorm.weight": (m.rank,),
+            "self_attn.kv_b_proj.weight": (c.num_heads * (m.plain_size + m.value_size), m.rank),
+            "self_attn.o_proj.weight": (c.hidden_size, c.num_heads * m.value_size),
+        }
     size, kv_size = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     norms: dict[str, tuple[int, ...]] = {"self_attn.q_norm.weight": (c.head_dim,), "self_attn.k_norm.weight": (c.head_dim,)}
     return {
-        "self_attn.q_proj.weight": (size if c.recurrence is None else 2 * size, c.hidden_size),
+        "self_attn.q_proj.weight": (2 * size if gates_attention(c) else size, c.hidden_size),
         "self_attn.k_proj.weight": (kv_size, c.hidden_size),
         "self_attn.v_proj.weight": (kv_size, c.hidden_size),
         "self_attn.o_proj.weight": (c.hidden_size, size),
@@ -115,10 +135,26 @@ def _attention(c: ModelConfig) -> dict[str, tuple[int, ...]]:
     }
 
 
-def _delta(c: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a layer with the gated delta rule."""
+def gates_attention(c: ModelConfig) -> bool:
+    """Whether the query projection also makes gates for the result of attention."""
+    return c.recurrence is not None and c.family != MAMBA
+
+
+def _recurrent(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a layer with the gated delta rule or with Mamba-2."""
     r = c.recurrence
     assert r is not None, c
+    if c.family == MAMBA:
+        return {
+            "mamba.in_proj.weight": (r.values + r.channels + r.num_heads, c.hidden_size),
+            "mamba.conv1d.weight": (r.channels, 1, r.taps),
+            "mamba.conv1d.bias": (r.channels,),
+            "mamba.A_log": (r.num_heads,),
+            "mamba.D": (r.num_heads,),
+            "mamba.dt_bias": (r.num_heads,),
+            "mamba.norm.weight": (r.values,),
+            "mamba.out_proj.weight": (c.hidden_size, r.values),
+        }
     parts: dict[str, tuple[int, ...]] = {
         "in_proj_qkv.weight": (r.channels, c.hidden_size),
         "in_proj_z.weight": (r.values, c.hidden_size),
@@ -136,9 +172,16 @@ def _delta(c: ModelConfig) -> dict[str, tuple[int, ...]]:
 def _feed_forward(c: ModelConfig) -> dict[str, tuple[int, ...]]:
     if c.mixture is None:
         wide, narrow = (c.intermediate_size, c.hidden_size), (c.hidden_size, c.intermediate_size)
+        if c.family == MAMBA:
+            return {"shared_mlp.input_linear.weight": (2 * wide[0], wide[1]), "shared_mlp.output_linear.weight": narrow}
         return {"mlp.gate_proj.weight": wide, "mlp.up_proj.weight": wide, "mlp.down_proj.weight": narrow}
-    experts, size = c.mixture.num_experts, c.mixture.size
+    experts, size, shared = c.mixture.num_experts, c.mixture.size, _names(c).shared
+    beside: dict[str, tuple[int, ...]] = {}
+    if shared is not None:
+        wide = (c.mixture.shared_size, c.hidden_size)
+        beside = {f"{shared}.gate_proj.weight": wide, f"{shared}.up_proj.weight": wide, f"{shared}.down_proj.weight": wide[::-1]}
     return {
+        **beside,
         f"{_names(c).router}.weight": (experts, c.hidden_size),
         "mlp.experts.gate_proj.weight": (experts, size, c.hidden_size),
         "mlp.experts.up_proj.weight": (experts, size, c.hidden_size),

@@ -37,7 +37,7 @@ from compiler.machine.target import NAMED, Target, get, host, of_gpu
 from deploy.bench.gguf_file import Q4_K_M, write_gguf
 from deploy.bench.limits import CardGauge, Gauge
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check, version_of
-from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, shapes_of, synthetic_config
+from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, gates_attention, shapes_of, synthetic_config
 from deploy.model_loading.costs import tables_of
 from deploy.model_loading.files import dtypes_of
 from runtime.cache_groups import KV_DTYPES, PAGE_SIZE, CacheGroup
@@ -152,17 +152,25 @@ class Model:
     def product_bytes(self, tokens: int) -> float:
         """Return the bytes of weights that a step with this many tokens reads."""
         read = [a for n, a in self.weights.items() if len(a.shape) > 1 and "embed_tokens" not in n]
-        experts = sum(a.nbytes for a in read if len(a.shape) == 4)  # panels of experts have an extra first axis
+        # Panels of experts have an extra first axis. So have those of heads in multi-head latent attention.
+        count = 0 if self.config.mixture is None else self.config.mixture.num_experts
+        experts = sum(a.nbytes for a in read if len(a.shape) == 4 and a.shape[0] == count)
         return sum(a.nbytes for a in read) - experts + experts * chosen_share(self.config, tokens)
 
     @property
     def product_elements(self) -> int:
         """Return the number of weights with which each token is multiplied, without the head."""
         c = self.config
-        attention = c.hidden_size * ((2 if c.recurrence is None else 3) * c.num_heads + 2 * c.num_kv_heads) * c.head_dim
-        delta = 0 if (r := c.recurrence) is None else c.hidden_size * (r.channels + 2 * r.values + 2 * r.num_heads)
-        feed = 3 * c.intermediate_size if c.mixture is None else 3 * c.mixture.size * c.mixture.num_chosen + c.mixture.num_experts
-        mixing = len(c.stateful) * delta + (c.num_layers - len(c.stateful)) * attention
+        attention = c.hidden_size * ((3 if gates_attention(c) else 2) * c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+        if (m := c.latent) is not None:
+            of_heads = c.num_heads * (m.plain_size + m.value_size)
+            attention = c.hidden_size * (of_heads + c.num_heads * m.rotated_size + m.kept_size) + of_heads * m.rank
+        gates = 2 if gates_attention(c) else 1
+        recurrent = 0 if (r := c.recurrence) is None else c.hidden_size * (r.channels + 2 * r.values + gates * r.num_heads)
+        feed = 3 * c.intermediate_size
+        if (x := c.mixture) is not None:
+            feed = 3 * (x.size * x.num_chosen + x.shared_size) + x.num_experts
+        mixing = len(c.stateful) * recurrent + (c.num_layers - len(c.stateful)) * attention
         return mixing + c.num_layers * c.hidden_size * feed
 
     @property

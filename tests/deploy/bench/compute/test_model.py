@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from compiler.frontend.config import Recurrence
+from compiler.frontend.config import Latent, Recurrence
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.mixture import Mixture
 from deploy.bench import peer, synthetic
@@ -191,6 +191,31 @@ def test_a_hybrid_reads_and_writes_its_states(monkeypatch: pytest.MonkeyPatch) -
         assert np.isfinite(made.session.download(made.run(made.step(*case)))).all()
     monkeypatch.setattr(model, "TURNS", 1)
     assert (model.lengthening(made) or 0) > 0
+    made.session.close()
+
+
+def test_a_hybrid_with_mamba_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(synthetic.SHAPES, "few", (64, 2, 4, 2, 16, 32, VOCAB))
+    monkeypatch.setitem(synthetic.HYBRIDS, "few", replace(synthetic.HYBRIDS["0.6b-mamba"], num_heads=4, key_size=8, size=16))
+    monkeypatch.setattr(synthetic, "ATTENTION_EVERY", 2)
+    monkeypatch.setattr(model, "LONG", 256)
+    made = model.Model(synthetic_config("few"), "bf16", 1)
+    assert made.product_elements == 64 * 192 + 64 * ((64 + 80 + 4) + 64) + 2 * 3 * 64 * 32
+    assert np.isfinite(made.session.download(made.run(made.step(4, 4, 200)))).all()
+    made.session.close()
+
+
+def test_latents_are_counted_with_their_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every token is multiplied by the matrices of all heads, and by those of the experts that it chooses."""
+    monkeypatch.setitem(synthetic.SHAPES, "few", (64, 2, 4, 1, 40, 32, VOCAB))
+    monkeypatch.setitem(synthetic.LATENTS, "few", Latent(32, None, 16, 8, 24))
+    monkeypatch.setitem(synthetic.MIXTURES, "few", Mixture(num_experts=8, num_chosen=2, size=32, shared_size=64))
+    made = model.Model(synthetic_config("few"), "bf16", 1)
+    attention = 64 * (4 * 24 + 40 + 4 * 24) + 4 * 40 * 32
+    assert made.product_elements == 2 * (attention + 3 * 64 * (2 * 32 + 64) + 64 * 8)
+    whole = made.product_bytes(1 << 20)
+    assert whole - made.product_bytes(1) == 2 * 3 * 64 * 32 * 6 * 2
+    assert np.isfinite(made.session.download(made.run(made.step(4, 4, 200)))).all()
     made.session.close()
 
 
