@@ -80,6 +80,18 @@ class SoftwareGpu:
 
         return machine.assembled
 
+    @property
+    def num_objects(self) -> dict[str, int]:
+        """Return how many modules, graphs, executable graphs, events and blocks of memory this process has on its cards."""
+        from tests.gpu.driver.card import machine
+        from tests.gpu.driver.graphs import Executable, Graph
+        from tests.gpu.driver.streams import Event
+        from tests.gpu.ptx.launch import LoadedModule
+
+        kinds = (LoadedModule, Graph, Executable, Event)
+        counted = {kind.__name__: sum(isinstance(thing, kind) for thing in machine.objects.values()) for kind in kinds}
+        return {**counted, "blocks": len(machine.owners), "pinned": len(machine.pinned)}
+
     def reset(self) -> None:
         """Forget the faults of this process, so that its contexts work again."""
         if self.library is None:

@@ -102,8 +102,9 @@ class Card:
         self.num_units: int = device.multiprocessor_count
         self._context = device.retain_primary_context()
         self._entered = threading.local()
-        self.last_launch: Callable[[], str] = str  # describes the last launch in messages about faults
-        self._dropped: deque[Callable[[], None]] = deque()  # functions that free memory to which nothing refers any more
+        # returns an object whose text describes the last launch, for messages about faults
+        self.last_launch: Callable[[], object | None] = lambda: None
+        self._dropped: deque[Callable[[], None]] = deque()  # functions that free what nothing refers to any more
         self._capturing = False
         self._owned: weakref.WeakSet[Owned] = weakref.WeakSet()
         # Also runs when the process exits: the driver may be gone by the time that objects are destroyed.
@@ -149,7 +150,7 @@ class Card:
             except self._cuda.MemoryError as error:
                 raise OutOfMemory(f"{part} on GPU {self.number}", required=num_bytes, free=self.free_bytes) from error
             self._cuda.memset_d8(int(block), 0, num_bytes)
-        weakref.finalize(owner, self._free, block.free)
+        self.free_with(owner, block.free)
         return int(block)
 
     def pinned(self, owner: object, num_words: int) -> NDArray[np.int64]:
@@ -158,7 +159,7 @@ class Card:
         with self, self._faults("pinned memory"):
             words = self._cuda.pagelocked_zeros(max(1, num_words), np.int64, mem_flags=flags)
         base: Any = words.base
-        weakref.finalize(owner, self._free, base.free)
+        self.free_with(owner, base.free)
         return words
 
     def address_of(self, pinned: NDArray[np.int64]) -> int:
@@ -166,6 +167,10 @@ class Card:
         with self:
             base: Any = pinned.base
             return int(base.get_device_pointer())
+
+    def free_with(self, owner: object, free: Callable[[], None]) -> None:
+        """Call `free`, which frees something on the card, when nothing refers to `owner` any more, or when the process exits."""
+        weakref.finalize(owner, self._free, free)
 
     def _free(self, free: Callable[[], None]) -> None:
         self._dropped.append(free)
@@ -175,12 +180,12 @@ class Card:
         with suppress(IndexError):  # another thread may have emptied the list
             while self._dropped and not self._capturing:
                 free = self._dropped.popleft()
-                with suppress(self._cuda.Error), self:  # after a fault, the context and its memory are destroyed already
+                with suppress(self._cuda.Error, DeviceFault), self:  # after a fault, the context and all that it had are destroyed already
                     free()
 
     @contextmanager
     def capturing(self) -> Generator[None]:
-        """Free no memory inside the `with`, even if its owner is garbage collected: the driver ends a capture whose thread frees memory."""
+        """Free nothing inside the `with`, even if its owner is garbage collected: the driver ends a capture whose thread frees memory."""
         self._capturing = True
         try:
             yield
@@ -239,7 +244,9 @@ class Card:
             self._fault(what, error)
 
     def _fault(self, what: str, error: Exception) -> NoReturn:
-        raise DeviceFault(f"GPU {self.number} ({self.name}), {self.last_launch()}{what}: {error}") from error
+        last = self.last_launch()
+        where = what if last is None else f"{last}: {what}"
+        raise DeviceFault(f"GPU {self.number} ({self.name}), {where}: {error}") from error
 
 
 def _release(context: Any, owned: weakref.WeakSet[Owned]) -> None:

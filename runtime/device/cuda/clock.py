@@ -19,16 +19,21 @@ class Clock:
     @property
     def busy_s(self) -> float:
         """Total seconds of the runs that have ended."""
-        while self._running and (passed_s := self._card.elapsed_s(*self._running[0])) is not None:
-            self._done_s += passed_s
-            self._idle.append(self._running.popleft())
+        self._collect()
         return self._done_s
 
     @contextmanager
     def running(self) -> Generator[None]:
         """Count the card's time for the work that is launched inside the `with`."""
+        if not self._idle:
+            self._collect()
         begin, end = self._idle.pop() if self._idle else (self._card.event(self), self._card.event(self))
         begin.thing.record(self._card.stream)
         yield
         end.thing.record(self._card.stream)
         self._running.append((begin, end))
+
+    def _collect(self) -> None:
+        while self._running and (passed_s := self._card.elapsed_s(*self._running[0])) is not None:
+            self._done_s += passed_s
+            self._idle.append(self._running.popleft())

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class CudaCode:
         self._host = CpuCode(host.object_code, host.target)
         with card:
             self._module = load_module(card, ptx, beside)
+        card.free_with(self, partial(_unload, card, self._module))
         self._functions: dict[str, int] = {}
 
     def derive(self, symbol: str) -> Derive:
@@ -68,6 +70,11 @@ class CudaCode:
         return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)(self._host.address(symbol))
 
 
+def _unload(card: Card, module: int) -> None:
+    card.wait()  # a kernel of the module may still run
+    driver.unload_module(module)
+
+
 def open_device(*, num_threads: int | None, pinned: bool, stack_bytes: int, number: int, assembled: Path | None) -> CudaDevice:
     return CudaDevice(number, assembled)
 
@@ -80,7 +87,7 @@ class CudaDevice:
         self._card = Card(number)
         self._assembled = assembled
         self._last = LastLaunch(self._card)
-        self._card.last_launch = lambda: f"{self._last}: "
+        self._card.last_launch = weakref.ref(self._last)  # weak: the card lives until all that it frees is freed
         self._inputs = Inputs(self._card)
         self._clock = Clock(self._card)
         self._regions: list[weakref.ref[CudaRegion]] = []

@@ -11,8 +11,9 @@ a graph whenever its integers have orders of magnitude that did not occur before
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,7 +59,7 @@ class CudaRegion:
     def __init__(
         self, card: Card, last: LastLaunch, clock: Clock, code: Loaded, launches: Sequence[Launch], bases: Bases, function: str
     ) -> None:
-        self._card, self._last, self._clock, self._function = card, last, clock, function
+        self._card, self._last, self._clock, self._code, self._function = card, last, clock, code, function
         self._arena, self._registers = bases.arena, bases.registers
         zero, marker, counters = range(bases.count, bases.count + 3)  # bases that the region adds itself
         self._bases = np.zeros(bases.count + 3, np.int64)
@@ -76,18 +77,19 @@ class CudaRegion:
         num_counters = max(x.num_counters for x in launches)
         self._block = Block(card, len(words) * WORD + num_counters * COUNTER, "records")
         self._bases[[marker, counters]] = last.address, self._block.address + len(words) * WORD
-        self._launches = self._launched(code, launches)
+        self._launches = self._launched(launches)
         self._captured: dict[tuple[int, ...], Graph] = {}  # graphs by the number of blocks of each launch
+        card.free_with(self, partial(_close_all, self._captured))
         # `_prepared` has the orders of magnitude for which graphs were captured, with the number of blocks of each launch.
         self._prepared: list[tuple[Magnitudes, tuple[int, ...]]] = []
         self._graphs: dict[bytes, Graph] = {}  # graphs by the bytes of a `Magnitudes` array
         self._copied = card.event(self)  # event after which the card has read the words
 
-    def _launched(self, code: Loaded, launches: Sequence[Launch]) -> list[_Launched]:
+    def _launched(self, launches: Sequence[Launch]) -> list[_Launched]:
         found: list[_Launched] = []
         at, host = 0, self._words.ctypes.data
         for number, launch in enumerate(launches):
-            function, grid = code.function(launch.body, launch.shared_bytes), code.grid(launch.grid)
+            function, grid = self._code.function(launch.body, launch.shared_bytes), self._code.grid(launch.grid)
             dims = at + 1 + len(launch.buffers)
             record = self._block.address + at * WORD
             self._last.know(record, f"kernel {launch.kernel}, launch {number} of {len(launches)} of {self._function}")
@@ -185,3 +187,8 @@ class CudaRegion:
             self._launch(launched, blocks)
             self._card.wait()
             time_to(launched.kernel, time.perf_counter() - start)
+
+
+def _close_all(graphs: Mapping[tuple[int, ...], Graph]) -> None:
+    for graph in graphs.values():
+        graph.close()

@@ -3,6 +3,7 @@ name their kernel."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Generator
 from typing import Any
 
@@ -111,6 +112,31 @@ def test_memory_that_is_dropped_during_a_capture_is_freed_after_it(session: Sess
     session.call("main", X)
     assert not dropped and session.num_graphs == 1
     assert session.device.limits.free_bytes > free_before - num_bytes // 2
+
+
+def test_what_a_session_has_on_the_card_is_freed_with_it(software_gpu: SoftwareGpu, executable: Executable) -> None:
+    """When a session is dropped, its modules, graphs, events and memory are freed on the card."""
+    gc.collect()
+    before = software_gpu.num_objects
+    session = Session(executable)
+    bind_values(session, executable, "main", {"w": W, "v": V})
+    session.call("main", X)
+    session.call("main", X[:2].copy())
+    during = software_gpu.num_objects
+    assert during["LoadedModule"] == before["LoadedModule"] + 1 and during["Executable"] == before["Executable"] + 2
+    session.close()
+    del session
+    gc.collect()
+    assert software_gpu.num_objects == before
+
+
+def test_the_events_of_a_clock_are_used_again(session: Session, software_gpu: SoftwareGpu) -> None:
+    """A server that never asks for the time of its GPU must not make an event per step."""
+    session.call("main", X)
+    before = software_gpu.num_objects["Event"]
+    for _ in range(10):
+        session.call("main", X)
+    assert software_gpu.num_objects["Event"] <= before + 2
 
 
 def test_the_time_of_the_card_is_counted(session: Session) -> None:
