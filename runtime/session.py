@@ -112,11 +112,6 @@ class Session:
         with self._lock:
             self._machine.function(function).prepare(dims)
 
-    @property
-    def num_graphs(self) -> int:
-        """The number of graphs that the device captured."""
-        return self.device.num_graphs
-
     def reserve(self, num_bytes: int) -> None:
         """Grow the arena to this size now, so that no later call needs to."""
         with self._lock:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from runtime.device.base import CardUsage
 from server.messages import Embed, Embedding, ErrorCode, Progress, Ready, Stats, Submit, TokenEvent
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class WorkerHandle(Protocol):
     """One loaded model, which runs in a process of its own."""
 
     stats: Stats | None
+    card: CardUsage | None  # the last report on the model's GPU; None while there is no worker, or if the model runs on a CPU
     restarts: int
     resubmitted: int
     outage: Outage | None

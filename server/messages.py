@@ -1,7 +1,7 @@
 """The messages between the front process and a model's worker. Each kind of message is a struct.
 
     front  -> worker   Load  Submit  Embed  Abort  Drain  Shutdown
-    worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats
+    worker -> front    Progress  Ready  LoadFailed  Damaged  Tokens  Embedding  Failed  Stats  Card
 
 A message is MessagePack, prefixed by its length as four little-endian bytes, over a Unix socket. Times are seconds. Deadlines are
 `time.monotonic()` values, which are the same in all processes of a machine and do not move when the clock is set. Only the front handles
@@ -13,6 +13,8 @@ from __future__ import annotations
 from enum import StrEnum
 
 import msgspec
+
+from runtime.device.base import CardUsage
 
 MAX_GAP_MS = 1000  # default of `max_gap_ms`
 
@@ -233,7 +235,7 @@ class Ready(Message, frozen=True, tag=True):
     class_scores: ClassScores = ClassScores.SOFTMAX
     pair_prompt: PairPrompt | None = None  # None: the tokenizer joins pairs
     graphs_bytes: int = 0  # bytes of captured graphs, as the compiler planned them
-    num_graphs: int = 0  # number of graphs that the device captured; 0 if it replays launches without capturing them
+    card: CardUsage | None = None  # the model's GPU, or None if it runs on a CPU
     compile_s: float = 0.0
     load_s: float = 0.0
 
@@ -318,5 +320,11 @@ class Stats(Message, frozen=True, tag=True):
     steps_by_size: tuple[int, ...] = (0,) * (len(STEP_SIZES) + 1)  # steps per bucket; the last bucket is above all bounds
 
 
+class Card(Message, frozen=True, tag=True):
+    """The usage of the worker's GPU. Sent between two steps, every CARD_S seconds."""
+
+    usage: CardUsage
+
+
 FromFront = Load | Submit | Embed | Abort | Drain | Shutdown
-FromWorker = Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats
+FromWorker = Progress | Ready | LoadFailed | Damaged | Tokens | Embedding | Failed | Stats | Card

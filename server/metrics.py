@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from runtime.device.base import CardUsage
 from server.errors import DEADLINE_EXCEEDED, GENERATION_FAILED, INTERNAL, QUEUE_FULL, SHUTTING_DOWN
 from server.messages import STEP_SIZES, Stats
 from server.models.processes import Usage
@@ -52,7 +53,7 @@ class ModelReading:
     bytes_by_part: dict[str, int] = field(default_factory=dict)
     cache: dict[str, str] = field(default_factory=dict)  # configuration of the KV cache, under vLLM's names
     usage: Usage = UNUSED
-    num_graphs: int = 0  # number of graphs that the model's device captured
+    card: CardUsage | None = None  # None: the model runs on a CPU, or its worker is down
 
 
 class Metrics:
@@ -157,7 +158,6 @@ class _Gauges(Collector):
                 "Used share of the KV pages, 0 to 1.",
                 lambda m: m.stats.num_pages_used / max(1, m.stats.num_pages),
             ),
-            ("relaxserve:device_graphs", "Graphs that the device captured at load.", lambda m: m.num_graphs),
         )
         counters: tuple[tuple[str, str, Callable[[ModelReading], float]], ...] = (
             ("vllm:num_preemptions", "Sequences preempted.", lambda m: m.stats.num_preemptions),
@@ -167,6 +167,7 @@ class _Gauges(Collector):
             ("relaxserve:requests_resubmitted", "Requests resubmitted after a crash.", lambda m: m.resubmitted),
             ("relaxserve:worker_cpu_seconds", "CPU time of the worker and its processes.", lambda m: m.usage.cpu_s),
         )
+        yield from _of_cards(readings)
         for name, text, value in gauges:
             gauge = GaugeMetricFamily(name, text, labels=MODEL)
             for reading in readings:
@@ -199,3 +200,24 @@ class _Gauges(Collector):
             if reading.cache:
                 caches.add_metric((*labels, *(reading.cache[name] for name in CACHE)), 1)
         yield from (state, parts, resident, waiting, steps, caches)
+
+
+def _of_cards(readings: Iterable[ModelReading]) -> Iterable[Metric]:
+    """Yield the memory of each GPU that a model uses, and what each model has done on its GPU since its worker started."""
+    cards = {(m.name, ENGINE): m.card for m in readings if m.card is not None}
+    memory = GaugeMetricFamily(
+        "relaxserve:device_memory_bytes", "Memory of a GPU, as its driver reports it.", labels=("device", "name", "kind")
+    )
+    for card in {card.device: card for card in cards.values()}.values():  # workers on one GPU report the same memory
+        memory.add_metric((card.device, card.name, "total"), card.total_bytes)
+        memory.add_metric((card.device, card.name, "free"), card.free_bytes)
+    graphs = GaugeMetricFamily("relaxserve:device_graphs", "Graphs that the GPU holds.", labels=MODEL)
+    launches = CounterMetricFamily("relaxserve:device_graph_launches", "Launches of graphs.", labels=MODEL)
+    uploaded = CounterMetricFamily("relaxserve:device_uploaded_bytes", "Bytes copied from the host to the GPU.", labels=MODEL)
+    busy = CounterMetricFamily("relaxserve:device_busy_seconds", "Time that the GPU spent in graphs.", labels=MODEL)
+    for labels, card in cards.items():
+        graphs.add_metric(labels, card.num_graphs)
+        launches.add_metric(labels, card.num_graph_launches)
+        uploaded.add_metric(labels, card.uploaded_bytes)
+        busy.add_metric(labels, card.busy_s)
+    yield from (memory, graphs, launches, uploaded, busy)

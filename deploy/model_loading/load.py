@@ -85,7 +85,7 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         classes=classes.names if classes else (),
         class_scores=ClassScores(classes.scores) if classes else ClassScores.SOFTMAX,
         pair_prompt=None if prompt is None else PairPrompt(**asdict(prompt)),
-        num_graphs=session.num_graphs,
+        card=session.device.card_usage,
         compile_s=compiled.compile_s,
         load_s=time.perf_counter() - started,
     )
@@ -97,6 +97,7 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         model.tokenizer.to_json(),
         pace=pace,
         damage=partial(_damage, packed),
+        card_usage=lambda: session.device.card_usage,
     )
 
 

@@ -12,6 +12,7 @@ from enum import StrEnum
 from itertools import accumulate
 
 from runtime.cache_groups import PAGE_SIZE
+from runtime.device.base import CardUsage
 from server.interfaces import LoadError, Outage, ProgressCallback, RequestError
 from server.messages import (
     CachePages,
@@ -154,6 +155,7 @@ class NullWorker:
         self.script = script
         self.state: StrEnum = NullState.STARTING
         self.stats: Stats | None = None
+        self.card: CardUsage | None = None
         self.restarts = 0
         self.resubmitted = 0
         self.outage: Outage | None = None

@@ -53,6 +53,20 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class CardUsage:
+    """The memory of a GPU, as its driver reports it for all processes together, and what this process has done on the GPU so far."""
+
+    device: str  # such as "cuda:0"
+    name: str
+    total_bytes: int
+    free_bytes: int
+    num_graphs: int = 0  # graphs that exist
+    num_graph_launches: int = 0
+    uploaded_bytes: int = 0  # weights, inputs and records of launches
+    busy_s: float = 0.0  # time in graphs
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """One phase of a kernel with its operands. A buffer is a pair: the number of its base, and the heap slot of its offset."""
 
@@ -119,8 +133,8 @@ class Device(Protocol):
         ...
 
     @property
-    def num_graphs(self) -> int:
-        """The number of graphs that the device captured for its regions; 0 if the device captures none."""
+    def card_usage(self) -> CardUsage | None:
+        """The usage of a GPU; None if the device is no GPU."""
         ...
 
     # --- memory ---

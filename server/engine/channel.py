@@ -15,7 +15,7 @@ from contextlib import suppress
 
 import msgspec
 
-from server.messages import FromFront, FromWorker, Stats
+from server.messages import Card, FromFront, FromWorker, Stats
 
 LENGTH_BYTES = 4
 MAX_MESSAGE_BYTES = 256 << 20
@@ -60,7 +60,7 @@ class WorkerChannel:
 
     def send(self, message: FromWorker) -> None:
         """Queue a message without blocking. Only statistics are dropped when the queue is full: newer ones follow."""
-        if self.has_room or not isinstance(message, Stats):
+        if self.has_room or not isinstance(message, Stats | Card):
             self._outbox.put(message)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from runtime.device.base import CardUsage
 from server.constraints.compiler import ConstraintCompiler
 from server.engine.channel import WorkerChannel
 from server.engine.embed import Embedder
@@ -21,6 +22,7 @@ from server.engine.step_model import EmbedModel, StepModel
 from server.interfaces import LoadError
 from server.messages import (
     Abort,
+    Card,
     Damaged,
     Drain,
     Embed,
@@ -41,6 +43,7 @@ log = logging.getLogger(__name__)
 ProgressFn = Callable[[str, float], None]
 WARM_AFTER_S = 1.0  # idle seconds before the warm-up, because right after a restart, resubmitted requests come first
 RECEIVE_S = 0.005  # longest time for handling messages between two steps, so that a burst of new requests does not delay running ones
+CARD_S = 2.0  # seconds between two reports about the GPU
 STALL_S = 0.002  # seconds between polls while no sequence can run: all wait for a constraint, or the front does not read
 
 
@@ -56,6 +59,7 @@ class LoadedModel:
     overlap: bool = True
     # paces prefill by the measured costs of steps and the longest allowed gap; None: costs are measured while serving
     pace: Pace | None = None
+    card_usage: Callable[[], CardUsage | None] | None = None  # returns the present usage of the model's GPU
     damage: Callable[[], str] | None = None  # blocks while it verifies the files that the model uses; returns a message about damage, or ""
 
 
@@ -104,6 +108,8 @@ class Worker:
         self._clock = clock
         self._constraints = _constraints_of(model)
         self._engine = engine_of(model, channel.send, self._constraints)
+        self._card_usage = None if model.ready.card is None else model.card_usage
+        self._next_report_s = clock() + CARD_S
         self._draining = False
         self._stopping = False
         self._is_cold = True
@@ -111,6 +117,7 @@ class Worker:
     def run(self) -> None:
         while not self._stopping:
             self._receive()
+            self._report_card()
             if not self._engine.has_work:
                 if self._draining:
                     break
@@ -124,13 +131,20 @@ class Worker:
         """Handle messages for at most RECEIVE_S. Wait for the first message if the engine has no work."""
         try:
             if not self._engine.has_work and not self._draining:
-                self._handle(self._channel.inbox.get(timeout=WARM_AFTER_S if self._is_cold else None))
+                timeout_s = WARM_AFTER_S if self._is_cold else None if self._card_usage is None else CARD_S
+                self._handle(self._channel.inbox.get(timeout=timeout_s))
             end_s = self._clock() + RECEIVE_S
             while self._clock() < end_s:
                 self._handle(self._channel.inbox.get_nowait())
         except queue.Empty:
             if not self._engine.has_work and self._is_cold:
                 self._warm()
+
+    def _report_card(self) -> None:
+        if self._card_usage is not None and self._clock() >= self._next_report_s:
+            self._next_report_s = self._clock() + CARD_S
+            if (usage := self._card_usage()) is not None:
+                self._channel.send(Card(usage))
 
     def _warm(self) -> None:
         self._is_cold = False

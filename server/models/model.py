@@ -140,7 +140,7 @@ class Model:
             self.bytes_by_part,
             {**{name: str(value) for name, value in cache.items()}, "enable_prefix_caching": "True"},
             UNUSED if worker.pid is None else usage_of(worker.pid),
-            ready.num_graphs,
+            worker.card,
         )
 
 

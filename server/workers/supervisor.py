@@ -19,9 +19,11 @@ from typing import assert_never
 
 import msgspec
 
+from runtime.device.base import CardUsage
 from server.interfaces import LoadError, Outage, ProgressCallback, RequestError
 from server.messages import (
     Abort,
+    Card,
     Damaged,
     Drain,
     Embed,
@@ -85,6 +87,7 @@ class Supervisor:
     ) -> None:
         self.state = WorkerState.STARTING
         self.stats: Stats | None = None
+        self.card: CardUsage | None = None
         self.ready: Ready | None = None
         self.outage: Outage | None = None  # while a worker that was ready is down
         self.restarts = 0
@@ -261,7 +264,7 @@ class Supervisor:
                         self._progress(message)
                     case Ready():
                         worker.is_up()
-                        self._worker = worker
+                        self._worker, self.card = worker, message.card
                         self._ready_s = time.monotonic()
                         self._load = msgspec.structs.replace(self._load, restart=True)
                         return message
@@ -284,7 +287,7 @@ class Supervisor:
             while (message := await self._worker.receive()) is not None:
                 self._silent_ticks = 0
                 self._heed(message)
-            worker, self._worker = self._worker, None
+            worker, self._worker, self.card = self._worker, None, None
             if self.state is WorkerState.SLEEPING:
                 await self._sleep(worker)
                 continue
@@ -404,6 +407,8 @@ class Supervisor:
                     self._worker.kill(is_blameless=True)
             case Stats():
                 self.stats = message
+            case Card():
+                self.card = message.usage
             case Progress() | Ready() | LoadFailed():
                 log.error("%s: worker %s sent %r while serving", self._load.name, self.pid, message)
             case _:

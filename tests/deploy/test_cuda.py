@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,9 +73,30 @@ def test_a_chat_completion_is_that_of_the_cpu(url: str, demo_server: DemoServer)
 def test_the_administration_says_what_runs_a_model(url: str) -> None:
     (model,) = httpx.get(f"{url}/admin/models", timeout=60).json()["data"]
     assert model["device"] == "cuda" and model["bytes"]["weights"] > 0 and model["graphs"] > 0
-    assert (
-        f'relaxserve:device_graphs{{engine="0",model_name="demo"}} {float(model["graphs"])}' in httpx.get(f"{url}/metrics", timeout=60).text
-    )
+
+
+def test_the_metrics_tell_the_memory_and_the_work_of_the_card(url: str) -> None:
+    """The first report comes with the load. Later reports come every few seconds, also while nothing runs."""
+
+    def metrics() -> dict[str, float]:
+        lines = httpx.get(f"{url}/metrics", timeout=60).text.splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line.startswith("relaxserve:device_"))}
+
+    def of_model(name: str) -> str:
+        return f'relaxserve:device_{name}{{engine="0",model_name="demo"}}'
+
+    (model,) = httpx.get(f"{url}/admin/models", timeout=60).json()["data"]
+    before = metrics()
+    memory = {kind: name for name in before for kind in ("total", "free") if f'{{device="cuda:0",kind="{kind}",name="software GPU' in name}
+    total, free = memory["total"], memory["free"]
+    assert before[total] == 1 << 30 and 0 < before[free] < before[total] - model["bytes"]["weights"], before
+    assert before[of_model("graphs")] == model["graphs"]
+    assert before[of_model("uploaded_bytes_total")] > model["bytes"]["weights"]
+    launched, busy = of_model("graph_launches_total"), of_model("busy_seconds_total")
+    answer(url)
+    while (after := metrics())[launched] == before[launched]:
+        time.sleep(0.1)
+    assert after[busy] > before[busy]
 
 
 def test_a_load_that_does_not_fit_the_card_is_refused(_library: Path, demo_server: DemoServer) -> None:

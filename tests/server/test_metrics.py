@@ -6,7 +6,9 @@ import os
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from runtime.device.base import CardUsage
 from server.messages import Stats
+from server.metrics import Metrics, ModelReading
 
 # The series that vLLM's dashboards read, with the label values in their queries. In vLLM's repository the dashboards are below
 # examples/observability (November 2026): prometheus_grafana/grafana.json and dashboards/grafana/vllm_overview.json.
@@ -161,6 +163,25 @@ def test_gauges_are_the_worker_s(serve):
     parts = {labels["part"]: value for labels, value in found["relaxserve:model_bytes"]}
     assert parts == {"weights": 1 << 20, "arena": 1 << 16, "kv_cache": 1 << 20}
     assert found["relaxserve:model_state"][0] == ({"model_name": "null", "engine": "0", "state": "ready"}, 1)
+
+
+def test_the_memory_and_the_work_of_a_gpu_are_told(serve):
+    """A model on a CPU has no series of a GPU. The gauges of a GPU are those of the last report."""
+    server = serve()
+    assert not any(name.startswith("relaxserve:device_") for name in samples(server))
+    server.worker.card = CardUsage("cuda:1", "a GPU", 80, 30, num_graphs=5, num_graph_launches=6, uploaded_bytes=7, busy_s=0.5)
+    found = samples(server)
+    assert value_of(found, "relaxserve:device_memory_bytes", device="cuda:1", kind="total") == 80
+    assert value_of(found, "relaxserve:device_memory_bytes", device="cuda:1", kind="free") == 30
+    work = ("graphs", "graph_launches_total", "uploaded_bytes_total", "busy_seconds_total")
+    assert [value_of(found, f"relaxserve:device_{name}", model_name="null") for name in work] == [5, 6, 7, 0.5]
+
+
+def test_two_models_on_one_gpu_tell_its_memory_once():
+    metrics, usage = Metrics(), CardUsage("cuda:0", "a GPU", 80, 30)
+    metrics.watch(lambda: [ModelReading(name, "ready", card=usage) for name in ("a", "b")])
+    assert metrics.exposition().count(b"relaxserve:device_memory_bytes{") == 2
+    assert metrics.exposition().count(b"relaxserve:device_graphs{") == 2
 
 
 def test_loads_are_counted(serve):

@@ -112,8 +112,8 @@ class CpuDevice:
         return self._team.busy_s
 
     @property
-    def num_graphs(self) -> int:
-        return 0
+    def card_usage(self) -> None:
+        return None
 
     # --- memory ------------------------------------------------------------------------------------------------------
 

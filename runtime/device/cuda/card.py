@@ -100,6 +100,8 @@ class Card:
         self.capability: Capability = device.compute_capability()
         self.driver_version: int = self._cuda.get_driver_version()
         self.num_units: int = device.multiprocessor_count
+        self.total_bytes: int = device.total_memory()
+        self.uploaded_bytes = 0  # bytes copied from the host so far
         self._context = device.retain_primary_context()
         self._entered = threading.local()
         # returns an object whose text describes the last launch, for messages about faults
@@ -199,6 +201,7 @@ class Card:
         with self, self._faults("upload"):
             self._cuda.memcpy_htod_async(address, data, self.stream)
             self.stream.synchronize()
+        self.uploaded_bytes += data.nbytes
 
     def download(self, data: NDArray[np.uint8], address: int) -> None:
         with self, self._faults("download"):
@@ -213,6 +216,7 @@ class Card:
         """Copy pinned words to the card asynchronously. Do not write to them before the next `wait` returns."""
         with self, self._faults("copy"):
             self._cuda.memcpy_htod_async(address, words, self.stream)
+        self.uploaded_bytes += words.nbytes
 
     # --- waiting and events --------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ class Clock:
         self._running: deque[tuple[Owned, Owned]] = deque()  # pairs of events around each run whose time is not counted yet
         self._idle: list[tuple[Owned, Owned]] = []
         self._done_s = 0.0
+        self.num_runs = 0
 
     @property
     def busy_s(self) -> float:
@@ -31,6 +32,7 @@ class Clock:
         begin.thing.record(self._card.stream)
         yield
         end.thing.record(self._card.stream)
+        self.num_runs += 1
         self._running.append((begin, end))
 
     def _collect(self) -> None:

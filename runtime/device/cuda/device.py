@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.base import Bases, Derive, HeapHandle, Launch, Limits, Words
+from runtime.device.base import Bases, CardUsage, Derive, HeapHandle, Launch, Limits, Words
 from runtime.device.cpu.device import CpuCode
 from runtime.device.cuda import driver
 from runtime.device.cuda.assembled import load_module
@@ -101,8 +101,11 @@ class CudaDevice:
         return self._clock.busy_s
 
     @property
-    def num_graphs(self) -> int:
-        return sum(region.num_graphs for found in self._regions if (region := found()) is not None)
+    def card_usage(self) -> CardUsage:
+        card, clock = self._card, self._clock
+        num_graphs = sum(region.num_graphs for found in self._regions if (region := found()) is not None)
+        memory = card.total_bytes, card.free_bytes
+        return CardUsage(f"cuda:{card.number}", card.name, *memory, num_graphs, clock.num_runs, card.uploaded_bytes, clock.busy_s)
 
     # --- memory ------------------------------------------------------------------------------------------------------
 

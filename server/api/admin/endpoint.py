@@ -300,8 +300,8 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
             described["context_note"] = ready.context_note
         if ready.device_note:
             described["device_note"] = ready.device_note
-        if ready.num_graphs:
-            described["graphs"] = ready.num_graphs
+        if ready.card is not None:
+            described["graphs"] = ready.card.num_graphs
         described["compile_s"] = ready.compile_s
         described["load_s"] = ready.load_s
         described["restarts"] = worker.restarts

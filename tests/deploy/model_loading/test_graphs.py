@@ -53,9 +53,9 @@ def test_captured_launches_are_planned_before_and_take_no_more_memory_than_that(
     executable = compile_module(parse(text), Options(get("sm_80")))
     session = Session(executable)
     session.call("main", np.ones((1, 128), np.float32))
-    limits, before = session.device.limits, session.num_graphs
+    limits, before = session.device.limits, session.device.card_usage.num_graphs
     prepare(session, executable)
     assert captured_launches(executable) == 2 * 5
-    assert session.num_graphs == 5 and before == 1
+    assert session.device.card_usage.num_graphs == 5 and before == 1
     taken = limits.free_bytes - session.device.limits.free_bytes
     assert 0 < taken <= limits.launch_bytes * captured_launches(executable)

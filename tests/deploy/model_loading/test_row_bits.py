@@ -53,7 +53,7 @@ def test_a_load_says_that_it_runs_other_code(software_gpu: SoftwareGpu, monkeypa
     monkeypatch.setattr(machine, "uneven", 32)
     loaded = load_model(Load("m", str(folder), "bf16", max_context=16, max_batch=1, device="cuda"), lambda _stage, _fraction: None)
     assert "so the model runs code for sm_89" in loaded.ready.device_note
-    assert loaded.ready.num_graphs > 0
+    assert loaded.ready.card.num_graphs > 0
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if name != "sm_90a"])

@@ -159,8 +159,8 @@ class OpaqueDevice:
         return self._cpu.busy_s
 
     @property
-    def num_graphs(self) -> int:
-        return self._cpu.num_graphs
+    def card_usage(self) -> None:
+        return None
 
     # --- memory ------------------------------------------------------------------------------------------------------
 

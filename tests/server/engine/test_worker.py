@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import queue
 import socket
@@ -9,9 +10,11 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from deploy.test_doubles.model import NullModel
+from runtime.device.base import CardUsage
 from server.engine.channel import (
     LENGTH_BYTES,
     OUTBOX_MESSAGES,
@@ -25,6 +28,7 @@ from server.engine.step_model import GroupLimits, Logits, StepBatch, StepLimits
 from server.engine.worker import RECEIVE_S, LoadedModel, Worker
 from server.messages import (
     Abort,
+    Card,
     Drain,
     Embed,
     Failed,
@@ -192,3 +196,35 @@ def test_nonsense_on_the_socket_loses_the_front(pair, lost, capfd) -> None:
 def test_a_message_has_a_largest_size() -> None:
     with pytest.raises(ChannelError, match="expected at most"):
         payload_bytes(b"\xff\xff\xff\xff")
+
+
+def test_a_worker_on_a_gpu_reports_on_it_whether_it_works_or_not() -> None:
+    """A worker reports every few seconds, also while it waits for requests. On a CPU it never does."""
+    near, far = socket.socketpair()
+    channel = WorkerChannel(far, on_lost=lambda: None)
+    seconds, numbers = itertools.count(), itertools.count(1)
+    usage = CardUsage("cuda:0", "a GPU", 80, 30)
+    model = LoadedModel(
+        msgspec.structs.replace(READY, card=usage),
+        step_model=NullModel(StepLimits(vocab_size=64, max_context=1000, max_tokens=64, max_seqs=8, groups=(GroupLimits(80),))),
+        card_usage=lambda: dataclasses.replace(usage, num_graph_launches=next(numbers)),
+    )
+    worker = Worker(model, channel, clock=lambda: float(next(seconds)))
+    thread = threading.Thread(target=lambda: (worker.run(), channel.close()))
+    thread.start()
+    front = Front(near)
+
+    def next_report() -> Card:
+        while not isinstance(message := front.hear(), Card):
+            assert message is not None
+        return message
+
+    front.send(Abort("nothing"))  # wakes the worker, whose clock advances at each look
+    front.send(Submit("r", (1,), SamplingParams(max_tokens=50, temperature=0.0)))
+    assert [next_report().usage.num_graph_launches for _ in range(2)] == [1, 2]
+    front.send(Shutdown())
+    while front.hear() is not None:
+        pass
+    thread.join(60)
+    front.close()
+    assert not thread.is_alive()

@@ -90,10 +90,10 @@ def test_a_region_that_is_prepared_captures_nothing_when_it_runs(session: Sessio
     bind_values(prepared, executable, "main", {"w": W, "v": V})
     for n in (7, 31):
         prepared.prepare("main", {"n": n})
-    assert prepared.num_graphs == 2
+    assert prepared.device.card_usage.num_graphs == 2
     for n in (3, 40, 3, 40):
         np.testing.assert_array_equal(prepared.call("main", X[:n].copy())[0], session.call("main", X[:n].copy())[0])
-    assert prepared.num_graphs == 2
+    assert prepared.device.card_usage.num_graphs == 2
 
 
 def test_memory_that_is_dropped_during_a_capture_is_freed_after_it(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_memory_that_is_dropped_during_a_capture_is_freed_after_it(session: Sess
 
     monkeypatch.setattr(driver, "launch", launch)
     session.call("main", X)
-    assert not dropped and session.num_graphs == 1
+    assert not dropped and session.device.card_usage.num_graphs == 1
     assert session.device.limits.free_bytes > free_before - num_bytes // 2
 
 
@@ -144,6 +144,18 @@ def test_the_time_of_the_card_is_counted(session: Session) -> None:
     for _ in range(3):
         session.call("main", X)
     assert session.busy_s == pytest.approx(0.003)
+
+
+def test_the_usage_of_the_card_counts_graphs_launches_and_bytes(session: Session) -> None:
+    before = session.device.card_usage
+    for n in (40, 40, 2):
+        session.call("main", X[:n].copy())
+    after = session.device.card_usage
+    assert before is not None and after is not None
+    assert (after.device, after.total_bytes) == ("cuda:0", 1 << 30) and 0 < after.free_bytes < after.total_bytes
+    assert (before.num_graphs, after.num_graphs) == (0, 2) and after.num_graph_launches == before.num_graph_launches + 3
+    inputs = X[:40].nbytes * 2 + X[:2].nbytes
+    assert inputs < after.uploaded_bytes - before.uploaded_bytes < inputs + 4096, "the inputs and the records of three runs"
 
 
 def test_arguments_of_a_call_are_one_copy(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
