@@ -1,4 +1,4 @@
-"""The peers of `relaxserve bench model`: other engines that run the same weights and shapes with the same number of threads.
+"""The peers of `relaxserve bench model` on the CPU: other engines that run the same weights and shapes with the same number of threads.
 
 Each peer is a module of deploy/bench/peers with a function `open_model(Subject) -> Peer`, imported on demand. The wheel does not contain
 these modules.
@@ -68,12 +68,18 @@ PEERS = {
 
 def check(name: str, held: str) -> None:
     """Raise SettingsError, before anything is measured, if the peer is not installed or does not support this format of weights."""
+    if name not in PEERS:
+        raise SettingsError(f"peer {name!r} runs on GPUs; the peers on the CPU are {', '.join(PEERS)}")
     peer = PEERS[name]
     if held not in peer.formats:
         raise SettingsError(f"peer {name!r} supports the weight formats {', '.join(peer.formats)}, not {held}")
+    check_checkout(name)
+    installed(peer.module, name, peer.install)
+
+
+def check_checkout(name: str) -> None:
     if find_spec(FOLDER) is None:
         raise SettingsError(f"peer {name!r} can only be measured in a checkout, not in an installed package; clone the repository")
-    installed(peer.module, name, peer.install)
 
 
 def installed(module: str, peer: str, package: str) -> ModuleType:

@@ -6,7 +6,8 @@ The parts run in this order:
     2. its copy bandwidth
     3. matrix products: whether a row has the same bits in a batch as alone, and the rate as a share of the peak
     4. steps of a model, with the time of each kernel and the time for copying the same number of bytes
-    5. the tests marked `gpu`, and some of them under compute-sanitizer if it is installed
+    5. the same steps by peers that are installed: PyTorch, eager and compiled, and vLLM
+    6. the tests marked `gpu`, and some of them under compute-sanitizer if it is installed
 
 If a part fails, its error is written to the file, and the next part runs. The file is written after each part, so that an interrupted run
 keeps its results.
@@ -22,11 +23,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compiler.bind import bind_values
 from compiler.driver import Options, compile_module
@@ -35,13 +37,16 @@ from compiler.frontend.decoder import ENTRY
 from compiler.ir.dtypes import DType
 from compiler.ir.text.parser import parse
 from compiler.machine.target import Target, of_gpu
-from deploy.bench.compute.model import Case, Model
+from deploy.bench.card_peer import CARD_PEERS
+from deploy.bench.compute.model import CardSubject, Case, Model, Work, measure_on_card
+from deploy.bench.limits import Limits
 from deploy.bench.planned import Sizes, planned_bytes
 from deploy.bench.synthetic import llama_config, synthetic_config
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.cuda.card import capability_of
 from runtime.device.registry import number_of
 from runtime.session import Session
+from server.settings import SettingsError
 
 ROOT = Path(__file__).resolve().parents[3]
 COUNTS = (1, 8, 9, 40, 64, 65, 130)  # numbers of rows, chosen so that tiles of every height are used
@@ -57,7 +62,7 @@ class Extent:
     config: ModelConfig
     copied_bytes: int
     product: tuple[int, int, int]  # rows, columns, k
-    cases: tuple[Case, ...]
+    cases: tuple[Case, ...]  # a prefill first: its logits depend on no earlier keys, so those of peers are comparable
     rounds: int
     tests: bool
 
@@ -66,11 +71,13 @@ WHOLE = Extent(
     synthetic_config("8b-shape"),
     4 << 30,
     (8192, 8192, 8192),
-    (Case(1, 1, 1024), Case(8, 8, 1024), Case(32, 32, 1024), Case(2048, 1, 2048)),
+    (Case(2048, 1, 2048), Case(1, 1, 1024), Case(8, 8, 1024), Case(32, 32, 1024)),
     20,
     tests=True,
 )
-QUICK = Extent(llama_config(64, 1, 2, 1, 32, 128, 256), 1 << 20, (80, 128, 64), (Case(1, 1, 40), Case(4, 4, 24)), 1, tests=False)
+QUICK = Extent(
+    llama_config(64, 1, 2, 1, 32, 128, 256), 1 << 20, (80, 128, 64), (Case(16, 1, 16), Case(1, 1, 40), Case(4, 4, 24)), 1, tests=False
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +86,9 @@ class Visit:
     target: Target
     extent: Extent
     found: dict[str, Any]  # results so far, by name of the part
+    python: str = sys.executable  # interpreter that has the peers
+    logits: list[NDArray[Any]] = field(default_factory=list[NDArray[Any]])  # of the first case
+    works: dict[Case, Work] = field(default_factory=dict[Case, Work])
 
     def session(self, text: str) -> tuple[Session, Any]:
         executable = compile_module(parse(text), Options(self.target))
@@ -130,6 +140,9 @@ class Visit:
         for case in self.extent.cases:
             run, planned = model.prepared(*case), sum(self._planned(model, case).values())
             seconds = self._device_s(model.session, run)
+            self.works[case] = model.work(case)
+            if not self.logits:
+                self.logits.append(np.array(model.session.download(run())))
             with model.session.profile() as profile:
                 run()
             share = planned / bytes_per_s / seconds if bytes_per_s else None
@@ -143,6 +156,15 @@ class Visit:
         pages = -(-case.context // PAGE_SIZE)
         variables = {"t": case.tokens, "s": rows, "r": rows, "p": pages, "pages": model.pages}
         return planned_bytes(model.module, ENTRY, self.target, Sizes(variables, rows, case.context))
+
+    def peers(self) -> dict[str, Any]:
+        """Return each peer's results, or why it was left out."""
+        limits = Limits(self.found["copies"]["bytes_per_s"], self.found["products"]["flops"])
+        subject = CardSubject(self.extent.config, self.works, self.logits[0], limits, self.device, self.python)
+        return {
+            kind: {"left_out": str(compared)} if isinstance(compared, SettingsError) else asdict(compared)
+            for kind, compared in measure_on_card(list(CARD_PEERS), subject)
+        }
 
     def tests(self) -> dict[str, Any]:
         """Return the last line of pytest's output: for the tests marked `gpu`, and for some tests under each tool of compute-sanitizer."""
@@ -198,11 +220,11 @@ def _last_line(command: list[str]) -> str:
     return f"{lines[-1]} (status {done.returncode})"
 
 
-def visit(device: str, extent: Extent, file: Path) -> dict[str, Any]:
+def visit(device: str, extent: Extent, file: Path, python: str = sys.executable) -> dict[str, Any]:
     """Run all parts. Return the results, which are also written to the file."""
     found: dict[str, Any] = {}
-    here = Visit(device, of_gpu("host", capability_of(number_of(device))), extent, found)
-    for part in (here.card, here.copies, here.products, here.steps, here.tests):
+    here = Visit(device, of_gpu("host", capability_of(number_of(device))), extent, found, python)
+    for part in (here.card, here.copies, here.products, here.steps, here.peers, here.tests):
         started = time.perf_counter()
         try:
             found[part.__name__] = part()
@@ -218,8 +240,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="a tiny model and no tests, for a software model of a GPU")
     parser.add_argument("--device", default="cuda", help="cuda, or cuda:N")
     parser.add_argument("--out", type=Path, default=Path("cuda-day.json"), help="file to write")
+    parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has PyTorch and vLLM; default: this one")
     options = parser.parse_args(argv)
-    visit(options.device, QUICK if options.quick else WHOLE, options.out)
+    visit(options.device, QUICK if options.quick else WHOLE, options.out, options.peer_python)
     print(options.out.read_text(), end="")
 
 

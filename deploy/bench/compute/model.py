@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
@@ -34,8 +35,11 @@ from compiler.frontend.quantized.held import HeldWeights, forms_of
 from compiler.frontend.weights import WeightSource
 from compiler.ir.dtypes import DType
 from compiler.machine.target import NAMED, Target, get, host, of_gpu
+from deploy.bench import card_peer
+from deploy.bench.card_peer import CARD_PEERS
+from deploy.bench.checkpoint import write_checkpoint
 from deploy.bench.gguf_file import Q4_K_M, write_gguf
-from deploy.bench.limits import CardGauge, Gauge
+from deploy.bench.limits import CardGauge, Gauge, Limits
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check, version_of
 from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, gates_attention, shapes_of, synthetic_config
 from deploy.model_loading.costs import tables_of
@@ -283,10 +287,63 @@ def measure_peer(name: str, subject: Subject, works: Mapping[Case, Work], gauge:
     case; raise SettingsError if the peer's logits differ too much."""
     first = next(iter(works))
     with at_work(name, subject) as steps:
-        differs = float(np.linalg.norm(steps(*first)() - logits) / np.linalg.norm(logits))
-        if not differs < MOST_DIFFERENCE:
-            raise SettingsError(f"the logits of {name} differ from ours by {differs:.0%}: it does not run the same model")
+        differs = _checked(name, float(np.linalg.norm(steps(*first)() - logits) / np.linalg.norm(logits)))
         return Compared(differs, measure(steps, works, gauge), version_of(name))
+
+
+@dataclass(frozen=True, slots=True)
+class CardSubject:
+    """The model and the steps that all peers on a GPU run, and our results."""
+
+    config: ModelConfig
+    works: Mapping[Case, Work]
+    logits: NDArray[Any]  # ours for the first case
+    limits: Limits
+    device: str
+    python: str  # the interpreter that has the peers
+
+
+def measure_on_card(names: Sequence[str], subject: CardSubject) -> Generator[tuple[str, Compared | SettingsError]]:
+    """Measure peers on a GPU, each in all ways in which it is measured. Yield the result of each way, or the reason why there is none.
+    Shares are relative to limits that were measured before. See `measure_peer`."""
+    versions: dict[str, str] = {}
+    for name in names:
+        try:
+            versions[name] = card_peer.check(name, card_peer.FORMAT, subject.config, subject.python)
+        except SettingsError as error:
+            yield name, error
+    if not versions:
+        return
+    with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder:
+        write_checkpoint(subject.config, Path(folder))
+        for name, version in versions.items():
+            for kind in CARD_PEERS[name].kinds:
+                try:
+                    yield kind, _measure_kind(kind, version, Path(folder), subject)
+                except SettingsError as error:
+                    yield kind, error
+
+
+def _measure_kind(kind: str, version: str, folder: Path, subject: CardSubject) -> Compared:
+    cases, limits = list(subject.works), subject.limits
+    with card_peer.at_work(kind, folder, cases, subject.device, subject.python) as peer:
+        differs = _checked(kind, peer.difference(cases[0], subject.logits))
+        seconds = {case: peer.seconds(case) for case in cases}
+    shares = {case: limits.seconds(work.num_bytes, work.operations) / seconds[case] for case, work in subject.works.items()}
+    rows = [Row(str(case), case.tokens / seconds[case], *work, shares[case]) for case, work in subject.works.items()]
+    return Compared(differs, rows, version)
+
+
+def _found(compared: Compared | SettingsError) -> Compared:
+    if isinstance(compared, SettingsError):
+        raise compared
+    return compared
+
+
+def _checked(name: str, difference: float) -> float:
+    if not difference < MOST_DIFFERENCE:
+        raise SettingsError(f"the logits of {name} differ from ours by {difference:.0%}: it does not run the same model")
+    return difference
 
 
 def model_options(description: str | None) -> argparse.ArgumentParser:
@@ -344,13 +401,16 @@ def multiplied(options: argparse.Namespace) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     parser = model_options(__doc__)
-    parser.add_argument("--peer", action="append", default=[], choices=PEERS, help="another engine beside it, where installed; repeatable")
+    names = list(dict.fromkeys((*PEERS, *CARD_PEERS)))
+    parser.add_argument("--peer", action="append", default=[], choices=names, help="another engine beside it, where installed; repeatable")
     parser.add_argument("--device", default=CPU, help="cpu, cuda, or one of several GPUs as cuda:1")
+    parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has the peers on a GPU; default: this one")
     options = parser.parse_args(argv)
-    if options.device != CPU and options.peer:
-        parser.error("peers run on the CPU; leave out --peer or --device")
     for name in options.peer:
-        check(name, options.quantize)
+        if options.device == CPU:
+            check(name, options.quantize)
+        else:
+            card_peer.check(name, options.quantize, config_of(options), options.peer_python)
     gauge = gauge_of(options, options.device)
     model = model_of(options, options.device)
     works = model.works
@@ -359,7 +419,11 @@ def main(argv: list[str] | None = None) -> None:
     subject = Subject(model.config, RandomWeights(shapes_of(model.config)), options.quantize, model.session.num_threads)
     model.session.close()
     del model  # free our model's memory before peers load their weights
-    peers = {name: measure_peer(name, subject, works, gauge, logits) for name in options.peer}
+    if options.device == CPU:
+        peers = {name: measure_peer(name, subject, works, gauge, logits) for name in options.peer}
+    else:
+        on_card = CardSubject(subject.config, works, logits, limits, options.device, options.peer_python)
+        peers = {kind: _found(compared) for kind, compared in measure_on_card(options.peer, on_card)}
     if options.json:
         compared = {name: asdict(peer) for name, peer in peers.items()}
         found = {"limits": asdict(limits), "rows": [asdict(r) for r in rows], "peers": compared}

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -226,22 +227,25 @@ def router_bytes(made: model.Model) -> int:
 
 @needs_pycuda
 def test_a_model_on_a_gpu_is_compared_with_the_limits_of_the_gpu(
-    software_gpu: SoftwareGpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    software_gpu: SoftwareGpu, stand_ins: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --device cuda, every step has a share of the GPU's own limits: its copies and its products. On a GPU in software the figures
-    mean nothing."""
+    """With --device cuda, every step has a share of the GPU's own limits: its copies and its products. Peers run the same steps. On a
+    GPU in software, and with a stand-in for the peer, the figures mean nothing."""
     monkeypatch.setattr(model, "config_of", lambda _: synthetic.llama_config(64, 1, 2, 1, 32, 128, VOCAB))
     monkeypatch.setattr(model, "CardGauge", partial(model.CardGauge, copied_bytes=1 << 16, side=64))
     for name, value in {"PREFILLS": (16,), "BATCHES": (1, 2), "CONTEXTS": (32,)}.items():
         monkeypatch.setattr(model, name, value)
-    model.main(["--device", "cuda", "--json"])
+    model.main(["--device", "cuda", "--json", "--peer", "torch"])
     found = json.loads(capsys.readouterr().out)
     assert [row["name"] for row in found["rows"]] == ["prefill 16", "decode 1 x 32", "decode 2 x 32"]
     assert all(row["share"] > 0 for row in found["rows"]) and found["limits"]["bytes_per_s"] > 0
+    names = [[row["name"] for row in compared["rows"]] for compared in found["peers"].values()]
+    assert list(found["peers"]) == ["torch eager", "torch compiled"] and names == 2 * [[row["name"] for row in found["rows"]]]
     assert software_gpu.launches > 0 and not software_gpu.faults
 
 
-def test_peers_run_on_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        model.main(["--device", "cuda", "--peer", next(iter(peer.PEERS))])
-    assert "peers run on the CPU" in capsys.readouterr().err
+def test_a_peer_runs_on_the_cpu_or_on_a_gpu() -> None:
+    with pytest.raises(SettingsError, match="'vllm' runs on GPUs; the peers on the CPU are torch, "):
+        model.main(["--synthetic", "small", "--peer", "vllm"])
+    with pytest.raises(SettingsError, match="'openvino' does not run on GPUs; the peers on GPUs are torch, vllm"):
+        model.main(["--synthetic", "small", "--peer", "openvino", "--device", "cuda"])
