@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -54,35 +55,53 @@ def rows_for(size: int) -> int:
     return 0
 
 
-@tile_op
-class PageScores(Intrinsic):
-    """page_scores(c, queries, keys, pages) dims(page_stride, first, end): c[i, n * 16 + j] = sum over r of queries[i, r] * key j of page n,
-    for the pages first .. end - 1 of a split. `pages` has the number of each page of the split, and `keys` is the memory of page 0."""
+@dataclass(frozen=True, slots=True)
+class PageTile(Intrinsic):
+    """NAME(c, given, held, pages): the product of a block's rows with what the pages of a split hold. `pages` has the number of each page
+    of the split, and `held` is the memory of page 0."""
 
-    name: ClassVar[str] = "page_scores"
     threads: ClassVar[int] = SPLIT
     enough_blocks: ClassVar[int] = ENOUGH_BLOCKS
+    given: ClassVar[str]  # name of the operand with the block's rows
+    given_dtype: ClassVar[DType]
+    held: ClassVar[str]  # name of the operand with the pages
+    bounds: ClassVar[tuple[str, str]]  # names of the dimensions that say which part of the split is multiplied
     rows: int
     size: int
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        c, queries = Operand("c", DType.F32, written=True), Operand("queries", DType.BF16)
-        return c, queries, Operand("keys", DType.BF16), Operand("pages", DType.I32)
+        c, given = Operand("c", DType.F32, written=True), Operand(self.given, self.given_dtype)
+        return c, given, Operand(self.held, DType.BF16), Operand("pages", DType.I32)
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return ("page_stride", *self.bounds)
 
     @property
     def pitch(self) -> int:
         return scratch_pitch(self.size)
 
-    @property
-    def dims(self) -> tuple[str, ...]:
-        return ("page_stride", "first", "end")
-
     def problems(self) -> Iterator[str]:
-        yield from _problems(self.rows, self.size)
+        if self.rows % EIGHT or self.rows < EIGHT:
+            yield f"rows are {self.rows}, expected a multiple of {EIGHT}"
+        if self.size % PAGE or self.size < PAGE:
+            yield f"size is {self.size}, expected a multiple of {PAGE}"
 
     def runs_on(self, target: Target) -> bool:
         return target.system == GPU
+
+
+@tile_op
+class PageScores(PageTile):
+    """page_scores(c, queries, keys, pages) dims(page_stride, first, end): c[i, n * 16 + j] = sum over r of queries[i, r] * key j of page n,
+    for the pages first .. end - 1 of a split."""
+
+    name: ClassVar[str] = "page_scores"
+    given: ClassVar[str] = "queries"
+    given_dtype: ClassVar[DType] = DType.BF16
+    held: ClassVar[str] = "keys"
+    bounds: ClassVar[tuple[str, str]] = ("first", "end")
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
         (c, queries, keys, pages), (stride, first, end) = arrays, dims
@@ -119,35 +138,16 @@ class PageScores(Intrinsic):
 
 
 @tile_op
-class PageValues(Intrinsic):
+class PageValues(PageTile):
     """page_values(c, weights, values, pages) dims(page_stride, low, high): c[i, j] = sum over n of weights[i, n] * values[n, j], for the
     keys low .. high - 1 of a split. Values of other keys are not multiplied, so they may contain anything. Weights are f32 that bf16
     represents exactly, with the row distance of scores. c may overlap the weights."""
 
     name: ClassVar[str] = "page_values"
-    threads: ClassVar[int] = SPLIT
-    enough_blocks: ClassVar[int] = ENOUGH_BLOCKS
-    rows: int
-    size: int
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        c, weights = Operand("c", DType.F32, written=True), Operand("weights", DType.F32)
-        return c, weights, Operand("values", DType.BF16), Operand("pages", DType.I32)
-
-    @property
-    def pitch(self) -> int:
-        return scratch_pitch(self.size)
-
-    @property
-    def dims(self) -> tuple[str, ...]:
-        return ("page_stride", "low", "high")
-
-    def problems(self) -> Iterator[str]:
-        yield from _problems(self.rows, self.size)
-
-    def runs_on(self, target: Target) -> bool:
-        return target.system == GPU
+    given: ClassVar[str] = "weights"
+    given_dtype: ClassVar[DType] = DType.F32
+    held: ClassVar[str] = "values"
+    bounds: ClassVar[tuple[str, str]] = ("low", "high")
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
         (c, weights, values, pages), (stride, low, high) = arrays, dims
@@ -241,13 +241,6 @@ class _Values(BlockCode):
             for e in range(2):
                 at = ((j * EIGHT + e) * self.op.pitch + number * WARPS * self.op.width) * 4
                 self.store_vector([x for sums_of in found for x in (sums_of[e], sums_of[e + 2])], self.own_means, str(at))
-
-
-def _problems(rows: int, size: int) -> Iterator[str]:
-    if rows % EIGHT or rows < EIGHT:
-        yield f"rows are {rows}, expected a multiple of {EIGHT}"
-    if size % PAGE or size < PAGE:
-        yield f"size is {size}, expected a multiple of {PAGE}"
 
 
 def _page_bytes(b: BlockCode, pages: str, n: str, stride: str) -> str:

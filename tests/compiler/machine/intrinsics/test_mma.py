@@ -1,4 +1,4 @@
-"""The tensor-core tile: its sizes, its limits and its definition in NumPy. tests/runtime/device/cuda/test_products.py runs its code."""
+"""The tensor-core tile: its sizes and how halves of its columns lie. tests/runtime/device/cuda/test_products.py runs its code."""
 
 from __future__ import annotations
 
@@ -15,32 +15,6 @@ from compiler.machine.intrinsics.mma import Mma
 def test_what_is_copied_ahead_fits_the_shared_memory(op: Mma) -> None:
     assert list(op.problems()) == []
     assert op.stages >= 3 and op.stages * op.stage_bytes <= op.shared_bytes <= SHARED_BYTES
-
-
-@pytest.mark.parametrize(
-    ("op", "problem"),
-    [
-        (Mma(12, 64), "rows are 12, expected a multiple of 8 up to 64"),
-        (Mma(8, 80), "columns are 80, expected a multiple of 64"),
-        (Mma(8, 64, bits=2), "bits are 2, expected 16, 8, 4"),
-        (Mma(64, 128, 3), "3 sums of 64 rows and 128 columns exceed a block's 49152 bytes of shared memory"),
-    ],
-    ids=str,
-)
-def test_a_tile_that_cannot_be_is_refused(op: Mma, problem: str) -> None:
-    assert list(op.problems()) == [problem]
-
-
-def test_the_meaning_repeats_the_last_row_and_the_last_panel() -> None:
-    rng, op = np.random.default_rng(0), Mma(8, 64)
-    a = rng.integers(-8, 9, (3, 64)).astype(ml_dtypes.bfloat16)
-    w = rng.integers(-8, 9, (20, 64)).astype(ml_dtypes.bfloat16)
-    c = np.zeros(op.shared_bytes // 4, np.float32)
-    op.meaning([c, a.reshape(-1), FRAGMENTS.packed(w).reshape(-1)], [64, 64, 3, 2])
-    found = c[: op.rows * op.pitch].reshape(op.rows, op.pitch)
-    np.testing.assert_array_equal(found[:3, :20], a.astype(np.float32) @ w.astype(np.float32).T)
-    np.testing.assert_array_equal(found[3:, :20], np.repeat(found[2:3, :20], 5, 0))
-    np.testing.assert_array_equal(found[:, 32:48], found[:, 16:32])
 
 
 def test_halves_of_the_columns_may_lie_apart() -> None:
