@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections import deque
@@ -187,12 +188,16 @@ class Card:
 
     @contextmanager
     def capturing(self) -> Generator[None]:
-        """Free nothing inside the `with`, even if its owner is garbage collected: the driver ends a capture whose thread frees memory."""
-        self._capturing = True
+        """Free nothing inside the `with`: the driver ends a capture whose thread frees memory. Collect no garbage either, which may own
+        memory of other sessions."""
+        self._capturing, was_collecting = True, gc.isenabled()
+        gc.disable()
         try:
             yield
         finally:
             self._capturing = False
+            if was_collecting:
+                gc.enable()
             self._free_dropped()
 
     # --- transfers: each begins after all earlier launches -------------------------------------------------------------

@@ -97,8 +97,8 @@ def test_a_region_that_is_prepared_captures_nothing_when_it_runs(session: Sessio
 
 
 def test_memory_that_is_dropped_during_a_capture_is_freed_after_it(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Garbage collection may drop memory at any time, also during a capture. The driver aborts a capture if its thread frees memory, so the
-    device frees dropped memory only after the capture."""
+    """The driver aborts a capture if its thread frees memory. So the device frees dropped memory only after the capture, and collects no
+    garbage meanwhile, because this may be a session with memory of its own."""
     num_bytes = 64 << 20
     free_before = session.device.limits.free_bytes
     dropped = [session.device.allocate(num_bytes)]
@@ -106,10 +106,12 @@ def test_memory_that_is_dropped_during_a_capture_is_freed_after_it(session: Sess
 
     def launch(*args: Any) -> None:
         dropped.clear()
+        assert not gc.isenabled()
         original(*args)
 
     monkeypatch.setattr(driver, "launch", launch)
     session.call("main", X)
+    assert gc.isenabled()
     assert not dropped and session.device.card_usage.num_graphs == 1
     assert session.device.limits.free_bytes > free_before - num_bytes // 2
 
