@@ -25,11 +25,25 @@ TEMPLATE = "{{ messages[0]['content'] }}"  # a prompt is the words of its messag
 @dataclass
 class GpuServer:
     url: str
+    pid: int
     wild: Path  # creating this file makes the next kernel get an invalid pointer
     said: list[str]  # lines on the server's standard error since it was ready
 
     def model(self, name: str) -> dict[str, Any]:
         return next(m for m in httpx.get(f"{self.url}/admin/models", timeout=60).json()["data"] if m["id"] == name)
+
+    @property
+    def workers(self) -> list[int]:
+        """The process ids of the workers."""
+        children = [pid for file in Path(f"/proc/{self.pid}/task").glob("*/children") for pid in file.read_text().split()]
+        return [int(pid) for pid in children if b"deploy.worker" in Path("/proc", pid, "cmdline").read_bytes()]
+
+    @property
+    def free_bytes(self) -> int:
+        """The free memory of the GPU, as the metrics report it."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=60).text.splitlines()
+        (line,) = (line for line in lines if line.startswith("relaxserve:device_memory_bytes{") and 'kind="free"' in line)
+        return int(float(line.rpartition(" ")[2]))
 
     def load(self, source: str, **settings: Any) -> httpx.Response:
         body = {"source": source, "device": "cuda", "quantize": "f32", "max_context": 64, "max_batch": 4, "wait": True, **settings}
@@ -78,7 +92,7 @@ def serving(models: Path, first: str, library: Path | None, folder: Path, enviro
             assert process.stderr is not None
             reader = threading.Thread(target=said.extend, args=(process.stderr,))
             reader.start()
-            yield GpuServer(url, folder / "wild", said)
+            yield GpuServer(url, process.pid, folder / "wild", said)
         finally:
             process.terminate()
             process.wait(timeout=120)

@@ -3,11 +3,17 @@ kernels lose no request, and several models share a GPU."""
 
 from __future__ import annotations
 
+import json
+import os
 import re
+import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -86,6 +92,49 @@ def test_a_kernel_with_a_wild_pointer_ends_its_worker_and_no_request(server: Gpu
     assert server.model(FIRST)["restarts"] == before + 1 and server.model(FIRST)["resubmitted"] >= 1
     said = " ".join("".join(server.said).split())
     assert re.search(r"DeviceFault: GPU 0 \(software GPU[^)]*\), .*illegal memory access", said), said
+
+
+def test_unloading_a_model_frees_its_memory_on_the_card(server: GpuServer) -> None:
+    if server.load(SECOND, name="another", kv_cache_bytes=KV_BYTES // 4).status_code != 200:
+        server.unload(SECOND)  # an earlier test has loaded it
+        assert server.load(SECOND, name="another", kv_cache_bytes=KV_BYTES // 4).status_code == 200
+    taken = sum(server.model("another")["bytes"].values())
+    before = server.free_bytes
+    server.unload("another")
+    while server.free_bytes < before + taken // 2:  # the other model's worker reports every few seconds
+        time.sleep(0.1)
+
+
+def test_a_killed_worker_s_answer_goes_on_with_the_same_bits(server: GpuServer) -> None:
+    """The worker is killed after the first tokens of a streamed answer. Another worker continues the answer."""
+    asked = {
+        "model": FIRST,
+        "prompt": list(range(7, 26)),
+        "max_tokens": 12,
+        "temperature": 1.0,
+        "seed": 3,
+        "logprobs": 2,
+        "ignore_eos": True,
+    }
+
+    def tokens(*, is_killed: bool) -> list[Any]:
+        found: list[Any] = []
+        with httpx.stream("POST", f"{server.url}/v1/completions", json={**asked, "stream": True}, timeout=300) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    found += [choice["logprobs"]["token_logprobs"] for choice in json.loads(line[6:])["choices"] if choice["logprobs"]]
+                if is_killed and len(found) == 2:
+                    is_killed = False
+                    os.kill(worker, signal.SIGKILL)
+        return [number for numbers in found for number in numbers]
+
+    for model in httpx.get(f"{server.url}/admin/models", timeout=60).json()["data"]:
+        if model["id"] != FIRST:
+            server.unload(model["id"])
+    (worker,) = server.workers
+    expected, before = tokens(is_killed=False), server.model(FIRST)["restarts"]
+    assert tokens(is_killed=True) == expected and len(expected) == 12
+    assert server.model(FIRST)["restarts"] == before + 1
 
 
 def test_memory_that_is_gone_when_it_is_asked_for_is_an_error_of_the_load(models: Path, software_gpu: SoftwareGpu) -> None:
