@@ -60,6 +60,7 @@ def answer(url: str, **more: Any) -> dict[str, Any]:
     return response.json()["choices"][0]
 
 
+@pytest.mark.gpu
 def test_a_chat_completion_is_that_of_the_cpu(url: str, demo_server: DemoServer) -> None:
     """With temperature 0, GPU and CPU give the same text. Their log-probabilities differ at most by the rounding of bf16."""
     on_gpu, on_cpu = (answer(each, logprobs=True, top_logprobs=2) for each in (url, demo_server.url))

@@ -16,7 +16,7 @@ from tests.deploy.gpu_server import GpuServer, copy_golden, serving, words_of
 from tests.gpu.fixtures import _library as _library
 from tests.gpu.fixtures import needs_pycuda
 
-pytestmark = [needs_pycuda, pytest.mark.slow, pytest.mark.xdist_group("demo server")]
+pytestmark = [needs_pycuda, pytest.mark.gpu, pytest.mark.slow, pytest.mark.xdist_group("demo server")]
 
 FIRST = "llama"
 EMBEDDING = [*ENCODERS, "qwen3-embedding"]

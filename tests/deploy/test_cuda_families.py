@@ -70,6 +70,7 @@ def test_models_share_a_card_and_one_that_does_not_fit_beside_them_is_refused(se
     assert 0 < error["free_bytes"] < error["required_bytes"] and "are free" in error["message"]
 
 
+@pytest.mark.gpu
 def test_answers_are_the_same_alone_beside_others_and_from_the_prefix_cache(server: GpuServer) -> None:
     """A seeded answer has the same text and the same bits of log-probabilities in three cases: when the request runs alone, when others run
     too, and when its prompt is in the prefix cache."""
@@ -105,6 +106,7 @@ def test_unloading_a_model_frees_its_memory_on_the_card(server: GpuServer) -> No
         time.sleep(0.1)
 
 
+@pytest.mark.gpu
 def test_a_killed_worker_s_answer_goes_on_with_the_same_bits(server: GpuServer) -> None:
     """The worker is killed after the first tokens of a streamed answer. Another worker continues the answer."""
     asked = {

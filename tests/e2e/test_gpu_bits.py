@@ -19,7 +19,7 @@ from tests.deploy.gpu_server import copy_golden
 from tests.gpu.fixtures import _library as _library
 from tests.gpu.fixtures import needs_pycuda
 
-pytestmark = [needs_pycuda, pytest.mark.xdist_group("families on a GPU")]
+pytestmark = [needs_pycuda, pytest.mark.gpu, pytest.mark.xdist_group("families on a GPU")]
 
 BATCH = 64
 COUNTS = (33, 17, 9)  # other numbers of sequences that decode together: tiles of 64, 32 and 16 rows

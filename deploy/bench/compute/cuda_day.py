@@ -50,7 +50,7 @@ from server.settings import SettingsError
 
 ROOT = Path(__file__).resolve().parents[3]
 COUNTS = (1, 8, 9, 40, 64, 65, 130)  # numbers of rows, chosen so that tiles of every height are used
-MARKED = "gpu"
+MARKED = "gpu and not slow"  # value of pytest's option -m, which runs tests on the real card
 SANITIZED = "tests/runtime/device/cuda/test_products.py"  # tests of small kernels; each kernel has asynchronous copies in flight
 TOOLS = ("memcheck", "racecheck")
 

@@ -20,7 +20,7 @@ from tests.gpu.fixtures import software_gpu as software_gpu
 
 QUICK = {"llama", "gemma3"}  # llama has grouped heads; gemma3 has windows, norms per head and two ropes
 OLDER = {"gemma3"}  # families on an older GPU, whose products run on mma.sync
-pytestmark = [needs_pycuda, pytest.mark.usefixtures("software_gpu"), pytest.mark.xdist_group("families on a GPU")]
+pytestmark = [needs_pycuda, pytest.mark.gpu, pytest.mark.usefixtures("software_gpu"), pytest.mark.xdist_group("families on a GPU")]
 CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES]
 
 

@@ -52,6 +52,7 @@ def session(software_gpu: SoftwareGpu, executable: Executable) -> Generator[Sess
     yield session
 
 
+@pytest.mark.gpu
 def test_a_gpu_computes_what_the_cpu_does(session: Session) -> None:
     on_cpu = compile_module(parse(PROGRAM))
     other = Session(on_cpu)
@@ -62,12 +63,14 @@ def test_a_gpu_computes_what_the_cpu_does(session: Session) -> None:
     other.close()
 
 
+@pytest.mark.gpu
 def test_rows_have_the_same_bits_alone_and_in_any_batch(session: Session) -> None:
     whole, _ = session.call("main", X)
     for n in (1, 2, 17):
         np.testing.assert_array_equal(session.call("main", X[:n].copy())[0], whole[:n])
 
 
+@pytest.mark.gpu
 def test_a_run_is_one_launch_of_a_graph_which_sizes_of_one_magnitude_share(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[Graph] = []
     original = Graph.launch
@@ -83,6 +86,7 @@ def test_a_run_is_one_launch_of_a_graph_which_sizes_of_one_magnitude_share(sessi
     assert [launched.index(graph) for graph in launched] == [0, 0, 0, 3, 3, 0]
 
 
+@pytest.mark.gpu
 def test_a_region_that_is_prepared_captures_nothing_when_it_runs(session: Session, executable: Executable) -> None:
     """After `prepare`, calls capture no further graphs. A call uses the smallest prepared graph that is large enough, or the largest graph
     if none is large enough."""
@@ -96,6 +100,7 @@ def test_a_region_that_is_prepared_captures_nothing_when_it_runs(session: Sessio
     assert prepared.device.card_usage.num_graphs == 2
 
 
+@pytest.mark.gpu
 def test_memory_that_is_dropped_during_a_capture_is_freed_after_it(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver aborts a capture if its thread frees memory. So the device frees dropped memory only after the capture, and collects no
     garbage meanwhile, because this may be a session with memory of its own."""
@@ -160,6 +165,7 @@ def test_the_usage_of_the_card_counts_graphs_launches_and_bytes(session: Session
     assert inputs < after.uploaded_bytes - before.uploaded_bytes < inputs + 4096, "the inputs and the records of three runs"
 
 
+@pytest.mark.gpu
 def test_arguments_of_a_call_are_one_copy(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """One copy uploads all arguments of a call. A second copy uploads the launch records."""
     copied: list[int] = []
@@ -175,6 +181,7 @@ def test_arguments_of_a_call_are_one_copy(session: Session, monkeypatch: pytest.
     assert len(copied) == 2 and copied[0] == X.nbytes
 
 
+@pytest.mark.gpu
 def test_a_profile_tells_the_time_of_each_kernel(session: Session) -> None:
     with session.profile() as profile:
         session.call("main", X)
