@@ -1,9 +1,8 @@
 """Emit functions of scalars, in any number of lanes.
 
-Registers hold bf16 and f16 as f32. Arithmetic is in f32, and every result is rounded to the value's own type. bf16 is rounded with integer
-instructions, so every machine gives the same bits and no machine flushes denormals. No instruction has a fast-math flag: LLVM may not
-contract or reorder, so every lane of a vector gets the bits of the scalar function.
-"""
+Registers hold bf16, f16 and e4m3 as f32. Arithmetic is in f32, and every result is rounded to the value's own type. bf16 is rounded with
+integer instructions, so every machine gives the same bits and no machine flushes denormals. No instruction has a fast-math flag: LLVM may
+not contract or reorder, so every lane of a vector gets the bits of the scalar function."""
 
 from __future__ import annotations
 
@@ -13,7 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from compiler.codegen import vector_math
+from compiler.codegen import e4m3, vector_math
+from compiler.codegen.vector_math import Lanes
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import CompileError
 from compiler.ir.loops.functions import COMPARISONS, Fn
@@ -31,6 +31,7 @@ _REGISTER: Final = {
     DType.F32: "float",
     DType.F16: "float",
     DType.BF16: "float",
+    DType.E4M3: "float",
     DType.I8: "i8",
     DType.I16: "i16",
     DType.I32: "i32",
@@ -39,7 +40,7 @@ _REGISTER: Final = {
     DType.U32: "i32",
     DType.BOOL: "i1",
 }
-_MEMORY: Final = {**_REGISTER, DType.F16: "half", DType.BF16: "i16", DType.BOOL: "i8"}
+_MEMORY: Final = {**_REGISTER, DType.F16: "half", DType.BF16: "i16", DType.E4M3: "i8", DType.BOOL: "i8"}
 
 
 def register(dtype: DType) -> str:
@@ -73,6 +74,8 @@ class Scalars:
                 raw = op(f"bitcast {v('i32')} {bits} to {v('float')}")
             case DType.F16:
                 raw = op(f"fpext {v('half')} {raw} to {v('float')}")
+            case DType.E4M3:
+                raw = e4m3.decoded(Lanes(self.code, raw, "i8", lanes)).name
             case DType.BOOL:
                 raw = op(f"icmp ne {v('i8')} {raw}, zeroinitializer") if lanes > 1 else op(f"icmp ne i8 {raw}, 0")
             case _:
@@ -89,6 +92,8 @@ class Scalars:
                 return op(f"trunc {v('i32')} {high} to {v('i16')}")
             case DType.F16:
                 return op(f"fptrunc {v('float')} {value.operand} to {v('half')}")
+            case DType.E4M3:
+                return e4m3.encoded(Lanes(self.code, value.operand, "float", value.lanes)).name
             case DType.BOOL:
                 return op(f"zext {v('i1')} {value.operand} to {v('i8')}")
             case _:
@@ -106,6 +111,8 @@ class Scalars:
             case DType.F16:
                 short = op(f"fptrunc {v('float')} {operand} to {v('half')}")
                 operand = op(f"fpext {v('half')} {short} to {v('float')}")
+            case DType.E4M3:
+                operand = e4m3.decoded(e4m3.encoded(Lanes(self.code, operand, "float", lanes))).name
             case DType.BF16:
                 const = partial(_integers, "i32", lanes)
                 bits = op(f"bitcast {v('float')} {operand} to {v('i32')}")

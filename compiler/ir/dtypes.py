@@ -13,6 +13,7 @@ class DType(StrEnum):
     F32 = "f32"
     F16 = "f16"
     BF16 = "bf16"
+    E4M3 = "e4m3"  # 8 bits: finite numbers up to 448, and NaN
     I8 = "i8"
     I16 = "i16"
     I32 = "i32"
@@ -31,7 +32,7 @@ class DType(StrEnum):
 
     @property
     def is_float(self) -> bool:
-        return self in (DType.F32, DType.F16, DType.BF16)
+        return self in (DType.F32, DType.F16, DType.BF16, DType.E4M3)
 
     @property
     def is_int(self) -> bool:
@@ -49,6 +50,8 @@ class DType(StrEnum):
     @property
     def ends(self) -> tuple[float, float]:
         """The smallest and the largest value of the type."""
+        if self is DType.E4M3:
+            return -448.0, 448.0
         if self.is_float:
             return -math.inf, math.inf
         if self is DType.BOOL:
@@ -69,6 +72,7 @@ _NUMPY: dict[DType, np.dtype] = {
     DType.F32: np.dtype(np.float32),
     DType.F16: np.dtype(np.float16),
     DType.BF16: np.dtype(ml_dtypes.bfloat16),
+    DType.E4M3: np.dtype(ml_dtypes.float8_e4m3fn),
     DType.I8: np.dtype(np.int8),
     DType.I16: np.dtype(np.int16),
     DType.I32: np.dtype(np.int32),

@@ -6,12 +6,22 @@ from enum import StrEnum
 
 import numpy as np
 
+from compiler.ir.dtypes import DType
+
 
 class Kind(StrEnum):
     """How numbers are stored."""
 
     INT = "int"
     E2M1 = "e2m1"  # floats of 4 bits
+    E4M3 = "e4m3"  # floats of 8 bits
+
+
+def stored_as(bits: int, kind: Kind) -> DType:
+    """Return the element type that stores these numbers. A `u8` stores two numbers of 4 bits."""
+    if kind is Kind.E4M3:
+        return DType.E4M3
+    return DType.U8 if bits == 4 else DType.I8
 
 
 # The values of 4-bit floats (e2m1), indexed by their bits. They are doubled, which makes them integers.

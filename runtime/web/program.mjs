@@ -3,7 +3,7 @@
 
 import { CONTROL_BYTES, Team } from './team.mjs';
 
-export const BYTES = { f32: 4, f16: 2, bf16: 2, i8: 1, i16: 2, i32: 4, i64: 8, u8: 1, u32: 4, bool: 1 };
+export const BYTES = { f32: 4, f16: 2, bf16: 2, e4m3: 1, i8: 1, i16: 2, i32: 4, i64: 8, u8: 1, u32: 4, bool: 1 };
 const ARENA = 0, WEIGHTS = 1, INPUT = 2;   // the values of FlatBase in runtime/flat_program.py
 const PAGE = 65536, ALIGNMENT = 64, POINTER = 4, WORD = 8, MOST_BYTES = 4 * 2 ** 30;
 const STACK_SPARE = 65536;                 // stack bytes for registers that an engine spills, beyond the local buffers of kernels

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import gcd
 
 import numpy as np
 
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
-from compiler.frontend.quantized.held import Form
+from compiler.frontend.quantized.held import NUMBERS, SCALE, Form
 from compiler.frontend.quantized.method import Array, Floats, Infos, Layout, Method, Parts
 from compiler.frontend.weights import DTYPES
+from compiler.ir.dtypes import DType
+from compiler.ir.numbers import Kind
 
-FLOATS = (DTYPES["F8_E4M3"], DTYPES["F8_E5M2"])
+E4M3 = DTYPES["F8_E4M3"]
+FLOATS = (E4M3, DTYPES["F8_E5M2"])
+NAN = 0x7F  # the magnitude of e4m3 that is NaN
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +48,43 @@ class Scaled:
         weight, scale = parts["weight"].astype(np.float32), parts[self.scale].astype(np.float32)
         if scale.ndim == 1:
             scale = scale[:, None]
-        if self.block is not None and scale.ndim == 2 and scale.shape not in ((1, 1), (len(weight), 1)):
+        if self.block is not None and not self._is_of_rows(scale.shape, len(weight)):
             scale = np.repeat(np.repeat(scale, self.block[0], 0), self.block[1], 1)[: len(weight), : weight.shape[1]]
         return weight * scale
 
     def form(self, infos: Infos, read: Callable[[str], Array]) -> Form | None:
-        """Return None: a program stores the matrix as floats, since 8-bit floats are not integer multiples of a scale."""
-        return None
+        """Return None for e5m2, which becomes floats of 16 bits."""
+        rows, columns = self.shape(infos)
+        if infos["weight"].dtype != E4M3 or rows * columns == 0:
+            return None
+        scale = DType.BF16 if infos[self.scale].dtype == DType.BF16.numpy else DType.F32
+        return Form(8, self._group(infos[self.scale].shape, rows, columns), scale, kind=Kind.E4M3)
 
     def held(self, parts: Parts) -> Parts:
-        raise AssertionError(self)
+        """Repeat scales for all rows of a block. If the last block of a row is shorter than the others, a block becomes several groups."""
+        weight, scale = parts["weight"], parts[self.scale]
+        rows, columns = weight.shape
+        if self._is_of_rows(scale.shape, rows):
+            return {NUMBERS[Kind.E4M3]: self._numbers(weight), SCALE: np.broadcast_to(scale.reshape(-1, 1), (rows, 1))}
+        assert self.block is not None
+        group = self._group(scale.shape, rows, columns)
+        of_rows, of_groups = np.arange(rows) // self.block[0], np.arange(0, columns, group) // self.block[1]
+        return {NUMBERS[Kind.E4M3]: self._numbers(weight), SCALE: scale[of_rows[:, None], of_groups]}
+
+    def _group(self, scales: tuple[int, ...], rows: int, columns: int) -> int:
+        """Return the number of inputs of a row that share a scale."""
+        if self.block is None or self._is_of_rows(scales, rows) or scales[1] == 1:
+            return columns
+        return gcd(columns, self.block[1])
+
+    def _is_of_rows(self, scales: tuple[int, ...], rows: int) -> bool:
+        """Return whether a row has one scale, of its own or that of the matrix."""
+        return len(scales) < 2 or scales in ((1, 1), (rows, 1))
+
+    def _numbers(self, weight: Array) -> Array:
+        if (weight.view(np.uint8) & NAN == NAN).any():
+            raise DamagedFile("its weight holds NaN, expected numbers")
+        return weight
 
 
 def read_fp8(fields: Fields) -> Method:

@@ -1,8 +1,9 @@
-"""Matrices of a quantised checkpoint in the form that programs read: integers with a scale per group, in the layout of `dequantize`.
+"""Matrices of a quantised checkpoint in the form that programs read: numbers with a scale per group, in the layout of `dequantize`.
 
 A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. Floats of 4 bits
-are in `m.weight.e2m1` instead of `m.weight.q`; their scales multiply the double of a float, which is an integer. No value is rounded:
-`dequantize` gives, bit for bit, the values that the library of the quantisation method computes from the checkpoint.
+are in `m.weight.e2m1` instead of `m.weight.q`; their scales multiply the double of a float, which is an integer. Floats of 8 bits are in
+`m.weight.e4m3`. No value is rounded: `dequantize` gives, bit for bit, the values that the library of the quantisation method computes from
+the checkpoint.
 
 Scales and shifts may be integers themselves, in units of a float that several groups share: then `m.weight.scale_unit` and
 `m.weight.shift_unit` hold these floats.
@@ -23,11 +24,11 @@ from numpy.typing import NDArray
 
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 from compiler.ir.dtypes import DType
-from compiler.ir.numbers import Kind
+from compiler.ir.numbers import Kind, stored_as
 
 Array = NDArray[Any]
 Q, SCALE, ORDER = "q", "scale", "order"
-NUMBERS: Mapping[Kind, str] = {Kind.INT: Q, Kind.E2M1: str(Kind.E2M1)}  # the part that holds the numbers
+NUMBERS: Mapping[Kind, str] = {Kind.INT: Q, Kind.E2M1: str(Kind.E2M1), Kind.E4M3: str(Kind.E4M3)}  # the part that holds the numbers
 UNIT = "_unit"  # ending of the part that holds the units of another part
 
 
@@ -76,7 +77,7 @@ class Form:
         q = NUMBERS[self.kind]
         shapes = {q: (*rows, length * self.bits // 8), SCALE: groups, str(self.offset): groups, ORDER: (*rows[:-1], length)}
         scale = DType.I8 if self.per_unit else self.scale
-        kinds = {q: DType.U8 if self.bits == 4 else DType.I8, SCALE: scale, str(self.offset): self.offset_dtype, ORDER: DType.I32}
+        kinds = {q: stored_as(self.bits, self.kind), SCALE: scale, str(self.offset): self.offset_dtype, ORDER: DType.I32}
         shapes |= dict.fromkeys(self.units, units)
         kinds |= dict.fromkeys(self.units, self.scale)
         return {part: _info(shapes[part], kinds[part].numpy) for part in self.parts}

@@ -9,7 +9,7 @@
     Type       ::= DType "[" Shape "]" | "shape" "[" Shape "]" | "scalar" "[" DType ["," Dim] "]"
                  | "tuple" "[" Type,* "]" | "object"
                  | ["impure"] "fn" ["[" (Name "in" Range),+ "]"] "(" (Type,* | "...") ")" "->" Type
-    DType      ::= "f32" | "f16" | "bf16" | "i8" | "i16" | "i32" | "i64" | "u8" | "u32" | "bool" | "any"
+    DType      ::= "f32" | "f16" | "bf16" | "e4m3" | "i8" | "i16" | "i32" | "i64" | "u8" | "u32" | "bool" | "any"
     Shape      ::= Dim,* | "ndim" "=" Int | "..."
     Dim        ::= Int | Name | "-" Dim | Dim ("+" | "-" | "*" | "//" | "%") Dim | ("min" | "max") "(" Dim,+ ")" | "(" Dim ")"
 

@@ -5,7 +5,8 @@
     zero    shaped like scale, in units of q; without it the numbers are symmetric around 0 (4 bits: around 8)
     shift   takes the place of zero if the attribute `shifted` is true: x = q * scale - shift
 
-If the attribute `kind` is e2m1, a 4-bit number is the bits of a float instead, and scale multiplies the double of that float.
+If the attribute `kind` is e2m1, a 4-bit number is the bits of a float instead, and scale multiplies the double of that float. If it is
+e4m3, q holds floats of 8 bits.
 
 Dequantising is an ordinary loop nest; fusion moves it into the product that reads its result.
 """
@@ -24,7 +25,7 @@ from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Kernel, cast, const, equal, fold, index, largest, maximum, minimum, round_half_even, select
-from compiler.ir.numbers import DOUBLED_E2M1, Kind
+from compiler.ir.numbers import DOUBLED_E2M1, Kind, stored_as
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.machine.formats import doubled_e2m1
@@ -63,15 +64,17 @@ def num_groups(attrs: Attrs, length: Dim) -> Dim:
 
 def _dequantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     q, dtype, bits = tensor_operand(args, 0, "q"), dtype_attr(attrs), bits_attr(attrs, MOST)
-    holds = I8 if bits == 8 else U8
-    if q.dtype not in (None, holds):
-        raise AnnotationError(f"q holds {q.dtype}, expected {holds} for {bits} bits")
     if not dtype.is_float:
         raise AnnotationError(f"attribute dtype is {dtype}, expected a float")
-    if attrs["kind"] not in (Kind.INT, Kind.E2M1):
+    if attrs["kind"] not in tuple(Kind):
         raise AnnotationError(f"attribute kind is {attrs['kind']!r}, expected one of {', '.join(Kind)}")
     if attrs["kind"] == Kind.E2M1 and (bits != 4 or len(args) != 2):
         raise AnnotationError(f"attribute kind is {Kind.E2M1}, expected 4 bits and no offset")
+    if attrs["kind"] == Kind.E4M3 and (bits != 8 or len(args) != 2):
+        raise AnnotationError(f"attribute kind is {Kind.E4M3}, expected 8 bits and no offset")
+    holds = stored_as(bits, Kind(attrs["kind"]))
+    if q.dtype not in (None, holds):
+        raise AnnotationError(f"q holds {q.dtype}, expected {holds} for {bits} bits")
     if q.ndim == 0:
         raise AnnotationError("q has rank 0, expected at least 1")
     if q.shape is None:
@@ -98,7 +101,7 @@ def _dequantize_nest(operands: Operands) -> Nest:
     with kernel.nest(out.shape) as (*row, k):
         group = k // group_of(attrs, length) if attrs["group"] else 0
         stored = q[*row, k] if bits == 8 else half_byte(q.buffer, row, k)
-        number = cast(stored if attrs["kind"] == Kind.INT else doubled_e2m1(stored), F32)
+        number = cast(doubled_e2m1(stored) if attrs["kind"] == Kind.E2M1 else stored, F32)
         if zero is not None and not attrs["shifted"]:
             number = number - cast(zero[*row, group], F32)
         elif bits == 4 and zero is None and attrs["kind"] == Kind.INT:
@@ -124,7 +127,7 @@ def _spread(x: Any, length: int) -> Any:
 def _dequantize_numpy(q: Any, scale: Any, zero: Any = None, *, bits: int, group: int, dtype: str, shifted: bool, kind: str) -> Any:
     if bits == 4:
         q = np.stack([q & 15, q >> 4], -1).reshape(*q.shape[:-1], -1)
-    wide = (q if kind == Kind.INT else DOUBLED_E2M1[q]).astype(np.float32)
+    wide = (DOUBLED_E2M1[q] if kind == Kind.E2M1 else q).astype(np.float32)
     length = wide.shape[-1]
     if zero is not None and not shifted:
         wide = wide - _spread(zero, length)

@@ -21,7 +21,7 @@ from compiler.ir.loops.statements import For, LoopKind, Store
 from compiler.ops.elementwise import numpy_cast
 
 Array = NDArray[Any]
-FLOATS = [DType.F32, DType.F16, DType.BF16]
+FLOATS = [DType.F32, DType.F16, DType.BF16, DType.E4M3]
 INTS = [DType.I8, DType.I16, DType.I32, DType.I64, DType.U8, DType.U32]
 INEXACT = {Fn.EXP, Fn.LOG, Fn.TANH, Fn.ERF, Fn.SIN, Fn.COS, Fn.POW}
 FLOAT_FNS = INEXACT | {Fn.ADD, Fn.SUB, Fn.MUL, Fn.DIV, Fn.MIN, Fn.MAX, Fn.NEG, Fn.ABS, Fn.SQRT, Fn.RSQRT, Fn.FLOOR, Fn.ROUND}
@@ -149,6 +149,6 @@ def assert_close(found: Array, wanted: Array, *, ulps: int) -> None:
         return
     a, b = found.astype(np.float64), wanted.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        step = np.abs(np.nextafter(wanted, wanted.dtype.type(np.inf)).astype(np.float64) - b)
+        step = np.abs(np.nextafter(wanted, wanted.dtype.type(DType.from_numpy(wanted.dtype).ends[1])).astype(np.float64) - b)
         bad = ~((a == b) | (np.isnan(a) & np.isnan(b)) | (np.abs(a - b) <= ulps * step))
     assert not bad.any(), (found[bad], wanted[bad])

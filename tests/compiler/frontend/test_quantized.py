@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from math import gcd
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -15,6 +17,7 @@ from compiler.frontend.errors import ConfigError, DamagedFile
 from compiler.frontend.quantized.held import HeldWeights, Offset, forms_of
 from compiler.frontend.quantized.source import QuantizedWeights, method_of
 from compiler.frontend.weights import open_safetensors
+from compiler.ir.dtypes import DType
 from compiler.ops.tables import INTERPRET
 from tests.compiler.frontend.quantized_files import awq, gptq
 
@@ -83,10 +86,40 @@ def test_every_scale_of_mxfp4_is_held_exactly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*fp8*.safetensors")), ids=lambda path: path.stem)
-def test_floats_are_held_as_values(path: Path) -> None:
+def test_floats_of_eight_bits_are_held_as_they_are(path: Path) -> None:
     with safe_open(path, "np") as file:
         source = opened(path, json.loads(file.metadata()["quantization_config"]))
-    assert not source.forms and HeldWeights(source).tensors == source.tensors
+    held = HeldWeights(source)
+    assert held.tensors["m.weight.e4m3"].num_bytes == np.prod(source.tensors["m.weight"].shape)
+    np.testing.assert_array_equal(held.read("m.weight.e4m3"), source.parts("m.weight")["e4m3"])
+    np.testing.assert_array_equal(decoded(source, "m.weight"), source.read("expected"))
+
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [16, 32]}
+
+
+@pytest.mark.parametrize("shape", [(40, 80), (32, 32), (1, 64), (16, 24)])
+@pytest.mark.parametrize("scale", [np.float32, np.float16, DType.BF16.numpy], ids=str)
+def test_blocks_of_floats_that_are_not_whole(shape: tuple[int, int], scale: Any, tmp_path: Path) -> None:
+    rows, columns = shape
+    weight = RNG.integers(0, 127, shape).astype(np.uint8).view(DType.E4M3.numpy)
+    scales = RNG.random((-(-rows // 16), -(-columns // 32))).astype(scale)
+    source = written(tmp_path, FP8, {"weight": weight, "weight_scale_inv": scales})
+    assert source.forms["a.b.weight"].group == (gcd(32, columns) if columns > 32 else columns)
+    np.testing.assert_array_equal(decoded(source, "a.b.weight"), source.read("a.b.weight"))
+
+
+def test_floats_with_more_exponents_are_held_as_values(tmp_path: Path) -> None:
+    weight = np.ones((16, 32), ml_dtypes.float8_e5m2)
+    assert not written(tmp_path, FP8, {"weight": weight, "weight_scale_inv": np.ones((1, 1), np.float32)}).forms
+
+
+def test_floats_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    weight = np.zeros((16, 32), DType.E4M3.numpy)
+    weight[3, 5] = np.nan
+    source = written(tmp_path, FP8, {"weight": weight, "weight_scale_inv": np.ones((1, 1), np.float32)})
+    with pytest.raises(DamagedFile, match=r"tensor 'a.b.weight': its weight holds NaN, expected numbers"):
+        source.parts("a.b.weight")
 
 
 @pytest.mark.parametrize("bits", [4, 8])

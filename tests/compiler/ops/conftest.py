@@ -28,7 +28,7 @@ from runtime.executable import Executable
 from runtime.session import Session
 
 # Allowed error, relative to the largest element. It covers rounding to the element type and a different order of summation.
-TOLERANCE = {DType.F32: 3e-6, DType.F16: 2e-3, DType.BF16: 1.6e-2}
+TOLERANCE = {DType.F32: 3e-6, DType.F16: 2e-3, DType.BF16: 1.6e-2, DType.E4M3: 2.5e-1}
 
 
 def close(actual: Any, expected: Any) -> None:

@@ -79,7 +79,7 @@ BINARY = ["add", "subtract", "multiply", "minimum", "maximum"]
 LARGEST = 64.0  # bound on the absolute values of every tensor in `at_hand`
 EXAMPLES = settings().max_examples // 4  # A quarter of the profile's number, because each example is compiled.
 # Allowed error, relative to the largest element. A program has a few moves, each with a few roundings.
-TOLERANCE = {DType.F32: 2e-4, DType.F16: 4e-2, DType.BF16: 2e-1}
+TOLERANCE = {DType.F32: 2e-4, DType.F16: 4e-2, DType.BF16: 2e-1, DType.E4M3: 2.0}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from compiler.cache import Cache
 from compiler.frontend.decoder import BOTH
 from compiler.frontend.reranker import QWEN3
 from compiler.frontend.weights import open_safetensors
+from compiler.ir.dtypes import DType
 from compiler.ir.numbers import DOUBLED_E2M1
 from compiler.machine.target import NAMED, host
 from compiler.passes import lift_weights
@@ -304,6 +305,34 @@ def test_a_quantised_checkpoint_is_served_as_it_is(method: str, packed: Callable
     assert np.sqrt(np.square(held - values).mean()) < 0.1 * values.std()
     matrices = sum(prod(info.shape) for name, info in open_files(stored).weights.tensors.items() if name.endswith("proj.weight"))
     assert decoded_bytes - held_bytes > 3 * matrices  # each weight takes half a byte and part of a scale instead of 4 bytes
+
+
+@pytest.mark.parametrize("block", [(16, 32), None], ids=["blocks", "channels"])
+def test_floats_of_eight_bits_are_served_as_they_are(block: tuple[int, int] | None, folder_of: Callable[[str], Path], place: Path) -> None:
+    """Loaded as f32, an fp8 checkpoint gives the same bits as its values. Loaded as `auto`, its weights stay in 8 bits, and logits differ
+    only as much as they do if activations are rounded to bf16."""
+    original, source, rng = folder_of("llama"), open_safetensors(folder_of("llama")), np.random.default_rng(0)
+    values, parts = dict[str, Any](), dict[str, Any]()
+    for name in source.tensors:
+        tensor = values[name] = parts[name] = np.array(source.read(name))
+        if name.endswith("proj.weight"):
+            rows, columns = block or (1, tensor.shape[1])
+            scales = (rng.random((-(-len(tensor) // rows), -(-tensor.shape[1] // columns))) / 512).astype(np.float32)
+            wide = np.repeat(np.repeat(scales, rows, 0), columns, 1)[: len(tensor), : tensor.shape[1]]
+            parts[name] = (tensor.astype(np.float32) / wide).clip(-448, 448).astype(DType.E4M3.numpy)
+            values[name] = parts[name].astype(np.float32) * wide
+            parts[name.replace(".weight", ".weight_scale_inv")] = scales
+    plain, stored = (shutil.copytree(original, place / f"fp8-{'blocks' if block else 'channels'}-{kind}") for kind in ("values", "stored"))
+    save_file(values, plain / "model.safetensors")
+    save_file(parts, stored / "model.safetensors")
+    config = json.loads((stored / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8"} | ({"weight_block_size": block} if block else {})
+    (stored / "config.json").write_text(json.dumps(config))
+    (wide, _), (read, decoded_bytes), (held, held_bytes) = logits_of(plain, "f32"), logits_of(stored, "f32"), logits_of(stored, "auto")
+    assert wide.tobytes() == read.tobytes()
+    assert np.sqrt(np.square(held - wide).mean()) < 0.01 * wide.std()
+    matrices = sum(prod(info.shape) for name, info in open_files(stored).weights.tensors.items() if name.endswith("proj.weight"))
+    assert decoded_bytes - held_bytes > 2.7 * matrices
 
 
 def test_experts_in_mxfp4_are_served_as_they_are(folder_of: Callable[[str], Path], place: Path) -> None:

@@ -184,6 +184,8 @@ def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
         return None
     *matrices, size, length = (d.const for d in given.shape)
     attrs = {**made.op.attributes, **made.attrs}
+    if attrs["kind"] == Kind.E4M3:
+        return None
     bits, group = attrs["bits"], attrs["group"]
     if not prove_divisible(group or length, FOUR * 8 // bits):
         return None

@@ -54,8 +54,19 @@ def test_floats_of_four_bits_are_doubled_before_the_scale(run, deduced):
     np.testing.assert_array_equal(found, [[*doubled * 0.5, *doubled * -2.0]])
     with pytest.raises(AnnotationError, match="attribute kind is e2m1, expected 4 bits and no offset"):
         deduced(DEQUANTIZE, tensor((N, 16), I8), tensor((N, 1), F32), kind="e2m1")
-    with pytest.raises(AnnotationError, match="attribute kind is 'e3m0', expected one of int, e2m1"):
+    with pytest.raises(AnnotationError, match="attribute kind is 'e3m0', expected one of int, e2m1, e4m3"):
         deduced(DEQUANTIZE, tensor((N, 16), U8), tensor((N, 1), F32), bits=4, kind="e3m0")
+
+
+def test_floats_of_eight_bits(run, rng, deduced):
+    q = np.delete(np.arange(256, dtype=np.uint8), [0x7E, 0x7F, 0xFE, 0xFF]).reshape(2, 126).view(ml_dtypes.float8_e4m3fn)
+    scale = rng.random((2, 9)).astype(ml_dtypes.bfloat16)
+    found = run(DEQUANTIZE, q, scale, group=14, kind="e4m3", shapes="n 126, n 9")
+    np.testing.assert_array_equal(found, q.astype(np.float32) * np.repeat(scale.astype(np.float32), 14, -1))
+    with pytest.raises(AnnotationError, match="attribute kind is e4m3, expected 8 bits and no offset"):
+        deduced(DEQUANTIZE, tensor((N, 16), U8), tensor((N, 1), F32), bits=4, kind="e4m3")
+    with pytest.raises(AnnotationError, match="q holds i8, expected e4m3 for 8 bits"):
+        deduced(DEQUANTIZE, tensor((N, 16), I8), tensor((N, 1), F32), kind="e4m3")
 
 
 def test_dequantizing_to_small_floats(run, rng):
