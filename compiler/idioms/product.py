@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from compiler.idioms.nest import PerfectNest, perfect_nest, product_nest
 from compiler.idioms.same import same_scalar
-from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dims import Dim, DimVar, product_of
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.functions import Fn, ReduceFn
@@ -102,6 +102,11 @@ class Product(Generic[S]):
     def extent(self) -> Dim:
         """The number of elements along k that each sum adds up; in a product of integers, the number of groups."""
         return _node(self.sums[0]).axes[0][1]
+
+    def stride(self, rows: Load) -> Dim:
+        """Return the number of elements from one row to the next in the buffer that holds the rows."""
+        place = next((i for i, d in enumerate(rows.indices) if d.var is self.row_axis), len(rows.indices) - 1)
+        return product_of(rows.buffer.shape[place + 1 :])
 
     def number_of(self, scalar: Scalar) -> int | None:
         """Return the index of the sum whose node this scalar is, or None."""

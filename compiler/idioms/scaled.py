@@ -1,4 +1,4 @@
-"""Match quantised weights in a product: integers times the scale of their group."""
+"""Match quantised weights in a product: integers, or floats of 8 bits, times the scale of their group."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.functions import Fn
-from compiler.ir.loops.scalars import Apply, Cast, Const, Contraction, DimScalar, Element, Load, Scalar
+from compiler.ir.loops.scalars import Apply, Cast, Const, Contraction, DimScalar, Element, Format, Load, Scalar, dtype_of
 
 F32 = DType.F32
 
@@ -15,19 +15,23 @@ F32 = DType.F32
 @dataclass(frozen=True, slots=True)
 class Scaled:
     bits: int
-    number: Load | Element  # the stored integer: a byte that holds one 8-bit weight or two 4-bit weights, or a packed element
+    number: Load | Element  # the stored number: a byte that holds one 8-bit weight or two 4-bit weights, or a packed element
     scale: Load
     group: int  # number of weights along k that share a scale
 
+    def fits(self, format: Format) -> bool:
+        """Return whether numbers that are not packed yet can be packed in this format."""
+        return self.bits == format.bits and (dtype_of(self.number) is DType.E4M3) == (format.dtype is DType.E4M3)
 
-def scaled_integers(s: Contraction) -> Scaled | None:
-    """Match a matrix product whose weights are symmetric integers. Each group of weights in a column has its own scale."""
+
+def scaled_numbers(s: Contraction) -> Scaled | None:
+    """Match a matrix product whose weights are symmetric integers or floats of 8 bits. Each group of weights in a column has a scale."""
     match s.columns:
         case Apply(fn=Fn.MUL, args=(number, scale)):
             pass
         case _:
             return None
-    found, factor = stored_integer(number), scale.value if isinstance(scale, Cast) else scale
+    found, factor = stored_number(number), scale.value if isinstance(scale, Cast) else scale
     if found is None or not isinstance(factor, Load) or not s.extent.is_const or not all(d.is_const for d in factor.buffer.shape):
         return None
     bits, stored = found
@@ -39,12 +43,12 @@ def scaled_integers(s: Contraction) -> Scaled | None:
     return Scaled(bits, stored, factor, length // num_groups)
 
 
-def stored_integer(number: Scalar) -> tuple[int, Load | Element] | None:
-    """Match a conversion of a stored integer to f32. Return the number of bits of the integer, and the load or element that reads it."""
+def stored_number(number: Scalar) -> tuple[int, Load | Element] | None:
+    """Match a conversion of a stored number to f32. Return the number of its bits, and the load or element that reads it."""
     match number:
         case Cast(value=Element(format=format) as element, dtype=DType.F32):
             return format.bits, element
-        case Cast(value=Load(buffer=buffer) as load, dtype=DType.F32) if buffer.dtype is DType.I8:
+        case Cast(value=Load(buffer=buffer) as load, dtype=DType.F32) if buffer.dtype in (DType.I8, DType.E4M3):
             return 8, load
         case Apply(fn=Fn.SUB, args=(Cast(value=half, dtype=DType.F32), Const(value=8.0))):
             load = _half_byte(half)

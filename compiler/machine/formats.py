@@ -268,12 +268,10 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fragments(Elements):
-    """Panels of bf16 in the order in which a tensor core instruction reads them. An instruction adds 16 products; `steps` are the bits of k
-    that number the instructions of a line."""
+class Ordered(Elements):
+    """Panels whose lines have an order of their own."""
 
     order: Order
-    steps: tuple[Bits, ...]
 
     @property
     def columns(self) -> int:
@@ -292,6 +290,14 @@ class Fragments(Elements):
     def unpacked(self, panels: Any) -> Any:
         """Unpack panels to numbers [n, k], in NumPy."""
         return self.order.unpacked(panels)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fragments(Ordered):
+    """Panels of bf16 in the order in which a tensor core instruction reads them. An instruction adds 16 products; `steps` are the bits of k
+    that number the instructions of a line."""
+
+    steps: tuple[Bits, ...]
 
     def chunks(self, k: int) -> list[Any]:
         """Return for each instruction, in order, the indices k of the products that it adds up."""
@@ -388,6 +394,7 @@ FRAGMENTS8 = _row(
         order=Order((column(0, 3), along(3, 2), along(2), along(1), column(3), along(0))),
     )
 )
+FRAGMENTS_E4M3 = _row(Ordered("fragments_e4m3", bits=8, depth=32, rows=BF16, dtype=DType.E4M3, order=FRAGMENTS8.order))
 FRAGMENTS4 = _row(
     IntegerFragments(
         "fragments4",
@@ -422,6 +429,7 @@ LANES8 = _row(
         order=Order((along(5), column(4), column(0, 3), along(1, 2), along(4), along(3), column(3), along(0))),
     )
 )
+LANES_E4M3 = _row(Ordered("lanes_e4m3", bits=8, depth=64, rows=BF16, dtype=DType.E4M3, order=LANES8.order))
 LANES4 = _row(
     IntegerFragments(
         "lanes4",
@@ -432,6 +440,11 @@ LANES4 = _row(
         order=Order((column(4), column(0, 3), along(1, 2), along(4, 2), along(0), column(3))),
         upper=along(3),
     )
+)
+# Floats of 8 bits for registers of 512 bits, in panels of 32 columns. The order makes each half of the 16 bytes that instructions shuffle
+# a pair along k of four columns.
+PANEL_E4M3 = _row(
+    Ordered("panel_e4m3", bits=8, depth=4, rows=BF16, dtype=DType.E4M3, order=Order((column(2, 3), along(1), column(0, 2), along(0))))
 )
 PAIRS = _row(Neighbours("pairs", bits=16, depth=2, rows=BF16, dtype=BF16))
 PANELS: Mapping[str, Panels] = {name: found for name in FORMATS if isinstance(found := FORMATS[name], Panels)}

@@ -16,11 +16,24 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Cast, Contraction, Element, Format, Load, Scalar
 from compiler.ir.prove import prove_divisible
-from compiler.machine.formats import PAIRS, PANEL4, PANEL8, PANEL8_WORDS, PANEL_E2M1, SCALED4, WIDENED4, FloatPanels, ScaledPanels
+from compiler.machine.formats import (
+    PAIRS,
+    PANEL4,
+    PANEL8,
+    PANEL8_WORDS,
+    PANEL_E2M1,
+    PANEL_E4M3,
+    SCALED4,
+    WIDENED4,
+    FloatPanels,
+    Ordered,
+    ScaledPanels,
+)
 from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
 from compiler.machine.intrinsics.base import NONE, Features
 from compiler.machine.intrinsics.block_product import BlockProduct
 from compiler.machine.intrinsics.dot_bf16 import DotBf16
+from compiler.machine.intrinsics.dot_e4m3 import DotE4m3
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
 from compiler.machine.intrinsics.mma import Mma
 from compiler.machine.intrinsics.product import MatrixUnitOp, ProductOp
@@ -144,7 +157,7 @@ class ProductTiles:
     @property
     def pairs(self) -> ProductTile | None:
         """The tile that multiplies bf16. None on targets where f32 is faster (docs/decisions/0008-where-bf16-is-multiplied.md)."""
-        return next((t for t in self.tiles if t.rows is DType.BF16), None)
+        return next(iter(self.all_pairs), None)
 
     @property
     def all_pairs(self) -> tuple[ProductTile, ...]:
@@ -153,7 +166,7 @@ class ProductTiles:
 
     @property
     def scaled(self) -> tuple[ProductTile, ...]:
-        """The tiles that multiply rows of bf16 by integers, and apply the scales of groups."""
+        """The tiles that multiply rows of bf16 by integers, or by floats of 8 bits; each group of weights has a scale."""
         return tuple(t for t in self.tiles if t.rows is DType.BF16 and t.format.bits < 16)
 
     @property
@@ -198,6 +211,7 @@ _TILES: Final = (
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=4), format=PANEL4, depth=4)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=4, floats=True), format=PANEL_E2M1, depth=4)),
     (512, ProductTile(DotWords(rows=8, columns=32), format=PANEL8_WORDS, depth=4)),
+    (512, ProductTile(DotE4m3(rows=8, columns=32), format=PANEL_E4M3, depth=4)),
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=8), format=PANEL8, depth=4, planes=2)),
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=4), format=PANEL4, depth=4)),
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=4, floats=True), format=PANEL_E2M1, depth=4)),
@@ -207,7 +221,7 @@ _TILES: Final = (
 _GPU_TILES: Final = tuple(
     ProductTile(op, op.format, depth=op.step)
     for kind in (Wgmma(rows=128, columns=128), Mma(rows=64, columns=128))
-    for op in (replace(kind, bits=bits) for bits in kind.formats)
+    for op in (replace(kind, bits=bits, e4m3=e4m3) for bits, e4m3 in kind.formats)
 )
 
 
@@ -224,7 +238,7 @@ def _best(target: Target) -> Iterator[ProductTile]:
     kind, even if their formats differ."""
     found: set[tuple[int, bool, bool]] = set()
     for least, tile in _TILES:
-        kind = tile.format.bits, isinstance(tile.format, FloatPanels), tile.on_matrix_unit
+        kind = tile.format.bits, isinstance(tile.format, FloatPanels | Ordered), tile.on_matrix_unit
         if kind not in found and target.vector_bits >= least and tile.runs_on(target):
             found.add(kind)
             yield tile

@@ -69,7 +69,7 @@ class Target:
 _X86_V3: Final = frozenset(["avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt"])
 _AVX512: Final = _X86_V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _AVX512_BF16: Final = _AVX512 | {"avx512vnni", "avx512bf16"}
-_AVX512_BF16_AMD: Final = _AVX512_BF16 | {"sse4a"}
+_AVX512_BF16_AMD: Final = _AVX512_BF16 | {"sse4a", "avx512vbmi"}
 _AMX: Final = _AVX512_BF16 | {"amx-tile", "amx-bf16", "amx-int8"}
 _NEON: Final = frozenset(["fp-armv8", "neon"])
 _NEON_DOT: Final = _NEON | {"fullfp16", "dotprod"}

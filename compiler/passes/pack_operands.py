@@ -2,7 +2,7 @@
 
 Before: a product reads `w[n, r]` or `w[r, n]`. After: it reads `p[n // C, r, n % C]`, panels of C columns that are contiguous along `r`,
 and a packing function precedes it in the graph. A product of pairs of bf16 reads `p[n // C, r // 2, n % C * 2 + r % 2]` instead, or
-the layout of its tile's format. If a tile reads integers with scales, integers and scales are packed separately. Packing of weights
+the layout of its tile's format. If a tile reads numbers with scales, numbers and scales are packed separately. Packing of weights
 moves to load time; packing of activations is a parallel stage before the product. Only the layout changes: the product and its order of
 summation stay the same.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from compiler.idioms.product import Product, product_in
-from compiler.idioms.scaled import scaled_integers, stored_integer
+from compiler.idioms.scaled import scaled_numbers, stored_number
 from compiler.ir.dims import Dim, DimVar, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Atom, Var
@@ -30,7 +30,7 @@ from compiler.ir.loops.write import Kernel, cast, guard
 from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
-from compiler.machine.formats import I32, Elements, Fragments, IntegerFragments
+from compiler.machine.formats import I32, Elements, IntegerFragments, Ordered
 from compiler.machine.products import ProductTile
 from compiler.ops.products.quantize import half_byte
 from compiler.passes.outline import Outliner
@@ -41,7 +41,7 @@ from compiler.passes.rewrite import rewrite_module
 class PackOperands:
     columns: int  # number of columns of a panel, unless the panel's format defines this number
     pairs: tuple[ProductTile, ...] = ()  # tiles that multiply bf16, the best first
-    scaled: tuple[ProductTile, ...] = ()  # tiles that multiply rows of bf16 by integers with scales, the best first
+    scaled: tuple[ProductTile, ...] = ()  # tiles that multiply rows of bf16 by numbers with scales, the best first
     others: bool = True  # also pack the operands of all other products
 
     def __call__(self, module: IRModule) -> IRModule:
@@ -145,7 +145,7 @@ class PackOperands:
 
 def _integer(buffer: Buffer, format: IntegerFragments, panel: Buffer, scalar: Scalar) -> Scalar:
     """Replace an integer that is read from the buffer by the packed integer."""
-    found = stored_integer(scalar)
+    found = stored_number(scalar)
     if found is None or not isinstance(found[1], Load) or found[1].buffer is not buffer:
         return scalar
     *matrix, n, r = found[1].indices
@@ -178,8 +178,8 @@ def _plan(prim: PrimFunc, options: PackOperands) -> list[_Packed]:
     if product is None:
         return []
     for tile in options.scaled:
-        if integers := _integer_plan(product, tile):
-            return integers
+        if numbers := _scaled_plan(product, tile):
+            return numbers
     pairs = next((t for t in options.pairs if all(t.takes(s, product.row_axis) for s in product.sums)), None)
     format = pairs.format if pairs is not None and isinstance(pairs.format, Elements) else None
     if format is None and not options.others:
@@ -188,30 +188,30 @@ def _plan(prim: PrimFunc, options: PackOperands) -> list[_Packed]:
     for load in loads(prim.body):
         if load.buffer in prim.outputs:
             continue
-        packed = _read_as(product, load, format, format.columns if isinstance(format, Fragments) else options.columns)
+        packed = _read_as(product, load, format, format.columns if isinstance(format, Ordered) else options.columns)
         if load.buffer in found and found[load.buffer] != packed:
             packed = None
         found[load.buffer] = packed
     return [p for p in found.values() if p is not None]
 
 
-def _integer_plan(product: Product[Contraction], tile: ProductTile) -> list[_Packed]:
-    """Return the plan to pack the integers and their scales. It is empty unless the tile supports them in every sum of the product."""
+def _scaled_plan(product: Product[Contraction], tile: ProductTile) -> list[_Packed]:
+    """Return the plan to pack the numbers and their scales. It is empty unless the tile supports them in every sum of the product."""
     found: dict[Buffer, _Packed] = {}
     for s in product.sums:
-        scaled = scaled_integers(s)
-        if scaled is None or scaled.bits != tile.format.bits or scaled.group % tile.depth or not tile.takes_rows(s, product.row_axis):
+        scaled = scaled_numbers(s)
+        if scaled is None or not scaled.fits(tile.format) or scaled.group % tile.depth or not tile.takes_rows(s, product.row_axis):
             return []
         column, (axis, _) = product.column_axis.dim, s.axes[0]
         if not isinstance(scaled.number, Load) or scaled.scale.buffer.dtype not in (DType.F32, DType.BF16):
             return []
-        k = axis.dim if scaled.bits == 8 else axis.dim // 2
+        k = axis.dim // 2 if scaled.bits == 4 else axis.dim
         matrix = scaled.number.indices[:-2]
         if scaled.number.indices != (*matrix, column, k) or scaled.scale.indices[:-1] != (*matrix, column):
             return []
         if any(var in d.vars() for d in matrix for var in (product.column_axis, axis)):
             return []
-        assert isinstance(tile.format, IntegerFragments)
+        assert isinstance(tile.format, IntegerFragments | Ordered)
         number, scale = scaled.number.buffer, scaled.scale.buffer
         found[number] = _Packed(number, len(matrix), len(matrix) + 1, tile.format, tile.format.columns)
         found[scale] = _Packed(scale, len(matrix), len(matrix) + 1, None, tile.format.columns)

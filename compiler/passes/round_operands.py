@@ -2,7 +2,7 @@
 
 Before: `linear(x, w, tolerates="bf16")` over weights of bf16, on a machine that multiplies bf16 faster than f32. After:
 `linear(cast(x), w)`, with a result of the same type. The cast fuses into the producer of x; products over the same x share it.
-If a machine multiplies integers of 8 and 4 bits as bf16, rows that are multiplied by quantised weights are rounded, too.
+If a machine multiplies integers of 8 and 4 bits, or floats of 8 bits, as bf16, rows that are multiplied by such weights are rounded, too.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from compiler.passes.rewrite import rewrite_module
 
 @dataclass(frozen=True, slots=True)
 class RoundOperands:
-    beside_integers: bool = False
+    beside: frozenset[Kind] = frozenset()  # kinds of quantised weights that the machine multiplies as bf16
 
     def __call__(self, module: IRModule) -> IRModule:
-        values = {b.var: b.value for f in module.graph_functions.values() for b in f.body.bindings} if self.beside_integers else {}
+        values = {b.var: b.value for f in module.graph_functions.values() for b in f.body.bindings} if self.beside else {}
 
         def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
             if not isinstance(value, Call) or value.op is not LINEAR:
@@ -37,8 +37,9 @@ class RoundOperands:
             (x, w, *bias), (row, weight) = value.args, [type_of(a) for a in value.args[:2]]
             if not isinstance(row, TensorType) or row.dtype is not DType.F32 or not isinstance(weight, TensorType):
                 return None
-            tolerates = value.attrs.get("tolerates") == str(DType.BF16) and weight.dtype is DType.BF16
-            if not tolerates and not (isinstance(w, Var) and _is_symmetric(values.get(w))):
+            tolerates, kind = value.attrs.get("tolerates") == str(DType.BF16), _kind(values.get(w)) if isinstance(w, Var) else None
+            is_rounded = kind in self.beside and (tolerates or kind is Kind.INT)
+            if not is_rounded and not (tolerates and weight.dtype is DType.BF16):
                 return None
             dtype = value.attrs.get("out_dtype") or str(DType.F32)
             return Call(LINEAR, (builder.call(CAST, x, dtype=str(DType.BF16)), w, *bias), {"out_dtype": dtype})
@@ -46,8 +47,8 @@ class RoundOperands:
         return rewrite_module(module, replace)
 
 
-def _is_symmetric(weight: Value | None) -> bool:
-    """Whether the weight is integers times scales, without zero points and shifts."""
+def _kind(weight: Value | None) -> Kind | None:
+    """Return the kind of numbers of a weight that is numbers times scales, without zero points and shifts."""
     if not isinstance(weight, Call) or weight.op is not DEQUANTIZE or len(weight.args) != 2:
-        return False
-    return {**weight.op.attributes, **weight.attrs}["kind"] == Kind.INT
+        return None
+    return Kind({**weight.op.attributes, **weight.attrs}["kind"])

@@ -14,7 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compiler.frontend.config import Activation, Latent, ModelConfig, Recurrence
+from compiler.frontend.fields import Fields
 from compiler.frontend.mixture import ClippedGate, ExpertNames, Mixture
+from compiler.frontend.quantized.fp8 import read_fp8
+from compiler.frontend.quantized.held import HeldWeights
+from compiler.frontend.quantized.source import QuantizedWeights
 from compiler.frontend.registry import decoder_family
 from compiler.frontend.rope import Rope
 from compiler.frontend.weights import TensorInfo
@@ -46,6 +50,10 @@ HYBRIDS = {
 MAMBA = "granitemoehybrid"  # family of the hybrids with Mamba-2
 ATTENTION_EVERY = 8  # in a hybrid, every eighth layer is an attention layer
 WINDOW = 128  # length of the window, in tokens, in every second layer of gpt-oss
+FP8 = "fp8"  # matrices as in an fp8 checkpoint
+FP8_BLOCK = 128  # rows and inputs of a block with one scale
+FP8_SCALE = "_scale_inv"
+FP8_STEP = 2.0**-11  # scale of random weights
 HEAD_SIZES = (64, 80, 96, 128, 256)
 
 
@@ -244,3 +252,41 @@ class RandomWeights:
 
     def digest(self) -> str:
         return hashlib.blake2b(repr(sorted(self.shapes.items())).encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Weights:
+    """Random weights as an fp8 checkpoint stores them: matrices of layers as 8-bit floats, with a scale per block of 128 by 128."""
+
+    source: RandomWeights
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        found = dict(self.source.tensors)
+        for name in filter(self._is_quantised, self.source.tensors):
+            rows, columns = shape = found[name].shape
+            found[name] = TensorInfo(shape, DType.E4M3.numpy, rows * columns)
+            blocks = -(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK)
+            found[name + FP8_SCALE] = TensorInfo(blocks, DType.F32.numpy, 4 * prod(blocks))
+        return found
+
+    def read(self, name: str) -> NDArray[Any]:
+        if name.endswith(FP8_SCALE):
+            return np.full(self.tensors[name].shape, FP8_STEP, np.float32)
+        values = self.source.read(name)
+        return (values.astype(np.float32) / np.float32(FP8_STEP)).astype(DType.E4M3.numpy) if self._is_quantised(name) else values
+
+    def release(self, name: str) -> None:
+        """Do nothing, since arrays are not stored."""
+
+    def digest(self) -> str:
+        return self.source.digest()
+
+    def _is_quantised(self, name: str) -> bool:
+        return len(self.source.shapes[name]) == 2 and ".layers." in name
+
+
+def fp8_weights(shapes: Mapping[str, tuple[int, ...]]) -> HeldWeights:
+    """Return random weights that a program reads in 8 bits."""
+    method = read_fp8(Fields({"weight_block_size": [FP8_BLOCK, FP8_BLOCK]}, "quantization_config"))
+    return HeldWeights(QuantizedWeights(Fp8Weights(RandomWeights(shapes)), method))

@@ -9,6 +9,7 @@ from compiler.backends.cpu.passes.interleave_scales import InterleaveScales
 from compiler.backends.cpu.passes.spread_rows import spread_rows
 from compiler.backends.cpu.schedule.rules import schedule
 from compiler.backends.pipeline import pipeline_of
+from compiler.ir.numbers import Kind
 from compiler.machine.products import product_tiles
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
@@ -21,10 +22,10 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
     return pipeline_of(
         operators=[
             *([IntegerProducts(tiles)] if tiles.integers else []),
-            *([RoundOperands()] if tiles.pairs else []),
+            *([RoundOperands(frozenset([Kind.E4M3] if tiles.scaled else []))] if tiles.pairs else []),
         ],
         nests=[
-            PackOperands(tiles.floats.shape.columns, tiles.all_pairs),
+            PackOperands(tiles.floats.shape.columns, tiles.all_pairs, tiles.scaled),
             *([spread_rows] if tiles.on_matrix_unit else []),
             *([InterleaveScales(tiles.scaled_panels)] if tiles.scaled_panels else []),
         ],

@@ -9,6 +9,7 @@ from compiler.backends.cuda.passes.round_attention import round_attention
 from compiler.backends.cuda.schedule.product import schedule_product
 from compiler.backends.cuda.schedule.rules import schedule
 from compiler.backends.pipeline import pipeline_of
+from compiler.ir.numbers import Kind
 from compiler.machine.products import product_tiles
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
@@ -19,7 +20,7 @@ from compiler.passes.round_operands import RoundOperands
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
     tiles = product_tiles(target)
     return pipeline_of(
-        operators=[RoundOperands(beside_integers=True)],
+        operators=[RoundOperands(frozenset([Kind.INT, Kind.E4M3]))],
         nests=[
             round_attention,
             PackOperands(tiles.floats.shape.columns, tiles.all_pairs, tiles.scaled, others=False),

@@ -20,6 +20,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.values import TupleGet
+from compiler.ir.numbers import Kind
 from compiler.ir.op import OpDef
 from compiler.ir.types import TensorType, tensor
 from compiler.ops.elementwise import ADD, CAST, MULTIPLY
@@ -89,7 +90,7 @@ class Net:
     weights: dict[str, Var] = field(default_factory=dict[str, Var])
     prefix: str = ""  # prefix of tensor names in the checkpoint, such as "model."
     forms: Mapping[str, Form] = field(default_factory=dict[str, Form])
-    _decoded: set[Var] = field(default_factory=set[Var])  # results of `held`
+    _decoded: dict[Var, Kind] = field(default_factory=dict[Var, Kind])  # results of `held` -> the kind of their numbers
     _orders: dict[Var, Var] = field(default_factory=dict[Var, Var])  # results of `held` with sorted columns -> the input of each column
 
     @contextmanager
@@ -128,7 +129,7 @@ class Net:
         group = 0 if form.group == shapes[0][-1] else form.group
         shifted = form.offset is Offset.SHIFT
         found = self.call(DEQUANTIZE, *parts, bits=form.bits, group=group, shifted=shifted, kind=str(form.kind))
-        self._decoded.add(found)
+        self._decoded[found] = form.kind
         if form.ordered:
             (name,), (info,) = names, infos
             self._orders[found] = self.weight(f"{name}.{ORDER}", *info[ORDER].shape)
@@ -205,7 +206,8 @@ class Net:
         format = format or self.format
         if self._is_decoded(w):
             x = self.call(TAKE, x, self._orders[w], axis=1) if w in self._orders else x
-            return self.call(LINEAR, x, w, *([] if bias is None else [bias]))
+            tolerates = {"tolerates": format.tolerates} if self._decoded[w] is Kind.E4M3 else {}
+            return self.call(LINEAR, x, w, *([] if bias is None else [bias]), **tolerates)
         operands = (x, self._held(w, format), *([] if bias is None else [bias]))
         return self.call(LINEAR, *operands, tolerates=format.tolerates)
 

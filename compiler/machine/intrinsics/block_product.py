@@ -16,12 +16,15 @@ import numpy as np
 from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand
 from compiler.llvm.ssa import Code, float_literal, multiply_add
-from compiler.machine.formats import FRAGMENTS4, FRAGMENTS8, Fragments, IntegerFragments
+from compiler.machine.formats import FRAGMENTS4, FRAGMENTS8, Fragments, IntegerFragments, Ordered
 from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, WARPS, BlockCode
 from compiler.machine.intrinsics.product import ProductOp
 
 SIXTEEN = 16  # number of weight columns whose products a warp computes at once
 NARROW = WARPS * SIXTEEN  # minimum number of columns of a tile
+
+
+PanelFormat = Ordered | IntegerFragments
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +41,20 @@ class BlockProduct(ProductOp):
     accumulator: ClassVar[DType] = DType.F32
     row_dtype: ClassVar[DType] = DType.BF16
     panel_dtype: ClassVar[DType] = DType.BF16
-    formats: ClassVar[Mapping[int, Fragments | IntegerFragments]]  # the formats of weights, by bits per weight
+    formats: ClassVar[Mapping[tuple[int, bool], PanelFormat]]  # the formats of weights, by bits per weight and whether they are e4m3
     one_shape: ClassVar[bool] = True  # whether the same instruction multiplies any number of rows
     most_rows: ClassVar[int]  # maximum number of rows of a tile
     most_bytes: ClassVar[int]  # maximum number of bytes of shared memory that a tile uses
     least_stages: ClassVar[int]  # minimum number of stages
     sums: int = 1
     bits: int = 16  # bits per weight
+    e4m3: bool = False  # whether weights of 8 bits are floats
     wide_scales: bool = False  # whether scales are f32 instead of bf16
     apart: int = 0  # distance in panels from the first half of the columns to the second; 0: the second half follows the first
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        holds = self.panel_dtype if self.bits == 16 else DType.U8
+        holds = self.panel_dtype if self.bits == 16 else DType.E4M3 if self.e4m3 else DType.U8
         panels = [Operand(f"b{i}", holds) for i in range(self.sums)]
         scale = DType.F32 if self.wide_scales else DType.BF16
         scales = [Operand(f"scale{i}", scale) for i in range(self.sums)] if self.has_scales else []
@@ -69,8 +73,9 @@ class BlockProduct(ProductOp):
             yield f"rows are {self.rows}, expected a multiple of {EIGHT} up to {self.most_rows}"
         if self.columns % NARROW or self.columns < 1:
             yield f"columns are {self.columns}, expected a multiple of {NARROW}"
-        if self.bits not in self.formats:
-            yield f"bits are {self.bits}, expected {', '.join(map(str, self.formats))}"
+        if (self.bits, self.e4m3) not in self.formats:
+            given, *known = (f"{bits} (e4m3)" if e4m3 else str(bits) for bits, e4m3 in ((self.bits, self.e4m3), *self.formats))
+            yield f"bits are {given}, expected {', '.join(known)}"
         elif self.sums < 1 or self.shared_bytes > self.most_bytes or self.stages < self.least_stages:
             wanted = f"{self.sums} sums of {self.rows} rows and {self.columns} columns"
             yield f"{wanted} exceed a block's {self.most_bytes} bytes of shared memory"
@@ -88,8 +93,8 @@ class BlockProduct(ProductOp):
         return NARROW if in_groups else 2 * NARROW // self.sums
 
     @property
-    def format(self) -> Fragments | IntegerFragments:
-        return self.formats[self.bits]
+    def format(self) -> PanelFormat:
+        return self.formats[self.bits, self.e4m3]
 
     @property
     def step(self) -> int:
@@ -164,7 +169,7 @@ class BlockProduct(ProductOp):
 
     def chunks(self, k: int) -> list[Array]:
         """Return for each instruction, in order, the indices k of the products that it adds up."""
-        format = self.formats[16]
+        format = self.formats[16, False]
         assert isinstance(format, Fragments)
         return format.chunks(k)
 
@@ -197,7 +202,8 @@ class ProductCode(BlockCode):
 
     def eight_bits(self, words: Sequence[str]) -> list[str]:
         """Convert the four words of a lane to the registers of two instructions, four each."""
-        return [self._bytes(word, first) for word in words for first in (0, 2)]
+        converted = self._floats if self.op.e4m3 else self._bytes
+        return [converted(word, first) for word in words for first in (0, 2)]
 
     def four_bits(self, word: str) -> list[str]:
         """Convert a word of a lane to the four registers of an instruction."""
@@ -212,15 +218,29 @@ class ProductCode(BlockCode):
         low, high = (self.code.op(f"bitcast float {x} to i32") for x in exact)
         return self.high_halves(low, high)
 
+    def _floats(self, word: str, first: int) -> str:
+        """Convert two e4m3 to bf16. Their exponents and significands in the place of those of bf16 are too small by a factor of 2^120; the
+        product with it is exact."""
+        code = self.code
+        apart = code.op(f"call i32 @llvm.nvvm.prmt(i32 {word}, i32 0, i32 {(first + 1) << 12 | first << 4 | 0x0404})")
+        sizes = code.op(f"and i32 {code.op(f'lshr i32 {apart}, 4')}, {0x07F007F0}")
+        bits = code.op(f"or i32 {sizes}, {code.op(f'and i32 {apart}, {0x80008000 - 2**32}')}")
+        return self._fma(bits, 2.0**120, -0.0)
+
     def _nibbles(self, word: str, pair: int) -> str:
         """Convert two weights of 4 bits to bf16: the one at bit 4 * pair of the word, and the one 16 bits above it. Four bits in the lowest
         bits of the bf16 128 make it 128 + bits. Then 128 and the offset are subtracted."""
         code = self.code
         shifted = word if pair == 0 else code.op(f"lshr i32 {word}, {4 * pair}")
         held = code.op(f"or i32 {code.op(f'and i32 {shifted}, {0x000F000F}')}, {0x43004300}")
-        pairs = code.op(f"bitcast i32 {held} to <2 x bfloat>")
-        one, offset = "<bfloat 1.0, bfloat 1.0>", f"<bfloat {-128.0 - FRAGMENTS4.offset}, bfloat {-128.0 - FRAGMENTS4.offset}>"
-        exact = code.op(f"call <2 x bfloat> @llvm.fma.v2bf16(<2 x bfloat> {pairs}, <2 x bfloat> {one}, <2 x bfloat> {offset})")
+        return self._fma(held, 1.0, -128.0 - FRAGMENTS4.offset)
+
+    def _fma(self, pair: str, factor: float, addend: float) -> str:
+        """Multiply each bf16 of a pair by a factor, and add a number."""
+        code = self.code
+        literals = [f"0xR{np.float32(x).view(np.uint32) >> 16:04X}" for x in (factor, addend)]
+        operands = [code.op(f"bitcast i32 {pair} to <2 x bfloat>"), *(f"<bfloat {x}, bfloat {x}>" for x in literals)]
+        exact = code.op(f"call <2 x bfloat> @llvm.fma.v2bf16({', '.join(f'<2 x bfloat> {x}' for x in operands)})")
         return code.op(f"bitcast <2 x bfloat> {exact} to i32")
 
     # --- scales --------------------------------------------------------------------------------------------------------

@@ -19,9 +19,9 @@ from typing import ClassVar
 
 from compiler.ir.tiles import tile_op
 from compiler.llvm.ssa import Code
-from compiler.machine.formats import FRAGMENTS, FRAGMENTS4, FRAGMENTS8, Fragments, IntegerFragments
+from compiler.machine.formats import FRAGMENTS, FRAGMENTS4, FRAGMENTS8, FRAGMENTS_E4M3
 from compiler.machine.intrinsics.block_code import EIGHT, GLOBAL, LANES, SHARED, SHARED_BYTES, WARPS
-from compiler.machine.intrinsics.block_product import SIXTEEN, BlockProduct, ProductCode
+from compiler.machine.intrinsics.block_product import SIXTEEN, BlockProduct, PanelFormat, ProductCode
 from compiler.machine.target import GPU, Target
 
 STEP = FRAGMENTS.depth  # number of elements along k in a stage
@@ -33,7 +33,12 @@ HEIGHTS = (8, 16, 32, 64)
 @tile_op
 class Mma(BlockProduct):
     name: ClassVar[str] = "mma_product"
-    formats: ClassVar[Mapping[int, Fragments | IntegerFragments]] = {16: FRAGMENTS, 8: FRAGMENTS8, 4: FRAGMENTS4}
+    formats: ClassVar[Mapping[tuple[int, bool], PanelFormat]] = {
+        (16, False): FRAGMENTS,
+        (8, False): FRAGMENTS8,
+        (8, True): FRAGMENTS_E4M3,
+        (4, False): FRAGMENTS4,
+    }
     most_rows: ClassVar[int] = HEIGHTS[-1]
     most_bytes: ClassVar[int] = SHARED_BYTES
     least_stages: ClassVar[int] = 2

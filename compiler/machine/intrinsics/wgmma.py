@@ -21,10 +21,10 @@ from typing import ClassVar
 
 from compiler.ir.tiles import tile_op
 from compiler.llvm.ssa import Code
-from compiler.machine.formats import BRICKS, LANES4, LANES8, Fragments, IntegerFragments
+from compiler.machine.formats import BRICKS, LANES4, LANES8, LANES_E4M3
 from compiler.machine.intrinsics.base import Features
 from compiler.machine.intrinsics.block_code import GLOBAL, LANES, SHARED, WARPS
-from compiler.machine.intrinsics.block_product import NARROW, SIXTEEN, BlockProduct, ProductCode
+from compiler.machine.intrinsics.block_product import NARROW, SIXTEEN, BlockProduct, PanelFormat, ProductCode
 from compiler.machine.target import Target
 
 MOST_STAGES = 8
@@ -46,7 +46,12 @@ COLUMN_STEP, ROW_STEP = 2 * 8, 2  # distances, in these units, from one instruct
 class Wgmma(BlockProduct):
     name: ClassVar[str] = "wgmma_product"
     needs: ClassVar[Features] = Features(["sm_90a"])
-    formats: ClassVar[Mapping[int, Fragments | IntegerFragments]] = {16: BRICKS, 8: LANES8, 4: LANES4}
+    formats: ClassVar[Mapping[tuple[int, bool], PanelFormat]] = {
+        (16, False): BRICKS,
+        (8, False): LANES8,
+        (8, True): LANES_E4M3,
+        (4, False): LANES4,
+    }
     one_shape: ClassVar[bool] = False
     most_rows: ClassVar[int] = 128
     most_bytes: ClassVar[int] = MOST_BYTES

@@ -41,7 +41,7 @@ from deploy.bench.checkpoint import write_checkpoint
 from deploy.bench.gguf_file import Q4_K_M, write_gguf
 from deploy.bench.limits import CardGauge, Gauge, Limits
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check, version_of
-from deploy.bench.synthetic import HEAD_SIZES, RandomWeights, gates_attention, shapes_of, synthetic_config
+from deploy.bench.synthetic import FP8, HEAD_SIZES, RandomWeights, fp8_weights, gates_attention, shapes_of, synthetic_config
 from deploy.model_loading.costs import tables_of
 from deploy.model_loading.files import dtypes_of
 from runtime.cache_groups import KV_DTYPES, PAGE_SIZE, CacheGroup
@@ -106,7 +106,7 @@ class Compared:
 
 class Model:
     """A synthetic model, compiled and bound, whose cache pages are filled. Its weights are those of a GGUF file if `quantize` is the name
-    of a mixture of GGUF formats."""
+    of a mixture of GGUF formats, and those of an fp8 checkpoint if it is `fp8`."""
 
     def __init__(
         self,
@@ -118,6 +118,9 @@ class Model:
         target: Target | None = None,
         device: str = CPU,
     ) -> None:
+        if quantize == FP8:
+            self._build(config, fp8_weights(shapes_of(config)), AS_STORED, threads, kv_dtype, target, device)
+            return
         if quantize != Q4_K_M.lower():
             self._build(config, RandomWeights(shapes_of(config)), WeightFormat.parse(quantize), threads, kv_dtype, target, device)
             return
@@ -352,7 +355,7 @@ def model_options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, help="in the place of the shape's own")
     parser.add_argument("--kv-heads", type=int, help="in the place of the shape's own: a divisor of its heads")
     parser.add_argument("--layers", type=int, help="in the place of the shape's own; of a mixture, otherwise as many as memory holds")
-    parser.add_argument("--quantize", default="bf16", help=f"how weights are held; {Q4_K_M.lower()}: as in such a GGUF file")
+    parser.add_argument("--quantize", default="bf16", help=f"how weights are held; {FP8}, {Q4_K_M.lower()}: as in such files")
     parser.add_argument("--kv-dtype", default="bf16", choices=KV_DTYPES, help="type of the pages of keys and values")
     parser.add_argument("--target", default="host", help=f"instructions to use: host, {', '.join(NAMED)}")
     parser.add_argument("--threads", type=int)
@@ -396,7 +399,8 @@ def gauge_of(options: argparse.Namespace, device: str) -> Gauge:
 
 def multiplied(options: argparse.Namespace) -> str:
     """Return the format of weights whose products have the same peak."""
-    return "int4" if options.quantize == Q4_K_M.lower() else options.quantize
+    held: str = options.quantize
+    return {Q4_K_M.lower(): "int4", FP8: "bf16"}.get(held, held)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -23,15 +23,19 @@ from compiler.machine.formats import (
     FRAGMENTS,
     FRAGMENTS4,
     FRAGMENTS8,
+    FRAGMENTS_E4M3,
     LANES4,
     LANES8,
+    LANES_E4M3,
     PANEL4,
     PANEL_E2M1,
+    PANEL_E4M3,
     PANELS,
     SCALED4,
     WIDENED4,
     Fragments,
     IntegerFragments,
+    Ordered,
     Panels,
 )
 
@@ -113,6 +117,14 @@ def test_elements_of_fragments(format: Fragments) -> None:
     given = RNG.integers(-99, 99, (N, 2 * K)).astype(np.int32)
     panels = format.packed(given)
     np.testing.assert_array_equal(format.unpacked(panels), np.pad(given, ((0, format.columns - N), (0, 0))))
+    np.testing.assert_array_equal(elements(format.name, panels, length=2 * K), given)
+
+
+@pytest.mark.parametrize("format", [PANEL_E4M3, FRAGMENTS_E4M3, LANES_E4M3], ids=lambda f: f.name)
+def test_elements_of_floats_of_eight_bits(format: Ordered) -> None:
+    given = RNG.integers(-99, 99, (N, 2 * K)).astype(np.int32)
+    panels = format.packed(given)
+    np.testing.assert_array_equal(format.unpacked(panels)[:N], given)
     np.testing.assert_array_equal(elements(format.name, panels, length=2 * K), given)
 
 

@@ -18,7 +18,7 @@ TILES = {
     "avx-vnni": [("dot_panel", 8, 2, 16), ("dot_panel", 4, 2, 16)],
     "avx512": [("dot_panel", 4, 4, 32), ("dot_words", 8, 8, 32)],
     "avx512-vnni-bf16": [("dot_panel", 8, 4, 32), ("dot_panel", 4, 4, 32)],
-    "avx512-bf16-amd": [("dot_bf16", 16, 8, 32), ("dot_panel", 8, 4, 32), ("dot_panel", 4, 4, 32)],
+    "avx512-bf16-amd": [("dot_bf16", 16, 8, 32), ("dot_panel", 8, 4, 32), ("dot_panel", 4, 4, 32), ("dot_e4m3", 8, 8, 32)],
     "amx": [("amx_bf16", 16, 32, 32), ("amx_i8_i8", 4, 32, 32), ("amx_i8_u8", 8, 16, 32), ("dot_panel", 8, 4, 32), ("dot_panel", 4, 4, 32)],
     "aarch64-neon": [],
     "aarch64-dotprod": [("dot_panel", 8, 2, 16), ("dot_panel", 4, 2, 16)],
@@ -76,6 +76,6 @@ def test_a_gpu_multiplies_on_its_tensor_cores() -> None:
         tiles = product_tiles(target)
         assert tiles.pairs is not None and tiles.pairs.op.runs_on(target) and not tiles.integers and not tiles.on_matrix_unit
         kinds = ["wgmma_product"] if target.name == "sm_90a" else []
-        assert [(t.op.name, t.format.bits) for t in tiles.tiles] == [(k, b) for k in (*kinds, "mma_product") for b in (16, 8, 4)]
-        assert [t.format.bits for t in tiles.scaled[:2]] == [8, 4]
+        assert [(t.op.name, t.format.bits) for t in tiles.tiles] == [(k, b) for k in (*kinds, "mma_product") for b in (16, 8, 8, 4)]
+        assert [(t.format.bits, t.format.dtype) for t in tiles.scaled[:3]] == [(8, DType.I32), (8, DType.E4M3), (4, DType.I32)]
     assert not tiles.pairs.op.runs_on(NAMED["amx"])

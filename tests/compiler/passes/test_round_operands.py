@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from compiler.ir.numbers import Kind
 from compiler.passes.base import Pass
 from compiler.passes.round_operands import RoundOperands
 
@@ -47,5 +48,23 @@ def test_rows_beside_integers_are_rounded_where_these_are_multiplied_as_numbers_
           return y
         }
     """
-    becomes(RoundOperands(beside_integers=True), before, expected)
+    becomes(RoundOperands(frozenset([Kind.INT])), before, expected)
     stays(RoundOperands(), before)
+
+
+@pytest.mark.parametrize("kinds", [frozenset([Kind.E4M3]), frozenset([Kind.INT])], ids=["floats", "integers"])
+@pytest.mark.parametrize("tolerates", [True, False])
+def test_rows_beside_floats_of_eight_bits_are_rounded_if_they_tolerate_it(
+    becomes: Callable[..., None], kinds: frozenset[Kind], tolerates: bool
+) -> None:
+    said = ', tolerates="bf16"' if tolerates else ""
+    text = """
+        func main(x: f32[n, 8], q: e4m3[4, 8], s: f32[4, 1]) -> f32[n, 4] {{
+          w = dequantize(q, s, kind="e4m3")
+          {}
+          return y
+        }}
+    """
+    rounded = 'r = cast(x, dtype="bf16")\n y = linear(r, w, out_dtype="f32")'
+    plain = f"y = linear(x, w{said})"
+    becomes(RoundOperands(kinds), text.format(plain), text.format(rounded if tolerates and Kind.E4M3 in kinds else plain))

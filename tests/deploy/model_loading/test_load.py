@@ -330,7 +330,7 @@ def test_floats_of_eight_bits_are_served_as_they_are(block: tuple[int, int] | No
     (stored / "config.json").write_text(json.dumps(config))
     (wide, _), (read, decoded_bytes), (held, held_bytes) = logits_of(plain, "f32"), logits_of(stored, "f32"), logits_of(stored, "auto")
     assert wide.tobytes() == read.tobytes()
-    assert np.sqrt(np.square(held - wide).mean()) < 0.01 * wide.std()
+    assert np.sqrt(np.square(held - wide).mean()) < 0.03 * wide.std()
     matrices = sum(prod(info.shape) for name, info in open_files(stored).weights.tensors.items() if name.endswith("proj.weight"))
     assert decoded_bytes - held_bytes > 2.7 * matrices
 

@@ -27,7 +27,7 @@ from compiler.backends.cuda.schedule.branches import Branch, read_branches
 from compiler.backends.cuda.schedule.rows import fold_threads
 from compiler.idioms.nest import without_allocations
 from compiler.idioms.product import Choice, Product, product_in
-from compiler.idioms.scaled import scaled_integers
+from compiler.idioms.scaled import scaled_numbers
 from compiler.idioms.spatial import stages, write_element
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max, dim_min, product_of
 from compiler.ir.dtypes import DType
@@ -93,7 +93,7 @@ def _operands(s: Contraction, row_axis: DimVar, tile: ProductTile) -> _Operands 
     rows = s.rows.value if isinstance(s.rows, Cast) else s.rows
     if not isinstance(rows, Load) or not prove_divisible(rows.buffer.shape[-1], ALIGNED):
         return None
-    if (scaled := scaled_integers(s)) is not None:
+    if (scaled := scaled_numbers(s)) is not None:
         element, scale, group = scaled.number, scaled.scale, scaled.group
     else:
         element, scale, group = s.columns.value if isinstance(s.columns, Cast) else s.columns, None, s.extent.const
@@ -230,7 +230,7 @@ class _Place:
         assert p.row_axis is not None
         at = {**self.point, p.row_axis: self.first}
         row = Load(rows.buffer, (*(d.substitute(at) for d in rows.indices[:-1]), ZERO))
-        stride = self.stride(rows)
+        stride = p.stride(rows)
         panel = self.column // op.panel_columns
         packed = [*(o.weights for o in operands), *(o.scale for o in operands if o.scale is not None)]
         panels = [Load(w.buffer, (*(d.substitute(at) for d in w.indices[:-3]), panel, ZERO, ZERO)) for w in packed]
@@ -274,9 +274,3 @@ class _Place:
             return scalar if number is None else self.c[(number * op.rows + i) * op.pitch + column]
 
         return map_scalar(p.nest.store.value, total)
-
-    def stride(self, rows: Load) -> Dim:
-        """Return the number of elements from one row to the next."""
-        assert self.blocks.product.row_axis is not None
-        axis = next(i for i, d in enumerate(rows.indices) if d.var is self.blocks.product.row_axis)
-        return product_of(rows.buffer.shape[axis + 1 :])

@@ -53,6 +53,15 @@ CASES = {
         rtol=2**-7,
     ),
     "int8": Case('w = dequantize(w0, w1) a = linear(x, w, out_dtype="f32") out = add(a, y)', ((72, 320), (72, 1)), ("i8", "f32")),
+    "fp8": Case(
+        'w = dequantize(w0, w1, kind="e4m3") a = linear(x, w, out_dtype="f32") out = add(a, y)', ((72, 320), (72, 1)), ("e4m3", "f32")
+    ),
+    "fp8 in groups, gated": Case(
+        'v = dequantize(w0, w1, group=64, kind="e4m3") w = dequantize(w2, w3, group=64, kind="e4m3") '
+        'a = linear(x, v, out_dtype="f32") s = silu(a) b = linear(x, w, out_dtype="f32") out = multiply(s, b)',
+        ((72, 128), (72, 2)) * 2,
+        ("e4m3", "bf16") * 2,
+    ),
     "int4 in groups": Case(
         'w = dequantize(w0, w1, bits=4, group=64) a = linear(x, w, out_dtype="f32") out = add(a, y)', ((130, 160), (130, 5)), ("u8", "bf16")
     ),
@@ -67,6 +76,8 @@ CASES = {
 
 def random(seed: int, *shape: int, dtype: str = "bf16") -> NDArray[Any]:
     rng, holds = np.random.default_rng(seed), DType(dtype).numpy
+    if dtype == "e4m3":  # every number, the small ones too
+        return rng.choice(np.delete(np.arange(256, dtype=np.uint8), [0x7F, 0xFF]), shape).view(holds)
     if dtype in ("i8", "u8"):
         return rng.integers(*((-128, 128) if dtype == "i8" else (0, 256)), shape).astype(holds)
     return rng.standard_normal(shape).astype(holds)

@@ -1,4 +1,4 @@
-"""Products of matrices on a CPU: tiles of rows times panels of columns, summed in one of four ways.
+"""Products of matrices on a CPU: tiles of rows times panels of columns, summed in one of five ways.
 
 A product is a nest whose value contains sums over k of rows times columns: one sum (a linear layer), or several over the same rows (gate
 and up). It may have an epilogue and decode its columns (compiler/idioms/product.py). Threads claim panels of columns with blocks of rows,
@@ -10,6 +10,7 @@ In order of reading:
     ways.py          choose how a product is summed:
     floats.py        columns of any kind, decoded to f32, multiplied and added in vectors
     pairs.py         panels of bf16 pairs: one instruction adds two products
+    scaled.py        8-bit floats with scales: each group is summed as bf16 pairs, and groups are added in order
     groups.py        integers: each group is summed exactly in i32, and groups are added in order in f32
     widened.py       4-bit weights on a matrix unit: parts of panels are widened to 8 bits, once for all rows of a block
     panels.py        the loops over the result: what threads claim, and the tiles of a claim

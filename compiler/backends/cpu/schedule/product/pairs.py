@@ -11,7 +11,7 @@ from compiler.backends.cpu.schedule.product.blocks import Blocks, LinesAhead, Pa
 from compiler.backends.cpu.schedule.product.panels import BLOCK_ROWS, Panels, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin, local_per_sum
 from compiler.idioms.product import Product
-from compiler.ir.dims import Dim, product_of
+from compiler.ir.dims import Dim
 from compiler.ir.loops.scalars import Contraction, Load
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Array, Kernel
@@ -91,9 +91,4 @@ class Pairs:
         rows, columns = (rewrite_dims(factor, place) for factor in factors)
         assert isinstance(rows, Load) and isinstance(columns, Load)
         op = self.tile.product(tile.shape.rows, fresh=part.is_first)
-        multiply(k, op, acc, rows, columns, part, self.stride(factors[0]), ahead)
-
-    def stride(self, rows: Load) -> Dim:
-        """Return the number of elements from one row to the next."""
-        place = next((i for i, d in enumerate(rows.indices) if d.var is self.product.row_axis), len(rows.indices) - 1)
-        return product_of(rows.buffer.shape[place + 1 :])
+        multiply(k, op, acc, rows, columns, part, self.product.stride(factors[0]), ahead)

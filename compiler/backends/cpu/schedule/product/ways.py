@@ -5,6 +5,7 @@ from __future__ import annotations
 from compiler.backends.cpu.schedule.product.floats import Floats
 from compiler.backends.cpu.schedule.product.groups import Groups
 from compiler.backends.cpu.schedule.product.pairs import Pairs
+from compiler.backends.cpu.schedule.product.scaled import Scaled, is_scaled
 from compiler.backends.cpu.schedule.product.widened import Widened, is_widened
 from compiler.idioms.product import grouped_product_in, product_in
 from compiler.ir.loops.prim_func import PrimFunc
@@ -21,11 +22,14 @@ def schedule_product(prim: PrimFunc, tiles: ProductTiles) -> PrimFunc | None:
     return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": way.name})
 
 
-def _way(prim: PrimFunc, tiles: ProductTiles) -> Floats | Pairs | Groups | Widened | None:
+def _way(prim: PrimFunc, tiles: ProductTiles) -> Floats | Pairs | Scaled | Groups | Widened | None:
     if (floats := product_in(prim)) is not None:
         pairs = tiles.pairs
         if pairs is not None and all(pairs.takes(s, floats.row_axis) and pairs.reads(s.columns) for s in floats.sums):
             return Pairs(floats, pairs)
+        for tile in tiles.scaled:
+            if is_scaled(floats, tile):
+                return Scaled(floats, tile)
         return Floats(floats, tiles.floats)
     if (grouped := grouped_product_in(prim)) is not None:
         if tiles.widened is not None and all(is_widened(s, tiles.widened) for s in grouped.sums):

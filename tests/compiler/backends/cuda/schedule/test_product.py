@@ -60,12 +60,14 @@ def test_rows_that_tolerate_it_are_rounded() -> None:
     assert tiles(program(x="f32"))
 
 
-def quantised(*, bits: int = 8, group: int = 0, scale: str = "f32", zero: bool = False, x: str = "f32") -> str:
-    q, groups = "i8[72, 64]" if bits == 8 else "u8[72, 32]", 64 // (group or 64)
+def quantised(*, bits: int = 8, group: int = 0, scale: str = "f32", zero: bool = False, x: str = "f32", kind: str = "int") -> str:
+    q, groups = "u8[72, 32]" if bits == 4 else "e4m3[72, 64]" if kind == "e4m3" else "i8[72, 64]", 64 // (group or 64)
+    more = ', kind="e4m3"' if kind == "e4m3" else ""
+    tolerates = ', tolerates="bf16"' if kind == "e4m3" and x == "f32" else ""
     given, taken = (f", z: {scale}[72, {groups}]", ", z") if zero else ("", "")
     return f"""
 func main(x: {x}[t, 64], q: {q}, s: {scale}[72, {groups}]{given}) -> object where t in 0..256 {{
-  dataflow {{ w = dequantize(q, s{taken}, bits={bits}, group={group}) y = linear(x, w, out_dtype="f32") }} return y
+  dataflow {{ w = dequantize(q, s{taken}, bits={bits}, group={group}{more}) y = linear(x, w, out_dtype="f32"{tolerates}) }} return y
 }}"""
 
 
@@ -108,6 +110,18 @@ def test_the_meaning_stays(count: int, target: str) -> None:
 def test_the_meaning_of_integers_stays(bits: int, group: int, target: str) -> None:
     rng, text = np.random.default_rng(0), quantised(bits=bits, group=group, scale="bf16", x="bf16")
     q = rng.integers(0, 256, (72, 32)).astype(np.uint8) if bits == 4 else rng.integers(-128, 128, (72, 64)).astype(np.int8)
+    args = rng.standard_normal((9, 64)).astype(BF16), q, rng.random((72, 64 // (group or 64))).astype(BF16)
+    found, meaning = (Interpreter(m).call("main", *args) for m in (scheduled(text, target), parse(text)))
+    np.testing.assert_allclose(found, meaning, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("group", "target", "name"), [(0, "sm_80", "mma"), (32, "sm_80", "mma"), (0, "sm_90a", "wgmma"), (32, "sm_90a", "mma")]
+)
+def test_floats_of_eight_bits_are_multiplied_as_bf16(group: int, target: str, name: str) -> None:
+    assert {op.name for op in ops(quantised(group=group, kind="e4m3"), target)} == {f"{name}_product"}
+    rng, text = np.random.default_rng(0), quantised(group=group, scale="bf16", x="bf16", kind="e4m3")
+    q = rng.integers(0, 0x7F, (72, 64)).astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
     args = rng.standard_normal((9, 64)).astype(BF16), q, rng.random((72, 64 // (group or 64))).astype(BF16)
     found, meaning = (Interpreter(m).call("main", *args) for m in (scheduled(text, target), parse(text)))
     np.testing.assert_allclose(found, meaning, rtol=1e-5, atol=1e-3)

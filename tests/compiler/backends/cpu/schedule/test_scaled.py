@@ -1,0 +1,112 @@
+"""Products of rows and 8-bit floats with a scale per group, for sizes that leave every remainder of a tile. A row of the result has
+the same bits in any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler.backends.cpu.pipeline import pipeline
+from compiler.interpret.graph import Interpreter
+from compiler.ir.dtypes import DType
+from compiler.ir.text.parser import parse
+from compiler.machine.target import NAMED, Target, host
+from tests.compiler.backends.cpu.schedule.conftest import HERE
+
+K = 256
+PAIRS = NAMED["avx512-bf16-amd"]  # the target with a tile for 8-bit floats
+GATED = f"""
+func main(x: f32[m, {K}], a: e4m3[72, {K}], sa: bf16[72, 2], b: e4m3[72, {K}], sb: bf16[72, 2]) -> object {{
+  dataflow {{
+    v = dequantize(a, sa, group=128, kind="e4m3") w = dequantize(b, sb, group=128, kind="e4m3")
+    g = linear(x, v, tolerates="bf16") u = linear(x, w, tolerates="bf16") s = silu(g) y = multiply(s, u)
+  }}
+  return y
+}}
+"""
+
+
+def program(n: int, group: int, more: str = ', tolerates="bf16"') -> str:
+    return f"""
+func main(x: f32[m, {K}], q: e4m3[{n}, {K}], s: f32[{n}, {K // (group or K)}]) -> object {{
+  dataflow {{ w = dequantize(q, s, group={group}, kind="e4m3") y = linear(x, w{more}) }}
+  return y
+}}
+"""
+
+
+def rows(count: int) -> Any:
+    """Return rows that bf16 represents exactly, so that all targets multiply the same numbers."""
+    return np.random.default_rng(count).standard_normal((count, K)).astype(DType.BF16.numpy).astype(np.float32)
+
+
+def weights(n: int, groups: int, dtype: Any = np.float32) -> tuple[Any, Any]:
+    """Return numbers with all patterns of bits but NaN, and their scales."""
+    random = np.random.default_rng(n)
+    numbers = random.choice(np.delete(np.arange(256, dtype=np.uint8), [0x7F, 0xFF]), (n, K)).view(DType.E4M3.numpy)
+    return numbers, random.random((n, groups)).astype(dtype)
+
+
+def ways(text: str, target: Target) -> set[Any]:
+    module = pipeline(target).until("schedule_kernels")(parse(text))
+    return {prim.attrs.get("schedule") for prim in module.prim_functions.values()}
+
+
+def test_rows_that_tolerate_it_are_rounded_where_a_tile_multiplies_bf16() -> None:
+    assert "scaled" in ways(program(100, 128), PAIRS) and "scaled" in ways(GATED, PAIRS)
+    assert "matmul" in ways(program(100, 128, ""), PAIRS) and "matmul" in ways(program(100, 2), PAIRS)
+    assert "matmul" in ways(program(100, 128), NAMED["amx"]) and "matmul" in ways(program(100, 128), NAMED["aarch64-neon"])
+
+
+@pytest.mark.parametrize("group", [0, 4, 128])
+@pytest.mark.parametrize("m", [1, 2, 9])
+def test_scheduling_keeps_the_meaning(m: int, group: int) -> None:
+    text, args = program(100, group), (rows(m), *weights(100, K // (group or K)))
+    module = pipeline(PAIRS).until("schedule_kernels")(parse(text))
+    found, meaning = (Interpreter(module).call("main", *args), Interpreter(parse(text)).call("main", *args))
+    np.testing.assert_allclose(found, meaning, rtol=1e-5, atol=1e-5 * np.abs(meaning).max())
+
+
+@pytest.fixture
+def near(session_of: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that returns the result on this machine. It requires that all targets give results near the interpreter's."""
+
+    def call(text: str, *args: Any) -> Any:
+        expected = Interpreter(parse(text)).call("main", *args)
+        found = [session_of(text, target, 3).call("main", *args) for target in HERE]
+        for result in found:
+            np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max(initial=0))
+        return found[0]
+
+    return call
+
+
+@pytest.mark.parametrize("m", [0, 1, 3, 8, 15])
+@pytest.mark.parametrize("n", [1, 33, 64, 129])
+def test_sizes_around_the_tile(near: Callable[..., Any], m: int, n: int) -> None:
+    near(program(n, 128), rows(m), *weights(n, 2))
+
+
+@pytest.mark.parametrize("group", [0, 4, 128])
+def test_a_row_has_the_same_bits_in_any_batch(near: Callable[..., Any], group: int) -> None:
+    x, parts = rows(33), weights(100, K // (group or K))
+    whole = near(program(100, group), x, *parts)
+    for some in (slice(0, 1), slice(3, 18), slice(5, 22)):
+        np.testing.assert_array_equal(near(program(100, group), x[some], *parts), whole[some])
+
+
+def test_two_products_over_the_same_rows(near: Callable[..., Any]) -> None:
+    x, parts = rows(11), (*weights(72, 2, DType.BF16.numpy), *weights(72, 2, DType.BF16.numpy))
+    whole = near(GATED, x, *parts)
+    np.testing.assert_array_equal(near(GATED, x[4:5], *parts), whole[4:5])
+
+
+@pytest.mark.skipif(not PAIRS.can_run_here, reason="this CPU has no instructions for the tile")
+@pytest.mark.parametrize("m", [1, 13])
+def test_the_tile_has_the_bits_of_its_meaning(session_of: Callable[..., Any], m: int) -> None:
+    text, args = program(160, 128), (rows(m), *weights(160, 2))
+    module = pipeline(host()).until("schedule_kernels")(parse(text))
+    np.testing.assert_array_equal(session_of(text, host(), 1).call("main", *args), Interpreter(module).call("main", *args))
