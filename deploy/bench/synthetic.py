@@ -21,7 +21,7 @@ from compiler.frontend.quantized.held import HeldWeights
 from compiler.frontend.quantized.source import QuantizedWeights
 from compiler.frontend.registry import decoder_family
 from compiler.frontend.rope import Rope
-from compiler.frontend.weights import TensorInfo
+from compiler.frontend.weights import TensorInfo, WeightSource
 from compiler.ir.dtypes import DType
 from server.settings import SettingsError
 
@@ -51,9 +51,7 @@ MAMBA = "granitemoehybrid"  # family of the hybrids with Mamba-2
 ATTENTION_EVERY = 8  # in a hybrid, every eighth layer is an attention layer
 WINDOW = 128  # length of the window, in tokens, in every second layer of gpt-oss
 FP8 = "fp8"  # matrices as in an fp8 checkpoint
-FP8_BLOCK = 128  # rows and inputs of a block with one scale
-FP8_SCALE = "_scale_inv"
-FP8_STEP = 2.0**-11  # scale of random weights
+FP8_SCALE = "_scale_inv"  # ending of the names of scales
 HEAD_SIZES = (64, 80, 96, 128, 256)
 
 
@@ -256,9 +254,10 @@ class RandomWeights:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Weights:
-    """Random weights as an fp8 checkpoint stores them: matrices of layers as 8-bit floats, with a scale per block of 128 by 128."""
+    """Another source's weights as an fp8 checkpoint stores them: matrices of layers are 8-bit floats, with a scale per square block."""
 
-    source: RandomWeights
+    source: WeightSource
+    block: int  # rows and inputs of a block
 
     @property
     def tensors(self) -> Mapping[str, TensorInfo]:
@@ -266,27 +265,37 @@ class Fp8Weights:
         for name in filter(self._is_quantised, self.source.tensors):
             rows, columns = shape = found[name].shape
             found[name] = TensorInfo(shape, DType.E4M3.numpy, rows * columns)
-            blocks = -(-rows // FP8_BLOCK), -(-columns // FP8_BLOCK)
+            blocks = -(-rows // self.block), -(-columns // self.block)
             found[name + FP8_SCALE] = TensorInfo(blocks, DType.F32.numpy, 4 * prod(blocks))
         return found
 
     def read(self, name: str) -> NDArray[Any]:
         if name.endswith(FP8_SCALE):
-            return np.full(self.tensors[name].shape, FP8_STEP, np.float32)
+            return self._scales(self.source.read(name.removesuffix(FP8_SCALE)))
         values = self.source.read(name)
-        return (values.astype(np.float32) / np.float32(FP8_STEP)).astype(DType.E4M3.numpy) if self._is_quantised(name) else values
+        if not self._is_quantised(name):
+            return values
+        scales, (rows, columns) = self._scales(values), values.shape
+        spread = scales.repeat(self.block, 0)[:rows].repeat(self.block, 1)[:, :columns]
+        return (values.astype(np.float32) / spread).astype(DType.E4M3.numpy)
 
     def release(self, name: str) -> None:
-        """Do nothing, since arrays are not stored."""
+        self.source.release(name.removesuffix(FP8_SCALE))
 
     def digest(self) -> str:
         return self.source.digest()
 
+    def _scales(self, values: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the scales with which the largest weight of each block becomes the largest number."""
+        sizes, starts = np.abs(values.astype(np.float32)), [np.arange(0, length, self.block) for length in values.shape]
+        largest = np.maximum.reduceat(np.maximum.reduceat(sizes, starts[0], 0), starts[1], 1)
+        return np.maximum(largest, np.float32(1e-12)) / np.float32(DType.E4M3.ends[1])
+
     def _is_quantised(self, name: str) -> bool:
-        return len(self.source.shapes[name]) == 2 and ".layers." in name
+        return ".layers." in name and name.endswith(".weight") and len(self.source.tensors[name].shape) == 2
 
 
-def fp8_weights(shapes: Mapping[str, tuple[int, ...]]) -> HeldWeights:
-    """Return random weights that a program reads in 8 bits."""
-    method = read_fp8(Fields({"weight_block_size": [FP8_BLOCK, FP8_BLOCK]}, "quantization_config"))
-    return HeldWeights(QuantizedWeights(Fp8Weights(RandomWeights(shapes)), method))
+def fp8_weights(source: WeightSource, block: int = 128) -> HeldWeights:
+    """Return weights that a program reads in 8 bits."""
+    method = read_fp8(Fields({"weight_block_size": [block, block]}, "quantization_config"))
+    return HeldWeights(QuantizedWeights(Fp8Weights(source, block), method))

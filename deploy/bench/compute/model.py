@@ -119,7 +119,7 @@ class Model:
         device: str = CPU,
     ) -> None:
         if quantize == FP8:
-            self._build(config, fp8_weights(shapes_of(config)), AS_STORED, threads, kv_dtype, target, device)
+            self._build(config, fp8_weights(RandomWeights(shapes_of(config))), AS_STORED, threads, kv_dtype, target, device)
             return
         if quantize != Q4_K_M.lower():
             self._build(config, RandomWeights(shapes_of(config)), WeightFormat.parse(quantize), threads, kv_dtype, target, device)

@@ -17,7 +17,7 @@ from compiler.bind import bind_weights
 from compiler.frontend.cache_groups import groups_of
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.decoder import ENTRY, StepBounds, build_step
-from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.layers.nn import AS_STORED, WeightFormat
 from compiler.frontend.quantized.held import forms_of
 from compiler.frontend.registry import load_config, weights_of
 from compiler.frontend.weights import WeightSource, open_safetensors
@@ -26,7 +26,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.module import IRModule
 from compiler.machine.target import Target, host
 from compiler.passes.round_operands import RoundOperands
-from deploy.bench.synthetic import RandomWeights, llama_config, shapes_of
+from deploy.bench.synthetic import FP8, RandomWeights, fp8_weights, llama_config, shapes_of
 from runtime.cache_groups import CacheGroup
 from runtime.executable import Executable
 from runtime.session import Session
@@ -37,6 +37,7 @@ from tests.gpu.fixtures import software_gpu as software_gpu
 GOLDEN = Path(__file__).parents[2] / "golden" / "models"
 BOUNDS = StepBounds(max_tokens=512, max_seqs=512, max_context=128)
 NUM_PAGES = 200
+FP8_BLOCK = 32  # rows and inputs of a block with one scale
 
 Rows = NDArray[np.float32]  # [rows, values]; the values are logits or hidden states
 
@@ -163,7 +164,7 @@ def _wide() -> tuple[ModelConfig, WeightSource, dict[str, NDArray[Any]]]:
 @pytest.fixture(scope="session")
 def causal(compiled_once: Callable[..., Executable]) -> Callable[..., CausalModel]:
     """`causal(case, format="f32", entry="step", target=host(), kv_dtype=DType.F32)` returns the model of a case. The model is compiled on
-    first use."""
+    first use. With the format fp8, its matrices are those of an fp8 checkpoint."""
     known: dict[tuple[str, str, str, str, DType], CausalModel] = {}
 
     def compiled(
@@ -173,8 +174,9 @@ def causal(compiled_once: Callable[..., Executable]) -> Callable[..., CausalMode
         key = case, format, entry, target.name, kv_dtype
         if key not in known:
             config, source, golden = _wide() if case == "wide" else _golden(GOLDEN / case)
-            held = WeightFormat.parse(format)
-            module = build_step(config, dtypes_of(source), BOUNDS, kv_dtype, held, entry=entry)
+            source = fp8_weights(source, FP8_BLOCK) if format == FP8 else source
+            held, forms = AS_STORED if format == FP8 else WeightFormat.parse(format), forms_of(source.tensors)
+            module = build_step(config, dtypes_of(source), BOUNDS, kv_dtype, held, entry=entry, forms=forms)
             known[key] = CausalModel(config, source, entry, compiled_once(module, target), golden, kv_dtype)
         return known[key]
 

@@ -19,6 +19,7 @@ QUICK = [
     ("llama", "bf16"),
     ("llama", "int8"),
     ("qwen3", "int4"),
+    ("llama", "fp8"),
     ("qwen3_moe", "f32"),
     ("gpt_oss", "int8"),
     ("qwen3_next", "int8"),

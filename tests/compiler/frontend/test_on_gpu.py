@@ -83,3 +83,18 @@ def test_prompts_over_pages_of_bf16(name: str, causal: Callable[..., Any]) -> No
     chunked = gpu.start(seed=1)
     chunks = [chunked.feed({"a": text[low:high]})["a"] for low, high in pairwise([0, 10, 11, len(text)])]
     np.testing.assert_array_equal(np.concatenate(chunks), whole)
+
+
+@pytest.mark.parametrize("target", ["sm_90a", pytest.param("sm_80", marks=pytest.mark.slow)])
+def test_floats_of_eight_bits(target: str, causal: Callable[..., Any]) -> None:
+    """With matrices of an fp8 checkpoint, the logits of a token have the same bits in one piece, in chunks and in a batch.
+    The logits are close to those of the CPU."""
+    gpu, cpu = causal("llama", "fp8", target=get(target)), causal("llama", "fp8")
+    text = gpu.golden["prompt"][:20]
+    whole = gpu.start().feed({"a": text})["a"]
+    assert mean_error(whole, cpu.start().feed({"a": text})["a"]) < 1e-2
+    chunked = gpu.start(seed=1)
+    chunks = [chunked.feed({"a": text[low:high]})["a"] for low, high in pairwise([0, 10, 11, len(text)])]
+    np.testing.assert_array_equal(np.concatenate(chunks), whole)
+    batched = gpu.start(seed=2).feed({"b": text[:7], "a": text})
+    np.testing.assert_array_equal(batched["a"], whole)
