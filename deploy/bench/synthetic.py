@@ -289,7 +289,7 @@ class Fp8Weights:
         """Return the scales with which the largest weight of each block becomes the largest number."""
         sizes, starts = np.abs(values.astype(np.float32)), [np.arange(0, length, self.block) for length in values.shape]
         largest = np.maximum.reduceat(np.maximum.reduceat(sizes, starts[0], 0), starts[1], 1)
-        return np.maximum(largest, np.float32(1e-12)) / np.float32(DType.E4M3.ends[1])
+        return (np.maximum(largest, 1e-12) / DType.E4M3.ends[1]).astype(np.float32)
 
     def _is_quantised(self, name: str) -> bool:
         return ".layers." in name and name.endswith(".weight") and len(self.source.tensors[name].shape) == 2

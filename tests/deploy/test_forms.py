@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
+from safetensors.numpy import save_file
 
+from compiler.frontend.weights import open_safetensors
 from deploy import demo
+from deploy.bench.synthetic import Fp8Weights
 from deploy.forms import ServedForm, compare_forms, recommended
 from deploy.inspection import WORKER_BYTES, Inspection, inspect_model
 from deploy.model_loading.files import open_files
@@ -59,5 +65,20 @@ def test_a_quantised_file_loses_nothing_as_it_is(found: Inspection, tmp_path: Pa
     forms = by_name(compare_forms(files, found))
     assert forms["auto"].loss == 0 < forms["bf16"].loss < forms["int4"].loss
     assert forms["auto"].weights_bytes < forms["int8"].weights_bytes < forms["bf16"].weights_bytes
+    best = recommended(list(forms.values()))
+    assert best is not None and best.quantize == "auto"
+
+
+def test_a_checkpoint_in_fp8_loses_nothing_as_it_is(found: Inspection, tmp_path: Path) -> None:
+    folder, source = tmp_path / "fp8", open_safetensors(demo.MODEL)
+    shutil.copytree(demo.MODEL, folder)
+    stored = Fp8Weights(source, 128)
+    save_file({name: np.ascontiguousarray(stored.read(name)) for name in stored.tensors}, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps(config))
+    forms = by_name(compare_forms(open_files(folder), found))
+    assert forms["auto"].loss == 0 < forms["bf16"].loss < forms["int8"].loss
+    assert forms["auto"].weights_bytes < forms["bf16"].weights_bytes
     best = recommended(list(forms.values()))
     assert best is not None and best.quantize == "auto"

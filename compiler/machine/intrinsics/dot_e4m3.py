@@ -31,10 +31,7 @@ SIGN = 0x80
 
 @tile_op
 class DotE4m3(ProductOp):
-    """dot_e4m3(c, a, b) dims(k, stride, apart): a product as in product.py. b is in the format `PANEL_E4M3`, so k is a multiple of 4. If
-    there are more columns than in a panel, further panels follow, each `apart` bytes behind the one before. Without them the latency of
-    additions would limit a single row.
-    """
+    """dot_e4m3(c, a, b) dims(k, stride): a product as in product.py. b is a panel in the format `PANEL_E4M3`, so k is a multiple of 4."""
 
     name: ClassVar[str] = "dot_e4m3"
     accumulator: ClassVar[DType] = DType.F32
@@ -44,42 +41,30 @@ class DotE4m3(ProductOp):
     needs: ClassVar[Features] = Features(["avx512bf16", "avx512vbmi", "sse4a"])
     vector_bits: ClassVar[int] = 512
 
-    @property
-    def dims(self) -> tuple[str, ...]:
-        return ("k", "stride", "apart")
-
-    @property
-    def num_panels(self) -> int:
-        return self.columns // PANEL_E4M3.columns
-
     def problems(self) -> Iterator[str]:
-        if self.columns % PANEL_E4M3.columns or not self.columns:
-            yield f"columns are {self.columns}, expected a multiple of {PANEL_E4M3.columns}"
+        if self.columns != PANEL_E4M3.columns:
+            yield f"columns are {self.columns}, expected {PANEL_E4M3.columns}"
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
-        (c, a, b), (k, stride, apart) = arrays, dims
-        panels = np.stack([b[p * apart :][: k * PANEL_E4M3.columns] for p in range(self.num_panels)])
-        weights = PANEL_E4M3.unpacked(panels.reshape(self.num_panels, k // PANEL_E4M3.depth, -1))  # [columns, k]
+        (c, a, b), (k, stride) = arrays, dims
+        weights = PANEL_E4M3.unpacked(b[: k * self.columns].reshape(1, -1, PANEL_BYTES))  # [columns, k]
         pairs = weights.reshape(self.columns, -1, PAIR).swapaxes(0, 1).astype(DType.BF16.numpy)
         DotBf16(self.rows, self.columns).meaning((c, a, pairs.reshape(-1)), (k, stride))
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        (c, a, b), (k, stride, apart), vector = pointers, dims, vec("float", LANES)
+        (c, a, b), (k, stride), vector = pointers, dims, vec("float", LANES)
         places = [(i, j) for i in range(self.rows) for j in range(self.columns // LANES)]
         totals = {place: code.alloca(vector) for place in places}
         results = {(i, j): code.op(f"getelementptr float, ptr {c}, i64 {i * self.columns + j * LANES}") for i, j in places}
         for place in places:
             code.do(f"store {vector} {code.op(f'load {vector}, ptr {results[place]}, align 4')}, ptr {totals[place]}")
         rows = [code.op(f"getelementptr bfloat, ptr {a}, i64 {code.op(f'mul nsw i64 {stride}, {i}')}") for i in range(self.rows)]
-        panels = [code.op(f"getelementptr i8, ptr {b}, i64 {code.op(f'mul nsw i64 {apart}, {p}')}") for p in range(self.num_panels)]
         with code.loop("0", code.op(f"sdiv i64 {k}, {PANEL_E4M3.depth}")) as line:
-            loaded: list[str] = []
-            for panel in panels:
-                begin = code.op(f"getelementptr [{PANEL_BYTES} x i8], ptr {panel}, i64 {line}")
-                if self.rows > 1:  # a single row waits for memory anyway, so prefetching does not help it
-                    prefetch_lines(code, begin, AHEAD, PANEL_BYTES, far=True)
-                at = (code.op(f"getelementptr i8, ptr {begin}, i64 {offset}") for offset in range(0, PANEL_BYTES, LINE_BYTES))
-                loaded += [code.op(f"load {BYTES}, ptr {place}, align 1") for place in at]
+            begin = code.op(f"getelementptr [{PANEL_BYTES} x i8], ptr {b}, i64 {line}")
+            if self.rows > 1:  # a single row waits for memory anyway, so prefetching does not help it
+                prefetch_lines(code, begin, AHEAD, PANEL_BYTES, far=True)
+            at = (code.op(f"getelementptr i8, ptr {begin}, i64 {offset}") for offset in range(0, PANEL_BYTES, LINE_BYTES))
+            loaded = [code.op(f"load {BYTES}, ptr {place}, align 1") for place in at]
             right = [_pairs(code, some) for some in loaded]
             for i, row in enumerate(rows):
                 at = code.op(f"getelementptr [{PANEL_E4M3.depth} x bfloat], ptr {row}, i64 {line}")

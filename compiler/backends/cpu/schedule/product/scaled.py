@@ -1,25 +1,20 @@
 """Products of rows of bf16 and numbers with scales. A group of numbers shares a scale: the sum of each group, in f32, is multiplied by the
-scale, and groups are added in order.
-
-A single row computes adjacent panels together, because additions to the sums of one panel would wait for each other.
-"""
+scale, and groups are added in order."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from compiler.backends.cpu.schedule.product.panels import Panels
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin, local_per_sum
 from compiler.idioms.product import Product
 from compiler.idioms.scaled import scaled_numbers
-from compiler.ir.dims import Dim, product_of
+from compiler.ir.dims import Dim
 from compiler.ir.loops.scalars import Cast, Contraction, Element, Load
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, cast
-from compiler.machine.products import ProductTile, TileShape
-
-ABREAST = 2  # number of panels that a single row computes together
+from compiler.machine.products import ProductTile
 
 
 def is_scaled(product: Product[Contraction], tile: ProductTile) -> bool:
@@ -35,18 +30,10 @@ class Scaled:
     tile: ProductTile
 
     def write(self, k: Kernel) -> None:
-        with Panels(self.product, self.tile.shape, abreast=ABREAST if self.product.row_axis is not None else 1).claims(k) as claim:
+        with Panels(self.product, self.tile.shape).claims(k) as claim:
             for tiles in claim.tiles(k):
-                if tiles.are_abreast:
-                    self.write_tile(k, self.wide_tile(claim.tile(claim.panel, tiles.first, 1)))
-                else:
-                    with tiles.each(k) as tile:
-                        self.write_tile(k, tile)
-
-    def wide_tile(self, tile: TileOrigin) -> TileOrigin:
-        """Return the tile of one row that spans all panels computed together."""
-        shape = self.tile.shape
-        return replace(tile, shape=TileShape(1, shape.vectors * ABREAST, shape.lanes), panel=tile.panel // ABREAST)
+                with tiles.each(k) as tile:
+                    self.write_tile(k, tile)
 
     def write_tile(self, k: Kernel, tile: TileOrigin) -> None:
         totals = local_per_sum(k, self.product, "total", tile.shape.rows, tile.shape.vectors, tile.shape.lanes)
@@ -69,11 +56,9 @@ class Scaled:
             with tile.elements(k) as at:
                 acc[at] = 0.0
             row = tuple(d.substitute({**tile.corner, axis: first}) for d in rows.indices)
-            panel, lines = tile.panel * (shape.columns // self.tile.shape.columns), stored.buffer.shape[-2:]
-            columns = Load(stored.buffer, (*matrix, panel, first // self.tile.format.depth, ZERO))
-            dims = Dim.of(scaled.group), self.product.stride(rows), product_of(lines)
-            op = replace(self.tile.product(shape.rows), columns=shape.columns)
-            k.tile(op, acc[ZERO, ZERO, ZERO], Load(rows.buffer, row), columns, dims=dims)
+            columns = Load(stored.buffer, (*matrix, tile.panel, first // self.tile.format.depth, ZERO))
+            dims = Dim.of(scaled.group), self.product.stride(rows)
+            k.tile(self.tile.product(shape.rows), acc[ZERO, ZERO, ZERO], Load(rows.buffer, row), columns, dims=dims)
             with tile.elements(k) as at:
                 scale = rewrite_dims(scaled.scale, {**tile.at(*at), axis: first})
                 total[at] += acc[at] * cast(scale, total.dtype)
