@@ -19,7 +19,11 @@ class Intrinsic(TileOp):
     vector_bits: ClassVar[int] = 0  # width in bits of the registers that the intrinsic uses
     threads: ClassVar[int] = 1  # number of threads of a GPU block that run the intrinsic together; on a CPU, 1
     shared_alignment: ClassVar[int] = 16  # alignment in bytes of operands in the shared memory of a GPU
-    enough_blocks: ClassVar[int] = 0  # blocks that must fit a multiprocessor at once, which limits registers; 0: no limit is declared
+
+    @property
+    def enough_blocks(self) -> int:
+        """The number of blocks that must fit a multiprocessor of a GPU at once, which limits registers; 0: no limit is declared."""
+        return 0
 
     def runs_on(self, target: Target) -> bool:
         return self.needs <= target.features and self.vector_bits <= target.vector_bits

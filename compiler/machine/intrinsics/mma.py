@@ -43,6 +43,12 @@ class Mma(BlockProduct):
     most_bytes: ClassVar[int] = SHARED_BYTES
     least_stages: ClassVar[int] = 2
 
+    @property
+    def enough_blocks(self) -> int:
+        """Declare two blocks for weights of 4 bits. Without a declaration, the assembler limits registers so that three blocks fit, and
+        spills to keep the limit."""
+        return 2 if self.bits == 4 else 0
+
     def heights(self, *, in_groups: bool) -> tuple[int, ...]:
         return HEIGHTS
 

@@ -61,7 +61,6 @@ class PageTile(Intrinsic):
     of the split, and `held` is the memory of page 0."""
 
     threads: ClassVar[int] = SPLIT
-    enough_blocks: ClassVar[int] = ENOUGH_BLOCKS
     given: ClassVar[str]  # name of the operand with the block's rows
     given_dtype: ClassVar[DType]
     held: ClassVar[str]  # name of the operand with the pages
@@ -77,6 +76,10 @@ class PageTile(Intrinsic):
     @property
     def dims(self) -> tuple[str, ...]:
         return ("page_stride", *self.bounds)
+
+    @property
+    def enough_blocks(self) -> int:
+        return ENOUGH_BLOCKS
 
     @property
     def pitch(self) -> int:

@@ -160,11 +160,14 @@ def test_kernels_assemble_without_spills(name: str, program: str, tmp_path: Path
     assert cubin.stat().st_size
 
 
+LARGEST = [("sm_90a", "int8"), ("sm_80", "int4-128")]  # the kernels with the most registers on Hopper, and on older GPUs
+
+
 @pytest.mark.parametrize(
     ("name", "format"),
     [
-        ("sm_90a", "int8"),  # the kernels with the most registers
-        *(pytest.param(n, f, marks=pytest.mark.slow) for n in GPUS for f in ("bf16", "int8", "int4-128") if (n, f) != ("sm_90a", "int8")),
+        *LARGEST,
+        *(pytest.param(n, f, marks=pytest.mark.slow) for n in GPUS for f in ("bf16", "int8", "int4-128") if (n, f) not in LARGEST),
     ],
 )
 def test_kernels_of_an_8b_model_assemble_without_spills(name: str, format: str, tmp_path: Path) -> None:
