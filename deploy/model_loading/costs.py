@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,11 +15,11 @@ from numpy.typing import NDArray
 
 from runtime.cache_groups import PAGE_SIZE
 from runtime.files import regular
-from server.engine.scheduling.pace import EFFICIENT, Measured
+from server.engine.scheduling.pace import LEAST_SHARE, Measured
 from server.engine.step_model import NO_ROWS, GroupLimits, Places, StepBatch, StepLimits, StepModel
 
-# seconds after which measuring stops, because the first start waits for it; times of larger steps are extrapolated in proportion
-ENOUGH_S = 1.0
+# seconds that measuring steps may take, because the first start waits for it; the pace extrapolates the times of larger steps
+ENOUGH_S = 0.75
 NUM_CHUNKS, CHUNK, BEHIND = 8, 8, 512  # number of short chunks, tokens per chunk, and tokens of context before each chunk
 BRIEF_S = 0.1
 MOST_S = 3600.0  # longest plausible time of a step; a file with a longer time is ignored
@@ -31,22 +32,39 @@ def step_costs(model: StepModel, kept_at: Path | None) -> Measured:
     costs = None if kept_at is None else _read(kept_at)
     if costs is None:
         costs = measured(model)
-        if kept_at is not None and _is_complete(costs, model.limits):
+        if kept_at is not None:
             _keep(kept_at, costs)
     return costs
 
 
 def measured(model: StepModel) -> Measured:
-    """Measure steps of 1, 2, 4, ... tokens of one prompt. Their keys and values go to pages that no sequence owns yet."""
+    """Measure steps of one prompt, from one token to the largest step. Their keys and values go to pages that no sequence owns yet."""
     limits = model.limits
-    most = largest_step(limits)
     steps: dict[int, float] = {}
     began_s = time.perf_counter()
-    for size in (*(1 << i for i in range(most.bit_length() - 1)), most):
-        steps[size] = _seconds(model, step_of(limits, num_seqs=1, num_each=size, context=size))
-        if time.perf_counter() - began_s > ENOUGH_S:
+    for size in sizes_of(largest_step(limits)):
+        spent_s = time.perf_counter() - began_s
+        if len(steps) > 1 and spent_s + _expected_s(steps, size) > ENOUGH_S:
             break
+        steps[size] = _seconds(model, step_of(limits, num_seqs=1, num_each=size, context=size))
     return Measured(steps, _context_s(model))
+
+
+def sizes_of(most: int) -> list[int]:
+    """Return the sizes to measure, in rising order: the largest step, the smallest chunk of the pace, and sizes that differ by factors of
+    four."""
+    sizes = {1, most}
+    size = most // LEAST_SHARE
+    while size > 1:
+        sizes.add(size)
+        size //= 4
+    return sorted(sizes)
+
+
+def _expected_s(steps: Mapping[int, float], size: int) -> float:
+    """Estimate the time of a larger step: further tokens take as long as those between the two largest sizes."""
+    (less, less_s), (largest, longest_s) = list(steps.items())[-2:]
+    return longest_s + max(longest_s - less_s, 0.0) / (largest - less) * (size - largest)
 
 
 def largest_step(limits: StepLimits) -> int:
@@ -67,12 +85,6 @@ def _context_s(model: StepModel) -> float:
         _seconds(model, step_of(limits, num_seqs=num_seqs, num_each=CHUNK, context=context)) for context in (CHUNK, behind + CHUNK)
     )
     return max(far - near, 0.0) / (num_seqs * behind)
-
-
-def _is_complete(costs: Measured, limits: StepLimits) -> bool:
-    """Return whether the measurement includes the largest step, or shows that the cost per token no longer decreases with the size."""
-    (size, seconds), (largest, longest_s) = (sorted(costs.steps.items()) * 2)[-2:]
-    return largest == largest_step(limits) or seconds / size <= EFFICIENT * longest_s / largest
 
 
 def step_of(limits: StepLimits, *, num_seqs: int, num_each: int, context: int) -> StepBatch:

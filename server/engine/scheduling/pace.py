@@ -10,7 +10,7 @@ costs of steps are measured when the model is loaded, and corrected by later ste
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import log2
 
@@ -18,7 +18,7 @@ SMALLEST = 16  # a step may always take this many prompt tokens, even beyond `ma
 MOVES = 0.25  # weight of a new observation in a correction, so that one disturbed step changes little
 FURTHEST = 4.0  # largest factor by which an observed step counts as slower or faster than its estimate
 EFFICIENT = 1.03  # a size is efficient if its cost per token is at most this factor times the least cost per token
-LEAST_SHARE = 2  # a chunk has at least max_tokens / LEAST_SHARE tokens, because a single noisy measurement may suggest less
+LEAST_SHARE = 2  # a chunk has at least max_tokens // LEAST_SHARE tokens, because a single noisy measurement may suggest less
 RECENT = 64  # steps after which the correction of a size class expires
 
 
@@ -62,11 +62,17 @@ class StepCosts:
                 return low + bisect_right(range(low, high + 1), limit, key=self._as_measured) - 1
         return least
 
-    @property
-    def efficient(self) -> int | None:
-        """The smallest size whose cost per token is close to the least, or None before anything was measured."""
-        each_s = [seconds / size for size, seconds in zip(self._sizes, self._seconds, strict=True)]
-        return next((size for size, s in zip(self._sizes, each_s, strict=True) if s <= EFFICIENT * min(each_s)), None)
+    def efficient(self, most: int) -> int | None:
+        """Return the smallest size whose cost per token is close to the least of all sizes up to `most`, or None before anything was
+        measured. Beyond the largest measured size, assume that further tokens take as long as those between the two largest sizes."""
+        if not self._sizes:
+            return None
+        measured = dict(zip(self._sizes, self._seconds, strict=True))
+        (less, less_s), (largest, longest_s) = [(0, 0.0), *measured.items()][-2:]
+        slope_s = max(longest_s - less_s, 0.0) / (largest - less)
+        further = {size: longest_s + slope_s * (size - largest) for size in _doublings(largest, most)}
+        each_s = {size: seconds / size for size, seconds in (measured | further).items()}
+        return next(size for size, s in each_s.items() if s <= EFFICIENT * min(each_s.values()))
 
     def _as_measured(self, num_tokens: int) -> float:
         """Interpolate linearly between two measured sizes, and scale beyond the largest. Return 0 before anything was measured."""
@@ -91,7 +97,7 @@ class Pace:
         self._max_tokens = max_tokens
         self._max_gap_s = max_gap_s
         self._costs = StepCosts(measured.steps)
-        chunk = self._costs.efficient
+        chunk = self._costs.efficient(max_tokens)
         self._chunk = max_tokens if chunk is None else max(chunk, max_tokens // LEAST_SHARE)
         self._context_tokens = 0.0 if chunk is None else measured.context_s * chunk / self._costs(chunk)
 
@@ -114,6 +120,14 @@ class Pace:
 def _size_class(num_tokens: int) -> int:
     """Return the size class of a number of tokens. There are two classes per power of two."""
     return int(2 * log2(num_tokens))
+
+
+def _doublings(size: int, most: int) -> Iterator[int]:
+    """Yield 2, 4, 8, ... times `size` while that is less than `most`, then `most` if it is larger than `size`."""
+    while (size := 2 * size) < most:
+        yield size
+    if size < 2 * most:
+        yield most
 
 
 def _first_of(size: int) -> int:

@@ -168,8 +168,27 @@ def test_a_burst_gets_what_the_machine_can_do(rig, machine) -> None:
     found = serve(rig, Machine(machine), Pace(LIMITS.max_tokens, Measured(machine), UNBOUNDED_S), burst())
     prompts_s = 32 * 128 / 512 * cost(512) * 1.04  # random disturbances multiply step times by 1.04 on average
     assert (prompts_s + 127 * cost(32) * 1.04) / found.wall_s >= 0.95
-    assert median(found.first_s) <= 0.55 * prompts_s + cost(cost.efficient)  # a prompt ends only at the end of a step
+    assert median(found.first_s) <= 0.55 * prompts_s + cost(cost.efficient(512))  # a prompt ends only at the end of a step
     assert max(found.first_s) <= 1.15 * prompts_s
+
+
+@machines
+def test_a_measurement_of_small_steps_is_enough(rig, machine) -> None:
+    """On a slow machine, a load measures no large steps. A burst then takes as long as if the load had measured all steps."""
+    few = {size: seconds for size, seconds in machine.items() if size <= 64}
+    all_s, few_s = (
+        serve(rig, Machine(machine), Pace(LIMITS.max_tokens, Measured(steps), UNBOUNDED_S), burst()).lost_s for steps in (machine, few)
+    )
+    assert few_s <= 1.02 * all_s
+
+
+def test_the_efficient_size_may_be_larger_than_all_measured_ones() -> None:
+    assert StepCosts({}).efficient(512) is None
+    assert StepCosts({1: 1.0}).efficient(512) == 1, "one size shows no cost that all sizes have"
+    assert StepCosts({1: 1.0, 4: 1.0}).efficient(512) == 512
+    assert StepCosts({1: 2.0, 16: 3.0}).efficient(512) == 512
+    assert StepCosts({1: 0.11, 64: 6.5}).efficient(512) == 64
+    assert StepCosts({1: 1.0, 4: 0.9}).efficient(512) == 512, "a measurement may be disturbed"
 
 
 @machines
