@@ -2,6 +2,8 @@
 
     first start    with an empty cache: the worker compiles, reads and prepares all weights
     later start    with a full cache
+    cold start     with a full cache on disk, but no packed weights in memory: measures how much of them is read before the first token.
+                   Rows of the embedding and experts that no token used are not read, so a model may be larger than memory
 
 Resident memory is compared with the plan: weights, arena, KV pages, and WORKER_BYTES for the process itself. While a checkpoint is loaded,
 the plan also includes one of its shards. Resident memory includes only those pages of mapped files that were accessed.
@@ -11,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ctypes
 import json
+import mmap
 import os
 import tempfile
 import time
@@ -20,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from safetensors.numpy import save_file
 
 from compiler.frontend.weights import open_safetensors
@@ -27,6 +32,7 @@ from deploy import demo
 from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.measure import Figure, report
 from deploy.bench.synthetic import SHAPES
+from deploy.cache import Part, kept
 from deploy.model_loading.plan import WORKER_BYTES
 from deploy.serve import WORKER
 from server.messages import Load, Ready, SamplingParams, Submit
@@ -45,6 +51,7 @@ class Start:
     first_token_s: float  # seconds from the start of the process to the first token
     peak_bytes: int  # largest resident memory until the first token
     serving_bytes: int  # resident memory after NUM_NEW tokens
+    packed_share: float  # share of the packed weights that the page cache holds when the first token arrives
 
     @property
     def planned_bytes(self) -> int:
@@ -56,12 +63,13 @@ async def start(load: Load) -> Start:
     worker = Supervisor(WORKER, load)
     ready = await worker.start()
     try:
-        first_token_s, peak_bytes = 0.0, 0
+        first_token_s, peak_bytes, packed_share = 0.0, 0, 0.0
         params = SamplingParams(NUM_NEW, temperature=0.0, ignore_eos=True)
         async for _ in worker.generate(Submit("load", PROMPT, params)):
             if not first_token_s:
                 first_token_s, peak_bytes = time.perf_counter() - began_s, resident(worker, "VmHWM")
-        return Start(ready, first_token_s, peak_bytes, resident(worker, "VmRSS"))
+                packed_share = cached_share(packed_weights())
+        return Start(ready, first_token_s, peak_bytes, resident(worker, "VmRSS"), packed_share)
     finally:
         await worker.stop()
 
@@ -70,6 +78,34 @@ def resident(worker: Supervisor, field: str) -> int:
     """Return a field of the worker's /proc status in bytes: `VmRSS` is its resident memory, `VmHWM` the peak of its resident memory."""
     status = Path(f"/proc/{worker.pid}/status").read_text()
     return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(f"{field}:"))
+
+
+def packed_weights() -> Path:
+    """Return the file of packed weights. The cache has no other."""
+    folder = kept()
+    assert folder is not None
+    (path,) = (item.paths[0] for item in folder.items() if item.part is Part.WEIGHTS)
+    return path
+
+
+def cached_share(path: Path) -> float:
+    """Return the share of a file's pages that the page cache holds."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+        pages = np.zeros(-(-len(mapping) // mmap.PAGESIZE), np.uint8)
+        content = np.frombuffer(mapping, np.uint8)
+        failed = ctypes.CDLL(None, use_errno=True).mincore(
+            ctypes.c_void_p(content.ctypes.data), ctypes.c_size_t(content.nbytes), ctypes.c_void_p(pages.ctypes.data)
+        )
+        del content  # otherwise the mapping cannot be closed
+        if failed:
+            raise OSError(ctypes.get_errno(), "mincore failed")
+        return float((pages & 1).mean())
+
+
+def evict(path: Path) -> None:
+    """Remove a file from the page cache."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def shard(folder: Path, num_shards: int) -> None:
@@ -96,6 +132,8 @@ def measure(folder: Path, quantize: str, *, start_goal_s: float | None, num_star
     load = Load("bench", str(folder), quantize, kv_cache_bytes=KV_BYTES)
     first = asyncio.run(start(load))
     seconds = [asyncio.run(start(load)) for _ in range(num_starts)]
+    evict(packed_weights())
+    cold = asyncio.run(start(load))
     second = min(seconds, key=lambda s: s.first_token_s)  # slower starts include interruptions by other programs
     peak_bytes, serving_bytes = max(first.peak_bytes, second.peak_bytes), max(first.serving_bytes, second.serving_bytes)
     ready = first.ready
@@ -116,6 +154,9 @@ def measure(folder: Path, quantize: str, *, start_goal_s: float | None, num_star
             "s",
             start_goal_s,
             note=f"best of {num_starts} starts; of which {second.ready.load_s:.2f} s loading",
+        ),
+        Figure(
+            "share of the packed weights read before the first token, cold start", cold.packed_share, "", note=f"{cold.first_token_s:.2f} s"
         ),
     ]
 

@@ -5,7 +5,7 @@ kernels.
     prefix      two prompts, one after the other, that share their first 1,000 tokens
     arrival     a prompt of 2,000 tokens that arrives while 16 streams decode
     burst N     N clients at once, as the first requests after a start; a second burst; then 2 N clients that arrive at random, at
-                0.7 of the rate that the model can serve
+                0.7 of the rate that the model can serve; then `arrival`
 
 The engine runs in this process, as in a worker. `--http` measures the same loads through a separate server process, `--peer` through other
 servers with the same weights. The throughput is compared with the ideal, which is measured after each run: the model, without the engine,
@@ -81,7 +81,7 @@ def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
         figures = [figure for n in clients for figure in run_figures(driver, model, [f"{n} clients"], n)]
         figures += mixed_figures(driver, Texts(limits.vocab_size), limits, "")
     else:
-        figures = burst_figures(driver, model, options.burst)
+        figures = burst_figures(driver, model, options.burst) + arrival_figures(driver, Texts(limits.vocab_size), limits, "")
     driver.close()
     del loaded, model, driver  # servers load the model again
     if options.http:
@@ -208,23 +208,31 @@ def stream_figures(name: str, streams: Sequence[Stream]) -> list[Figure]:
 
 
 def mixed_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str) -> list[Figure]:
-    """Run the patterns `prefix` and `arrival` if their texts fit into the model's context."""
-    figures: list[Figure] = []
+    """Run the patterns `prefix` and `arrival`."""
+    return [*prefix_figures(driver, texts, limits, where), *arrival_figures(driver, texts, limits, where)]
+
+
+def prefix_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str) -> list[Figure]:
     num_own, num_new = 16, 8
-    if limits.max_context >= NUM_SHARED + num_own + num_new:
-        shared = texts.make(1, NUM_SHARED)
-        first, second = (driver.run([Prompt(shared + texts.make(2 + i, num_own), num_new)])[0].ttft_s for i in range(2))
-        note = f"{first * 1e3:.0f} ms, then {second * 1e3:.0f} ms"
-        figures.append(Figure(f"{where}prefix: time to first token, second prompt / first", second / first, "", 0.15, note=note))
-    if limits.max_context >= NUM_ARRIVING + num_new:
-        prompts = texts.several(999, NUM_DECODING, num_new=256)
-        *others, late = driver.run(prompts, late=Prompt(texts.make(5, NUM_ARRIVING), num_new))
-        (alone,) = driver.run([Prompt(texts.make(6, NUM_ARRIVING), num_new)])
-        figures += arrival_figures(others, late, alone, where)
-    return figures
+    if limits.max_context < NUM_SHARED + num_own + num_new:
+        return []
+    shared = texts.make(1, NUM_SHARED)
+    first, second = (driver.run([Prompt(shared + texts.make(2 + i, num_own), num_new)])[0].ttft_s for i in range(2))
+    note = f"{first * 1e3:.0f} ms, then {second * 1e3:.0f} ms"
+    return [Figure(f"{where}prefix: time to first token, second prompt / first", second / first, "", 0.15, note=note)]
 
 
-def arrival_figures(others: Sequence[Stream], late: Stream, alone: Stream, where: str) -> list[Figure]:
+def arrival_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str) -> list[Figure]:
+    num_new = 8
+    if limits.max_context < NUM_ARRIVING + num_new:
+        return []
+    prompts = texts.several(999, NUM_DECODING, num_new=256)
+    *others, late = driver.run(prompts, late=Prompt(texts.make(5, NUM_ARRIVING), num_new))
+    (alone,) = driver.run([Prompt(texts.make(6, NUM_ARRIVING), num_new)])
+    return late_figures(others, late, alone, where)
+
+
+def late_figures(others: Sequence[Stream], late: Stream, alone: Stream, where: str) -> list[Figure]:
     """Measure how much longer a long prompt takes while other streams run, and the gaps between their tokens until the prompt's first
     token."""
     end_s = late.times_s[0]

@@ -22,6 +22,13 @@ def test_a_load_stays_within_its_plan(capsys: pytest.CaptureFixture[str]):
     assert min(peak["value"], serving["value"]) > 10, "a Python process takes more than 10 MB"
     assert peak["goal"] > serving["goal"], "the peak may exceed the memory while serving by one shard"
     assert figures["time to first token, later start"]["value"] > 0
+    assert 0 < figures["share of the packed weights read before the first token, cold start"]["value"] <= 1
+
+
+def test_the_page_cache_holds_the_pages_that_were_read(tmp_path: Path):
+    file = tmp_path / "file"
+    file.write_bytes(bytes(1 << 16))
+    assert load.cached_share(file) == 1, "written pages stay in the cache"
 
 
 def test_shards_hold_what_the_file_held(tmp_path: Path):

@@ -13,7 +13,7 @@ import pytest
 
 from deploy import demo
 from deploy.bench.serving.drive import InProcess, Prompt, Stream
-from deploy.bench.serving.serve import arrival_figures, main, stream_figures
+from deploy.bench.serving.serve import late_figures, main, stream_figures
 from deploy.model_loading.load import load_model
 from server.messages import MAX_GAP_MS, Load
 from server.settings import SettingsError
@@ -136,6 +136,6 @@ def test_what_a_late_prompt_costs_the_others():
     and 1 s otherwise. Gaps before all streams have started are ignored."""
     others = [stream(0.0, [1, 2, 3, 4, 7, 8, 9]), stream(0.0, [2.5, 3.5, 4.5, 6.5, 7.5, 8.5])]
     late = stream(4.2, [7.0])
-    gap, first = arrival_figures(others, late, stream(20.0, [21.75]), "")
+    gap, first = late_figures(others, late, stream(20.0, [21.75]), "")
     assert gap.value == 3000 and gap.goal == MAX_GAP_MS and gap.reached is False
     assert first.value == pytest.approx(1.6) and first.reached is False
