@@ -2,8 +2,8 @@
 
     first start    with an empty cache: the worker compiles, reads and prepares all weights
     later start    with a full cache
-    cold start     with a full cache on disk, but no packed weights in memory: measures how much of them is read before the first token.
-                   Rows of the embedding and experts that no token used are not read, so a model may be larger than memory
+    cold start     with a full cache on disk, but no packed weights in memory. It measures which share of them is read before the answer
+                   to a prompt of one token begins. Experts that no token chose are not read, so a mixture may be larger than memory
 
 Resident memory is compared with the plan: weights, arena, KV pages, and WORKER_BYTES for the process itself. While a checkpoint is loaded,
 the plan also includes one of its shards. Resident memory includes only those pages of mapped files that were accessed.
@@ -58,14 +58,14 @@ class Start:
         return self.ready.total_bytes + WORKER_BYTES
 
 
-async def start(load: Load) -> Start:
+async def start(load: Load, prompt: tuple[int, ...] = PROMPT) -> Start:
     began_s = time.perf_counter()
     worker = Supervisor(WORKER, load)
     ready = await worker.start()
     try:
         first_token_s, peak_bytes, packed_share = 0.0, 0, 0.0
         params = SamplingParams(NUM_NEW, temperature=0.0, ignore_eos=True)
-        async for _ in worker.generate(Submit("load", PROMPT, params)):
+        async for _ in worker.generate(Submit("load", prompt, params)):
             if not first_token_s:
                 first_token_s, peak_bytes = time.perf_counter() - began_s, resident(worker, "VmHWM")
                 packed_share = cached_share(packed_weights())
@@ -133,7 +133,7 @@ def measure(folder: Path, quantize: str, *, start_goal_s: float | None, num_star
     first = asyncio.run(start(load))
     seconds = [asyncio.run(start(load)) for _ in range(num_starts)]
     evict(packed_weights())
-    cold = asyncio.run(start(load))
+    cold = asyncio.run(start(load, PROMPT[:1]))
     second = min(seconds, key=lambda s: s.first_token_s)  # slower starts include interruptions by other programs
     peak_bytes, serving_bytes = max(first.peak_bytes, second.peak_bytes), max(first.serving_bytes, second.serving_bytes)
     ready = first.ready
