@@ -43,10 +43,11 @@ class _PanelOp(ProductOp):
     register (16, 8 or 4)."""
 
     accumulator: ClassVar[DType] = DType.I32
+    panel_dtype: ClassVar[DType] = DType.U8
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """Accept a panel of any element type, because the format `ScaledPanels` stores panels in words."""
+        """Return operands with a panel of any element type, because the format `ScaledPanels` stores panels in words."""
         return Operand("c", self.accumulator, written=True), Operand("a", self.row_dtype), Operand("b", None)
 
     def step(self, target: Target) -> Step | None:

@@ -24,7 +24,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from safetensors.numpy import save_file
 
 from compiler.frontend.weights import open_safetensors
@@ -90,16 +89,14 @@ def packed_weights() -> Path:
 
 def cached_share(path: Path) -> float:
     """Return the share of a file's pages that the page cache holds."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
-        pages = np.zeros(-(-len(mapping) // mmap.PAGESIZE), np.uint8)
-        content = np.frombuffer(mapping, np.uint8)
-        failed = ctypes.CDLL(None, use_errno=True).mincore(
-            ctypes.c_void_p(content.ctypes.data), ctypes.c_size_t(content.nbytes), ctypes.c_void_p(pages.ctypes.data)
-        )
-        del content  # otherwise the mapping cannot be closed
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapping:
+        pages = (ctypes.c_ubyte * -(-len(mapping) // mmap.PAGESIZE))()
+        first = ctypes.c_ubyte.from_buffer(mapping)
+        failed = ctypes.CDLL(None, use_errno=True).mincore(ctypes.byref(first), ctypes.c_size_t(len(mapping)), pages)
+        del first  # otherwise the mapping cannot be closed
         if failed:
             raise OSError(ctypes.get_errno(), "mincore failed")
-        return float((pages & 1).mean())
+        return sum(page & 1 for page in pages) / len(pages)
 
 
 def evict(path: Path) -> None:

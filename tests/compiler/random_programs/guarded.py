@@ -13,7 +13,7 @@ import json
 import mmap
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from random import Random
 from typing import Any
 
@@ -155,11 +155,14 @@ def _cut(value: Any, random: Random) -> Any:
 def main(argv: list[str]) -> None:
     faulthandler.enable()
     first, last = int(argv[0]), int(argv[1])
-    if "--trusting" in argv:
+    trusting = "--trusting" in argv
+    if trusting:
         pipeline.check_facts = lambda module: module  # type: ignore[assignment]
     for seed in range(first, last):
         print(f"program {seed}", flush=True)
-        print(json.dumps(run(seed)), flush=True)
+        # Without the checks, NumPy may refuse a negative extent before a program accesses memory.
+        with suppress(ValueError) if trusting else nullcontext():
+            print(json.dumps(run(seed)), flush=True)
 
 
 if __name__ == "__main__":
