@@ -329,6 +329,8 @@ def test_floats_of_eight_bits_are_served_as_they_are(block: tuple[int, int] | No
     config["quantization_config"] = {"quant_method": "fp8"} | ({"weight_block_size": block} if block else {})
     (stored / "config.json").write_text(json.dumps(config))
     (wide, _), (read, decoded_bytes), (held, held_bytes) = logits_of(plain, "f32"), logits_of(stored, "f32"), logits_of(stored, "auto")
+    again, _ = logits_of(stored, "auto")  # from the packed weights of the first load
+    assert again.tobytes() == held.tobytes()
     assert wide.tobytes() == read.tobytes()
     assert np.sqrt(np.square(held - wide).mean()) < 0.03 * wide.std()
     matrices = sum(prod(info.shape) for name, info in open_files(stored).weights.tensors.items() if name.endswith("proj.weight"))
