@@ -95,7 +95,9 @@ def test_the_metrics_tell_the_memory_and_the_work_of_the_card(url: str) -> None:
     assert before[of_model("uploaded_bytes_total")] > model["bytes"]["weights"]
     launched, busy = of_model("graph_launches_total"), of_model("busy_seconds_total")
     answer(url)
+    until_s = time.monotonic() + 60
     while (after := metrics())[launched] == before[launched]:
+        assert time.monotonic() < until_s, "no report came"
         time.sleep(0.1)
     assert after[busy] > before[busy]
 

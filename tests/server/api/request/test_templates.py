@@ -70,6 +70,5 @@ def test_a_message_on_which_the_template_never_ends_holds_up_nobody(server):
     asking.join()
     error = answers[0].json()["error"]
     assert (answers[0].status_code, error["code"]) == (400, "template_failed")
-    # The meter ends the rendering, unless the machine is so busy that two processes do not answer within their 20 s.
-    assert "longer than 2 s" in error["message"] or "because the server is busy" in error["message"]
+    assert "longer than 2 s" in error["message"]
     assert num_answered > 10, f"in {time.thread_time() - began_s} s of this thread"
