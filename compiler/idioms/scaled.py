@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.functions import Fn
-from compiler.ir.loops.scalars import Apply, Cast, Const, Contraction, DimScalar, Element, Format, Load, Scalar, dtype_of
+from compiler.ir.loops.scalars import Apply, Cast, Const, Contraction, DimScalar, Element, Format, Load, Scalar, dtype_of, without_cast
 
 F32 = DType.F32
 
@@ -31,7 +31,7 @@ def scaled_numbers(s: Contraction) -> Scaled | None:
             pass
         case _:
             return None
-    found, factor = stored_number(number), scale.value if isinstance(scale, Cast) else scale
+    found, factor = stored_number(number), without_cast(scale)
     if found is None or not isinstance(factor, Load) or not s.extent.is_const or not all(d.is_const for d in factor.buffer.shape):
         return None
     bits, stored = found

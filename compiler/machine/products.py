@@ -14,7 +14,7 @@ from typing import Final
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.loops.scalars import Cast, Contraction, Element, Format, Load, Scalar
+from compiler.ir.loops.scalars import Contraction, Element, Format, Load, Scalar, without_cast
 from compiler.ir.prove import prove_divisible
 from compiler.machine.formats import (
     PAIRS,
@@ -119,13 +119,13 @@ class ProductTile:
         return None if rows is None or columns is None else (rows, columns)
 
     def _in_memory(self, factor: Scalar) -> Load | None:
-        element = factor.value if isinstance(factor, Cast) else factor
+        element = without_cast(factor)
         load = element.stored[0] if isinstance(element, Element) else element
         return load if isinstance(load, Load) and load.buffer.dtype is self.rows else None
 
     def reads(self, factor: Scalar) -> bool:
         """Return whether the columns are already packed in panels of the tile's format and width, with 32 bits of each column adjacent."""
-        element = factor.value if isinstance(factor, Cast) else factor
+        element = without_cast(factor)
         if isinstance(element, Element) and isinstance(element.format, ScaledPanels):
             return element.format.panels is self.format and element.format.columns == self.op.columns
         if not isinstance(element, Element) or element.format is not self.format:

@@ -288,6 +288,11 @@ def _binary(fn: Fn, own: Arithmetic, other: Operand, *, swapped: bool = False) -
     return Apply(fn, (right, left) if swapped else (left, right))
 
 
+def without_cast(scalar: Scalar) -> Scalar:
+    """Return the value that a cast converts, or the scalar itself if it is no cast."""
+    return scalar.value if isinstance(scalar, Cast) else scalar
+
+
 def dtype_of(scalar: Scalar) -> DType:
     match scalar:
         case Const(dtype=dtype) | ScalarParam(dtype=dtype) | Cast(dtype=dtype):

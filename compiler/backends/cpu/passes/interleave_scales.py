@@ -51,7 +51,8 @@ class InterleaveScales:
         args = dict(zip(prim.params, call.args, strict=False))  # the outputs have no arguments
         for operand in plan:
             args[operand.panels] = builder.emit(self._packing(outliner, operand, args[operand.panels], args[operand.scales]), "scaled")
-        kept = [i for i, p in enumerate(prim.params) if p not in [operand.scales for operand in plan]]
+        removed = {operand.scales for operand in plan}
+        kept = [i for i, p in enumerate(prim.params) if p not in removed]
         inplace = tuple(None if i is None else kept.index(i) for i in call.inplace)
         name = outliner.add(f"{call.func}_scaled", self._scaled(prim, plan))
         return CallTir(name, tuple(args[prim.params[i]] for i in kept if prim.params[i] in args), call.out, inplace)

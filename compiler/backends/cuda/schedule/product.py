@@ -32,7 +32,7 @@ from compiler.idioms.spatial import stages, write_element
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_max, dim_min, product_of
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.scalars import Cast, Contraction, Element, Load, Scalar
+from compiler.ir.loops.scalars import Contraction, Element, Load, Scalar, without_cast
 from compiler.ir.loops.statements import Store
 from compiler.ir.loops.visit import map_scalar, rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, cast, const, equal, index, less, minimum, not_equal, select
@@ -90,13 +90,13 @@ def _operands(s: Contraction, row_axis: DimVar, tile: ProductTile) -> _Operands 
     """Return the operands of a sum. Return None if its columns are not packed for the tile, or if the tile cannot copy its rows."""
     if not s.extent.is_const or not tile.takes_rows(s, row_axis):
         return None
-    rows = s.rows.value if isinstance(s.rows, Cast) else s.rows
+    rows = without_cast(s.rows)
     if not isinstance(rows, Load) or not prove_divisible(rows.buffer.shape[-1], ALIGNED):
         return None
     if (scaled := scaled_numbers(s)) is not None:
         element, scale, group = scaled.number, scaled.scale, scaled.group
     else:
-        element, scale, group = s.columns.value if isinstance(s.columns, Cast) else s.columns, None, s.extent.const
+        element, scale, group = without_cast(s.columns), None, s.extent.const
     if not isinstance(element, Element) or element.format is not tile.format or (scale is None) != (tile.format.bits == 16):
         return None
     (weights,) = element.stored

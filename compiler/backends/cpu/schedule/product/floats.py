@@ -16,7 +16,7 @@ from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin,
 from compiler.idioms.nest import in_bounds
 from compiler.idioms.product import Product
 from compiler.ir.dims import Dim
-from compiler.ir.loops.scalars import Cast, Contraction, Load
+from compiler.ir.loops.scalars import Contraction, Load, without_cast
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Array, Kernel
 from compiler.ir.prove import prove_divisible
@@ -91,7 +91,7 @@ class Floats:
 
 def prefetch(k: Kernel, s: Contraction, tile: TileOrigin, first: Dim, steps: int) -> None:
     """Prefetch some steps of a packed panel, further ahead than the hardware does."""
-    load, columns = s.columns.value if isinstance(s.columns, Cast) else s.columns, tile.shape.columns
+    load, columns = without_cast(s.columns), tile.shape.columns
     if not isinstance(load, Load) or load.buffer.shape[-1] != Dim.of(columns):
         return
     corner = {**tile.corner, s.axes[0][0]: first}

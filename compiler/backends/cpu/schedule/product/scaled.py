@@ -11,7 +11,7 @@ from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin,
 from compiler.idioms.product import Product
 from compiler.idioms.scaled import scaled_numbers
 from compiler.ir.dims import Dim
-from compiler.ir.loops.scalars import Cast, Contraction, Element, Load
+from compiler.ir.loops.scalars import Contraction, Element, Load, without_cast
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, cast
 from compiler.machine.products import ProductTile
@@ -45,7 +45,7 @@ class Scaled:
             tile.store(k, at, [total[at] for total in totals])
 
     def add_groups(self, k: Kernel, s: Contraction, tile: TileOrigin, total: Array) -> None:
-        scaled, rows = scaled_numbers(s), s.rows.value if isinstance(s.rows, Cast) else s.rows
+        scaled, rows = scaled_numbers(s), without_cast(s.rows)
         assert scaled is not None and isinstance(scaled.number, Element) and isinstance(rows, Load), s
         (stored,), axis, shape = scaled.number.stored, s.axes[0][0], tile.shape
         assert isinstance(stored, Load), s
