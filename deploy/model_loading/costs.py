@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from runtime.cache_groups import PAGE_SIZE
 from runtime.files import regular
-from server.engine.scheduling.pace import LEAST_SHARE, Measured
+from server.engine.scheduling.pace import LEAST_SHARE, Measured, extrapolated_s
 from server.engine.step_model import NO_ROWS, GroupLimits, Places, StepBatch, StepLimits, StepModel
 
 # seconds that measuring steps may take, because the first start waits for it; the pace extrapolates the times of larger steps
@@ -44,7 +43,7 @@ def measured(model: StepModel) -> Measured:
     began_s = time.perf_counter()
     for size in sizes_of(largest_step(limits)):
         spent_s = time.perf_counter() - began_s
-        if len(steps) > 1 and spent_s + _expected_s(steps, size) > ENOUGH_S:
+        if len(steps) > 1 and spent_s + extrapolated_s(steps, size) > ENOUGH_S:
             break
         steps[size] = _seconds(model, step_of(limits, num_seqs=1, num_each=size, context=size))
     return Measured(steps, _context_s(model))
@@ -59,12 +58,6 @@ def sizes_of(most: int) -> list[int]:
         sizes.add(size)
         size //= 4
     return sorted(sizes)
-
-
-def _expected_s(steps: Mapping[int, float], size: int) -> float:
-    """Estimate the time of a larger step: further tokens take as long as those between the two largest sizes."""
-    (less, less_s), (largest, longest_s) = list(steps.items())[-2:]
-    return longest_s + max(longest_s - less_s, 0.0) / (largest - less) * (size - largest)
 
 
 def largest_step(limits: StepLimits) -> int:

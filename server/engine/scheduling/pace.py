@@ -64,13 +64,11 @@ class StepCosts:
 
     def efficient(self, most: int) -> int | None:
         """Return the smallest size whose cost per token is close to the least of all sizes up to `most`, or None before anything was
-        measured. Beyond the largest measured size, assume that further tokens take as long as those between the two largest sizes."""
+        measured. Sizes beyond the largest measured one are extrapolated."""
         if not self._sizes:
             return None
         measured = dict(zip(self._sizes, self._seconds, strict=True))
-        (less, less_s), (largest, longest_s) = [(0, 0.0), *measured.items()][-2:]
-        slope_s = max(longest_s - less_s, 0.0) / (largest - less)
-        further = {size: longest_s + slope_s * (size - largest) for size in _doublings(largest, most)}
+        further = {size: extrapolated_s(measured, size) for size in _doublings(self._sizes[-1], most)}
         each_s = {size: seconds / size for size, seconds in (measured | further).items()}
         return next(size for size, s in each_s.items() if s <= EFFICIENT * min(each_s.values()))
 
@@ -115,6 +113,13 @@ class Pace:
     def context_tokens(self, context: int) -> int:
         """Return the number of prompt tokens that cost as much as reading a context of `context` tokens for a short chunk."""
         return int(self._context_tokens * context)
+
+
+def extrapolated_s(steps: Mapping[int, float], size: int) -> float:
+    """Return the seconds of a step that is larger than all of `steps`, which rise in size. Further tokens take as long as those between the
+    two largest sizes."""
+    (less, less_s), (largest, longest_s) = [(0, 0.0), *steps.items()][-2:]
+    return longest_s + max(longest_s - less_s, 0.0) / (largest - less) * (size - largest)
 
 
 def _size_class(num_tokens: int) -> int:
