@@ -42,12 +42,12 @@ MIXTURES = {
     "16b-latent": Mixture(num_experts=64, num_chosen=6, size=1408, normalized=False, shared_size=2816),
 }
 LATENTS = {"16b-latent": Latent(rank=512, query_rank=None, plain_size=128, rotated_size=64, value_size=128)}
+DELTA, MAMBA = "qwen3_5_text", "granitemoehybrid"  # families of the hybrids: with the gated delta rule, and with Mamba-2
 # `synthetic_config` replaces the empty set by the numbers of the recurrent layers.
 HYBRIDS = {
-    "0.6b-hybrid": Recurrence(frozenset(), taps=4, num_keys=16, num_heads=16, key_size=128, size=128),
-    "0.6b-mamba": Recurrence(frozenset(), taps=4, num_keys=1, num_heads=32, key_size=128, size=64, convolution_bias=True),
+    "0.6b-hybrid": (DELTA, Recurrence(frozenset(), taps=4, num_keys=16, num_heads=16, key_size=128, size=128)),
+    "0.6b-mamba": (MAMBA, Recurrence(frozenset(), taps=4, num_keys=1, num_heads=32, key_size=128, size=64, convolution_bias=True)),
 }
-MAMBA = "granitemoehybrid"  # family of the hybrids with Mamba-2
 ATTENTION_EVERY = 8  # in a hybrid, every eighth layer is an attention layer
 WINDOW = 128  # length of the window, in tokens, in every second layer of gpt-oss
 FP8 = "fp8"  # matrices as in an fp8 checkpoint
@@ -66,9 +66,9 @@ def synthetic_config(name: str, *, head_size: int | None = None, kv_heads: int |
     config = llama_config(hidden, layers or own_layers, heads, kv_heads, head_size or own_size, ffn, vocab)
     if name in HYBRIDS:
         stateful = frozenset(layer for layer in range(config.num_layers) if (layer + 1) % ATTENTION_EVERY)
-        config = replace(config, recurrence=replace(HYBRIDS[name], layers=stateful))
-        is_mamba = HYBRIDS[name].convolution_bias
-        return replace(config, family=MAMBA, rope=None) if is_mamba else replace(config, family="qwen3_5_text", norm_offset=1.0)
+        family, recurrence = HYBRIDS[name]
+        config = replace(config, family=family, recurrence=replace(recurrence, layers=stateful))
+        return replace(config, rope=None) if family == MAMBA else replace(config, norm_offset=1.0)
     if name not in MIXTURES:
         return config
     config = replace(config, family="qwen3_moe", mixture=MIXTURES[name])
@@ -143,7 +143,7 @@ def _attention(c: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 def gates_attention(c: ModelConfig) -> bool:
     """Whether the query projection also makes gates for the result of attention."""
-    return c.recurrence is not None and c.family != MAMBA
+    return c.family == DELTA
 
 
 def _recurrent(c: ModelConfig) -> dict[str, tuple[int, ...]]:

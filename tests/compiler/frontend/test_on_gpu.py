@@ -72,6 +72,12 @@ def test_logits_in_bf16_are_those_of_the_program_that_rounds_rows(
     assert largest_error(gpu, meaning) < 1e-2
 
 
+def in_chunks(gpu: Any, text: Any) -> Any:
+    """Return the logits of a text that runs in three chunks, one of them a single token."""
+    chunked = gpu.start(seed=1)
+    return np.concatenate([chunked.feed({"a": text[low:high]})["a"] for low, high in pairwise([0, 10, 11, len(text)])])
+
+
 @pytest.mark.parametrize("name", ["llama", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_prompts_over_pages_of_bf16(name: str, causal: Callable[..., Any]) -> None:
     """With bf16 pages, which tensor cores read, the logits of a token have the same bits whether its prompt runs at once or in chunks, one
@@ -80,9 +86,7 @@ def test_prompts_over_pages_of_bf16(name: str, causal: Callable[..., Any]) -> No
     text = gpu.golden["prompt"][:20]
     whole = gpu.start().feed({"a": text})["a"]
     assert mean_error(whole, cpu.start().feed({"a": text})["a"]) < 3e-2
-    chunked = gpu.start(seed=1)
-    chunks = [chunked.feed({"a": text[low:high]})["a"] for low, high in pairwise([0, 10, 11, len(text)])]
-    np.testing.assert_array_equal(np.concatenate(chunks), whole)
+    np.testing.assert_array_equal(in_chunks(gpu, text), whole)
 
 
 @pytest.mark.parametrize("target", ["sm_90a", pytest.param("sm_80", marks=pytest.mark.slow)])
@@ -93,8 +97,6 @@ def test_floats_of_eight_bits(target: str, causal: Callable[..., Any]) -> None:
     text = gpu.golden["prompt"][:20]
     whole = gpu.start().feed({"a": text})["a"]
     assert mean_error(whole, cpu.start().feed({"a": text})["a"]) < 1e-2
-    chunked = gpu.start(seed=1)
-    chunks = [chunked.feed({"a": text[low:high]})["a"] for low, high in pairwise([0, 10, 11, len(text)])]
-    np.testing.assert_array_equal(np.concatenate(chunks), whole)
+    np.testing.assert_array_equal(in_chunks(gpu, text), whole)
     batched = gpu.start(seed=2).feed({"b": text[:7], "a": text})
     np.testing.assert_array_equal(batched["a"], whole)

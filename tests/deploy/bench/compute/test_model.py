@@ -178,7 +178,7 @@ def test_a_hybrid_reads_and_writes_its_states(monkeypatch: pytest.MonkeyPatch) -
     recurrent, the second has attention."""
     monkeypatch.setitem(synthetic.SHAPES, "few", (64, 2, 4, 2, 16, 32, VOCAB))
     few = Recurrence(frozenset(), taps=4, num_keys=2, num_heads=4, key_size=8, size=16)
-    monkeypatch.setitem(synthetic.HYBRIDS, "few", few)
+    monkeypatch.setitem(synthetic.HYBRIDS, "few", (synthetic.DELTA, few))
     monkeypatch.setattr(synthetic, "ATTENTION_EVERY", 2)
     monkeypatch.setattr(model, "LONG", 8192)
     made = model.Model(synthetic_config("few"), "bf16", 1)
@@ -197,7 +197,8 @@ def test_a_hybrid_reads_and_writes_its_states(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_hybrid_with_mamba_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(synthetic.SHAPES, "few", (64, 2, 4, 2, 16, 32, VOCAB))
-    monkeypatch.setitem(synthetic.HYBRIDS, "few", replace(synthetic.HYBRIDS["0.6b-mamba"], num_heads=4, key_size=8, size=16))
+    family, whole = synthetic.HYBRIDS["0.6b-mamba"]
+    monkeypatch.setitem(synthetic.HYBRIDS, "few", (family, replace(whole, num_heads=4, key_size=8, size=16)))
     monkeypatch.setattr(synthetic, "ATTENTION_EVERY", 2)
     monkeypatch.setattr(model, "LONG", 256)
     made = model.Model(synthetic_config("few"), "bf16", 1)
