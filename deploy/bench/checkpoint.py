@@ -15,6 +15,7 @@ from safetensors.numpy import save_file
 from compiler.frontend.config import ModelConfig
 from deploy import demo
 from deploy.bench.synthetic import RandomWeights, shapes_of, synthetic_config
+from server.settings import SettingsError
 
 PREFIX = "synthetic-"
 
@@ -36,6 +37,10 @@ def model_folder(model: str) -> Generator[Path]:
 def write_checkpoint(config: ModelConfig, folder: Path) -> None:
     """Write random weights in bfloat16. The tokenizer is the demo model's, with additional tokens, which no text contains, up to the
     model's vocabulary size."""
+    if config.rope is None or config.latent is not None:
+        raise SettingsError(
+            f"synthetic models of the family {config.family} are not written as files; `relaxserve bench model` measures them"
+        )
     shapes = shapes_of(config)
     source = RandomWeights(shapes)
     save_file({name: source.read(name) for name in shapes}, folder / "model.safetensors")
