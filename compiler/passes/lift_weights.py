@@ -13,7 +13,7 @@ from collections.abc import Container, Sequence
 from itertools import chain, count
 from math import prod
 
-from compiler.ir.graph.atoms import Atom, Constant, Var
+from compiler.ir.graph.atoms import Atom, Constant, ShapeValue, Var
 from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function
 from compiler.ir.graph.values import Call, CallTir, Copy, MakeTuple, TupleGet
 from compiler.ir.graph.visit import Uses, free_vars, fresh_function, map_atoms, operands, used_vars
@@ -167,4 +167,4 @@ def _movable(binding: Binding, early: Container[Var], module: IRModule) -> bool:
 
 
 def _early(atom: Atom, early: Container[Var]) -> bool:
-    return atom in early if isinstance(atom, Var) else isinstance(atom, Constant)
+    return atom in early if isinstance(atom, Var) else isinstance(atom, Constant | ShapeValue)

@@ -50,6 +50,34 @@ def test_prepared_values_take_the_place_of_weights(becomes: Callable[[Pass, str,
     becomes(lift_weights, before, expected)
 
 
+def test_a_reshape_of_a_weight_is_prepared_with_what_reads_it(becomes: Callable[[Pass, str, str], None]) -> None:
+    before = f"""
+        func step(x: f32[4], weight u: f32[2, 2]) -> f32[4] {{
+          a = reshape(u, shape[4])
+          b = call_tir @twice(a) -> f32[4]
+          y = call_tir @plus(x, b) -> f32[4]
+          return y
+        }}
+        {TWICE} {ADD}
+    """
+    expected = f"""
+        func step(x: f32[4], weight b: f32[4]) -> f32[4] {{
+          y = call_tir @plus(x, b) -> f32[4]
+          return y
+        }}
+        {TWICE} {ADD}
+        func "step.weights.0"(u: f32[2, 2]) -> tuple[f32[4]] {{
+          dataflow {{
+            a = reshape(u, shape[4])
+            b = call_tir @twice(a) -> f32[4]
+            prepared = (b)
+          }}
+          return prepared
+        }}
+    """
+    becomes(lift_weights, before, expected)
+
+
 def test_shapes_are_no_weights(stays: Callable[[Pass, str], None]) -> None:
     """A computation whose result is a shape is not lifted, because prepared values are stored in a file of tensors, which has no place for
     shapes."""
