@@ -4,6 +4,7 @@ A page of a group holds the data that all layers of the group store for PAGE_SIZ
 tensors are parameters of the step, the memory plan how many bytes a page has, and the engine which pages a sequence still needs:
 
     keys and values of all tokens     a sequence keeps its pages to the end
+    keys alone                        the same; each value is the beginning of its key (multi-head latent attention)
     keys and values in a window       pages whose tokens no later token reads go back to the pool
     one state per sequence            a page holds the state after the last token that was computed in it. Every sequence that begins with
                                       the same tokens can continue from the state of a full page. Large states have pages of more tokens.
@@ -26,7 +27,8 @@ Array = tuple[tuple[int | P, ...], str]  # shape and element type
 
 @dataclass(frozen=True, slots=True)
 class KVGroup:
-    """Keys and values: [layers, 2, pages, kv_heads, PAGE_SIZE * head_dim], where the axis of 2 selects keys or values.
+    """Keys and values: [layers, 2, pages, kv_heads, PAGE_SIZE * head_dim], where the axis of 2 selects keys or values. If each value is the
+    beginning of its key, only keys are stored, and this axis has length 1.
 
     8-bit pages also have a scale per token and head: [layers, 2, pages, kv_heads, PAGE_SIZE] in f32. Inside a page the rows of one head are
     adjacent: decoding reads them as one stream, and a tile of prefill attention is a dense matrix.
@@ -37,6 +39,7 @@ class KVGroup:
     head_dim: int
     dtype: str
     window: int | None = None  # number of most recent tokens, including itself, to which a token attends; None: all
+    value_size: int | None = None  # a value is the first `value_size` elements of its key; None: values are stored beside the keys
     page_size: ClassVar[int] = PAGE_SIZE
     page_axis: ClassVar[int] = 2  # the axis of pages in the arrays
     keeps_states: ClassVar[bool] = False
@@ -44,9 +47,11 @@ class KVGroup:
     def __post_init__(self) -> None:
         if self.dtype not in KV_DTYPES:
             raise ValueError(f"the type of KV pages is {self.dtype!r}; expected one of {', '.join(KV_DTYPES)}")
+        if self.value_size is not None and not 0 < self.value_size <= self.head_dim:
+            raise ValueError(f"value_size is {self.value_size}; expected 1 to {self.head_dim}, the size of a key")
 
     def arrays(self, pages: P) -> tuple[Array[P], ...]:
-        before = len(self.layers), 2, pages, self.num_kv_heads
+        before = len(self.layers), 2 if self.value_size is None else 1, pages, self.num_kv_heads
         data = (*before, PAGE_SIZE * self.head_dim), self.dtype
         return (data, ((*before, PAGE_SIZE), "f32")) if self.dtype == "i8" else (data,)
 

@@ -22,7 +22,9 @@ def _of_attention(config: ModelConfig, dtype: DType, max_context: int) -> tuple[
         window = config.windows[layer]
         kept = None if window is None or window >= max_context else window
         kinds.setdefault((config.heads_of_layer(layer), kept), []).append(layer)
-    groups = [KVGroup(tuple(layers), heads.num_kv, heads.size, str(dtype), window) for (heads, window), layers in kinds.items()]
+    groups = [
+        KVGroup(tuple(layers), heads.num_kv, heads.size, str(dtype), window, heads.value_size) for (heads, window), layers in kinds.items()
+    ]
     return tuple(sorted(groups, key=lambda group: (group.window is not None, group.window or 0)))
 
 

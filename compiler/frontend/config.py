@@ -73,6 +73,7 @@ class Heads:
 
     num_kv: int  # number of key and value heads; divides the number of query heads
     size: int
+    value_size: int | None = None  # a value is the first `value_size` elements of its key; None: values are projected separately
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ class ModelConfig:
     def heads_of_layer(self, layer: int) -> Heads:
         if self.global_heads is not None and self.windows[layer] is None:
             return self.global_heads
-        return Heads(self.num_kv_heads, self.head_dim)
+        return Heads(self.num_kv_heads, self.head_dim, None if self.latent is None else self.latent.rank)
 
     def rope_of_layer(self, layer: int) -> Rope | None:
         if layer in self.unrotated:

@@ -51,6 +51,15 @@ def test_rows_of_one_head_in_a_page_are_one_stream() -> None:
 def test_errors_name_value_and_expectation() -> None:
     with pytest.raises(ValueError, match="'i4'; expected one of f32, f16, bf16, i8"):
         KVGroup((0,), 1, 8, "i4")
+    with pytest.raises(ValueError, match="value_size is 9; expected 1 to 8, the size of a key"):
+        KVGroup((0,), 1, 8, "f32", value_size=9)
+
+
+def test_pages_without_values_take_half_the_memory() -> None:
+    group, both = (KVGroup((0, 2, 3), 2, 8, "i8", value_size=size) for size in (6, None))
+    assert 2 * group.bytes_per_page == both.bytes_per_page
+    pages, scales = pool_of(group, 4).arguments
+    assert pages.shape == (3, 1, 4, 2, 16 * 8) and scales.shape == (3, 1, 4, 2, 16)
 
 
 def test_eight_bit_pages_have_scales_that_are_copied_with_them() -> None:

@@ -12,7 +12,7 @@ from compiler.frontend.reranker import Verdict
 from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.graph.atoms import Atom, Constant, ScalarValue, Var
-from compiler.ops.attention.kv_cache import KV_APPEND
+from compiler.ops.attention.kv_cache import KEY_APPEND, KV_APPEND
 from compiler.ops.attention.paged import PAGED_ATTENTION
 from compiler.ops.elementwise import ADD, CAST, DIVIDE, FLOOR_DIVIDE, GELU, GELU_TANH, LOG, MULTIPLY, RELU, SIGMOID, SILU, SUBTRACT, TANH
 from compiler.ops.embedding import ROPE, ROPE_ANGLES
@@ -258,11 +258,15 @@ def attend(layer: Layer, q: Var, k: Var, v: Var, out: str = OUT, *, gate: Var | 
     return attend_kept(layer, q, out, gate=gate)
 
 
-def append(layer: Layer, k: Var, v: Var) -> None:
+def append(layer: Layer, k: Var, v: Var | None = None) -> None:
+    """Append keys and values to the cache, or only keys if each value is the beginning of its key."""
     step, net = layer.step, layer.step.net
     cache, index = layer.cache
     pages, *scales = step.appended.get(cache, cache.held)
-    appended = net.call(KV_APPEND, pages, k, v, cache.slots, index, *scales)
+    if v is None:
+        appended = net.call(KEY_APPEND, pages, k, cache.slots, index, *scales)
+    else:
+        appended = net.call(KV_APPEND, pages, k, v, cache.slots, index, *scales)
     step.appended[cache] = (net.field(appended, 0), net.field(appended, 1)) if scales else (appended,)
 
 
@@ -277,7 +281,7 @@ def attend_kept(layer: Layer, q: Var, out: str = OUT, *, gate: Var | None = None
 
 
 def mix(layer: Layer, q: Var) -> Var:
-    """Attend to the cache. Return each head's weighted sum of values: [tokens, heads, head_dim]."""
+    """Attend to the cache. Return each head's weighted sum of values: [tokens, heads, size of a value]."""
     step, c, net = layer.step, layer.step.config, layer.step.net
     batch, (cache, index) = step.batch, layer.cache
     pages, *scales = step.appended[cache]
@@ -295,6 +299,7 @@ def mix(layer: Layer, q: Var) -> Var:
         scale=c.attention_scale,
         window=c.windows[layer.number] or 0,
         softcap=c.attention_softcap or 0.0,
+        value_size=layer.heads.value_size or 0,
     )
 
 

@@ -2,8 +2,8 @@
 vectors.
 
 No key is ever computed. Each head's query is multiplied by the transpose of the head's key matrix, and then scored against the latent
-vectors themselves. The weighted sum of the latent vectors is multiplied by the head's value matrix. In the cache, the latent vectors are
-both the keys and the values of a single head.
+vectors themselves. The weighted sum of the latent vectors is multiplied by the head's value matrix. The cache has one key per token: the
+latent vector, and then the part that is rotated by position. The value is the latent vector, the beginning of the key.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ def latent_attention(layer: Layer, h: Var) -> Var:
     latent = net.rms_norm(net.slice(joint, 1, 0, m.rank), layer.name("self_attn.kv_a_layernorm"), m.rank, EPS)
     turned = rotate(layer, net.reshape(net.slice(joint, 1, m.rank, m.kept_size), step.t, 1, m.rotated_size))
     kept = net.call(CONCAT, net.reshape(latent, step.t, 1, m.rank), turned, axis=2)
-    append(layer, kept, kept)
+    append(layer, kept)
 
     of_keys, of_values = _matrices(layer, m)
     q = _queries(layer, h, m)
     asked = _by_head(layer, net.slice(q, 2, 0, m.plain_size), of_keys)
     turned = rotate(layer, net.slice(q, 2, m.plain_size, m.plain_size + m.rotated_size))
     found = mix(layer, net.call(CONCAT, asked, turned, axis=2))
-    values = _by_head(layer, net.slice(found, 2, 0, m.rank), of_values)
+    values = _by_head(layer, found, of_values)
     size = c.num_heads * m.value_size
     return net.linear(net.reshape(values, step.t, size), layer.name(OUT), size, c.hidden_size, bias=c.output_bias)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from compiler.ir.dims import Dim
 from compiler.ir.fields import Holds, holds, node
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Scalar
@@ -9,12 +10,18 @@ from compiler.ir.loops.scalars import Scalar
 
 @node
 class Paged:
-    """Keys and values in the pages of a cache, in the layout of ops/attention/kv_cache.py."""
+    """Keys and values in the pages of a cache, in the layout of ops/attention/kv_cache.py. If the cache has only keys, a value is the
+    beginning of its key."""
 
-    cache: Buffer = holds(Holds.BUFFER)  # [layers, 2, pages, kv_heads, PAGE * size]
+    cache: Buffer = holds(Holds.BUFFER)  # [layers, 2 or 1, pages, kv_heads, PAGE * size]
     tables: Buffer = holds(Holds.BUFFER)  # [sequences, pages]: the pages of each sequence, in order
     layer: Scalar = holds(Holds.SCALAR)
-    scales: Buffer | None = holds(Holds.BUFFER, default=None)  # [layers, 2, pages, kv_heads, PAGE], for an 8-bit cache
+    scales: Buffer | None = holds(Holds.BUFFER, default=None)  # [layers, 2 or 1, pages, kv_heads, PAGE], for an 8-bit cache
+
+    @property
+    def has_values(self) -> bool:
+        """Whether values are stored beside the keys."""
+        return self.cache.shape[1] != Dim.of(1)
 
 
 @node
@@ -43,7 +50,7 @@ class Attention:
     queries: Buffer = holds(Holds.BUFFER)  # [tokens, heads, size]
     keys: Paged | Ragged = holds(Holds.NODE)
     sequences: Buffer = holds(Holds.BUFFER)  # [tokens]
-    out: Buffer = holds(Holds.BUFFER)  # [tokens, heads, size]
+    out: Buffer = holds(Holds.BUFFER)  # [tokens, heads, size of a value]
     scale: float
     positions: Buffer | None = holds(Holds.BUFFER, default=None)  # [tokens]
     window: int = 0

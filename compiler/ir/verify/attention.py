@@ -12,7 +12,7 @@ from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import dtype_of
 from compiler.ir.loops.visit import walk_stmts
-from compiler.ir.prove import prove_eq, prove_ne
+from compiler.ir.prove import prove_eq, prove_lt, prove_ne
 from compiler.ir.verify.graph import Problem
 
 # The extents of each field. Extents with the same name must be equal. An extent that is given as a number must have this value.
@@ -29,6 +29,11 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "keys": ("tokens", "kv_heads", "size"),
     "values": ("tokens", "kv_heads", "size"),
     "starts": ("sequences + 1",),
+}
+WITHOUT_VALUES: dict[str, tuple[str, ...]] = {  # the extents that differ in a cache without values
+    "out": ("tokens", "heads", "size of a value"),
+    "cache": ("layers", "1", *LAYOUTS["cache"][2:]),
+    "scales": ("layers", "1", *LAYOUTS["scales"][2:]),
 }
 INTEGERS = frozenset(("sequences", "positions", "tables", "starts"))
 
@@ -58,8 +63,9 @@ def _operands(node: Attention | Paged | Ragged) -> Iterator[tuple[str, Buffer]]:
 
 def _layouts(node: Attention) -> Iterator[str]:
     known: dict[str, tuple[Dim, str]] = {}
+    changed = {} if not isinstance(node.keys, Paged) or node.keys.has_values else WITHOUT_VALUES
     for field, buffer in _operands(node):
-        layout = LAYOUTS[field]
+        layout = changed.get(field, LAYOUTS[field])
         if len(buffer.shape) != len(layout):
             yield f"{field} {buffer.name} has rank {len(buffer.shape)}, expected {len(layout)}: [{', '.join(layout)}]"
             continue
@@ -102,6 +108,10 @@ def _parameters(node: Attention) -> Iterator[str]:
         yield f"window is {node.window}, expected a number of positions, or 0 for none"
     if not node.softcap >= 0:
         yield f"softcap is {node.softcap}, expected a cap above 0, or 0 for none"
+    if isinstance(node.keys, Paged) and len(node.out.shape) == len(node.queries.shape) == 3:
+        size, value_size = node.queries.shape[2], node.out.shape[2]
+        if not node.keys.has_values and prove_lt(size, value_size):
+            yield f"out {node.out.name} has values of {value_size} elements, expected at most {size}, the size of a key"
     if node.positions is None and isinstance(node.keys, Paged):
         yield "positions are missing, and pages do not tell how long a sequence is; expected one position per token"
     if node.positions is None and node.window:

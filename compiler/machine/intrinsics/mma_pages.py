@@ -46,11 +46,11 @@ def scratch_pitch(size: int) -> int:
     return max(SPLIT, -(-size // 32) * 32) + 16
 
 
-def rows_for(size: int) -> int:
+def rows_for(size: int, value_size: int) -> int:
     """Return the maximum number of rows of a block whose queries, scores and two sets of means fit in shared memory. Return 0 if no number
     of rows fits."""
-    for rows in (MOST_ROWS, 16, EIGHT) if size % PAGE == 0 else ():
-        if rows * (2 * query_pitch(size) + 4 * size + 4 * scratch_pitch(size)) <= SHARED_BYTES - SPARE_BYTES:
+    for rows in (MOST_ROWS, 16, EIGHT) if size % PAGE == value_size % PAGE == 0 else ():
+        if rows * (2 * query_pitch(size) + 4 * value_size + 4 * scratch_pitch(size)) <= SHARED_BYTES - SPARE_BYTES:
             return rows
     return 0
 
@@ -144,20 +144,32 @@ class PageScores(PageTile):
 class PageValues(PageTile):
     """page_values(c, weights, values, pages) dims(page_stride, low, high): c[i, j] = sum over n of weights[i, n] * values[n, j], for the
     keys low .. high - 1 of a split. Values of other keys are not multiplied, so they may contain anything. Weights are f32 that bf16
-    represents exactly, with the row distance of scores. c may overlap the weights."""
+    represents exactly, with the row distance of scores. c may overlap the weights. If `key_size` is not 0, values are the beginnings of
+    keys of this size, and `values` is the memory of the keys."""
 
     name: ClassVar[str] = "page_values"
     given: ClassVar[str] = "weights"
     given_dtype: ClassVar[DType] = DType.F32
     held: ClassVar[str] = "values"
     bounds: ClassVar[tuple[str, str]] = ("low", "high")
+    key_size: int = 0
+
+    @property
+    def pitch(self) -> int:
+        return scratch_pitch(self.key_size or self.size)
+
+    def problems(self) -> Iterator[str]:
+        yield from PageTile.problems(self)
+        if self.key_size and self.key_size < self.size:
+            yield f"key_size is {self.key_size}, expected 0, or at least the {self.size} elements of a value"
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
         (c, weights, values, pages), (stride, low, high) = arrays, dims
         rows = weights[: self.rows * self.pitch].reshape(self.rows, self.pitch).astype(np.float64)
         total = np.zeros((self.rows, self.size), np.float32)
         for n in range(low // PAGE, -(-high // PAGE)):
-            page = values[int(pages[n]) * stride :][: self.size * PAGE].reshape(PAGE, self.size).astype(np.float64)
+            page = values[int(pages[n]) * stride :][: self.size * PAGE].astype(np.float64)
+            page = page.reshape(self.size, PAGE).T if self.key_size else page.reshape(PAGE, self.size)
             keys = np.arange(n * PAGE, (n + 1) * PAGE)
             seen = np.where(((low <= keys) & (keys < high))[:, None], page, 0.0)
             total = (total + rows[:, keys] @ seen).astype(np.float32)
@@ -182,8 +194,9 @@ class _Values(BlockCode):
         self.c, weights, self.pages = (self.in_shared(pointers[i]) for i in (0, 1, 3))
         self.own_weights = self.gep(SHARED, weights, self.plus(self.times(self.group, self.op.pitch * 4), self.times(self.quad, FOUR * 4)))
         per_lane = op.width // EIGHT  # number of adjacent elements of a value that a lane multiplies
-        at = self.plus(self.times(self.quad, FOUR * op.size * 2), self.times(self.group, per_lane * 2))
-        self.own_values = self.gep(GLOBAL, self.in_global(pointers[2]), self.plus(at, self.times(self.warp, op.width * 2)))
+        key, element = (FOUR * 2, PAGE * 2) if op.key_size else (FOUR * op.size * 2, 2)  # distances of a lane's keys, and of elements
+        at = self.plus(self.times(self.quad, key), self.times(self.group, per_lane * element))
+        self.own_values = self.gep(GLOBAL, self.in_global(pointers[2]), self.plus(at, self.times(self.warp, op.width * element)))
         row = self.times(self.quad, 2 * op.pitch * 4)
         column = self.plus(self.times(self.group, per_lane * 4), self.times(self.warp, op.width * 4))
         self.own_means = self.gep(SHARED, self.c, self.plus(row, column))
@@ -229,14 +242,31 @@ class _Values(BlockCode):
         return [self.high_halves(held[i], held[i + 1]) for i in (0, 2)]
 
     def _multiply(self, page: str, number: int, seen: Sequence[str], right: Sequence[Sequence[str]], sums: list[list[list[str]]]) -> None:
+        fragments = self._from_keys(page, number, seen) if self.op.key_size else self._from_values(page, number, seen)
+        for left, of_pair in zip(fragments, sums, strict=True):
+            for places, weights in zip(of_pair, right, strict=True):
+                self.store_floats(self.mma(left, weights, self.load_floats(places)), places)
+
+    def _from_values(self, page: str, number: int, seen: Sequence[str]) -> list[list[str]]:
         op, found = self.op, list[list[str]]()
         for i in range(FOUR):
             at = (i * op.size + number * WARPS * op.width) * 2
             words = self.words(GLOBAL, page, str(at), op.width // PAGE)
             found.append([self.code.op(f"select i1 {seen[i]}, i32 {word}, i32 0") for word in words])
-        for left, of_pair in zip(_fragments(self, found), sums, strict=True):
-            for places, weights in zip(of_pair, right, strict=True):
-                self.store_floats(self.mma(left, weights, self.load_floats(places)), places)
+        return _fragments(self, found)
+
+    def _from_keys(self, page: str, number: int, seen: Sequence[str]) -> list[list[str]]:
+        """Return the same left operands. In a page of keys, the pairs along the summed axis are words already."""
+        op, code = self.op, self.code
+        halves = [[code.op(f"select i1 {seen[2 * pair + i]}, i32 {(0xFFFF, -0x10000)[i]}, i32 0") for i in range(2)] for pair in range(2)]
+        masks = [code.op(f"or i32 {low}, {high}") for low, high in halves]
+
+        def pairs(element: int) -> list[str]:
+            words = self.words(GLOBAL, page, str((number * WARPS * op.width + element) * PAGE * 2), 2)
+            return [code.op(f"and i32 {word}, {mask}") for word, mask in zip(words, masks, strict=True)]
+
+        elements = [pairs(e) for e in range(op.width // EIGHT)]
+        return [[line[pair] for pair in range(2) for line in elements[e : e + 2]] for e in range(0, len(elements), 2)]
 
     def _store(self, number: int, sums: list[list[list[str]]]) -> None:
         for j in range(self.op.rows // EIGHT):

@@ -1,19 +1,22 @@
-"""The paged cache of keys and values: its layout, and the operator that appends to it.
+"""The paged cache of keys and values: its layout, and the operators that append to it.
 
 The cache of a whole model is one tensor, `[layers, 2, pages, kv_heads, PAGE * size]`; the second axis has keys, then values. In a page
 
     keys     are [size, PAGE]     tokens innermost: one vector holds the same element of all keys of a page
     values   are [PAGE, size]     elements innermost: one vector holds part of one value
 
+If each value is the beginning of its key, the second axis has length 1, and only keys are stored.
+
 Position `p` of a sequence is in page `page_tables[sequence, p // PAGE]` at offset `p % PAGE`. Operators that read or write the cache take
 the layer as an operand, so that all layers share one kernel.
 
-An 8-bit cache has a scale per token and head, `[layers, 2, pages, kv_heads, PAGE]`. It stores `round(x / scale)`, with the scale that maps
-the largest magnitude of a token's head to 127.
+An 8-bit cache has a scale per token and head, `[layers, 2 or 1, pages, kv_heads, PAGE]`. It stores `round(x / scale)`, with the scale that
+maps the largest magnitude of a token's head to 127.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -56,15 +59,16 @@ def layer_operand(place: Place | None) -> ScalarParam | Const:
 # --- appending ---------------------------------------------------------------------------------------------------------
 
 
-CACHE = "[layers, 2, pages, kv_heads, PAGE * size]"
+CACHE = "[layers, 2 or 1, pages, kv_heads, PAGE * size]"
 TOKENS = "[tokens, heads, size]"
 
 
-def cache_operand(args: tuple[Type, ...], index: int, heads: Dim | None, size: Dim | None) -> TensorType:
-    """Return the annotation of the cache. Raise AnnotationError if its pages do not fit `heads` heads of `size` elements."""
+def cache_operand(args: tuple[Type, ...], index: int, halves: int, heads: Dim | None, size: Dim | None) -> TensorType:
+    """Return the annotation of the cache. Raise AnnotationError if its pages do not fit `heads` heads of `size` elements. `halves` is 2 for
+    keys and values, and 1 for keys alone."""
     cache = tensor_operand(args, index, "cache", ndim=5, layout=CACHE)
     if cache.shape is not None:
-        agree(Dim.of(2), cache.shape[1], "dimension 1 of cache")
+        agree(Dim.of(halves), cache.shape[1], "dimension 1 of cache")
         if heads is not None:
             agree(heads, cache.shape[3], "the number of kv heads of cache")
         if size is not None:
@@ -89,7 +93,7 @@ def scales_operand(args: tuple[Type, ...], index: int, cache: TensorType) -> Typ
         if cache.dtype is DType.I8:
             raise AnnotationError("cache is i8, and its scales are missing; expected one scale per token and head")
         return ObjectType()
-    scales = wants_float(tensor_operand(args, index, "scales", ndim=5, layout="[layers, 2, pages, kv_heads, PAGE]"), "scales")
+    scales = wants_float(tensor_operand(args, index, "scales", ndim=5, layout="[layers, 2 or 1, pages, kv_heads, PAGE]"), "scales")
     if cache.dtype not in (None, DType.I8):
         raise AnnotationError(f"scales are given for a cache of {cache.dtype}; expected scales only for i8")
     if cache.shape is not None and scales.shape is not None:
@@ -98,35 +102,39 @@ def scales_operand(args: tuple[Type, ...], index: int, cache: TensorType) -> Typ
     return scales
 
 
-def _append_type(args: tuple[Type, ...], _: Any) -> Type:
-    k, v = (wants_float(tensor_operand(args, i, n, ndim=3, layout=TOKENS), n) for i, n in ((1, "k"), (2, "v")))
-    for i, (wanted, given) in enumerate(zip(k.shape or (), v.shape or k.shape or (), strict=True)):
-        agree(wanted, given, f"dimension {i} of v")
+def _append_type(args: tuple[Type, ...], names: str) -> Type:
+    """`names` names the operands that are appended: "kv" or "k"."""
+    given = [wants_float(tensor_operand(args, 1 + i, n, ndim=3, layout=TOKENS), n) for i, n in enumerate(names)]
+    k, v = given[0], given[-1]
+    for i, (wanted, found) in enumerate(zip(k.shape or (), v.shape or k.shape or (), strict=True)):
+        agree(wanted, found, f"dimension {i} of v")
     tokens, heads, size = k.shape or (None, None, None)
-    check_per_token(args, 3, "slots", tokens)
-    check_layer(args[4])
-    cache = cache_operand(args, 0, heads, size)
-    scales = scales_operand(args, 5, cache)
-    return cache if len(args) == 5 else TupleType((cache, scales))
+    slots = 1 + len(names)
+    check_per_token(args, slots, "slots", tokens)
+    check_layer(args[slots + 1])
+    cache = cache_operand(args, 0, len(names), heads, size)
+    scales = scales_operand(args, slots + 2, cache)
+    return cache if len(args) == slots + 2 else TupleType((cache, scales))
 
 
-def _append_nest(operands: Operands) -> Nest:
-    """Write keys and values, k and v [tokens, kv_heads, size], to their slots; slot = page * PAGE + offset."""
-    kernel = Kernel()
-    held, k, v, slots = (operands.buffer(i) for i in range(4))
+def _append_nest(operands: Operands, names: str) -> Nest:
+    """Write the operands `names`, each [tokens, kv_heads, size], to their slots; slot = page * PAGE + offset."""
+    kernel, at = Kernel(), 1 + len(names)
+    held, *sources, slots = (operands.buffer(i) for i in range(at + 1))
     cache = kernel.array(Buffer("new_cache", held.shape, held.dtype))
-    tokens, heads, size = k.shape
-    wanted = {0: (held.shape[0], Dim.of(2), held.shape[2], heads, size * PAGE), 2: k.shape, 3: (tokens,)}
-    layer = bound_layer(kernel, layer_operand(operands.places[4]), cache.buffer)
-    if not operands.has(5):
-        _write_cache(kernel, layer, cache, None, (k, v), slots)
+    tokens, heads, size = sources[0].shape
+    wanted = {0: (held.shape[0], Dim.of(len(names)), held.shape[2], heads, size * PAGE), at: (tokens,)}
+    wanted |= {1 + i: sources[0].shape for i in range(1, len(names))}
+    layer = bound_layer(kernel, layer_operand(operands.places[at + 1]), cache.buffer)
+    if not operands.has(at + 2):
+        _write_cache(kernel, layer, cache, None, sources, slots)
         return Nest((cache.buffer,), kernel.body(), inplace=(0,), checks=unproved(operands, wanted))
-    held_scales = operands.buffer(5)
+    held_scales = operands.buffer(at + 2)
     scales = kernel.array(Buffer("new_scales", held_scales.shape, held_scales.dtype))
-    wanted[5] = (*held.shape[:4], Dim.of(PAGE))
-    _write_scales(kernel, layer, scales, (k, v), slots)
-    _write_cache(kernel, layer, cache, scales, (k, v), slots)
-    return Nest((cache.buffer, scales.buffer), kernel.body(), inplace=(0, 5), checks=unproved(operands, wanted))
+    wanted[at + 2] = (*held.shape[:4], Dim.of(PAGE))
+    _write_scales(kernel, layer, scales, sources, slots)
+    _write_cache(kernel, layer, cache, scales, sources, slots)
+    return Nest((cache.buffer, scales.buffer), kernel.body(), inplace=(0, at + 2), checks=unproved(operands, wanted))
 
 
 def _place(kernel: Kernel, slots: Buffer, t: Dim) -> tuple[Dim, Dim]:
@@ -135,8 +143,8 @@ def _place(kernel: Kernel, slots: Buffer, t: Dim) -> tuple[Dim, Dim]:
     return slot // PAGE, slot % PAGE
 
 
-def _write_scales(kernel: Kernel, layer: Dim, scales: Array, sources: tuple[Buffer, Buffer], slots: Buffer) -> None:
-    """Write the scales of the keys, then the scales of the values, to the cache."""
+def _write_scales(kernel: Kernel, layer: Dim, scales: Array, sources: Sequence[Buffer], slots: Buffer) -> None:
+    """Write the scales of the keys, then the scales of the values if they are given, to the cache."""
     for which, x in enumerate(kernel.arrays(*sources)):
         tokens, heads, size = x.shape
         with kernel.nest((tokens,)) as (t,):
@@ -149,9 +157,9 @@ def _magnitude(x: Array, t: Dim, h: Dim, size: Dim) -> Scalar:
     return largest((size,), lambda r: abs(cast(x[t, h, r], F32)))
 
 
-def _write_cache(kernel: Kernel, layer: Dim, cache: Array, scales: Array | None, sources: tuple[Buffer, Buffer], slots: Buffer) -> None:
-    """Write the keys, then the values, to their slots in the cache."""
-    for which, (x, index) in enumerate(zip(kernel.arrays(*sources), (key_index, value_index), strict=True)):
+def _write_cache(kernel: Kernel, layer: Dim, cache: Array, scales: Array | None, sources: Sequence[Buffer], slots: Buffer) -> None:
+    """Write the keys, then the values if they are given, to their slots in the cache."""
+    for which, (x, index) in enumerate(zip(kernel.arrays(*sources), (key_index, value_index), strict=False)):
         tokens, heads, size = x.shape
         with kernel.nest((tokens,)) as (t,):
             page, offset = _place(kernel, slots, t)
@@ -162,22 +170,36 @@ def _write_cache(kernel: Kernel, layer: Dim, cache: Array, scales: Array | None,
                 cache[layer, which, page, h, index(size, offset, j)] = cast(value, cache.dtype)
 
 
-def _append_numpy(cache: Any, k: Any, v: Any, slots: Any, layer: Any, scales: Any = None) -> Any:
-    cache = cache.copy()
-    size = k.shape[2]
-    if scales is not None:
-        scales = scales.copy()
-        for which, x in enumerate((k, v)):
+def _append_numpy(cache: Any, sources: Sequence[Any], slots: Any, layer: Any, scales: Any) -> Any:
+    cache, pages = cache.copy(), slots // PAGE
+    size = sources[0].shape[2]
+    scales = None if scales is None else scales.copy()
+    for which, x in enumerate(sources):
+        if scales is not None:
             scale = np.abs(x.astype(np.float32)).max(-1, initial=0.0) / np.float32(127)  # [tokens, heads]
-            scales[layer, which, slots // PAGE, :, slots % PAGE] = scale
+            scales[layer, which, pages, :, slots % PAGE] = scale
             with np.errstate(invalid="ignore"):
-                levels = np.nan_to_num(np.rint(x.astype(np.float32) / scale[..., None])).astype(np.int8)
-            k, v = (levels, v) if which == 0 else (k, levels)
-    for i, slot in enumerate(slots):
-        page, offset = int(slot) // PAGE, int(slot) % PAGE
-        cache[layer, 0, page].reshape(-1, size, PAGE)[:, :, offset] = k[i].astype(cache.dtype)
-        cache[layer, 1, page].reshape(-1, PAGE, size)[:, offset, :] = v[i].astype(cache.dtype)
+                x = np.nan_to_num(np.rint(x.astype(np.float32) / scale[..., None])).astype(np.int8)
+        for row, page, offset in zip(x.astype(cache.dtype), pages, slots % PAGE, strict=True):
+            held = cache[layer, which, page]
+            if which == KEYS:
+                held.reshape(-1, size, PAGE)[:, :, offset] = row
+            else:
+                held.reshape(-1, PAGE, size)[:, offset, :] = row
     return cache if scales is None else (cache, scales)
 
 
-KV_APPEND = define("kv_append", "cache, k, v, slots, layer, scales?", _append_type, _append_numpy, _append_nest)
+KV_APPEND = define(
+    "kv_append",
+    "cache, k, v, slots, layer, scales?",
+    lambda args, _: _append_type(args, "kv"),
+    lambda cache, k, v, slots, layer, scales=None: _append_numpy(cache, (k, v), slots, layer, scales),
+    lambda operands: _append_nest(operands, "kv"),
+)
+KEY_APPEND = define(
+    "key_append",
+    "cache, k, slots, layer, scales?",
+    lambda args, _: _append_type(args, "k"),
+    lambda cache, k, slots, layer, scales=None: _append_numpy(cache, (k,), slots, layer, scales),
+    lambda operands: _append_nest(operands, "k"),
+)

@@ -1,7 +1,8 @@
 """Attention over the paged KV cache of kv_cache.py.
 
 Token `t` is at position `positions[t]` of sequence `seq_ids[t]`. It attends to all positions of its sequence up to its own position; with a
-window, only to the last `window` of those positions. Query head `h` reads kv head `h // (heads / kv_heads)`.
+window, only to the last `window` of those positions. Query head `h` reads kv head `h // (heads / kv_heads)`. With a `value_size`, the cache
+has only keys, and a value is the first `value_size` elements of its key.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import numpy as np
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.attention import Attention, Paged
 from compiler.ir.op import REQUIRED
-from compiler.ir.types import Type
+from compiler.ir.prove import prove_le
+from compiler.ir.types import TensorType, Type
 from compiler.ops.attention.dense import agree_heads, check_attributes
 from compiler.ops.attention.kv_cache import PAGE, TOKENS, cache_operand, check_layer, check_per_token, layer_operand, scales_operand
 from compiler.ops.broadcast import output
@@ -27,7 +30,10 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
     check_attributes(attrs)
     q = wants_float(tensor_operand(args, 0, "q", ndim=3, layout=TOKENS), "q")
     tokens, heads, size = q.shape or (None, None, None)
-    cache = cache_operand(args, 1, None, size)
+    value_size = int_attr(attrs, "value_size", 0)
+    cache = cache_operand(args, 1, 1 if value_size else 2, None, size)
+    if value_size and size is not None and not prove_le(value_size, size):
+        raise AnnotationError(f"attribute value_size is {value_size}, expected at most {size}, the size of a key")
     if cache.shape is not None and heads is not None:
         agree_heads(heads, cache.shape[3])
     wants_int(tensor_operand(args, 2, "page_tables", ndim=2, layout="[sequences, pages]"), "page_tables")
@@ -42,7 +48,7 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
         sinks = wants_float(tensor_operand(args, first, "sinks", ndim=1, layout="[heads]"), "sinks")
         if sinks.shape is not None and heads is not None:
             agree(heads, sinks.shape[0], "the length of sinks")
-    return q
+    return q if not value_size or q.shape is None else TensorType((*q.shape[:2], Dim.of(value_size)), q.dtype)
 
 
 def _attention_node(operands: Operands) -> Nest:
@@ -64,7 +70,7 @@ def _attention_node(operands: Operands) -> Nest:
         sinks=sinks,
     )
     tokens, heads, size = q.shape
-    in_pages = cache.shape[0], Dim.of(2), *cache.shape[2:4]
+    in_pages = cache.shape[0], Dim.of(1 if attrs["value_size"] else 2), *cache.shape[2:4]
     wanted: dict[int, tuple[Dim, ...]] = {1: (*in_pages, size * PAGE), 3: (tokens,), 4: (tokens,)}
     if place_of_scales is not None:
         wanted[place_of_scales] = (*in_pages, Dim.of(PAGE))
@@ -84,13 +90,14 @@ def _attention_numpy(
     scale: float,
     window: int,
     softcap: float,
+    value_size: int,
 ) -> Any:
     scales, *rest = extras if cache.dtype == np.int8 else (None, *extras)
     sinks = rest[0] if rest else None
-    out = np.zeros(q.shape, np.float32)
+    out = np.zeros((*q.shape[:2], value_size or q.shape[2]), np.float32)
     pages_shape = (*cache.shape[2:4],)
     keys = cache[layer, 0].reshape(*pages_shape, q.shape[2], PAGE)
-    values = cache[layer, 1].reshape(*pages_shape, PAGE, q.shape[2])
+    values = np.swapaxes(keys[:, :, :value_size], 2, 3) if value_size else cache[layer, 1].reshape(*pages_shape, PAGE, q.shape[2])
     group = q.shape[1] // keys.shape[1]
     for t, (s, position) in enumerate(zip(seq_ids, positions, strict=True)):
         low = max(0, position - window + 1) if window else 0
@@ -100,7 +107,7 @@ def _attention_numpy(
         v = values[pages, :, offsets, :].astype(np.float32)
         if scales is not None:
             k = k * scales[layer, 0, pages, :, offsets][..., None].astype(np.float32)
-            v = v * scales[layer, 1, pages, :, offsets][..., None].astype(np.float32)
+            v = v * scales[layer, -1, pages, :, offsets][..., None].astype(np.float32)
         for h in range(q.shape[1]):
             score = k[:, h // group] @ q[t, h].astype(np.float32) * np.float32(scale)
             if softcap:
@@ -118,5 +125,5 @@ PAGED_ATTENTION = define(
     _attention_type,
     _attention_numpy,
     _attention_node,
-    {"scale": REQUIRED, "window": 0, "softcap": 0.0},
+    {"scale": REQUIRED, "window": 0, "softcap": 0.0, "value_size": 0},
 )

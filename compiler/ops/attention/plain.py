@@ -36,8 +36,8 @@ def plain_attention(node: Attention) -> Stmt:
     k, source = Kernel(), node.keys
     out, queries, sequences = k.arrays(node.out, node.queries, node.sequences)
     sinks, bias, positions = (None if buffer is None else k.array(buffer) for buffer in (node.sinks, node.bias, node.positions))
-    tokens, heads, size = out.shape
-    sums = k.workspace("sums", tokens, heads, size)
+    (tokens, heads, size), value_size = queries.shape, out.shape[2]
+    sums = k.workspace("sums", tokens, heads, value_size)
     weight_sum, top = k.workspace("total", tokens, heads), k.workspace("top", tokens, heads)
     scores = k.workspace("scores", tokens, heads, tokens if isinstance(source, Ragged) else source.tables.shape[1] * PAGE)
 
@@ -72,11 +72,11 @@ def plain_attention(node: Attention) -> Stmt:
         with k.nest((heads,)) as (h,):
             weights = total((count,), lambda i: weight(t, h, low + i))
             weight_sum[t, h] = weights if sinks is None else weights + exp(cast(sinks[h], F32) - top[t, h])
-        with k.nest((heads, size)) as (h, j):
+        with k.nest((heads, value_size)) as (h, j):
             sums[t, h, j] = 0.0
         with k.nest((count,)) as (i,):
             key = at(low + i)
-            with k.nest((heads, size)) as (h, j):
+            with k.nest((heads, value_size)) as (h, j):
                 sums[t, h, j] = sums[t, h, j] + weight(t, h, low + i) * key.value(h, j)  # product and sum are each rounded
 
     with k.scope():
@@ -112,6 +112,8 @@ class CachedKey:
         return self._decoded(KEYS, h, key_index(self.size, self.offset, r))
 
     def value(self, h: Dim, j: Dim) -> Scalar:
+        if not self.source.has_values:
+            return self.element(h, j)
         return self._decoded(VALUES, h, value_index(self.size, self.offset, j))
 
     def _decoded(self, half: int, h: Dim, index: Dim) -> Scalar:

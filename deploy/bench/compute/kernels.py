@@ -38,7 +38,7 @@ from compiler.ir.loops.statements import For, Let, Stmt
 from compiler.ir.loops.visit import loads, map_scalar, scalars_of, subscalars, substatements, walk_stmts
 from compiler.ir.types import TensorType, Type
 from compiler.machine.target import get
-from deploy.bench.compute.model import Model, chosen_share, model_of, model_options, multiplied
+from deploy.bench.compute.model import Model, attention_operations, chosen_share, model_of, model_options, multiplied
 from deploy.bench.limits import Gauge
 
 STEPS = ((1, 1, 128), (1, 1, 4096), (32, 32, 128), (512, 1, 512))  # (tokens, sequences, context)
@@ -138,7 +138,7 @@ def _attention(model: Model, node: Attention, args: Any) -> tuple[float, float]:
     group = next(group for group in model.groups if not group.keeps_states and (group.window or 0) == node.window)
     seen = np.minimum(positions + 1, node.window or positions.max() + 1)
     read = sum(int((positions[seq_ids == s] + 1).max() - (positions - seen + 1)[seq_ids == s].min()) for s in np.unique(seq_ids))
-    return model.kv_bytes(group) / len(group.layers) * read, 4.0 * config.num_heads * config.head_dim * int(seen.sum())
+    return model.kv_bytes(group) / len(group.layers) * read, attention_operations(config) * int(seen.sum())
 
 
 def _bound(prim: PrimFunc, call: CallTir, dims: Dims) -> dict[DimVar, int]:

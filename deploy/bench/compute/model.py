@@ -1,9 +1,9 @@
 """`relaxserve bench model`: for prefill and decode of one model, the measured time and the time that this machine's limits allow.
 
 The limit time is the larger of bytes / bandwidth and operations / peak. Bytes are the weights that a step reads and the keys and values to
-which it attends. Operations are two per weight and token, and four per key, head and element. In a mixture, only the weights of the chosen
-experts count, as many as independent choices give on average. A hybrid also reads and writes a state per sequence, with eight operations
-per token and element of the state. The head multiplies one token per sequence.
+which it attends. Operations are two per weight and token, and two per head and element of a key or of a value. In a mixture, only the
+weights of the chosen experts count, as many as independent choices give on average. A hybrid also reads and writes a state per sequence,
+with eight operations per token and element of the state. The head multiplies one token per sequence.
 """
 
 from __future__ import annotations
@@ -236,13 +236,19 @@ class Model:
             seen = min(case.context, group.window or case.context)
             pairs = seen * (case.context - seen / 2) if case.is_prefill else case.sequences * seen
             num_bytes += self.kv_bytes(group) * case.sequences * (case.context if case.is_prefill else seen)
-            operations += 4 * c.num_heads * c.head_dim * len(group.layers) * pairs
+            operations += attention_operations(c) * len(group.layers) * pairs
         return Work(num_bytes, operations)
 
     @staticmethod
     def kv_bytes(group: CacheGroup) -> float:
         """Return the bytes of a token's keys and values."""
         return group.bytes_per_page / PAGE_SIZE
+
+
+def attention_operations(config: ModelConfig) -> float:
+    """Return the operations with which a layer's heads attend to a key."""
+    value_size = config.head_dim if config.latent is None else config.latent.rank
+    return 2.0 * config.num_heads * (config.head_dim + value_size)
 
 
 def chosen_share(config: ModelConfig, tokens: int) -> float:

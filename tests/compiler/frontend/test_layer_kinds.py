@@ -201,11 +201,13 @@ def glm_flash(**changes: Any) -> dict[str, Any]:
 
 
 def test_pages_of_glm_flash_hold_latents() -> None:
-    """A page of GLM-4.7-Flash stores one latent head per token, however many query heads read it."""
+    """A page of GLM-4.7-Flash stores one latent head per token, however many query heads read it. The latent is stored once: it is the
+    value, and the beginning of the key."""
     config = parse_config(glm_flash())
     assert config.latent == Latent(512, 768, 192, 64, 256)
     (group,) = groups_of(config, DType.BF16, 4096)
     assert (group.num_kv_heads, group.head_dim, config.attention_scale) == (1, 512 + 64, 256**-0.5)
+    assert (group.value_size, group.bytes_per_page) == (512, 16 * (512 + 64) * 2 * len(group.layers))
     assert config.rope == Rope(10000.0, 64, interleaved=True)
     assert config.mixture is not None and config.mixture.dense_layers == {0}
     whole = parse_config(glm_flash(q_lora_rank=None, mlp_layer_types=["dense", "dense", "sparse"], num_nextn_predict_layers=1))

@@ -112,12 +112,14 @@ class _Attention(SplitAttention):
     def _partial(self, name: str) -> Partial:
         """Allocate the online softmax of the block's heads in shared memory."""
         k, heads = self.k, self.block_heads
-        return Partial(k.shared(f"{name}_top", heads), k.shared(f"{name}_weights", heads), k.shared(f"{name}_means", heads, self.size))
+        return Partial(
+            k.shared(f"{name}_top", heads), k.shared(f"{name}_weights", heads), k.shared(f"{name}_means", heads, self.value_size)
+        )
 
     def _load_queries(self, t: Dim, group: Dim) -> Array:
         k = self.k
         queries = k.shared("queries", self.block_heads, self.size)
-        with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self.own_elements(i) as j:
+        with k.threads("i", SPLIT) as i, k.serial("g", self.block_heads) as g, self.own_elements(i, self.size) as j:
             queries[g, j] = cast(self.queries[t, group * self.block_heads + g, j], F32)
         return queries
 

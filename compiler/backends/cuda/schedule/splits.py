@@ -52,8 +52,8 @@ class SplitAttention:
     def __init__(self, node: Attention) -> None:
         self.node, self.k = node, Kernel()
         self.out, self.queries = self.k.arrays(node.out, node.queries)
-        self.tokens, heads, size = self.out.shape
-        self.heads, self.size = heads.const, size.const
+        self.tokens, heads, size = self.queries.shape
+        self.heads, self.size, self.value_size = heads.const, size.const, self.out.shape[2].const
         kv_heads = (node.keys.keys.shape[1] if isinstance(node.keys, Ragged) else node.keys.cache.shape[3]).const
         self.shared_heads = self.heads // kv_heads  # number of query heads that share a kv head
         self.block_heads = next(n for n in range(min(MOST_HEADS, self.shared_heads), 0, -1) if self.shared_heads % n == 0)
@@ -70,7 +70,7 @@ class SplitAttention:
         return Partial(
             k.workspace("tops", few, self.heads, splits),
             k.workspace("sums", few, self.heads, splits),
-            k.workspace("means", few, self.heads, splits, self.size),
+            k.workspace("means", few, self.heads, splits, self.value_size),
         )
 
     def begin(self, h: Dim) -> tuple[Scalar, Scalar]:
@@ -95,11 +95,12 @@ class SplitAttention:
         self.out[t, h, j] = cast(own[2] / own[1], self.out.dtype)
 
     @contextmanager
-    def own_elements(self, i: Dim) -> Generator[Dim]:
-        """Loop over the elements of a value that a thread computes."""
-        with self.k.serial("u", -(-self.size // SPLIT)) as u:
+    def own_elements(self, i: Dim, size: int | None = None) -> Generator[Dim]:
+        """Loop over the elements of a value that a thread computes, or over its share of `size` elements."""
+        size = self.value_size if size is None else size
+        with self.k.serial("u", -(-size // SPLIT)) as u:
             j = i + u * SPLIT
-            with self.k.when(less(j, self.size)):
+            with self.k.when(less(j, size)):
                 yield j
 
     def fold(self, scores: Array, lanes: Array, result: Array, rows: int, combine: Callable[[Scalar, Scalar], Scalar]) -> None:

@@ -60,7 +60,7 @@ def schedule_tensor_attention(prim: PrimFunc) -> PrimFunc | None:
             pass
         case _:
             return None
-    if source.cache.dtype is not BF16 or not rows_for(node.out.shape[2].const):
+    if source.cache.dtype is not BF16 or not rows_for(node.queries.shape[2].const, node.out.shape[2].const):
         return None
     return replace(prim, body=_TensorAttention(node, source).body(), attrs={**prim.attrs, "schedule": "tensor attention"})
 
@@ -101,7 +101,7 @@ class _Run:
 class _TensorAttention(SplitAttention):
     def __init__(self, node: Attention, source: Paged) -> None:
         super().__init__(node)
-        self.source, self.most_rows = source, rows_for(self.size)
+        self.source, self.most_rows = source, rows_for(self.size, self.value_size)
         self.is_few = less(self.tokens, FEW + 1)
 
     @property
@@ -131,7 +131,7 @@ class _TensorAttention(SplitAttention):
     def _allocate(self) -> _Memory:
         k, rows, tokens = self.k, self.most_rows, self.most_tokens + 1
         scratch = k.shared("scratch", rows, scratch_pitch(self.size))
-        joined = Partial(k.shared("top", rows), k.shared("weights", rows), k.shared("means", rows, self.size))
+        joined = Partial(k.shared("top", rows), k.shared("weights", rows), k.shared("means", rows, self.value_size))
         return _Memory(
             k.shared("queries", rows, query_pitch(self.size), dtype=BF16),
             scratch,
@@ -198,10 +198,12 @@ class _TensorAttention(SplitAttention):
 
     def _attend(self, run: _Run, rows: int, memory: _Memory, stored: Partial, arrived: Array) -> None:
         k, joined = self.k, memory.joined
-        with k.threads("i", SPLIT) as i, k.serial("r", rows) as r, self.own_elements(i) as j:
-            token = dim_min(run.token + self._slot(r), self.tokens - 1)
-            memory.queries[r, j] = cast(self.queries[token, self._head(run, r), j], BF16)
-            joined.means[r, j] = 0.0
+        with k.threads("i", SPLIT) as i, k.serial("r", rows) as r:
+            with self.own_elements(i, self.size) as j:
+                token = dim_min(run.token + self._slot(r), self.tokens - 1)
+                memory.queries[r, j] = cast(self.queries[token, self._head(run, r), j], BF16)
+            with self.own_elements(i) as j:
+                joined.means[r, j] = 0.0
         with k.threads("r", rows) as r:
             top, weights = self.begin(self._head(run, r))
             # With few tokens, the sink is added later, when the last block of a token joins the splits.
@@ -290,7 +292,7 @@ class _TensorAttention(SplitAttention):
             memory.pages[i] = cast(k.array(source.tables)[run.sequence, split * PAGES + i], I32)
         stride = source.cache.shape[3] * source.cache.shape[4]
         kv_head = run.group // (self.shared_heads // self.block_heads)
-        keys, values = (k.array(source.cache)[run.layer, half, 0, kv_head, 0] for half in (KEYS, VALUES))
+        keys, values = (k.array(source.cache)[run.layer, half, 0, kv_head, 0] for half in (KEYS, VALUES if source.has_values else KEYS))
         pages = memory.pages[0]
         k.tile(PageScores(rows, self.size), scratch[0, 0], memory.queries[0, 0], keys, pages, dims=(stride, first, end))
         with k.threads("i", SPLIT) as i, k.serial("r", rows) as r:
@@ -299,7 +301,14 @@ class _TensorAttention(SplitAttention):
         with k.threads("i", SPLIT) as i, k.serial("r", rows) as r:
             scratch[r, i] = cast(cast(exp(scratch[r, i] - found.top[r]), BF16), F32)
         self.fold(scratch, memory.lanes, found.weights, rows, lambda a, b: a + b)
-        k.tile(PageValues(rows, self.size), scratch[0, 0], scratch[0, 0], values, pages, dims=(stride, low, high))
+        k.tile(
+            PageValues(rows, self.value_size, 0 if source.has_values else self.size),
+            scratch[0, 0],
+            scratch[0, 0],
+            values,
+            pages,
+            dims=(stride, low, high),
+        )
 
     def _mask(self, run: _Run, position: Dim, r: Dim, i: Dim, memory: _Memory, number: Dim | None) -> None:
         """Finish the score of a key. If the row sees the key, scale, cap and bias the score; otherwise set it to LOWEST."""

@@ -361,6 +361,10 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (attention(q="f32[t, 4]"), "queries q has rank 2, expected 3: [tokens, heads, size]"),
         (attention(o="f32[t, 4, 16]"), "out o has 16 size, expected 8, the size of queries"),
         (attention(cache="f32[2, 3, 9, 2, 128]"), "cache cache has 3 2, expected 2"),
+        (
+            attention(cache="f32[2, 1, 9, 2, 128]", o="f32[t, 4, 9]"),
+            "out o has values of 9 elements, expected at most 8, the size of a key",
+        ),
         (attention(cache="f32[2, 2, 9, 3, 128]"), "queries q have 4 heads, expected a multiple of 3, the kv heads of cache"),
         (attention(cache="f32[2, 2, 9, 0, 128]"), "queries q have 4 heads, expected a multiple of 0, the kv heads of cache"),
         (attention(ids="f32[t]"), "sequences ids holds f32, expected integers"),

@@ -11,7 +11,7 @@ from compiler.machine.intrinsics.mma_pages import PageScores, PageValues, query_
 
 @pytest.mark.parametrize(("size", "rows"), [(16, 32), (64, 32), (128, 32), (256, 16), (576, 8), (24, 0), (1024, 0)])
 def test_rows_of_a_block_fit_the_shared_memory(size: int, rows: int) -> None:
-    assert rows_for(size) == rows
+    assert rows_for(size, size) == rows
     assert rows * (2 * query_pitch(size) + 4 * size + 4 * scratch_pitch(size)) < SHARED_BYTES
 
 

@@ -11,7 +11,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import ScalarType, TensorType, tensor
 from compiler.ops.attention.dense import ATTENTION
-from compiler.ops.attention.kv_cache import KV_APPEND, PAGE
+from compiler.ops.attention.kv_cache import KEY_APPEND, KV_APPEND, PAGE
 from compiler.ops.attention.paged import PAGED_ATTENTION
 
 F32, I32, I64 = DType.F32, DType.I32, DType.I64
@@ -64,6 +64,27 @@ def test_paged_attention(run, rng, paged, attrs, shapes, with_sinks):
             np.testing.assert_allclose(found[t, h], expected, rtol=2e-5, atol=1e-6)
 
 
+def test_a_value_may_be_the_beginning_of_its_key(run, rng, paged):
+    q, cache, tables, seq_ids, positions, keys, _ = paged
+    found = run(PAGED_ATTENTION, q, cache[:, :1].copy(), tables, seq_ids, positions, 1, scale=0.7, value_size=2)
+    assert found.shape == (len(positions), HEADS, 2)
+    for t, (s, p) in enumerate(zip(seq_ids, positions, strict=True)):
+        for h in range(HEADS):
+            k = keys[s][: p + 1, h // 2]
+            np.testing.assert_allclose(found[t, h], one_row(q[t, h], k, k[:, :2], scale=0.7), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, bf16, np.int8])
+def test_appended_keys_alone_are_those_of_keys_and_values(run, rng, dtype):
+    k, slots = rng.standard_normal((3, KV_HEADS, SIZE)).astype(np.float32), np.array([3, 70, 16], np.int32)
+    both = np.zeros((LAYERS, 2, PAGES, KV_HEADS, PAGE * SIZE), dtype)
+    scales = (np.zeros((LAYERS, 2, PAGES, KV_HEADS, PAGE), np.float32),) if dtype == np.int8 else ()
+    wanted = run(KV_APPEND, both, k, k, slots, 1, *scales)
+    found = run(KEY_APPEND, both[:, :1].copy(), k, slots, 1, *(s[:, :1].copy() for s in scales))
+    for of_both, of_keys in zip(*((x if scales else (x,)) for x in (wanted, found)), strict=True):
+        np.testing.assert_array_equal(of_keys, of_both[:, :1])
+
+
 def test_appending_leaves_the_rest_of_the_cache(run, rng):
     cache = rng.standard_normal((LAYERS, 2, PAGES, KV_HEADS, PAGE * SIZE)).astype(bf16)
     k, v = (rng.standard_normal((3, KV_HEADS, SIZE)).astype(np.float32) for _ in range(2))
@@ -86,6 +107,9 @@ def test_paged_operators_deduce_and_refuse(deduced):
     assert deduced(PAGED_ATTENTION, q, cache, tables, ids, ids, layer, scale=1.0) == q
     assert deduced(PAGED_ATTENTION, TensorType(None, F32), cache, tables, ids, ids, layer, scale=1.0) == TensorType(None, F32)
     assert deduced(KV_APPEND, cache, kv, kv, ids, layer) == cache
+    of_keys = tensor((2, 1, 100, 2, 128), DType.BF16)
+    assert deduced(KEY_APPEND, of_keys, kv, ids, layer) == of_keys
+    assert deduced(PAGED_ATTENTION, q, of_keys, tables, ids, ids, layer, scale=1.0, value_size=5) == tensor((T, 4, 5), F32)
     refused = [
         ("q has rank 2, expected 3", PAGED_ATTENTION, (tensor((T, 32), F32), cache, tables, ids, ids, layer), {"scale": 1.0}),
         ("page of cache is 64, expected 128", PAGED_ATTENTION, (q, tensor((2, 2, 9, 2, 64), F32), tables, ids, ids, layer), {"scale": 1.0}),
@@ -95,6 +119,10 @@ def test_paged_operators_deduce_and_refuse(deduced):
         ("positions holds f32", PAGED_ATTENTION, (q, cache, tables, ids, tensor((T,), F32), layer), {"scale": 1.0}),
         ("attribute window is -1", PAGED_ATTENTION, (q, cache, tables, ids, ids, layer), {"scale": 1.0, "window": -1}),
         ("layer is scalar", PAGED_ATTENTION, (q, cache, tables, ids, ids, ScalarType(F32)), {"scale": 1.0}),
+        ("dimension 1 of cache is 2, expected 1", PAGED_ATTENTION, (q, cache, tables, ids, ids, layer), {"scale": 1.0, "value_size": 5}),
+        ("dimension 1 of cache is 1, expected 2", PAGED_ATTENTION, (q, of_keys, tables, ids, ids, layer), {"scale": 1.0}),
+        ("value_size is 9, expected at most 8", PAGED_ATTENTION, (q, of_keys, tables, ids, ids, layer), {"scale": 1.0, "value_size": 9}),
+        ("dimension 1 of cache is 2, expected 1", KEY_APPEND, (cache, kv, ids, layer), {}),
         ("dimension 2 of v is 4, expected 8", KV_APPEND, (cache, kv, tensor((T, 2, 4), F32), ids, layer), {}),
         ("kv heads of cache is 2, expected 3", KV_APPEND, (cache, tensor((T, 3, 8), F32), tensor((T, 3, 8), F32), ids, layer), {}),
     ]

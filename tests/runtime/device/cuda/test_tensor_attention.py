@@ -35,17 +35,20 @@ class Case:
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    value_size: int = 0  # if not 0, pages have only keys, and values are their beginnings
     infinite: bool = False  # whether the last value vector of the first sequence has an infinite element; earlier tokens must not read it
 
     @property
     def program(self) -> str:
         given, taken = (f", sinks: f32[{self.heads}]", ", sinks") if self.sinks else ("", "")
-        q, cache = f"f32[t, {self.heads}, {self.size}]", f"bf16[2, 2, {PAGES}, {self.kv_heads}, {16 * self.size}]"
+        halves = 1 if self.value_size else 2
+        q, cache = f"f32[t, {self.heads}, {self.size}]", f"bf16[2, {halves}, {PAGES}, {self.kv_heads}, {16 * self.size}]"
+        attributes = f"scale={self.size**-0.5}, window={self.window}, softcap={self.softcap}, value_size={self.value_size}"
         return f"""
 func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{given}) -> object
     where t in 0..64, s in 0..4, p in 0..{PAGES} {{
   dataflow {{
-    out = paged_attention(q, cache, tables, ids, at, 1{taken}, scale={self.size**-0.5}, window={self.window}, softcap={self.softcap})
+    out = paged_attention(q, cache, tables, ids, at, 1{taken}, {attributes})
   }}
   return out
 }}
@@ -67,12 +70,18 @@ func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{giv
                 pages[:, 1, page].reshape(2, self.kv_heads, 16, self.size)[:, :, :held] = values
                 if self.infinite and (sequence, n) == (0, count - 1):
                     pages[:, 1, page].reshape(2, self.kv_heads, 16, self.size)[:, :, held - 1, 3] = np.inf
+        pages = pages[:, :1] if self.value_size else pages
         ids, at = np.array(ROWS, np.int32).T.copy()
         queries = rng.standard_normal((len(ROWS), self.heads, self.size), np.float32)
         return [queries, pages, tables, ids, at, *([rng.standard_normal(self.heads).astype(np.float32)] if self.sinks else [])]
 
 
-CASES = [Case(infinite=True), Case(heads=6, kv_heads=1, window=20, sinks=True), Case(heads=10, size=128, softcap=3.0)]
+CASES = [
+    Case(infinite=True),
+    Case(heads=6, kv_heads=1, window=20, sinks=True),
+    Case(heads=10, size=128, softcap=3.0),
+    Case(16, 1, 80, value_size=64),
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -23,6 +23,7 @@ In order of reading:
     vector_walk.py       the walks of a token and of a tile over the blocks of a split,
     vector.py            and how they compute a block: scores, softmax, values
     vector_products.py   the products that both compute, of f32 or of pairs of bf16
+    turned.py            the values, if pages have only keys
     matrix_walk.py       the same walks on a matrix unit,
     matrix.py            and how they compute a block
     ragged.py            texts of an encoder: each token has a lane, because every token attends to its whole text

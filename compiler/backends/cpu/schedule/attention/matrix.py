@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from compiler.backends.cpu.schedule.attention.rows import BLOCK, F32, PAGES, HeadPage, Rows, VisibleRange, masked, prefetch
+from compiler.backends.cpu.schedule.attention.turned import TurnedValues
 from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
@@ -33,7 +34,7 @@ CHUNK = 2 * 8  # number of rows that one tile interleaves
 BF16 = DType.BF16
 
 
-def allocate_rows(k: Kernel, count: int, blocks: int, size: int) -> Rows:
+def allocate_rows(k: Kernel, count: int, blocks: int, size: int, value_size: int) -> Rows:
     """Allocate the state of `count` rows: queries [rows, depth], scores of the current blocks [blocks, rows, BLOCK], and weights of one
     block [rows, BLOCK]."""
     return Rows(
@@ -42,7 +43,7 @@ def allocate_rows(k: Kernel, count: int, blocks: int, size: int) -> Rows:
         k.local("weights", count, BLOCK, dtype=BF16),
         k.local("maximum", count, PAGE),
         k.local("sums", count, PAGE),
-        k.local("values", count, size // PAGE, PAGE),
+        k.local("values", count, value_size // PAGE, PAGE),
     )
 
 
@@ -59,33 +60,41 @@ class MatrixUnit:
     cache: Array
     layer: Dim
     size: int
+    value_size: int
     softcap: float
     count: int  # number of rows, which share a kv head
     keys: Array  # [depth / 2, BLOCK, 2]: the keys of a block
     loaded: Array  # [panels, BLOCK / 2, BLOCK, 2]: the values of a block
     products: Array  # [panels, rows, BLOCK]: products of weights and values
     rescale: Array  # [rows]: exp(old maximum - new maximum), the factor of the earlier sums
+    turned: TurnedValues | None  # the values, if pages have only keys
 
     @staticmethod
     @contextmanager
-    def configured(k: Kernel, rows: Rows, cache: Array, layer: Dim, size: int, softcap: float, count: int) -> Generator[MatrixUnit]:
-        """Configure the unit for `count` rows. The configuration holds for the code that the caller writes inside this context."""
-        depth, panels = depth_of(size), -(-size // BLOCK)
+    def configured(
+        k: Kernel, rows: Rows, cache: Array, layer: Dim, sizes: tuple[int, int], softcap: float, count: int, turned: TurnedValues | None
+    ) -> Generator[MatrixUnit]:
+        """Configure the unit for `count` rows. `sizes` are those of keys and values. The configuration holds for the code that the caller
+        writes inside this context."""
+        (size, value_size), (depth, panels) = sizes, (depth_of(sizes[0]), -(-sizes[1] // BLOCK))
         with k.scope():
             keys = k.local("keys", depth // 2, 2 * BLOCK, dtype=BF16)
             loaded = k.local("taken", panels, BLOCK // 2, 2 * BLOCK, dtype=BF16)
             products = k.local("products", panels, count, BLOCK)
-            unit = MatrixUnit(rows, cache, layer, size, softcap, count, keys, loaded, products, k.local("rescale", count))
+            rescale = k.local("rescale", count)
+            unit = MatrixUnit(rows, cache, layer, size, value_size, softcap, count, keys, loaded, products, rescale, turned)
             k.tile(unit.product.configuration)
-            if size % BLOCK:
-                unit.pad(k)
+            unit.pad(k)
             yield unit
 
     def pad(self, k: Kernel) -> None:
         """Write zeros to those parts of the buffers that keys and values do not fill."""
-        pairs, left, last_panel = self.size // 2, self.size % BLOCK, self.loaded.shape[0] - 1
-        with k.serial("r", depth_of(self.size) // 2 - pairs) as r, k.serial("c", 2 * PAGES) as c, k.vector(PAGE) as lane:
-            self.keys[pairs + r, c * PAGE + lane] = 0.0
+        pairs, left, last_panel = self.size // 2, self.value_size % BLOCK, self.loaded.shape[0] - 1
+        if self.size % BLOCK:
+            with k.serial("r", depth_of(self.size) // 2 - pairs) as r, k.serial("c", 2 * PAGES) as c, k.vector(PAGE) as lane:
+                self.keys[pairs + r, c * PAGE + lane] = 0.0
+        if left == 0:
+            return
         with k.serial("r", BLOCK // 2) as r, k.serial("c", 2 * (BLOCK - left) // PAGE) as c, k.vector(PAGE) as lane:
             self.loaded[last_panel, r, 2 * left + c * PAGE + lane] = 0.0
 
@@ -147,16 +156,19 @@ class MatrixUnit:
     def load_values(self, k: Kernel, block: Sequence[HeadPage], low: Dim, high: Dim) -> None:
         """Load the values of keys `low` to `high`, and write zeros for all other keys."""
         for v, page in enumerate(block):
+            if self.turned is not None:
+                self.turned.turn(k, page)
             for p, columns in self.panels(k):
-                self.prefetch(k, page, VALUES, p * (BLOCK * PAGE), columns * PAGE)
-                target, source = self.loaded[p, v * PAGE // 2, 0], self.element(page, VALUES, p * BLOCK)
-                dims = (2 * BLOCK, self.size, low - page.start, high + 1 - page.start)
+                if self.turned is None:
+                    self.prefetch(k, page, VALUES, p * (BLOCK * PAGE), columns * PAGE)
+                target, source = self.loaded[p, v * PAGE // 2, 0], self.value(page, p * BLOCK)
+                dims = (2 * BLOCK, self.value_size, low - page.start, high + 1 - page.start)
                 k.tile(InterleavePairs(columns, masked=True), target, source, dims=dims)
 
     def panels(self, k: Kernel) -> Iterator[tuple[Dim, int]]:
         """Yield the index of each panel of values, and its number of columns. The code that the caller's `for` emits becomes the body of a
         loop."""
-        whole, left = divmod(self.size, BLOCK)
+        whole, left = divmod(self.value_size, BLOCK)
         if whole:
             with k.serial("p", whole) as p:
                 yield p, BLOCK
@@ -171,7 +183,7 @@ class MatrixUnit:
     def add(self, k: Kernel, m: Dim, row: Dim) -> None:
         """Rescale the weighted values of a row, and add the products of the current block to them."""
         values = self.rows.values
-        with k.serial("c", self.size // PAGE) as c, k.vector(PAGE) as lane:
+        with k.serial("c", self.value_size // PAGE) as c, k.vector(PAGE) as lane:
             product = self.products[c // PAGES, m, c % PAGES * PAGE + lane]
             values[row, c, lane] = fma(values[row, c, lane], self.rescale[m], product)
 
@@ -203,6 +215,10 @@ class MatrixUnit:
 
     def element(self, page: HeadPage, half: int, index: Dim) -> Load:
         return self.cache[self.layer, half, page.page, page.kv_head, index]
+
+    def value(self, page: HeadPage, element: Dim) -> Load:
+        """Return the place of an element of the page's first value."""
+        return self.element(page, VALUES, element) if self.turned is None else self.turned.element(page, Dim.of(0), element)
 
 
 def depth_of(size: int) -> int:

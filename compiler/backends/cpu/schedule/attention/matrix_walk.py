@@ -35,7 +35,7 @@ class MatrixTokenWalk:
         of a stretch, then the values of the stretch, then the keys of the next stretch."""
         with stretches(k, self.token) as (first, count):
             with k.serial("b", count) as b:
-                last = dim_max(0, b + 2 - count)
+                last = dim_max(0, b + 2 - count) if self.operands.pages.has_values else Dim.of(0)
                 block = self.block(k, first + b, last, first + b + 1 - last * count)
                 with self.heads.each_kv(k) as kv:
                     self.unit.scores(k, of_head(block, kv), kv * self.operands.group, b)

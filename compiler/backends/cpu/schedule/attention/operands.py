@@ -9,6 +9,7 @@ from math import lcm
 
 from compiler.backends.cpu.schedule.attention.matrix import CHUNK, HEIGHT, MatrixUnit, allocate_rows, pad_queries
 from compiler.backends.cpu.schedule.attention.rows import BLOCK, F32, PAGES, Rows, VisibleRange
+from compiler.backends.cpu.schedule.attention.turned import TurnedValues
 from compiler.backends.cpu.schedule.attention.vector import VectorUnit
 from compiler.backends.cpu.schedule.attention.vector_products import F32Products, PairProducts
 from compiler.ir.dims import Dim, dim_max, dim_min
@@ -109,7 +110,7 @@ class PagedOperands:
 
     @property
     def _fits_bf16(self) -> bool:
-        return self.cache.dtype is DType.BF16 and self.size % CHUNK == 0
+        return self.cache.dtype is DType.BF16 and self.size % CHUNK == self.value_size % CHUNK == 0
 
     @property
     def num_tokens(self) -> Dim:
@@ -133,16 +134,21 @@ class PagedOperands:
         return self.queries.shape[2].const
 
     @property
+    def value_size(self) -> int:
+        return self.out.shape[2].const
+
+    @property
     def width(self) -> int:
-        """The number of lanes of a vector of values: the largest number that divides the head size."""
+        """The number of lanes of a vector of values: the largest number that divides the sizes of keys and values."""
         width = self.tile.lanes
-        while self.size % width:
+        while self.size % width or self.value_size % width:
             width //= 2
         return width
 
     @property
     def parts(self) -> int:
-        return self.size // self.width
+        """The number of vectors of a value."""
+        return self.value_size // self.width
 
     @property
     def tile_tokens(self) -> int:
@@ -172,20 +178,25 @@ class PagedOperands:
 
     def allocate_rows(self, k: Kernel, count: int, blocks: int) -> Rows:
         if self.on_matrix_unit:
-            return allocate_rows(k, count, blocks, self.size)
-        return Rows.allocate(k, count, blocks * PAGES, self.size, self.width, BF16 if self.in_pairs else F32)
+            return allocate_rows(k, count, blocks, self.size, self.value_size)
+        return Rows.allocate(k, count, blocks * PAGES, self.size, self.value_size, self.width, BF16 if self.in_pairs else F32)
 
-    def vector_unit(self, rows: Rows, layer: Dim) -> VectorUnit:
-        products = (PairProducts if self.in_pairs else F32Products)(rows, self.cache, layer, self.size)
-        return VectorUnit(rows, self.cache, self.scales, layer, self.size, self.width, self.node.softcap, self.tile, products)
+    def vector_unit(self, k: Kernel, rows: Rows, layer: Dim) -> VectorUnit:
+        products = (PairProducts if self.in_pairs else F32Products)(rows, self.cache, layer, self.size, self.turned(k, layer))
+        softcap = self.node.softcap
+        return VectorUnit(rows, self.cache, self.scales, layer, self.size, self.value_size, self.width, softcap, self.tile, products)
 
     def matrix_unit(self, k: Kernel, rows: Rows, layer: Dim, count: int) -> AbstractContextManager[MatrixUnit]:
-        return MatrixUnit.configured(k, rows, self.cache, layer, self.size, self.node.softcap, count)
+        sizes, softcap = (self.size, self.value_size), self.node.softcap
+        return MatrixUnit.configured(k, rows, self.cache, layer, sizes, softcap, count, self.turned(k, layer))
+
+    def turned(self, k: Kernel, layer: Dim) -> TurnedValues | None:
+        return None if self.pages.has_values else TurnedValues.allocate(k, self.cache, layer, self.value_size)
 
     def load_queries(self, k: Kernel, rows: Rows, row: Dim, token: Dim, head: Dim, count: Dim | int) -> None:
         """Load and scale the queries of `count` heads of a token."""
         with k.serial("g", count) as g:
-            with k.serial("c", self.parts) as c, k.vector(self.width) as lane:
+            with k.serial("c", self.size // self.width) as c, k.vector(self.width) as lane:
                 at = c * self.width + lane
                 query = cast(self.queries[token, head + g, at], F32) * self.node.scale
                 rows.queries[row + g, at] = cast(query, rows.queries.dtype)

@@ -41,7 +41,7 @@ def schedule_paged(prim: PrimFunc, tile: TileShape, *, unit: bool, pairs: bool) 
         case _:
             return None
     heads, size = node.queries.shape[1:]
-    if not (heads.is_const and size.is_const and pages.cache.shape[3].is_const):
+    if not (heads.is_const and size.is_const and node.out.shape[2].is_const and pages.cache.shape[3].is_const):
         return None
     k = Kernel()
     _PagedAttention(PagedOperands(k, node, pages, k.array(positions), tile, has_matrix_unit=unit, has_pairs=pairs)).write(k)
@@ -98,7 +98,7 @@ class _PagedAttention:
                 with operands.matrix_unit(k, rows, layer, operands.group) as unit:
                     MatrixTokenWalk(operands, unit, token, heads).write(k)
             else:
-                TokenWalk(operands, operands.vector_unit(rows, layer), token, heads).write(k)
+                TokenWalk(operands, operands.vector_unit(k, rows, layer), token, heads).write(k)
             with heads.each(k) as head:
                 yield head
 
@@ -166,7 +166,7 @@ class _PagedAttention:
             with operands.matrix_unit(k, rows, layer, num_rows) as unit:
                 MatrixTileWalk(operands, unit, tile).write(k)
         else:
-            TileWalk(operands, operands.vector_unit(rows, layer), tile).write(k)
+            TileWalk(operands, operands.vector_unit(k, rows, layer), tile).write(k)
         with tile.tokens(k) as (token, first), k.when(less(token.begin, token.end)), tile.rows(k, first) as row:
             joined.merge(k, (row,), self.of_row(k, rows, row))
 

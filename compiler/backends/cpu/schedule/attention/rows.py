@@ -34,7 +34,7 @@ class Rows:
     values: Array  # [rows, parts, width]: the weighted values so far
 
     @staticmethod
-    def allocate(k: Kernel, count: int, pages: int, size: int, width: int, factors: DType) -> Rows:
+    def allocate(k: Kernel, count: int, pages: int, size: int, value_size: int, width: int, factors: DType) -> Rows:
         """Allocate the state. `factors` is the element type of queries and weights, in products with pages."""
         return Rows(
             k.local("queries", count, size, dtype=factors),
@@ -42,7 +42,7 @@ class Rows:
             None if factors is F32 else k.local("weights", count, pages, PAGE, dtype=factors),
             k.local("maximum", count, PAGE),
             k.local("sums", count, PAGE),
-            k.local("values", count, size // width, width),
+            k.local("values", count, value_size // width, width),
         )
 
     @property

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from compiler.backends.cpu.schedule.attention.rows import F32, HeadPage, Rows, VisibleRange, masked, prefetch
+from compiler.backends.cpu.schedule.attention.turned import TurnedValues
 from compiler.backends.cpu.schedule.attention.vector_products import F32Products, KeyStep, PairProducts
 from compiler.backends.cpu.schedule.folds import larger, spread_largest
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
@@ -31,6 +32,7 @@ class VectorUnit:
     scales: Array | None  # scales of an 8-bit cache
     layer: Dim
     size: int
+    value_size: int
     width: int  # number of lanes of a vector of values
     softcap: float
     tile: TileShape
@@ -38,7 +40,7 @@ class VectorUnit:
 
     @property
     def parts(self) -> int:
-        return self.size // self.width
+        return self.value_size // self.width
 
     @property
     def accumulators(self) -> int:
@@ -96,7 +98,9 @@ class VectorUnit:
             if self.scales is not None:
                 for page in block:
                     with k.vector(PAGE) as lane:
-                        rows.scores[row, page.slot, lane] = rows.scores[row, page.slot, lane] * self.scale(page, VALUES, lane)
+                        rows.scores[row, page.slot, lane] = rows.scores[row, page.slot, lane] * self.scale(
+                            page, VALUES if self.turned is None else KEYS, lane
+                        )
 
     def raise_maximum(self, k: Kernel, row: Dim, highest: Array) -> None:
         """Raise the maximum, and rescale the sums so far from the old maximum to the new one."""
@@ -111,6 +115,15 @@ class VectorUnit:
             rows.values[row, c, lane] = rows.values[row, c, lane] * rescale[lane]
 
     # --- values --------------------------------------------------------------------------------------------------------
+
+    @property
+    def turned(self) -> TurnedValues | None:
+        return self.products.turned
+
+    def turn(self, k: Kernel, page: HeadPage) -> None:
+        """Prepare the values of a page."""
+        if self.turned is not None:
+            self.turned.turn(k, page)
 
     def values(self, k: Kernel, pages: Sequence[HeadPage], n: int, visible: VisibleRange | None) -> None:
         """Add the weighted values of pages that the same `n` rows read. Skip keys that are not visible: their weight is 0, but their value
@@ -132,7 +145,7 @@ class VectorUnit:
                         total[m, c, lane] = values[row + m, first + c, lane]
             for page in pages:
                 for keys in self.key_steps(k, page, visible):
-                    for u in range(self.products.step):
+                    for u in range(0 if self.turned is not None else self.products.step):
                         self.prefetch(k, page, VALUES, (keys.at + u) * self.size + first * width, parts * width)
                     self.products.values(k, page, n, keys, first * width, total)
             with k.unroll("m", n) as m:

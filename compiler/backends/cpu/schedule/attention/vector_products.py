@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from compiler.backends.cpu.schedule.attention.rows import F32, HeadPage, Rows
+from compiler.backends.cpu.schedule.attention.turned import TurnedValues
 from compiler.ir.dims import Dim, dim_max, dim_min, product_of
 from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.write import Array, Kernel, cast
@@ -36,9 +37,15 @@ class _Products:
     cache: Array
     layer: Dim
     size: int
+    turned: TurnedValues | None  # the values, if pages have only keys
 
     def element(self, page: HeadPage, half: int, index: Dim) -> Load:
         return self.cache[self.layer, half, page.page, page.kv_head, index]
+
+    def value(self, page: HeadPage, key: Dim, element: Dim) -> Load:
+        if self.turned is not None:
+            return self.turned.element(page, key, element)
+        return self.element(page, VALUES, key * self.size + element)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +70,7 @@ class F32Products(_Products):
             value = k.local("value", parts, width)
             for c in range(parts):
                 with k.vector(width) as lane:
-                    value[c, lane] = cast(self.element(page, VALUES, keys.at * self.size + first + c * width + lane), F32)
+                    value[c, lane] = cast(self.value(page, keys.at, first + c * width + lane), F32)
             with k.unroll("m", n) as m:
                 for c in range(parts):
                     with k.vector(width) as lane:
@@ -87,7 +94,7 @@ class PairProducts(_Products):
         _, parts, width = (d.const for d in total.shape)
         weights = self.rows.weights[page.row, page.slot, keys.at]
         pair = dim_max(keys.at, keys.begin), dim_min(keys.at + 1, keys.end - 1)
-        values = (self.element(page, VALUES, key * self.size + first) for key in pair)
+        values = (self.value(page, key, first) for key in pair)
         _dot_rows(k, n, total[0, 0, 0], weights, *values, columns=parts * width)
 
     def round_weights(self, k: Kernel, row: Dim, page: HeadPage) -> None:

@@ -31,11 +31,12 @@ class TokenWalk:
 
     def write(self, k: Kernel) -> None:
         """Write the walk. While it reads a page, it prefetches the page that it reads next: after the last keys of a stretch the first
-        values of the stretch, and after its last values the first keys of the next stretch."""
+        values of the stretch, and after its last values the first keys of the next stretch. If pages have only keys, it does not read
+        values, and prefetches the first keys of the next stretch after the last keys."""
         with stretches(k, self.token) as (first, count):
             num_pages = count * PAGES
             with k.serial("v", num_pages) as v:
-                last = dim_max(0, v + 2 - num_pages)
+                last = dim_max(0, v + 2 - num_pages) if self.operands.pages.has_values else Dim.of(0)
                 page = self.page(k, first, v, NextPage(last, first * PAGES + v + 1 - last * num_pages))
                 self.scores(k, page)
             with k.serial("b", count) as b:
@@ -70,6 +71,7 @@ class TokenWalk:
 
     def values(self, k: Kernel, page: HeadPage) -> None:
         with self.heads.each_kv(k) as kv:
+            self.unit.turn(k, self.of_head(page, kv, Dim.of(0)))
             for row, n in row_tiles(k, self.operands.group, self.unit.tile.rows):
                 self.unit.values(k, [self.of_head(page, kv, row)], n, self.visible)
 
@@ -141,6 +143,8 @@ class TileWalk:
                 self.unit.scores(k, pages[v : v + shape.vectors], n, visible)
         with k.serial("m", count) as m:
             self.unit.update_softmax(k, first + m, block)
+        for page in block:
+            self.unit.turn(k, page)
         for row, n in row_tiles(k, count, shape.rows):
             self.unit.values(k, [replace(page, row=first + row) for page in block], n, visible)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -33,19 +33,25 @@ class Case:
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    value_size: int = 0  # if not 0, pages have only keys, and values are their beginnings
+
+    @property
+    def halves(self) -> int:
+        return 1 if self.value_size else 2
 
     @property
     def program(self) -> str:
-        scales = f", scales: f32[2, 2, {PAGES}, {self.kv_heads}, 16]" if self.kind == "i8" else ""
+        scales = f", scales: f32[2, {self.halves}, {PAGES}, {self.kv_heads}, 16]" if self.kind == "i8" else ""
         sinks = f", sinks: f32[{self.heads}]" if self.sinks else ""
         extra = (", scales" if scales else "") + (", sinks" if sinks else "")
-        q = f"f32[t, {self.heads}, {self.size}]"
-        cache = f"{self.kind}[2, 2, {PAGES}, {self.kv_heads}, {16 * self.size}]"
+        q, out = (f"f32[t, {self.heads}, {size}]" for size in (self.size, self.value_size or self.size))
+        cache = f"{self.kind}[2, {self.halves}, {PAGES}, {self.kv_heads}, {16 * self.size}]"
+        attributes = f"scale=0.2, window={self.window}, softcap={self.softcap}, value_size={self.value_size}"
         return f"""
-func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{scales}{sinks}) -> {q}
+func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{scales}{sinks}) -> {out}
     where t in 0..256, s in 0..8, p in 0..64 {{
   dataflow {{
-    out = paged_attention(q, cache, tables, ids, at, 1{extra}, scale=0.2, window={self.window}, softcap={self.softcap})
+    out = paged_attention(q, cache, tables, ids, at, 1{extra}, {attributes})
   }}
   return out
 }}
@@ -55,7 +61,7 @@ func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{sca
         """Return the operands for rows that are given as (sequence, position). Pages that belong to no sequence are full of NaN."""
         ids, at = np.array(rows, np.int32).reshape(-1, 2).T
         tables = rng.permutation(PAGES)[: 3 * 30].astype(np.int32).reshape(3, 30)  # three sequences of up to 480 positions
-        cache = rng.standard_normal((2, 2, PAGES, self.kv_heads, 16 * self.size))
+        cache = rng.standard_normal((2, self.halves, PAGES, self.kv_heads, 16 * self.size))
         args: list[Any] = [rng.standard_normal((len(rows), self.heads, self.size), np.float32)]
         if self.kind == "i8":
             args.append((cache * 40).clip(-127, 127).astype(np.int8))
@@ -64,7 +70,7 @@ func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{sca
             args.append(cache.astype(KINDS[self.kind]))
         args += [tables, ids.copy(), at.copy()]
         if self.kind == "i8":
-            args.append((rng.random((2, 2, PAGES, self.kv_heads, 16)) * 0.03).astype(np.float32))
+            args.append((rng.random((2, self.halves, PAGES, self.kv_heads, 16)) * 0.03).astype(np.float32))
         return args + [rng.standard_normal(self.heads).astype(np.float32)] * self.sinks
 
 
@@ -78,6 +84,8 @@ CASES = [
     Case(6, 2, 96, "f16", window=40),
     Case(40, 1, 32, "bf16"),
     Case(3, 3, 5, "f32", window=1),
+    Case(16, 1, 48, "bf16", value_size=32),
+    Case(2, 1, 28, "f32", value_size=20),
 ]
 # Slow cases: other sizes and combinations of the options in CASES.
 MORE = [
@@ -161,6 +169,28 @@ def test_tokens_that_a_row_does_not_see_may_hold_anything(run: Callable[..., NDA
     assert np.isnan(found[sees]).all() and len(found[~sees]) == (42 if case.window else 39)
 
 
+def with_values(case: Case, args: list[Any]) -> tuple[Case, list[Any]]:
+    """Return the same attention over pages that also have the values, padded with zeros to the size of a key."""
+    q, cache, tables, ids, at, *scales = args
+    keys = cache.reshape(*cache.shape[:4], case.size, 16)
+    values = np.swapaxes(keys, 4, 5).copy()
+    values[..., case.value_size :] = 0
+    both = np.concatenate([cache, values.reshape(cache.shape)], 1)
+    return replace(case, value_size=0), [q, both, tables, ids, at, *(np.concatenate([s, s], 1) for s in scales)]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [Case(16, 1, 48, "bf16", value_size=32), Case(6, 2, 28, "i8", window=40, value_size=20), Case(4, 2, 16, "f32", value_size=16)],
+    ids=str,
+)
+def test_values_in_keys_give_the_bits_of_stored_values(run: Callable[..., NDArray[np.float32]], amx: Target, case: Case) -> None:
+    args = case.arguments(np.random.default_rng(4), ROWS)
+    beside, given = with_values(case, args)
+    for target in (host(), *([amx] if case.kind == "bf16" else ())):
+        np.testing.assert_array_equal(run(case, args, target=target), run(beside, given, target=target)[:, :, : case.value_size])
+
+
 # --- the tile that multiplies pairs of bf16 ----------------------------------------------------------------------------
 
 
@@ -186,6 +216,7 @@ GROUPS = [
     Case(8, 2, 80, "bf16", window=40, sinks=True),
     Case(7, 1, 96, "bf16", softcap=2.0),
     Case(40, 1, 32, "bf16"),
+    Case(16, 1, 112, "bf16", value_size=80),
 ]
 MORE_GROUPS = [
     Case(2, 2, 64, "bf16"),
@@ -222,11 +253,12 @@ def test_on_a_matrix_unit_tokens_behind_a_row_may_hold_anything(run: Callable[..
         assert not np.isfinite(found[39:]).any()
 
 
+@pytest.mark.parametrize("value_size", [0, 32])
 @pytest.mark.parametrize("target", ["amx", "avx512-bf16-amd"])
-def test_what_is_scheduled_for_bf16_means_the_same(target: str) -> None:
+def test_what_is_scheduled_for_bf16_means_the_same(target: str, value_size: int) -> None:
     """The scheduled bf16 kernel computes what the unscheduled program computes. The interpreter runs the kernel, so the test covers targets
     that this machine cannot run."""
-    case = Case(2, 1, 48, "bf16", window=30)
+    case = Case(2, 1, 48, "bf16", window=30, value_size=value_size)
     args = case.arguments(np.random.default_rng(0), [*((0, p) for p in range(20, 36)), (1, 33)])
     scheduled = pipeline(NAMED[target]).until("schedule_kernels")(parse(case.program))
     meaning, found = (Interpreter(module).call("main", *(a.copy() for a in args)) for module in (parse(case.program), scheduled))
