@@ -4,9 +4,10 @@ gpt-oss or DeepSeek V2 Lite, and hybrids resemble Qwen3.5 or Granite 4, but with
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from compiler.frontend.config import Activation, Latent, ModelConfig, Recurrence
 from compiler.frontend.fields import Fields
-from compiler.frontend.mixture import ClippedGate, ExpertNames, Mixture
+from compiler.frontend.mixture import ClippedGate, ExpertNames, Mixture, joint_experts
 from compiler.frontend.quantized.fp8 import read_fp8
 from compiler.frontend.quantized.held import HeldWeights
 from compiler.frontend.quantized.source import QuantizedWeights
@@ -258,26 +259,34 @@ class Fp8Weights:
 
     source: WeightSource
     block: int  # rows and inputs of a block
+    tensors: Mapping[str, TensorInfo] = field(init=False)
+    _last: dict[str, NDArray[Any]] = field(default_factory=dict[str, "NDArray[Any]"])  # the tensors that were read last
 
-    @property
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        found = dict(self.source.tensors)
-        for name in filter(self._is_quantised, self.source.tensors):
-            rows, columns = shape = found[name].shape
-            found[name] = TensorInfo(shape, DType.E4M3.numpy, rows * columns)
-            blocks = -(-rows // self.block), -(-columns // self.block)
-            found[name + FP8_SCALE] = TensorInfo(blocks, DType.F32.numpy, 4 * prod(blocks))
-        return found
+    def __post_init__(self) -> None:
+        found: dict[str, TensorInfo] = {}
+        for name, info in self.source.tensors.items():
+            found[name] = info
+            if _is_quantised(name, info):
+                rows, columns = info.shape
+                found[name] = TensorInfo(info.shape, DType.E4M3.numpy, rows * columns)
+                blocks = -(-rows // self.block), -(-columns // self.block)
+                found[name + FP8_SCALE] = TensorInfo(blocks, DType.F32.numpy, 4 * prod(blocks))
+        object.__setattr__(self, "tensors", found)
 
     def read(self, name: str) -> NDArray[Any]:
-        if name.endswith(FP8_SCALE):
-            return self._scales(self.source.read(name.removesuffix(FP8_SCALE)))
-        values = self.source.read(name)
-        if not self._is_quantised(name):
-            return values
-        scales, (rows, columns) = self._scales(values), values.shape
-        spread = scales.repeat(self.block, 0)[:rows].repeat(self.block, 1)[:, :columns]
-        return (values.astype(np.float32) / spread).astype(DType.E4M3.numpy)
+        """Return a tensor. All experts of a layer have the weights of the first expert, because rounding billions of numbers takes
+        minutes."""
+        name = re.sub(r"\.experts\.\d+\.", ".experts.0.", name)
+        matrix = name.removesuffix(FP8_SCALE)
+        if matrix + FP8_SCALE not in self.tensors:
+            return self.source.read(name)
+        if matrix not in self._last:
+            values = self.source.read(matrix)
+            scales, (rows, columns) = self._scales(values), values.shape
+            spread = scales.repeat(self.block, 0)[:rows].repeat(self.block, 1)[:, :columns]
+            self._last.clear()
+            self._last.update({matrix: (values.astype(np.float32) / spread).astype(DType.E4M3.numpy), matrix + FP8_SCALE: scales})
+        return self._last[name]
 
     def release(self, name: str) -> None:
         self.source.release(name.removesuffix(FP8_SCALE))
@@ -291,11 +300,21 @@ class Fp8Weights:
         largest = np.maximum.reduceat(np.maximum.reduceat(sizes, starts[0], 0), starts[1], 1)
         return (np.maximum(largest, 1e-12) / DType.E4M3.ends[1]).astype(np.float32)
 
-    def _is_quantised(self, name: str) -> bool:
-        return ".layers." in name and name.endswith(".weight") and len(self.source.tensors[name].shape) == 2
+
+def _is_quantised(name: str, info: TensorInfo) -> bool:
+    return ".layers." in name and name.endswith(".weight") and "mlp.gate." not in name and len(info.shape) == 2
 
 
 def fp8_weights(source: WeightSource, block: int = 128) -> HeldWeights:
     """Return weights that a program reads in 8 bits."""
     method = read_fp8(Fields({"weight_block_size": [block, block]}, "quantization_config"))
     return HeldWeights(QuantizedWeights(Fp8Weights(source, block), method))
+
+
+def fp8_model(config: ModelConfig) -> WeightSource:
+    """Return the weights of an fp8 checkpoint. Like such files, their source has a tensor for each expert."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes_of(config).items():
+        before, experts, after = name.partition(".experts.")
+        shapes |= {f"{before}{experts}{i}.{after}": shape[1:] for i in range(shape[0])} if len(shape) == 3 else {name: shape}
+    return joint_experts(fp8_weights(RandomWeights(shapes)), None if config.mixture is None else _names(config))

@@ -41,7 +41,7 @@ from deploy.bench.checkpoint import write_checkpoint
 from deploy.bench.gguf_file import Q4_K_M, write_gguf
 from deploy.bench.limits import CardGauge, Gauge, Limits
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check, version_of
-from deploy.bench.synthetic import FP8, HEAD_SIZES, RandomWeights, fp8_weights, gates_attention, shapes_of, synthetic_config
+from deploy.bench.synthetic import FP8, HEAD_SIZES, RandomWeights, fp8_model, gates_attention, shapes_of, synthetic_config
 from deploy.model_loading.costs import tables_of
 from deploy.model_loading.files import dtypes_of
 from runtime.cache_groups import KV_DTYPES, PAGE_SIZE, CacheGroup
@@ -119,7 +119,7 @@ class Model:
         device: str = CPU,
     ) -> None:
         if quantize == FP8:
-            self._build(config, fp8_weights(RandomWeights(shapes_of(config))), AS_STORED, threads, kv_dtype, target, device)
+            self._build(config, fp8_model(config), AS_STORED, threads, kv_dtype, target, device)
             return
         if quantize != Q4_K_M.lower():
             self._build(config, RandomWeights(shapes_of(config)), WeightFormat.parse(quantize), threads, kv_dtype, target, device)
