@@ -3,6 +3,7 @@
 Before: `linear(x, w, tolerates="bf16")` over weights of bf16, on a machine that multiplies bf16 faster than f32. After:
 `linear(cast(x), w)`, with a result of the same type. The cast fuses into the producer of x; products over the same x share it.
 If a machine multiplies integers of 8 and 4 bits, or floats of 8 bits, as bf16, rows that are multiplied by such weights are rounded, too.
+Of the products with experts, only those with floats of 8 bits have tiles that multiply bf16.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.numbers import Kind
 from compiler.ir.types import TensorType
 from compiler.ops.elementwise import CAST
+from compiler.ops.products.experts import EXPERT_LINEAR
 from compiler.ops.products.matmul import LINEAR
 from compiler.ops.products.quantize import DEQUANTIZE
 from compiler.passes.rewrite import rewrite_module
@@ -32,17 +34,19 @@ class RoundOperands:
         values = {b.var: b.value for f in module.graph_functions.values() for b in f.body.bindings} if self.beside else {}
 
         def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
-            if not isinstance(value, Call) or value.op is not LINEAR:
+            if not isinstance(value, Call) or value.op not in (LINEAR, EXPERT_LINEAR):
                 return None
-            (x, w, *bias), (row, weight) = value.args, [type_of(a) for a in value.args[:2]]
+            (x, w, *others), (row, weight) = value.args, [type_of(a) for a in value.args[:2]]
             if not isinstance(row, TensorType) or row.dtype is not DType.F32 or not isinstance(weight, TensorType):
                 return None
             tolerates, kind = value.attrs.get("tolerates") == str(DType.BF16), _kind(values.get(w)) if isinstance(w, Var) else None
+            if value.op is EXPERT_LINEAR and kind is not Kind.E4M3:
+                return None
             is_rounded = kind in self.beside and (tolerates or kind is Kind.INT)
             if not is_rounded and not (tolerates and weight.dtype is DType.BF16):
                 return None
             dtype = value.attrs.get("out_dtype") or str(DType.F32)
-            return Call(LINEAR, (builder.call(CAST, x, dtype=str(DType.BF16)), w, *bias), {"out_dtype": dtype})
+            return Call(value.op, (builder.call(CAST, x, dtype=str(DType.BF16)), w, *others), {"out_dtype": dtype})
 
         return rewrite_module(module, replace)
 

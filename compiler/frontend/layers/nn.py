@@ -223,7 +223,8 @@ class Net:
         """Multiply each row by the matrix of `w[matrices, outputs, inputs]` that it chooses."""
         decoded = self._is_decoded(w)
         operands = (x, w if decoded else self._held(w, self.format), choice, *([] if bias is None else [bias]))
-        return self.call(EXPERT_LINEAR, *operands, tolerates=None if decoded else self.format.tolerates)
+        rounds = not decoded or self._decoded[w] is Kind.E4M3
+        return self.call(EXPERT_LINEAR, *operands, tolerates=self.format.tolerates if rounds else None)
 
     def rms_norm(self, x: Atom, name: str, size: int, eps: float, *, offset: float = 0.0) -> Var:
         return self.call(RMS_NORM, x, self.vector(f"{name}.weight", size), eps=eps, weight_offset=offset)

@@ -52,6 +52,28 @@ def test_rows_beside_integers_are_rounded_where_these_are_multiplied_as_numbers_
     stays(RoundOperands(), before)
 
 
+def test_of_products_with_experts_those_with_floats_of_eight_bits_are_rounded(
+    becomes: Callable[..., None], stays: Callable[..., None]
+) -> None:
+    before = """
+        func main(x: f32[n, 8], q: e4m3[3, 4, 8], s: f32[3, 4, 1], e: i32[n]) -> f32[n, 4] {
+          w = dequantize(q, s, kind="e4m3")
+          y = expert_linear(x, w, e, tolerates="bf16")
+          return y
+        }
+    """
+    expected = """
+        func main(x: f32[n, 8], q: e4m3[3, 4, 8], s: f32[3, 4, 1], e: i32[n]) -> f32[n, 4] {
+          w = dequantize(q, s, kind="e4m3")
+          r = cast(x, dtype="bf16")
+          y = expert_linear(r, w, e, out_dtype="f32")
+          return y
+        }
+    """
+    becomes(RoundOperands(frozenset([Kind.E4M3])), before, expected)
+    stays(RoundOperands(frozenset([Kind.INT])), before.replace("e4m3", "i8").replace(', kind="i8"', ""))
+
+
 @pytest.mark.parametrize("kinds", [frozenset([Kind.E4M3]), frozenset([Kind.INT])], ids=["floats", "integers"])
 @pytest.mark.parametrize("tolerates", [True, False])
 def test_rows_beside_floats_of_eight_bits_are_rounded_if_they_tolerate_it(

@@ -29,6 +29,14 @@ func main(x: f32[m, {K}], a: e4m3[72, {K}], sa: bf16[72, 2], b: e4m3[72, {K}], s
 """
 
 
+EXPERTS = f"""
+func main(x: f32[m, {K}], q: e4m3[5, 72, {K}], s: f32[5, 72, 2], e: i32[m]) -> object {{
+  dataflow {{ w = dequantize(q, s, group=128, kind="e4m3") y = expert_linear(x, w, e, tolerates="bf16") }}
+  return y
+}}
+"""
+
+
 def program(n: int, group: int, more: str = ', tolerates="bf16"') -> str:
     return f"""
 func main(x: f32[m, {K}], q: e4m3[{n}, {K}], s: f32[{n}, {K // (group or K)}]) -> object {{
@@ -56,7 +64,7 @@ def ways(text: str, target: Target) -> set[Any]:
 
 
 def test_rows_that_tolerate_it_are_rounded_where_a_tile_multiplies_bf16() -> None:
-    assert "scaled" in ways(program(100, 128), PAIRS) and "scaled" in ways(GATED, PAIRS)
+    assert all("scaled" in ways(text, PAIRS) for text in (program(100, 128), GATED, EXPERTS))
     assert "matmul" in ways(program(100, 128, ""), PAIRS) and "matmul" in ways(program(100, 2), PAIRS)
     assert "matmul" in ways(program(100, 128), NAMED["amx"]) and "matmul" in ways(program(100, 128), NAMED["aarch64-neon"])
 
@@ -102,6 +110,15 @@ def test_two_products_over_the_same_rows(near: Callable[..., Any]) -> None:
     x, parts = rows(11), (*weights(72, 2, DType.BF16.numpy), *weights(72, 2, DType.BF16.numpy))
     whole = near(GATED, x, *parts)
     np.testing.assert_array_equal(near(GATED, x[4:5], *parts), whole[4:5])
+
+
+def test_each_row_multiplies_the_floats_of_its_expert(near: Callable[..., Any]) -> None:
+    numbers, scales = weights(5 * 72, 2)
+    parts = numbers.reshape(5, 72, K), scales.reshape(5, 72, 2)
+    x, experts = rows(23), np.repeat([4, 0, 3, 0], [12, 3, 7, 1]).astype(np.int32)
+    whole = near(EXPERTS, x, *parts, experts)
+    for some in (slice(0, 1), slice(3, 18), slice(22, 23)):
+        np.testing.assert_array_equal(near(EXPERTS, x[some], *parts, experts[some]), whole[some])
 
 
 @pytest.mark.skipif(not PAIRS.can_run_here, reason="this CPU has no instructions for the tile")
