@@ -15,6 +15,7 @@ from compiler.frontend.sentence import read_kinds, settings_of
 
 FIELDS = ("classifier_from_token", "is_original_qwen3_reranker")  # fields of config.json, named as in vLLM
 FAMILY = "qwen3"
+WORDS = ("no", "yes")  # the tokens with which Qwen3-Reranker answers
 MAX_TOKENIZER_BYTES = 256 << 20
 TASK = (
     "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
@@ -52,6 +53,8 @@ def read_verdict(directory: Path, config: Mapping[str, Any], family: str, vocab_
     """Return the classes of a reranker, and the verdict: the two tokens whose logits give the score. Return None if the files do not
     describe such a reranker."""
     found = _tokens_of_module(directory) or _tokens_of_field(directory, config)
+    if found is None and family == FAMILY and _is_causal(config) and _has_template(directory):
+        found = _tokens_of_words(directory, f"the chat template is that of Qwen3-Reranker; state {FIELDS[0]} in config.json", *WORDS)
     if found is None:
         return None
     if family != FAMILY:
@@ -95,12 +98,22 @@ def _tokens_of_field(directory: Path, config: Mapping[str, Any]) -> tuple[int, i
         case None:
             return None
         case [str(no), str(yes)]:
-            vocabulary = _vocabulary(directory)
-            if absent := [word for word in (no, yes) if word not in vocabulary]:
-                raise ConfigError(f"{FIELDS[0]} of config.json is {[no, yes]}; tokenizer.json has no token {absent[0]!r}")
-            return vocabulary[yes], vocabulary[no]
+            return _tokens_of_words(directory, f"{FIELDS[0]} of config.json is {[no, yes]}", no, yes)
         case _:
             raise Fields(config, "config.json").error(FIELDS[0], 'two tokens, as ["no", "yes"]')
+
+
+def _tokens_of_words(directory: Path, reason: str, no: str, yes: str) -> tuple[int, int]:
+    vocabulary = _vocabulary(directory)
+    if absent := [word for word in (no, yes) if word not in vocabulary]:
+        raise ConfigError(f"{reason}; tokenizer.json has no token {absent[0]!r}")
+    return vocabulary[yes], vocabulary[no]
+
+
+def _is_causal(config: Mapping[str, Any]) -> bool:
+    """Whether the model has no classification head. Qwen3-Reranker is downloaded as a model that generates text."""
+    stated = config.get("architectures")
+    return isinstance(stated, list) and any(isinstance(name, str) and name.endswith("ForCausalLM") for name in stated)
 
 
 def _vocabulary(directory: Path) -> Mapping[str, int]:

@@ -166,10 +166,11 @@ def test_models_that_classify(case: str, names: tuple[str, ...], scores: ClassSc
     close(np.stack([found[number] for number in range(len(found))]), golden["logits"])
 
 
-@pytest.mark.parametrize("stated", ["module", "field"])
+@pytest.mark.parametrize("stated", ["module", "field", "template"])
 def test_a_decoder_judges_by_two_tokens(stated: str, folder_of: Callable[[str], Path], tmp_path: Path) -> None:
     """A reranker that is a decoder (Qwen3-Reranker) scores a pair of texts by its last logits: the logit of `yes` minus the logit of `no`.
-    The two tokens are stated in a file of sentence-transformers, or in a configuration field of vLLM."""
+    The two tokens are stated in a file of sentence-transformers, or in a configuration field of vLLM. If neither is there, because the
+    model was saved as one that generates, its chat template tells that it is a reranker, and the tokens are "yes" and "no"."""
     folder, golden = tmp_path / "judge", np.load(GOLDEN / "qwen3" / "golden.npz")
     shutil.copytree(folder_of("qwen3"), folder)
     config, words = json.loads((folder / "config.json").read_text()), json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
@@ -183,6 +184,16 @@ def test_a_decoder_judges_by_two_tokens(stated: str, folder_of: Callable[[str], 
         with pytest.raises(LoadError, match="expected the chat template of Qwen3-Reranker"):
             load(folder, quantize="f32", max_batch=8)
         (folder / "chat_template.jinja").write_text(QWEN3.before)
+    elif stated == "template":
+        (folder / "chat_template.jinja").write_text(QWEN3.before)
+        (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]}))
+        with pytest.raises(LoadError, match=r"state classifier_from_token in config\.json; tokenizer\.json has no token 'no'"):
+            load(folder, quantize="f32", max_batch=8)
+        tokenizer = json.loads((folder / "tokenizer.json").read_text())
+        words = {{yes: "yes", no: "no"}.get(id, word): id for word, id in words.items()}
+        tokenizer["model"]["vocab"] = words
+        (folder / "tokenizer.json").unlink()  # the copy may be a link
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     else:
         spelled = {id: word for word, id in words.items()}
         config |= {"classifier_from_token": [spelled[no], spelled[yes]], "is_original_qwen3_reranker": True}
