@@ -3,7 +3,8 @@
 The limit time is the larger of bytes / bandwidth and operations / peak. Bytes are the weights that a step reads and the keys and values to
 which it attends. Operations are two per weight and token, and two per head and element of a key or of a value. In a mixture, only the
 weights of the chosen experts count, as many as independent choices give on average. A hybrid also reads and writes a state per sequence,
-with eight operations per token and element of the state. The head multiplies one token per sequence.
+with eight operations per token and element of the state. The head multiplies one token per sequence. For a model with windows, the command
+also states how many pages a sequence holds in each cache group while it grows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,6 +54,8 @@ from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
 from runtime.session import Session
 from runtime.step_arguments import step_arguments
+from server.engine.scheduling.cache_pool import CachePool, Held
+from server.engine.scheduling.page_pool import Chain, PageList, PagePool
 from server.engine.step_model import GroupLimits
 from server.settings import SettingsError
 
@@ -93,6 +96,14 @@ class Row:
     num_bytes: float
     operations: float
     share: float  # limit time divided by measured time
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """The largest number of pages of a cache group that a growing sequence holds at a time."""
+
+    window: int | None
+    pages: list[int]  # until the sequence is one, two, three and four times as long as the longest window
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +296,27 @@ def lengthening(model: Model) -> float | None:
     return float(np.median([long / short for short, long in (tuple(map(seconds_of, runs)) for _ in range(TURNS))]))
 
 
+def growth(model: Model) -> list[Growth]:
+    """Measure how many pages of the engine's cache pool a sequence holds in each group, while it grows token by token to four times the
+    longest window. Return [] for models without windows."""
+    windows = [group.window for group in model.limits if group.window is not None and not group.keeps_states]
+    if not windows or any(group.keeps_states for group in model.groups):
+        return []
+    token_ids = list(range(num_tokens := 4 * max(windows)))
+    limits = [replace(group, num_pages=2 + num_tokens // PAGE_SIZE) for group in model.limits]
+    pool = CachePool(tuple(PagePool(group, 1) for group in limits))
+    held = Held(Chain(b""), tuple(PageList(page_size=group.page_size) for group in limits))
+    found, most = [Growth(group.window, []) for group in limits], [0] * len(limits)
+    for position in range(num_tokens):
+        assert pool.make_writable(held, position, position + 1) is not None, "the pool has room for all tokens"
+        pool.publish(held, token_ids, position + 1)
+        most = [max(before, pages.num_used) for before, pages in zip(most, pool.pools, strict=True)]
+        if (position + 1) % max(windows) == 0:
+            for group, count in zip(found, most, strict=True):
+                group.pages.append(count)
+    return found
+
+
 def seconds_of(run: Run) -> float:
     begun = time.perf_counter()
     run()
@@ -425,6 +457,7 @@ def main(argv: list[str] | None = None) -> None:
     model = model_of(options, options.device)
     works = model.works
     rows, limits, longer = measure(model.prepared, works, gauge), gauge.limits, lengthening(model)
+    grown = growth(model)
     logits = np.array(model.session.download(model.prepared(*next(iter(works)))()))
     subject = Subject(model.config, RandomWeights(shapes_of(model.config)), options.quantize, model.session.num_threads)
     model.session.close()
@@ -437,10 +470,13 @@ def main(argv: list[str] | None = None) -> None:
     if options.json:
         compared = {name: asdict(peer) for name, peer in peers.items()}
         found = {"limits": asdict(limits), "rows": [asdict(r) for r in rows], "peers": compared}
+        found |= {"growth": [asdict(group) for group in grown]} if grown else {}
         print(json.dumps(found if longer is None else {**found, "lengthening": longer}, indent=1))
         return
     title = f"{options.synthetic} {options.quantize}: {limits.bytes_per_s / 1e9:.1f} GB/s, {limits.flops / 1e9:.0f} GFLOP/s"
     Console().print(table_of(title, rows, peers))
+    for group in grown:
+        print(f"a sequence of one, two, three and four windows holds {group.pages} pages of the group with window {group.window}")
     if longer is not None:
         print(f"decoding after {LONG} tokens takes {longer:.2f} times as long as after {CONTEXTS[0]}")
 

@@ -81,7 +81,12 @@ def _of_model(found: Any) -> Iterator[Table]:
     """Yield the only table of `relaxserve bench model`."""
     peers = [f"{peer_title(name)} {version}" for name, peer in found["peers"].items() if (version := peer.get("version"))]
     longer = [f"decoding after the longest context takes {ratio:.2f} times as long" for ratio in (found.get("lengthening"),) if ratio]
-    yield Table("", "; ".join((_conditions(found["limits"]), *longer, *peers)), _beside_peers(found["rows"], found["peers"]))
+    grown = [
+        f"a sequence of one to four windows holds {', '.join(map(str, group['pages']))} pages of the layers "
+        + ("without a window" if group["window"] is None else f"with a window of {group['window']} tokens")
+        for group in found.get("growth", [])
+    ]
+    yield Table("", "; ".join((_conditions(found["limits"]), *longer, *grown, *peers)), _beside_peers(found["rows"], found["peers"]))
 
 
 def _conditions(limits: Row) -> str:

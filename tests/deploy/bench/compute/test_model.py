@@ -195,6 +195,14 @@ def test_a_hybrid_reads_and_writes_its_states(monkeypatch: pytest.MonkeyPatch) -
     made.session.close()
 
 
+def test_pages_of_a_window_stop_growing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(synthetic.SHAPES, "few", (64, 2, 4, 2, 16, 32, VOCAB))
+    config = replace(synthetic_config("few"), windows=(None, 128))
+    made = model.Model(config, "bf16", 1)
+    assert [(group.window, group.pages) for group in model.growth(made)] == [(None, [8, 16, 24, 32]), (128, [8, 9, 9, 9])]
+    made.session.close()
+
+
 def test_a_hybrid_with_mamba_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(synthetic.SHAPES, "few", (64, 2, 4, 2, 16, 32, VOCAB))
     family, whole = synthetic.HYBRIDS["0.6b-mamba"]
