@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import log2
 
 SMALLEST = 16  # a step may always take this many prompt tokens, even beyond `max_gap_s`, so that prompts make progress
@@ -34,8 +35,7 @@ class StepCosts:
     """Seconds of a step by its number of tokens: the cost measured at load, times a correction for its size class."""
 
     def __init__(self, steps: Mapping[int, float]) -> None:
-        self._sizes = sorted(steps)
-        self._seconds = [steps[size] for size in self._sizes]
+        self._steps = dict(sorted(steps.items()))
         self._corrections: dict[int, tuple[float, int]] = {}  # by size class: the factor, and the step of the last observation
         self._latest = 1.0
         self._num_steps = 0
@@ -45,8 +45,8 @@ class StepCosts:
 
     def observe(self, num_tokens: int, step_s: float) -> None:
         self._num_steps += 1
-        if not self._sizes:
-            self._sizes, self._seconds = [num_tokens], [step_s]
+        if not self._steps:
+            self._steps = {num_tokens: step_s}
         size, expected_s = _size_class(num_tokens), self(num_tokens)
         ratio = min(max(step_s / expected_s, 1 / FURTHEST), FURTHEST) if expected_s else 1.0
         moves = MOVES if size in self._corrections else 1.0
@@ -65,23 +65,22 @@ class StepCosts:
     def efficient(self, most: int) -> int | None:
         """Return the smallest size whose cost per token is close to the least of all sizes up to `most`, or None before anything was
         measured. Sizes beyond the largest measured one are extrapolated."""
-        if not self._sizes:
+        if not self._steps:
             return None
-        measured = dict(zip(self._sizes, self._seconds, strict=True))
-        further = {size: extrapolated_s(measured, size) for size in _doublings(self._sizes[-1], most)}
-        each_s = {size: seconds / size for size, seconds in (measured | further).items()}
+        sizes = [*self._steps, *_doublings(max(self._steps), most)]
+        each_s = {size: self._as_measured(size) / size for size in sizes}
         return next(size for size, s in each_s.items() if s <= EFFICIENT * min(each_s.values()))
 
     def _as_measured(self, num_tokens: int) -> float:
-        """Interpolate linearly between two measured sizes, and scale beyond the largest. Return 0 before anything was measured."""
-        sizes, seconds = self._sizes, self._seconds
-        at = bisect_right(sizes, num_tokens)
-        if at == 0:
-            return seconds[0] if seconds else 0.0
-        if at == len(sizes):
-            return seconds[-1] * num_tokens / sizes[-1]
-        share = (num_tokens - sizes[at - 1]) / (sizes[at] - sizes[at - 1])
-        return seconds[at - 1] + share * (seconds[at] - seconds[at - 1])
+        """Interpolate linearly between two measured sizes, and extrapolate beyond the largest. Smaller steps take as long as the smallest.
+        Return 0 before anything was measured."""
+        if not self._steps:
+            return 0.0
+        num_tokens = max(num_tokens, min(self._steps))
+        for (less, less_s), (more, more_s) in pairwise(self._steps.items()):
+            if num_tokens < more:
+                return less_s + (num_tokens - less) / (more - less) * (more_s - less_s)
+        return extrapolated_s(self._steps, num_tokens)
 
     def _correction(self, size: int) -> float:
         """Return the correction of a size class. If its last observation is too old, return the latest correction of any class. Otherwise a

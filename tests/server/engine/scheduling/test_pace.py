@@ -239,9 +239,9 @@ def test_chunks_behind_long_contexts_share_a_step_as_far_as_their_contexts_cost_
 # --- the estimated step time -------------------------------------------------------------------------------------------
 
 
-def test_costs_are_linear_between_measured_sizes_and_in_proportion_beyond() -> None:
+def test_costs_are_linear_between_measured_sizes_and_beyond() -> None:
     costs = StepCosts({1: 0.010, 17: 0.026, 33: 0.058})
-    assert [costs(n) for n in (1, 9, 17, 25, 33, 66)] == pytest.approx([0.010, 0.018, 0.026, 0.042, 0.058, 0.116])
+    assert [costs(n) for n in (1, 9, 17, 25, 33, 66)] == pytest.approx([0.010, 0.018, 0.026, 0.042, 0.058, 0.124])
     assert costs.most_tokens(1, 512, 0.0421) == 25
     assert costs.most_tokens(1, 512, 60.0) == 512
     assert costs.most_tokens(20, 512, 0.001) == 20, "the minimum holds even if no step is that fast"
