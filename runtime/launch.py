@@ -11,6 +11,7 @@ This file imports none of our packages, because the import might find another pa
 from __future__ import annotations
 
 import csv
+import gc
 import runpy
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("server", "compiler", "runtime", "deploy")
+# Number of objects that the modules of a worker create. They stay, so collections among them would only delay its start.
+IMPORTED = 100_000
 REMEDY = "install relaxserve by itself (pipx install relaxserve, uv tool install relaxserve), or once more (pip install --force-reinstall)"
 
 
@@ -37,9 +40,10 @@ def command(module: str) -> tuple[str, ...]:
     return (sys.executable, "-P", str(Path(__file__).resolve()), module)
 
 
-def own_packages_first() -> None:
+def prepare_imports() -> None:
     """Make Python find our packages first. End the process if another package has been imported under our names, or has overwritten our
-    files."""
+    files. Collect no garbage before IMPORTED objects exist."""
+    gc.set_threshold(IMPORTED)
     if fault := foreign_module() or changed_file():
         sys.exit(f"error: {fault}; {REMEDY}")
     if not any(isinstance(finder, type) and finder.__name__ == _Own.__name__ for finder in sys.meta_path):
@@ -72,6 +76,6 @@ def changed_file(root: Path = ROOT) -> str:
 
 
 if __name__ == "__main__":
-    own_packages_first()
+    prepare_imports()
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

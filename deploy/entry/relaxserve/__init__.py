@@ -24,4 +24,4 @@ def _load_launch() -> None:
     assert spec is not None and spec.loader is not None, "a file of Python has a loader"
     launch = module_from_spec(spec)
     spec.loader.exec_module(launch)
-    launch.own_packages_first()
+    launch.prepare_imports()
