@@ -180,8 +180,11 @@ class Shutdown(Message, frozen=True, tag=True):
 # --- worker -> front ---------------------------------------------------------------------------------------------------
 
 
+FETCH = "fetch"  # the first stage of a load; after it, the model's files are on this machine
+
+
 class Progress(Message, frozen=True, tag=True):
-    stage: str  # fetch, verify, compile, pack or warm-up
+    stage: str  # FETCH, verify, compile, pack or warm-up
     fraction: float
 
 

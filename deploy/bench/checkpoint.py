@@ -35,8 +35,8 @@ def model_folder(model: str) -> Generator[Path]:
 
 
 def write_checkpoint(config: ModelConfig, folder: Path) -> None:
-    """Write random weights in bfloat16. The tokenizer is the demo model's, with additional tokens, which no text contains, up to the
-    model's vocabulary size."""
+    """Write random weights in bfloat16. The tokenizer is the demo model's, with further tokens and merges up to the vocabulary size, so
+    that it takes as long to read as a real one. It splits no text into these tokens, because it separates digits."""
     if config.rope is None or config.latent is not None:
         raise SettingsError(
             f"synthetic models of the family {config.family} are not written as files; `relaxserve bench model` measures them"
@@ -47,7 +47,9 @@ def write_checkpoint(config: ModelConfig, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(_config(config)))
     tokenizer = json.loads((demo.MODEL / "tokenizer.json").read_text())
     num_known = len(tokenizer["model"]["vocab"]) + sum(t["id"] >= len(tokenizer["model"]["vocab"]) for t in tokenizer["added_tokens"])
-    tokenizer["model"]["vocab"] |= {f"w{i}": i for i in range(num_known, config.vocab_size)}
+    further = range(config.vocab_size - num_known)
+    tokenizer["model"]["vocab"] |= {f"w{i}": num_known + i for i in further}
+    tokenizer["model"]["merges"] += [(f"w{i // 10 if i > 9 else ''}", str(i % 10)) for i in further]
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     for name in ("tokenizer_config.json", "generation_config.json"):
         shutil.copy(demo.MODEL / name, folder / name)

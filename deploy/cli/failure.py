@@ -17,7 +17,7 @@ from server.interfaces import LoadError, RequestError
 from server.models.state import StateError
 from server.settings import SettingsError
 from server.text.templates.template import TemplateError
-from server.text.tokenizer import ModelFilesError
+from server.text.tokenizer_files import ModelFilesError
 
 USAGE, FAILURE, INTERRUPTED = 2, 1, 130
 

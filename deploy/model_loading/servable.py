@@ -1,11 +1,11 @@
-"""Decide from its configuration, its tokenizer and the headers of its weights whether a source can be served. `serve`, `inspect`, `compile`
-and `generate` share this check, which refuses a model before anything is compiled."""
+"""Decide from its configuration, its special tokens and the headers of its weights whether a source can be served. `serve`, `inspect`,
+`compile` and `generate` share this check, which refuses a model before anything is compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from compiler.frontend.accounting import require_weights
 from compiler.frontend.errors import ModelError, WeightMismatch
@@ -14,12 +14,12 @@ from compiler.machine.target import Target, TargetError, of_gpu, runnable
 from deploy.model_loading.files import ModelFiles, open_files
 from deploy.model_loading.locate import locate
 from deploy.model_loading.modes import Mode, mode_of
-from deploy.model_loading.tokenizer import tokenizer_of
+from deploy.model_loading.tokenizer import eos_ids_of, tokenizer_json_of, tokenizer_of
 from runtime.device.cuda.card import capability_of
 from runtime.device.registry import CPU, number_of
 from runtime.errors import NoDevice
 from server.interfaces import LoadError
-from server.messages import ErrorCode, Load
+from server.messages import FETCH, ErrorCode, Load
 from server.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, float], None]  # called with the current stage of a load and the completed fraction of that stage
@@ -29,22 +29,29 @@ def silent(stage: str, fraction: float) -> None:
     """Ignore the progress of a load."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Servable:
     files: ModelFiles
-    tokenizer: Tokenizer
+    eos_ids: tuple[int, ...]  # ids of the tokens that end an answer
+    tokenizer_json: Callable[[], str]
+    build_tokenizer: Callable[[], Tokenizer]
     mode: Mode
     module: IRModule
     target: Target
 
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises LoadError if it is missing or damaged. A worker does not need it."""
+        return self.build_tokenizer()
+
 
 def require_servable(load: Load, progress: Progress) -> Servable:
     """Open the source and return what a load needs. Raise LoadError if it cannot be served."""
-    progress("fetch", 0.0)
+    progress(FETCH, 0.0)
     target = _target_of(load)
-    files = open_files(locate(load.source, partial(progress, "fetch"), load.hub_token))
+    files = open_files(locate(load.source, partial(progress, FETCH), load.hub_token))
     progress("verify", 0.0)
-    tokenizer = tokenizer_of(files)
+    eos_ids = eos_ids_of(files)
     mode = mode_of(files, load)
     try:
         module = mode.module()
@@ -53,7 +60,7 @@ def require_servable(load: Load, progress: Progress) -> Servable:
         raise LoadError(ErrorCode.LOAD_REFUSED, f"{error}{_task(files)}") from error
     except ModelError as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
-    return Servable(files, tokenizer, mode, module, target)
+    return Servable(files, eos_ids, partial(tokenizer_json_of, files), partial(tokenizer_of, files), mode, module, target)
 
 
 def _target_of(load: Load) -> Target:

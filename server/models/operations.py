@@ -85,8 +85,9 @@ class Operation:
         """Yield a report now and after each change, until the operation ends."""
         while True:
             changed = self._changed
-            yield self.describe()
-            if self.state is not OperationState.RUNNING:
+            report = self.describe()
+            yield report
+            if report["state"] is not OperationState.RUNNING:
                 return
             await changed.wait()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from server.interfaces import ProgressCallback
+from server.messages import FETCH, Progress
 from server.models.admission import Admission
 from server.models.budget import Budget
 from server.models.model import Loaded, LoadTokenizer, MakeWorker
@@ -24,16 +25,31 @@ class Starter:
     load_tokenizer: LoadTokenizer
 
     async def start(self, spec: ModelSpec, report: ProgressCallback) -> Loaded:
-        """Start a model and return its parts. If that fails, stop the worker and raise LoadError."""
-        worker = self.make_worker(spec, report)
+        """Start a model and return its parts. If that fails, stop the worker and raise LoadError. The tokenizer is read while the worker
+        loads the model, as soon as the model's files are on this machine."""
+        fetched = asyncio.Event()
+
+        def heard(progress: Progress) -> None:
+            if progress.stage != FETCH:
+                fetched.set()
+            report(progress)
+
+        worker = self.make_worker(spec, heard)
+        loading = asyncio.create_task(worker.start())
+        loading.add_done_callback(lambda _: fetched.set())
         try:
-            ready = await worker.start()
-            worker.before_wake = partial(self.budget.require_room, spec, ready.total_bytes)
+            await fetched.wait()
+            if loading.done():
+                await loading
             tokenizer = await asyncio.to_thread(self.load_tokenizer, spec.source)
             dialect = await asyncio.to_thread(Dialect.of, tokenizer, spec.tool_parser, spec.reasoning)
+            ready = await loading
         except BaseException:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
             await worker.stop()
             raise
+        worker.before_wake = partial(self.budget.require_room, spec, ready.total_bytes)
         admission = Admission(
             spec.name,
             max_running=spec.max_batch,

@@ -1,7 +1,4 @@
-"""A model's tokenizer: text to token ids and back, read from the files beside its weights.
-
-ModelFilesError        a file is missing, damaged or not understood; a ValueError
-"""
+"""A model's tokenizer: text to token ids and back, read from the files beside its weights."""
 
 from __future__ import annotations
 
@@ -13,29 +10,12 @@ from typing import Any, Self
 
 import tokenizers
 
-from runtime.files import regular
 from server.text.pairs import PairTemplate
 from server.text.templates.template import ChatTemplate, TemplateError
+from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
 
-FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "generation_config.json",
-    "config.json",
-    "sentence_bert_config.json",
-    "chat_template.json",
-    "chat_template.jinja",
-    "additional_chat_templates/tool_use.jinja",
-)
-MAX_FILE_BYTES = 256 << 20  # the largest tokenizer.json in use has 33 MB
 MAX_SANE_CONTEXT = 1 << 30  # "no limit" is written as 1e30 in many tokenizer_config.json
 UNHEARD_OF = "\U0010fffd \U0010fffc"  # a text that no vocabulary contains
-SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-class ModelFilesError(ValueError):
-    """Raised for a file of the model directory that cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +36,14 @@ class Tokenizer:
     """One model's tokenizer, chat template and declared defaults. Immutable, safe to share between threads."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
-        """`files` maps the names of files in a model directory (see FILES) to their contents. Only tokenizer.json is required."""
-        self._tokenizer = _load_tokenizer(files)
+        """`files` has the contents of files in a model directory, by their names (see `TokenizerFiles`)."""
+        found = TokenizerFiles(files)
+        self._tokenizer = _load_tokenizer(found)
         # The file may have truncation and padding of the training run. A server neither truncates nor pads a prompt unless asked.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
 
-        config = _load_object(files, "config.json")
-        generation = _load_object(files, "generation_config.json")
-        tokenizer_config = _load_object(files, "tokenizer_config.json")
-        special_tokens = _special_tokens(tokenizer_config, _load_object(files, "special_tokens_map.json"))
-
-        text_config = config.get("text_config")
-        model = text_config if isinstance(text_config, dict) else config
+        special_tokens = found.special_tokens()
         special = (self._tokenizer.token_to_id(text) for text in special_tokens.values())
         added = self._tokenizer.get_added_tokens_decoder()
         self.special_ids: frozenset[int] = frozenset(
@@ -77,23 +52,21 @@ class Tokenizer:
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
         self.max_token_chars: int = max(map(len, vocabulary), default=1)
-        eos = [self._role_id(special_tokens, "eos_token")]
-        for name, source in (("generation_config.json", generation), ("config.json", model)):
-            eos += _ids(source.get("eos_token_id"), name)
-        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(id for id in eos if id is not None))
-        self.max_context: int | None = _max_context(model, tokenizer_config, _load_object(files, "sentence_bert_config.json"))
-        self.generation_defaults: GenerationDefaults = _generation_defaults(generation)
-        self.chat_template: ChatTemplate | None = _chat_template(files, tokenizer_config, special_tokens)
+        self.eos_ids: tuple[int, ...] = found.eos_ids()
+        self.max_context: int | None = _max_context(found)
+        self.generation_defaults: GenerationDefaults = _generation_defaults(found.object("generation_config.json"))
+        self.chat_template: ChatTemplate | None = _chat_template(found, special_tokens)
         self.pair_template: PairTemplate = self._pair_template()
         self._added: dict[int, str] = {id: token.content for id, token in added.items()}
         self.special_texts: Mapping[int, bytes] = {
             id: self._tokenizer.decode([id], skip_special_tokens=False).encode() for id in self.special_ids
         }
-        self._piece_bytes: Callable[[str], bytes] = _piece_decoder(json.loads(self._tokenizer.to_str()))
+        decoder = self._tokenizer.decoder
+        self._piece_bytes: Callable[[str], bytes] = _piece_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Self:
-        return cls({name: _read(file) for name in FILES if (file := Path(path) / name).exists()})
+        return cls(TokenizerFiles.from_dir(path).contents)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.encode_all([text], add_special_tokens)[0]
@@ -138,43 +111,14 @@ class Tokenizer:
         """Return the text of tokenizer.json, which llguidance needs."""
         return self._tokenizer.to_str()
 
-    def _role_id(self, special_tokens: Mapping[str, str], role: str) -> int | None:
-        text = special_tokens.get(role)
-        return None if text is None else self._tokenizer.token_to_id(text)
-
 
 # --- files --------------------------------------------------------------------------------------------------------------
 
 
-def _read(file: Path) -> bytes:
+def _load_tokenizer(files: TokenizerFiles) -> tokenizers.Tokenizer:
+    content = files.tokenizer()
     try:
-        if (size := regular(file).stat().st_size) > MAX_FILE_BYTES:
-            raise ModelFilesError(f"{file.name} has {size} bytes; at most {MAX_FILE_BYTES} are read")
-        return file.read_bytes()
-    except OSError as error:
-        raise ModelFilesError(f"{file.name} cannot be read: {error.strerror}") from error
-
-
-def _load_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    if name not in files:
-        return {}
-    try:
-        value = json.loads(files[name])
-    except (ValueError, RecursionError) as error:
-        raise ModelFilesError(f"{name} is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ModelFilesError(f"{name} holds a {type(value).__name__}, expected an object")
-    return value
-
-
-def _load_tokenizer(files: Mapping[str, bytes]) -> tokenizers.Tokenizer:
-    if "tokenizer.json" not in files:
-        raise ModelFilesError(
-            "tokenizer.json is missing. A model that has only tokenizer.model or vocab.txt is converted once by "
-            "transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
-        )
-    try:
-        tokenizer = tokenizers.Tokenizer.from_str(files["tokenizer.json"].decode())
+        tokenizer = tokenizers.Tokenizer.from_buffer(content)
         tokenizer.encode(UNHEARD_OF)  # some tokenizers need a token for unknown text and have none
         return tokenizer
     except Exception as error:  # the package raises bare Exception
@@ -186,43 +130,12 @@ def _load_tokenizer(files: Mapping[str, bytes]) -> tokenizers.Tokenizer:
         raise ModelFilesError(f"tokenizer.json is not understood: {error}") from error
 
 
-def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
-    """Return the texts of the special tokens by role. The first source that has a role wins."""
-    found: dict[str, str] = {}
-    for source in sources:
-        for role in SPECIAL_ROLES:
-            value = source.get(role)
-            text = value.get("content") if isinstance(value, dict) else value
-            if not isinstance(text, str):
-                continue
-            if not _is_unicode(text):
-                raise ModelFilesError(f"{role} is {text!r:.80}, expected a text without lone surrogates")
-            found.setdefault(role, text)
-    return found
-
-
-def _is_unicode(text: str) -> bool:
-    """Return whether a text can be encoded. JSON can contain lone halves of surrogate pairs, which are not characters."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _ids(value: object, file: str) -> list[int]:
-    ids: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
-    if not all(type(id) is int and 0 <= id < 1 << 31 for id in ids):
-        raise ModelFilesError(f"eos_token_id in {file} is {value!r}, expected a token id or a list of them")
-    return ids
-
-
-def _max_context(model: Mapping[str, Any], tokenizer_config: Mapping[str, Any], sentence: Mapping[str, Any]) -> int | None:
+def _max_context(files: TokenizerFiles) -> int | None:
     """Return the declared context, before any scaling of positions. The loaded model may use another context."""
     declared = [
-        sentence.get("max_seq_length"),
-        model.get("max_position_embeddings"),
-        tokenizer_config.get("model_max_length"),
+        files.object("sentence_bert_config.json").get("max_seq_length"),
+        files.model_config().get("max_position_embeddings"),
+        files.object("tokenizer_config.json").get("model_max_length"),
     ]
     return next((int(value) for value in declared if isinstance(value, int | float) and 0 < value < MAX_SANE_CONTEXT), None)
 
@@ -245,20 +158,18 @@ def _generation_defaults(source: Mapping[str, Any]) -> GenerationDefaults:
     return GenerationDefaults(**values)
 
 
-def _chat_template(
-    files: Mapping[str, bytes], tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> ChatTemplate | None:
+def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
     """Return the chat template. It is in its own file (newer models), or in tokenizer_config.json as a string or as a list of named
     templates, of which `default` and `tool_use` are used."""
-    declared = tokenizer_config.get("chat_template") or _load_object(files, "chat_template.json").get("chat_template")
+    declared = files.object("tokenizer_config.json").get("chat_template") or files.object("chat_template.json").get("chat_template")
     named: dict[str, Any] = {}
     if isinstance(declared, str):
         named["default"] = declared
     elif isinstance(declared, list):
         named = {str(entry.get("name")): entry.get("template") for entry in declared if isinstance(entry, dict)}
     for name, file in (("default", "chat_template.jinja"), ("tool_use", "additional_chat_templates/tool_use.jinja")):
-        if file in files:
-            named[name] = files[file].decode(errors="replace")
+        if file in files.contents:
+            named[name] = files.contents[file].decode(errors="replace")
     default, tool_use = named.get("default"), named.get("tool_use")
     if not isinstance(default, str):
         return None
@@ -271,9 +182,9 @@ def _chat_template(
 # --- bytes of a piece ----------------------------------------------------------------------------------------------------
 
 
-def _piece_decoder(spec: Mapping[str, Any]) -> Callable[[str], bytes]:
-    """Return the function that turns a piece of the vocabulary into bytes. It depends on the type of the tokenizer's decoder."""
-    decoders = list(_flatten(spec.get("decoder")))
+def _piece_decoder(decoder: object) -> Callable[[str], bytes]:
+    """Return the function that turns a piece of the vocabulary into bytes. It depends on the description of the tokenizer's decoder."""
+    decoders = list(_flatten(decoder))
     kinds = {decoder.get("type") for decoder in decoders}
     if "ByteLevel" in kinds:
         return _byte_level

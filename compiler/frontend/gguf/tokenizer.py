@@ -88,8 +88,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     template = metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
         config["chat_template"] = template
-    ends = [vocabulary.token_id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
-    generation = {"eos_token_id": sorted({id for id in ends if id is not None})}
+    generation = {"eos_token_id": vocabulary.end_ids()}
     context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
     return {
         "config.json": json.dumps({"max_position_embeddings": context} if type(context) is int else {}).encode(),
@@ -97,6 +96,11 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
         "tokenizer_config.json": json.dumps(config).encode(),
         "generation_config.json": json.dumps(generation).encode(),
     }
+
+
+def end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ids of the tokens that end an answer."""
+    return _Vocabulary(metadata).end_ids()
 
 
 def _build(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
@@ -146,6 +150,10 @@ class _Vocabulary:
         if type(value) is not int or not 0 <= value < len(self.tokens):
             raise DamagedFile(f"tokenizer.ggml.{name} is {value!r}, expected the id of one of {len(self.tokens)} tokens")
         return value
+
+    def end_ids(self) -> tuple[int, ...]:
+        ends = [self.token_id(key) for key in ("eos_token_id", "eot_token_id", "eom_token_id")]
+        return tuple(sorted({id for id in ends if id is not None}))
 
     def role_id(self, role: str) -> int | None:
         return self.token_id(ROLES[role])

@@ -1,4 +1,5 @@
-"""`relaxserve bench load`: memory and time for loading a model, measured on a worker process that is started as the server starts it.
+"""`relaxserve bench load`: memory and time for loading a model, measured on a worker process that is started as the server starts it. This
+process reads the tokenizer meanwhile, as the server does.
 
     first start    with an empty cache: the worker compiles, reads and prepares all weights
     later start    with a full cache
@@ -33,6 +34,7 @@ from deploy.bench.measure import Figure, report
 from deploy.bench.synthetic import SHAPES
 from deploy.cache import Part, kept
 from deploy.model_loading.plan import WORKER_BYTES
+from deploy.model_loading.tokenizer import load_tokenizer
 from deploy.serve import WORKER
 from server.messages import Load, Ready, SamplingParams, Submit
 from server.workers.supervisor import Supervisor
@@ -60,7 +62,7 @@ class Start:
 async def start(load: Load, prompt: tuple[int, ...] = PROMPT) -> Start:
     began_s = time.perf_counter()
     worker = Supervisor(WORKER, load)
-    ready = await worker.start()
+    ready, _ = await asyncio.gather(worker.start(), asyncio.to_thread(load_tokenizer, load.source))
     try:
         first_token_s, peak_bytes, packed_share = 0.0, 0, 0.0
         params = SamplingParams(NUM_NEW, temperature=0.0, ignore_eos=True)

@@ -35,7 +35,7 @@ from deploy.model_loading.files import open_files
 from deploy.model_loading.load import load_model
 from deploy.model_loading.locate import locate, weigh
 from deploy.model_loading.modes import mode_of
-from deploy.model_loading.servable import silent
+from deploy.model_loading.servable import Progress, silent
 from deploy.model_loading.tokenizer import load_tokenizer
 from deploy.verification import damage_of
 from runtime.cache_groups import PAGE_SIZE
@@ -672,9 +672,14 @@ def lacks_a_tokenizer(folder_of: Callable[[str], Path], folder: Path) -> str:
 def test_inspect_and_serve_refuse_the_same_before_anything_is_compiled(
     make: Callable[[Callable[[str], Path], Path], str], folder_of: Callable[[str], Path], tmp_path: Path, no_compiler: None
 ) -> None:
+    def served(load: Load, progress: Progress) -> None:
+        """Load a model as the front and the worker do together."""
+        load_tokenizer(load.source)
+        load_model(load, progress)
+
     complaint = make(folder_of, folder := tmp_path / "model")
     asked = Load("m", str(folder))
-    for use in (load_model, inspect_model, compile_only):
+    for use in (served, inspect_model, compile_only):
         with pytest.raises(LoadError, match=complaint):
             use(asked, silent)
     with pytest.raises(LoadError, match=complaint):

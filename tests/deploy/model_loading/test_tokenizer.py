@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from deploy import demo
-from deploy.model_loading.tokenizer import load_tokenizer
+from deploy.model_loading.files import open_files
+from deploy.model_loading.locate import locate
+from deploy.model_loading.tokenizer import eos_ids_of, load_tokenizer, tokenizer_json_of
 from server.interfaces import LoadError
 from tests.deploy.gguf_files import write_gguf
 
@@ -22,6 +25,17 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path, content: str | 
     with pytest.raises(LoadError, match=complaint) as refused:
         load_tokenizer(str(tmp_path))
     assert refused.value.code == "load_refused"
+
+
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_a_worker_reads_what_the_tokenizer_says(tmp_path: Path, form: str) -> None:
+    """A worker builds no tokenizer, but ends answers at the same tokens and constrains them with the same vocabulary."""
+    source = demo.NAME if form == "folder" else str(tmp_path / "m.gguf")
+    if form == "gguf":
+        write_gguf(tmp_path / "m.gguf")
+    tokenizer, files = load_tokenizer(source), open_files(locate(source))
+    assert set(eos_ids_of(files)) == set(tokenizer.eos_ids) and tokenizer.eos_ids
+    assert tokenizers.Tokenizer.from_str(tokenizer_json_of(files)).to_str() == tokenizer.to_json()
 
 
 FRONT = """

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from server.text.tokenizer import GenerationDefaults, ModelFilesError, Tokenizer
+from server.text.tokenizer import GenerationDefaults, Tokenizer
+from server.text.tokenizer_files import ModelFilesError
 
 TEXT = "Hello world, 世界 🎉\nGrüße!"
 CORPUS = ["hello world, hello there", "Grüße an die Welt", "世界 world", "one two  three\nfour"]

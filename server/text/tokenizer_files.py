@@ -1,0 +1,160 @@
+"""The files beside a model's weights that describe its tokenizer.
+
+A worker only needs the tokens that end an answer and the text of tokenizer.json. Both are read without building the tokenizer, which takes
+half a second for a vocabulary of 150,000 tokens.
+
+ModelFilesError        a file is missing, damaged or not understood; a ValueError
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from runtime.files import regular
+
+T = TypeVar("T")
+TOKENIZER = "tokenizer.json"
+FILES = (
+    TOKENIZER,
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "config.json",
+    "sentence_bert_config.json",
+    "chat_template.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+)
+MAX_FILE_BYTES = 256 << 20  # the largest tokenizer.json in use has 33 MB
+SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class ModelFilesError(ValueError):
+    """Raised for a file of the model directory that cannot be used."""
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _AddedTokens(msgspec.Struct):
+    added_tokens: list[_AddedToken] = msgspec.field(default_factory=list[_AddedToken])
+
+
+class _Pieces(msgspec.Struct):
+    vocab: dict[str, int] | list[tuple[str, float]]  # ids by piece, or pieces in the order of their ids with their scores
+
+
+class _Vocabulary(msgspec.Struct):
+    model: _Pieces
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    contents: Mapping[str, bytes]  # by the names in FILES; only tokenizer.json is required
+
+    @classmethod
+    def from_dir(cls, path: str | Path) -> Self:
+        return cls({name: _read(file) for name in FILES if (file := Path(path) / name).exists()})
+
+    def tokenizer(self) -> bytes:
+        """Return the content of tokenizer.json."""
+        if TOKENIZER not in self.contents:
+            raise ModelFilesError(
+                "tokenizer.json is missing. A model that has only tokenizer.model or vocab.txt is converted once by "
+                "transformers: AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)"
+            )
+        return self.contents[TOKENIZER]
+
+    def untruncated(self) -> str:
+        """Return the text of tokenizer.json without the truncation and the padding of the training run."""
+        fields = self._decoded(dict[str, msgspec.Raw])
+        return msgspec.json.encode({name: value for name, value in fields.items() if name not in ("truncation", "padding")}).decode()
+
+    def object(self, name: str) -> dict[str, Any]:
+        """Return the object in a file, or an empty one if the file is missing."""
+        if name not in self.contents:
+            return {}
+        try:
+            value = json.loads(self.contents[name])
+        except (ValueError, RecursionError) as error:
+            raise ModelFilesError(f"{name} is not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise ModelFilesError(f"{name} holds a {type(value).__name__}, expected an object")
+        return value
+
+    def model_config(self) -> dict[str, Any]:
+        """Return the part of config.json that describes the language model."""
+        config = self.object("config.json")
+        text_config = config.get("text_config")
+        return text_config if isinstance(text_config, dict) else config
+
+    def special_tokens(self) -> dict[str, str]:
+        """Return the texts of the special tokens by role. The first file that has a role wins."""
+        found: dict[str, str] = {}
+        for source in (self.object("tokenizer_config.json"), self.object("special_tokens_map.json")):
+            for role in SPECIAL_ROLES:
+                value = source.get(role)
+                text = value.get("content") if isinstance(value, dict) else value
+                if not isinstance(text, str):
+                    continue
+                if not _is_unicode(text):
+                    raise ModelFilesError(f"{role} is {text!r:.80}, expected a text without lone surrogates")
+                found.setdefault(role, text)
+        return found
+
+    def eos_ids(self) -> tuple[int, ...]:
+        """Return the ids of the tokens that end an answer."""
+        text = self.special_tokens().get("eos_token")
+        found = [] if text is None else self._ids_of(text)
+        for name, source in (("generation_config.json", self.object("generation_config.json")), ("config.json", self.model_config())):
+            found += _ids(source.get("eos_token_id"), name)
+        return tuple(dict.fromkeys(found))
+
+    def _ids_of(self, text: str) -> list[int]:
+        """Return the id of the token with this text, or no id. Added tokens come before those of the vocabulary."""
+        added = [token.id for token in self._decoded(_AddedTokens).added_tokens if token.content == text]
+        if added:
+            return added[:1]
+        vocab = self._decoded(_Vocabulary).model.vocab
+        if isinstance(vocab, dict):
+            return [vocab[text]] if text in vocab else []
+        return [id for id, (piece, _) in enumerate(vocab) if piece == text][:1]
+
+    def _decoded(self, type_: type[T]) -> T:
+        try:
+            return msgspec.json.decode(self.tokenizer(), type=type_)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise ModelFilesError(f"tokenizer.json is not understood: {error}") from error
+
+
+def _read(file: Path) -> bytes:
+    try:
+        if (size := regular(file).stat().st_size) > MAX_FILE_BYTES:
+            raise ModelFilesError(f"{file.name} has {size} bytes; at most {MAX_FILE_BYTES} are read")
+        return file.read_bytes()
+    except OSError as error:
+        raise ModelFilesError(f"{file.name} cannot be read: {error.strerror}") from error
+
+
+def _is_unicode(text: str) -> bool:
+    """Return whether a text can be encoded. JSON can contain lone halves of surrogate pairs, which are not characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _ids(value: object, file: str) -> list[int]:
+    ids: list[Any] = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(id) is int and 0 <= id < 1 << 31 for id in ids):
+        raise ModelFilesError(f"eos_token_id in {file} is {value!r}, expected a token id or a list of them")
+    return ids
