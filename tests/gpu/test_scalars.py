@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from runtime.device.cpu import elf
 from runtime.device.cpu.code import ObjectCode
+from runtime.device.cpu.host import ARCH
+from runtime.objects import elf
 from tests.gpu.kernels import Card, ptx_of
 
 DTYPES = {
@@ -80,7 +81,7 @@ ret void
     llvm.initialize_native_asmprinter()
     machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small")
     native = machine.emit_object(llvm.parse_assembly(f"{declared}\n{function}\n{host}"))
-    code = ObjectCode(native, elf.read(native).undefined)
+    code = ObjectCode(native, elf.read(native, ARCH).undefined)
     call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * len(parameters), ctypes.c_int64)(code.address("h"))
     expected = np.zeros(COUNT, DTYPES[result])
     addresses = [a.ctypes.data for a in (*arrays, expected)]

@@ -6,9 +6,10 @@ import ctypes
 import mmap
 import os
 
-from runtime.device.cpu import elf
-from runtime.device.cpu.link import Places, linked
+from runtime.device.cpu.host import ARCH
 from runtime.errors import DeviceFault, UnresolvedSymbol
+from runtime.objects import elf
+from runtime.objects.link import Places, linked
 from runtime.sections import align
 
 COPIES = frozenset({"memcpy", "memmove", "memset"})  # functions to which LLVM may insert calls
@@ -25,13 +26,13 @@ class ObjectCode:
 
     def __init__(self, code: bytes, imports: frozenset[str] = COPIES) -> None:
         """Load the object, which may call the functions of the C library in `imports`."""
-        parts = elf.read(code)
+        parts = elf.read(code, ARCH)
         if missing := sorted(parts.undefined - imports):
             raise UnresolvedSymbol(f"the object code refers to {', '.join(missing)}, which nothing defines")
         places = Places.of(parts)
         self._block = mmap.mmap(-1, align(places.num_bytes, mmap.PAGESIZE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._begin = ctypes.addressof(ctypes.c_char.from_buffer(self._block))
-        self._block[: places.num_bytes] = linked(parts, places, self._begin, _function_of_libc)
+        self._block[: places.num_bytes] = linked(parts, places, self._begin, {name: _function_of_libc(name) for name in parts.undefined})
         if _libc.mprotect(ctypes.c_void_p(self._begin), ctypes.c_size_t(len(self._block)), mmap.PROT_READ | mmap.PROT_EXEC):
             refusal = os.strerror(ctypes.get_errno())
             raise DeviceFault(

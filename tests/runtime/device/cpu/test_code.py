@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.device.cpu import code, elf
+from runtime.device.cpu import code
 from runtime.device.cpu.code import ObjectCode
 from runtime.device.cpu.host import ARCH
-from runtime.device.cpu.link import Places, linked
-from runtime.device.cpu.relocate import RULES
 from runtime.errors import DamagedCode, DeviceFault, RuntimeFault, UnresolvedSymbol
+from runtime.objects import elf
+from runtime.objects.link import Places, linked
+from runtime.objects.relocate import RULES
 
 TABLE = f"""
 @table = internal constant [9 x i64] [{", ".join(f"i64 {i * i + 3}" for i in range(9))}]
@@ -48,11 +49,11 @@ def test_a_system_that_refuses_executable_memory_is_named(object_code: bytes, mo
 def test_a_block_holds_all_sections_of_an_object(compile_object) -> None:
     """All sections of an object file are mapped in one block of memory. Code addresses its constants relative to itself by 32 bits, which
     could not reach a separate mapping."""
-    parts = elf.read(compile_object(TABLE))
+    parts = elf.read(compile_object(TABLE), ARCH)
     assert sum(section.is_loaded for section in parts.sections) > 1
     places = Places.of(parts)
     for begin in (1 << 16, 1 << 46):
-        assert linked(parts, places, begin, int) == linked(parts, places, 1 << 20, int)
+        assert linked(parts, places, begin, {}) == linked(parts, places, 1 << 20, {})
     ends = sorted((offset, offset + parts.sections[i].size) for i, offset in places.sections.items())
     assert all(end <= begin for (_, end), (begin, _) in pairwise(ends)) and ends[-1][1] <= places.num_bytes
     assert all(offset % parts.sections[i].alignment == 0 for i, offset in places.sections.items())
@@ -114,7 +115,7 @@ def test_code_of_another_machine_is_refused(object_code: bytes) -> None:
 def test_any_bytes_give_a_typed_error(data: bytes) -> None:
     for object_file in (data, b"\x7fELF\x02\x01" + data):
         with pytest.raises(RuntimeFault):
-            elf.read(object_file)
+            elf.read(object_file, ARCH)
 
 
 @given(st.data())
@@ -123,8 +124,8 @@ def test_damaged_headers_do_no_harm(object_code: bytes, data: st.DataObject) -> 
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(RuntimeFault):
-        parts = elf.read(bytes(damaged))
-        linked(parts, Places.of(parts), 1 << 40, lambda _: 1 << 41)
+        parts = elf.read(bytes(damaged), ARCH)
+        linked(parts, Places.of(parts), 1 << 40, dict.fromkeys(parts.undefined, 1 << 41))
 
 
 def test_code_with_data_of_its_own_is_refused(compile_object) -> None:
@@ -132,7 +133,17 @@ def test_code_with_data_of_its_own_is_refused(compile_object) -> None:
         ObjectCode(compile_object("@x = global i64 3\ndefine i64 @f() {\n %x = load i64, ptr @x\n ret i64 %x\n}"))
 
 
-@pytest.mark.parametrize(("at", "number"), [(0, 1 << 31), (0, -(1 << 31) - 1)])
-def test_an_address_too_far_away_is_refused(at: int, number: int) -> None:
-    with pytest.raises(DamagedCode, match="32 bits cannot hold"):
-        RULES["x86_64"][2].write(bytearray(4), at, number)
+@pytest.mark.parametrize(
+    ("arch", "kind", "number"),
+    [("x86_64", 2, 1 << 31), ("x86_64", 2, -(1 << 31) - 1), ("riscv64", 23, (1 << 31) - 0x800), ("aarch64", 275, 1 << 32)],
+)
+def test_an_address_too_far_away_is_refused(arch: str, kind: int, number: int) -> None:
+    with pytest.raises(DamagedCode, match=r"32 bits cannot hold|cannot reach|reaches at most"):
+        RULES[arch][kind].write(bytearray(4), 0, number)
+
+
+def test_a_page_before_the_code_is_addressed() -> None:
+    """ADRP stores a negative distance in two fields, which do not overlap."""
+    image = bytearray.fromhex("00000090")  # adrp x0, 0
+    RULES["aarch64"][275].write(image, 0, -4 << 12)
+    assert image.hex() == "e0ffff90"  # adrp x0, -4 pages

@@ -27,8 +27,9 @@ from compiler.ir.text.parser import parse
 from compiler.machine.intrinsics.mma import Mma
 from compiler.machine.target import NAMED, get, host
 from deploy.bench.synthetic import dtypes_of, synthetic_config
-from runtime.device.cpu import elf
+from runtime.device.cpu.host import ARCH
 from runtime.executable import Executable
+from runtime.objects import elf
 from runtime.session import Session
 
 PACKAGED = Path(sysconfig.get_path("purelib")) / "nvidia"  # where NVIDIA's packages install their tools
@@ -63,7 +64,7 @@ def test_ptx_is_for_the_target(name: str) -> None:
 def test_kernels_name_entries_of_the_ptx_and_grids_of_the_host(executable: Executable) -> None:
     entries = set(re.findall(r"\.visible \.entry (\S+)\(", executable.object_code.decode()))
     assert executable.host is not None and executable.host.target == host().key
-    host_code = elf.read(executable.host.object_code)
+    host_code = elf.read(executable.host.object_code, ARCH)
     phases = [phase for kernel in executable.meta.kernels for phase in kernel.phases]
     assert (
         phases and {p.body for p in phases} == entries and {p.grid for p in phases} <= host_code.defined.keys() and not host_code.undefined

@@ -7,18 +7,17 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from runtime.device.cpu.host import ARCH
 from runtime.errors import DamagedCode
 
-_MACHINES = {"x86_64": 62, "aarch64": 183}
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
-_SYMBOL = struct.Struct("<IBBHQQ")
+MACHINES = {"x86_64": 62, "aarch64": 183, "riscv64": 243}
+HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+SECTION = struct.Struct("<IIQQQQIIQQ")
+SYMBOL = struct.Struct("<IBBHQQ")
 _RELOCATION = struct.Struct("<QQq")
 
 _RELOCATABLE = 1  # type of a relocatable file
 _SYMBOLS, _RELOCATIONS, _NO_BITS = 2, 4, 8  # types of sections
-_WRITE, _ALLOC = 1, 2  # flags of sections: writable, takes memory
+WRITE, ALLOC, EXECUTE = 1, 2, 4  # flags of sections: writable, takes memory, contains instructions
 _ABSOLUTE_NUMBER = 0xFFF1  # section number of a symbol that is in no section
 _MOST_ALIGNMENT = 4096
 
@@ -35,7 +34,11 @@ class Section:
 
     @property
     def is_loaded(self) -> bool:
-        return bool(self.flags & _ALLOC) and self.size > 0
+        return bool(self.flags & ALLOC) and self.size > 0
+
+    @property
+    def is_code(self) -> bool:
+        return bool(self.flags & EXECUTE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class Symbol:
     name: str
     section: int  # section that contains the symbol; 0: the object only refers to the symbol
     value: int  # offset of the symbol in its section
+    size: int
     is_global: bool
 
 
@@ -59,6 +63,7 @@ class Relocation:
 class Object:
     code: bytes
     arch: str
+    flags: int  # the machine's flags, which state the calling convention
     sections: Sequence[Section]
     symbols: Sequence[Symbol]
     relocations: Sequence[Relocation]
@@ -72,32 +77,32 @@ class Object:
         return frozenset(s.name for s in self.symbols if s.is_global and not s.section)
 
 
-def read(code: bytes, arch: str = ARCH) -> Object:
+def read(code: bytes, arch: str) -> Object:
     """Parse the object in `code`. Raise DamagedCode if a section, symbol or relocation is outside its bounds."""
     try:
-        sections = list(_sections(code, arch))
+        flags, sections = HEADER.unpack_from(code)[7], list(_sections(code, arch))
         symbols = [symbol for section in sections if section.kind == _SYMBOLS for symbol in _symbols(code, section, sections)]
         relocations = [r for section in sections if section.kind == _RELOCATIONS for r in _relocations(code, section, sections)]
     except (struct.error, ValueError, IndexError, OverflowError) as error:
         raise DamagedCode(f"the object code is not a valid ELF object: {error}") from error
     if any(not 0 <= r.symbol < len(symbols) for r in relocations):
         raise DamagedCode("a relocation of the object code refers to a symbol that the object code does not have")
-    return Object(code, arch, sections, symbols, relocations)
+    return Object(code, arch, flags, sections, symbols, relocations)
 
 
 def _sections(code: bytes, arch: str) -> Iterator[Section]:
-    ident, kind, machine, _, _, _, table, _, _, _, _, entry, count, _ = _HEADER.unpack_from(code)
+    ident, kind, machine, _, _, _, table, _, _, _, _, entry, count, _ = HEADER.unpack_from(code)
     if ident[:6] != b"\x7fELF\x02\x01" or kind != _RELOCATABLE:
         raise DamagedCode("the object code is not a relocatable 64-bit ELF object")
-    if machine != _MACHINES.get(arch):
-        raise DamagedCode(f"the object code is for ELF machine {machine}, this machine is {arch}")
+    if machine != MACHINES.get(arch):
+        raise DamagedCode(f"the object code is for ELF machine {machine}; expected {arch}")
     for i in range(count):
-        _, section_kind, flags, _, offset, size, link, info, alignment, _ = _SECTION.unpack_from(code, table + i * entry)
+        _, section_kind, flags, _, offset, size, link, info, alignment, _ = SECTION.unpack_from(code, table + i * entry)
         section = Section(section_kind, flags, offset, size, link, info, max(alignment, 1))
         if section_kind != _NO_BITS and offset + size > len(code):
             raise DamagedCode(f"section {i} of the object code ends at byte {offset + size}, but the object has {len(code)} bytes")
         if section.is_loaded:
-            if flags & _WRITE or section_kind == _NO_BITS:
+            if flags & WRITE or section_kind == _NO_BITS:
                 raise DamagedCode(f"section {i} of the object code is writable; kernels have no data of their own")
             if section.alignment & (section.alignment - 1) or section.alignment > _MOST_ALIGNMENT:
                 raise DamagedCode(
@@ -108,8 +113,8 @@ def _sections(code: bytes, arch: str) -> Iterator[Section]:
 
 def _symbols(code: bytes, table: Section, sections: Sequence[Section]) -> Iterator[Symbol]:
     names = sections[table.link].offset
-    for i, at in enumerate(range(table.offset, table.offset + table.size, _SYMBOL.size)):
-        name, _, _, section, value, _ = _SYMBOL.unpack_from(code, at)
+    for i, at in enumerate(range(table.offset, table.offset + table.size, SYMBOL.size)):
+        name, _, _, section, value, size = SYMBOL.unpack_from(code, at)
         if section < len(sections):
             inside = section == 0 or not sections[section].is_loaded or value <= sections[section].size
         else:
@@ -117,7 +122,7 @@ def _symbols(code: bytes, table: Section, sections: Sequence[Section]) -> Iterat
         if not inside:
             raise DamagedCode(f"symbol {i} of the object code belongs to no section")
         start = names + name
-        yield Symbol(code[start : code.index(b"\0", start)].decode(), section, value, i >= table.info)
+        yield Symbol(code[start : code.index(b"\0", start)].decode(), section, value, size, i >= table.info)
 
 
 def _relocations(code: bytes, table: Section, sections: Sequence[Section]) -> Iterator[Relocation]:

@@ -26,9 +26,7 @@ class Rule:
         low, high = (-(1 << (bits - 1)), 1 << (bits - 1)) if self.is_signed else (0, 1 << bits)
         if rest or not low <= counted < high:
             raise DamagedCode(f"a relocation at byte {at} of the object code must write {number}, which its {bits} bits cannot hold")
-        mask = ((1 << bits) - 1) << self.low_bit
-        word = int.from_bytes(image[at : at + self.num_bytes], "little") & ~mask | (counted << self.low_bit) & mask
-        image[at : at + self.num_bytes] = word.to_bytes(self.num_bytes, "little")
+        _put(image, at, counted << self.low_bit, ((1 << bits) - 1) << self.low_bit, self.num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +37,48 @@ class PageRule(Rule):
         pages = number >> 12
         if not -(1 << 20) <= pages < 1 << 20:
             raise DamagedCode(f"a relocation at byte {at} of the object code reaches {pages} pages; ADRP reaches at most 2^20 pages")
-        word = int.from_bytes(image[at : at + 4], "little") & 0x9F00001F
-        word |= (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5
-        image[at : at + 4] = word.to_bytes(4, "little")
+        _put(image, at, (pages & 3) << 29 | (pages >> 2 & 0x7FFFF) << 5, ~0x9F00001F)
+
+
+@dataclass(frozen=True, slots=True)
+class UpperRule(Rule):
+    """AUIPC: the distance without its lowest twelve bits, which a following instruction adds as a signed number."""
+
+    def write(self, image: bytearray, at: int, number: int) -> None:
+        if not -(1 << 31) <= number + 0x800 < 1 << 31:
+            raise DamagedCode(f"a relocation at byte {at} of the object code must write {number}, which AUIPC cannot reach")
+        _put(image, at, number + 0x800, ~0xFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class CallRule(UpperRule):
+    """AUIPC and JALR, which follows it."""
+
+    def write(self, image: bytearray, at: int, number: int) -> None:
+        UpperRule.write(self, image, at, number)
+        _put(image, at + 4, number << 20, ~0xFFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class LowerRule(Rule):
+    """The lowest twelve bits of a distance. The relocation's symbol is the AUIPC, whose own relocation states the distance."""
+
+    def write(self, image: bytearray, at: int, number: int) -> None:
+        _put(image, at, number << 20, ~0xFFFFF)
+
+
+@dataclass(frozen=True, slots=True)
+class SumRule(Rule):
+    """Add the number to the word in place. Two such relocations write the difference of two symbols."""
+
+    def write(self, image: bytearray, at: int, number: int) -> None:
+        _put(image, at, int.from_bytes(image[at : at + 4], "little") + number)
+
+
+def _put(image: bytearray, at: int, bits: int, mask: int = -1, num_bytes: int = 4) -> None:
+    """Replace the bits of a number in the image that are set in the mask."""
+    number = int.from_bytes(image[at : at + num_bytes], "little") & ~mask | bits & mask
+    image[at : at + num_bytes] = (number & ((1 << 8 * num_bytes) - 1)).to_bytes(num_bytes, "little")
 
 
 def _relative(target: int, place: int) -> int:
@@ -50,6 +87,14 @@ def _relative(target: int, place: int) -> int:
 
 def _pages(target: int, place: int) -> int:
     return (target & ~0xFFF) - (place & ~0xFFF)
+
+
+def _plus(target: int, _place: int) -> int:
+    return target
+
+
+def _minus(target: int, _place: int) -> int:
+    return -target
 
 
 def _in_page(target: int, _place: int) -> int:
@@ -87,10 +132,19 @@ RULES: Mapping[str, Mapping[int, Rule]] = {
         286: _immediate(8),  # LDST64_ABS_LO12_NC
         299: _immediate(16),  # LDST128_ABS_LO12_NC
     },
+    "riscv64": {
+        19: CallRule(_relative, 8),  # CALL_PLT
+        23: UpperRule(_relative, 4),  # PCREL_HI20
+        24: LowerRule(_relative, 4),  # PCREL_LO12_I
+        35: SumRule(_plus, 4),  # ADD32
+        39: SumRule(_minus, 4),  # SUB32
+        57: Rule(_relative, 4),  # 32_PCREL
+    },
 }
 
 # Code that jumps to the address stored in the eight bytes after it. A call cannot reach functions of the system, which are too far away.
 FAR_JUMP: Mapping[str, bytes] = {
     "x86_64": bytes.fromhex("ff25 00000000"),  # jmp [rip]
     "aarch64": bytes.fromhex("50000058 00021fd6"),  # ldr x16, #8; br x16
+    "riscv64": bytes.fromhex("17030000 03330301 67000300 13000000"),  # auipc t1, 0; ld t1, 16(t1); jr t1; nop
 }

@@ -1,0 +1,40 @@
+"""Objects that refer to each other are joined into one. tests/compiler/c_library/test_shared.py calls the code of such objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from runtime.device.cpu.host import ARCH
+from runtime.errors import DamagedCode
+from runtime.objects import elf
+from runtime.objects.link import Places, joined, linked
+from tests.runtime.objects.test_relocate import compiled
+
+OUTER = "declare i64 @inner(i64)\ndefine i64 @outer(i64 %x) {\n %y = call i64 @inner(i64 %x)\n ret i64 %y\n}"
+INNER = "define i64 @inner(i64 %x) {\n ret i64 %x\n}"
+
+
+def test_a_name_refers_to_the_other_object_that_defines_it(compile_object: Callable[[str], bytes]) -> None:
+    outer, inner = (elf.read(compile_object(text), ARCH) for text in (OUTER, INNER))
+    assert outer.undefined == {"inner"}
+    for objects in ([outer, inner], [inner, outer]):
+        whole = joined(objects)
+        assert not whole.undefined and set(whole.defined) == {"outer", "inner"}
+    assert joined([outer]).undefined == {"inner"}
+
+
+def test_two_definitions_of_a_name_are_refused(compile_object: Callable[[str], bytes]) -> None:
+    inner = elf.read(compile_object(INNER), ARCH)
+    with pytest.raises(DamagedCode, match="two objects define 'inner'; expected one definition"):
+        joined([inner, inner])
+
+
+def test_a_distance_whose_upper_bits_are_nowhere_is_refused() -> None:
+    """On RISC-V, two instructions hold a distance. The relocation of the second refers to the first."""
+    parts = compiled("riscv64")
+    alone = replace(parts, relocations=[r for r in parts.relocations if r.kind == 24])
+    with pytest.raises(DamagedCode, match="no instruction with the upper bits"):
+        linked(alone, Places.of(alone), 1 << 20, dict.fromkeys(alone.undefined, 1 << 21))
