@@ -96,9 +96,10 @@ test-slow: $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## the 
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=full $(ARGS)
 
 # Node is installed with the tests' packages, Chromium by the system.
+REACH := chromium qemu-user-static libc6-arm64-cross libc6-riscv64-cross
 test-reach: $(VENV)/minilm  ## tests of exports in Node, Chromium and qemu; fails where plain tests would be skipped
-	@command -v chromium >/dev/null && command -v qemu-riscv64-static >/dev/null || apt-get install -y chromium qemu-user-static \
-	  || { echo "needs Chromium and qemu; on Debian: apt install chromium qemu-user-static"; exit 1; }
+	@command -v chromium >/dev/null && command -v qemu-riscv64-static >/dev/null && test -d /usr/aarch64-linux-gnu -a -d /usr/riscv64-linux-gnu \
+	  || apt-get install -y $(REACH) || { echo "needs Chromium, qemu and glibc for it; on Debian: apt install $(REACH)"; exit 1; }
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test,reach]'
 	$(PYTEST) -m "" --strict-needs tests/deploy/export tests/compiler/backends/wasm tests/compiler/c_library $(ARGS)
 

@@ -43,9 +43,10 @@ def library_text(decoder: Decoder, target: Target) -> str:
     kernels = dict.fromkeys(r.body for f in program.functions.values() for r in f.records)
     grids = dict.fromkeys(r.grid for f in program.functions.values() for r in f.records)
     derives = [f.derive for f in program.functions.values() if f.derive is not None]
+    # Hidden: the library contains its kernels, so its code addresses them directly, without a table of addresses.
     declared = [
-        *(f"declare void @{name}(ptr, ptr, i64, i64)" for name in kernels),
-        *(f"declare i64 @{name}(ptr)" for name in (*grids, *derives)),
+        *(f"declare hidden void @{name}(ptr, ptr, i64, i64)" for name in kernels),
+        *(f"declare hidden i64 @{name}(ptr)" for name in (*grids, *derives)),
     ]
     functions = [*(_replay(decoder, layout, function) for function in program.functions.values()), _open(decoder), _new(decoder, layout)]
     functions += [_step(decoder, layout), _sample(decoder, layout), _rewind(decoder), _help(decoder), _stop(decoder)]

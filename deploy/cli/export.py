@@ -19,6 +19,7 @@ def export(
         str | None,
         typer.Option(help="Prefix of C names, by default rs. One program can link libraries with different prefixes."),
     ] = None,
+    shared: Annotated[bool, typer.Option("--shared", help="Write libMODEL.so, a shared library, beside libMODEL.a.")] = False,
     quantize: Quantize = "auto",
     max_context: MaxContext = None,
     kv_dtype: KvDtype = "auto",
@@ -31,9 +32,9 @@ def export(
 
       relaxserve export ~/models/Qwen2.5-0.5B-Instruct --quantize int4 -o site/qwen
 
-      relaxserve export demo --target riscv64-linux
+      relaxserve export demo --target riscv64-linux --shared
     """
-    from deploy.export.c import PREFIX, c_prefix, c_target, export_c
+    from deploy.export.c import PREFIX, build_command, c_prefix, c_target, export_c
     from deploy.export.folder import new_folder
     from deploy.export.web import export_web
     from deploy.model_loading.servable import require_servable
@@ -42,6 +43,10 @@ def export(
     names = c_prefix(PREFIX if prefix is None else prefix)
     if machine is None and prefix is not None:
         raise typer.BadParameter(f"prefix is {prefix!r}; an export for browsers has no C names: leave --prefix out")
+    if machine is None and shared:
+        raise typer.BadParameter(
+            "--shared is set, but an export for browsers has no C library: leave --shared out, or name a machine: --target aarch64-linux"
+        )
     load = load_of(model, quantize, max_context, 1, None, kv_dtype, "host")
     folder = new_folder(output or Path(f"{load.name.replace('/', '-')}-{target}"))
     with stages(load.name) as report:
@@ -50,7 +55,7 @@ def export(
             export_web(servable, load.name, folder, report)
             what = "Serve it as static files and open chat.html."
         else:
-            library = export_c(servable, load.name, machine, folder, report, names)
-            what = f"Build the example there: cc -pthread example.c {library.name} -o example"
+            library = export_c(servable, load.name, machine, folder, report, prefix=names, shared=shared)
+            what = f"Build the example there: {build_command(library.name)}"
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     answers.print(f"{folder}: {in_units(size)}. {what}", highlight=False)

@@ -1,10 +1,11 @@
 """`relaxserve export MODEL --target riscv64-linux`: write a folder from which C programs are built.
 
 libMODEL.a     kernels and the functions of model.h; it needs no other library, not even libc or libm
+libMODEL.so    the same as a shared library, if it is asked for
 model.h        the functions that a program calls; all names begin with the prefix, so that several libraries fit into one program
 weights.bin    the weights, which a program passes to rs_open
 pieces.bin     the bytes of each token's text
-example.c      an example program: cc -pthread example.c libMODEL.a -o example && ./example
+example.c      an example program; its first line states the command that builds it
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Final
 from compiler.c_library.archive import Member, archive
 from compiler.c_library.layout import SAMPLE, Decoder, layout_of
 from compiler.c_library.library import functions, library_object
+from compiler.c_library.shared import shared_library
 from compiler.driver import Options, compile_module
 from compiler.frontend.sampler import SAMPLE_ENTRY
 from compiler.machine.target import LINUX, NAMED, Target, TargetError
@@ -53,9 +55,25 @@ def c_target(name: str) -> Target:
     return found
 
 
-def export_c(model: Servable, name: str, target: Target, folder: Path, progress: Progress = silent, prefix: str = PREFIX) -> Path:
-    """Compile the model into an archive, write the archive and its accompanying files to `folder`, and return the archive's path. Raise
-    LoadError if the model cannot be exported."""
+def build_command(library: str) -> str:
+    """Return the command that builds the example. The program searches a shared library in its own folder."""
+    search = "-Wl,-rpath,'$ORIGIN' " if library.endswith(".so") else ""
+    return f"cc -pthread example.c {library} {search}-o example"
+
+
+def export_c(
+    model: Servable,
+    name: str,
+    target: Target,
+    folder: Path,
+    progress: Progress = silent,
+    *,
+    prefix: str = PREFIX,
+    shared: bool = False,
+) -> Path:
+    """Compile the model into an archive and, if `shared` is set, into a shared library; write them and their files to `folder`.
+    Return the path of the library that the example uses: the shared one if there is one. Raise LoadError if the model cannot be
+    exported."""
     mode = require_generator(model, name)
     if any(group.keeps_states for group in mode.groups):
         raise LoadError(
@@ -80,13 +98,16 @@ def export_c(model: Servable, name: str, target: Target, folder: Path, progress:
         "library.o": Member(library_object(decoder, target), functions(decoder)),
     }
     path.write_bytes(archive(members))
+    if shared:
+        path = path.with_suffix(".so")
+        path.write_bytes(shared_library([m.content for m in members.values()], target.arch, path.name, functions(decoder)))
     progress("pack", 0.0)
     write_block(folder / "weights.bin", flat, executable, mode.entry, mode.weights)
     (folder / "pieces.bin").write_bytes(pieces(model.tokenizer, config.vocab_size))
     known = {
         "NAME": name,
         "TARGET": target.name + ("" if target.system == LINUX else f", {target.system}"),
-        "LIBRARY": path.name,
+        "BUILD": build_command(path.name),
         "VOCAB_SIZE": config.vocab_size,
         "MAX_CONTEXT": mode.max_context,
         "WEIGHTS_BYTES": flat.weights_bytes,

@@ -1,4 +1,4 @@
-/* Answer a question on all cores:  cc -pthread example.c @LIBRARY@ -o example && ./example
+/* Answer a question on all cores:  @BUILD@ && ./example
  * Pass another prompt as token ids:  ./example 1 276 201
  */
 #define _DEFAULT_SOURCE

@@ -1,5 +1,5 @@
-"""`relaxserve bench embed`: the size of an exported C library, and the memory that a sequence needs in the library. With `--peer`, this
-memory is compared with llama.cpp's compute buffer."""
+"""`relaxserve bench embed`: the size of an exported C library, static and shared, and the memory that a sequence needs in the library. With
+`--peer`, this memory is compared with llama.cpp's compute buffer."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def measure(config: ModelConfig, target: str, folder: Path, *, peer: bool = Fals
     checkpoint.mkdir()
     output.mkdir()
     write_checkpoint(config, checkpoint)
-    library = export_c(
-        require_servable(load_of(str(checkpoint), FORMAT, CONTEXT, 1, None, "bf16"), silent), "synthetic", c_target(target), output
-    )
+    model = require_servable(load_of(str(checkpoint), FORMAT, CONTEXT, 1, None, "bf16"), silent)
+    shared = export_c(model, "synthetic", c_target(target), output, shared=True)
     header = (output / "model.h").read_text()
-    size = library.stat().st_size + len(header)
+    archive_bytes, shared_bytes = (shared.with_suffix(kind).stat().st_size + len(header) for kind in (".a", ".so"))
     # bytes of keys and values, which have 16 bits each
     keys_and_values = 4 * config.num_layers * config.num_kv_heads * config.head_dim * CONTEXT
     planned = _stated(header, "SEQUENCE_BYTES") - keys_and_values
     found = [
-        Figure("archive and header", size / MB, "MB", 1.0, note=target),
+        Figure("archive and header", archive_bytes / MB, "MB", 1.0, note=target),
+        Figure("shared library and header", shared_bytes / MB, "MB", 1.0, note=target),
         Figure("weights", _stated(header, "WEIGHTS_BYTES") / MB, "MB", note=FORMAT),
         Figure("a sequence beside its keys and values", planned / MB, "MB"),
         Figure("stack", _stated(header, "STACK_BYTES") / MB, "MB"),

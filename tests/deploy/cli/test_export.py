@@ -27,6 +27,13 @@ def test_a_prefix_that_is_no_name_is_refused(target: str, prefix: str, said: str
     assert not (tmp_path / "out").exists()
 
 
+def test_a_shared_library_for_browsers_is_refused(tmp_path: Path) -> None:
+    command = ["export", "demo", "--shared", "-o", str(tmp_path / "out")]
+    refused = CliRunner().invoke(app, command, prog_name="relaxserve", env={"COLUMNS": "200"})
+    assert refused.exit_code != 0 and "--shared is set, but an export for browsers has no C library" in refused.output
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(ExportError, match="not empty; name another folder with --output"):

@@ -11,6 +11,7 @@ import pytest
 from compiler.machine.products import product_tiles
 from compiler.machine.target import NAMED, host
 from deploy.cli.sources import load_of
+from deploy.export.c import c_target, export_c
 from deploy.export.web import export_web
 from deploy.model_loading.servable import Servable, require_servable, silent
 from tests.node import PATIENCE_S, node
@@ -33,6 +34,14 @@ def site(demo: Servable, tmp_path_factory: pytest.TempPathFactory) -> Path:
     once."""
     folder = tmp_path_factory.mktemp("site")
     export_web(demo, "demo", folder, levels=["wasm-relaxed"])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def library(demo: Servable, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the demo as a C library for x86-64-v3. The target does not depend on the machine that runs the tests."""
+    folder = tmp_path_factory.mktemp("library")
+    export_c(demo, "demo", c_target("x86-64-v3"), folder, shared=True)
     return folder
 
 

@@ -1,5 +1,5 @@
-"""The exported C library (an archive and a header) can be built into a program with one command, and gives the same bits as the native
-program."""
+"""The exported C library (an archive or a shared library, and a header) can be built into a program with one command, and gives the same
+bits as the native program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.xdist_group("web")  # the tests of this group share one
 BUILD_S = 8 * PATIENCE_S  # zig first compiles libc for the foreign architecture, which takes minutes
 
 
-def built(folder: Path, source: Path, compiler: list[str], name: str) -> Path:
+def built(folder: Path, source: Path, compiler: list[str], name: str, library: str = "libdemo.a") -> Path:
     command = [
         *compiler,
         "-pthread",
@@ -35,7 +35,9 @@ def built(folder: Path, source: Path, compiler: list[str], name: str) -> Path:
         "-Werror",
         f"-I{folder}",
         str(source),
-        str(folder / "libdemo.a"),
+        str(folder / library),
+        "-Wl,-rpath,$ORIGIN",
+        "-Wl,--fatal-warnings",
         "-o",
         str(folder / name),
     ]
@@ -55,14 +57,6 @@ def check_bytes(demo: Servable, folder: Path, command: list[str]) -> None:
         assert np.frombuffer(done.stdout, np.float32).tobytes() == expected.tobytes()
 
 
-@pytest.fixture(scope="module")
-def library(demo: Servable, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the demo as a C library for x86-64-v3. The target does not depend on the machine that runs the tests."""
-    folder = tmp_path_factory.mktemp("library")
-    export_c(demo, "demo", c_target("x86-64-v3"), folder)
-    return folder
-
-
 def compiler() -> list[str]:
     found = shutil.which("cc")
     if found is None or not c_target("x86-64-v3").can_run_here:
@@ -70,15 +64,21 @@ def compiler() -> list[str]:
     return [found]
 
 
-def test_the_example_builds_with_one_command_and_answers(library: Path) -> None:
-    program = built(library, library / "example.c", compiler(), "example")
-    assert subprocess.run([program], cwd=library, capture_output=True, timeout=PATIENCE_S, check=True).stdout.decode() == f"{ANSWER}\n"
+def test_the_example_builds_with_the_command_that_it_states(library: Path) -> None:
+    """The export has a shared library, so the example uses that."""
+    compiler()
+    command = re.search(r"cores: +(.+) && \./example$", (library / "example.c").read_text(), re.MULTILINE)
+    assert command is not None and "libdemo.so" in command[1]
+    subprocess.run(command[1], shell=True, cwd=library, timeout=BUILD_S, check=True)
+    done = subprocess.run([library / "example"], cwd=library, capture_output=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout.decode() == f"{ANSWER}\n"
 
 
-def test_the_library_gives_the_bytes_of_the_native_program(library: Path, demo: Servable) -> None:
+@pytest.mark.parametrize("kind", ["a", "so"])
+def test_the_library_gives_the_bytes_of_the_native_program(kind: str, library: Path, demo: Servable) -> None:
     """The library computes the same logits as the native program, byte for byte, with every number of threads, and does what model.h
     promises: wrong calls are refused, two sequences are independent, a sequence can be rewound, and no memory leaks."""
-    check_bytes(demo, library, [str(built(library, SCRIPTS / "logits.c", compiler(), "logits"))])
+    check_bytes(demo, library, [str(built(library, SCRIPTS / "logits.c", compiler(), f"logits-{kind}", f"libdemo.{kind}"))])
 
 
 def test_the_library_needs_no_other(library: Path) -> None:
@@ -129,8 +129,9 @@ def test_two_libraries_fit_into_one_program(library: Path, demo: Servable, tmp_p
     assert subprocess.run([tmp_path / "two"], capture_output=True, check=True).stdout.split() == [str(size).encode() for size in sizes]
 
 
-def test_archive_and_header_are_small(library: Path) -> None:
-    assert (library / "libdemo.a").stat().st_size + (library / "model.h").stat().st_size < 400_000
+@pytest.mark.parametrize("kind", ["a", "so"])
+def test_library_and_header_are_small(kind: str, library: Path) -> None:
+    assert (library / f"libdemo.{kind}").stat().st_size + (library / "model.h").stat().st_size < 400_000
 
 
 MACHINES = [
@@ -146,11 +147,16 @@ MACHINES = [
 @pytest.mark.parametrize(("target", "arch", "flags"), MACHINES, ids=[" ".join([m[0], *m[2][1:]]) for m in MACHINES])
 def test_other_machines_give_the_same_bytes(target: str, arch: str, flags: list[str], demo: Servable, tmp_path: Path) -> None:
     """Under qemu, libraries for three other machines compute the same logits, byte for byte: AArch64, RISC-V without vectors, and RISC-V
-    with vectors of two lengths."""
+    with vectors of two lengths. The archive is linked with musl; the shared library is loaded by the loader of glibc."""
     emulator = shutil.which(f"qemu-{arch}-static") or shutil.which(f"qemu-{arch}")
     if emulator is None or find_spec("ziglang") is None:
         pytest.skip(f"needs qemu-{arch} and a compiler for it: apt install qemu-user-static, pip install ziglang")
+    system = Path(f"/usr/{arch}-linux-gnu")
+    if not system.exists():
+        pytest.skip(f"needs glibc for {arch}: apt install libc6-{'arm64' if arch == 'aarch64' else arch}-cross")
     os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(Path.home() / ".cache/zig"))
-    export_c(demo, "demo", c_target(target), tmp_path)
-    program = built(tmp_path, SCRIPTS / "logits.c", [sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-linux-musl"], "logits")
-    check_bytes(demo, tmp_path, [emulator, *flags, str(program)])
+    export_c(demo, "demo", c_target(target), tmp_path, shared=True)
+    for kind, libc in (("a", "musl"), ("so", "gnu")):
+        compiler = [sys.executable, "-m", "ziglang", "cc", "-target", f"{arch}-linux-{libc}"]
+        program = built(tmp_path, SCRIPTS / "logits.c", compiler, f"logits-{kind}", f"libdemo.{kind}")
+        check_bytes(demo, tmp_path, [emulator, *flags, *([] if kind == "a" else ["-L", str(system)]), str(program)])
