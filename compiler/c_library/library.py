@@ -139,6 +139,8 @@ def _define(code: Code, decoder: Decoder, layout: Layout, name: str, values: dic
 def _open(decoder: Decoder) -> str:
     code = Code()
     fits = code.op(f"icmp eq i64 %weights_bytes, {decoder.program.weights_bytes}")
+    for pointer in ("%weights", "%allocate", "%release"):
+        fits = code.op(f"and i1 {fits}, {code.op(f'icmp ne ptr {pointer}, null')}")
     address = code.op("ptrtoint ptr %weights to i64")
     aligned = code.op(f"icmp eq i64 {code.op(f'and i64 {address}, {ALIGNMENT - 1}')}, 0")
 
@@ -188,8 +190,22 @@ def _step(decoder: Decoder, layout: Layout) -> str:
             _part(code, decoder, layout, part)
         return _load(code, "ptr", "%sequence", LOGITS)
 
-    logits = code.choose(fits, "ptr", stepped, lambda: "null")
+    def known() -> str:
+        return code.choose(_known_tokens(code, decoder), "ptr", stepped, lambda: "null")
+
+    logits = code.choose(fits, "ptr", known, lambda: "null")
     return _function(f"ptr @{decoder.prefix}_step(ptr %sequence, ptr %tokens, i64 %count)", code, f"ptr {logits}")
+
+
+def _known_tokens(code: Code, decoder: Decoder) -> str:
+    """Emit a loop that tests whether all tokens are in the vocabulary. Read as unsigned numbers, negative ones are too large."""
+    largest = code.alloca("i32")
+    code.do(f"store i32 0, ptr {largest}")
+    with code.loop("0", "%count", runs=True) as i:
+        token = code.op(f"load i32, ptr {_item(code, '%tokens', i)}")
+        before = code.op(f"load i32, ptr {largest}")
+        code.do(f"store i32 {code.op(f'call i32 @llvm.umax.i32(i32 {before}, i32 {token})')}, ptr {largest}")
+    return code.op(f"icmp ult i32 {code.op(f'load i32, ptr {largest}')}, {decoder.vocab_size}")
 
 
 def _part(code: Code, decoder: Decoder, layout: Layout, part: str) -> None:

@@ -103,7 +103,8 @@ def export_c(
         path.write_bytes(shared_library([m.content for m in members.values()], target.arch, path.name, functions(decoder)))
     progress("pack", 0.0)
     write_block(folder / "weights.bin", flat, executable, mode.entry, mode.weights)
-    (folder / "pieces.bin").write_bytes(pieces(model.tokenizer, config.vocab_size))
+    texts = pieces(model.tokenizer, config.vocab_size)
+    (folder / "pieces.bin").write_bytes(texts)
     known = {
         "NAME": name,
         "TARGET": target.name + ("" if target.system == LINUX else f", {target.system}"),
@@ -111,6 +112,7 @@ def export_c(
         "VOCAB_SIZE": config.vocab_size,
         "MAX_CONTEXT": mode.max_context,
         "WEIGHTS_BYTES": flat.weights_bytes,
+        "PIECES_BYTES": len(texts),
         "SEQUENCE_BYTES": layout_of(decoder).num_bytes,
         "STACK_BYTES": flat.stack_bytes + (64 << 10),
         "EOS": ", ".join(map(str, model.tokenizer.eos_ids)) or "-1",

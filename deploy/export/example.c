@@ -49,21 +49,27 @@ int main(int argc, char **argv) {
   static const int32_t question[] = { @PROMPT@ }, eos[] = RS_EOS;
   static int32_t prompt[RS_MAX_CONTEXT];
   size_t count = argc > 1 ? (size_t)argc - 1 : sizeof question / sizeof *question, weights_bytes, pieces_bytes;
-  if (count >= RS_MAX_CONTEXT) return fprintf(stderr, "the prompt is longer than %d tokens\n", RS_MAX_CONTEXT), 1;
+  if (count >= RS_MAX_CONTEXT) return fprintf(stderr, "the prompt has %zu tokens; expected at most %d\n", count, RS_MAX_CONTEXT - 1), 1;
   for (size_t i = 0; i < count; i++) prompt[i] = argc > 1 ? atoi(argv[i + 1]) : question[i];
 
   unsigned char *weights = read_file("weights.bin", &weights_bytes), *pieces = read_file("pieces.bin", &pieces_bytes);
   if (!weights || !pieces) return fprintf(stderr, "weights.bin and pieces.bin must be in this folder\n"), 1;
+  if (weights_bytes != RS_WEIGHTS_BYTES)
+    return fprintf(stderr, "weights.bin has %zu bytes; expected %zu: copy the file of this export\n", weights_bytes, (size_t)RS_WEIGHTS_BYTES), 1;
+  if (pieces_bytes != RS_PIECES_BYTES)
+    return fprintf(stderr, "pieces.bin has %zu bytes; expected %zu: copy the file of this export\n", pieces_bytes, (size_t)RS_PIECES_BYTES), 1;
   rs_model *model = rs_open(weights, weights_bytes, allocate, release, NULL);
   long cores = sysconf(_SC_NPROCESSORS_ONLN);
   int threads = cores < 1 ? 1 : cores > MOST_THREADS ? MOST_THREADS : (int)cores, helpers = 0;
   rs_sequence *sequence = model ? rs_new(model, threads) : NULL;
-  if (!sequence) return fprintf(stderr, "no memory, or weights.bin belongs to another export\n"), 1;
+  if (!sequence) return fprintf(stderr, "a sequence needs %zu bytes; this is more than the memory that is left\n", (size_t)RS_SEQUENCE_BYTES), 1;
   pthread_t started[MOST_THREADS];
   while (helpers < threads - 1 && !pthread_create(&started[helpers], NULL, help, sequence)) helpers++;
 
   rs_sampling sampling = { .temperature = 0, .top_p = 1, .top_k = 0, .seed = 0 };
   const float *logits = rs_step(sequence, prompt, count);
+  int status = !logits;
+  if (!logits) fprintf(stderr, "a token of the prompt is out of range; expected numbers from 0 to %d\n", RS_VOCAB_SIZE - 1);
   while (logits) {
     int32_t token = rs_sample(sequence, &sampling);
     int ends = token < 0;
@@ -80,5 +86,5 @@ int main(int argc, char **argv) {
   rs_close(model);
   free(weights);
   free(pieces);
-  return 0;
+  return status;
 }

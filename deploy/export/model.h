@@ -17,6 +17,7 @@ extern "C" {
 #define RS_VOCAB_SIZE @VOCAB_SIZE@
 #define RS_MAX_CONTEXT @MAX_CONTEXT@
 #define RS_WEIGHTS_BYTES @WEIGHTS_BYTES@u
+#define RS_PIECES_BYTES @PIECES_BYTES@u /* size of pieces.bin */
 #define RS_SEQUENCE_BYTES @SEQUENCE_BYTES@u /* memory that rs_new allocates: arena, keys and values */
 #define RS_STACK_BYTES @STACK_BYTES@u
 #define RS_EOS { @EOS@ } /* tokens that end an answer */
@@ -36,7 +37,7 @@ typedef struct {
 } rs_sampling;
 
 /* Open the model. `weights` is the content of weights.bin, aligned to 64 bytes; the caller keeps it until rs_close. Return NULL if its size
- * or alignment is wrong, or if memory runs out. */
+ * or alignment is wrong, if `weights`, `allocate` or `release` is NULL, or if memory runs out. */
 rs_model *rs_open(const void *weights, size_t weights_bytes, rs_allocate allocate, rs_release release, void *context);
 
 /* Create an empty sequence, whose work is cut for `threads` threads: the one that calls rs_step and those in rs_help. Results are the same for
@@ -50,8 +51,8 @@ int32_t rs_help(rs_sequence *sequence);
 /* Make rs_help return 0 on all threads. Join these threads before rs_free. */
 void rs_stop(rs_sequence *sequence);
 
-/* Append tokens, each less than RS_VOCAB_SIZE. Return the logits after the last one: RS_VOCAB_SIZE floats, which the next call overwrites.
- * Return NULL and change nothing if `count` is 0 or the sequence would exceed RS_MAX_CONTEXT. */
+/* Append tokens. Return the logits after the last one: RS_VOCAB_SIZE floats, which the next call overwrites. Return NULL and change nothing if
+ * `count` is 0, if the sequence would exceed RS_MAX_CONTEXT, or if a token is negative or not less than RS_VOCAB_SIZE. */
 const float *rs_step(rs_sequence *sequence, const int32_t *tokens, size_t count);
 
 /* Draw a token from the logits of the last step. Return a negative number if a logit is NaN. */

@@ -43,6 +43,8 @@ int main(int argc, char **argv) {
 
   EXPECT(!rs_open(weights, RS_WEIGHTS_BYTES - 1, allocate, release, &blocks));
   EXPECT(!rs_open(weights + 4, RS_WEIGHTS_BYTES, allocate, release, &blocks));
+  EXPECT(!rs_open(NULL, RS_WEIGHTS_BYTES, allocate, release, &blocks) && !rs_open(weights, RS_WEIGHTS_BYTES, NULL, release, &blocks));
+  EXPECT(!rs_open(weights, RS_WEIGHTS_BYTES, allocate, NULL, &blocks));
   EXPECT(blocks == 0);
   budget = 1;
   rs_model *model = rs_open(weights, RS_WEIGHTS_BYTES, allocate, release, &blocks);
@@ -53,6 +55,8 @@ int main(int argc, char **argv) {
   for (int i = 1; i < threads; i++) EXPECT(!pthread_create(&started[i], NULL, help, sequence));
 
   EXPECT(!rs_step(sequence, prompt, 0) && !rs_step(sequence, prompt, RS_MAX_CONTEXT + 1) && !rs_step(sequence, prompt, (size_t)-1));
+  int32_t unknown[][2] = { { 0, RS_VOCAB_SIZE }, { -1, 0 }, { 0, INT32_MAX } };
+  for (int i = 0; i < 3; i++) EXPECT(!rs_step(sequence, unknown[i], 2));
   EXPECT(rs_step(other, prompt, 1));
   rs_sampling greedy = { 0, 1, 0, 0 };
   const float *logits = rs_step(sequence, prompt, count);

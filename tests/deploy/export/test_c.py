@@ -16,7 +16,7 @@ import pytest
 
 from deploy.export.c import c_target, export_c
 from deploy.model_loading.servable import Servable
-from tests.deploy.export.conftest import SCRIPTS
+from tests.deploy.export.conftest import CONTEXT, SCRIPTS
 from tests.deploy.export.test_web import ANSWER, NUM_TOKENS, golden, native
 from tests.node import PATIENCE_S
 
@@ -79,6 +79,25 @@ def test_the_library_gives_the_bytes_of_the_native_program(kind: str, library: P
     """The library computes the same logits as the native program, byte for byte, with every number of threads, and does what model.h
     promises: wrong calls are refused, two sequences are independent, a sequence can be rewound, and no memory leaks."""
     check_bytes(demo, library, [str(built(library, SCRIPTS / "logits.c", compiler(), f"logits-{kind}", f"libdemo.{kind}"))])
+
+
+def test_the_example_names_what_is_wrong(library: Path, tmp_path: Path) -> None:
+    program = built(library, library / "example.c", compiler(), "example-a")
+
+    def said(*arguments: str) -> str:
+        done = subprocess.run([program, *arguments], cwd=tmp_path, capture_output=True, timeout=PATIENCE_S, check=False)
+        assert not done.stdout.strip() and done.returncode == 1
+        return done.stderr.decode().strip()
+
+    assert said() == "weights.bin and pieces.bin must be in this folder"
+    for name in ("weights.bin", "pieces.bin"):
+        shutil.copy(library / name, tmp_path)
+    assert said(*["1"] * CONTEXT) == f"the prompt has {CONTEXT} tokens; expected at most {CONTEXT - 1}"
+    assert said("1", "-1").startswith("a token of the prompt is out of range; expected numbers from 0 to ")
+    for name in ("pieces.bin", "weights.bin"):
+        size = (library / name).stat().st_size
+        os.truncate(tmp_path / name, size - 1)
+        assert said() == f"{name} has {size - 1} bytes; expected {size}: copy the file of this export"
 
 
 def test_the_library_needs_no_other(library: Path) -> None:
