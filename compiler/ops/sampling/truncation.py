@@ -201,12 +201,12 @@ class Truncations(Row):
     @contextmanager
     def each_of(self, count: Dim, read: Read) -> Generator[Dim]:
         """Loop over the first `count` entries of the list in parts of LANES entries. Set `near` to what `read` returns for the tokens of
-        the part."""
+        the part. Gathers take less code than scalar loads, which LLVM unrolls."""
         k = self.k
         with k.serial("k", ceil_div(count, LANES)) as part:
-            with k.serial("e", LANES) as e:
-                id_ = k.let("id", self.list[self.g, dim_min(LANES * part + e, count - 1)])
-                self.near[e] = read(id_)
+            with k.vector(LANES) as lane:
+                id_ = k.let("id", self.list[self.g, dim_min(LANES * part + lane, count - 1)])
+                self.near[lane] = read(id_)
             yield part
 
     @contextmanager
@@ -362,36 +362,39 @@ class Truncations(Row):
                 nearest[0] = least[0]
                 furthest[0] = most[0]
 
-            find_ends()
-            with k.serial("round", ROUNDS), k.when(nearest[0] < furthest[0]):
-                self.base[0] = nearest[0]
-                scale = float(BUCKETS - 1) / (furthest[0] - nearest[0])
-                self.scale[0] = less(const(1e38, F32), scale)
-                with k.serial("e", BUCKETS // LANES) as e, k.vector(LANES) as lane:
-                    self.histogram[LANES * e + lane] = 0
-                with self.each_listed(read) as (count, part):
-                    sort_in()
-                    self.weigh_near()
-                    with self.each_id(count, part) as (_, e):
-                        q = k.let("q", buckets[e], BUCKETS - 1)
-                        self.histogram[q] = self.histogram[q] + weight[e]
-                self.choose_bucket()
-                with k.scope():
-                    count = k.let("c", self.count[0])
-                    self.count[0] = 0
-                    with self.each_of(count, read) as part:
+            nearest[0] = -INF
+            furthest[0] = INF
+            # The last iteration only finds the ends. A call before the loop would be a second copy of the code of `find_ends`.
+            with k.serial("round", ROUNDS + 1) as round_, k.when(nearest[0] < furthest[0]):
+                find_ends()
+                with k.when((nearest[0] < furthest[0]) & (index(round_) < ROUNDS)):
+                    self.base[0] = nearest[0]
+                    scale = float(BUCKETS - 1) / (furthest[0] - nearest[0])
+                    self.scale[0] = less(const(1e38, F32), scale)
+                    with k.serial("e", BUCKETS // LANES) as e, k.vector(LANES) as lane:
+                        self.histogram[LANES * e + lane] = 0
+                    with self.each_listed(read) as (count, part):
                         sort_in()
                         self.weigh_near()
-                        with k.vector(LANES) as lane:
-                            weight[lane] = select(buckets[lane] < self.chosen[0], weight[lane], 0)
-                        with self.each_id(count, part) as (id_, e):
-                            if each is not None:
-                                each(id_, e)
-                            with k.when(equal(buckets[e], self.chosen[0])):
-                                to = k.let("to", self.count[0])
-                                self.list[self.g, to] = cast(index(id_), I32)
-                                self.count[0] = index(to) + 1
-                find_ends()
+                        with self.each_id(count, part) as (_, e):
+                            q = k.let("q", buckets[e], BUCKETS - 1)
+                            self.histogram[q] = self.histogram[q] + weight[e]
+                    self.choose_bucket()
+                    with k.scope():
+                        count = k.let("c", self.count[0])
+                        self.count[0] = 0
+                        with self.each_of(count, read) as part:
+                            sort_in()
+                            self.weigh_near()
+                            with k.vector(LANES) as lane:
+                                weight[lane] = select(buckets[lane] < self.chosen[0], weight[lane], 0)
+                            with self.each_id(count, part) as (id_, e):
+                                if each is not None:
+                                    each(id_, e)
+                                with k.when(equal(buckets[e], self.chosen[0])):
+                                    to = k.let("to", self.count[0])
+                                    self.list[self.g, to] = cast(index(id_), I32)
+                                    self.count[0] = index(to) + 1
 
     def find_last(self) -> None:
         """Find the last token with the key `nearest` that is needed to reach `wanted`."""
