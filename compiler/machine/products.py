@@ -150,7 +150,7 @@ class ProductTiles:
     """The tiles of one target."""
 
     floats: FloatTile
-    attention: TileShape  # the tile that multiplies queries by keys, and attention weights by values
+    attention: FloatTile  # the tile that multiplies queries by keys, and attention weights by values
     tiles: tuple[ProductTile, ...]
     scaled_panels: ScaledPanels | None = None  # the format that puts scales after the weights of their group; None: scales are apart
 
@@ -197,8 +197,9 @@ _SHAPES: Final = (
     (128, TileShape(rows=4, vectors=1)),  # 8 accumulators in 16 registers of 256 bits, or 16 in 32 registers of 128 bits
 )
 # Engines of WebAssembly on x86 have 16 registers of 128 bits. This shape fills them with 8 accumulators, the columns of two steps, and two
-# factors.
+# factors. In attention, a vector has one lane per key of a page: 8 accumulators are two rows, with room for the keys of one step.
 _NARROW: Final = FloatTile(TileShape(rows=4, vectors=1, lanes=8), steps=2)
+_NARROW_ATTENTION: Final = FloatTile(TileShape(rows=2, vectors=1), steps=1)
 _TILES: Final = (
     (512, ProductTile(AmxBf16(rows=32, columns=32), format=PAIRS, depth=32, block=256)),
     (512, ProductTile(DotBf16(rows=8, columns=32), format=PAIRS, depth=2, needs=Features(["avx512bf16", "sse4a"]))),
@@ -230,7 +231,9 @@ def product_tiles(target: Target) -> ProductTiles:
     shape = next(shape for least, shape in _SHAPES if target.vector_bits >= least)
     narrow = "simd128" in target.features
     tiles = tuple(t for t in _GPU_TILES if t.runs_on(target)) if target.system == GPU else tuple(_best(target))
-    return ProductTiles(_NARROW if narrow else FloatTile(shape), shape, tiles, SCALED4 if narrow else None)
+    if narrow:
+        return ProductTiles(_NARROW, _NARROW_ATTENTION, tiles, SCALED4)
+    return ProductTiles(FloatTile(shape), FloatTile(shape), tiles)
 
 
 def _best(target: Target) -> Iterator[ProductTile]:

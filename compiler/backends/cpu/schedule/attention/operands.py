@@ -68,6 +68,7 @@ class PagedOperands:
     pages: Paged
     positions: Array  # [tokens]
     tile: TileShape
+    steps: int  # maximum number of unrolled steps of a product
     has_matrix_unit: bool
     has_pairs: bool
 
@@ -183,8 +184,8 @@ class PagedOperands:
 
     def vector_unit(self, k: Kernel, rows: Rows, layer: Dim) -> VectorUnit:
         products = (PairProducts if self.in_pairs else F32Products)(rows, self.cache, layer, self.size, self.turned(k, layer))
-        softcap = self.node.softcap
-        return VectorUnit(rows, self.cache, self.scales, layer, self.size, self.value_size, self.width, softcap, self.tile, products)
+        sizes, softcap = (self.size, self.value_size, self.width), self.node.softcap
+        return VectorUnit(rows, self.cache, self.scales, layer, *sizes, softcap, self.tile, self.steps, products)
 
     def matrix_unit(self, k: Kernel, rows: Rows, layer: Dim, count: int) -> AbstractContextManager[MatrixUnit]:
         sizes, softcap = (self.size, self.value_size), self.node.softcap

@@ -25,14 +25,14 @@ from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.write import Array, Kernel, cast, const, less
-from compiler.machine.products import TileShape
+from compiler.machine.products import FloatTile
 from compiler.ops.attention.kv_cache import PAGE
 
 FEW_TOKENS = 16
 BUSY = 8  # number of work items that keep all threads busy
 
 
-def schedule_paged(prim: PrimFunc, tile: TileShape, *, unit: bool, pairs: bool) -> PrimFunc | None:
+def schedule_paged(prim: PrimFunc, tile: FloatTile, *, unit: bool, pairs: bool) -> PrimFunc | None:
     """Schedule paged attention. Return None for any other kernel. `unit` says whether a matrix unit multiplies bf16. `pairs` says whether
     vectors multiply pairs of bf16 faster than f32."""
     match prim.body:
@@ -44,7 +44,9 @@ def schedule_paged(prim: PrimFunc, tile: TileShape, *, unit: bool, pairs: bool) 
     if not (heads.is_const and size.is_const and node.out.shape[2].is_const and pages.cache.shape[3].is_const):
         return None
     k = Kernel()
-    _PagedAttention(PagedOperands(k, node, pages, k.array(positions), tile, has_matrix_unit=unit, has_pairs=pairs)).write(k)
+    _PagedAttention(PagedOperands(k, node, pages, k.array(positions), tile.shape, tile.steps, has_matrix_unit=unit, has_pairs=pairs)).write(
+        k
+    )
     return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": "attention"})
 
 

@@ -22,8 +22,6 @@ from compiler.machine.products import TileShape
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 from compiler.ops.attention.plain import capped
 
-UNROLLED = 4  # steps of a product that are unrolled
-
 
 @dataclass(frozen=True, slots=True)
 class VectorUnit:
@@ -36,6 +34,7 @@ class VectorUnit:
     width: int  # number of lanes of a vector of values
     softcap: float
     tile: TileShape
+    steps: int  # maximum number of unrolled steps of a product
     products: F32Products | PairProducts
 
     @property
@@ -52,7 +51,7 @@ class VectorUnit:
     def scores(self, k: Kernel, pages: Sequence[HeadPage], n: int, visible: VisibleRange | None) -> None:
         """Compute the scores of `n` rows for each page. If `visible` is None, all keys of the pages are visible."""
         step = self.products.step
-        unrolled = step * next(u for u in (UNROLLED, 2, 1) if self.size % (u * step) == 0)
+        unrolled = step * next(u for u in (self.steps, 2, 1) if self.size % (u * step) == 0)
         with k.scope():
             score = k.local("score", len(pages), n, PAGE)
             for v in range(len(pages)):
@@ -157,7 +156,7 @@ class VectorUnit:
         """Loop in steps over the visible keys of a page. The code that the caller's `for` emits becomes the body of the loop."""
         step = self.products.step
         if visible is None:
-            unrolled = step * UNROLLED
+            unrolled = step * self.steps
             with k.serial("j", PAGE // unrolled) as j:
                 for u in range(0, unrolled, step):
                     yield KeyStep(j * unrolled + u, Dim.of(0), Dim.of(PAGE))
