@@ -31,7 +31,10 @@ from compiler.machine.formats import ScaledPanels
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
-ABREAST = 4  # number of panels of one sum that a single row computes before the next sum
+ABREAST = 4  # minimum number of panels of one sum that a single row computes before the next sum
+# Where scales are stored behind their group, the CPU cannot prefetch, so each change to the next sum waits for memory. Then a single row
+# computes more panels before, if there are FEWEST_CLAIMS claims for threads to share.
+MOST_ABREAST, FEWEST_CLAIMS = 16, 16
 AT_ONCE = 8  # number of groups whose scales a single row reads at once: 0.5 KB of scales, and 4 KB of 4-bit weights
 
 
@@ -51,11 +54,20 @@ class Groups:
     def num_planes(self) -> int:
         return self.product.sums[0].num_planes
 
+    @property
+    def abreast(self) -> int:
+        """The number of panels of one sum that a single row computes before the next sum."""
+        sums, columns = self.product.sums, self.product.num_columns
+        if len(sums) == 1 or self.product.row_axis is None:
+            return 1
+        if not columns.is_const or not all(isinstance(s.format, ScaledPanels) for s in sums):
+            return ABREAST
+        return max(ABREAST, min(MOST_ABREAST, columns.const // self.tile.shape.columns // FEWEST_CLAIMS))
+
     # --- sums in registers -----------------------------------------------------------------------------------------------
 
     def write_in_registers(self, k: Kernel) -> None:
-        several = len(self.product.sums) > 1 and self.product.row_axis is not None
-        with Panels(self.product, self.tile.shape_of(self.num_planes), abreast=ABREAST if several else 1).claims(k) as claim:
+        with Panels(self.product, self.tile.shape_of(self.num_planes), abreast=self.abreast).claims(k) as claim:
             for tiles in claim.tiles(k):
                 if tiles.are_abreast:
                     self.write_abreast(k, tiles)
@@ -75,7 +87,7 @@ class Groups:
     def write_abreast(self, k: Kernel, row: Tiles) -> None:
         """Compute all panels of one sum for a single row, then all panels of the next sum."""
         claim, shape = row.claim, self.tile.shape
-        finished = local_per_sum(k, self.product, "held", ABREAST, shape.vectors, shape.lanes)
+        finished = local_per_sum(k, self.product, "held", self.abreast, shape.vectors, shape.lanes)
         configure(k, self.tile, self.num_planes)
         for s, total in zip(self.product.sums, finished, strict=True):
             with row.each(k) as tile:
