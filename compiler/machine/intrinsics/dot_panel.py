@@ -14,11 +14,11 @@ from compiler.ir.numbers import DOUBLED_E2M1
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, fence, in_register, splat, vec
 from compiler.machine.formats import FOUR, PANEL8_WORDS, PANEL_E2M1
-from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_lines
+from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_line, prefetch_lines
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.product_steps import avx2, avx512, neon, wasm
 from compiler.machine.product_steps.step import LARGEST, Parts, Step
-from compiler.machine.target import Target
+from compiler.machine.target import LINE_BYTES, Target
 
 UNROLLED = 4  # number of loads of each register of b per iteration of the loop along k, if a has a single row
 FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
@@ -40,7 +40,11 @@ _WORDS = (avx512.WORDS_BY_UNSIGNED, avx2.WORDS_BY_UNSIGNED, wasm.WORDS_BY_UNSIGN
 @dataclass(frozen=True, slots=True)
 class _PanelOp(ProductOp):
     """A product by a panel in a format of compiler/machine/formats.py. Sums are modulo 2^32. `columns` is a multiple of the lanes of a
-    register (16, 8 or 4)."""
+    register (16, 8 or 4).
+
+    If the panel is in L1, the product does not prefetch it. Instead, it can prefetch memory that is read later: each four elements along k
+    prefetch one cache line of each operand `later0`, `later1` and so on, one line after another.
+    """
 
     accumulator: ClassVar[DType] = DType.I32
     panel_dtype: ClassVar[DType] = DType.U8
@@ -48,7 +52,12 @@ class _PanelOp(ProductOp):
     @property
     def operands(self) -> tuple[Operand, ...]:
         """Return operands with a panel of any element type, because the format `ScaledPanels` stores panels in words."""
-        return Operand("c", self.accumulator, written=True), Operand("a", self.row_dtype), Operand("b", None)
+        given = Operand("c", self.accumulator, written=True), Operand("a", self.row_dtype), Operand("b", None)
+        return *given, *(Operand(f"later{i}", None) for i in range(self.num_later))
+
+    @property
+    def num_later(self) -> int:
+        raise NotImplementedError
 
     def step(self, target: Target) -> Step | None:
         raise NotImplementedError
@@ -58,16 +67,25 @@ class _PanelOp(ProductOp):
 
     def _add(self, fours: Array, arrays: Sequence[Array], dims: Sequence[int]) -> None:
         """Add to c the product of the rows of a and `fours`: the weights of a panel, [k / 4, columns, 4]."""
-        (c, a, _), (k, stride), (rows, columns) = arrays, dims, (self.rows, self.columns)
+        (c, a, *_), (k, stride), (rows, columns) = arrays, dims, (self.rows, self.columns)
         left = np.stack([a[i * stride : i * stride + k] for i in range(rows)]).astype(np.int32)
         c[: rows * columns] += (left @ fours.swapaxes(1, 2).reshape(k, columns).astype(np.int32)).reshape(-1)
 
     def _emit(
-        self, bits: int, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target, *, table: Sequence[int] = ()
+        self,
+        bits: int,
+        code: Code,
+        pointers: Sequence[str],
+        dims: Sequence[int | str],
+        target: Target,
+        *,
+        cached: bool,
+        table: Sequence[int] = (),
     ) -> None:
         step = self.step(target)
         assert step is not None, (target, self)
-        _Panel(self, bits, code, pointers, dims, step, table).run()
+        # A single row waits for memory anyway, so prefetching does not help it.
+        _Panel(self, bits, code, pointers, dims, step, table, prefetches=self.rows > 1 and not cached).run()
 
 
 @tile_op
@@ -79,6 +97,8 @@ class DotPanel(_PanelOp):
     row_dtype: ClassVar[DType] = DType.I8
     bits: int  # bits of an element of b, 8 or 4
     floats: bool = False  # b is a panel in the format `PANEL_E2M1`
+    cached_panel: bool = False
+    later: int = 0
 
     def problems(self) -> Iterator[str]:
         if self.bits not in (8, 4):
@@ -90,6 +110,10 @@ class DotPanel(_PanelOp):
     def table(self) -> tuple[int, ...]:
         """The unsigned number for each pattern of 4 bits; empty if the patterns are the numbers."""
         return tuple(int(n) + PANEL_E2M1.offset for n in DOUBLED_E2M1) if self.floats else ()
+
+    @property
+    def num_later(self) -> int:
+        return self.later
 
     def step(self, target: Target) -> Step | None:
         step = next((s for s in _BYTES if s.runs_on(target)), None)
@@ -104,7 +128,7 @@ class DotPanel(_PanelOp):
         self._add(halves.reshape(-1, self.columns, FOUR), arrays, dims)
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        self._emit(self.bits, code, pointers, dims, target, table=self.table)
+        self._emit(self.bits, code, pointers, dims, target, cached=self.cached_panel, table=self.table)
 
 
 @tile_op
@@ -114,6 +138,12 @@ class DotWords(_PanelOp):
 
     name: ClassVar[str] = "dot_words"
     row_dtype: ClassVar[DType] = DType.I16
+    cached_panel: bool = False
+    later: int = 0
+
+    @property
+    def num_later(self) -> int:
+        return self.later
 
     def step(self, target: Target) -> Step | None:
         return next((s for s in _WORDS if s.runs_on(target)), None)
@@ -123,15 +153,24 @@ class DotWords(_PanelOp):
         self._add(stored[..., PANEL8_WORDS.order], arrays, dims)
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        self._emit(8, code, pointers, dims, target)
+        self._emit(8, code, pointers, dims, target, cached=self.cached_panel)
 
 
 class _Panel:
     def __init__(
-        self, op: ProductOp, bits: int, code: Code, pointers: Sequence[str], dims: Sequence[int | str], step: Step, table: Sequence[int]
+        self,
+        op: ProductOp,
+        bits: int,
+        code: Code,
+        pointers: Sequence[str],
+        dims: Sequence[int | str],
+        step: Step,
+        table: Sequence[int],
+        *,
+        prefetches: bool,
     ) -> None:
-        self.code, self.step, self.table = code, step, table
-        self.c, self.a, self.b = pointers
+        self.code, self.step, self.table, self.prefetches = code, step, table, prefetches
+        self.c, self.a, self.b, *self.later = pointers
         self.k, self.stride = dims
         self.rows, self.columns, self.bits = op.rows, op.columns, bits
         assert self.columns % step.lanes == 0, (self.columns, step.lanes)
@@ -203,8 +242,11 @@ class _Panel:
         code, step = self.code, self.step
         panel = code.op(f"getelementptr [{self.columns} x i32], ptr {self.b}, i64 {at}")
         loaded = [self._load(code.op(f"getelementptr i32, ptr {panel}, i64 {j * step.lanes}")) for j in self.vectors]
-        if self.rows > 1:  # a single row waits for memory anyway, so prefetching does not help it
+        if self.prefetches:
             prefetch_lines(code, panel, AHEAD, self.columns * FOUR, far=True)
+        for place in self.later:
+            line = code.op(f"getelementptr [{LINE_BYTES} x i8], ptr {place}, i64 {at}")
+            prefetch_line(code, line, far=True)
         for half in range(self.halves):
             right = [step.right(code, self._half(x, half)) for x in loaded]
             for i, row in enumerate(rows):

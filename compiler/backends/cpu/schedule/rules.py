@@ -26,8 +26,7 @@ def schedule(prim: PrimFunc, target: Target) -> PrimFunc:
     if "schedule" in prim.attrs or _scheduled(prim.body):
         return prim
     tiles = product_tiles(target)
-    on_unit, in_registers = InterleavePairs(LANES).runs_on(target), tiles.pairs is not None and not tiles.pairs.on_matrix_unit
-    found = schedule_ragged(prim) or schedule_paged(prim, tiles.attention, unit=on_unit, pairs=in_registers)
+    found = schedule_ragged(prim) or schedule_paged(prim, tiles, unit=InterleavePairs(LANES).runs_on(target))
     if found is None and isinstance(prim.body, Attention):
         prim = replace(prim, body=plain_attention(prim.body))
     found = found or schedule_product(prim, tiles)

@@ -27,8 +27,10 @@ AVX_VNNI = Target("avx-vnni", "x86_64", NAMED["x86-64-v3"].features | {"avxvnni"
 TARGETS = (NAMED["avx512-vnni-bf16"], AVX_VNNI, NAMED["aarch64-i8mm-bf16"], NAMED["aarch64-dotprod"])
 
 
-def tiled(bits: int, lanes: int, rows: DType = DType.I8, height: int = ROWS, *, floats: bool = False) -> PrimFunc:
-    """Return a kernel that computes c = a * b with one tile."""
+def tiled(
+    bits: int, lanes: int, rows: DType = DType.I8, height: int = ROWS, *, floats: bool = False, op: DotPanel | DotWords | None = None
+) -> PrimFunc:
+    """Return a kernel that computes c = a * b with one tile. What `op` prefetches for later begins at b."""
     a, b = Buffer("a", (Dim.of(height), Dim.of(K)), rows), Buffer("b", (Dim.of(K * bits // 32), Dim.of(4 * COLUMNS)), DType.U8)
     c, acc = (Buffer(n, (Dim.of(height), Dim.of(COLUMNS)), DType.I32, s) for n, s in (("c", Scope.GLOBAL), ("acc", Scope.LOCAL)))
     zero = Dim.of(0)
@@ -41,7 +43,8 @@ def tiled(bits: int, lanes: int, rows: DType = DType.I8, height: int = ROWS, *, 
         return For(i, Dim.of(height), inner, LoopKind.UNROLL)
 
     places = (Load(acc, (zero, zero)), Load(a, (zero, zero)), Load(b, (zero, zero)))
-    tile = Tile(op_of(bits, rows, height, floats=floats), places, (Dim.of(K), Dim.of(K)))
+    places += places[-1:] * (0 if op is None else op.later)
+    tile = Tile(op or op_of(bits, rows, height, floats=floats), places, (Dim.of(K), Dim.of(K)))
     body = Seq((each(acc, clear=True), tile, each(c, clear=False)))
     return PrimFunc((a, b, c), 1, For(DimVar("once", upper=0), Dim.of(1), Allocate(acc, body), LoopKind.PARALLEL))
 
@@ -94,6 +97,19 @@ def test_floats_of_four_bits_are_looked_up_in_registers(target: Target, look_up:
     code = link([emit_kernel("k", tiled(4, target.lanes(4), floats=True), target)], target)
     assert len(re.findall(look_up, code.assembly())) >= 2 * COLUMNS // target.lanes(4)
     assert "alloca" not in code.optimised()
+
+
+@pytest.mark.parametrize(("later", "count"), [(0, 0), (1, K // 4), (2, K // 2)])
+def test_beside_a_panel_in_the_cache_other_lines_are_prefetched(later: int, count: int) -> None:
+    """With a panel in L1, a product prefetches one line of each later operand per four elements along k, and nothing else."""
+    target = TARGETS[0]
+    for op, rows in (
+        (DotPanel(ROWS, COLUMNS, 8, cached_panel=True, later=later), DType.I8),
+        (DotWords(ROWS, COLUMNS, cached_panel=True, later=later), DType.I16),
+    ):
+        code = link([emit_kernel("k", tiled(8, target.lanes(4), rows, op=op), target)], target).optimised()
+        loops = K // 4 // 4  # iterations of the loop along k, which has four steps
+        assert code.count("call void @llvm.prefetch") in (count, count // loops)
 
 
 TILES = [(t, bits, DType.I8) for t in (*NAMED.values(), AVX_VNNI) for bits in panel_bits(t)]

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import lcm
 
+from compiler.backends.cpu.schedule.attention import integer
+from compiler.backends.cpu.schedule.attention.integer import IntegerRows, IntegerTiles, IntegerUnit
 from compiler.backends.cpu.schedule.attention.matrix import CHUNK, HEIGHT, MatrixUnit, allocate_rows, pad_queries
 from compiler.backends.cpu.schedule.attention.rows import BLOCK, F32, PAGES, Rows, VisibleRange
 from compiler.backends.cpu.schedule.attention.turned import TurnedValues
@@ -18,10 +20,10 @@ from compiler.ir.loops.attention import Attention, Paged
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, Kernel, cast, equal, fold, less_equal
-from compiler.machine.products import TileShape
+from compiler.machine.products import ProductTile, TileShape
 from compiler.ops.attention.kv_cache import PAGE
 
-SPLIT = 8  # number of blocks of a split
+SPLIT = 8  # number of blocks of a split, in products of floats
 ROWS = 32  # number of rows of a tile, approximately
 BF16, I64 = DType.BF16, DType.I64
 
@@ -71,6 +73,7 @@ class PagedOperands:
     steps: int  # maximum number of unrolled steps of a product
     has_matrix_unit: bool
     has_pairs: bool
+    integer_tile: ProductTile | None  # the tile in registers that multiplies integers by bytes
 
     @property
     def queries(self) -> Array:
@@ -108,6 +111,27 @@ class PagedOperands:
     def in_pairs(self) -> bool:
         """Whether products multiply pairs of bf16 in vectors."""
         return self.has_pairs and self._fits_bf16
+
+    @property
+    def integers(self) -> IntegerTiles | None:
+        """The tiles of products of integers. None if products multiply floats, as they do where a page stores its values in its keys."""
+        fits = self.cache.dtype is DType.I8 and self.size % PAGE == 0 and self.size <= integer.LONGEST and self.pages.has_values
+        return IntegerTiles(self.integer_tile, self.size) if fits and self.integer_tile is not None else None
+
+    @property
+    def block(self) -> int:
+        """The number of keys of a block."""
+        return BLOCK if self.integers is None else integer.BLOCK
+
+    @property
+    def split_blocks(self) -> int:
+        """The number of blocks of a split."""
+        return SPLIT if self.integers is None else integer.SPLIT
+
+    @property
+    def split_pages(self) -> int:
+        """The number of pages of a split."""
+        return self.split_blocks * self.block // PAGE
 
     @property
     def _fits_bf16(self) -> bool:
@@ -163,7 +187,9 @@ class PagedOperands:
 
     @property
     def kv_heads_at_once(self) -> int:
-        """The number of kv heads whose scores a token computes at once. Several heads hide the latency of additions."""
+        """The number of kv heads whose scores a token computes at once. Several heads hide the latency of additions of floats."""
+        if self.integers is not None:
+            return 1
         count, most = 1, self.tile.rows * self.tile.vectors
         while self.kv_heads % (2 * count) == 0 and 2 * count * self.group <= most // 2:
             count *= 2
@@ -178,6 +204,8 @@ class PagedOperands:
     # --- the state of rows, and the units that compute them ------------------------------------------------------------
 
     def allocate_rows(self, k: Kernel, count: int, blocks: int) -> Rows:
+        if (tiles := self.integers) is not None:
+            return tiles.allocate_rows(k, count)
         if self.on_matrix_unit:
             return allocate_rows(k, count, blocks, self.size, self.value_size)
         return Rows.allocate(k, count, blocks * PAGES, self.size, self.value_size, self.width, BF16 if self.in_pairs else F32)
@@ -186,6 +214,12 @@ class PagedOperands:
         products = (PairProducts if self.in_pairs else F32Products)(rows, self.cache, layer, self.size, self.turned(k, layer))
         sizes, softcap = (self.size, self.value_size, self.width), self.node.softcap
         return VectorUnit(rows, self.cache, self.scales, layer, *sizes, softcap, self.tile, self.steps, products)
+
+    def integer_unit(self, k: Kernel, rows: Rows, layer: Dim) -> IntegerUnit:
+        assert isinstance(rows, IntegerRows), rows
+        assert self.scales is not None, self.cache
+        assert self.integers is not None, self.cache
+        return IntegerUnit.allocate(k, rows, self.cache, self.scales, layer, self.node.softcap, self.integers)
 
     def matrix_unit(self, k: Kernel, rows: Rows, layer: Dim, count: int) -> AbstractContextManager[MatrixUnit]:
         sizes, softcap = (self.size, self.value_size), self.node.softcap
@@ -196,6 +230,13 @@ class PagedOperands:
 
     def load_queries(self, k: Kernel, rows: Rows, row: Dim, token: Dim, head: Dim, count: Dim | int) -> None:
         """Load and scale the queries of `count` heads of a token."""
+        if isinstance(rows, IntegerRows) and self.integers is not None:
+            query = k.local("query", self.size // PAGE, PAGE)
+            with k.serial("g", count) as g:
+                with k.serial("c", self.size // PAGE) as c, k.vector(PAGE) as lane:
+                    query[c, lane] = cast(self.queries[token, head + g, c * PAGE + lane], F32) * self.node.scale
+                self.integers.round_query(k, rows, row + g, query)
+            return
         with k.serial("g", count) as g:
             with k.serial("c", self.size // self.width) as c, k.vector(self.width) as lane:
                 at = c * self.width + lane
@@ -233,14 +274,15 @@ class PagedOperands:
     def token(self, k: Kernel, number: Dim, split: Dim) -> Token:
         sequence, high = self.sequence(k, number), self.position(k, number)
         low = self.low(high)
-        begin = k.let("begin", dim_max(low // BLOCK, split * SPLIT))
-        end = k.let("end", dim_min(high // BLOCK + 1, split * SPLIT + SPLIT))
+        block, count = self.block, self.split_blocks
+        begin = k.let("begin", dim_max(low // block, split * count))
+        end = k.let("end", dim_min(high // block + 1, split * count + count))
         return Token(number, sequence, low, high, begin, end)
 
     @contextmanager
     def splits(self, k: Kernel, first_position: Dim, last_position: Dim) -> Generator[Dim]:
         """Loop, in order, over the splits with keys that tokens at these positions see."""
-        first, last = self.low(first_position) // (BLOCK * SPLIT), last_position // (BLOCK * SPLIT)
+        first, last = (at // (self.split_blocks * self.block) for at in (self.low(first_position), last_position))
         with k.serial("split", last + 1 - first) as split:
             yield first + split
 

@@ -13,10 +13,11 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
+from compiler.backends.cpu.schedule.attention.integer_walk import IntegerTileWalk, IntegerTokenWalk
 from compiler.backends.cpu.schedule.attention.matrix_walk import MatrixTileWalk, MatrixTokenWalk
-from compiler.backends.cpu.schedule.attention.operands import SPLIT, Heads, PagedOperands, TokenTile
+from compiler.backends.cpu.schedule.attention.operands import Heads, PagedOperands, TokenTile
 from compiler.backends.cpu.schedule.attention.partial_softmax import PartialSoftmax, PartialSoftmaxes
-from compiler.backends.cpu.schedule.attention.rows import F32, PAGES, Rows
+from compiler.backends.cpu.schedule.attention.rows import F32, Rows
 from compiler.backends.cpu.schedule.attention.vector_walk import STRETCH, TileWalk, TokenWalk
 from compiler.backends.cpu.schedule.folds import fold_halves
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min, product_of
@@ -25,16 +26,15 @@ from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.write import Array, Kernel, cast, const, less
-from compiler.machine.products import FloatTile
+from compiler.machine.products import ProductTiles
 from compiler.ops.attention.kv_cache import PAGE
 
 FEW_TOKENS = 16
 BUSY = 8  # number of work items that keep all threads busy
 
 
-def schedule_paged(prim: PrimFunc, tile: FloatTile, *, unit: bool, pairs: bool) -> PrimFunc | None:
-    """Schedule paged attention. Return None for any other kernel. `unit` says whether a matrix unit multiplies bf16. `pairs` says whether
-    vectors multiply pairs of bf16 faster than f32."""
+def schedule_paged(prim: PrimFunc, tiles: ProductTiles, *, unit: bool) -> PrimFunc | None:
+    """Schedule paged attention. Return None for any other kernel. `unit` says whether a matrix unit multiplies bf16."""
     match prim.body:
         case Attention(keys=Paged() as pages, positions=Buffer() as positions, bias=None) as node:
             pass
@@ -44,9 +44,12 @@ def schedule_paged(prim: PrimFunc, tile: FloatTile, *, unit: bool, pairs: bool) 
     if not (heads.is_const and size.is_const and node.out.shape[2].is_const and pages.cache.shape[3].is_const):
         return None
     k = Kernel()
-    _PagedAttention(PagedOperands(k, node, pages, k.array(positions), tile.shape, tile.steps, has_matrix_unit=unit, has_pairs=pairs)).write(
-        k
-    )
+    # Vectors multiply pairs of bf16 where that is faster than f32.
+    pairs = tiles.pairs is not None and not tiles.pairs.on_matrix_unit
+    integers = next((t for t in tiles.integers if t.format.bits == 8 and not t.on_matrix_unit), None)
+    tile = tiles.attention
+    operands = PagedOperands(k, node, pages, k.array(positions), tile.shape, tile.steps, unit, pairs, integers)
+    _PagedAttention(operands).write(k)
     return PrimFunc(prim.params, prim.num_outputs, k.body(), {**prim.attrs, "schedule": "attention"})
 
 
@@ -58,7 +61,7 @@ class _PagedAttention:
         """Write the phases. A phase without work items costs almost nothing, so a step of single tokens with one split each costs one
         phase."""
         operands, num_tokens = self.operands, self.operands.num_tokens
-        num_splits = ceil_div(operands.tables.shape[1], PAGES * SPLIT)
+        num_splits = ceil_div(operands.tables.shape[1], operands.split_pages)
         few, several = dim_min(FEW_TOKENS, num_tokens), dim_min(1, dim_max(0, num_splits - 1))
         heads, kv_heads, tiles = Dim.of(operands.heads), Dim.of(operands.kv_heads), num_tokens // operands.tile_tokens
         split_tokens = few * several  # number of tokens whose splits are work items
@@ -96,7 +99,9 @@ class _PagedAttention:
         with k.when(less(token.begin, token.end)):
             with heads.each(k) as head:
                 rows.clear(k, head)
-            if operands.on_matrix_unit:
+            if operands.integers is not None:
+                IntegerTokenWalk(operands, operands.integer_unit(k, rows, layer), token, heads).write(k)
+            elif operands.on_matrix_unit:
                 with operands.matrix_unit(k, rows, layer, operands.group) as unit:
                     MatrixTokenWalk(operands, unit, token, heads).write(k)
             else:
@@ -164,7 +169,9 @@ class _PagedAttention:
         operands, num_rows = self.operands, self.operands.tile_tokens * self.operands.group
         with k.serial("m", num_rows) as m:
             rows.clear(k, m)
-        if operands.on_matrix_unit:
+        if operands.integers is not None:
+            IntegerTileWalk(operands, operands.integer_unit(k, rows, layer), tile).write(k)
+        elif operands.on_matrix_unit:
             with operands.matrix_unit(k, rows, layer, num_rows) as unit:
                 MatrixTileWalk(operands, unit, tile).write(k)
         else:
