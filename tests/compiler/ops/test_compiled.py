@@ -134,6 +134,7 @@ OTHERS: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {
         "2 2 p 2 128, t 2 8, t 2 8, t",
         {},
     ),
+    "key_append": ((CACHE[:, :1].copy(), HEADS[:, :2].copy(), np.array([3, 70, 16], np.int64), 1), "2 1 p 2 128, t 2 8, t", {}),
     "state_read": ((X.reshape(1, ROWS, SIZE), IDS, 0), "l p 37, m", {}),
     "state_write": ((X.reshape(1, ROWS, SIZE).copy(), Y[:2], np.array([1, 0], np.int64), 0), "l p 37, m 37, m", {}),
     "state_scan": (

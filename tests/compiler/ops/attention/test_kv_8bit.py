@@ -53,12 +53,13 @@ def arguments(rng: np.random.Generator) -> list[Any]:
 
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (7, 2.0)])
 def test_compiled_equals_the_meaning(window: int, softcap: float) -> None:
+    """The compiled program rounds queries and attention weights to 16 bits, so it differs by less than 8 bits do."""
     program = module(window, softcap)
     given = arguments(np.random.default_rng(0))
     wanted = Interpreter(program).call("main", *given)
     session = Session(compile_module(program), device_threads=2)
     own = [a.copy() for a in given]
-    np.testing.assert_allclose(session.call("main", *own), wanted, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(session.call("main", *own), wanted, rtol=2e-5, atol=2e-4)
     session.close()
     assert not np.array_equal(own[7], given[7]) and not np.array_equal(own[8], given[8]), "the cache was not updated in place"
 
