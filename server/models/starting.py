@@ -40,7 +40,7 @@ class Starter:
         try:
             await fetched.wait()
             if loading.done():
-                await loading
+                await loading  # raises the error of a load that failed before its files were there
             tokenizer = await asyncio.to_thread(self.load_tokenizer, spec.source)
             dialect = await asyncio.to_thread(Dialect.of, tokenizer, spec.tool_parser, spec.reasoning)
             ready = await loading
