@@ -1,4 +1,4 @@
-"""What watchers of an operation see."""
+"""Watchers of an operation see its end."""
 
 from __future__ import annotations
 

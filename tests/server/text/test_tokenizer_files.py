@@ -1,4 +1,4 @@
-"""What a worker reads from a tokenizer's files equals what the built tokenizer says."""
+"""A worker reads from a tokenizer's files what the built tokenizer says."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ A row is a query head of a token. A walk is a row's loop over blocks of keys. It
 exponentials and weighted values while the block is in the first-level cache. If the maximum rises, it rescales the sums so far.
 The matrix of scores is never stored.
 
-Paged attention cuts a sequence at fixed positions into blocks of BLOCK keys, and into splits of SPLIT blocks. It adds blocks of a split in
-order, and merges splits in order. The order depends only on the token's own position, so a row has the same bits in any batch, for any
-chunking of the prompt, with any number of threads. Two kinds of work items share one kernel:
+Paged attention cuts a sequence at fixed positions into blocks of BLOCK keys, and into splits of SPLIT blocks; both are larger for 8-bit
+pages (integer.py). It adds blocks of a split in order, and merges splits in order. The order depends only on the token's own position, so a
+row has the same bits in any batch, for any chunking of the prompt, with any number of threads. Two kinds of work items share one kernel:
 
     decoding     an item is a token with all its splits. If there are few tokens, each split is an item of its own, so that one sequence
                  keeps all threads busy (flash decoding), and a second phase merges the splits. Memory bandwidth is the limit, so an
@@ -24,6 +24,8 @@ In order of reading:
     vector.py            and how they compute a block: scores, softmax, values
     vector_products.py   the products that both compute, of f32 or of pairs of bf16
     turned.py            the values, if pages have only keys
+    integer_walk.py      the same walks over 8-bit pages,
+    integer.py           and how they compute a block with products of integers
     matrix_walk.py       the same walks on a matrix unit,
     matrix.py            and how they compute a block
     ragged.py            texts of an encoder: each token has a lane, because every token attends to its whole text

@@ -249,7 +249,7 @@ class IntegerUnit:
                     highest[lane] = larger(highest[lane], scores[row, at + lane])
             spread_largest(k, highest)
             with k.when(rows.maximum[row, 0] < highest[0]):
-                self.raise_maximum(k, row, highest)
+                rows.raise_maximum(k, row, highest)
             for zero in (added, top, total):
                 with k.vector(PAGE) as lane:
                     zero[lane] = 0
@@ -270,18 +270,6 @@ class IntegerUnit:
             for at in self.vectors(k, span):
                 round_numbers(k, rows.weights, row, at, scores[row, at], inverse, total)
             store_rounding(k, row, top, total, rows.weight_factors, rows.weight_shifts)
-
-    def raise_maximum(self, k: Kernel, row: Dim, highest: Array) -> None:
-        """Raise the maximum, and rescale the sums so far from the old maximum to the new one."""
-        rows, rescale = self.rows, k.local("rescale", PAGE)
-        with k.vector(PAGE) as lane:
-            rescale[lane] = exp(rows.maximum[row, lane] - highest[lane])
-        with k.vector(PAGE) as lane:
-            rows.maximum[row, lane] = highest[lane]
-        with k.vector(PAGE) as lane:
-            rows.sums[row, lane] = rows.sums[row, lane] * rescale[lane]
-        with k.serial("c", self.size // PAGE) as c, k.vector(PAGE) as lane:
-            rows.values[row, c, lane] = rows.values[row, c, lane] * rescale[lane]
 
     def skip_block(self, row: Dim) -> None:
         """Give all weights of a row the factor 0."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.write import Array, Kernel, less_equal, select
+from compiler.ir.loops.write import Array, Kernel, exp, less_equal, select
 from compiler.machine.intrinsics.prefetch import Prefetch
 from compiler.machine.target import LINE_BYTES
 from compiler.ops.attention.kv_cache import PAGE
@@ -58,6 +58,18 @@ class Rows:
             self.sums[row, lane] = 0.0
         with k.serial("c", parts) as c, k.vector(width.const) as lane:
             self.values[row, c, lane] = 0.0
+
+    def raise_maximum(self, k: Kernel, row: Dim, highest: Array) -> None:
+        """Raise the maximum, and rescale the sums so far from the old maximum to the new one."""
+        (_, parts, width), rescale = self.values.shape, k.local("rescale", PAGE)
+        with k.vector(PAGE) as lane:
+            rescale[lane] = exp(self.maximum[row, lane] - highest[lane])
+        with k.vector(PAGE) as lane:
+            self.maximum[row, lane] = highest[lane]
+        with k.vector(PAGE) as lane:
+            self.sums[row, lane] = self.sums[row, lane] * rescale[lane]
+        with k.serial("c", parts) as c, k.vector(width.const) as lane:
+            self.values[row, c, lane] = self.values[row, c, lane] * rescale[lane]
 
 
 @dataclass(frozen=True, slots=True)

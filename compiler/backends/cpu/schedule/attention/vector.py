@@ -86,7 +86,7 @@ class VectorUnit:
                 highest[lane] = reduce(larger, [rows.scores[row, slot, lane] for slot in slots])
             spread_largest(k, highest)
             with k.when(rows.maximum[row, 0] < highest[0]):
-                self.raise_maximum(k, row, highest)
+                rows.raise_maximum(k, row, highest)
             for slot in slots:
                 with k.vector(PAGE) as lane:
                     rows.scores[row, slot, lane] = exp(rows.scores[row, slot, lane] - rows.maximum[row, lane])
@@ -100,18 +100,6 @@ class VectorUnit:
                         rows.scores[row, page.slot, lane] = rows.scores[row, page.slot, lane] * self.scale(
                             page, VALUES if self.turned is None else KEYS, lane
                         )
-
-    def raise_maximum(self, k: Kernel, row: Dim, highest: Array) -> None:
-        """Raise the maximum, and rescale the sums so far from the old maximum to the new one."""
-        rows, rescale = self.rows, k.local("rescale", PAGE)
-        with k.vector(PAGE) as lane:
-            rescale[lane] = exp(rows.maximum[row, lane] - highest[lane])
-        with k.vector(PAGE) as lane:
-            rows.maximum[row, lane] = highest[lane]
-        with k.vector(PAGE) as lane:
-            rows.sums[row, lane] = rows.sums[row, lane] * rescale[lane]
-        with k.serial("c", self.parts) as c, k.vector(self.width) as lane:
-            rows.values[row, c, lane] = rows.values[row, c, lane] * rescale[lane]
 
     # --- values --------------------------------------------------------------------------------------------------------
 
