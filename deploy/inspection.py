@@ -100,7 +100,7 @@ def _limits_of(executable: Executable, load: Load) -> Limits:
 
 def _compiled(load: Load, progress: Progress) -> tuple[Servable, Compiled]:
     model = require_servable(load, progress)
-    model.build_tokenizer()  # the server refuses a model whose tokenizer is missing or damaged
+    model.tokenizer_source.build()  # the server refuses a model whose tokenizer is missing or damaged
     return model, compile_model(model.module, executable_cache(), model.target, progress)
 
 

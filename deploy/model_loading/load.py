@@ -94,7 +94,7 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         served.step_model,
         served.embed_model,
         model.eos_ids,
-        model.tokenizer_json() if served.generates else None,
+        model.tokenizer_source.json() if served.generates else None,
         pace=pace,
         damage=partial(_damage, packed),
         card_usage=lambda: session.device.card_usage,

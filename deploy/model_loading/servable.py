@@ -14,7 +14,7 @@ from compiler.machine.target import Target, TargetError, of_gpu, runnable
 from deploy.model_loading.files import ModelFiles, open_files
 from deploy.model_loading.locate import locate
 from deploy.model_loading.modes import Mode, mode_of
-from deploy.model_loading.tokenizer import eos_ids_of, tokenizer_json_of, tokenizer_of
+from deploy.model_loading.tokenizer import TokenizerSource
 from runtime.device.cuda.card import capability_of
 from runtime.device.registry import CPU, number_of
 from runtime.errors import NoDevice
@@ -33,8 +33,7 @@ def silent(stage: str, fraction: float) -> None:
 class Servable:
     files: ModelFiles
     eos_ids: tuple[int, ...]  # ids of the tokens that end an answer
-    tokenizer_json: Callable[[], str]
-    build_tokenizer: Callable[[], Tokenizer]
+    tokenizer_source: TokenizerSource
     mode: Mode
     module: IRModule
     target: Target
@@ -42,7 +41,7 @@ class Servable:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer. Raises LoadError if it is missing or damaged. A worker does not need it."""
-        return self.build_tokenizer()
+        return self.tokenizer_source.build()
 
 
 def require_servable(load: Load, progress: Progress) -> Servable:
@@ -51,7 +50,8 @@ def require_servable(load: Load, progress: Progress) -> Servable:
     target = _target_of(load)
     files = open_files(locate(load.source, partial(progress, FETCH), load.hub_token))
     progress("verify", 0.0)
-    eos_ids = eos_ids_of(files)
+    tokenizer_source = TokenizerSource(files.path, files.gguf)
+    eos_ids = tokenizer_source.eos_ids()
     mode = mode_of(files, load)
     try:
         module = mode.module()
@@ -60,7 +60,7 @@ def require_servable(load: Load, progress: Progress) -> Servable:
         raise LoadError(ErrorCode.LOAD_REFUSED, f"{error}{_task(files)}") from error
     except ModelError as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
-    return Servable(files, eos_ids, partial(tokenizer_json_of, files), partial(tokenizer_of, files), mode, module, target)
+    return Servable(files, eos_ids, tokenizer_source, mode, module, target)
 
 
 def _target_of(load: Load) -> Target:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,41 +19,46 @@ from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
 
 if TYPE_CHECKING:
     from compiler.frontend.gguf.file import GgufFile
-    from deploy.model_loading.files import ModelFiles
 
 
-def tokenizer_of(files: ModelFiles) -> Tokenizer:
-    with _refusal(files.path):
-        return Tokenizer.from_dir(files.path) if files.gguf is None else _of_gguf(files.gguf)
+@dataclass(frozen=True)
+class TokenizerSource:
+    """The files that describe a model's tokenizer. They are read once, at first use."""
 
+    path: Path
+    gguf: GgufFile | None = None  # the file, if the model is a GGUF file
 
-def eos_ids_of(files: ModelFiles) -> tuple[int, ...]:
-    """Return the ids of the tokens that end an answer."""
-    with _refusal(files.path):
-        return TokenizerFiles.from_dir(files.path).eos_ids() if files.gguf is None else _ends_of(files.gguf)
+    def build(self) -> Tokenizer:
+        with _refusal(self.path):
+            return Tokenizer(self._files.contents)
 
+    def eos_ids(self) -> tuple[int, ...]:
+        """Return the ids of the tokens that end an answer."""
+        with _refusal(self.path):
+            return self._files.eos_ids() if self.gguf is None else _ends_of(self.gguf)
 
-def tokenizer_json_of(files: ModelFiles) -> str:
-    """Return the text of tokenizer.json, which constraints need."""
-    with _refusal(files.path):
-        return (TokenizerFiles.from_dir(files.path) if files.gguf is None else _files_of(files.gguf)).untruncated()
+    def json(self) -> str:
+        """Return the text of tokenizer.json, which constraints need."""
+        with _refusal(self.path):
+            return self._files.untruncated()
+
+    @cached_property
+    def _files(self) -> TokenizerFiles:
+        return TokenizerFiles.from_dir(self.path) if self.gguf is None else _files_of(self.gguf)
 
 
 def load_tokenizer(source: str, hub_token: str | None = None) -> Tokenizer:
     """Load the tokenizer of a source without opening the other files of the model. The front uses this."""
     path = locate(source, hub_token=hub_token)
     with _refusal(path):
-        return _of_gguf(_open_gguf(path)) if path.is_file() else Tokenizer.from_dir(path)
+        gguf = _open_gguf(path) if path.is_file() else None
+    return TokenizerSource(path, gguf).build()
 
 
 def _open_gguf(path: Path) -> GgufFile:
     from compiler.frontend.gguf.file import GgufFile
 
     return GgufFile(path)
-
-
-def _of_gguf(file: GgufFile) -> Tokenizer:
-    return Tokenizer(_files_of(file).contents)
 
 
 def _files_of(file: GgufFile) -> TokenizerFiles:
@@ -61,6 +68,7 @@ def _files_of(file: GgufFile) -> TokenizerFiles:
 
 
 def _ends_of(file: GgufFile) -> tuple[int, ...]:
+    """Return the same ids as the tokenizer, without building it."""
     from compiler.frontend.gguf.tokenizer import end_ids
 
     return end_ids(file.metadata)

@@ -41,7 +41,7 @@ def golden(name: str, demo: Servable) -> Servable:
     """Return a small golden model of a family. It has the demo's tokenizer."""
     files = open_files(ROOT / "tests/golden/models" / name)
     mode = mode_of(files, load_of("demo", "f32", None, 1, None, "auto", NATIVE.name))
-    return Servable(files, demo.eos_ids, demo.tokenizer_json, demo.build_tokenizer, mode, mode.module(), NATIVE)
+    return Servable(files, demo.eos_ids, demo.tokenizer_source, mode, mode.module(), NATIVE)
 
 
 def native(model: Servable, quantize: str = "bf16", prompt: list[int] | None = None) -> tuple[list[int], NDArray[np.float32], list[int]]:
@@ -126,7 +126,7 @@ def test_quantised_files_give_their_bytes(kind: str, demo: Servable, tmp_path: P
     """Exports of GGUF files, whose scales are f16, compute the same logits as the native program, byte for byte."""
     files = open_files(convert("qwen2", "qwen2", tmp_path / "m.gguf", kind=GGMLQuantizationType[kind]))
     mode = mode_of(files, load_of("demo", "auto", None, 1, None, "auto", NATIVE.name))
-    model = Servable(files, demo.eos_ids, demo.tokenizer_json, demo.build_tokenizer, mode, mode.module(), NATIVE)
+    model = Servable(files, demo.eos_ids, demo.tokenizer_source, mode, mode.module(), NATIVE)
     export_web(model, "m", tmp_path / "site", levels=["wasm-relaxed"])
     prompt = [int(token) for token in np.random.default_rng(1).integers(3, files.config.vocab_size, 40)]
     _, expected, tokens = native(model, "auto", prompt)

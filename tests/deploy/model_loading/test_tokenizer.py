@@ -12,7 +12,7 @@ import tokenizers
 from deploy import demo
 from deploy.model_loading.files import open_files
 from deploy.model_loading.locate import locate
-from deploy.model_loading.tokenizer import eos_ids_of, load_tokenizer, tokenizer_json_of
+from deploy.model_loading.tokenizer import TokenizerSource, load_tokenizer
 from server.interfaces import LoadError
 from tests.deploy.gguf_files import write_gguf
 
@@ -34,8 +34,9 @@ def test_a_worker_reads_what_the_tokenizer_says(tmp_path: Path, form: str) -> No
     if form == "gguf":
         write_gguf(tmp_path / "m.gguf")
     tokenizer, files = load_tokenizer(source), open_files(locate(source))
-    assert set(eos_ids_of(files)) == set(tokenizer.eos_ids) and tokenizer.eos_ids
-    assert tokenizers.Tokenizer.from_str(tokenizer_json_of(files)).to_str() == tokenizer.to_json()
+    described = TokenizerSource(files.path, files.gguf)
+    assert set(described.eos_ids()) == set(tokenizer.eos_ids) and tokenizer.eos_ids
+    assert tokenizers.Tokenizer.from_str(described.json()).to_str() == tokenizer.to_json()
 
 
 FRONT = """
