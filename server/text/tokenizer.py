@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import tokenizers
 
@@ -63,10 +62,6 @@ class Tokenizer:
         }
         decoder = self._tokenizer.decoder
         self._piece_bytes: Callable[[str], bytes] = _piece_decoder(None if decoder is None else json.loads(decoder.__getstate__()))
-
-    @classmethod
-    def from_dir(cls, path: str | Path) -> Self:
-        return cls(TokenizerFiles.from_dir(path).contents)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self.encode_all([text], add_special_tokens)[0]

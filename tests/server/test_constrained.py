@@ -15,6 +15,7 @@ from deploy.test_doubles.process import NullConfig, null_source
 from server.messages import Load
 from server.models.state import ModelSpec
 from server.text.tokenizer import Tokenizer
+from server.text.tokenizer_files import TokenizerFiles
 from server.workers.supervisor import Supervisor
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"
@@ -51,7 +52,7 @@ def model_folder(tmp_path_factory):
 @pytest.fixture
 def noise(serve, model_folder):
     """Return a function that starts a server whose model has pseudo-random logits."""
-    tokenizer = Tokenizer.from_dir(model_folder)
+    tokenizer = Tokenizer(TokenizerFiles.from_dir(model_folder).contents)
     config = NullConfig(vocab_size=290, tokenizer=str(model_folder / "tokenizer.json"), eos_ids=tokenizer.eos_ids)
 
     def make_worker(spec: ModelSpec, progress) -> Supervisor:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from server.text.tokenizer import GenerationDefaults, Tokenizer
-from server.text.tokenizer_files import ModelFilesError
+from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
 
 TEXT = "Hello world, 世界 🎉\nGrüße!"
 CORPUS = ["hello world, hello there", "Grüße an die Welt", "世界 world", "one two  three\nfour"]
@@ -155,11 +155,11 @@ def test_from_a_directory_with_a_template_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(
         json.dumps({"chat_template": [{"name": "default", "template": "old"}, {"name": "tool_use", "template": "tools"}]})
     )
-    template = Tokenizer.from_dir(tmp_path).chat_template
+    template = Tokenizer(TokenizerFiles.from_dir(tmp_path).contents).chat_template
     assert template is not None
     assert template.render([]) == "old"
     (tmp_path / "chat_template.jinja").write_text("new")
-    template = Tokenizer.from_dir(tmp_path).chat_template
+    template = Tokenizer(TokenizerFiles.from_dir(tmp_path).contents).chat_template
     assert template is not None
     assert (template.render([]), template.render([], tools=[{}])) == ("new", "tools")
 

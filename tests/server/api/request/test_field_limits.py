@@ -11,6 +11,7 @@ from server.api.request import texts
 from server.errors import ApiError
 from server.http.json_scan import MAX_NUMBERS, MAX_PARTS
 from server.text.tokenizer import Tokenizer
+from server.text.tokenizer_files import TokenizerFiles
 
 LIMITS = {"string": ("maxLength", "enum", "const"), "array": ("maxItems",), "object": ("maxProperties", "properties")}
 
@@ -127,7 +128,7 @@ def test_a_text_to_be_cut_is_encoded_where_it_is_kept(side):
 def test_a_real_tokenizer_cuts_a_long_text_as_it_cuts_the_whole():
     """If a long text is truncated, the server encodes only the part that it keeps. The kept tokens are those that the demo model's
     tokenizer gives for that part of the whole text."""
-    tokenizer = Tokenizer.from_dir(Path("deploy/demo/model"))
+    tokenizer = Tokenizer(TokenizerFiles.from_dir(Path("deploy/demo/model")).contents)
     text = " ".join(f"word {i} of a tale" for i in range(30_000))
     whole = tokenizer.encode(text, True)
     for side, expected in (("left", whole[-500:]), ("right", whole[:500])):
@@ -142,7 +143,7 @@ TALE = " ".join(f"word {i} of a tale," if i % 7 else f"line{i}\n\n" for i in ran
 @pytest.mark.parametrize("keep", [1, 8, 100])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_tokens_kept_of_a_text_are_those_of_the_whole(text, keep, side):
-    tokenizer = Tokenizer.from_dir(Path("deploy/demo/model"))
+    tokenizer = Tokenizer(TokenizerFiles.from_dir(Path("deploy/demo/model")).contents)
     expected = texts.truncate(tokenizer.encode(text, True), keep, side)
     (ids,) = texts.encode_prompts([text], tokenizer, "prompt", special=True, context=1024, keep=keep, side=side)
     assert ids == expected
