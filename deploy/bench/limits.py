@@ -6,17 +6,21 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compiler.driver import Options, compile_module
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.ir.dtypes import DType
 from compiler.ir.text.parser import parse
-from compiler.ir.tiles import TileOp, stated_fields
+from compiler.ir.tiles import Array, Operand, TileOp, stated_fields, tile_op
+from compiler.llvm.ssa import Code
+from compiler.machine.intrinsics.amx import AmxBf16, AmxConfigure, AmxI8ByU8
+from compiler.machine.intrinsics.base import Features, Intrinsic
 from compiler.machine.intrinsics.product import MatrixUnitOp, ProductOp
 from compiler.machine.products import product_tiles
 from compiler.machine.target import Target, host
@@ -69,6 +73,7 @@ prim peak(x: f32[{lanes}], n: dim, out y: f32[64]) attrs {{schedule="none"}} {{
 """
 
 
+_TIMES = 50  # products of the same operands on a matrix unit, before the accumulators are stored
 _TILE_PEAK = """
 func main(a: {left}[{rows}, 256], b: {right}[256, {columns}], steps: shape[n]) -> {sum}[64] {{
   y: {sum}[64] = call_tir @peak(a, b, dim(n)) -> {sum}[64]
@@ -86,6 +91,43 @@ prim peak(a: {left}[{rows}, 256], b: {right}[256, {columns}], n: dim, out y: {su
   }}
 }}
 """
+
+
+@tile_op
+class UnitPeak(Intrinsic):
+    """unit_peak(c, a, b) dims(k, stride, times): multiply the same operands `times` times on AMX, without storing the accumulators in between.
+
+    Operands in the first-level cache and no traffic of accumulators: that is the most that a product can reach."""
+
+    name: ClassVar[str] = "unit_peak"
+    needs: ClassVar[Features] = AmxConfigure.needs
+    bits: int
+    rows: int
+    columns: int
+
+    @property
+    def unit(self) -> AmxBf16 | AmxI8ByU8:
+        return (AmxBf16 if self.bits == 16 else AmxI8ByU8)(self.rows, self.columns, fresh=True, cached_panel=True)
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return self.unit.operands
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return (*self.unit.dims, "times")
+
+    def problems(self) -> Iterator[str]:
+        return self.unit.problems()
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        self.unit.meaning(arrays, dims[:2])
+        arrays[0][...] *= dims[2]
+
+    def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        (c, a, b), (k, stride, times) = pointers, dims
+        with self.unit.accumulators(code, c), code.loop("0", str(times)):
+            self.unit.steps(code, a, b, k, stride, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +240,9 @@ def multiplying(held: str, target: Target) -> tuple[str, int, float, tuple[Any, 
 
 def _tiles(op: ProductOp) -> tuple[str, int, float, tuple[Any, ...]]:
     left, right, total = op.row_dtype, op.panel_dtype, op.accumulator
+    peak, times = (op, ()) if not isinstance(op, MatrixUnitOp) else (UnitPeak(left.num_bytes * 8, op.rows, op.columns), (_TIMES,))
     text = _TILE_PEAK.format(
-        product=_text(op, "c[0, 0], a[0, 0], b[0, 0]", "dims(256, 256)"),
+        product=_text(peak, "c[0, 0], a[0, 0], b[0, 0]", f"dims({', '.join(map(str, (256, 256, *times)))})"),
         configure=_text(op.configuration) if isinstance(op, MatrixUnitOp) else "",
         rows=op.rows,
         columns=op.columns,
@@ -209,8 +252,15 @@ def _tiles(op: ProductOp) -> tuple[str, int, float, tuple[Any, ...]]:
         sum=total,
         zero="0.0" if total is DType.F32 else "0:i32",
     )
-    steps, size = 100, op.rows * op.columns * 256
-    return text, steps, 2.0 * 64 * steps * size, (np.ones((op.rows, 256), left.numpy), np.ones((256, op.columns), right.numpy))
+    steps, size = 100 // math.prod(times), op.rows * op.columns * 256 * math.prod(times)
+    return text, steps, 2.0 * 64 * steps * size, (_ones((op.rows, 256), left), _ones((256, op.columns), right))
+
+
+def _ones(shape: tuple[int, int], dtype: DType) -> NDArray[Any]:
+    """Return ones that begin at a cache line, as the operands of a model do: a load that crosses lines takes twice as long."""
+    made = host_buffer(math.prod(shape) * dtype.num_bytes).view(dtype.numpy).reshape(shape)
+    made[...] = 1
+    return made
 
 
 def _text(op: TileOp, operands: str = "", dims: str = "") -> str:

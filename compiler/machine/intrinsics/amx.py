@@ -7,7 +7,8 @@ nothing after the end of a. The process must have asked the operating system for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -86,20 +87,34 @@ class _AmxProduct(MatrixUnitOp):
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         (c, a, b, *later), (k, stride, *share) = pointers, dims
+        with self.accumulators(code, c):
+            self.steps(code, a, b, k, stride, (later[0], *share) if later else None)
+
+    @contextmanager
+    def accumulators(self, code: Code, c: str) -> Generator[None]:
+        """Hold the accumulators in registers for the code that the caller writes, then store them."""
+        row_bytes = 4 * self.columns
+        places = {
+            (i, j): code.op(f"getelementptr i8, ptr {c}, i64 {i * TILE_ROWS * row_bytes + j * TILE_BYTES}")
+            for i in range(len(_heights(self.rows)))
+            for j in range(self.columns // TILE_ROWS)
+        }
+        for (i, j), place in places.items():
+            begin = f"tilezero(i8 {2 * i + j})" if self.fresh else f"tileloadd64(i8 {2 * i + j}, ptr {place}, i64 {row_bytes})"
+            code.do(f"call void @llvm.x86.{begin}")
+        yield
+        for (i, j), place in places.items():
+            code.do(f"call void @llvm.x86.tilestored64(i8 {2 * i + j}, ptr {place}, i64 {row_bytes})")
+
+    def steps(self, code: Code, a: str, b: str, k: int | str, stride: int | str, later: tuple[str, int | str, int | str] | None) -> None:
+        """Add all products to the accumulators. `later` is memory that is read later, with the first line and the number of lines that
+        each step prefetches."""
         heights = _heights(self.rows)
         sides = range(self.columns // TILE_ROWS)
         size = 4 // self.packed
         row_bytes = 4 * self.columns
 
         row_stride = code.op(f"mul nsw i64 {stride}, {size}")
-        places = {
-            (i, j): code.op(f"getelementptr i8, ptr {c}, i64 {i * TILE_ROWS * row_bytes + j * TILE_BYTES}")
-            for i in range(len(heights))
-            for j in sides
-        }
-        for (i, j), place in places.items():
-            begin = f"tilezero(i8 {2 * i + j})" if self.fresh else f"tileloadd64(i8 {2 * i + j}, ptr {place}, i64 {row_bytes})"
-            code.do(f"call void @llvm.x86.{begin}")
         steps = code.op(f"sdiv i64 {k}, {TILE_BYTES // size}")
         with code.loop("0", steps) as step:
             left = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {a}, i64 {step}")
@@ -108,7 +123,8 @@ class _AmxProduct(MatrixUnitOp):
                 place = code.op(f"getelementptr i8, ptr {right}, i64 {j * TILE_BYTES}")
                 code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {row_bytes})")
             if later:
-                _prefetch_later(code, later[0], step, *share)
+                place, first, lines = later
+                _prefetch_later(code, place, step, first, lines)
             elif len(heights) == 1 and not self.cached_panel:  # with few rows the product waits for the panel, which is not in a cache
                 prefetch_lines(code, right, TILE_ROWS * row_bytes, TILE_ROWS * row_bytes, far=False)
             for i in range(len(heights)):
@@ -117,8 +133,6 @@ class _AmxProduct(MatrixUnitOp):
                 code.do(f"call void @llvm.x86.tileloadd64(i8 {4 + i}, ptr {place}, i64 {row_stride})")
                 for j in sides:
                     code.do(f"call void @llvm.x86.{self.product}(i8 {2 * i + j}, i8 {4 + i}, i8 {6 + j})")
-        for (i, j), place in places.items():
-            code.do(f"call void @llvm.x86.tilestored64(i8 {2 * i + j}, ptr {place}, i64 {row_bytes})")
 
 
 @tile_op
