@@ -95,9 +95,8 @@ prim peak(a: {left}[{rows}, 256], b: {right}[256, {columns}], n: dim, out y: {su
 
 @tile_op
 class UnitPeak(Intrinsic):
-    """unit_peak(c, a, b) dims(k, stride, times): multiply the same operands `times` times on AMX, without storing the accumulators in between.
-
-    Operands in the first-level cache and no traffic of accumulators: that is the most that a product can reach."""
+    """unit_peak(c, a, b) dims(k, stride, times): multiply the same operands `times` times on AMX, and only then store the accumulators.
+    The operands are in the first-level cache, so no product is faster."""
 
     name: ClassVar[str] = "unit_peak"
     needs: ClassVar[Features] = AmxConfigure.needs

@@ -18,8 +18,8 @@ from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, TileOp, tile_op
 from compiler.llvm.ssa import Code, vector_literal
 from compiler.machine.intrinsics.base import Features, Intrinsic
-from compiler.machine.intrinsics.prefetch import prefetch_line, prefetch_lines
-from compiler.machine.intrinsics.product import MatrixUnitOp, flushed, matrices
+from compiler.machine.intrinsics.prefetch import prefetch_lines
+from compiler.machine.intrinsics.product import LINES_AT_ONCE, MatrixUnitOp, flushed, matrices
 from compiler.machine.target import Target
 
 TILE_ROWS, TILE_BYTES = 16, 64
@@ -201,6 +201,7 @@ def _wrong_rows(rows: int) -> Iterator[str]:
 def _prefetch_later(code: Code, place: str, step: str, first: int | str, lines: int | str) -> None:
     """Prefetch one step's share of the operand that is read later, into all caches except L1, which holds the operands of this product."""
     done = code.op(f"add nsw i64 {first}, {code.op(f'mul nsw i64 {step}, {lines}')}")
-    with code.loop("0", str(lines)) as line:
-        at = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {place}, i64 {code.op(f'add nsw i64 {done}, {line}')}")
-        prefetch_line(code, at, far=True)
+    begin = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {place}, i64 {done}")
+    with code.loop("0", code.op(f"sdiv i64 {lines}, {LINES_AT_ONCE}")) as some:
+        at = code.op(f"getelementptr [{LINES_AT_ONCE * TILE_BYTES} x i8], ptr {begin}, i64 {some}")
+        prefetch_lines(code, at, 0, LINES_AT_ONCE * TILE_BYTES, far=True)

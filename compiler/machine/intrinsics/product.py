@@ -20,6 +20,8 @@ from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, TileOp
 from compiler.machine.intrinsics.base import Intrinsic
 
+LINES_AT_ONCE = 4  # cache lines that a step prefetches without a branch between them
+
 
 @dataclass(frozen=True, slots=True)
 class ProductOp(Intrinsic):
@@ -43,7 +45,7 @@ class MatrixUnitOp(ProductOp):
     """A product on a matrix unit, which must be configured first. The unit multiplies faster than caches deliver its operands.
 
     With `prefetching`, a fourth operand is memory that a later product reads, and dims are (k, stride, first, lines). Each step along k
-    prefetches `lines` cache lines of it; the first step begins at line `first`.
+    prefetches `lines` cache lines of it, a multiple of LINES_AT_ONCE; the first step begins at line `first`.
     """
 
     fresh: bool = False  # the product overwrites c; otherwise it is added to c

@@ -17,12 +17,12 @@ from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.write import Kernel, less
 from compiler.ir.prove import prove_divisible, prove_le
-from compiler.machine.intrinsics.product import MatrixUnitOp, ProductOp
+from compiler.machine.intrinsics.product import LINES_AT_ONCE, MatrixUnitOp, ProductOp
 from compiler.machine.products import ProductTile
 from compiler.machine.target import LINE_BYTES
 
 MOST_TOGETHER = 8  # maximum number of panels of a claim; their accumulators for 256 rows take 256 KB
-FEWEST_CLAIMS = 8  # minimum number of claims into which a block of rows is divided, so that threads can share the work
+FEWEST_CLAIMS = 4  # minimum number of claims into which a block of rows is divided, so that threads can share the work
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class NextPart:
 
 @dataclass(frozen=True, slots=True)
 class LinesAhead:
-    """Cache lines that each step of a tile prefetches: `lines` lines of the part that is read next, from line `first`."""
+    """Cache lines that each step of a tile prefetches: `lines` lines of the part that is read next, from line `first`. Both numbers are
+    multiples of LINES_AT_ONCE."""
 
     panel: Dim
     index: Dim  # index, within the panel, of the first line of the part that is read next
@@ -66,6 +67,7 @@ class Blocks:
     def size(self) -> int:
         """The number of elements of a part of the contracted axis."""
         assert self.tile.block is not None, self.tile
+        assert self.tile.block is not None, self.tile
         return self.tile.block
 
     @property
@@ -80,7 +82,7 @@ class Blocks:
         packed = self.tile.format.depth
         lines_of_step = self.tile.depth // packed * 4 * self.tile.shape.columns // LINE_BYTES
         # The kernel computes this quotient even if there are no tiles, so the divisor must not be 0.
-        lines = ceil_div(lines_of_step, dim_max(tiles.count, 1))
+        lines = ceil_div(lines_of_step, dim_max(tiles.count, 1) * LINES_AT_ONCE) * LINES_AT_ONCE
         for panel, part, later in self.parts(k, tiles.claim):
             share = k.let("share", lines, lines_of_step)
             with k.serial("io", tiles.count) as io:

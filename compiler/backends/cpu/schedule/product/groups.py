@@ -154,33 +154,32 @@ class Groups:
         """Compute the sums of all tiles of full height, one part of k after another."""
         claim, shape, sums, num_planes = tiles.claim, self.tile.shape, self.product.sums, self.num_planes
         exact = local_per_sum(k, self.product, "exact", blocks.together, BLOCK_ROWS * num_planes, shape.vectors, shape.lanes, dtype=I32)
-        with claim.lines(k, tiles.num_rows) as (m, beside, line), line.vectors(k) as (v, lane):
-            for s, e in zip(sums, exact, strict=True):
-                for plane, begin in enumerate(begins(s, {**line.at(ZERO, v, lane), s.axis: ZERO})):
-                    e[beside, m * num_planes + plane, v, lane] = begin
         configure(k, self.tile, tiles.rows * num_planes)
         for tile, part, ahead in blocks.tiles(k, tiles):
             beside, m = tile.panel - claim.panel, tile.first - claim.first
             for s, e in zip(sums, exact, strict=True):
-                self.add(k, s, e[beside, m * num_planes, ZERO, ZERO], tile, part, ahead)
+                self.add(k, s, e[beside, m * num_planes, ZERO, ZERO], tile, part, ahead, fresh=part.is_first)
         with claim.lines(k, tiles.num_rows) as (m, beside, line), line.vectors(k) as (v, lane):
             totals: list[Scalar] = []
             for s, e in zip(sums, exact, strict=True):
                 place = {**line.at(ZERO, v, lane), s.axis: ZERO}
-                planes = [e[beside, m * num_planes + plane, v, lane] for plane in range(num_planes)]
+                planes = [begin + e[beside, m * num_planes + plane, v, lane] for plane, begin in enumerate(begins(s, place))]
                 total = rewrite_dims(s.node.exact(planes), place)
                 totals.append(fma(total, rewrite_dims(s.node.factor, place), const(0.0, F32)))
             line.store(k, (ZERO, v, lane), totals)
 
     # --- helpers of both kinds of sums --------------------------------------------------------------------------------
 
-    def add(self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part, ahead: LinesAhead | None = None) -> None:
-        """Add the products of a part of k to the exact sums."""
+    def add(
+        self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part, ahead: LinesAhead | None = None, *, fresh: bool = False
+    ) -> None:
+        """Add the products of a part of k to the exact sums, or overwrite them."""
         row = tuple(d.substitute(tile.corner) for d in s.q.indices[:-2])
         rows = Load(s.q.buffer, (*row, ZERO, part.begin))
         matrix = tuple(d.substitute(tile.corner) for d in s.matrix)
         columns = Load(s.panels, (*matrix, tile.panel, part.begin // s.format.depth, ZERO))
-        multiply(k, self.tile.product(tile.shape.rows * s.num_planes), exact, rows, columns, part, s.q.buffer.shape[-1], ahead)
+        op = self.tile.product(tile.shape.rows * s.num_planes, fresh=fresh)
+        multiply(k, op, exact, rows, columns, part, s.q.buffer.shape[-1], ahead)
 
 
 def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
