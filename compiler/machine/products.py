@@ -32,6 +32,7 @@ from compiler.machine.formats import (
 from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
 from compiler.machine.intrinsics.base import NONE, Features
 from compiler.machine.intrinsics.block_product import BlockProduct
+from compiler.machine.intrinsics.decode_e4m3 import DecodeE4m3
 from compiler.machine.intrinsics.dot_bf16 import DotBf16
 from compiler.machine.intrinsics.dot_e4m3 import DotE4m3
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
@@ -74,7 +75,7 @@ class ProductTile:
     depth: int  # elements along k that one instruction multiplies; k, or each group of weights with one scale, is a multiple of this number
     planes: int = 1  # number of planes per row for which registers suffice; tiles may have more rows if rows have fewer planes
     block: int | None = None  # elements along k that a matrix unit multiplies at a time, a multiple of `depth`
-    widen: WidenPanel | None = None  # widens a panel of 4-bit weights to the panel that `op` reads
+    widen: WidenPanel | DecodeE4m3 | None = None  # converts a part of a panel in `format` to the panel that `op` reads
     needs: Features = NONE  # features required besides those of `op`: they exclude targets on which `op` would be too slow
 
     @property
@@ -136,7 +137,7 @@ class ProductTile:
     def widens(self, length: int, group: int) -> bool:
         """Return whether the tile can widen channels of `length` weights in groups of `group`. A block must hold whole groups. A channel
         with a single group is not widened."""
-        if self.widen is None or self.block is None:
+        if not isinstance(self.widen, WidenPanel) or self.block is None:
             return False
         return length % self.depth == 0 and group < length and group % STRETCH == 0 and self.block % group == 0
 
@@ -178,7 +179,7 @@ class ProductTiles:
     @property
     def widened(self) -> ProductTile | None:
         """The tile that widens 4-bit weights to 8 bits for a matrix unit."""
-        return next((t for t in self.tiles if t.widen is not None), None)
+        return next((t for t in self.tiles if isinstance(t.widen, WidenPanel)), None)
 
     @property
     def on_matrix_unit(self) -> bool:
@@ -206,6 +207,10 @@ _TILES: Final = (
     (
         512,
         ProductTile(AmxI8ByI8(32, 32, cached_panel=True), WIDENED4, depth=64, block=512, widen=WidenPanel(columns=32, group=STRETCH)),
+    ),
+    (
+        512,
+        ProductTile(AmxBf16(32, 32, cached_panel=True), PANEL_E4M3, depth=32, block=256, widen=DecodeE4m3(PANEL_E4M3.columns)),
     ),
     (512, ProductTile(AmxI8ByU8(rows=16, columns=32), format=PANEL8, depth=64, block=512)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=8), format=PANEL8, depth=4, planes=2)),

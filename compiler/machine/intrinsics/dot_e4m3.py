@@ -47,9 +47,7 @@ class DotE4m3(ProductOp):
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
         (c, a, b), (k, stride) = arrays, dims
-        weights = PANEL_E4M3.unpacked(b[: k * self.columns].reshape(1, -1, PANEL_BYTES))  # [columns, k]
-        pairs = weights.reshape(self.columns, -1, PAIR).swapaxes(0, 1).astype(DType.BF16.numpy)
-        DotBf16(self.rows, self.columns).meaning((c, a, pairs.reshape(-1)), (k, stride))
+        DotBf16(self.rows, self.columns).meaning((c, a, pairs_of_panel(b, k, self.columns)), (k, stride))
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         (c, a, b), (k, stride), vector = pointers, dims, vec("float", LANES)
@@ -65,7 +63,7 @@ class DotE4m3(ProductOp):
                 prefetch_lines(code, begin, AHEAD, PANEL_BYTES, far=True)
             at = (code.op(f"getelementptr i8, ptr {begin}, i64 {offset}") for offset in range(0, PANEL_BYTES, LINE_BYTES))
             loaded = [code.op(f"load {BYTES}, ptr {place}, align 1") for place in at]
-            right = [_pairs(code, some) for some in loaded]
+            right = [decoded_pairs(code, some) for some in loaded]
             for i, row in enumerate(rows):
                 at = code.op(f"getelementptr [{PANEL_E4M3.depth} x bfloat], ptr {row}, i64 {line}")
                 for half in range(PANEL_E4M3.depth // PAIR):
@@ -78,7 +76,13 @@ class DotE4m3(ProductOp):
             code.do(f"store {vector} {code.op(f'load {vector}, ptr {totals[place]}')}, ptr {results[place]}, align 4")
 
 
-def _pairs(code: Code, stored: str) -> list[str]:
+def pairs_of_panel(panel: Array, k: int, columns: int) -> Array:
+    """Return the decoded numbers of a panel, flat: [k / 2, columns, 2]."""
+    weights = PANEL_E4M3.unpacked(panel[: k * columns].reshape(1, -1, PANEL_BYTES))  # [columns, k]
+    return weights.reshape(columns, -1, PAIR).swapaxes(0, 1).astype(DType.BF16.numpy).reshape(-1)
+
+
+def decoded_pairs(code: Code, stored: str) -> list[str]:
     """Decode 64 bytes to two registers of 32 bf16: for 16 columns, those at k and k + 1, and those at k + 2 and k + 3."""
     lower, upper = (_looked_up(code, stored, DECODED >> shift & 0xFF) for shift in (0, 8))
     sign = code.op(f"and {BYTES} {stored}, splat (i8 {SIGN - 256})")

@@ -1,17 +1,23 @@
 """Products of rows of bf16 and numbers with scales. A group of numbers shares a scale: the sum of each group, in f32, is multiplied by the
-scale, and groups are added in order."""
+scale, and groups are added in order.
+
+Registers keep the sums of a tile for all groups. For a matrix unit, a thread decodes a part of a panel into memory that stays in the
+first-level cache, and multiplies all rows of its block by it. Then sums and totals are in memory.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.panels import Panels
+from compiler.backends.cpu.schedule.product.blocks import configure
+from compiler.backends.cpu.schedule.product.panels import BLOCK_ROWS, Claim, Panels
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin, local_per_sum
 from compiler.idioms.product import Product
 from compiler.idioms.scaled import scaled_numbers
-from compiler.ir.dims import Dim
-from compiler.ir.loops.scalars import Contraction, Element, Load, without_cast
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.scalars import Contraction, Element, Load, Scalar, without_cast
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, cast
 from compiler.machine.products import ProductTile
@@ -30,6 +36,9 @@ class Scaled:
     tile: ProductTile
 
     def write(self, k: Kernel) -> None:
+        if self.tile.on_matrix_unit:
+            self.write_on_unit(k)
+            return
         with Panels(self.product, self.tile.shape).claims(k) as claim:
             for tiles in claim.tiles(k):
                 with tiles.each(k) as tile:
@@ -45,20 +54,95 @@ class Scaled:
             tile.store(k, at, [total[at] for total in totals])
 
     def add_groups(self, k: Kernel, s: Contraction, tile: TileOrigin, total: Array) -> None:
-        scaled, rows = scaled_numbers(s), without_cast(s.rows)
-        assert scaled is not None and isinstance(scaled.number, Element) and isinstance(rows, Load), s
-        (stored,), axis, shape = scaled.number.stored, s.axes[0][0], tile.shape
-        assert isinstance(stored, Load), s
-        matrix = tuple(d.substitute(tile.corner) for d in stored.indices[:-3])
-        with k.serial("g", s.extent // scaled.group) as g:
-            first = g * scaled.group
+        numbers, shape = Numbers.of(s), tile.shape
+        with k.serial("g", numbers.num_groups) as g:
             acc = k.local("acc", shape.rows, shape.vectors, shape.lanes)
             with tile.elements(k) as at:
                 acc[at] = 0.0
-            row = tuple(d.substitute({**tile.corner, axis: first}) for d in rows.indices)
-            columns = Load(stored.buffer, (*matrix, tile.panel, first // self.tile.format.depth, ZERO))
-            dims = Dim.of(scaled.group), self.product.stride(rows)
-            k.tile(self.tile.product(shape.rows), acc[ZERO, ZERO, ZERO], Load(rows.buffer, row), columns, dims=dims)
+            op, dims = self.tile.product(shape.rows), (Dim.of(numbers.group), self.product.stride(numbers.rows))
+            k.tile(op, acc[ZERO, ZERO, ZERO], numbers.row(tile, g, ZERO), self.columns(numbers, tile, g, ZERO), dims=dims)
             with tile.elements(k) as at:
-                scale = rewrite_dims(scaled.scale, {**tile.at(*at), axis: first})
-                total[at] += acc[at] * cast(scale, total.dtype)
+                total[at] += acc[at] * numbers.scale(tile, g, at)
+
+    def columns(self, numbers: Numbers, tile: TileOrigin, g: Dim, begin: Dim) -> Load:
+        """Return the place in the tile's panel where element `begin` of a group is stored."""
+        matrix = tuple(d.substitute(tile.corner) for d in numbers.stored.indices[:-3])
+        return Load(numbers.stored.buffer, (*matrix, tile.panel, (g * numbers.group + begin) // self.tile.format.depth, ZERO))
+
+    # --- on a matrix unit ------------------------------------------------------------------------------------------------
+
+    def write_on_unit(self, k: Kernel) -> None:
+        shape, rows = self.tile.shape, 1 if self.product.row_axis is None else BLOCK_ROWS
+        with Panels(self.product, shape).claims(k) as claim:
+            totals = local_per_sum(k, self.product, "total", rows, shape.vectors, shape.lanes)
+            for s, total in zip(self.product.sums, totals, strict=True):
+                self.add_on_unit(k, s, claim, total)
+            with claim.lines(k, claim.end - claim.first) as (m, _, line), line.vectors(k) as (v, lane):
+                line.store(k, (ZERO, v, lane), [total[m, v, lane] for total in totals])
+
+    def add_on_unit(self, k: Kernel, s: Contraction, claim: Claim, total: Array) -> None:
+        """Compute one sum for all rows of a claim, which has one panel."""
+        numbers, shape, rows = Numbers.of(s), self.tile.shape, total.shape[0].const
+        length, count = self.part(numbers.group), numbers.group // self.part(numbers.group)
+        with k.scope():
+            acc = k.local("acc", rows, shape.vectors, shape.lanes)
+            pairs = k.local("pairs", length * shape.columns, dtype=DType.BF16)
+            with k.serial("m", claim.end - claim.first) as m, k.unroll("v", shape.vectors) as v, k.vector(shape.lanes) as lane:
+                total[m, v, lane] = 0.0
+            with k.serial("g", numbers.num_groups) as g:
+                self.add_part(k, numbers, claim, g, ZERO, pairs, acc)
+                if count > 1:
+                    with k.serial("part", count - 1) as part:
+                        self.add_part(k, numbers, claim, g, (part + 1) * length, pairs, acc)
+                with claim.lines(k, claim.end - claim.first) as (m, _, line), line.vectors(k) as (v, lane):
+                    total[m, v, lane] += acc[m, v, lane] * numbers.scale(line, g, (ZERO, v, lane))
+
+    def part(self, group: int) -> int:
+        """Return how many elements of a group are decoded at a time: as many as fit in a block, in parts of equal length."""
+        assert self.tile.block is not None, self.tile
+        return max(n for n in range(self.tile.depth, self.tile.block + 1, self.tile.depth) if group % n == 0)
+
+    def add_part(self, k: Kernel, numbers: Numbers, claim: Claim, g: Dim, begin: Dim, pairs: Array, acc: Array) -> None:
+        """Add the products of a part of a group to `acc`. The first part overwrites it."""
+        length = self.part(numbers.group)
+        heights = [claim.full_tiles, *claim.rest_tiles]
+        assert self.tile.widen is not None, self.tile
+        panel = claim.tile(claim.panel, claim.first, 1)
+        k.tile(self.tile.widen, pairs[ZERO], self.columns(numbers, panel, g, begin), dims=(Dim.of(length),))
+        for tiles in heights:
+            with k.when(tiles.exist):
+                configure(k, self.tile, tiles.rows)
+                with tiles.first_rows(k) as row:
+                    tile = claim.tile(claim.panel, row, tiles.rows)
+                    op = self.tile.product(tiles.rows, fresh=begin == ZERO)
+                    place, dims = acc[row - claim.first, ZERO, ZERO], (Dim.of(length), self.product.stride(numbers.rows))
+                    k.tile(op, place, numbers.row(tile, g, begin), pairs[ZERO], dims=dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """The operands of one sum."""
+
+    rows: Load
+    stored: Load
+    scale_of: Load
+    axis: DimVar
+    group: int
+    num_groups: Dim
+
+    @staticmethod
+    def of(s: Contraction) -> Numbers:
+        scaled, rows = scaled_numbers(s), without_cast(s.rows)
+        assert scaled is not None and isinstance(scaled.number, Element) and isinstance(rows, Load), s
+        (stored,) = scaled.number.stored
+        assert isinstance(stored, Load), s
+        return Numbers(rows, stored, scaled.scale, s.axes[0][0], scaled.group, s.extent // scaled.group)
+
+    def row(self, tile: TileOrigin, g: Dim, begin: Dim) -> Load:
+        """Return element `begin` of a group in the tile's first row."""
+        place = {**tile.corner, self.axis: g * self.group + begin}
+        return Load(self.rows.buffer, tuple(d.substitute(place) for d in self.rows.indices))
+
+    def scale(self, tile: TileOrigin, g: Dim, at: tuple[Dim, Dim, Dim]) -> Scalar:
+        """Return the scale of a group in the column of an element of the tile."""
+        return cast(rewrite_dims(self.scale_of, {**tile.at(*at), self.axis: g * self.group}), DType.F32)

@@ -17,7 +17,7 @@ from compiler.machine.target import NAMED, Target, host
 from tests.compiler.backends.cpu.schedule.conftest import HERE
 
 K = 256
-PAIRS = NAMED["avx512-bf16-amd"]  # the target with a tile for 8-bit floats
+PAIRS = NAMED["avx512-bf16-amd"]  # the target with a tile in registers for 8-bit floats
 GATED = f"""
 func main(x: f32[m, {K}], a: e4m3[72, {K}], sa: bf16[72, 2], b: e4m3[72, {K}], sb: bf16[72, 2]) -> object {{
   dataflow {{
@@ -64,9 +64,10 @@ def ways(text: str, target: Target) -> set[Any]:
 
 
 def test_rows_that_tolerate_it_are_rounded_where_a_tile_multiplies_bf16() -> None:
-    assert all("scaled" in ways(text, PAIRS) for text in (program(100, 128), GATED, EXPERTS))
-    assert "matmul" in ways(program(100, 128, ""), PAIRS) and "matmul" in ways(program(100, 2), PAIRS)
-    assert "matmul" in ways(program(100, 128), NAMED["amx"]) and "matmul" in ways(program(100, 128), NAMED["aarch64-neon"])
+    for target in (PAIRS, NAMED["amx"]):
+        assert all("scaled" in ways(text, target) for text in (program(100, 128), GATED, EXPERTS))
+        assert "matmul" in ways(program(100, 128, ""), target) and "matmul" in ways(program(100, 2), target)
+    assert "matmul" in ways(program(100, 128), NAMED["aarch64-neon"])
 
 
 @pytest.mark.parametrize("group", [0, 4, 128])
@@ -119,6 +120,26 @@ def test_each_row_multiplies_the_floats_of_its_expert(near: Callable[..., Any]) 
     whole = near(EXPERTS, x, *parts, experts)
     for some in (slice(0, 1), slice(3, 18), slice(22, 23)):
         np.testing.assert_array_equal(near(EXPERTS, x[some], *parts, experts[some]), whole[some])
+
+
+# A block has 256 rows. 576 elements with one scale are multiplied in three parts.
+@pytest.mark.parametrize("m", [1, 40, 300])
+@pytest.mark.parametrize("group", [64, 576])
+def test_a_matrix_unit_multiplies_all_rows_of_a_block(
+    amx: Target, session_of: Callable[..., Any], matrix_unit: Any, m: int, group: int
+) -> None:
+    k = 576
+    text = (
+        program(100, group).replace(f"[m, {K}]", f"[m, {k}]").replace(f", {K}]", f", {k}]").replace(f", {K // group}]", f", {k // group}]")
+    )
+    random = np.random.default_rng(m)
+    x = random.standard_normal((m, k)).astype(DType.BF16.numpy).astype(np.float32)
+    numbers = random.choice(np.delete(np.arange(256, dtype=np.uint8), [0x7F, 0xFF]), (100, k)).view(DType.E4M3.numpy)
+    args = x, numbers, random.random((100, k // group)).astype(np.float32)
+    found, expected = session_of(text, amx, 2).call("main", *args), Interpreter(parse(text)).call("main", *args)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * np.abs(expected).max())
+    for some in (slice(0, 1), slice(m // 3, m // 3 + 33)):
+        np.testing.assert_array_equal(session_of(text, amx, 2).call("main", x[some], *args[1:]), found[some])
 
 
 @pytest.mark.skipif(not PAIRS.can_run_here, reason="this CPU has no instructions for the tile")
