@@ -88,7 +88,7 @@ class _AmxProduct(MatrixUnitOp):
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         (c, a, b, *later), (k, stride, *share) = pointers, dims
         with self.accumulators(code, c):
-            self.steps(code, a, b, k, stride, (later[0], *share) if later else None)
+            self.steps(code, a, b, k, stride, later, share)
 
     @contextmanager
     def accumulators(self, code: Code, c: str) -> Generator[None]:
@@ -106,9 +106,18 @@ class _AmxProduct(MatrixUnitOp):
         for (i, j), place in places.items():
             code.do(f"call void @llvm.x86.tilestored64(i8 {2 * i + j}, ptr {place}, i64 {row_bytes})")
 
-    def steps(self, code: Code, a: str, b: str, k: int | str, stride: int | str, later: tuple[str, int | str, int | str] | None) -> None:
-        """Add all products to the accumulators. `later` is memory that is read later, with the first line and the number of lines that
-        each step prefetches."""
+    def steps(
+        self,
+        code: Code,
+        a: str,
+        b: str,
+        k: int | str,
+        stride: int | str,
+        later: Sequence[str] = (),
+        share: Sequence[int | str] = (),
+    ) -> None:
+        """Add all products to the accumulators. `later` may be memory that is read later; then `share` is the first line, and the number of
+        lines, that each step prefetches."""
         heights = _heights(self.rows)
         sides = range(self.columns // TILE_ROWS)
         size = 4 // self.packed
@@ -123,8 +132,7 @@ class _AmxProduct(MatrixUnitOp):
                 place = code.op(f"getelementptr i8, ptr {right}, i64 {j * TILE_BYTES}")
                 code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {row_bytes})")
             if later:
-                place, first, lines = later
-                _prefetch_later(code, place, step, first, lines)
+                _prefetch_later(code, later[0], step, *share)
             elif len(heights) == 1 and not self.cached_panel:  # with few rows the product waits for the panel, which is not in a cache
                 prefetch_lines(code, right, TILE_ROWS * row_bytes, TILE_ROWS * row_bytes, far=False)
             for i in range(len(heights)):

@@ -123,6 +123,35 @@ def configure(k: Kernel, tile: ProductTile, rows: int) -> None:
         k.tile(op.configuration)
 
 
+@dataclass(frozen=True, slots=True)
+class Heights:
+    """All tiles of a claim's block of rows: those of full height, and the rest."""
+
+    claim: Claim
+    tile: ProductTile
+
+    @property
+    def all(self) -> list[Tiles]:
+        return [self.claim.full_tiles, *self.claim.rest_tiles]
+
+    def configure(self, k: Kernel) -> None:
+        """Configure the matrix unit, before `each`."""
+        for tiles in self.all:
+            with k.when(tiles.exist):
+                configure(k, self.tile, tiles.rows)
+
+    def each(self, k: Kernel, panel: Dim) -> Iterator[TileOrigin]:
+        """Yield the tiles of a panel. The caller's `for` emits its code once per height. If there are several heights, tiles of another
+        height have changed the configuration."""
+        several = less(1, sum((dim_min(tiles.count, 1) for tiles in self.all), ZERO))
+        for tiles in self.all:
+            with k.when(tiles.exist):
+                with k.when(several):
+                    configure(k, self.tile, tiles.rows)
+                with tiles.first_rows(k) as row:
+                    yield self.claim.tile(panel, row, tiles.rows)
+
+
 def multiply(
     k: Kernel, op: ProductOp, sums: Load, rows: Load, columns: Load, part: Part, stride: Dim, ahead: LinesAhead | None = None
 ) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import configure
+from compiler.backends.cpu.schedule.product.blocks import Heights
 from compiler.backends.cpu.schedule.product.panels import BLOCK_ROWS, Claim, Panels
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin, local_per_sum
 from compiler.idioms.product import Product
@@ -89,11 +89,13 @@ class Scaled:
             pairs = k.local("pairs", length * shape.columns, dtype=DType.BF16)
             with k.serial("m", claim.end - claim.first) as m, k.unroll("v", shape.vectors) as v, k.vector(shape.lanes) as lane:
                 total[m, v, lane] = 0.0
+            heights = Heights(claim, self.tile)
+            heights.configure(k)
             with k.serial("g", numbers.num_groups) as g:
-                self.add_part(k, numbers, claim, g, ZERO, pairs, acc)
+                self.add_part(k, numbers, heights, g, ZERO, pairs, acc)
                 if count > 1:
                     with k.serial("part", count - 1) as part:
-                        self.add_part(k, numbers, claim, g, (part + 1) * length, pairs, acc)
+                        self.add_part(k, numbers, heights, g, (part + 1) * length, pairs, acc)
                 with claim.lines(k, claim.end - claim.first) as (m, _, line), line.vectors(k) as (v, lane):
                     total[m, v, lane] += acc[m, v, lane] * numbers.scale(line, g, (ZERO, v, lane))
 
@@ -102,21 +104,14 @@ class Scaled:
         assert self.tile.block is not None, self.tile
         return max(n for n in range(self.tile.depth, self.tile.block + 1, self.tile.depth) if group % n == 0)
 
-    def add_part(self, k: Kernel, numbers: Numbers, claim: Claim, g: Dim, begin: Dim, pairs: Array, acc: Array) -> None:
+    def add_part(self, k: Kernel, numbers: Numbers, heights: Heights, g: Dim, begin: Dim, pairs: Array, acc: Array) -> None:
         """Add the products of a part of a group to `acc`. The first part overwrites it."""
-        length = self.part(numbers.group)
-        heights = [claim.full_tiles, *claim.rest_tiles]
+        claim, length = heights.claim, Dim.of(self.part(numbers.group))
         assert self.tile.widen is not None, self.tile
-        panel = claim.tile(claim.panel, claim.first, 1)
-        k.tile(self.tile.widen, pairs[ZERO], self.columns(numbers, panel, g, begin), dims=(Dim.of(length),))
-        for tiles in heights:
-            with k.when(tiles.exist):
-                configure(k, self.tile, tiles.rows)
-                with tiles.first_rows(k) as row:
-                    tile = claim.tile(claim.panel, row, tiles.rows)
-                    op = self.tile.product(tiles.rows, fresh=begin == ZERO)
-                    place, dims = acc[row - claim.first, ZERO, ZERO], (Dim.of(length), self.product.stride(numbers.rows))
-                    k.tile(op, place, numbers.row(tile, g, begin), pairs[ZERO], dims=dims)
+        k.tile(self.tile.widen, pairs[ZERO], self.columns(numbers, claim.tile(claim.panel, claim.first, 1), g, begin), dims=(length,))
+        for tile in heights.each(k, claim.panel):
+            op, place = self.tile.product(tile.shape.rows, fresh=begin == ZERO), acc[tile.first - claim.first, ZERO, ZERO]
+            k.tile(op, place, numbers.row(tile, g, begin), pairs[ZERO], dims=(length, self.product.stride(numbers.rows)))
 
 
 @dataclass(frozen=True, slots=True)

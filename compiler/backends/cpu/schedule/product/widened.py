@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import Blocks, NextPart, Part, configure, multiply
+from compiler.backends.cpu.schedule.product.blocks import Blocks, Heights, NextPart, Part, multiply
 from compiler.backends.cpu.schedule.product.panels import Panels
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Point, TileOrigin, local_per_sum
 from compiler.idioms.product import GroupedSum, Product
-from compiler.ir.dims import Dim, dim_min
+from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.visit import rewrite_dims
-from compiler.ir.loops.write import Array, Kernel, cast, const, fma, fold, less
+from compiler.ir.loops.write import Array, Kernel, cast, const, fma, fold
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
@@ -39,25 +39,18 @@ class Widened:
         blocks = Blocks(Dim.of(p.sums[0].group), self.tile, p.num_columns, len(p.sums))
         with Panels(p, self.tile.shape, together=blocks.together, block_rows=BLOCK_ROWS).claims(k) as claim:
             sums = [self.allocate(k, s, number, blocks.together) for number, s in enumerate(p.sums)]
-            heights = [claim.full_tiles, *claim.rest_tiles]
-            num_heights = sum((dim_min(tiles.count, 1) for tiles in heights), ZERO)
-            for tiles in heights:
+            heights = Heights(claim, self.tile)
+            for tiles in heights.all:
                 with k.when(tiles.exist), tiles.first_rows(k) as row:
                     for s in sums:
                         s.count_planes(row - claim.first, claim.tile(claim.panel, row, tiles.rows))
-            for tiles in heights:
-                with k.when(tiles.exist):
-                    configure(k, self.tile, tiles.rows)
+            heights.configure(k)
             for panel, part, later in blocks.parts(k, claim):
                 for s in sums:
                     self.widen(k, s, panel, part, later)
-                for tiles in heights:
-                    with k.when(tiles.exist):
-                        with k.when(less(1, num_heights)):  # tiles of another height changed the configuration
-                            configure(k, self.tile, tiles.rows)
-                        with tiles.first_rows(k) as row:
-                            for s in sums:
-                                self.add(k, s, panel - claim.panel, row - claim.first, claim.tile(panel, row, tiles.rows), part)
+                for tile in heights.each(k, panel):
+                    for s in sums:
+                        self.add(k, s, panel - claim.panel, tile.first - claim.first, tile, part)
             with claim.lines(k, claim.end - claim.first) as (m, beside, line):
                 self.store_line(k, sums, beside, m, line)
 
