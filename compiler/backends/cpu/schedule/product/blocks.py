@@ -67,7 +67,6 @@ class Blocks:
     def size(self) -> int:
         """The number of elements of a part of the contracted axis."""
         assert self.tile.block is not None, self.tile
-        assert self.tile.block is not None, self.tile
         return self.tile.block
 
     @property

@@ -18,13 +18,13 @@ from dataclasses import dataclass, replace
 from compiler.backends.cpu.schedule.product.choices import chosen_blocks
 from compiler.backends.cpu.schedule.product.tile_origin import Point, TileOrigin
 from compiler.idioms.product import AnyProduct
-from compiler.ir.dims import Dim, ceil_div, dim_min, product_of
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min, product_of
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Kernel, less
 from compiler.machine.products import TileShape
 
 BLOCK_ROWS = 256  # rows of a block, which share one read of a panel; this many rows of the left operand stay in the second-level cache
-MANY_ROWS = 64  # with at least this many rows a claim has several panels; with fewer rows there would be too few claims
+ROWS_PER_PANEL = 32  # a claim has one panel for each 32 rows; with more panels and few rows there would be too few claims
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Panels:
 
     product: AnyProduct
     shape: TileShape
-    together: int = 1  # number of panels of a claim with many rows
+    together: int = 1  # maximum number of panels of a claim with many rows
     abreast: int = 1  # number of panels of a claim with a single row; with one panel, additions would wait for each other
     block_rows: int = BLOCK_ROWS
 
@@ -50,8 +50,8 @@ class Panels:
         panels = ceil_div(self.product.num_columns, self.shape.columns)
         num_rows = Dim.of(1) if row is None else extents[row]
         blocks = ceil_div(num_rows, self.block_rows)
-        many, alone = dim_min(num_rows // MANY_ROWS, 1), 1 - dim_min(num_rows - 1, 1)
-        most = 1 + (self.together - 1) * many + (self.abreast - 1) * alone
+        many = dim_max(dim_min(num_rows // ROWS_PER_PANEL, self.together), 1) if self.together > 1 else Dim.of(1)
+        most = many + (self.abreast - 1) * (1 - dim_min(num_rows - 1, 1))
         groups = ceil_div(panels, most)
         axes = [*((var.name, extent) for var, extent in outer), ("panel" if most == Dim.of(1) else "group", groups), ("block", blocks)]
         with k.parallel("p", product_of([extent for _, extent in outer]) * groups * blocks) as p:
