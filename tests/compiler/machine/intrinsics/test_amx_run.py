@@ -19,7 +19,8 @@ from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.statements import For, LoopKind, Seq, Tile
-from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
+from compiler.ir.tiles import TileOp
+from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8, AmxStayAwake
 from compiler.machine.intrinsics.product import MatrixUnitOp
 from compiler.machine.target import Target
 
@@ -27,23 +28,25 @@ Array = NDArray[Any]
 SIZES = [(1, 32), (2, 16), (8, 32), (15, 16), (16, 16), (16, 32), (17, 16), (17, 32), (31, 32), (32, 16), (32, 32)]
 
 
-def tiled(op: MatrixUnitOp) -> PrimFunc:
+def tiled(op: MatrixUnitOp, *before: TileOp) -> PrimFunc:
     """Return a kernel in which each of two work items computes c += a @ b with one tile. Each work item must configure the matrix unit,
-    whatever state the unit is in."""
+    whatever state the unit is in. The tiles `before` run just before the product."""
     k, stride, packed = DimVar("k", lower=64, multiple_of=64), DimVar("stride", lower=1), 4 // op.row_dtype.num_bytes
     a = Buffer("a", (Dim.of(op.rows), stride.dim), op.row_dtype)
     b = Buffer("b", (k // packed, Dim.of(op.columns * packed)), op.panel_dtype)
     c = Buffer("c", (Dim.of(2), Dim.of(op.rows), Dim.of(op.columns)), op.accumulator)
     item = DimVar("item", 0, 1)
     places = (Load(c, (item.dim, Dim.of(0), Dim.of(0))), *(Load(x, (Dim.of(0), Dim.of(0))) for x in (a, b)))
-    body = Seq((Tile(op.configuration), Tile(op, places, (k.dim, stride.dim))))
+    body = Seq((Tile(op.configuration), *(Tile(tile, ()) for tile in before), Tile(op, places, (k.dim, stride.dim))))
     return PrimFunc((k, stride, a, b, c), 1, For(item, Dim.of(2), body, LoopKind.PARALLEL))
 
 
-def check(run_native: Any, target: Target, op: MatrixUnitOp, arrays: tuple[Array, Array, Array], dims: tuple[int, int]) -> Array:
+def check(
+    run_native: Any, target: Target, op: MatrixUnitOp, arrays: tuple[Array, Array, Array], dims: tuple[int, int], *before: TileOp
+) -> Array:
     """Run the tile in two work items, and return the sum that both compute. The sum must equal that of the tile's definition in NumPy."""
     c, a, b = arrays
-    prim = tiled(op)
+    prim = tiled(op, *before)
     found, wanted = np.stack([c, c]), c.copy()
     k_var, stride_var = (p for p in prim.params if isinstance(p, DimVar))
     run_native(prim, [a, b, found], {k_var: dims[0], stride_var: dims[1]}, target=target)
@@ -87,6 +90,16 @@ def test_a_fresh_sum_forgets_what_was_there(run_native: Callable[..., None], amx
     check(run_native, amx, AmxBf16(16, 16, fresh=True), (np.full((16, 16), np.nan, np.float32), a, b), (64, 64))
     a, b = rng.integers(-128, 128, (16, 64)).astype(np.int8), rng.integers(0, 256, (16, 64)).astype(np.uint8)
     check(run_native, amx, AmxI8ByU8(16, 16, fresh=True), (np.full((16, 16), 77, np.int32), a, b), (64, 64))
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_unit_that_is_kept_awake_computes_the_same(run_native: Callable[..., None], amx: Target, fresh: bool) -> None:
+    """The registers that the tile changes may hold anything, so the product that follows must not read them."""
+    a, b = (np.full(s, np.nan).astype(ml_dtypes.bfloat16) for s in ((16, 64), (32, 32)))
+    op, awake = AmxBf16(16, 16, fresh=fresh), [AmxStayAwake()] * 3
+    check(run_native, amx, op, (np.zeros((16, 16), np.float32), a, b), (64, 64), *awake)
+    a, b = (np.random.default_rng(0).normal(size=s).astype(ml_dtypes.bfloat16) for s in ((16, 64), (32, 32)))
+    assert np.isfinite(check(run_native, amx, op, (np.ones((16, 16), np.float32), a, b), (64, 64), *awake)).all()
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(5, 16), (28, 32)])
