@@ -20,6 +20,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Contraction, Element, Load, Scalar, without_cast
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, cast
+from compiler.machine.intrinsics.amx import AmxStayAwake
 from compiler.machine.products import ProductTile
 
 
@@ -106,9 +107,12 @@ class Scaled:
 
     def add_part(self, k: Kernel, numbers: Numbers, heights: Heights, g: Dim, begin: Dim, pairs: Array, acc: Array) -> None:
         """Add the products of a part of a group to `acc`. The first part overwrites it."""
-        claim, length = heights.claim, Dim.of(self.part(numbers.group))
+        claim, length, step = heights.claim, Dim.of(self.part(numbers.group)), self.tile.depth
         assert self.tile.widen is not None, self.tile
-        k.tile(self.tile.widen, pairs[ZERO], self.columns(numbers, claim.tile(claim.panel, claim.first, 1), g, begin), dims=(length,))
+        with k.serial("some", length // step) as some:
+            columns = self.columns(numbers, claim.tile(claim.panel, claim.first, 1), g, begin + some * step)
+            k.tile(self.tile.widen, pairs[some * (step * self.tile.shape.columns)], columns, dims=(Dim.of(step),))
+            k.tile(AmxStayAwake())
         for tile in heights.each(k, claim.panel):
             op, place = self.tile.product(tile.shape.rows, fresh=begin == ZERO), acc[tile.first - claim.first, ZERO, ZERO]
             k.tile(op, place, numbers.row(tile, g, begin), pairs[ZERO], dims=(length, self.product.stride(numbers.rows)))

@@ -21,6 +21,7 @@ from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, cast, const, fma, fold
+from compiler.machine.intrinsics.amx import AmxStayAwake
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
@@ -69,8 +70,12 @@ class Widened:
             return Load(panels, (panel, begin // depth, ZERO)), Load(multipliers, (panel, begin // group, ZERO))
 
         assert self.tile.widen is not None, self.tile
-        op = replace(self.tile.widen, group=group)
-        k.tile(op, s.wide[0], *places(panel, part.begin), *places(later.panel, later.begin), dims=(part.depth,))
+        op, length = replace(self.tile.widen, group=group), self.tile.depth
+        with k.serial("some", part.depth // length) as some:
+            at = some * length
+            wide, columns = s.wide[at * self.tile.shape.columns], places(panel, part.begin + at)
+            k.tile(op, wide, *columns, *places(later.panel, later.begin + at), dims=(Dim.of(length),))
+            k.tile(AmxStayAwake())
 
     def add(self, k: Kernel, s: WidenedSum, beside: Dim, m: Dim, tile: TileOrigin, part: Part) -> None:
         """Multiply the planes of a tile by a widened part of a panel. The first part overwrites the exact sums."""
