@@ -183,7 +183,7 @@ def _grouped(node: GroupedContraction, column: DimVar) -> GroupedSum | None:
 
 def _matrix(element: Element) -> tuple[Dim, ...]:
     (stored, *_) = element.stored
-    return stored.indices[:-3] if isinstance(stored, Load) else ()
+    return stored.indices[: -element.format.num_indices] if isinstance(stored, Load) else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from compiler.ir.numbers import DOUBLED_E2M1
 I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16
 WORD_BITS = 16  # of a word of `ScaledPanels`
 FOUR = 4  # number of byte products that one instruction adds to a sum
+STREAMS, RUN = 4, 4  # of `ScaledPanels`: the largest number of streams, and the largest number of groups of a run
 EIGHTHS = 3  # a multiplier counts eighths: its product with a 4-bit weight is shifted right by this many bits, and rounded
 
 
@@ -141,29 +143,51 @@ class Widened(Format):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledPanels(Format):
-    """Integers of 4 bits with scales of bf16, in words [panels, groups, words]. A block of words has the panel's lines for one group of
-    `depth` weights along k, and then one scale per column. So reading the weights in order also reads the scales in order."""
+    """Integers of 4 bits with scales of bf16, in words [streams, panels, runs, words]. A group has `depth` weights along k: the panel's
+    lines, and then one scale per column. So reading the weights in order also reads the scales in order. A run has adjacent groups of a
+    panel. Consecutive runs are in different streams, because a core without prefetches reads several streams faster than one."""
 
     panels: Panels
     columns: int  # of a panel
 
     @property
     def scales_at(self) -> int:
-        """The index of the first scale in a block."""
+        """The index of the first scale in a group."""
         return self.columns * self.depth * self.bits // WORD_BITS
 
     @property
     def words(self) -> int:
+        """The number of words of a group."""
         return self.scales_at + self.columns
+
+    @property
+    def num_indices(self) -> int:
+        return 4
+
+    def shape(self, num_panels: Dim, num_groups: Dim) -> tuple[Dim, ...]:
+        """Return the shape of a matrix. All streams have as many runs, and all runs as many groups."""
+        count = num_groups.const if num_groups.is_const else 1
+        streams = gcd(STREAMS, count)
+        run = gcd(RUN, count // streams)
+        return Dim.of(streams), num_panels, num_groups // (streams * run), Dim.of(run * self.words)
+
+    def groups_of_run(self, buffer: Buffer) -> int:
+        return buffer.shape[-1].const // self.words
+
+    def word(self, buffer: Buffer, matrix: tuple[Dim, ...], panel: Dim, group: Dim, number: Dim) -> Load:
+        """Return the load of one word of a group."""
+        streams, size = buffer.shape[-self.num_indices], self.groups_of_run(buffer)
+        run = group // size
+        return Load(buffer, (*matrix, run % streams, panel, run // streams, group % size * self.words + number))
 
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
         column = n % self.columns * (FOUR // 2) + k % FOUR // 2
         word = k % self.depth // self.panels.depth * (self.columns * FOUR // 2) + column
-        return (Load(buffers[0], (*matrix, n // self.columns, k // self.depth, word)),)
+        return (self.word(buffers[0], matrix, n // self.columns, k // self.depth, word),)
 
-    def scale(self, block: Buffer, matrix: tuple[Dim, ...], n: Dim, group: Dim) -> Scalar:
+    def scale(self, buffer: Buffer, matrix: tuple[Dim, ...], n: Dim, group: Dim) -> Scalar:
         """Return the scale of column `n` for a group, in f32."""
-        place = Load(block, (*matrix, n // self.columns, group, self.scales_at + n % self.columns))
+        place = self.word(buffer, matrix, n // self.columns, group, self.scales_at + n % self.columns)
         return of_bits(cast(place, I32) << 16)
 
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:

@@ -133,6 +133,11 @@ class Format(ABC):
     rows: DType  # element type of the rows by which the matrix is multiplied
     dtype: DType  # element type after decoding
 
+    @property
+    def num_indices(self) -> int:
+        """The number of indices of a place, without those that select the matrix."""
+        return 3
+
     @abstractmethod
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
         """Return the loads that hold the element of column `n` at `k`. `matrix` selects one matrix if the buffers hold several."""

@@ -102,13 +102,17 @@ def test_elements_that_are_widened() -> None:
     np.testing.assert_array_equal(elements(WIDENED4.name, panels, multipliers), (eighths + 4) >> EIGHTHS)
 
 
-def test_elements_with_their_scales() -> None:
-    """A block has the lines of a panel for one group, and then the scales of its columns."""
-    given = RNG.integers(0, 16, (2 * SCALED4.columns, K))
-    panels, scales = PANEL4.packed(given, SCALED4.columns), RNG.integers(0, 1 << 16, (2, 1, SCALED4.columns), np.uint16)
-    blocks = np.concatenate([panels.reshape(2, 1, -1).view(np.uint16), scales], -1).view(np.int16)
-    assert blocks.shape[-1] == SCALED4.words
-    np.testing.assert_array_equal(elements(SCALED4.name, blocks), given[:N])
+@pytest.mark.parametrize(("num_groups", "streams", "run"), [(32, 4, 4), (28, 4, 1), (24, 4, 2), (18, 2, 1), (1, 1, 1)])
+def test_elements_with_their_scales(num_groups: int, streams: int, run: int) -> None:
+    """A group has lines of a panel, and then the scales of its columns. Consecutive runs of groups are in different streams."""
+    length = num_groups * SCALED4.depth
+    given = RNG.integers(0, 16, (2 * SCALED4.columns, length))
+    panels = PANEL4.packed(given, SCALED4.columns).reshape(2, num_groups, -1).view(np.uint16)
+    scales = RNG.integers(0, 1 << 16, (2, num_groups, SCALED4.columns), np.uint16)
+    groups = np.concatenate([panels, scales], -1).view(np.int16).reshape(2, -1, streams, run * SCALED4.words)
+    matrix = np.ascontiguousarray(groups.transpose(2, 0, 1, 3))
+    assert matrix.shape == tuple(d.const for d in SCALED4.shape(Dim.of(2), Dim.of(num_groups)))
+    np.testing.assert_array_equal(elements(SCALED4.name, matrix, length=length), given[:N])
 
 
 @pytest.mark.parametrize("format", [FRAGMENTS, BRICKS], ids=lambda f: f.name)

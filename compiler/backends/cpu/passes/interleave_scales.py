@@ -2,7 +2,7 @@
 
 Before: a product reads panels of integers from one buffer, and a bf16 scale per group and column from another. After: it reads both from
 one buffer in the format `ScaledPanels`, and a packing function precedes it in the graph. Packing of weights moves to load time. Only the
-layout changes. Machines without an instruction to prefetch read one dense stream faster than two.
+layout changes. Machines without an instruction to prefetch read dense streams faster than one of scales beside them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class InterleaveScales:
         kernel, format = Kernel(), self.format
         of, by, out = (kernel.array(b) for b in (operand.panels, operand.scales, self._block(operand)))
         lines, line_words = format.depth // format.panels.depth, format.columns * FOUR // 2
-        with kernel.nest(out.shape) as (*matrix, panel, group, j):
+        (*others, _), size = out.shape, format.groups_of_run(out.buffer)
+        with kernel.nest((*others, size, format.words)) as (*matrix, stream, panel, run, i, j):
+            group = (run * out.shape[-format.num_indices] + stream) * size + i
 
             def byte(i: int) -> Scalar:
                 return cast(of[*matrix, panel, group * lines + j // line_words, j % line_words * 2 + i], I32)
@@ -69,11 +71,12 @@ class InterleaveScales:
             word = (byte(0) | byte(1) << 8) << WORD_BITS
             scale = bits_of(cast(by[*matrix, panel, group, j - format.scales_at], F32))
             high = guard(0, j, format.scales_at, word, guard(format.scales_at, j, format.words, scale, 0))
-            out[*matrix, panel, group, j] = cast(high >> WORD_BITS, I16)
+            out[*matrix, stream, panel, run, i * format.words + j] = cast(high >> WORD_BITS, I16)
         return outliner.call("interleave", [(operand.panels, panels), (operand.scales, scales)], (out.buffer,), kernel.body())
 
     def _block(self, operand: _Operand) -> Buffer:
-        return Buffer(operand.panels.name, (*operand.scales.shape[:-1], Dim.of(self.format.words)), I16)
+        *matrices, num_panels, num_groups, _ = operand.scales.shape
+        return Buffer(operand.panels.name, (*matrices, *self.format.shape(num_panels, num_groups)), I16)
 
     def _scaled(self, prim: PrimFunc, plan: list[_Operand]) -> PrimFunc:
         """Return the product that reads blocks in the place of panels and scales."""

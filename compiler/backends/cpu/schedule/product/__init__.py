@@ -1,4 +1,4 @@
-"""Products of matrices on a CPU: tiles of rows times panels of columns, summed in one of five ways.
+"""Products of matrices on a CPU: tiles of rows times panels of columns, summed in one of six ways.
 
 A product is a nest whose value contains sums over k of rows times columns: one sum (a linear layer), or several over the same rows (gate
 and up). It may have an epilogue and decode its columns (compiler/idioms/product.py). Threads claim panels of columns with blocks of rows,
@@ -12,6 +12,7 @@ In order of reading:
     pairs.py         panels of bf16 pairs: one instruction adds two products
     scaled.py        8-bit floats with scales: each group is summed as bf16 pairs, and groups are added in order
     groups.py        integers: each group is summed exactly in i32, and groups are added in order in f32
+    streams.py       the same, where the weights of a matrix lie in several streams with their scales
     widened.py       4-bit weights on a matrix unit: parts of panels are widened to 8 bits, once for all rows of a block
     panels.py        the loops over the result: what threads claim, and the tiles of a claim
     choices.py       if rows choose among several matrices: blocks of rows with the same choice

@@ -6,10 +6,12 @@ from compiler.backends.cpu.schedule.product.floats import Floats
 from compiler.backends.cpu.schedule.product.groups import Groups
 from compiler.backends.cpu.schedule.product.pairs import Pairs
 from compiler.backends.cpu.schedule.product.scaled import Scaled, is_scaled
+from compiler.backends.cpu.schedule.product.streams import Streams
 from compiler.backends.cpu.schedule.product.widened import Widened, is_widened
 from compiler.idioms.product import grouped_product_in, product_in
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.write import Kernel
+from compiler.machine.formats import ScaledPanels
 from compiler.machine.products import ProductTiles
 
 
@@ -36,5 +38,6 @@ def _way(prim: PrimFunc, tiles: ProductTiles) -> Floats | Pairs | Scaled | Group
             return Widened(grouped, tiles.widened)
         for tile in tiles.integers:
             if all(tile.reads(s.element) and s.group % tile.depth == 0 for s in grouped.sums):
-                return Groups(grouped, tile)
+                in_streams = all(isinstance(s.format, ScaledPanels) for s in grouped.sums)
+                return Streams(grouped, tile) if in_streams else Groups(grouped, tile)
     return None

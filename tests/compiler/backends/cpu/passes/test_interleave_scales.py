@@ -17,7 +17,6 @@ from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
 from compiler.ir.types import TensorType
 from compiler.ir.verify.module import verify
-from compiler.machine.formats import SCALED4
 from compiler.machine.target import get
 from compiler.passes.base import Pipeline
 
@@ -50,6 +49,7 @@ func main(x: f32[m, 64], q: u8[3, 40, 32], s: bf16[3, 40, 2], e: i32[m]) -> obje
   return y
 }
 """
+LONG = LINEAR.replace("x: f32[m, 64], q: u8[40, 32], s: bf16[40, 2]", "x: f32[m, 1024], q: u8[40, 512], s: bf16[40, 32]")
 SCALES_OF_F32 = LINEAR.replace("s: bf16", "s: f32")
 LONG_GROUPS = LINEAR.replace("s: bf16[40, 2]", "s: bf16[40, 1]").replace("group=32", "group=64")
 
@@ -66,20 +66,34 @@ def arguments(module: IRModule) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(("text", "count"), [(LINEAR, 1), (GATED, 2), (ADDED, 1), (EXPERTS, 1), (SCALES_OF_F32, 0), (LONG_GROUPS, 0)])
-def test_results_stay_the_same(text: str, count: int) -> None:
-    """`count` is the number of weights whose scales are moved."""
+SHORT, EXPERT = ("2", "3", "1", "144"), ("3", "2", "3", "1", "144")
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        (LINEAR, [SHORT]),
+        (LONG, [("4", "3", "2", "576")]),
+        (GATED, [SHORT, SHORT]),
+        (ADDED, [SHORT]),
+        (EXPERTS, [EXPERT]),
+        (SCALES_OF_F32, []),
+        (LONG_GROUPS, []),
+    ],
+)
+def test_results_stay_the_same(text: str, shapes: list[tuple[str, ...]]) -> None:
+    """`shapes` are those of the weights whose scales are moved."""
     module, passes = parse(text), pipeline(get("wasm-relaxed"))
     before, after = passes.until("pack_operands")(module), passes.until("interleave_scales")(module)
     verify(after)
-    words = [
-        type_.shape[-1].const
+    found = [
+        tuple(map(str, type_.shape))
         for binding in after.graph("main").body.bindings
         if isinstance(binding.value, CallTir) and binding.value.func.startswith("interleave")
         for type_ in binding.value.out
         if isinstance(type_, TensorType) and type_.shape
     ]
-    assert words == [SCALED4.words] * count
+    assert found == shapes
     others = Pipeline([step for step in passes.passes if not isinstance(step, InterleaveScales)])
     scheduled = [p.until("schedule_kernels")(module) for p in (others, passes)]
     for pair in ((before, after), scheduled):
