@@ -16,6 +16,7 @@ MODEL, LENGTH, LOGITS, TEAM = 0, 8, 16, 64  # offsets of fields at the beginning
 HEADER_BYTES = TEAM + TEAM_BYTES  # size of all of them
 WORD: Final = 8
 SAMPLE: Final = "sample"
+FINGERPRINT_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,13 @@ class Decoder:
     max_context: int
     page_size: int
     cache_shapes: Mapping[str, tuple[int, ...]]  # shapes of the inputs that hold keys and values
+    fingerprint: int  # of the weights
     prefix: str = "rs"  # prefix of the functions' names
+
+    @property
+    def weights_bytes(self) -> int:
+        """The size of the weights with their fingerprint, which comes last."""
+        return self.program.weights_bytes + FINGERPRINT_BYTES
 
     @property
     def most_pages(self) -> int:

@@ -1,6 +1,7 @@
 """Write the functions of a C library around its kernels as LLVM IR:
 
-    PREFIX_open, PREFIX_new, PREFIX_step, PREFIX_sample, PREFIX_rewind, PREFIX_help, PREFIX_stop, PREFIX_free, PREFIX_close
+    PREFIX_fingerprint, PREFIX_open, PREFIX_new, PREFIX_step, PREFIX_sample, PREFIX_rewind, PREFIX_help, PREFIX_stop, PREFIX_free,
+    PREFIX_close
 
 Records of the flat program become straight-line calls. Constants are part of the code, all other values are read from the heap. The whole
 state is in two blocks that the caller allocates: one for the model and one for a sequence. Threads that the caller starts may help.
@@ -20,7 +21,7 @@ from compiler.machine.target import Target
 from runtime.flat_program import FlatBase, FlatFunction, Record
 from runtime.sampling import SHARE_ONE
 
-FUNCTIONS: Final = ("open", "new", "step", "sample", "rewind", "help", "stop", "free", "close")
+FUNCTIONS: Final = ("fingerprint", "open", "new", "step", "sample", "rewind", "help", "stop", "free", "close")
 WEIGHTS, ALLOCATE, RELEASE, CONTEXT, MODEL_BYTES = 0, 8, 16, 24, 32  # offsets of the fields of a model's block, and its size
 ALIGNMENT: Final = 64
 TEMPERATURE, TOP_P, TOP_K, SEED = 0, 4, 8, 16  # offsets of the fields of PREFIX_sampling
@@ -48,8 +49,8 @@ def library_text(decoder: Decoder, target: Target) -> str:
         *(f"declare hidden void @{name}(ptr, ptr, i64, i64)" for name in kernels),
         *(f"declare hidden i64 @{name}(ptr)" for name in (*grids, *derives)),
     ]
-    functions = [*(_replay(decoder, layout, function) for function in program.functions.values()), _open(decoder), _new(decoder, layout)]
-    functions += [_step(decoder, layout), _sample(decoder, layout), _rewind(decoder), _help(decoder), _stop(decoder)]
+    functions = [*(_replay(decoder, layout, function) for function in program.functions.values()), _fingerprint(decoder), _open(decoder)]
+    functions += [_new(decoder, layout), _step(decoder, layout), _sample(decoder, layout), _rewind(decoder), _help(decoder), _stop(decoder)]
     functions += [_free(decoder), _close(decoder), team_text(target)]
     return "\n".join(declared) + "\n\n" + "\n\n".join(functions) + '\n\nattributes #0 = { nounwind "no-builtins" }\n'
 
@@ -136,10 +137,21 @@ def _define(code: Code, decoder: Decoder, layout: Layout, name: str, values: dic
 # --- functions of the library --------------------------------------------------------------------------------------------
 
 
+def _fingerprint(decoder: Decoder) -> str:
+    """Emit the function that reads the fingerprint of weights of the right size, and returns 0 for others."""
+    code = Code()
+    fits = code.op(f"icmp eq i64 %weights_bytes, {decoder.weights_bytes}")
+    fits = code.op(f"and i1 {fits}, {code.op('icmp ne ptr %weights, null')}")
+    place = _at(code, "%weights", decoder.program.weights_bytes)
+    found = code.choose(fits, "i64", lambda: code.op(f"load i64, ptr {place}, align 1"), lambda: "0")
+    return _function(f"i64 @{decoder.prefix}_fingerprint(ptr %weights, i64 %weights_bytes)", code, f"i64 {found}")
+
+
 def _open(decoder: Decoder) -> str:
     code = Code()
-    fits = code.op(f"icmp eq i64 %weights_bytes, {decoder.program.weights_bytes}")
-    for pointer in ("%weights", "%allocate", "%release"):
+    fingerprint = code.op(f"call i64 @{decoder.prefix}_fingerprint(ptr %weights, i64 %weights_bytes)")
+    fits = code.op(f"icmp eq i64 {fingerprint}, {decoder.fingerprint}")
+    for pointer in ("%allocate", "%release"):
         fits = code.op(f"and i1 {fits}, {code.op(f'icmp ne ptr {pointer}, null')}")
     address = code.op("ptrtoint ptr %weights to i64")
     aligned = code.op(f"icmp eq i64 {code.op(f'and i64 {address}, {ALIGNMENT - 1}')}, 0")

@@ -3,7 +3,7 @@
 libMODEL.a     kernels and the functions of model.h; it needs no other library, not even libc or libm
 libMODEL.so    the same as a shared library, if it is asked for
 model.h        the functions that a program calls; all names begin with the prefix, so that several libraries fit into one program
-weights.bin    the weights, which a program passes to rs_open
+weights.bin    the weights, which a program passes to rs_open, and their fingerprint, by which it recognises the weights of its model
 pieces.bin     the bytes of each token's text
 example.c      an example program; its first line states the command that builds it
 """
@@ -21,12 +21,14 @@ from compiler.c_library.library import functions, library_object
 from compiler.c_library.shared import shared_library
 from compiler.driver import Options, compile_module
 from compiler.frontend.sampler import SAMPLE_ENTRY
+from compiler.frontend.weights import WeightSource
 from compiler.machine.target import LINUX, NAMED, Target, TargetError
 from deploy.export.model import cache_shapes, pieces, require_generator
 from deploy.export.weights import write_block
 from deploy.model_loading.servable import Progress, Servable, silent
 from runtime.cache_groups import PAGE_SIZE
-from runtime.flat_program import flat_program
+from runtime.executable import Executable
+from runtime.flat_program import FlatProgram, flat_program
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 
@@ -86,7 +88,9 @@ def export_c(
     assert SAMPLE == SAMPLE_ENTRY
     config = model.files.config
     shapes = cache_shapes(mode)
-    decoder = Decoder(flat, mode.entry, config.vocab_size, mode.bounds.max_tokens, mode.max_context, PAGE_SIZE, shapes, prefix)
+    progress("pack", 0.0)
+    fingerprint = write_weights(folder / "weights.bin", flat, executable, mode.entry, mode.weights)
+    decoder = Decoder(flat, mode.entry, config.vocab_size, mode.bounds.max_tokens, mode.max_context, PAGE_SIZE, shapes, fingerprint, prefix)
     symbols = dict.fromkeys(
         symbol
         for function in flat.functions.values()
@@ -101,8 +105,6 @@ def export_c(
     if shared:
         path = path.with_suffix(".so")
         path.write_bytes(shared_library([m.content for m in members.values()], target.arch, path.name, functions(decoder)))
-    progress("pack", 0.0)
-    write_block(folder / "weights.bin", flat, executable, mode.entry, mode.weights)
     texts = pieces(model.tokenizer, config.vocab_size)
     (folder / "pieces.bin").write_bytes(texts)
     known = {
@@ -111,7 +113,8 @@ def export_c(
         "BUILD": build_command(path.name),
         "VOCAB_SIZE": config.vocab_size,
         "MAX_CONTEXT": mode.max_context,
-        "WEIGHTS_BYTES": flat.weights_bytes,
+        "WEIGHTS_BYTES": decoder.weights_bytes,
+        "FINGERPRINT": f"0x{fingerprint:016x}",
         "PIECES_BYTES": len(texts),
         "SEQUENCE_BYTES": layout_of(decoder).num_bytes,
         "STACK_BYTES": flat.stack_bytes + (64 << 10),
@@ -123,6 +126,14 @@ def export_c(
         text = re.sub(r"@(\w+)@", lambda found: str(known[found[1]]), text)
         (folder / file).write_text(re.sub(r"\b(rs|RS)_", lambda found: (prefix if found[1] == PREFIX else prefix.upper()) + "_", text))
     return path
+
+
+def write_weights(path: Path, flat: FlatProgram, executable: Executable, entry: str, source: WeightSource) -> int:
+    """Write the weights and, after them, their fingerprint. Return the fingerprint."""
+    digest = write_block(path, flat, executable, entry, source)
+    with path.open("ab") as file:
+        file.write(digest)
+    return int.from_bytes(digest, "little")
 
 
 def _prompt(model: Servable) -> list[int]:

@@ -4,6 +4,7 @@
 #define _DEFAULT_SOURCE
 #include "model.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,6 +57,9 @@ int main(int argc, char **argv) {
   if (!weights || !pieces) return fprintf(stderr, "weights.bin and pieces.bin must be in this folder\n"), 1;
   if (weights_bytes != RS_WEIGHTS_BYTES)
     return fprintf(stderr, "weights.bin has %zu bytes; expected %zu: copy the file of this export\n", weights_bytes, (size_t)RS_WEIGHTS_BYTES), 1;
+  if (rs_fingerprint(weights, weights_bytes) != RS_FINGERPRINT)
+    return fprintf(stderr, "weights.bin has the fingerprint %016" PRIx64 "; expected %016" PRIx64 ": copy the file of this export\n",
+                   rs_fingerprint(weights, weights_bytes), RS_FINGERPRINT), 1;
   if (pieces_bytes != RS_PIECES_BYTES)
     return fprintf(stderr, "pieces.bin has %zu bytes; expected %zu: copy the file of this export\n", pieces_bytes, (size_t)RS_PIECES_BYTES), 1;
   rs_model *model = rs_open(weights, weights_bytes, allocate, release, NULL);

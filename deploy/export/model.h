@@ -17,6 +17,7 @@ extern "C" {
 #define RS_VOCAB_SIZE @VOCAB_SIZE@
 #define RS_MAX_CONTEXT @MAX_CONTEXT@
 #define RS_WEIGHTS_BYTES @WEIGHTS_BYTES@u
+#define RS_FINGERPRINT UINT64_C(@FINGERPRINT@) /* of the weights of this model */
 #define RS_PIECES_BYTES @PIECES_BYTES@u /* size of pieces.bin */
 #define RS_SEQUENCE_BYTES @SEQUENCE_BYTES@u /* memory that rs_new allocates: arena, keys and values */
 #define RS_STACK_BYTES @STACK_BYTES@u
@@ -36,8 +37,12 @@ typedef struct {
   uint64_t seed;     /* the same seed gives the same tokens */
 } rs_sampling;
 
-/* Open the model. `weights` is the content of weights.bin, aligned to 64 bytes; the caller keeps it until rs_close. Return NULL if its size
- * or alignment is wrong, if `weights`, `allocate` or `release` is NULL, or if memory runs out. */
+/* Return the fingerprint of weights, which is stored after them, or 0 if `weights_bytes` is not RS_WEIGHTS_BYTES or `weights` is NULL. Every
+ * export writes weights.bin, model.h and the library together; weights of another export have another fingerprint than RS_FINGERPRINT. */
+uint64_t rs_fingerprint(const void *weights, size_t weights_bytes);
+
+/* Open the model. `weights` is the content of weights.bin, aligned to 64 bytes; the caller keeps it until rs_close. Return NULL if its size,
+ * alignment or fingerprint is wrong, if `weights`, `allocate` or `release` is NULL, or if memory runs out. */
 rs_model *rs_open(const void *weights, size_t weights_bytes, rs_allocate allocate, rs_release release, void *context);
 
 /* Create an empty sequence, whose work is cut for `threads` threads: the one that calls rs_step and those in rs_help. Results are the same for

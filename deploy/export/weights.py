@@ -38,11 +38,14 @@ def write_shards(folder: Path, flat: FlatProgram, executable: Executable, entry:
     return tuple(shards)
 
 
-def write_block(path: Path, flat: FlatProgram, executable: Executable, entry: str, source: WeightSource) -> None:
-    """Write the whole block to one file."""
+def write_block(path: Path, flat: FlatProgram, executable: Executable, entry: str, source: WeightSource) -> bytes:
+    """Write the whole block to one file, and return its digest of 64 bits."""
+    digest = hashlib.blake2b(digest_size=8)
     with path.open("wb") as file:
         for part in _block(flat, executable, entry, source):
             file.write(part)
+            digest.update(part)
+    return digest.digest()
 
 
 def _block(flat: FlatProgram, executable: Executable, entry: str, source: WeightSource) -> Iterator[bytes]:

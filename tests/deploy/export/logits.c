@@ -45,6 +45,11 @@ int main(int argc, char **argv) {
   EXPECT(!rs_open(weights + 4, RS_WEIGHTS_BYTES, allocate, release, &blocks));
   EXPECT(!rs_open(NULL, RS_WEIGHTS_BYTES, allocate, release, &blocks) && !rs_open(weights, RS_WEIGHTS_BYTES, NULL, release, &blocks));
   EXPECT(!rs_open(weights, RS_WEIGHTS_BYTES, allocate, NULL, &blocks));
+  EXPECT(rs_fingerprint(weights, RS_WEIGHTS_BYTES) == RS_FINGERPRINT);
+  EXPECT(!rs_fingerprint(NULL, RS_WEIGHTS_BYTES) && !rs_fingerprint(weights, RS_WEIGHTS_BYTES - 1));
+  weights[RS_WEIGHTS_BYTES - 1] ^= 1; /* as weights of another model */
+  EXPECT(!rs_open(weights, RS_WEIGHTS_BYTES, allocate, release, &blocks));
+  weights[RS_WEIGHTS_BYTES - 1] ^= 1;
   EXPECT(blocks == 0);
   budget = 1;
   rs_model *model = rs_open(weights, RS_WEIGHTS_BYTES, allocate, release, &blocks);

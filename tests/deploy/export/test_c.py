@@ -13,9 +13,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from deploy.export.c import c_target, export_c
 from deploy.model_loading.servable import Servable
+from tests.conftest import ROOT
 from tests.deploy.export.conftest import CONTEXT, SCRIPTS
 from tests.deploy.export.test_web import ANSWER, NUM_TOKENS, golden, native
 from tests.node import PATIENCE_S
@@ -98,6 +100,26 @@ def test_the_example_names_what_is_wrong(library: Path, tmp_path: Path) -> None:
         size = (library / name).stat().st_size
         os.truncate(tmp_path / name, size - 1)
         assert said() == f"{name} has {size - 1} bytes; expected {size}: copy the file of this export"
+
+
+def test_weights_of_another_model_of_the_same_size_are_refused(demo: Servable, tmp_path: Path) -> None:
+    changed = tmp_path / "changed"
+    shutil.copytree(ROOT / "tests/golden/models/llama", changed)
+    tensors = load_file(changed / "model.safetensors")
+    save_file(tensors | {"model.norm.weight": -tensors["model.norm.weight"]}, changed / "model.safetensors")
+    models = {"one": golden("llama", demo), "other": golden(str(changed), demo)}
+    for name, model in models.items():
+        (tmp_path / name).mkdir()
+        export_c(model, name, c_target("x86-64-v3"), tmp_path / name)
+    one, other = (tmp_path / name for name in models)
+    expected, found = (f"{int.from_bytes((folder / 'weights.bin').read_bytes()[-8:], 'little'):016x}" for folder in (one, other))
+    assert expected != found and (one / "weights.bin").stat().st_size == (other / "weights.bin").stat().st_size
+    assert f"RS_FINGERPRINT UINT64_C(0x{expected})" in (one / "model.h").read_text()
+    program = built(one, one / "example.c", compiler(), "example", "libone.a")
+    shutil.copy(other / "weights.bin", one)
+    done = subprocess.run([program], cwd=one, capture_output=True, timeout=PATIENCE_S, check=False)
+    said = f"weights.bin has the fingerprint {found}; expected {expected}: copy the file of this export"
+    assert (done.stderr.decode().strip(), done.returncode) == (said, 1)
 
 
 def test_the_library_needs_no_other(library: Path) -> None:
