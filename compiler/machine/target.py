@@ -100,7 +100,7 @@ NAMED: Final = {
         Target("aarch64-neon", "aarch64", _NEON, 128),
         Target("aarch64-dotprod", "aarch64", _NEON_DOT, 128),
         Target("aarch64-i8mm-bf16", "aarch64", _NEON_BF16, 128),
-        Target("aarch64-android", "aarch64", _NEON_DOT, 128, system="linux-android"),
+        Target("aarch64-android", "aarch64", _NEON_DOT, 128, system="unknown-linux-android"),
         Target("riscv64", "riscv64", _RISCV, 128, has_f16=False, code_model="medium", abi="lp64d"),
         Target("riscv64-v", "riscv64", _RISCV | {"v"}, 128, has_f16=False, code_model="medium", abi="lp64d"),
         _wasm("wasm-simd128", _WASM, has_fma=False),

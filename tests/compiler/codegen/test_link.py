@@ -77,6 +77,16 @@ def test_vector_instructions_of_the_target(name: str, dtype: DType) -> None:
         assert "zmm" not in assembly
 
 
+def test_code_for_android_keeps_its_platform_register() -> None:
+    """Android's ABI reserves x18, in which the system keeps the address of a second stack. Linux leaves it to programs."""
+
+    def uses(name: str) -> bool:
+        target = get(name)
+        return bool(re.search(r"\b[xw]18\b", link([rowwise(DType.F16, target, "k", *MATH)], target).assembly()))
+
+    assert not uses("aarch64-android") and uses("aarch64-dotprod")
+
+
 def test_the_same_text_gives_the_same_bytes() -> None:
     target = get("x86-64-v3")
     kernel = rowwise(DType.F32, target, "k", Fn.TANH)

@@ -72,7 +72,7 @@ def test_a_target_beyond_this_machine_is_refused_by_what_it_lacks(monkeypatch: p
     with pytest.raises(TargetError, match="needs aarch64, which this CPU lacks"):
         runnable("aarch64-neon")
     monkeypatch.setattr(target, "host", lambda: replace(NAMED["aarch64-dotprod"], name="host"))
-    with pytest.raises(TargetError, match="'aarch64-android' needs linux-android, which this CPU lacks"):
+    with pytest.raises(TargetError, match="'aarch64-android' needs unknown-linux-android, which this CPU lacks"):
         runnable("aarch64-android")
 
 
