@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from deploy.export.c import c_target, export_c
 from deploy.model_loading.servable import Servable
+from runtime.objects.elf import HEADER, MACHINES
 from tests.conftest import ROOT
 from tests.deploy.export.conftest import CONTEXT, SCRIPTS
 from tests.deploy.export.test_web import ANSWER, NUM_TOKENS, golden, native
@@ -175,7 +177,35 @@ def test_library_and_header_are_small(kind: str, library: Path) -> None:
     assert (library / f"libdemo.{kind}").stat().st_size + (library / "model.h").stat().st_size < 400_000
 
 
-MACHINES = [
+RELOCATABLE, SHARED = 1, 3  # types of files
+LOAD, DYNAMIC = 1, 2  # types of segments
+HASH, SONAME = 4, 14  # tags of the dynamic table
+IMPORTS = {"NEEDED": 1, "RELA": 7, "REL": 17, "TEXTREL": 22, "JMPREL": 23}
+LITTLE_ENDIAN_64 = b"\x7fELF\x02\x01\x01\x00"
+
+
+def test_a_library_for_android_is_one_for_its_loader(demo: Servable, tmp_path: Path) -> None:
+    """Android's loader maps pages of 4 and of 16 KiB. The library imports nothing, so it depends on no version of the system. That code
+    leaves the platform register alone is a test of the compiler."""
+    path = export_c(golden("llama", demo), "demo", c_target("aarch64-android"), tmp_path, shared=True)
+    assert "for aarch64-android, unknown-linux-android." in (tmp_path / "model.h").read_text()
+    content = (tmp_path / "libdemo.a").read_bytes()
+    objects = [content[found.start() :] for found in re.finditer(re.escape(LITTLE_ENDIAN_64), content)]
+    assert len(objects) == 2  # kernels and library
+    library = path.read_bytes()
+    headers = [HEADER.unpack_from(file) for file in (*objects, library)]
+    for (ident, found, machine, *_), kind in zip(headers, (RELOCATABLE, RELOCATABLE, SHARED), strict=True):
+        assert (ident[:8], found, machine) == (LITTLE_ENDIAN_64, kind, MACHINES["aarch64"])
+    segments_at, num_segments = headers[-1][5], headers[-1][10]
+    segments = [struct.unpack_from("<IIQQQQQQ", library, segments_at + 56 * i) for i in range(num_segments)]
+    loads = [(offset, address, alignment) for kind, _, offset, address, *_, alignment in segments if kind == LOAD]
+    assert loads and all(a % (16 << 10) == 0 and address % a == offset % a for offset, address, a in loads)
+    ((offset, size),) = [(offset, size) for kind, _, offset, _, _, size, *_ in segments if kind == DYNAMIC]
+    tags = {tag for tag, _ in struct.iter_unpack("<QQ", library[offset : offset + size])}
+    assert {SONAME, HASH} <= tags and tags.isdisjoint(IMPORTS.values())
+
+
+MACHINES_IN_QEMU = [
     ("aarch64-linux", "aarch64", []),
     ("aarch64-dotprod", "aarch64", []),
     ("riscv64-linux", "riscv64", ["-cpu", "rv64"]),
@@ -185,7 +215,7 @@ MACHINES = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "arch", "flags"), MACHINES, ids=[" ".join([m[0], *m[2][1:]]) for m in MACHINES])
+@pytest.mark.parametrize(("target", "arch", "flags"), MACHINES_IN_QEMU, ids=[" ".join([m[0], *m[2][1:]]) for m in MACHINES_IN_QEMU])
 def test_other_machines_give_the_same_bytes(target: str, arch: str, flags: list[str], demo: Servable, tmp_path: Path) -> None:
     """Under qemu, libraries for three other machines compute the same logits, byte for byte: AArch64, RISC-V without vectors, and RISC-V
     with vectors of two lengths. The archive is linked with musl; the shared library is loaded by the loader of glibc."""
