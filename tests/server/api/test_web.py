@@ -54,8 +54,23 @@ def test_every_answer_isolates_the_page_and_lets_it_run_its_own_scripts_alone(se
     headers = published(serve).http().get(f"/web/null/{file}").headers
     assert headers["cross-origin-opener-policy"] == headers["cross-origin-resource-policy"] == "same-origin"
     assert headers["cross-origin-embedder-policy"] == "require-corp"
-    policy = headers["content-security-policy"]
-    assert "default-src 'none'" in policy and "unsafe-inline" not in policy and "'unsafe-eval'" not in policy
+    policy = {name: set(sources) for name, *sources in (part.split() for part in headers["content-security-policy"].split(";"))}
+    assert policy["script-src"] == {"'self'", "'wasm-unsafe-eval'"}
+    for name in ("worker-src", "style-src", "connect-src"):
+        assert policy[name] == {"'self'"}
+    for name in ("default-src", "base-uri", "form-action", "frame-ancestors"):
+        assert policy[name] == {"'none'"}
+    assert policy["require-trusted-types-for"] == {"'script'"}
+
+
+def test_parts_and_known_files_have_the_same_policy(serve):
+    client = published(serve).http()
+    whole = client.get("/web/null/weights-0.bin").headers
+    for asked, status in ({"range": "bytes=0-9"}, 206), ({"if-none-match": whole["etag"]}, 304):
+        found = client.get("/web/null/weights-0.bin", headers=asked)
+        assert found.status_code == status
+        for name in ("content-security-policy", "cross-origin-embedder-policy", "cross-origin-resource-policy", "cache-control", "etag"):
+            assert found.headers[name] == whole[name]
 
 
 def test_the_page_needs_no_key_and_the_model_does(serve):
@@ -80,6 +95,10 @@ def test_parts_of_a_file_are_sent_while_it_is_the_same(serve):
     assert part.headers["content-range"] == f"bytes 1000-{len(WEIGHTS) - 1}/{len(WEIGHTS)}"
     other = client.get("/web/null/weights-0.bin", headers={"range": "bytes=1000-", "if-range": '"another"'})
     assert (other.status_code, other.content) == (200, WEIGHTS)
+    last = client.get("/web/null/weights-0.bin", headers={"range": "bytes=-7"})
+    assert (last.status_code, last.content) == (206, WEIGHTS[-7:])
+    weak = client.get("/web/null/weights-0.bin", headers={"if-none-match": f'"another", W/{etag}'})
+    assert weak.status_code == 304
     for file in ("weights-0.bin", "chat.mjs"):
         known = client.get(f"/web/null/{file}").headers["etag"]
         again = client.get(f"/web/null/{file}", headers={"if-none-match": known})
