@@ -62,6 +62,7 @@ class EmbeddingConfig:
     default_prompt: str | None = None  # name of the prompt that is used by default
     max_tokens: int | None = None  # length on which the model was trained, which may be less than its context
     dense: tuple[Dense, ...] = ()
+    is_stated: bool = False  # whether the model's files state the pooling
 
     def size_of(self, hidden_size: int) -> int:
         """Return the size of an embedding, given the hidden size of the model."""
@@ -117,7 +118,7 @@ def _read_modules(modules: Any, directory: Path, default: Pooling) -> EmbeddingC
             case "Transformer" | "LogitScore":
                 pass
             case "Pooling":
-                found = replace(found, pooling=_read_pooling(settings_of(module, directory)))
+                found = replace(found, pooling=_read_pooling(settings_of(module, directory)), is_stated=True)
             case "Dense":
                 found = replace(found, dense=(*found.dense, _read_dense(module.text("path"), settings_of(module, directory))))
             case "Normalize":

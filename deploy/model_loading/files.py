@@ -49,9 +49,8 @@ def open_files(path: Path) -> ModelFiles:
     try:
         if path.is_file():
             model = GgufModel(path)
-            return ModelFiles(
-                path, model.config, model, is_embedder=False, gguf=model.file, held=HeldWeights(model) if model.forms else None
-            )
+            held = HeldWeights(model) if model.forms else None
+            return ModelFiles(path, model.config, model, model.config.embedding.is_stated, gguf=model.file, held=held)
         config = _config_of(path)
         is_embedder = not config.is_causal or config.classes is not None or (path / "modules.json").is_file()
         weights, held = open_weights(path, config), open_weights(path, config, held=True)

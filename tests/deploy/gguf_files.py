@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import gguf
+from gguf.constants import PoolingType
 
 from tests.golden.gguf_models import convert
 
 VOCAB = ["a", "b", "ab", *(f"w{id}" for id in range(3, 160))]
 
 
-def write_gguf(path: Path, *, merges: bool = True, chat_template: str = "") -> None:
+def write_gguf(path: Path, *, merges: bool = True, chat_template: str = "", pooling: PoolingType = PoolingType.NONE) -> None:
     """Write the golden Qwen2 model and its tokenizer to a GGUF file."""
 
     def add_tokenizer(writer: gguf.GGUFWriter) -> None:
@@ -23,5 +24,6 @@ def write_gguf(path: Path, *, merges: bool = True, chat_template: str = "") -> N
         if merges:
             writer.add_token_merges(["a b"])
         writer.add_eos_token_id(2)
+        writer.add_pooling_type(pooling)
 
     convert("qwen2", "qwen2", path, add_tokenizer)

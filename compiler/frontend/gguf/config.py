@@ -14,6 +14,7 @@ import numpy as np
 from compiler.frontend.errors import DamagedFile, ModelError
 from compiler.frontend.family import Gguf
 from compiler.frontend.gguf.file import GgufFile
+from compiler.frontend.sentence import EmbeddingConfig, Pooling
 
 FIELDS = {
     "block_count": "num_hidden_layers",
@@ -41,6 +42,8 @@ YARN_FIELDS = {
 # Tensors that belong to the configuration: divisors of the frequency of each rotated pair. Llama 3 has one list, Phi-3 one per range of
 # contexts.
 ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
+POOLINGS = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}  # by the numbers of `pooling_type`; 0: the file states no pooling
+RERANKER = 4  # the `pooling_type` of a reranker
 MOST_AHEAD = 100  # most layers that predict further tokens
 MAX_ROPE_FACTOR_BYTES = 1 << 16
 STACKED = {"attn_q": "attn_qkv"}  # name of a projection -> name of the stacked projection in which some files store it
@@ -52,6 +55,8 @@ def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
     fields = {**FIELDS, **gguf.fields}
     config: dict[str, Any] = {fields[key]: value for key, value in metadata.items() if key in fields}
     config["model_type"] = model_type
+    if not metadata.get("attention.causal", True):
+        config["is_causal"] = False
     if type(config.get("num_hidden_layers")) is int:
         config["num_hidden_layers"] -= num_ahead(metadata)
     if "vocab_size" not in config and (embeddings := file.tensors.get("token_embd.weight")) is not None and embeddings.shape:
@@ -64,6 +69,20 @@ def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
     _complete_windows(config, metadata)
     gguf.complete(config, metadata, file.tensors)
     return config
+
+
+def read_embedding(file: GgufFile, gguf: Gguf) -> EmbeddingConfig | None:
+    """Return the pooling of a model that was trained for embeddings, or None if the file states none."""
+    name = f"{gguf.architecture}.pooling_type"
+    match file.metadata.get(name, 0):
+        case 0:
+            return None
+        case int(number) if number in POOLINGS:
+            return EmbeddingConfig(POOLINGS[number], True, is_stated=True)
+        case int(number) if number == RERANKER:
+            raise ModelError(f"{file.path.name}: {name} is {number}, a reranker; load the folder with config.json and safetensors files")
+        case other:
+            raise ModelError(f"{file.path.name}: {name} is {other!r}, expected 0 to {RERANKER}")
 
 
 def num_ahead(metadata: Mapping[str, Any], prefix: str = "") -> int:

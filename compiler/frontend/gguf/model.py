@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import translate
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from compiler.frontend.config import ModelConfig
 from compiler.frontend.errors import DamagedFile, UnknownModel
-from compiler.frontend.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, num_ahead, read_config
+from compiler.frontend.gguf.config import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS, num_ahead, read_config, read_embedding
 from compiler.frontend.gguf.dequantize import form_of
 from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.quantized.held import Form, is_held
@@ -69,7 +69,9 @@ class GgufModel:
         count = self.file.metadata.get(f"{self._gguf.architecture}.expert_count", 0)
         if count and decoder_family(model_type).experts is None:
             raise UnknownModel(f"{self.file.path.name} has {count} experts; {self._gguf.architecture} is supported only without experts")
-        self.config: ModelConfig = self._gguf.adapt(parse_config(read_config(self.file, self._gguf, model_type)), self.file.tensors)
+        config = self._gguf.adapt(parse_config(read_config(self.file, self._gguf, model_type)), self.file.tensors)
+        embedding = read_embedding(self.file, self._gguf)
+        self.config: ModelConfig = config if embedding is None else replace(config, embedding=embedding)
         self._has_halves = f"{self._gguf.architecture}.{self._gguf.halves_mark}" in self.file.metadata
         self._names = {**NAMES, "output_norm": f"model.{decoder_family(model_type).last_norm}", **self._gguf.names}
         self._layer_names = {**COMMON_LAYER_NAMES, **self._gguf.layer_names}

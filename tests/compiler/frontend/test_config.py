@@ -117,9 +117,9 @@ def test_encoders() -> None:
 
 
 def test_pooling_beside_the_model() -> None:
-    assert load_config(MODELS / "bert").embedding == EmbeddingConfig(Pooling.MEAN, True, max_tokens=48)
+    assert load_config(MODELS / "bert").embedding == EmbeddingConfig(Pooling.MEAN, True, max_tokens=48, is_stated=True)
     prompts = (("query", "Find: "), ("document", ""))
-    assert load_config(MODELS / "bert-cls").embedding == EmbeddingConfig(Pooling.CLS, False, prompts, "query", 64)
+    assert load_config(MODELS / "bert-cls").embedding == EmbeddingConfig(Pooling.CLS, False, prompts, "query", 64, is_stated=True)
     assert load_config(MODELS / "qwen3-embedding").embedding.pooling == Pooling.LAST
     assert load_config(MODELS / "llama").embedding == EmbeddingConfig(Pooling.LAST, True)
 

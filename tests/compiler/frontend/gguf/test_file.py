@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tokenizers
-from gguf.constants import GGML_QUANT_SIZES, ExpertGatingFuncType, GGMLQuantizationType, TokenType
+from gguf.constants import GGML_QUANT_SIZES, ExpertGatingFuncType, GGMLQuantizationType, PoolingType, TokenType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -29,7 +29,9 @@ from compiler.frontend.mixture import ClippedGate
 from compiler.frontend.quantized.held import Form, HeldWeights, Offset, forms_of
 from compiler.frontend.registry import GGUF_FAMILIES, decoder_family, load_config
 from compiler.frontend.rope import LongScaling, Rope
+from compiler.frontend.sentence import EmbeddingConfig, Pooling
 from compiler.ops.tables import INTERPRET
+from deploy.model_loading.files import open_files
 from server.text.tokenizer import Tokenizer
 from tests.damage import damaged
 from tests.golden.gguf_models import MODELS, OLDER, convert, decoder_tensors, decoder_values, halved, with_tiled_heads, write
@@ -413,12 +415,35 @@ def test_rows_of_a_model_with_sections_of_its_rope_are_put_back(tmp_path: Path) 
     [
         ("deepseek2", "deepseek_v2", lambda writer: writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID), "scoring_func"),
         ("granite", "granite", lambda writer: writer.add_rope_scaling_finetuned(False), "Granite without a rope"),
+        (
+            "qwen3",
+            "qwen3",
+            lambda writer: writer.add_causal_attention(False),
+            "is False, expected true, because attention in decoders is causal",
+        ),
+        (
+            "qwen3",
+            "qwen3",
+            lambda writer: writer.add_pooling_type(PoolingType.RANK),
+            "qwen3.pooling_type is 4, a reranker; load the folder",
+        ),
+        ("qwen3", "qwen3", lambda writer: writer.add_uint32("qwen3.pooling_type", 9), "qwen3.pooling_type is 9, expected 0 to 4"),
         ("olmo2", "olmo3", lambda writer: writer.add_rope_scaling_yarn_ext_factor(0.5), "yarn_ext_factor is 0.5, expected 1"),
     ],
 )
 def test_what_a_model_would_compute_otherwise_is_refused(tmp_path: Path, arch: str, case: str, add: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         GgufModel(convert(case, arch, tmp_path / "m.gguf", add))
+
+
+@pytest.mark.parametrize(("stated", "pooling"), [(PoolingType.LAST, Pooling.LAST), (PoolingType.MEAN, Pooling.MEAN)])
+def test_a_model_with_a_pooling_was_trained_for_embeddings(tmp_path: Path, stated: PoolingType, pooling: Pooling) -> None:
+    path = convert("qwen3", "qwen3", tmp_path / "m.gguf", lambda writer: writer.add_pooling_type(stated))
+    assert GgufModel(path).config.embedding == EmbeddingConfig(pooling, True, is_stated=True)
+    assert open_files(path).is_embedder
+    for plain in (lambda writer: None, lambda writer: writer.add_pooling_type(PoolingType.NONE)):
+        path = convert("qwen3", "qwen3", tmp_path / "m.gguf", plain)
+        assert not open_files(path).is_embedder
 
 
 def test_a_head_whose_factor_is_unknown_is_refused(tmp_path: Path) -> None:
