@@ -15,6 +15,7 @@ from math import prod
 import msgspec
 
 from compiler.frontend.weights import WeightSource
+from deploy.model_loading.abilities import embedding_note, serves
 from deploy.model_loading.plan import WORKER_BYTES, Plan, plan_of
 from deploy.model_loading.program import Compiled, compile_model, executable_cache
 from deploy.model_loading.servable import Progress, Servable, require_servable, silent
@@ -31,6 +32,8 @@ from server.messages import Load
 class Inspection:
     source: str
     family: str
+    serves: tuple[str, ...]  # what the server answers with this model, in words
+    embedding_note: str
     num_parameters: int
     file_bytes: int
     bytes_by_part: dict[str, int]  # bytes in the files per part of the model: embeddings, attention, mlp, norms, head, other
@@ -65,6 +68,8 @@ def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
     return Inspection(
         source=str(files.path),
         family=files.config.family,
+        serves=serves(mode),
+        embedding_note=embedding_note(mode),
         num_parameters=sum(_by_dtype(files.weights).values()),
         file_bytes=sum(info.num_bytes for info in tensors.values()),
         bytes_by_part=_by_part(files.weights),

@@ -84,8 +84,8 @@ NOT_AN_EMBEDDER = ErrorKind(
     ErrorCode.NOT_AN_EMBEDDING_MODEL,
     400,
     INVALID,
-    "The model gives no embeddings: its KV cache has no room for texts to embed.",
-    "Load it with a larger `kv_cache_bytes`, or ask another model.",
+    "The model computes no embeddings: it classifies, or it generates text and was not trained for embeddings.",
+    "Ask a model that was trained for embeddings, or load a generator with `embeddings: true`.",
 )
 NOT_A_GENERATOR = ErrorKind(
     ErrorCode.NOT_A_GENERATIVE_MODEL,

@@ -136,6 +136,7 @@ class Load(Message, frozen=True, tag=True):
     reserved_bytes: int = 0  # free bytes that the KV cache must leave for models that are not loaded yet
     kv_share: float = 1.0  # share of the remaining bytes that the KV cache may use if kv_cache_bytes is None
     restart: bool = False  # this server has served the model before, so verify cached files while serving
+    embeddings: bool = False  # serve embeddings of a model that generates text and was not trained for embeddings
 
 
 class Submit(Message, frozen=True, tag=True):
@@ -196,6 +197,13 @@ class ClassScores(StrEnum):
     RAW = "raw"  # the outputs are the scores
 
 
+class Scoring(StrEnum):
+    """How a model scores two texts, for rerank and score."""
+
+    PAIRS = "pairs"  # a reranker reads both texts together
+    COSINE = "cosine"  # the cosine of the embeddings of the two texts
+
+
 class CachePages(Message, frozen=True):
     """The pages of a cache group."""
 
@@ -228,7 +236,8 @@ class Ready(Message, frozen=True, tag=True):
     cache_groups: tuple[CachePages, ...] = ()  # num_pages and kv_cache_bytes are sums over these
     context_note: str = ""  # why max_context is less than the model allows, and what a longer context needs
     device_note: str = ""  # why the model runs other code than its target's
-    embedding_size: int = 0  # 0: not an embedding model
+    embedding_size: int = 0  # 0: the model serves no embeddings
+    embedding_note: str = ""  # what users of the embeddings should know, such as how a text's vector is made
     embeds_tokens: bool = False  # the model can also compute a vector per token
     generates: bool = True
     normalize: bool = True  # scale embeddings to length 1, unless a request decides otherwise
@@ -241,6 +250,13 @@ class Ready(Message, frozen=True, tag=True):
     card: CardUsage | None = None  # the model's GPU, or None if it runs on a CPU
     compile_s: float = 0.0
     load_s: float = 0.0
+
+    @property
+    def scoring(self) -> Scoring | None:
+        """Return how the model answers rerank and score, or None if it does not."""
+        if self.classes:
+            return Scoring.PAIRS if len(self.classes) == 1 else None
+        return Scoring.COSINE if self.embedding_size else None
 
     @property
     def total_bytes(self) -> int:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from deploy.cli.output import Bars, answers, errors, in_units
-from deploy.cli.sources import KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET, Device, KvCacheBytes
+from deploy.cli.sources import EMBEDDINGS, KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET, Device, KvCacheBytes
 from deploy.client import Client, ServerFault, segment
 from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes_or_share
 
@@ -33,6 +33,7 @@ def load(
     kv_dtype: Annotated[str, typer.Option(help=KV_DTYPE)] = "auto",
     target: Annotated[str, typer.Option(help=TARGET)] = "host",
     device: Device = "cpu",
+    embeddings: Annotated[bool, typer.Option(help=EMBEDDINGS)] = False,
     alias: Annotated[list[str] | None, typer.Option(help="Additional name for the model; may be repeated.")] = None,
     pin: Annotated[bool, typer.Option(help="Refuse to unload without --force.")] = False,
     swap: Annotated[bool, typer.Option(help="Unload the models that lose their last alias to this model.")] = False,
@@ -59,6 +60,7 @@ def load(
         "kv_dtype": kv_dtype,
         "target": target,
         "device": device,
+        "embeddings": embeddings or None,
         "aliases": alias,
         "pin": pin or None,
         "swap": swap or None,
@@ -78,7 +80,7 @@ def load(
         raise ServerFault(operation["error"]["message"], operation["error"]["code"])
     model = client.get(f"/admin/models/{segment(operation['model'])}")
     answers.print(f"{model['id']} is ready: {in_units(sum(model['bytes'].values()))}, context {model['max_model_len']}", highlight=False)
-    for note in filter(None, (model.get("context_note"), model.get("device_note"))):
+    for note in filter(None, (model.get("context_note"), model.get("embedding_note"), model.get("device_note"))):
         errors.print(note, style="dim", highlight=False, soft_wrap=True)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 
 from deploy.cli.output import answers, in_units, stages
-from deploy.cli.sources import KvDtype, MaxContext, Quantize, Source, load_of
+from deploy.cli.sources import EMBEDDINGS, KvDtype, MaxContext, Quantize, Source, load_of
 
 
 def export(
@@ -23,6 +24,7 @@ def export(
     quantize: Quantize = "auto",
     max_context: MaxContext = None,
     kv_dtype: KvDtype = "auto",
+    embeddings: Annotated[bool, typer.Option(help=EMBEDDINGS)] = False,
 ) -> None:
     """Write a model in a form that runs without Python: in a browser, or linked into a C program.
 
@@ -48,6 +50,7 @@ def export(
             "--shared is set, but an export for browsers has no C library: leave --shared out, or name a machine: --target aarch64-linux"
         )
     load = load_of(model, quantize, max_context, 1, None, kv_dtype, "host")
+    load = msgspec.structs.replace(load, embeddings=embeddings)
     folder = new_folder(output or Path(f"{load.name.replace('/', '-')}-{target}"))
     with stages(load.name) as report:
         servable = require_servable(load, report)

@@ -15,7 +15,7 @@ import typer
 
 from deploy import demo
 from deploy.cli.output import Bars, errors
-from deploy.cli.sources import DEVICE, KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET
+from deploy.cli.sources import DEVICE, EMBEDDINGS, KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET
 from deploy.secrets import hub_token, take_secrets
 from deploy.settings import DEFAULTS, MODELS, PREFIX, SETTINGS, TYPES, Setting, gather, num_bytes, service_links
 from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, ModelSpec
@@ -156,6 +156,7 @@ FORM: dict[str, Any] = {
     "kv_dtype": _of_models(str, KV_DTYPE),
     "target": _of_models(str, TARGET),
     "device": _of_models(str, DEVICE),
+    "embeddings": _of_models(bool, EMBEDDINGS),
 }
 
 

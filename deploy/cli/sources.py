@@ -24,6 +24,7 @@ MAX_GAP_MS = "Longest pause of a stream, in milliseconds, while prompts of other
 KV_DTYPE = "Number format of keys and values: auto, f32, f16, bf16, int8."
 TARGET = "Instruction set to use: host, or a smaller one such as x86-64-v3."
 DEVICE = "Device that runs the model: cpu, cuda, or one of several GPUs such as cuda:1."
+EMBEDDINGS = "Serve embeddings also of a model that generates text and was not trained for embeddings."
 
 Source = Annotated[str, typer.Argument(help="Folder, .gguf file or hub id; 'demo' is the built-in model.")]
 Quantize = Annotated[str, typer.Option(help=QUANTIZE)]

@@ -23,6 +23,7 @@ from compiler.frontend.sampler import SAMPLE_ENTRY
 from compiler.machine.target import Target, get
 from deploy.export.model import NOTHING_SHOWN, cache_shapes, pieces
 from deploy.export.weights import Shard, write_shards
+from deploy.model_loading.abilities import embeds
 from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode
 from deploy.model_loading.servable import Progress, Servable, silent
 from runtime.cache_groups import PAGE_SIZE
@@ -61,6 +62,7 @@ class WebEmbedding(msgspec.Struct, frozen=True):
 class WebModel(msgspec.Struct, frozen=True):
     name: str
     kind: str  # "generator", "embedder" (a decoder without a language head) or "encoder"
+    embeds: bool  # false for a generator, unless the export asks for its embeddings
     entry: str
     vocab_size: int
     hidden_size: int
@@ -138,6 +140,7 @@ def web_model(model: Servable, name: str) -> WebModel:
     return WebModel(
         name,
         KINDS[type(mode)],
+        embeds(mode),
         mode.entry,
         config.vocab_size,
         config.hidden_size,

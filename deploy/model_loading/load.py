@@ -12,6 +12,7 @@ from pathlib import Path
 from compiler.frontend.errors import ModelError
 from compiler.machine.target import Target
 from deploy.cache import kept
+from deploy.model_loading.abilities import embedding_note, embeds
 from deploy.model_loading.costs import step_costs
 from deploy.model_loading.graphs import prepare
 from deploy.model_loading.modes import Mode
@@ -76,8 +77,9 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         graphs_bytes=plan.graphs_bytes,
         cache_groups=_cache_groups(plan, served),
         device_note=chosen.note,
-        embedding_size=0 if classes else served.embedding_size,
-        embeds_tokens=served.embeds_tokens and not classes,
+        embedding_size=served.embedding_size if embeds(mode) else 0,
+        embedding_note=embedding_note(mode),
+        embeds_tokens=served.embeds_tokens and embeds(mode),
         generates=served.generates,
         normalize=embedding.normalize,
         prompts=embedding.prompts,

@@ -135,6 +135,7 @@ class NullScript:
     fail_after: int | None = None  # number of tokens after which the answer ends in a RequestError; with None, it does not
     max_context: int = 4096
     embedding_size: int = 0
+    embedding_note: str = ""
     embeds_tokens: bool = True
     normalize: bool = True
     prompts: tuple[tuple[str, str], ...] = ()
@@ -190,6 +191,7 @@ class NullWorker:
             kv_cache_bytes=script.kv_cache_bytes,
             cache_groups=(CachePages(num_pages, script.kv_cache_bytes // num_pages, PAGE_SIZE),),
             embedding_size=script.embedding_size,
+            embedding_note=script.embedding_note,
             embeds_tokens=script.embeds_tokens,
             generates=script.generates,
             normalize=script.normalize,

@@ -37,6 +37,9 @@ export class Engine {
       if (this.model.kind !== 'generator' && method !== 'embeddings') {
         throw new RequestError('model', `${this.model.name} gives embeddings and generates no text; use embeddings.create`);
       }
+      if (!this.model.embeds && method === 'embeddings') {
+        throw new RequestError('model', `${this.model.name} generates text and was not trained for embeddings; export it with --embeddings to use its hidden states as embeddings`);
+      }
       yield* this.methods[method](body, signal);
     } finally {
       done();

@@ -21,7 +21,7 @@ from server.api.request.fields import check_unknown
 from server.api.request.prepare import invalid, off_loop
 from server.api.request.schema import EmbeddingBody, Label
 from server.api.routes import gives, new_router
-from server.api.vectors import Vector, embed_all, plan_embedding, plan_texts
+from server.api.vectors import Vector, embed_all, plan_embedding, plan_texts, require_embeddings
 from server.errors import NOT_A_CLASSIFIER, NOT_AN_EMBEDDER, ApiError
 from server.models.model import Loaded, Model
 
@@ -98,6 +98,7 @@ def _check_task(body: PoolingBody, model: Model, loaded: Loaded) -> bool:
             require_classes(model, loaded)
             return False
         case "token_embed":
+            require_embeddings(model, loaded)
             if not loaded.ready.embeds_tokens:
                 message = f"model {model.spec.name!r} computes one vector per text, not one per token; use task embed"
                 raise ApiError(NOT_AN_EMBEDDER, message, param="task")

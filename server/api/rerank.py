@@ -1,5 +1,5 @@
 """Rerank and score: how relevant texts are to a query, in the shapes of Cohere, Jina and vLLM. A reranker reads each pair of texts. With
-an embedding model, the score is the cosine similarity of two vectors."""
+an embedding model, the score is the cosine similarity of two vectors. The field `scoring` of the answer says which of the two it is."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from server.api.request.prepare import context_of, invalid, off_loop
 from server.api.request.schema import EmbeddingBody, Int, Kept, Label, Text
 from server.api.request.texts import encode_prompts, encode_texts, kept_of, too_long
 from server.api.routes import gives, new_router
-from server.api.vectors import Vector, embed_all, plan_embedding
-from server.errors import NOT_A_CLASSIFIER, ApiError
-from server.messages import PairPrompt
+from server.api.vectors import LOAD_TO_EMBED, Vector, embed_all, plan_embedding
+from server.errors import NOT_A_CLASSIFIER, NOT_AN_EMBEDDER, ApiError
+from server.messages import PairPrompt, Scoring
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
 from server.text.pairs import Pair
@@ -86,6 +86,7 @@ class RerankMeta(TypedDict):
 class Reranked(TypedDict):
     id: str
     model: str
+    scoring: Scoring
     results: Sequence[RerankResult]
     usage: EmbeddingUsage
     meta: RerankMeta
@@ -102,6 +103,7 @@ class Scores(TypedDict):
     object: Literal["list"]
     created: int
     model: str
+    scoring: Scoring
     data: Sequence[Score]
     usage: EmbeddingUsage
 
@@ -118,6 +120,7 @@ def router(context: Context) -> APIRouter:
         """Order documents by their relevance to a query."""
         ignored = check_unknown(body, strict=context.settings.strict)
         model, loaded = context.registry.serve(body.model)
+        scoring = _scoring_of(model, loaded)
         texts = [text if isinstance(text, str) else text.text for text in body.documents]
         if not texts:
             raise invalid("documents", "documents is empty; expected at least one text")
@@ -130,6 +133,7 @@ def router(context: Context) -> APIRouter:
         answer: Reranked = {
             "id": f"rerank-{secrets.token_hex(12)}",
             "model": body.model or model.spec.name,
+            "scoring": scoring,
             "results": results,
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
             "meta": {"billed_units": {"search_units": 1}},
@@ -142,6 +146,7 @@ def router(context: Context) -> APIRouter:
         """Score how similar texts are: one text against many texts, or two lists of texts pair by pair."""
         ignored = check_unknown(body, strict=context.settings.strict)
         model, loaded = context.registry.serve(body.model)
+        scoring = _scoring_of(model, loaded)
         first, second = ([text] if isinstance(text, str) else text for text in (body.text_1, body.text_2))
         if not first or not second or len(first) not in (1, len(second)):
             raise invalid("text_1", f"text_1 has {len(first)} texts and text_2 has {len(second)}; expected one, or as many as text_2")
@@ -151,12 +156,29 @@ def router(context: Context) -> APIRouter:
             "object": "list",
             "created": int(time.time()),
             "model": body.model or model.spec.name,
+            "scoring": scoring,
             "data": [{"object": "score", "index": index, "score": float(value)} for index, value in enumerate(scores)],
             "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
         }
         return json_answer(answer, headers=response_headers(loaded, ignored))
 
     return routes
+
+
+def _scoring_of(model: Model, loaded: Loaded) -> Scoring:
+    """Return how the model scores texts. Raise ApiError if it is neither a reranker nor an embedding model."""
+    name, ready = model.spec.name, loaded.ready
+    if ready.scoring is not None:
+        return ready.scoring
+    if ready.classes:
+        names = ", ".join(ready.classes[:5])
+        message = f"model {name!r} has {len(ready.classes)} classes ({names}); expected a reranker, which has one class"
+        raise ApiError(NOT_A_CLASSIFIER, message, param="model")
+    message = (
+        f"model {name!r} generates text; expected a reranker or a model that was trained for embeddings. If it is Qwen3-Reranker without "
+        f'its chat template, set `classifier_from_token` in its config.json to ["no", "yes"]; otherwise {LOAD_TO_EMBED}'
+    )
+    raise ApiError(NOT_AN_EMBEDDER, message, param="model")
 
 
 async def _scores(
@@ -169,7 +191,7 @@ async def _scores(
     documents: Named,
 ) -> tuple[Vector, int]:
     """Score one query against each document, or queries and documents pair by pair. Return the scores and the number of tokens."""
-    if loaded.ready.classes:
+    if loaded.ready.scoring is Scoring.PAIRS:
         return await _scores_of_pairs(request, body, model, loaded, context, queries, documents)
     vectors, num_tokens = await _vectors(request, body, model, loaded, context, queries, documents)
     count = len(queries[0])
@@ -179,11 +201,6 @@ async def _scores(
 async def _scores_of_pairs(
     request: Request, body: VectorOptions, model: Model, loaded: Loaded, context: Context, queries: Named, documents: Named
 ) -> tuple[Vector, int]:
-    if len(loaded.ready.classes) != 1:
-        names = ", ".join(loaded.ready.classes[:5])
-        message = f"model {model.spec.name!r} has {len(loaded.ready.classes)} classes ({names}); expected a reranker, which has one class"
-        raise ApiError(NOT_A_CLASSIFIER, message, param="model")
-
     prompt = loaded.ready.pair_prompt
     if body.instruction is not None and prompt is None:
         raise invalid("instruction", f"instruction is given; the prompt of model {model.spec.name!r} has no instruction; leave it out")

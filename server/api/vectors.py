@@ -31,16 +31,29 @@ KINDS = (  # each row has the names that the APIs of Cohere, Jina and Google, an
     ("query", "search_query", "retrieval.query", "retrieval_query", "s2p_query"),
     ("document", "passage", "search_document", "retrieval.passage", "retrieval_document", "corpus"),
 )
+LOAD_TO_EMBED = "load it with `embeddings: true` to use its hidden states as embeddings"
 TURN = 32  # texts sent to the worker before other tasks may run
 
 
 def plan_embedding(body: EmbeddingBody, text: str | None, model: Model, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:
+    require_embeddings(model, loaded)
     size = loaded.ready.embedding_size
-    if not size:
-        raise ApiError(NOT_AN_EMBEDDER, f"model {model.spec.name!r} gives no embeddings", param="model")
     if body.dimensions is not None and body.dimensions > size:
         raise invalid("dimensions", f"dimensions is {body.dimensions}; expected at most the model's {size}")
     return plan_texts(body, text, loaded, settings)
+
+
+def require_embeddings(model: Model, loaded: Loaded) -> None:
+    name, ready = model.spec.name, loaded.ready
+    if ready.embedding_size:
+        return
+    if ready.classes:
+        text = f"model {name!r} computes scores of classes and no embeddings; ask /classify, or ask a model that computes embeddings"
+    else:
+        text = (
+            f"model {name!r} generates text and was not trained for embeddings; {LOAD_TO_EMBED}, or ask a model that was trained for them"
+        )
+    raise ApiError(NOT_AN_EMBEDDER, text, param="model")
 
 
 def plan_texts(body: EmbeddingBody, text: str | None, loaded: Loaded, settings: ServerSettings) -> list[list[int]]:

@@ -305,6 +305,8 @@ class Registry:
         log.info("%s is ready after %.1f s, %s: %s, context %d tokens", name, load_s, compiled, parts, loaded.ready.max_context)
         if loaded.ready.context_note:
             log.info("%s: %s", name, loaded.ready.context_note)
+        if loaded.ready.embedding_note:
+            log.info("%s: %s", name, loaded.ready.embedding_note)
         if loaded.ready.device_note:
             log.warning("%s: %s", name, loaded.ready.device_note)
 

@@ -37,6 +37,7 @@ class ModelSpec(msgspec.Struct, frozen=True, omit_defaults=True):
     kv_dtype: str = "auto"
     target: str = "host"
     device: Annotated[str, Meta(pattern=f"^{DEVICE}$")] = "cpu"
+    embeddings: bool = False
     aliases: tuple[str, ...] = ()
     pin: bool = False
     tool_parser: str | None = None  # None: the format in which the chat template writes calls

@@ -62,6 +62,7 @@ class LoadBody(Options):
     kv_dtype: Literal["auto", "f32", "f16", "bf16", "int8"] = "auto"
     target: Annotated[str, Field(max_length=64)] = "host"
     device: Annotated[str, Field(pattern=f"^{DEVICE}$", max_length=64)] = "cpu"
+    embeddings: bool = False
     aliases: list[Name] = Field(default_factory=list, max_length=64, fail_fast=True)
     pin: bool = False
     tool_parser: Annotated[str, Field(max_length=64)] | None = None
@@ -247,6 +248,7 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
         kv_dtype=body.kv_dtype,
         target=body.target,
         device=body.device,
+        embeddings=body.embeddings,
         aliases=tuple(body.aliases),
         pin=body.pin,
         tool_parser=body.tool_parser,

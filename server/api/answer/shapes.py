@@ -7,6 +7,8 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from server.messages import Scoring
+
 # --- common parts ------------------------------------------------------------------------------------------------------
 
 
@@ -223,6 +225,8 @@ class ModelEntry(TypedDict):
     generates: NotRequired[bool]
     web: NotRequired[str]  # path of the page that runs the model in the browser
     embedding_size: NotRequired[int | None]
+    embedding_note: NotRequired[str]  # what users of the embeddings should know
+    scoring: NotRequired[Scoring | None]  # how the model answers rerank and score
     prompts: NotRequired[Mapping[str, str]]
 
 

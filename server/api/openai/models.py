@@ -59,6 +59,9 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
         if page := registry.publications.address(model.spec.name):
             described["web"] = page
         described["embedding_size"] = ready.embedding_size or None
+        if ready.embedding_note:
+            described["embedding_note"] = ready.embedding_note
+        described["scoring"] = ready.scoring
         described["prompts"] = dict(ready.prompts)
     return described
 

@@ -26,6 +26,7 @@ export function modelCard(model, acts) {
       h("button", {type: "button", class: "plain", onclick: () => acts.log(model)}, "Load log"),
       h("button", {type: "button", class: "outline", onclick: () => acts.unload(model)}, "Unload")),
     model.context_note && h("p", {class: "notice"}, model.context_note),
+    model.embedding_note && h("p", {class: "notice"}, model.embedding_note),
     model.restarting && h("p", {class: "fault-box"}, `Its worker has ended and is being restarted: ${model.restarting.error ?? "trying"}`),
     h("dl", {class: "facts"}, facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {class: "number"}, value)))),
     aliases(model, acts));

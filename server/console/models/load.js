@@ -24,6 +24,7 @@ export class LoadForm {
       aliases: h("input", {placeholder: "separated by commas", autocomplete: "off"}),
     };
     this.pin = h("input", {type: "checkbox"});
+    this.embeddings = h("input", {type: "checkbox"});
     const field = (name, label) => h("label", {class: "field"}, label, this.fields[name]);
     this.submit = h("button", {class: "primary"}, "Load");
     this.element = h("form", {class: "card load", "aria-label": "Load a model", onsubmit: event => { event.preventDefault(); this.#load(); }},
@@ -32,6 +33,7 @@ export class LoadForm {
         field("max_context", "Longest context"), field("max_batch", "Most sequences"), field("aliases", "Aliases")),
       this.sources, this.offers,
       h("label", {class: "check"}, this.pin, "Pin: never suggest to unload it"),
+      h("label", {class: "check"}, this.embeddings, "Serve embeddings even if the model was not trained for them"),
       this.verdict,
       h("div", {class: "row end"}, h("button", {type: "button", class: "outline", onclick: () => this.#check()}, "What would it take?"), this.submit));
   }
@@ -51,7 +53,7 @@ export class LoadForm {
 
   get #body() {
     const {source, name, aliases, ...rest} = Object.fromEntries(Object.entries(this.fields).map(([field, input]) => [field, input.value.trim()]));
-    const body = {source, quantize: rest.quantize, kv_dtype: rest.kv_dtype, pin: this.pin.checked};
+    const body = {source, quantize: rest.quantize, kv_dtype: rest.kv_dtype, pin: this.pin.checked, embeddings: this.embeddings.checked};
     if (name) body.name = name;
     for (const number of ["max_context", "max_batch"]) if (rest[number]) body[number] = Number(rest[number]);
     if (aliases) body.aliases = aliases.split(",").map(alias => alias.trim()).filter(Boolean);

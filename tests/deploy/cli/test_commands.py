@@ -141,6 +141,7 @@ def test_inspect_tells_what_the_server_takes(demo_server: Any) -> None:
     found = json.loads(demo_server.run("relaxserve", "inspect", "demo", "--json"))
     (served,) = json.loads(demo_server.run("relaxserve", "ps", "--json"))
     assert found["family"] == "llama" and found["fits"]
+    assert found["serves"] == ["chat and completions"] and not found["embedding_note"]
     assert found["num_parameters"] == pytest.approx(3.5e6, rel=0.01)
     assert sum(found["bytes_by_part"].values()) == found["file_bytes"]
     assert found["plan"]["num_pages"] == served["pages"]["total"]

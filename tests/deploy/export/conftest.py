@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from compiler.machine.products import product_tiles
@@ -25,7 +26,8 @@ NATIVE = next(t for t in (host(), *reversed(NAMED.values())) if t.can_run_here a
 
 @pytest.fixture(scope="session")
 def demo() -> Servable:
-    return require_servable(load_of("demo", "bf16", CONTEXT, 1, None, "auto", NATIVE.name), silent)
+    load = load_of("demo", "bf16", CONTEXT, 1, None, "auto", NATIVE.name)
+    return require_servable(msgspec.structs.replace(load, embeddings=True), silent)
 
 
 @pytest.fixture(scope="session")

@@ -5,19 +5,21 @@ from __future__ import annotations
 import base64
 import json
 import random
+import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from deploy.cli.sources import load_of
 from deploy.export.c import c_target, export_c
-from deploy.export.web import export_web
+from deploy.export.web import PROGRAM, export_web, web_model
 from deploy.model_loading.load import load_servable
 from deploy.model_loading.servable import Servable, silent
 from server.interfaces import LoadError
@@ -147,6 +149,16 @@ def test_vectors_have_the_form_that_is_asked_for(ask: Callable[..., Any]) -> Non
 def test_vectors_that_cannot_be_made_are_refused_by_name(ask: Callable[..., Any], body: dict[str, Any], param: str, said: str) -> None:
     [[refused]] = ask({"method": "embeddings", "body": body})
     assert refused["error"]["param"] == param and said in refused["error"]["message"]
+
+
+def test_a_generator_gives_no_vectors_unless_the_export_asks_for_them(demo: Servable, site: Path, tmp_path: Path) -> None:
+    plain = replace(demo, mode=replace(demo.mode, load=msgspec.structs.replace(demo.mode.load, embeddings=False)))
+    described = json.loads((site / PROGRAM).read_text())
+    assert described["model"]["embeds"] and not web_model(plain, "demo").embeds
+    shutil.copytree(site, folder := tmp_path / "site")
+    (folder / PROGRAM).write_text(json.dumps({**described, "model": described["model"] | {"embeds": False}}))
+    said = script("engine.mjs", folder, given=json.dumps({"method": "embeddings", "body": {"input": "a"}}))
+    assert b"demo generates text and was not trained for embeddings; export it with --embeddings" in said
 
 
 # --- models with recurrent state ---------------------------------------------------------------------------------------

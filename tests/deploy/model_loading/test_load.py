@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 import tokenizers
+from gguf.constants import PoolingType
 from safetensors.numpy import save_file
 
 from compiler.cache import Cache
@@ -44,7 +45,7 @@ from runtime.sections import SectionFile
 from server.engine.step_model import GroupLimits, Places, StepBatch
 from server.engine.worker import LoadedModel, engine_of
 from server.interfaces import LoadError
-from server.messages import ClassScores, Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Submit
+from server.messages import ClassScores, Embed, Embedding, Failed, FromWorker, Load, SamplingParams, Scoring, Submit
 from server.models.state import ModelSpec
 from tests.compiler.frontend.quantized_files import awq, gptq
 from tests.deploy.gguf_files import VOCAB, write_gguf
@@ -127,7 +128,8 @@ def test_embedding_models(case: str, folder_of: Callable[[str], Path]) -> None:
     golden = np.load(GOLDEN / case / "golden.npz")
     loaded = load(folder_of(case), quantize="f32", max_batch=8)
     ready = loaded.ready
-    assert (ready.embedding_size, ready.generates) == (64, False)
+    assert (ready.embedding_size, ready.generates, ready.scoring) == (64, False, Scoring.COSINE)
+    assert ready.embedding_note == "rerank and score compare embeddings by their cosine"
     texts = texts_of(golden)
     vectors = embedded(loaded, texts)
     close(unit(vectors), golden["embeddings"])
@@ -209,13 +211,33 @@ def test_a_decoder_judges_by_two_tokens(stated: str, folder_of: Callable[[str], 
     close(found[:, 0], expected[:, yes] - expected[:, no])
 
 
+def test_an_encoder_without_a_stated_pooling_says_so(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    shutil.copytree(folder_of("bert"), folder := tmp_path / "plain")
+    (folder / "modules.json").unlink()
+    note = load(folder, quantize="f32", max_batch=8).ready.embedding_note
+    assert note.startswith("the model's files state no pooling, so the pooling is mean; rerank and score compare")
+
+
+def test_a_reranker_saved_as_a_generator_scores_nothing(folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    """Without its chat template, a folder of Qwen3-Reranker is that of any model that generates."""
+    shutil.copytree(folder_of("qwen3"), folder := tmp_path / "judge")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").unlink()  # the copy may be a link
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]}))
+    ready = load(folder, quantize="f32", max_batch=8).ready
+    assert ready.generates and ready.scoring is None
+    assert (ready.embedding_size, ready.embeds_tokens, ready.embedding_note) == (0, False, "")
+
+
 @pytest.mark.parametrize("case", ["qwen3", "qwen3_moe"])
 def test_a_generating_model_embeds_beside(case: str, folder_of: Callable[[str], Path]) -> None:
     """A model that generates text can also compute embeddings, alone or while it generates. An embedding is the hidden state of the last
     token."""
     golden = np.load(GOLDEN / case / "golden.npz")
-    loaded = load(folder_of(case), quantize="f32", max_batch=8)
-    assert loaded.ready.generates and loaded.ready.embedding_size == golden["hidden"].shape[1]
+    loaded = load(folder_of(case), quantize="f32", max_batch=8, embeddings=True)
+    ready = loaded.ready
+    assert ready.generates and ready.embeds_tokens and ready.embedding_size == golden["hidden"].shape[1]
+    assert ready.scoring is Scoring.COSINE and ready.embedding_note.startswith("the model was not trained for embeddings: ")
     prompt = golden["prompt"].tolist()
     close(embedded(loaded, [prompt])[0], golden["hidden"][-1])
     texts = [prompt[:length] for length in (40, 3, 17, 1, 16)]
@@ -591,6 +613,18 @@ def test_a_gguf_file_generates(gguf_file: Path) -> None:
     assert model is not None and loaded.eos_ids == (2,) and loaded.ready.generates
     prompt = golden["prompt"]
     close(model.download(model.run(piece(prompt, 0, len(prompt))))[0], golden["logits"][-1])
+
+
+def test_a_gguf_file_with_a_pooling_embeds(tmp_path: Path) -> None:
+    golden = np.load(GOLDEN / "qwen2" / "golden.npz")
+    write_gguf(tmp_path / "m.gguf", pooling=PoolingType.LAST)
+    loaded = load(tmp_path / "m.gguf", quantize="f32")
+    ready, hidden = loaded.ready, golden["hidden"][-1]
+    assert (ready.generates, ready.scoring, ready.embedding_size) == (False, Scoring.COSINE, len(hidden))
+    close(unit(embedded(loaded, [golden["prompt"].tolist()])), unit(hidden[None]))
+    write_gguf(tmp_path / "mean.gguf", pooling=PoolingType.MEAN)
+    with pytest.raises(LoadError, match=r"mean\.gguf pools by mean; in a decoder, only the last token attends to all others"):
+        load(tmp_path / "mean.gguf", quantize="f32")
 
 
 SECOND_START = """

@@ -12,6 +12,7 @@ import pytest
 
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.layers.nn import WeightFormat
+from deploy.serve import load_of
 from deploy.test_doubles.worker import NullScript
 from server.api.admin.endpoint import WeightForm
 from server.interfaces import LoadError
@@ -416,7 +417,7 @@ def _parses(form: str) -> bool:
 def test_the_set_of_models_survives_a_restart(serve, folder):
     state = folder / "state" / "models.json"
     first = serve(initial=(), state_file=state)
-    first.http().post("/admin/models", json={"source": "a", "max_batch": 7, "max_gap_ms": 300, "wait": True})
+    first.http().post("/admin/models", json={"source": "a", "max_batch": 7, "max_gap_ms": 300, "embeddings": True, "wait": True})
     first.http().post("/admin/models", json={"source": "b", "wait": True})
     first.http().put("/admin/aliases/chat", json={"model": "a"})
     first.http().delete("/admin/models/b")
@@ -424,7 +425,8 @@ def test_the_set_of_models_survives_a_restart(serve, folder):
     assert [spec.name for spec in msgspec.json.decode(state.read_bytes(), type=SavedState).models] == ["a"]
     second = serve(initial=(), state_file=state)
     (model,) = second.registry.models()
-    assert (model.spec.name, model.spec.max_batch, model.spec.max_gap_ms) == ("a", 7, 300)
+    assert (model.spec.name, model.spec.max_batch, model.spec.max_gap_ms, model.spec.embeddings) == ("a", 7, 300, True)
+    assert load_of(model.spec).embeddings
     assert second.chat(model="chat").status_code == 200
 
 

@@ -86,7 +86,9 @@ def test_a_reranker_reads_pairs(reranker):
     scores = [result["relevance_score"] for result in answer["results"]]
     assert scores == sorted(scores, reverse=True)
     assert answer["usage"]["total_tokens"] == sum(len("a") + 1 + len(document) for document in documents)
-    pairs = reranker.http().post("/score", json={"text_1": ["a", "b"], "text_2": ["alpha", "beta"]}).json()["data"]
+    scored = reranker.http().post("/score", json={"text_1": ["a", "b"], "text_2": ["alpha", "beta"]}).json()
+    assert answer["scoring"] == scored["scoring"] == "pairs"
+    pairs = scored["data"]
     assert [row["score"] for row in pairs] == pytest.approx([score("a", "alpha"), score("b", "beta")], abs=1e-6)
 
 
@@ -150,7 +152,7 @@ def test_what_a_model_cannot_do_is_refused_by_name(classifier, serve):
     error = classifier.http().post("/rerank", json={"query": "a", "documents": ["b"]}).json()["error"]
     assert error["code"] == "not_a_classifier" and "has 3 classes (low, middle, high)" in error["message"]
     error = classifier.http().post("/v1/embeddings", json={"input": "a"}).json()["error"]
-    assert error["code"] == "not_an_embedding_model"
+    assert error["code"] == "not_an_embedding_model" and "ask /classify" in error["message"]
     embedder = serve(script=NullScript(embedding_size=8, generates=False))
     error = embedder.http().post("/classify", json={"input": "a"}).json()["error"]
     assert (error["code"], error["param"]) == ("not_a_classifier", "model")

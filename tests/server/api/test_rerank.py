@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 
@@ -29,6 +31,7 @@ def test_documents_are_ordered_by_their_cosine(embedder, path):
         assert result["relevance_score"] == pytest.approx(cosines[result["index"]], abs=1e-5)
         assert result["document"]["text"] == TEXTS[result["index"]]
     assert answer["usage"]["total_tokens"] == sum(len(text) + 1 for text in ["a", *TEXTS])
+    assert answer["scoring"] == "cosine"
     assert answer["model"] == "null" and answer["id"] and answer["meta"]["billed_units"]["search_units"] == 1
 
 
@@ -42,6 +45,7 @@ def test_the_best_without_their_texts(embedder):
 def test_scores_of_one_to_many_and_of_pairs(embedder, path):
     client, found = embedder.http(), vectors(embedder, TEXTS)
     one = client.post(path, json={"text_1": "alpha", "text_2": TEXTS}).json()
+    assert one["scoring"] == "cosine"
     assert [row["score"] for row in one["data"]] == pytest.approx(list(found @ found[0]), abs=1e-5)
     assert one["data"][0]["score"] == pytest.approx(1, abs=1e-5) and [row["index"] for row in one["data"]] == [0, 1, 2]
     pairs = client.post(path, json={"queries": TEXTS, "documents": TEXTS[::-1]}).json()["data"]
@@ -80,9 +84,58 @@ def test_what_cannot_be_ranked_is_refused_by_name(embedder, path, body, param):
     assert response.status_code == 400 and response.json()["error"]["param"].startswith(param), response.text
 
 
-def test_a_model_that_does_not_embed_is_refused(server):
-    response = server.http().post("/v1/rerank", json={"query": "a", "documents": ["b"]})
-    assert response.status_code == 400 and response.json()["error"]["code"] == "not_an_embedding_model"
+RANKED = {"query": "a", "documents": ["b"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *((path, RANKED) for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking", "/invocations")),
+        *((path, {"text_1": "a", "text_2": "b"}) for path in ("/score", "/v1/score")),
+    ],
+)
+def test_a_generator_is_refused(server, path, body):
+    """A reranker that is saved as a generator must not answer with cosines of its hidden states."""
+    response = server.http().post(path, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "not_an_embedding_model", "model")
+    assert "model 'null' generates text; expected a reranker or a model that was trained for embeddings" in error["message"]
+    assert 'set `classifier_from_token` in its config.json to ["no", "yes"]' in error["message"]
+    assert "load it with `embeddings: true`" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": "a"}),
+        ("/invocations", {"input": "a"}),
+        ("/v2/embed", {"model": "null", "texts": ["a"]}),
+        ("/pooling", {"input": "a"}),
+        ("/pooling", {"input": "a", "task": "embed"}),
+        ("/pooling", {"input": "a", "task": "token_embed"}),
+        ("/api/embed", {"model": "null", "input": "a"}),
+        ("/api/embeddings", {"model": "null", "prompt": "a"}),
+    ],
+)
+def test_a_generator_gives_no_vectors(server, path, body):
+    response = server.http().post(path, json=body)
+    assert response.status_code == 400, response.text
+    assert "model 'null' generates text and was not trained for embeddings; load it with `embeddings: true`" in response.text
+    assert "not_an_embedding_model" in response.text
+
+
+def test_a_model_s_description_says_how_it_scores(serve, answering, caplog):
+    caplog.set_level(logging.INFO, "server.models.registry")
+    note = "rerank and score compare embeddings by their cosine"
+    for fields, scoring in (
+        ({"embedding_size": 8, "embedding_note": note}, "cosine"),
+        ({"classes": ("relevant",), "generates": False}, "pairs"),
+        ({"classes": ("a", "b"), "generates": False}, None),
+        ({}, None),
+    ):
+        (described,) = serve(script=answering("", **fields)).http().get("/v1/models").json()["data"]
+        assert described["scoring"] == scoring and described.get("embedding_note") == fields.get("embedding_note")
+    assert [record.getMessage() for record in caplog.records].count(f"null: {note}") == 1
 
 
 def test_unknown_fields_are_reported_wherever_they_are(embedder):
