@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from compiler.backends.cpu.schedule.folds import larger
 from compiler.ir.dims import Dim
 from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.write import Array, Kernel, exp, fma
+from compiler.ir.loops.write import Array, Kernel, equal, exp, fma
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,12 @@ class PartialSoftmaxes:
             self.values[*index, c, lane] = softmax.values(c, lane)
 
     def merge(self, k: Kernel, index: tuple[Dim, ...], softmax: PartialSoftmax) -> None:
-        """Merge a softmax over other keys into the softmax at `index`."""
+        """Merge a softmax over other keys into the softmax at `index`. If that contains no key so far, replace it: the exponential of its
+        maximum, -inf, would be an underflow, which takes hundreds of cycles."""
         maximum, total, values = self.maximum, self.total, self.values
-        with k.scope():
+        with k.when(equal(maximum[index], float("-inf"))):
+            self.store(k, index, softmax)
+        with k.orelse():
             old, new = k.local("old", 1), k.local("new", 1)
             old[0] = maximum[index]
             maximum[index] = larger(maximum[index], softmax.maximum)
