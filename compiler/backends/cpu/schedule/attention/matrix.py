@@ -3,212 +3,306 @@
 The unit multiplies bf16, the type of the pages, so queries and weights are rounded to bf16. Keys and values are interleaved in pairs when
 they are loaded from their page, once for all rows that share them. Values that no row sees are loaded as zeros, because 0 * NaN is not 0.
 
+The unit multiplies so fast that most of the time goes into the softmax. Therefore a block has many keys, the softmax has no branches, and
+its exponentials have base 2 and few instructions (exp2.py): queries are multiplied by log2(e).
+
 A row has the same bits whatever other rows are in the tile: the products of a block are stored separately, and each row adds its own
 products to its sums. A key that the row does not see has weight 0, so it adds a zero. That can only change the sign of a zero, and the sign
-is lost, because accumulators begin with +0.
+is lost, because accumulators begin with +0. A block of which the row sees no key leaves its sums unchanged.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
+from math import log
 
-from compiler.backends.cpu.schedule.attention.rows import BLOCK, F32, PAGES, HeadPage, Rows, VisibleRange, masked, prefetch
+from compiler.backends.cpu.schedule.attention.exp2 import exp2, exp2_of_weights
+from compiler.backends.cpu.schedule.attention.rows import F32, HeadPage, Rows, VisibleRange, masked, prefetch
 from compiler.backends.cpu.schedule.attention.turned import TurnedValues
 from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
-from compiler.ir.dims import Dim
+from compiler.ir.dims import Dim, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Load, Scalar
-from compiler.ir.loops.write import Array, Kernel, cast, exp, fma, not_equal
-from compiler.machine.intrinsics.amx import AmxBf16
+from compiler.ir.loops.write import Array, Kernel, cast, equal, fma, index, not_equal
+from compiler.machine.intrinsics.amx import AmxBf16, AmxStayAwake
 from compiler.machine.intrinsics.interleave import InterleavePairs
 from compiler.machine.intrinsics.round_bf16 import RoundBf16
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 from compiler.ops.attention.plain import capped
 
+PANEL_PAGES = 2  # number of pages of a panel
+PANEL = PANEL_PAGES * PAGE  # number of keys, or of elements of values, that a product multiplies rows by
+PANELS = 4  # number of panels of a block
+BLOCK = PANELS * PANEL  # number of keys of a block
+SPLIT = 8  # number of blocks of a split
 HEIGHT = 32  # maximum number of rows of a product
 CHUNK = 2 * 8  # number of rows that one tile interleaves
+AWAKE = 4  # number of rows after whose exponentials the unit is kept awake
+LEAST = -1e30  # the maximum of a row that has seen no key
+LOG2_E, LN_2 = 1 / log(2), log(2)
 BF16 = DType.BF16
 
 
-def allocate_rows(k: Kernel, count: int, blocks: int, size: int, value_size: int) -> Rows:
-    """Allocate the state of `count` rows: queries [rows, depth], scores of the current blocks [blocks, rows, BLOCK], and weights of one
-    block [rows, BLOCK]."""
-    return Rows(
-        k.local("queries", count, depth_of(size), dtype=BF16),
-        k.local("scores", blocks, count, BLOCK),
-        k.local("weights", count, BLOCK, dtype=BF16),
-        k.local("maximum", count, PAGE),
-        k.local("sums", count, PAGE),
-        k.local("values", count, value_size // PAGE, PAGE),
-    )
+@dataclass(frozen=True, slots=True)
+class MatrixRows(Rows):
+    """The state of some rows. Queries are [rows, depth], values [rows, parts, PAGE]. Scores and weights are those of a block: scores are
+    [PANELS, rows, PANEL], and weights [rows, BLOCK]. They have room for `block_rows` rows. Scores and maximum are multiplied by log2(e)."""
+
+    block_rows: int
+
+    @staticmethod
+    def allocate_for(k: Kernel, count: int, block_rows: int, size: int, value_size: int) -> MatrixRows:
+        return MatrixRows(
+            k.local("queries", count, depth_of(size), dtype=BF16),
+            k.local("scores", PANELS, block_rows, PANEL),
+            k.local("weights", block_rows, BLOCK, dtype=BF16),
+            k.local("maximum", count, PAGE),
+            k.local("sums", count, PAGE),
+            k.local("values", count, value_size // PAGE, PAGE),
+            block_rows,
+        )
+
+    @property
+    def least(self) -> float:
+        return LEAST
+
+    def largest(self, row: Dim) -> Scalar:
+        return self.maximum[row, 0] * LN_2
 
 
-def pad_queries(k: Kernel, rows: Rows, row: Dim, size: int) -> None:
-    """Fill the end of a query with zeros, up to a whole number of steps of the unit."""
-    for at in range(size, depth_of(size), PAGE):
+def load_query(k: Kernel, rows: MatrixRows, row: Dim, query: Load, scale: float, softcap: float) -> None:
+    """Load, scale and round a query. Fill its end with zeros, up to a whole number of steps of the unit. With a softcap, scores are
+    multiplied by log2(e) after they are capped."""
+    size, depth = query.buffer.shape[-1].const, rows.queries.shape[1].const
+    *before, first = query.indices
+    scaled, factor = k.local("scaled", PAGE), scale if softcap else scale * LOG2_E
+    with k.serial("c", size // PAGE) as c:
+        with k.vector(PAGE) as lane:
+            scaled[lane] = cast(Load(query.buffer, (*before, first + c * PAGE + lane)), F32) * factor
+        k.tile(RoundBf16(), rows.queries[row, c * PAGE], scaled[0])
+    for at in range(size, depth, PAGE):
         with k.vector(PAGE) as lane:
             rows.queries[row, at + lane] = 0.0
 
 
+def height_of(count: int) -> int:
+    """Return the number of rows of a product: the largest divisor of `count` that the unit supports."""
+    return next(h for h in range(HEIGHT, 0, -1) if count % h == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The part of a block that some row sees: panels `first` to `end` - 1."""
+
+    first: Dim
+    end: Dim
+
+    @property
+    def count(self) -> Dim:
+        return self.end - self.first
+
+    @contextmanager
+    def panels(self, k: Kernel) -> Generator[Dim]:
+        with k.serial("c", self.count) as c:
+            yield self.first + c
+
+
+WHOLE = Span(Dim.of(0), Dim.of(PANELS))
+
+
 @dataclass(frozen=True, slots=True)
 class MatrixUnit:
-    rows: Rows
+    rows: MatrixRows
     cache: Array
     layer: Dim
     size: int
     value_size: int
     softcap: float
-    count: int  # number of rows, which share a kv head
-    keys: Array  # [depth / 2, BLOCK, 2]: the keys of a block
-    loaded: Array  # [panels, BLOCK / 2, BLOCK, 2]: the values of a block
-    products: Array  # [panels, rows, BLOCK]: products of weights and values
-    rescale: Array  # [rows]: exp(old maximum - new maximum), the factor of the earlier sums
+    height: int  # number of rows of a product
+    keys: Array  # [panels, depth / 2, 2 * PANEL]: panels of keys
+    loaded: Array  # [value panels, keys / 2, 2 * PANEL]: values of the same number of panels of keys
+    products: Array  # [value panels, rows, PANEL]: products of weights and values
+    rescale: Array  # [rows]: 2^(old maximum - new maximum), the factor of the earlier sums
     turned: TurnedValues | None  # the values, if pages have only keys
 
     @staticmethod
     @contextmanager
     def configured(
-        k: Kernel, rows: Rows, cache: Array, layer: Dim, sizes: tuple[int, int], softcap: float, count: int, turned: TurnedValues | None
+        k: Kernel,
+        rows: MatrixRows,
+        cache: Array,
+        layer: Dim,
+        sizes: tuple[int, int],
+        softcap: float,
+        height: int,
+        panels: int,
+        turned: TurnedValues | None,
     ) -> Generator[MatrixUnit]:
-        """Configure the unit for `count` rows. `sizes` are those of keys and values. The configuration holds for the code that the caller
-        writes inside this context."""
-        (size, value_size), (depth, panels) = sizes, (depth_of(sizes[0]), -(-sizes[1] // BLOCK))
+        """Configure the unit for products of `height` rows, with room for `panels` panels of keys and of values. `sizes` are those of keys
+        and values. The configuration holds for the code that the caller writes inside this context."""
+        (size, value_size), (depth, value_panels) = sizes, (depth_of(sizes[0]), -(-sizes[1] // PANEL))
+        count = rows.block_rows
         with k.scope():
-            keys = k.local("keys", depth // 2, 2 * BLOCK, dtype=BF16)
-            loaded = k.local("taken", panels, BLOCK // 2, 2 * BLOCK, dtype=BF16)
-            products = k.local("products", panels, count, BLOCK)
-            rescale = k.local("rescale", count)
-            unit = MatrixUnit(rows, cache, layer, size, value_size, softcap, count, keys, loaded, products, rescale, turned)
-            k.tile(unit.product.configuration)
+            keys = k.local("keys", panels, depth // 2, 2 * PANEL, dtype=BF16)
+            loaded = k.local("taken", value_panels, panels * PANEL // 2, 2 * PANEL, dtype=BF16)
+            products = k.local("products", value_panels, count, PANEL)
+            rescale = k.local("rescale", -(-count // PAGE) * PAGE)
+            unit = MatrixUnit(rows, cache, layer, size, value_size, softcap, height, keys, loaded, products, rescale, turned)
+            k.tile(unit.product(fresh=True).configuration)
             unit.pad(k)
             yield unit
 
     def pad(self, k: Kernel) -> None:
         """Write zeros to those parts of the buffers that keys and values do not fill."""
-        pairs, left, last_panel = self.size // 2, self.value_size % BLOCK, self.loaded.shape[0] - 1
-        if self.size % BLOCK:
-            with k.serial("r", depth_of(self.size) // 2 - pairs) as r, k.serial("c", 2 * PAGES) as c, k.vector(PAGE) as lane:
-                self.keys[pairs + r, c * PAGE + lane] = 0.0
-        if left == 0:
-            return
-        with k.serial("r", BLOCK // 2) as r, k.serial("c", 2 * (BLOCK - left) // PAGE) as c, k.vector(PAGE) as lane:
-            self.loaded[last_panel, r, 2 * left + c * PAGE + lane] = 0.0
+        panels, pairs, left, last_panel = self.keys.shape[0], self.size // 2, self.value_size % PANEL, self.loaded.shape[0] - 1
+        rest = depth_of(self.size) // 2 - pairs
+        if rest:
+            with k.nest((panels, rest, 2 * PANEL_PAGES)) as (p, r, c), k.vector(PAGE) as lane:
+                self.keys[p, pairs + r, c * PAGE + lane] = 0.0
+        if left:
+            with k.nest((self.loaded.shape[1], 2 * (PANEL - left) // PAGE)) as (r, c), k.vector(PAGE) as lane:
+                self.loaded[last_panel, r, 2 * left + c * PAGE + lane] = 0.0
 
-    @property
-    def height(self) -> int:
-        """The number of rows of a tile: the largest divisor of `count` that the unit supports."""
-        return next(h for h in range(HEIGHT, 0, -1) if self.count % h == 0)
-
-    @property
-    def product(self) -> AmxBf16:
-        return AmxBf16(self.height, BLOCK, fresh=True, cached_panel=True)
+    def product(self, *, fresh: bool) -> AmxBf16:
+        return AmxBf16(self.height, PANEL, fresh=fresh, cached_panel=True)
 
     # --- scores --------------------------------------------------------------------------------------------------------
 
-    def scores(self, k: Kernel, block: Sequence[HeadPage], row: Dim, slot: Dim) -> None:
-        """Compute the scores of all rows that share a kv head, beginning with row `row`."""
-        for v, page in enumerate(block):
-            self.load_keys(k, v, page)
-        with self.row_tiles(k) as m:
-            self.multiply(k, self.rows.scores[slot, row + m, 0], self.rows.queries[row + m, 0], self.keys[0, 0], depth_of(self.size))
+    def load_keys(self, k: Kernel, panel: Sequence[HeadPage], place: Dim) -> None:
+        """Load a panel of keys. Row i of a page stores element i of all its keys."""
+        for v, page in enumerate(panel):
+            with k.serial("r", self.size // CHUNK) as r:
+                first = r * (CHUNK * PAGE)
+                self.prefetch(k, page, KEYS, first, CHUNK * PAGE)
+                target, source = self.keys[place, r * (CHUNK // 2), 2 * PAGE * v], self.element(page, KEYS, first)
+                k.tile(InterleavePairs(PAGE), target, source, dims=(2 * PANEL, PAGE))
+            k.tile(AmxStayAwake())
 
-    def load_keys(self, k: Kernel, v: int, page: HeadPage) -> None:
-        """Load the keys of a page. Row i of the page stores element i of all its keys."""
-        with k.serial("r", self.size // CHUNK) as r:
-            first = r * (CHUNK * PAGE)
-            self.prefetch(k, page, KEYS, first, CHUNK * PAGE)
-            target, source = self.keys[r * (CHUNK // 2), 2 * PAGE * v], self.element(page, KEYS, first)
-            k.tile(InterleavePairs(PAGE), target, source, dims=(2 * BLOCK, PAGE))
+    def multiply_keys(self, k: Kernel, panel: Dim, place: Dim, query: Dim, row: Dim) -> None:
+        """Compute the scores of `height` rows for a panel of keys. `query` is the first row of queries, and `row` of scores."""
+        total, depth = self.rows.scores[panel, row, 0], depth_of(self.size)
+        k.tile(self.product(fresh=True), total, self.rows.queries[query, 0], self.keys[place, 0, 0], dims=(depth, depth))
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
-    def update_softmax(self, k: Kernel, m: Dim, row: Dim, slot: Dim, start: Dim, visible: VisibleRange | None) -> None:
-        """Turn the scores of a row into weights, and add the weights to `sums`. Set `rescale` to the factor of the earlier sums."""
-        rows, rescale = self.rows, self.rescale
-        found, highest = k.local("found", PAGES, PAGE), k.local("highest", PAGE)
-        for v in range(PAGES):
-            with k.vector(PAGE) as lane:
-                score = capped(rows.scores[slot, row, v * PAGE + lane], self.softcap)
-                found[v, lane] = score if visible is None else masked(visible, start + v * PAGE + lane, score)
-        with k.vector(PAGE) as lane:
-            highest[lane] = reduce(larger, [found[v, lane] for v in range(PAGES)])
-        spread_largest(k, highest)
-        rescale[m] = 1.0
-        with k.when(rows.maximum[row, 0] < highest[0]):
-            rescale[m] = exp(rows.maximum[row, 0] - highest[0])
-            with k.vector(PAGE) as lane:
-                rows.maximum[row, lane] = highest[lane]
-        for v in range(PAGES):
-            with k.vector(PAGE) as lane:
-                found[v, lane] = exp(found[v, lane] - rows.maximum[row, lane])
-        for v in range(PAGES):
-            k.tile(RoundBf16(), rows.weights[m, v * PAGE], found[v, 0])
-        with k.vector(PAGE) as lane:
-            weights = [cast(rows.weights[m, v * PAGE + lane], F32) for v in range(PAGES)]
-            rows.sums[row, lane] = fma(rows.sums[row, lane], rescale[m], reduce(operator.add, weights))
+    def update_softmax(
+        self, k: Kernel, first: Dim, count: Dim | int, span: Span, visible: Callable[[Dim], VisibleRange] | None, start: Dim
+    ) -> None:
+        """Turn the scores of `count` rows into weights, and add the weights to `sums`. Set `rescale` to the factors of the earlier sums.
+        `first` is the first row; its scores are in row 0. If `visible` is None, all rows see the whole block."""
+        rows, scores, rescale = self.rows, self.rows.scores, self.rescale
+        with k.serial("m", count) as m:
+            row, seen = first + m, None if visible is None else visible(m)
+            with k.scope():
+                highest = k.local("highest", PAGE)
+                with k.vector(PAGE) as lane:
+                    highest[lane] = rows.maximum[row, lane]
+                for panel in panels_of(k, span):
+                    for v in range(PANEL_PAGES):
+                        at = v * PAGE
+                        if self.softcap:
+                            with k.vector(PAGE) as lane:
+                                scores[panel, m, at + lane] = capped(scores[panel, m, at + lane], self.softcap) * LOG2_E
+                        if seen is not None:
+                            with k.vector(PAGE) as lane:
+                                key = start + panel * PANEL + at + lane
+                                scores[panel, m, at + lane] = masked(seen, key, scores[panel, m, at + lane])
+                        with k.vector(PAGE) as lane:
+                            highest[lane] = larger(highest[lane], scores[panel, m, at + lane])
+                spread_largest(k, highest)
+                rescale[m] = rows.maximum[row, 0] - highest[0]
+                with k.vector(PAGE) as lane:
+                    rows.maximum[row, lane] = highest[lane]
+        k.tile(AmxStayAwake())
+        with k.serial("v", ceil_div(Dim.of(count), PAGE)) as v, k.vector(PAGE) as lane:
+            rescale[v * PAGE + lane] = exp2(rescale[v * PAGE + lane])
+        with k.serial("m", count) as m:
+            row = first + m
+            with k.scope():
+                added, weight = k.local("added", PAGE), k.local("weight", PAGE)
+                with k.vector(PAGE) as lane:
+                    added[lane] = 0.0
+                for panel in panels_of(k, span):
+                    for v in range(PANEL_PAGES):
+                        with k.vector(PAGE) as lane:
+                            weight[lane] = exp2_of_weights(scores[panel, m, v * PAGE + lane] - rows.maximum[row, lane])
+                        with k.vector(PAGE) as lane:
+                            added[lane] += weight[lane]
+                        k.tile(RoundBf16(), rows.weights[m, panel * PANEL + v * PAGE], weight[0])
+                with k.vector(PAGE) as lane:
+                    rows.sums[row, lane] = fma(rows.sums[row, lane], rescale[m], added[lane])
+            with k.when(equal(index(m % AWAKE), 0)):
+                k.tile(AmxStayAwake())
 
     # --- values --------------------------------------------------------------------------------------------------------
 
-    def load_values(self, k: Kernel, block: Sequence[HeadPage], low: Dim, high: Dim) -> None:
-        """Load the values of keys `low` to `high`, and write zeros for all other keys."""
-        for v, page in enumerate(block):
+    def load_values(self, k: Kernel, panel: Sequence[HeadPage], place: Dim, seen: tuple[Dim, Dim] | None) -> None:
+        """Load the values of a panel of keys. Write zeros for keys that are not between the positions `seen`; None means that all are."""
+        for v, page in enumerate(panel):
             if self.turned is not None:
                 self.turned.turn(k, page)
-            for p, columns in self.panels(k):
+            for p, columns in self.value_panels(k):
                 if self.turned is None:
-                    self.prefetch(k, page, VALUES, p * (BLOCK * PAGE), columns * PAGE)
-                target, source = self.loaded[p, v * PAGE // 2, 0], self.value(page, p * BLOCK)
-                dims = (2 * BLOCK, self.value_size, low - page.start, high + 1 - page.start)
-                k.tile(InterleavePairs(columns, masked=True), target, source, dims=dims)
+                    self.prefetch(k, page, VALUES, p * (PANEL * PAGE), columns * PAGE)
+                target, source = self.loaded[p, place * (PANEL // 2) + v * PAGE // 2, 0], self.value(page, p * PANEL)
+                limits = () if seen is None else (seen[0] - page.start, seen[1] + 1 - page.start)
+                dims = (2 * PANEL, self.value_size, *limits)
+                k.tile(InterleavePairs(columns, masked=seen is not None), target, source, dims=dims)
+            k.tile(AmxStayAwake())
 
-    def panels(self, k: Kernel) -> Iterator[tuple[Dim, int]]:
-        """Yield the index of each panel of values, and its number of columns. The code that the caller's `for` emits becomes the body of a
-        loop."""
-        whole, left = divmod(self.value_size, BLOCK)
+    def value_panels(self, k: Kernel) -> Iterator[tuple[Dim, int]]:
+        """Yield the index of each panel of elements of values, and its number of columns. The code that the caller's `for` emits becomes
+        the body of a loop."""
+        whole, left = divmod(self.value_size, PANEL)
         if whole:
             with k.serial("p", whole) as p:
-                yield p, BLOCK
+                yield p, PANEL
         if left:
             yield Dim.of(whole), left
 
-    def multiply_values(self, k: Kernel) -> None:
-        """Multiply the weights of all rows by the loaded values."""
-        with k.serial("p", self.products.shape[0]) as p, self.row_tiles(k) as m:
-            self.multiply(k, self.products[p, m, 0], self.rows.weights[m, 0], self.loaded[p, 0, 0], BLOCK)
+    def multiply_values(self, k: Kernel, row: Dim, span: Span, place: Dim, *, fresh: bool) -> None:
+        """Multiply the weights of `height` rows for the panels of `span` by the values at `place`."""
+        with k.serial("p", self.products.shape[0]) as p:
+            total, weights, values = (
+                self.products[p, row, 0],
+                self.rows.weights[row, span.first * PANEL],
+                self.loaded[p, place * (PANEL // 2), 0],
+            )
+            k.tile(self.product(fresh=fresh), total, weights, values, dims=(span.count * PANEL, BLOCK))
+
+    def clear_products(self, k: Kernel, count: Dim) -> None:
+        with k.serial("p", self.products.shape[0]) as p, k.serial("m", count) as m:
+            for v in range(PANEL_PAGES):
+                with k.vector(PAGE) as lane:
+                    self.products[p, m, v * PAGE + lane] = 0.0
 
     def add(self, k: Kernel, m: Dim, row: Dim) -> None:
         """Rescale the weighted values of a row, and add the products of the current block to them."""
         values = self.rows.values
         with k.serial("c", self.value_size // PAGE) as c, k.vector(PAGE) as lane:
-            product = self.products[c // PAGES, m, c % PAGES * PAGE + lane]
+            product = self.products[c // PANEL_PAGES, m, c % PANEL_PAGES * PAGE + lane]
             values[row, c, lane] = fma(values[row, c, lane], self.rescale[m], product)
 
-    def not_finite(self, k: Kernel, suspect: Scalar) -> Scalar:
-        """Return whether a loaded value is infinite or NaN. Such a value would affect even rows that do not see its key. The code examines
-        values only if `suspect` is true. It uses that x - x is 0 only for finite numbers."""
-        panels, pairs, length = self.loaded.shape
+    def not_finite(self, k: Kernel, ranges: Sequence[tuple[Dim, Dim]]) -> Scalar:
+        """Return whether a value of keys in the ranges is infinite or NaN. Such a value would affect even rows that do not see its key. A
+        range is the first and the last key, counted from the beginning of the block; it may be empty. The code uses that x - x is 0 only
+        for finite numbers."""
+        panels, _, length = self.loaded.shape
         found = k.local("found", PAGE)
         with k.vector(PAGE) as lane:
             found[lane] = 0.0
-        with k.when(suspect), k.nest((panels, pairs, length // PAGE)) as (p, r, c), k.vector(PAGE) as lane:
-            x = cast(self.loaded[p, r, c * PAGE + lane], F32)
-            found[lane] += x - x
+        for low, high in ranges:
+            first = k.let("pair", low // 2)
+            with k.nest((high // 2 + 1 - first, panels, length // PAGE)) as (r, p, c), k.vector(PAGE) as lane:
+                x = cast(self.loaded[p, first + r, c * PAGE + lane], F32)
+                found[lane] += x - x
         fold_halves(k, found, operator.add)
         return not_equal(found[0], 0.0)
 
     # --- helpers -------------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def row_tiles(self, k: Kernel) -> Generator[Dim]:
-        with k.serial("io", self.count // self.height) as io:
-            yield io * self.height
-
-    def multiply(self, k: Kernel, total: Load, rows: Load, pairs: Load, depth: int) -> None:
-        k.tile(self.product, total, rows, pairs, dims=(depth, depth))
 
     def prefetch(self, k: Kernel, page: HeadPage, half: int, first: Dim, length: int) -> None:
         prefetch(k, self.cache, self.layer, page, half, first, length)
@@ -221,6 +315,15 @@ class MatrixUnit:
         return self.element(page, VALUES, element) if self.turned is None else self.turned.element(page, Dim.of(0), element)
 
 
+def panels_of(k: Kernel, span: Span) -> Iterator[Dim]:
+    """Yield each panel of the span. The code that the caller's `for` emits becomes the body of a loop, unless the span is constant."""
+    if span is WHOLE:
+        yield from map(Dim.of, range(PANELS))
+        return
+    with span.panels(k) as panel:
+        yield panel
+
+
 def depth_of(size: int) -> int:
     """Return the number of elements of a key, rounded up to whole steps of the unit."""
-    return -(-size // BLOCK) * BLOCK
+    return -(-size // PANEL) * PANEL

@@ -1,24 +1,59 @@
 """The two walks of vector_walk.py over the blocks of a split, on a matrix unit.
 
-A single token reads the keys of STRETCH blocks for all its heads, and then their values. A tile computes each block for all its rows if at
-least one of them sees the block. A row gives weight 0 to the keys that it does not see, so their values matter only if one is infinite or
-NaN. If a block has such a value, the block's values are multiplied for each token separately.
+A single token reads the keys of a block for all its heads, and then the values. A tile loads a block once, and computes it for all its
+rows, `height` rows at a time. A row gives weight 0 to the keys that it does not see, so their values matter only if one is infinite or NaN.
+If a block has such a value, the block's values are multiplied for each row separately.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.schedule.attention.matrix import MatrixUnit
-from compiler.backends.cpu.schedule.attention.operands import SPLIT, Heads, PagedOperands, Token, TokenTile
-from compiler.backends.cpu.schedule.attention.rows import BLOCK, PAGES, HeadPage, NextPage, VisibleRange
-from compiler.backends.cpu.schedule.attention.vector_walk import stretches
-from compiler.ir.dims import Dim, dim_max, dim_min
+from compiler.backends.cpu.schedule.attention.matrix import BLOCK, PANEL, PANEL_PAGES, PANELS, SPLIT, WHOLE, MatrixUnit, Span
+from compiler.backends.cpu.schedule.attention.operands import Heads, PagedOperands, Token, TokenTile
+from compiler.backends.cpu.schedule.attention.rows import HeadPage, NextPage, VisibleRange
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.write import Kernel, index, less, less_equal, select
-from compiler.ops.attention.kv_cache import PAGE
+from compiler.ir.loops.write import Kernel, less_equal
+from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 
-Block = list[HeadPage]
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A block of a sequence, of which some rows see positions `low` to `high`."""
+
+    operands: PagedOperands
+    sequence: Dim
+    number: Dim
+    low: Dim
+    high: Dim
+    span: Span
+
+    @staticmethod
+    def make(k: Kernel, operands: PagedOperands, sequence: Dim, number: Dim, low: Dim, high: Dim) -> _Block:
+        start = number * BLOCK
+        first = k.let("first", dim_max(0, low - start) // PANEL) if operands.node.window else Dim.of(0)
+        end = k.let("end", dim_min(PANELS, ceil_div(high + 1 - start, PANEL)), PANELS)
+        return _Block(operands, sequence, number, low, high, Span(first, end))
+
+    @property
+    def start(self) -> Dim:
+        return self.number * BLOCK
+
+    def panel(self, k: Kernel, number: Dim, kv_head: Dim) -> list[HeadPage]:
+        """Return the pages of a panel."""
+        first = self.number * (PANELS * PANEL_PAGES) + number * PANEL_PAGES
+        return [HeadPage(Dim.of(0), kv_head, self.page(k, first + v), Dim.of(0), (first + v) * PAGE) for v in range(PANEL_PAGES)]
+
+    def page(self, k: Kernel, index: Dim) -> Dim:
+        return self.operands.page(k, self.sequence, self.operands.visible_page(index, self.low, self.high))
+
+    def seen_whole(self, low: Dim, high: Dim) -> Scalar:
+        """Return whether a row that attends to positions `low` to `high` sees the whole block."""
+        whole = less_equal(self.start + (BLOCK - 1), high)
+        return whole & less_equal(low, self.start) if self.operands.node.window else whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,34 +66,44 @@ class MatrixTokenWalk:
     heads: Heads
 
     def write(self, k: Kernel) -> None:
-        """Write the walk. While it reads a page of a block, it prefetches the same page of the block that it reads next. It reads all keys
-        of a stretch, then the values of the stretch, then the keys of the next stretch."""
-        with stretches(k, self.token) as (first, count):
-            with k.serial("b", count) as b:
-                last = dim_max(0, b + 2 - count) if self.operands.pages.has_values else Dim.of(0)
-                block = self.block(k, first + b, last, first + b + 1 - last * count)
-                with self.heads.each_kv(k) as kv:
-                    self.unit.scores(k, of_head(block, kv), kv * self.operands.group, b)
-            with k.serial("b", count) as b:
-                last = dim_max(0, b + 2 - count)
-                block = self.block(k, first + b, 1 - last, first + b + 1)
-                with self.heads.each_kv(k) as kv:
-                    self.values(k, block, kv, b)
+        """Write the walk. It reads all keys of a block, then all values of the block, a panel at a time. While it reads a panel, it
+        prefetches the panel that it reads next."""
+        operands, unit, token, heads, group = self.operands, self.unit, self.token, self.heads, self.operands.group
+        first, count = heads.first * group, heads.count * group
+        with k.serial("b", token.end - token.begin) as b:
+            block = _Block.make(k, operands, token.sequence, token.begin + b, token.low, token.high)
+            span = block.span
+            with span.panels(k) as panel:
+                last = dim_max(0, panel + 2 - span.end) if operands.pages.has_values else Dim.of(0)
+                pages = self.panel(k, block, panel, NextPage(last, (panel + 1 - last * span.count) * PANEL_PAGES))
+                with heads.each_kv(k) as kv:
+                    unit.load_keys(k, of_head(pages, kv), Dim.of(0))
+                    with self.products(k, kv) as row:
+                        unit.multiply_keys(k, panel, Dim.of(0), row, row - first)
+            whole = block.seen_whole(token.low, token.high)
+            with k.when(whole):
+                unit.update_softmax(k, first, count, WHOLE, None, block.start)
+            with k.orelse():
+                unit.update_softmax(k, first, count, span, lambda _: operands.visible(token), block.start)
+            unit.clear_products(k, count)
+            with span.panels(k) as panel:
+                last = dim_max(0, panel + 2 - span.end)
+                pages = self.panel(k, block, panel, NextPage(1 - last, (panel + 1 + last * (PANELS - 1 - panel)) * PANEL_PAGES))
+                with heads.each_kv(k) as kv:
+                    unit.load_values(k, of_head(pages, kv), Dim.of(0), (token.low, token.high))
+                    with self.products(k, kv) as row:
+                        unit.multiply_values(k, row - first, Span(panel, panel + 1), Dim.of(0), fresh=False)
+            with k.serial("m", count) as m:
+                unit.add(k, m, first + m)
 
-    def block(self, k: Kernel, number: Dim, next_half: Dim, next_number: Dim) -> Block:
-        """Return the pages of a block. Each page names the page to prefetch: the corresponding page of the block that is read next."""
-        token = self.token
-        block, after = (pages_of(k, self.operands, token.sequence, b, token.low, token.high) for b in (number, next_number))
-        return [replace(page, next_page=NextPage(next_half, other.page)) for page, other in zip(block, after, strict=True)]
+    def panel(self, k: Kernel, block: _Block, number: Dim, after: NextPage) -> list[HeadPage]:
+        """Return the pages of a panel. `after` is the first page of the panel that is prefetched, counted from the block's first page."""
+        pages, first = block.panel(k, number, Dim.of(0)), block.number * (PANELS * PANEL_PAGES) + after.page
+        return [replace(page, next_page=NextPage(after.half, block.page(k, first + v))) for v, page in enumerate(pages)]
 
-    def values(self, k: Kernel, block: Block, kv: Dim, slot: Dim) -> None:
-        unit, group, first = self.unit, self.operands.group, kv * self.operands.group
-        with k.serial("m", group) as m:
-            update_softmax(k, unit, m, first + m, slot, block[0].start, self.operands.visible(self.token))
-        unit.load_values(k, of_head(block, kv), self.token.low, self.token.high)
-        unit.multiply_values(k)
-        with k.serial("m", group) as m:
-            unit.add(k, m, first + m)
+    def products(self, k: Kernel, kv: Dim) -> AbstractContextManager[Dim]:
+        """Loop over the products of the rows that share a kv head. Yield the first row of each."""
+        return rows_of_products(k, kv * self.operands.group, self.operands.group, self.unit.height)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,58 +119,78 @@ class MatrixTileWalk:
         end = dim_min(tile.last_position // BLOCK + 1, tile.split * SPLIT + SPLIT)
         sequence = operands.sequence(k, tile.first)
         with k.serial("b", end - begin) as b:
-            block = of_head(pages_of(k, operands, sequence, begin + b, low, tile.last_position), tile.kv_head)
-            self.block(k, begin + b, low, block)
+            block = _Block.make(k, operands, sequence, begin + b, low, tile.last_position)
+            with block.span.panels(k) as panel:
+                self.unit.load_keys(k, self.panel(k, block, panel, KEYS), panel)
+            with k.when(block.seen_whole(operands.low(tile.last_position), tile.first_position)):
+                self.whole(k, block)
+            with k.orelse():
+                self.in_part(k, block)
 
-    def block(self, k: Kernel, b: Dim, low: Dim, block: Block) -> None:
-        unit, tile = self.unit, self.tile
-        unit.scores(k, block, Dim.of(0), Dim.of(0))
-        unit.load_values(k, block, low, tile.last_position)  # the CPU loads values while the matrix unit still multiplies
-        with tile.tokens(k) as (token, first), k.when(attends(token, b)), tile.rows(k, first) as row:
-            update_softmax(k, unit, row, row, Dim.of(0), block[0].start, self.operands.visible(token))
+    def whole(self, k: Kernel, block: _Block) -> None:
+        """Compute a block that all rows see."""
+        unit = self.unit
+        with WHOLE.panels(k) as panel:
+            unit.load_values(k, self.panel(k, block, panel, VALUES), panel, None)
+        with self.products(k) as row:
+            self.scores(k, WHOLE, row)
+            unit.update_softmax(k, row, unit.height, WHOLE, None, block.start)
+            unit.multiply_values(k, Dim.of(0), WHOLE, Dim.of(0), fresh=True)
+            with k.serial("m", unit.height) as m:
+                unit.add(k, m, row + m)
 
-        visible_in_part = less(tile.first_position, b * BLOCK + (BLOCK - 1)) | less(b * BLOCK, self.operands.low(tile.last_position))
-        per_token = unit.not_finite(k, visible_in_part)  # whether values must be multiplied for each token separately
-        every = self.operands.tile_tokens
-        num_turns = k.let("turns", select(per_token, index(every), index(1)))
-        num_tokens = k.let("tokens", select(per_token, index(1), index(every)))
-        with k.serial("turn", num_turns) as turn:
-            with k.when(less(1, num_turns)):
-                token = tile.token(k, turn)
-                unit.load_values(k, block, token.low, token.high)
-            unit.multiply_values(k)
-            with k.serial("i", num_tokens) as i:
-                token = tile.token(k, turn + i)
-                with k.when(attends(token, b)), tile.rows(k, (turn + i) * self.operands.group) as row:
-                    unit.add(k, row, row)
+    def in_part(self, k: Kernel, block: _Block) -> None:
+        """Compute a block of which some rows see only a part."""
+        unit, tile, span = self.unit, self.tile, block.span
+        self.load_values(k, block, block.low, block.high)
+        ranges = [(tile.first_position + 1, tile.last_position)]
+        if self.operands.node.window:
+            ranges.append((block.low, self.operands.low(tile.last_position) - 1))
+        in_block = [(dim_max(0, low - block.start), dim_min(BLOCK - 1, high - block.start)) for low, high in ranges]
+        per_row = unit.not_finite(k, in_block)
+        with self.products(k) as row:
+            self.scores(k, span, row)
+            unit.update_softmax(k, row, unit.height, span, lambda m: self.visible(k, row + m), block.start)
+            with k.when(per_row), k.serial("m", unit.height) as m:
+                visible = self.visible(k, row + m)
+                self.load_values(k, block, visible.low, visible.high)
+                unit.multiply_values(k, Dim.of(0), span, span.first, fresh=True)
+                unit.add(k, m, row + m)
+            with k.orelse():
+                unit.multiply_values(k, Dim.of(0), span, span.first, fresh=True)
+                with k.serial("m", unit.height) as m:
+                    unit.add(k, m, row + m)
+
+    def panel(self, k: Kernel, block: _Block, number: Dim, half: int) -> list[HeadPage]:
+        """Return the pages of a panel. Each names the page to prefetch: that of the same panel in the next block."""
+        pages, after = block.panel(k, number, self.tile.kv_head), (block.number + 1) * (PANELS * PANEL_PAGES) + number * PANEL_PAGES
+        return [replace(page, next_page=NextPage(Dim.of(half), block.page(k, after + v))) for v, page in enumerate(pages)]
+
+    def scores(self, k: Kernel, span: Span, row: Dim) -> None:
+        with span.panels(k) as panel:
+            self.unit.multiply_keys(k, panel, panel, row, Dim.of(0))
+
+    def load_values(self, k: Kernel, block: _Block, low: Dim, high: Dim) -> None:
+        with block.span.panels(k) as panel:
+            self.unit.load_values(k, block.panel(k, panel, self.tile.kv_head), panel, (low, high))
+
+    def visible(self, k: Kernel, row: Dim) -> VisibleRange:
+        position = self.operands.position(k, self.tile.first + row // self.operands.group)
+        return VisibleRange(self.operands.low(position), position, bool(self.operands.node.window))
+
+    def products(self, k: Kernel) -> AbstractContextManager[Dim]:
+        return rows_of_products(k, Dim.of(0), self.operands.tile_tokens * self.operands.group, self.unit.height)
 
 
 # --- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def update_softmax(k: Kernel, unit: MatrixUnit, m: Dim, row: Dim, slot: Dim, start: Dim, visible: VisibleRange) -> None:
-    """Update the softmax of a row. Skip the comparison of positions if the row sees the whole block."""
-    whole = less_equal(start + (BLOCK - 1), visible.high)
-    if visible.clipped_low:
-        whole = whole & less_equal(visible.low, start)
-    with k.when(whole):
-        unit.update_softmax(k, m, row, slot, start, None)
-    with k.orelse():
-        unit.update_softmax(k, m, row, slot, start, visible)
+@contextmanager
+def rows_of_products(k: Kernel, first: Dim, count: int, height: int) -> Generator[Dim]:
+    """Loop over products of `height` rows that cover `count` rows, beginning with row `first`. Yield the first row of each."""
+    with k.serial("io", count // height) as io:
+        yield first + io * height
 
 
-def attends(token: Token, b: Dim) -> Scalar:
-    return less_equal(token.begin, b) & less(b, token.end)
-
-
-def of_head(block: Block, kv_head: Dim) -> Block:
-    return [replace(page, kv_head=kv_head) for page in block]
-
-
-def pages_of(k: Kernel, operands: PagedOperands, sequence: Dim, b: Dim, low: Dim, high: Dim) -> Block:
-    pages: Block = []
-    for v in range(PAGES):
-        number = b * PAGES + v
-        page = operands.page(k, sequence, operands.visible_page(number, low, high))
-        pages.append(HeadPage(Dim.of(0), Dim.of(0), page, Dim.of(0), number * PAGE))
-    return pages
+def of_head(panel: list[HeadPage], kv_head: Dim) -> list[HeadPage]:
+    return [replace(page, kv_head=kv_head) for page in panel]

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import lcm
 
-from compiler.backends.cpu.schedule.attention import integer
+from compiler.backends.cpu.schedule.attention import integer, matrix
 from compiler.backends.cpu.schedule.attention.integer import IntegerRows, IntegerTiles, IntegerUnit
-from compiler.backends.cpu.schedule.attention.matrix import CHUNK, HEIGHT, MatrixUnit, allocate_rows, pad_queries
+from compiler.backends.cpu.schedule.attention.matrix import CHUNK, HEIGHT, MatrixRows, MatrixUnit, height_of, load_query
 from compiler.backends.cpu.schedule.attention.rows import BLOCK, F32, PAGES, Rows, VisibleRange
 from compiler.backends.cpu.schedule.attention.turned import TurnedValues
 from compiler.backends.cpu.schedule.attention.vector import VectorUnit
@@ -25,6 +25,7 @@ from compiler.ops.attention.kv_cache import PAGE
 
 SPLIT = 8  # number of blocks of a split, in products of floats
 ROWS = 32  # number of rows of a tile, approximately
+PRODUCTS = 2  # number of products of a matrix unit that cover the rows of a tile
 BF16, I64 = DType.BF16, DType.I64
 
 
@@ -121,12 +122,16 @@ class PagedOperands:
     @property
     def block(self) -> int:
         """The number of keys of a block."""
-        return BLOCK if self.integers is None else integer.BLOCK
+        if self.integers is not None:
+            return integer.BLOCK
+        return matrix.BLOCK if self.on_matrix_unit else BLOCK
 
     @property
     def split_blocks(self) -> int:
         """The number of blocks of a split."""
-        return SPLIT if self.integers is None else integer.SPLIT
+        if self.integers is not None:
+            return integer.SPLIT
+        return matrix.SPLIT if self.on_matrix_unit else SPLIT
 
     @property
     def split_pages(self) -> int:
@@ -181,14 +186,14 @@ class PagedOperands:
         sums stay in the first-level cache. A tile has at least two tokens, because a tile computes all splits on one thread, which is too
         slow for a single token."""
         if self.on_matrix_unit:
-            return max(2, HEIGHT // self.group)
+            return max(2, PRODUCTS * (HEIGHT // self.group))
         rows = lcm(self.group, self.tile.rows)
         return rows * max(1, min(ROWS, 4096 // self.size) // rows) // self.group
 
     @property
     def kv_heads_at_once(self) -> int:
         """The number of kv heads whose scores a token computes at once. Several heads hide the latency of additions of floats."""
-        if self.integers is not None:
+        if self.integers is not None or self.on_matrix_unit:
             return 1
         count, most = 1, self.tile.rows * self.tile.vectors
         while self.kv_heads % (2 * count) == 0 and 2 * count * self.group <= most // 2:
@@ -203,11 +208,12 @@ class PagedOperands:
 
     # --- the state of rows, and the units that compute them ------------------------------------------------------------
 
-    def allocate_rows(self, k: Kernel, count: int, blocks: int) -> Rows:
+    def allocate_rows(self, k: Kernel, count: int, blocks: int, *, in_tile: bool) -> Rows:
+        """Allocate the state of `count` rows, and of their scores in some blocks. `in_tile` says whether the rows are those of a tile."""
         if (tiles := self.integers) is not None:
             return tiles.allocate_rows(k, count)
         if self.on_matrix_unit:
-            return allocate_rows(k, count, blocks, self.size, self.value_size)
+            return MatrixRows.allocate_for(k, count, height_of(count) if in_tile else count, self.size, self.value_size)
         return Rows.allocate(k, count, blocks * PAGES, self.size, self.value_size, self.width, BF16 if self.in_pairs else F32)
 
     def vector_unit(self, k: Kernel, rows: Rows, layer: Dim) -> VectorUnit:
@@ -221,9 +227,11 @@ class PagedOperands:
         assert self.integers is not None, self.cache
         return IntegerUnit.allocate(k, rows, self.cache, self.scales, layer, self.node.softcap, self.integers)
 
-    def matrix_unit(self, k: Kernel, rows: Rows, layer: Dim, count: int) -> AbstractContextManager[MatrixUnit]:
+    def matrix_unit(self, k: Kernel, rows: Rows, layer: Dim, count: int, panels: int) -> AbstractContextManager[MatrixUnit]:
+        """Configure the matrix unit for `count` rows that share a kv head, with room for `panels` panels of keys and values."""
+        assert isinstance(rows, MatrixRows), rows
         sizes, softcap = (self.size, self.value_size), self.node.softcap
-        return MatrixUnit.configured(k, rows, self.cache, layer, sizes, softcap, count, self.turned(k, layer))
+        return MatrixUnit.configured(k, rows, self.cache, layer, sizes, softcap, height_of(count), panels, self.turned(k, layer))
 
     def turned(self, k: Kernel, layer: Dim) -> TurnedValues | None:
         return None if self.pages.has_values else TurnedValues.allocate(k, self.cache, layer, self.value_size)
@@ -237,13 +245,14 @@ class PagedOperands:
                     query[c, lane] = cast(self.queries[token, head + g, c * PAGE + lane], F32) * self.node.scale
                 self.integers.round_query(k, rows, row + g, query)
             return
-        with k.serial("g", count) as g:
-            with k.serial("c", self.size // self.width) as c, k.vector(self.width) as lane:
-                at = c * self.width + lane
-                query = cast(self.queries[token, head + g, at], F32) * self.node.scale
-                rows.queries[row + g, at] = cast(query, rows.queries.dtype)
-            if self.on_matrix_unit:
-                pad_queries(k, rows, row + g, self.size)
+        if isinstance(rows, MatrixRows):
+            with k.serial("g", count) as g:
+                load_query(k, rows, row + g, self.queries[token, head + g, 0], self.node.scale, self.node.softcap)
+            return
+        with k.serial("g", count) as g, k.serial("c", self.size // self.width) as c, k.vector(self.width) as lane:
+            at = c * self.width + lane
+            query = cast(self.queries[token, head + g, at], F32) * self.node.scale
+            rows.queries[row + g, at] = cast(query, rows.queries.dtype)
 
     # --- reading the operands ------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
+from compiler.backends.cpu.schedule.attention import matrix
 from compiler.backends.cpu.schedule.attention.integer_walk import IntegerTileWalk, IntegerTokenWalk
 from compiler.backends.cpu.schedule.attention.matrix_walk import MatrixTileWalk, MatrixTokenWalk
 from compiler.backends.cpu.schedule.attention.operands import Heads, PagedOperands, TokenTile
@@ -77,7 +78,7 @@ class _PagedAttention:
             token = k.let("token", i + split_tokens)
             with self.when_not_in_tile(k, token):
                 self.attend_token(k, token, operands.part_of_heads(k, part, parts))
-        with phase(k, tile=tiles, kv=kv_heads) as (tile, kv), k.when(operands.shares_sequence(tile)):
+        with phase(k, kv=kv_heads, tile=tiles) as (kv, tile), k.when(operands.shares_sequence(tile)):
             self.attend_tile(k, tile, kv)
 
     def parts(self, items: Dim) -> Dim:
@@ -102,7 +103,7 @@ class _PagedAttention:
             if operands.integers is not None:
                 IntegerTokenWalk(operands, operands.integer_unit(k, rows, layer), token, heads).write(k)
             elif operands.on_matrix_unit:
-                with operands.matrix_unit(k, rows, layer, operands.group) as unit:
+                with operands.matrix_unit(k, rows, layer, operands.group, 1) as unit:
                     MatrixTokenWalk(operands, unit, token, heads).write(k)
             else:
                 TokenWalk(operands, operands.vector_unit(k, rows, layer), token, heads).write(k)
@@ -133,7 +134,7 @@ class _PagedAttention:
         self.operands.load_queries(k, rows, first, token, first, heads.count * self.operands.group)
 
     def rows_of_token(self, k: Kernel) -> Rows:
-        return self.operands.allocate_rows(k, self.operands.heads, STRETCH)
+        return self.operands.allocate_rows(k, self.operands.heads, STRETCH, in_tile=False)
 
     def merge_splits(self, k: Kernel, token: Dim, head: Dim, splits: PartialSoftmaxes) -> None:
         """Merge the splits of a row, which the first phase wrote to workspace."""
@@ -150,7 +151,7 @@ class _PagedAttention:
     def attend_tile(self, k: Kernel, tile: Dim, kv_head: Dim) -> None:
         operands, group, first = self.operands, self.operands.group, tile * self.operands.tile_tokens
         num_rows = operands.tile_tokens * group
-        rows, joined = operands.allocate_rows(k, num_rows, 1), self.softmaxes(k.local, "joined", num_rows)
+        rows, joined = operands.allocate_rows(k, num_rows, 1, in_tile=True), self.softmaxes(k.local, "joined", num_rows)
         with k.serial("i", operands.tile_tokens) as i:
             operands.load_queries(k, rows, i * group, first + i, kv_head * group, group)
         with k.serial("i", operands.tile_tokens) as i, k.serial("g", group) as g:
@@ -172,7 +173,7 @@ class _PagedAttention:
         if operands.integers is not None:
             IntegerTileWalk(operands, operands.integer_unit(k, rows, layer), tile).write(k)
         elif operands.on_matrix_unit:
-            with operands.matrix_unit(k, rows, layer, num_rows) as unit:
+            with operands.matrix_unit(k, rows, layer, num_rows, matrix.PANELS) as unit:
                 MatrixTileWalk(operands, unit, tile).write(k)
         else:
             TileWalk(operands, operands.vector_unit(k, rows, layer), tile).write(k)
@@ -190,7 +191,7 @@ class _PagedAttention:
         with k.vector(PAGE) as lane:
             total[lane] = rows.sums[row, lane]
         fold_halves(k, total, operator.add)
-        return PartialSoftmax(rows.maximum[row, 0], total[0], lambda c, lane: rows.values[row, c, lane])
+        return PartialSoftmax(rows.largest(row), total[0], lambda c, lane: rows.values[row, c, lane])
 
     def initial(self, head: Dim) -> PartialSoftmax:
         """Return the softmax state before the first split. It contains no key, or only the head's sink: the score of a key without a
@@ -202,6 +203,13 @@ class _PagedAttention:
 
     def store_result(self, k: Kernel, token: Dim, head: Dim, softmax: PartialSoftmax) -> None:
         out, width = self.operands.out, self.operands.width
+        if self.operands.on_matrix_unit:  # where products are fast, divisions take a large share of the time
+            with k.scope():
+                factor = k.local("factor", 1)
+                factor[0] = const(1.0, F32) / softmax.total
+                with k.serial("c", self.operands.parts) as c, k.vector(width) as lane:
+                    out[token, head, c * width + lane] = cast(softmax.values(c, lane) * factor[0], out.dtype)
+            return
         with k.serial("c", self.operands.parts) as c, k.vector(width) as lane:
             out[token, head, c * width + lane] = cast(softmax.values(c, lane) / softmax.total, out.dtype)
 

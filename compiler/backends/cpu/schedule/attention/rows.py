@@ -50,10 +50,19 @@ class Rows:
         """The weights that products multiply by values."""
         return self.scores if self.rounded is None else self.rounded
 
+    @property
+    def least(self) -> float:
+        """The maximum before the first key."""
+        return float("-inf")
+
+    def largest(self, row: Dim) -> Scalar:
+        """Return the largest score of a row."""
+        return self.maximum[row, 0]
+
     def clear(self, k: Kernel, row: Dim) -> None:
         _, parts, width = self.values.shape
         with k.vector(PAGE) as lane:
-            self.maximum[row, lane] = float("-inf")
+            self.maximum[row, lane] = self.least
         with k.vector(PAGE) as lane:
             self.sums[row, lane] = 0.0
         with k.serial("c", parts) as c, k.vector(width.const) as lane:

@@ -49,7 +49,7 @@ class Case:
         attributes = f"scale=0.2, window={self.window}, softcap={self.softcap}, value_size={self.value_size}"
         return f"""
 func main(q: {q}, cache: {cache}, tables: i32[s, p], ids: i32[t], at: i32[t]{scales}{sinks}) -> {out}
-    where t in 0..256, s in 0..8, p in 0..64 {{
+    where t in 0..256, s in 0..8, p in 0..96 {{
   dataflow {{
     out = paged_attention(q, cache, tables, ids, at, 1{extra}, {attributes})
   }}
@@ -288,6 +288,26 @@ def test_a_matrix_unit_is_as_near_and_as_stable(run: Callable[..., NDArray[np.fl
     np.testing.assert_array_equal(np.concatenate([run(case, args, slice(a, b), amx) for a, b in pairwise(cuts)]), whole)
     for row in ALONE:
         np.testing.assert_array_equal(run(case, args, slice(row, row + 1), amx)[0], whole[row])
+
+
+@pytest.mark.parametrize("window", [0, 90])
+def test_a_matrix_unit_merges_splits(run: Callable[..., NDArray[np.float32]], amx: Target, window: int) -> None:
+    """Rows whose keys are in two splits: the tokens of tiles on both sides of the limit, and single tokens."""
+    case, last = Case(16, 2, 32, "bf16", window=window), 1042
+    rows = [(0, p) for p in range(last - 47, last + 1)]
+    q, cache, _, ids, at = case.arguments(np.random.default_rng(6), rows)
+    tables = np.random.default_rng(7).permutation(PAGES)[None, : last // 16 + 1].astype(np.int32)
+    args = [q, np.nan_to_num(cache.astype(np.float32)).astype(cache.dtype), tables, ids, at]
+    meaning, whole = Interpreter(parse(case.program)).call("main", *(a.copy() for a in args)), run(case, args, target=amx)
+    check_near(whole, meaning, "bf16")
+    for threads in (1, 3):
+        for row in range(0, len(rows), 6):
+            np.testing.assert_array_equal(run(case, args, slice(row, row + 1), amx, threads)[0], whole[row])
+
+
+def test_a_matrix_unit_is_kept_awake(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
+    (kernel,) = kernels(Case(4, 2, 64, "bf16").program, "amx").values()
+    assert canonical_text("k", kernel).count("amx_stay_awake") >= 4
 
 
 def test_on_a_matrix_unit_tokens_behind_a_row_may_hold_anything(run: Callable[..., NDArray[np.float32]], amx: Target) -> None:
