@@ -175,7 +175,7 @@ class MatrixTileWalk:
             self.unit.load_values(k, block.panel(k, panel, self.tile.kv_head), panel, (low, high))
 
     def visible(self, k: Kernel, row: Dim) -> VisibleRange:
-        position = self.operands.position(k, self.tile.first + row // self.operands.group)
+        position = self.operands.position(k, self.operands.token_of(self.tile.first, row // self.operands.group))
         return VisibleRange(self.operands.low(position), position, bool(self.operands.node.window))
 
     def products(self, k: Kernel) -> AbstractContextManager[Dim]:

@@ -298,13 +298,18 @@ class PagedOperands:
     # --- tiles of tokens -----------------------------------------------------------------------------------------------
 
     def shares_sequence(self, tile: Dim) -> Scalar:
-        """Return whether the tile is full and all its tokens belong to one sequence."""
+        """Return whether the tile has enough tokens, and all of them belong to one sequence."""
         first = self.sequences[tile * self.tile_tokens]
         alike = self.fold_tokens(tile, ReduceFn.ALL, lambda token: equal(self.sequences[token], first))
-        return alike & less_equal(self.tile_tokens, self.tokens_in(tile))
+        return alike & less_equal(max(2, self.tile_tokens // 2), self.tokens_in(tile))
 
     def extreme_position(self, tile: Dim, fn: ReduceFn) -> Scalar:
         return self.fold_tokens(tile, fn, lambda token: cast(self.positions[token], I64))
+
+    def token_of(self, tile_first: Dim, i: Dim) -> Dim:
+        """Return the number of token `i` of the tile that begins with token `tile_first`. If the tile is not full, its last token takes the
+        places of those that are missing."""
+        return dim_min(tile_first + i, self.num_tokens - 1)
 
     def tokens_in(self, tile: Dim) -> Dim:
         return dim_min(self.tile_tokens, self.num_tokens - tile * self.tile_tokens)
@@ -316,7 +321,7 @@ class PagedOperands:
 @dataclass(frozen=True, slots=True)
 class TokenTile:
     """Adjacent tokens of one sequence, in a split, with the query heads that share a kv head. Row `i * group + g` is token `i` of the tile
-    and query head `g`."""
+    and query head `g`. The last tile of a batch may not be full."""
 
     operands: PagedOperands
     kv_head: Dim
@@ -332,7 +337,7 @@ class TokenTile:
             yield self.token(k, i), i * self.operands.group
 
     def token(self, k: Kernel, i: Dim) -> Token:
-        return self.operands.token(k, self.first + i, self.split)
+        return self.operands.token(k, self.operands.token_of(self.first, i), self.split)
 
     @contextmanager
     def rows(self, k: Kernel, first: Dim) -> Generator[Dim]:

@@ -1,9 +1,10 @@
 """The kernel of paged attention: its phases, and the work items that threads claim in each phase.
 
-The kernel cuts the batch's tokens into tiles. If all tokens of a tile belong to one sequence, a work item is the tile with one kv head, for
-all splits. Other tokens are computed one by one. If sequences have several splits, each of the first FEW_TOKENS tokens has one item per
-split: it writes the split's softmax state to workspace, and a second phase merges the splits. Each later token is one item. If there are
-few items, the kernel also cuts each item into parts by kv heads.
+The kernel cuts the batch's tokens into tiles. If all tokens of a tile belong to one sequence, and the tile is at least half full, a work
+item is the tile with one kv head, for all splits. Other tokens are computed one by one. If sequences have several splits, each of the first
+FEW_TOKENS tokens has one item per split: it writes the split's softmax state to workspace, and a second phase merges the splits. Each later
+token is one item. If there are few items, the kernel also cuts each item into parts by kv heads. Tiles with the same kv head follow each
+other, because their keys and values then stay in a cache.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class _PagedAttention:
         operands, num_tokens = self.operands, self.operands.num_tokens
         num_splits = ceil_div(operands.tables.shape[1], operands.split_pages)
         few, several = dim_min(FEW_TOKENS, num_tokens), dim_min(1, dim_max(0, num_splits - 1))
-        heads, kv_heads, tiles = Dim.of(operands.heads), Dim.of(operands.kv_heads), num_tokens // operands.tile_tokens
+        heads, kv_heads, tiles = Dim.of(operands.heads), Dim.of(operands.kv_heads), ceil_div(num_tokens, operands.tile_tokens)
         split_tokens = few * several  # number of tokens whose splits are work items
         splits = self.softmaxes(k.workspace, "split", few, heads, num_splits)
 
@@ -153,7 +154,7 @@ class _PagedAttention:
         num_rows = operands.tile_tokens * group
         rows, joined = operands.allocate_rows(k, num_rows, 1, in_tile=True), self.softmaxes(k.local, "joined", num_rows)
         with k.serial("i", operands.tile_tokens) as i:
-            operands.load_queries(k, rows, i * group, first + i, kv_head * group, group)
+            operands.load_queries(k, rows, i * group, operands.token_of(first, i), kv_head * group, group)
         with k.serial("i", operands.tile_tokens) as i, k.serial("g", group) as g:
             joined.store(k, (i * group + g,), self.initial(kv_head * group + g))
         with k.scope():
@@ -162,7 +163,7 @@ class _PagedAttention:
             last_position = k.let("last_position", operands.extreme_position(tile, ReduceFn.MAX))
             with operands.splits(k, first_position, last_position) as split:
                 self.walk_tile(k, TokenTile(operands, kv_head, first, first_position, last_position, split), rows, layer, joined)
-        with k.serial("i", operands.tile_tokens) as i, k.serial("g", group) as g:
+        with k.serial("i", operands.tokens_in(tile)) as i, k.serial("g", group) as g:
             self.store_result(k, first + i, kv_head * group + g, joined.at(i * group + g))
 
     def walk_tile(self, k: Kernel, tile: TokenTile, rows: Rows, layer: Dim, joined: PartialSoftmaxes) -> None:
