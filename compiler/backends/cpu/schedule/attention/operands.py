@@ -26,6 +26,7 @@ from compiler.ops.attention.kv_cache import PAGE
 SPLIT = 8  # number of blocks of a split, in products of floats
 ROWS = 32  # number of rows of a tile, approximately
 PRODUCTS = 2  # number of products of a matrix unit that cover the rows of a tile
+MOST_TOKENS = 32  # maximum number of tokens of a tile on a matrix unit: a part of a prompt with fewer than half as many gets no tile
 BF16, I64 = DType.BF16, DType.I64
 
 
@@ -186,7 +187,7 @@ class PagedOperands:
         sums stay in the first-level cache. A tile has at least two tokens, because a tile computes all splits on one thread, which is too
         slow for a single token."""
         if self.on_matrix_unit:
-            return max(2, PRODUCTS * (HEIGHT // self.group))
+            return max(2, min(MOST_TOKENS, PRODUCTS * (HEIGHT // self.group)))
         rows = lcm(self.group, self.tile.rows)
         return rows * max(1, min(ROWS, 4096 // self.size) // rows) // self.group
 
