@@ -5,8 +5,9 @@ exponentials and weighted values while the block is in the first-level cache. If
 The matrix of scores is never stored.
 
 Paged attention cuts a sequence at fixed positions into blocks of BLOCK keys, and into splits of SPLIT blocks; both are larger for 8-bit
-pages (integer.py) and on matrix units (matrix.py). It adds blocks of a split in order, and merges splits in order. The order depends only on the token's own position, so a
-row has the same bits in any batch, for any chunking of the prompt, with any number of threads. Two kinds of work items share one kernel:
+pages (integer.py) and on matrix units (matrix.py). It adds blocks of a split in order, and merges splits in order. The order depends only
+on the token's own position, so a row has the same bits in any batch, for any chunking of the prompt, with any number of threads. Two kinds
+of work items share one kernel:
 
     decoding     an item is a token with all its splits. If there are few tokens, each split is an item of its own, so that one sequence
                  keeps all threads busy (flash decoding), and a second phase merges the splits. Memory bandwidth is the limit, so an
