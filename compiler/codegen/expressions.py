@@ -68,7 +68,7 @@ class Expressions:
             case scalars.Reduce():
                 return self._fold(scalar)
             case scalars.Contraction() | scalars.GroupedContraction():
-                return self._fold(scalar.fold)
+                return self._eval(scalar.fold)
             case scalars.Element():
                 return self._eval(scalar.decoded)
 

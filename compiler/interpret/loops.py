@@ -256,7 +256,7 @@ class _Frame:
             case scalars.Reduce():
                 return self._reduce(scalar)
             case scalars.Contraction() | scalars.GroupedContraction():
-                return self._reduce(scalar.fold)
+                return self._eval(scalar.fold)
             case scalars.Element():
                 return self._eval(scalar.decoded)
 

@@ -229,7 +229,7 @@ class Contraction(Fold):
 @node
 class GroupedContraction(Fold):
     """An element of a matrix product of integers with a scale per group of k: the sum over the groups, in order, of `exact(sums) * factor`
-    in f32.
+    in f32. If there is a `term`, the sum begins with the sum of the groups' terms, in order.
 
     The rows have one or two planes. The sum of plane `i` is `begins[i] + dots[i]`, exact in i32. If there are two planes, the first sum is
     multiplied by 256, and the second sum is added to it where `two_planes` is true. If `two_planes` is None, it is always added.
@@ -239,12 +239,14 @@ class GroupedContraction(Fold):
     begins: tuple[Scalar, ...] = holds(Holds.SCALAR, scoped=True)  # initial value of each dot's sum, or empty if all sums begin at 0
     factor: Scalar = holds(Holds.SCALAR, scoped=True)
     two_planes: Scalar | None = holds(Holds.SCALAR, scoped=True, default=None)
+    term: Scalar | None = holds(Holds.SCALAR, scoped=True, default=None)
 
     @property
-    def fold(self) -> Reduce:
-        """This contraction as a `Reduce`, with the same sum."""
+    def fold(self) -> Scalar:
+        """This contraction by means of `Reduce`, with the same sum."""
         sums = [dot + begin for dot, begin in zip(self.dots, self.begins, strict=True)] if self.begins else self.dots
-        return Reduce(self.axes, ReduceFn.SUM, self.exact(sums) * self.factor)
+        products = Reduce(self.axes, ReduceFn.SUM, self.exact(sums) * self.factor)
+        return products if self.term is None else Reduce(self.axes, ReduceFn.SUM, self.term) + products
 
     def exact(self, sums: Sequence[Scalar]) -> Scalar:
         """Combine the sums of all planes into one f32."""

@@ -379,13 +379,13 @@ def contract_groups(
     *,
     begins: Sequence[Callable[[Dim], Scalar]] = (),
     two_planes: Callable[[Dim], Scalar] | None = None,
+    term: Callable[[Dim], Scalar] | None = None,
 ) -> GroupedContraction:
     """Return the sum over groups of exact integer sums times a factor (see `GroupedContraction`)."""
     var = DimVar("r", 0, Dim.of(num_groups) - 1)
     g, axes = var.dim, ((var, Dim.of(num_groups)),)
-    return GroupedContraction(
-        axes, tuple(dot(g) for dot in dots), tuple(begin(g) for begin in begins), factor(g), None if two_planes is None else two_planes(g)
-    )
+    optional = (None if part is None else part(g) for part in (two_planes, term))
+    return GroupedContraction(axes, tuple(dot(g) for dot in dots), tuple(begin(g) for begin in begins), factor(g), *optional)
 
 
 def largest(extents: Sequence[DimLike], value: Callable[..., Scalar]) -> Reduce:

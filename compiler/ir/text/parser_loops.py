@@ -424,7 +424,8 @@ class LoopParser(TypeParser):
         return scalars.Contraction(tuple(axes), rows, columns)
 
     def _grouped(self) -> scalars.GroupedContraction:
-        """Read `contract_groups(g in 4) [contract(r in 8) ... by ...] from [B[i, g]] when F[i] by S[i, g]`, `from` and `when` optional."""
+        """Read `contract_groups(g in 4) [contract(r in 8) ... by ...] from [B[i, g]] when F[i] by S[i, g] beside T[i, g]`. `from`,
+        `when` and `beside`, each with what follows it, are optional."""
         self.expect("(")
         with self._axes(")") as axes:
             self.expect(")")
@@ -437,7 +438,8 @@ class LoopParser(TypeParser):
             two_planes = self.scalar() if self.accept("when") else None
             self.expect("by", "before the factor of contract_groups")
             factor = self.scalar()
-        return scalars.GroupedContraction(tuple(axes), dots, begins, factor, two_planes)
+            term = self.scalar() if self.accept("beside") else None
+        return scalars.GroupedContraction(tuple(axes), dots, begins, factor, two_planes, term)
 
     def _dot(self) -> scalars.Contraction:
         start = self.peek()

@@ -213,7 +213,8 @@ class LoopPrinter:
             text += f"[{', '.join(map(self.expression, grouped.dots))}]"
             text += f" from [{', '.join(map(self.expression, grouped.begins))}]" if grouped.begins else ""
             text += f" when {self.expression(grouped.two_planes)}" if grouped.two_planes is not None else ""
-            return f"{text} by {self.expression(grouped.factor)}"
+            text += f" by {self.expression(grouped.factor)}"
+            return text if grouped.term is None else f"{text} beside {self.expression(grouped.term)}"
 
     def _apply(self, apply: scalars.Apply) -> tuple[str, int]:
         fn, args = apply.fn, apply.args

@@ -281,6 +281,8 @@ def _grouped_misfit(grouped: scalars.GroupedContraction) -> str:
         return f"contract_groups multiplies by {dtype_of(grouped.factor)}, expected f32"
     if grouped.two_planes is not None and dtype_of(grouped.two_planes) is not DType.BOOL:
         return f"the condition of the second sum of contract_groups is {dtype_of(grouped.two_planes)}, expected bool"
+    if grouped.term is not None and dtype_of(grouped.term) is not DType.F32:
+        return f"the term of contract_groups is {dtype_of(grouped.term)}, expected f32"
     return ""
 
 

@@ -80,24 +80,24 @@ EXPERT_LINEAR = define(
 # --- expert_integer_linear ---------------------------------------------------------------------------------------------
 
 
-def _integer_numpy(
-    q: Any, scale: Any, total: Any, panels: Any, weight_scale: Any, experts: Any, *others: Any, in_units: bool, **attrs: Any
-) -> Any:
+def _integer_numpy(q: Any, scale: Any, total: Any, panels: Any, weight_scale: Any, experts: Any, *others: Any, **attrs: Any) -> Any:
     chosen = np.clip(experts, 0, len(panels) - 1)
     out = np.empty((len(q), attrs["size"]), DType(attrs["dtype"]).numpy)
     for e in np.unique(chosen):
         of = chosen == e
-        own = (other[e] for other in others)
-        out[of] = integer_numpy(q[of], scale[of], total[of], panels[e], weight_scale[e], *own, in_units=in_units, **attrs)
+        own = [other[e] for other in others]
+        if attrs["has_offset"]:  # the sums of rows belong to rows, not to experts
+            own[attrs["in_units"]] = others[attrs["in_units"]][of]
+        out[of] = integer_numpy(q[of], scale[of], total[of], panels[e], weight_scale[e], *own, **attrs)
     return out
 
 
 # Like `integer_linear`, but with panels [experts, panels, ...]: each row multiplies the panels of its expert.
 EXPERT_INTEGER_LINEAR = define(
     "expert_integer_linear",
-    "q, scale, total, panels, weight_scale, experts, unit?, bias?",
+    "q, scale, total, panels, weight_scale, experts, unit?, sum?, offset?, offset_unit?, bias?",
     partial(integer_type, chooses=True),
     _integer_numpy,
     partial(integer_nest, chooses=True),
-    {"format": "panel8", "size": REQUIRED, "dtype": "f32", "centred": True, "in_units": False},
+    {"format": "panel8", "size": REQUIRED, "dtype": "f32", "centred": True, "in_units": False, "has_offset": False},
 )

@@ -11,14 +11,20 @@ A weight with one scale per channel may multiply rows with one scale per group. 
 Panels (compiler/machine/formats.py) store each weight plus an offset. The contribution of the offset is subtracted by means of `total`, the
 sum of q per group and plane. If `centred` is false, w is the number as stored, and nothing is subtracted.
 
+Groups of weights may have offsets, if `has_offset` is true: the weight is w * weight_scale - offset. `sum` is the sum of each group of x.
+One order is fixed: first the terms of the offsets are added, group by group, then the products.
+
+    y[i, n] = sum(g) -sum[i, g] * offset[n, g] + sum(g) (scale[i, g] * weight_scale[n, g]) * (sum(k in g) v[i, k] * w[n, k])
+
 If `in_units` is true, weight_scale is an i8 multiple of a unit, and the scale of a group is weight_scale[n, g] * unit[n, u]. Several
-neighbouring groups share the float `unit[n, u]`.
+neighbouring groups share the float `unit[n, u]`. Offsets are then i8 multiples of units of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,7 +34,7 @@ from compiler.ir.dims import Dim, DimLike, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.scalars import Contraction, Load, Scalar
-from compiler.ir.loops.write import Kernel, cast, contract, contract_groups, guard
+from compiler.ir.loops.write import Array, Kernel, cast, contract, contract_groups, guard
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
@@ -174,16 +180,50 @@ def integer_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
         if len(row) != 1:
             raise AnnotationError(f"q has rank {len(row) + 2}, expected 3: [rows, planes, in]")
         same_shape(tuple(row), experts, "experts")
-    last = 5 + chooses + in_units
-    if in_units:
-        unit = wants_float(tensor_operand(args, last - 1, "unit", ndim=rank, layout=f"[{first}panels, units, columns]"), "unit")
+    at = _Optional.of(attrs, chooses=chooses)
+    for place, name in ((at.unit, "unit"), (at.offset_unit, "offset_unit")):
+        if place is None:
+            continue
+        unit = wants_float(tensor_operand(args, place, name, ndim=rank, layout=f"[{first}panels, units, columns]"), name)
         if unit.shape is not None:
-            same_shape((*panels.shape[:-2], unit.shape[-2], columns), unit, "unit")
+            same_shape((*panels.shape[:-2], unit.shape[-2], columns), unit, name)
             if not unit.shape[-2].is_const or not prove_divisible(groups, unit.shape[-2].const):
-                raise AnnotationError(f"unit has {unit.shape[-2]} units, expected a divisor of {groups}, the number of groups")
-    if len(args) > last:
-        same_shape((*matrix, Dim.of(size)), tensor_operand(args, last, "bias", ndim=1 + chooses), "bias")
+                raise AnnotationError(f"{name} has {unit.shape[-2]} units, expected a divisor of {groups}, the number of groups")
+    if at.offset is not None:
+        offset = tensor_operand(args, at.offset, "offset", ndim=rank, layout=f"[{first}panels, groups, columns]")
+        if in_units and offset.dtype not in (None, I8):
+            raise AnnotationError(f"offset holds {offset.dtype}, expected {I8} in units")
+        if not in_units:
+            wants_float(offset, "offset")
+        if weight_groups != groups:
+            raise AnnotationError(f"weight_scale has {weight_groups} groups, expected {groups} beside offsets")
+        same_shape((*panels.shape[:-2], groups, columns), offset, "offset")
+    if at.sum is not None:
+        sums = tensor_operand(args, at.sum, "sum")
+        if sums.dtype not in (None, F32):
+            raise AnnotationError(f"sum holds {sums.dtype}, expected {F32}")
+        same_shape((*row, groups), sums, "sum")
+    if len(args) > at.bias:
+        same_shape((*matrix, Dim.of(size)), tensor_operand(args, at.bias, "bias", ndim=1 + chooses), "bias")
     return TensorType((*row, Dim.of(size)), dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Optional:
+    """The positions of the operands that not every product has. None: the product does not have the operand. The bias may be missing."""
+
+    unit: int | None
+    sum: int | None
+    offset: int | None
+    offset_unit: int | None
+    bias: int
+
+    @staticmethod
+    def of(attrs: Attrs, *, chooses: bool) -> _Optional:
+        in_units, has_offset = bool_attr(attrs, "in_units"), bool_attr(attrs, "has_offset")
+        present, at = (in_units, has_offset, has_offset, in_units and has_offset), 5 + chooses
+        places = [at + sum(present[:i]) if is_present else None for i, is_present in enumerate(present)]
+        return _Optional(*places, bias=at + sum(present))
 
 
 def same_shape(wanted: tuple[Dim, ...], given: TensorType, name: str) -> None:
@@ -194,10 +234,10 @@ def same_shape(wanted: tuple[Dim, ...], given: TensorType, name: str) -> None:
 def integer_nest(operands: Operands, *, chooses: bool = False) -> Nest:
     kernel, format = Kernel(), _format(operands.attrs)
     out, q, scale, sums, panels, weight_scale = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(5)))
-    in_units = operands.attrs["in_units"]
-    last = 5 + chooses + in_units
-    unit = kernel.array(operands.buffer(last - 1)) if in_units else None
-    bias = kernel.array(operands.buffer(last)) if operands.has(last) else None
+    at = _Optional.of(operands.attrs, chooses=chooses)
+    optional = (at.unit, at.sum, at.offset, at.offset_unit)
+    unit, of_rows, offset, offset_unit = (None if i is None else kernel.array(operands.buffer(i)) for i in optional)
+    bias = kernel.array(operands.buffer(at.bias)) if operands.has(at.bias) else None
     length, groups, columns = q.shape[-1], scale.shape[-1], weight_scale.shape[-1].const
     scaled_last = weight_scale.shape[-2] == Dim.of(1) and groups != Dim.of(1)
     group = length if groups == Dim.of(1) else length // groups
@@ -210,14 +250,18 @@ def integer_nest(operands: Operands, *, chooses: bool = False) -> Nest:
         def column(k: Dim) -> Scalar:
             return format.element((panels.buffer,), n, k, matrix)
 
-        def column_scale(g: DimLike) -> Scalar:
-            found = cast(weight_scale[*matrix, n // columns, g, n % columns], F32)
+        def decoded(numbers: Array, unit: Array | None, g: DimLike) -> Scalar:
+            found = cast(numbers[*matrix, n // columns, g, n % columns], F32)
             if unit is None:
                 return found
             return found * cast(unit[*matrix, n // columns, Dim.of(g) // (groups // unit.shape[-2]), n % columns], F32)
 
         def factor(g: Dim) -> Scalar:
-            return scale[*row, g] if scaled_last else scale[*row, g] * column_scale(g)
+            return scale[*row, g] if scaled_last else scale[*row, g] * decoded(weight_scale, unit, g)
+
+        def term(g: Dim) -> Scalar:
+            assert of_rows is not None and offset is not None
+            return -of_rows[*row, g] * decoded(offset, offset_unit, g)
 
         def dot(g: Dim, plane: int) -> Contraction:
             first = g * group
@@ -230,15 +274,19 @@ def integer_nest(operands: Operands, *, chooses: bool = False) -> Nest:
             [partial(dot, plane=plane) for plane in planes],
             factor,
             begins=begins if operands.attrs["centred"] else (),
+            term=None if offset is None else term,
         )
         if scaled_last:
-            result = result * column_scale(0)
+            result = result * decoded(weight_scale, unit, 0)
         out[*row, n] = cast(result if bias is None else result + cast(bias[*matrix, n], F32), out.dtype)
-    rows, planes, size = q.shape[:-2], q.shape[-2], out.shape[-1]
-    wanted = {1: (*rows, groups), 2: (*rows, planes, groups), 4: (*panels.shape[:-2], weight_scale.shape[-2], Dim.of(columns))}
+    rows, size = q.shape[:-2], out.shape[-1]
+    wanted = {1: (*rows, groups), 2: (*rows, q.shape[-2], groups), 4: (*panels.shape[:-2], weight_scale.shape[-2], Dim.of(columns))}
     wanted[3] = (*matrices, ceil_div(size, columns), length // format.depth, Dim.of(columns * FOUR))
-    wanted |= ({5: rows} if chooses else {}) | ({} if bias is None else {last: (*matrices, size)})
-    wanted |= {} if unit is None else {last - 1: (*panels.shape[:-2], unit.shape[-2], Dim.of(columns))}
+    wanted |= ({5: rows} if chooses else {}) | ({} if bias is None else {at.bias: (*matrices, size)})
+    wanted |= {} if at.sum is None else {at.sum: (*rows, groups)}
+    for place, part in ((at.unit, unit), (at.offset, offset), (at.offset_unit, offset_unit)):
+        if place is not None and part is not None:
+            wanted[place] = (*panels.shape[:-2], groups if part is offset else part.shape[-2], Dim.of(columns))
     read = something_to_read(matrices[0], rows) if chooses else ()
     return Nest((out.buffer,), kernel.body(), checks=unproved(operands, wanted), equal=read)
 
@@ -255,8 +303,12 @@ def integer_numpy(
     dtype: str,
     centred: bool,
     in_units: bool,
+    has_offset: bool,
 ) -> Any:
-    unit, bias = (others[0] if in_units else None), (others[in_units] if len(others) > in_units else None)
+    at = _Optional.of({"in_units": in_units, "has_offset": has_offset}, chooses=False)
+    unit, of_rows, offset, offset_unit, bias = (
+        None if i is None or i - 5 >= len(others) else others[i - 5] for i in (at.unit, at.sum, at.offset, at.offset_unit, at.bias)
+    )
     *row, planes, length = q.shape
     groups = scale.shape[-1]
     w = PANELS[format].stored(panels).astype(np.float64).reshape(-1, groups, length // groups)
@@ -269,12 +321,12 @@ def integer_numpy(
     wide = sums.astype(np.float32)
     exact = wide[0] if planes == 1 else (wide[0].astype(np.float64) * 256 + wide[1]).astype(np.float32)
     row_scale = scale.reshape(num_rows, groups)
-    wide_scale = weight_scale.astype(np.float32)
-    if unit is not None:
-        wide_scale = wide_scale * np.repeat(unit.astype(np.float32), groups // unit.shape[-2], -2)
-    column_scale = wide_scale.transpose(1, 0, 2).reshape(weight_scale.shape[-2], -1)
+    column_scale = _by_columns(weight_scale, unit)
     scaled_last = len(column_scale) < groups
     y = np.zeros(exact.shape[1:], np.float32)
+    if of_rows is not None:
+        for of_row, of_column in zip(of_rows.reshape(num_rows, groups).T, _by_columns(offset, offset_unit), strict=True):
+            y += -of_row[:, None] * of_column
     for g in range(groups):
         y += exact[g] * (row_scale[:, g, None] if scaled_last else row_scale[:, g, None] * column_scale[g])
     if scaled_last:
@@ -283,11 +335,19 @@ def integer_numpy(
     return y.reshape(*row, size).astype(DType(dtype).numpy)
 
 
+def _by_columns(numbers: Any, unit: Any) -> Any:
+    """Unpack scales or offsets from panels: [groups, columns] in f32."""
+    wide = numbers.astype(np.float32)
+    if unit is not None:
+        wide = wide * np.repeat(unit.astype(np.float32), numbers.shape[-2] // unit.shape[-2], -2)
+    return wide.transpose(1, 0, 2).reshape(numbers.shape[-2], -1)
+
+
 INTEGER_LINEAR = define(
     "integer_linear",
-    "q, scale, total, panels, weight_scale, unit?, bias?",
+    "q, scale, total, panels, weight_scale, unit?, sum?, offset?, offset_unit?, bias?",
     integer_type,
     integer_numpy,
     integer_nest,
-    {"format": "panel8", "size": REQUIRED, "dtype": "f32", "centred": True, "in_units": False},
+    {"format": "panel8", "size": REQUIRED, "dtype": "f32", "centred": True, "in_units": False, "has_offset": False},
 )

@@ -11,10 +11,10 @@ from compiler.ir.dims import Dim, DimLike, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.write import Array, Kernel, bits_of, cast, const, largest, minimum, of_bits, select, total
+from compiler.ir.loops.write import Array, Kernel, bits_of, cast, const, fma, largest, minimum, of_bits, select, total
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import sized_buffer
-from compiler.ops.operands import dtype_attr, tensor_operand, wants_float
+from compiler.ops.operands import bool_attr, dtype_attr, tensor_operand, wants_float
 from compiler.ops.products.quantize import bits_attr, group_of, num_groups
 from compiler.ops.tables import Nest, Operands, define
 
@@ -79,25 +79,22 @@ def _planes(numbers: Any) -> list[Any]:
 
 
 def _rows_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Deduce the annotations of the results: q [..., planes, k], scale [..., groups], total [..., planes, groups]."""
+    """Deduce the annotations of the results: q [..., planes, k], scale [..., groups], total [..., planes, groups] and, if the attribute
+    `sums` is true, sum [..., groups]."""
     x, planes = wants_float(tensor_operand(args, 0, "x"), "x"), _num_planes(attrs)
     holds = dtype_attr(attrs)
     if x.ndim == 0:
         raise AnnotationError("x has rank 0, expected at least 1")
     if x.shape is None:
         rank = x.ndim
-        return TupleType(
-            (TensorType(None, holds, rank and rank + 1), TensorType(None, F32, rank), TensorType(None, I32, rank and rank + 1))
-        )
-    *row, length = x.shape
-    groups = num_groups(attrs, length)
-    return TupleType(
-        (
-            TensorType((*row, Dim.of(planes), length), holds),
-            TensorType((*row, groups), F32),
-            TensorType((*row, Dim.of(planes), groups), I32),
-        )
-    )
+        q, scale = TensorType(None, holds, rank and rank + 1), TensorType(None, F32, rank)
+        total = TensorType(None, I32, rank and rank + 1)
+    else:
+        *row, length = x.shape
+        groups = num_groups(attrs, length)
+        q, scale = TensorType((*row, Dim.of(planes), length), holds), TensorType((*row, groups), F32)
+        total = TensorType((*row, Dim.of(planes), groups), I32)
+    return TupleType((q, scale, total, *([scale] if bool_attr(attrs, "sums") else [])))
 
 
 def _num_planes(attrs: Attrs) -> int:
@@ -108,11 +105,12 @@ def _num_planes(attrs: Attrs) -> int:
 
 
 def _rows_nest(operands: Operands) -> Nest:
-    """Compute per group the largest magnitude, the scale, the quantised numbers in planes, and the sum of each plane."""
+    """Compute per group the largest magnitude, the scale, the quantised numbers in planes, the sum of each plane and, if wanted, the sum of
+    the values that the numbers stand for."""
     k, attrs, out = Kernel(), operands.attrs, operands.out
     assert isinstance(out, TupleType)
-    outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("q", "scale", "total"), strict=True))
-    x, q, scale, sums = k.arrays(operands.buffer(0), *outputs)
+    outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("q", "scale", "total", "sum")[: len(out.fields)], strict=True))
+    x, q, scale, sums, *values = k.arrays(operands.buffer(0), *outputs)
     group, num_planes = group_of(attrs, x.shape[-1]), _num_planes(attrs)
     top, inverse = k.workspace("top", *scale.shape), k.workspace("inverse", *scale.shape)
     with k.nest(top.shape) as (*row, g):
@@ -125,6 +123,10 @@ def _rows_nest(operands: Operands) -> Nest:
     for plane in range(num_planes):
         with k.nest(scale.shape) as (*row, g):
             sums[*row, plane, g] = _group_sum(q, row, plane, g * group, group)
+    for value in values:
+        with k.nest(scale.shape) as (*row, g):
+            first, *second = (cast(sums[*row, plane, g], F32) for plane in range(num_planes))
+            value[*row, g] = scale[*row, g] * (fma(first, const(256.0, F32), second[0]) if second else first)
     return Nest(outputs, k.body())
 
 
@@ -132,16 +134,17 @@ def _group_sum(q: Array, row: Sequence[Dim], plane: int, first: Dim, count: Dim)
     return total((count,), lambda r: cast(q[*row, plane, first + r], I32))
 
 
-def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str) -> Any:
+def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str, sums: bool) -> Any:
     groups = x.shape[-1] // group if group else 1
     steps, scale = _steps(x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups), LARGEST[bits])
     held, v = DType(dtype), np.rint(steps).astype(np.int32)
     planes = np.stack([v] if bits == 8 * held.num_bytes else _planes(v), -3)
     q = planes.astype(held.numpy).reshape(*x.shape[:-1], planes.shape[-3], x.shape[-1])
-    return q, scale[..., 0], planes.sum(-1, dtype=np.int32)
+    found = q, scale[..., 0], planes.sum(-1, dtype=np.int32)
+    return (*found, found[1] * v.sum(-1, dtype=np.int32).astype(np.float32)) if sums else found
 
 
-QUANTIZE_ROWS = define("quantize_rows", "x", _rows_type, _rows_numpy, _rows_nest, {"bits": 8, "group": 0, "dtype": "i8"})
+QUANTIZE_ROWS = define("quantize_rows", "x", _rows_type, _rows_numpy, _rows_nest, {"bits": 8, "group": 0, "dtype": "i8", "sums": False})
 
 
 # --- row_planes --------------------------------------------------------------------------------------------------------

@@ -248,16 +248,16 @@ def test_a_contraction_is_the_sum_of_the_products() -> None:
 @pytest.mark.parametrize("is_fine", [False, True])
 def test_a_grouped_contraction_scales_the_exact_sums_of_its_groups(is_fine: bool) -> None:
     """A grouped contraction sums integers exactly within each group, and multiplies the sums by the groups' scales. Rows have two planes:
-    the first is multiplied by 256, and the second is added only in rows that are marked as fine."""
+    the first is multiplied by 256, and the second is added only in rows that are marked as fine. The terms of the groups are added too."""
     rng = np.random.default_rng(3)
     q, w = rng.integers(-9, 9, (2, 6)).astype(np.int32), rng.integers(-9, 9, (4, 6)).astype(np.int32)
     scale, fine, out = np.asarray([0.5, 2], F32), np.asarray([is_fine]), np.zeros(4, F32)
     dots = ", ".join(f"contract(r in 3) q[{plane}, 3*g + r] by w[j, 3*g + r]" for plane in range(2))
-    value = f"contract_groups(g in 2) [{dots}] from [5:i32, 7:i32] when fine[0] by scale[g]"
+    value = f"contract_groups(g in 2) [{dots}] from [5:i32, 7:i32] when fine[0] by scale[g] beside scale[g] * scale[g]"
     params = "q: i32[2, 6], w: i32[4, 6], scale: f32[2], fine: bool[1], out y: f32[4]"
     run(f"prim f({params}) {{ for j in 4 {{ y[j] = {value} }} }}", q, w, scale, fine, out)
     sums = np.einsum("pgk,jgk->pgj", q.reshape(2, 2, 3), w.reshape(4, 2, 3)) + np.asarray([5, 7])[:, None, None]
-    np.testing.assert_array_equal(out, ((256 * sums[0] + is_fine * sums[1]) * scale[:, None]).sum(0))
+    np.testing.assert_array_equal(out, ((256 * sums[0] + is_fine * sums[1]) * scale[:, None]).sum(0) + 4.25)
 
 
 def test_a_reduction_counts_points_that_its_value_does_not_mention():

@@ -8,10 +8,9 @@ that changes results, within the errors that docs/decisions states.
 A row of 16 bits is stored as two planes of bytes, or as 16-bit words on machines that cannot multiply pairs of bytes without loss. A sum of
 512 words fits in 32 bits. If a scale of a weight covers more elements, they are cut into parts that share the scale.
 
-If each group of a weight has a zero point, (q - zero) * scale, or a shift, q * scale - shift, the weight is multiplied without them. Then
-their product with the sums of the rows' groups is subtracted. This second product is cheap: it has one element per group. A scale
-that is itself a dequantised integer stays an integer, and the product decodes it. Floats of 4 bits count as integers of 4 bits: doubled,
-they are integers.
+If each group of a weight has a zero point, (q - zero) * scale, or a shift, q * scale - shift, the product gets zero * scale or the shift as
+offsets. A scale and a shift that are themselves dequantised integers stay integers, and the product decodes them. Floats of 4 bits count as
+integers of 4 bits: doubled, they are integers.
 
 Rows are coarse if weights have 8 bits and one scale per channel, and if the product tolerates rows of i8 (the scheme int8-fast). A coarse
 row has 8 bits and one scale per group, so it needs one plane instead of two.
@@ -28,7 +27,7 @@ from typing import Final
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.graph.atoms import Atom, ScalarValue, ShapeValue, Var
+from compiler.ir.graph.atoms import Atom, ShapeValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.graph.deduce import type_of
 from compiler.ir.graph.function import Binding, Value
@@ -40,8 +39,8 @@ from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
 from compiler.machine.formats import FOUR, PANEL4, FloatPanels
 from compiler.machine.products import ProductTiles
-from compiler.ops.elementwise import ADD, CAST, MULTIPLY, SUBTRACT
-from compiler.ops.manipulate import BROADCAST_TO, RESHAPE, SLICE
+from compiler.ops.elementwise import CAST, MULTIPLY
+from compiler.ops.manipulate import BROADCAST_TO
 from compiler.ops.products.experts import EXPERT_INTEGER_LINEAR, EXPERT_LINEAR
 from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.products.integer_rows import QUANTIZE_ROWS, ROW_PLANES
@@ -82,7 +81,7 @@ class IntegerProducts:
             if format is None:
                 return None
             group = _part(weight, LONGEST[format.rows])
-            if group is None or (weight.offset is not None and value.op is not LINEAR):
+            if group is None:
                 return None
             return self._integer(builder, value, weight, group, format)
 
@@ -103,22 +102,21 @@ class IntegerProducts:
         is_coarse = self._has_coarse_rows(linear, weight, format)
         if is_coarse:
             bits, each = COARSE_BITS, COARSE_GROUP
-        rows = builder.call(QUANTIZE_ROWS, x, bits=bits, group=each, dtype=str(format.rows))
+        has_offset = weight.offset is not None
+        wanted = {"sums": True} if has_offset else {}
+        rows = builder.call(QUANTIZE_ROWS, x, bits=bits, group=each, dtype=str(format.rows), **wanted)
         panels = builder.call(PANEL_INTEGERS, weight.q, format=format.name, columns=self.columns)
-        given = weight.levels or (weight.scale if is_coarse else _for_parts(builder, weight, weight.scale, group),)
-        scale, *units = (builder.call(PANEL_SCALES, level, columns=self.columns) for level in given)
-        parts = [builder.emit(TupleGet(rows, i)) for i in range(3)]
-        attrs = {"format": format.name, "size": weight.size, "dtype": weight.out_dtype if weight.offset is None else "f32"}
-        attrs |= ({} if weight.is_centred else {"centred": False}) | ({"in_units": True} if units else {})
+        scales = weight.levels or (weight.scale if is_coarse else _for_parts(builder, weight, weight.scale, group),)
+        offsets = weight.offset_levels or tuple(_for_parts(builder, weight, o, group) for o in _offsets(builder, weight))
+        scale, *units = (builder.call(PANEL_SCALES, numbers, columns=self.columns) for numbers in scales)
+        offsets = [builder.call(PANEL_SCALES, numbers, columns=self.columns) for numbers in offsets]
+        q, steps, total, *sums = (builder.emit(TupleGet(rows, i)) for i in range(3 + has_offset))
+        attrs = {"format": format.name, "size": weight.size, "dtype": weight.out_dtype}
+        attrs |= {} if weight.is_centred else {"centred": False}
+        attrs |= ({"in_units": True} if weight.levels else {}) | ({"has_offset": True} if has_offset else {})
         op = INTEGER_LINEAR if linear.op is LINEAR else EXPERT_INTEGER_LINEAR
         experts, bias = ((), rest) if op is INTEGER_LINEAR else (rest[:1], rest[1:])
-        product = Call(op, (*parts, panels, scale, *experts, *units, *bias), attrs)
-        if weight.offset is None:
-            return product
-        offsets = _for_parts(builder, weight, _offsets(builder, weight, weight.offset), group)
-        beyond = builder.call(LINEAR, _sums(builder, parts[1], parts[2]), offsets)
-        found = Call(SUBTRACT, (builder.emit(product), beyond), {})
-        return found if weight.out_dtype == "f32" else Call(CAST, (builder.emit(found),), {"dtype": weight.out_dtype})
+        return Call(op, (q, steps, total, panels, scale, *experts, *units, *sums, *offsets, *bias), attrs)
 
     def _has_coarse_rows(self, linear: Call, weight: _Weight, format: Format) -> bool:
         """Return whether the product has coarse rows. A matrix unit is efficient only for long groups, so its rows are never coarse."""
@@ -146,7 +144,10 @@ class _Weight:
     out_dtype: str
     offset: Atom | None  # the zero point or the shift of each group; None: the weight has neither
     is_shifted: bool
-    levels: tuple[Atom, ...]  # if the scales are themselves dequantised: their integers and the scales of these integers; otherwise empty
+    # If the scales, and the offsets if there are any, are themselves dequantised: their integers and the scales of these integers.
+    # Otherwise empty.
+    levels: tuple[Atom, ...]
+    offset_levels: tuple[Atom, ...]
     matrices: tuple[int, ...]  # extents of the leading axes; their indices select a matrix for each row, such as that of an expert
     are_floats: bool  # whether numbers of 4 bits are floats
 
@@ -192,9 +193,24 @@ def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
     dtype = str(linear.attrs.get("out_dtype") or x.dtype)
     q, scale, *offset = made.args
     zero = offset[0] if offset else None
-    levels = _levels(scale, values, bool(group))
+    levels, offset_levels = _levels(scale, values, bool(group)), ()
+    if zero is not None and levels:
+        offset_levels = _levels(zero, values, bool(group)) if attrs["shifted"] else ()
+        levels = levels if offset_levels else ()
     return _Weight(
-        q, scale, bits, group or length, length, size, dtype, zero, attrs["shifted"], levels, tuple(matrices), attrs["kind"] == Kind.E2M1
+        q,
+        scale,
+        bits,
+        group or length,
+        length,
+        size,
+        dtype,
+        zero,
+        attrs["shifted"],
+        levels,
+        offset_levels,
+        tuple(matrices),
+        attrs["kind"] == Kind.E2M1,
     )
 
 
@@ -214,22 +230,13 @@ def _for_parts(builder: Builder, weight: _Weight, of_groups: Atom, length: int) 
     return builder.call(BROADCAST_TO, of_groups, ShapeValue(shape))
 
 
-def _offsets(builder: Builder, weight: _Weight, offset: Atom) -> Atom:
-    """Return the offsets [size, groups] in f32 for which each weight is q * scale - offset."""
-    wide = _as_f32(builder, offset)
-    return wide if weight.is_shifted else builder.call(MULTIPLY, _as_f32(builder, weight.scale), wide)
-
-
-def _sums(builder: Builder, scale: Atom, total: Atom) -> Atom:
-    """Return the sum of each group of a row over all planes: [..., groups]."""
-    found, groups = type_of(total), type_of(scale)
-    assert isinstance(found, TensorType) and found.shape is not None and isinstance(groups, TensorType) and groups.shape is not None
-    wide, axis = builder.call(CAST, total, dtype="f32"), len(found.shape) - 2
-    planes = [builder.call(SLICE, wide, axis=axis, begin=i, end=i + 1) for i in range(found.shape[axis].const)]
-    *upper, lowest = (builder.call(RESHAPE, plane, ShapeValue(groups.shape)) for plane in planes)
-    for plane in upper:
-        lowest = builder.call(ADD, lowest, builder.call(MULTIPLY, plane, ScalarValue(256.0, "f32")))
-    return builder.call(MULTIPLY, scale, lowest)
+def _offsets(builder: Builder, weight: _Weight) -> tuple[Atom, ...]:
+    """Return the offsets [size, groups] for which each weight is q * scale - offset. Return () if the weight has none."""
+    if weight.offset is None:
+        return ()
+    if weight.is_shifted:
+        return (weight.offset,)
+    return (builder.call(MULTIPLY, _as_f32(builder, weight.scale), _as_f32(builder, weight.offset)),)
 
 
 def _as_f32(builder: Builder, x: Atom) -> Atom:

@@ -626,7 +626,8 @@ def _scalars(draw: st.DrawFn, variables: list[DimVar], depth: int = 4) -> Scalar
                     scalars.Contraction(((DimVar("k", 0, 7), Dim.of(8)),), draw(inner), draw(inner)) for _ in range(draw(st.integers(1, 2)))
                 )
                 begins = tuple(draw(inner) for _ in range(draw(st.sampled_from([0, len(dots)]))))
-                return scalars.GroupedContraction(tuple(axes), dots, begins, draw(inner), draw(st.one_of(st.none(), inner)))
+                optional = draw(st.one_of(st.none(), inner)), draw(st.one_of(st.none(), inner))
+                return scalars.GroupedContraction(tuple(axes), dots, begins, draw(inner), *optional)
             return scalars.Reduce(tuple(axes), draw(st.sampled_from(ReduceFn)), draw(inner))
 
 

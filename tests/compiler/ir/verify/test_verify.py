@@ -352,6 +352,10 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
             loop("B[0] = contract_groups(g in 2) [contract(r in n) 1:i32 by 2:i32, contract(r in n) 1:i32 by 2:i32] when 1 by 1.0"),
             "the condition of the second sum of contract_groups is i64, expected bool",
         ),
+        (
+            loop("B[0] = contract_groups(g in 2) [contract(r in n) 1:i32 by 2:i32] by 1.0 beside 2"),
+            "the term of contract_groups is i64, expected f32",
+        ),
         (loop("B[0] = contract(r in n) A[r] by 2"), "contract of f32 by i64; cast them to one type"),
         (loop("B[0] = cast(f32, contract(r in n) true by false)"), "contract of bool, expected numbers"),
         (loop("B[0] = contract(r in n, q in 2) A[r] by A[q]"), "contract runs over 2 axes, expected 1"),

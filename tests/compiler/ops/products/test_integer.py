@@ -79,6 +79,41 @@ def test_scales_in_units_are_the_scales_that_they_decode_to(run, meaning, rng, c
 
 
 @pytest.mark.parametrize("chooses", [False, True])
+@pytest.mark.parametrize(("bits", "in_units"), [(4, False), (4, True), (8, False)])
+def test_offsets_are_subtracted_from_the_weights(run, meaning, rng, bits, in_units, chooses):
+    """The offset of a group is subtracted from each of its weights. Rows of 16 bits have two planes, and the sums of both count. Offsets in
+    units have units of their own."""
+    matrices, planes, groups = ((2,) if chooses else ()), bits // 4, 4
+    x, low = rng.standard_normal((5, 64)).astype(np.float32) + 1, (0, 256) if bits == 4 else (-128, 128)
+    q = rng.integers(*low, (*matrices, 33, 8 * bits)).astype(np.uint8 if bits == 4 else np.int8)
+    *rows, sums = meaning(QUANTIZE_ROWS, x, bits=8 * planes, group=16, sums=True)
+    bias, experts = rng.standard_normal((*matrices, 33)).astype(np.float32), np.array([1, 0, 0, 1, 0], np.int32)
+    if in_units:
+        numbers = [rng.integers(-32, 32, (*matrices, 33, groups)).astype(np.int8) for _ in range(2)]
+        units = [rng.random((*matrices, 33, count)).astype(np.float16) for count in (2, 1)]
+        scale, offset = (n * np.repeat(u.astype(np.float64), groups // u.shape[-1], -1) for n, u in zip(numbers, units, strict=True))
+        parts = [numbers[0], units[0], numbers[1], units[1]]
+    else:
+        scale, offset = parts = [rng.random((*matrices, 33, groups)).astype(np.float32) for _ in range(2)]
+    panels = meaning(PANEL_INTEGERS, q, format=f"panel{bits}", columns=32)
+    weight_scale, *others = (meaning(PANEL_SCALES, part, columns=32) for part in parts)
+    others.insert(in_units, sums)
+    first = "2 " if chooses else ""
+    shapes = [f"n {planes} 64", f"n {groups}", f"n {planes} {groups}", f"{first}2 {2 * bits} 128", f"{first}2 {groups} 32"]
+    packed = [f"{first}2 {part.shape[-1]} 32" for part in parts[1:]]
+    shapes += [*(["n"] if chooses else []), *packed[:in_units], f"n {groups}", *packed[in_units:], f"{first}33"]
+    op, given = (EXPERT_INTEGER_LINEAR, (experts,)) if chooses else (INTEGER_LINEAR, ())
+    attrs = {"format": f"panel{bits}", "size": 33, "centred": bits == 8, "in_units": in_units, "has_offset": True}
+    y = run(op, *rows, panels, weight_scale, *given, *others, bias, **attrs, shapes=", ".join(shapes), compiled=True)
+    stored = np.stack([q & 15, q >> 4], -1).reshape(*matrices, 33, 64) if bits == 4 else q
+    w = stored * np.repeat(scale.astype(np.float64), 16, -1) - np.repeat(offset.astype(np.float64), 16, -1)
+    numbers = rows[0].astype(np.float64)
+    values = (numbers[:, 0] if planes == 1 else numbers[:, 0] * 256 + numbers[:, 1]) * np.repeat(rows[1].astype(np.float64), 16, -1)
+    expected = values @ w.T + bias if not chooses else np.stack([w[e] @ v + bias[e] for e, v in zip(experts, values, strict=True)])
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("chooses", [False, True])
 def test_floats_of_four_bits_are_multiplied_exactly(run, meaning, rng, chooses):
     matrices = (2,) if chooses else ()
     x, q = rng.standard_normal((5, 64)).astype(np.float32), rng.integers(0, 256, (*matrices, 33, 32)).astype(np.uint8)
@@ -135,6 +170,14 @@ def test_deduction(deduced):
         deduced(INTEGER_LINEAR, *row, *weight, units[-1], size=40, in_units=True)
     with pytest.raises(AnnotationError, match="unit has 3 units, expected a divisor of 2, the number of groups"):
         deduced(INTEGER_LINEAR, *row, *units[:2], tensor((2, 3, 32), F32), size=40, in_units=True)
+    sums, offset = row[1], tensor((2, 2, 32), F32)
+    assert deduced(INTEGER_LINEAR, *row, *weight, sums, offset, size=40, has_offset=True) == tensor((N, 40), F32)
+    with pytest.raises(AnnotationError, match="offset holds f32, expected i8 in units"):
+        deduced(INTEGER_LINEAR, *row, *units, sums, offset, units[-1], size=40, in_units=True, has_offset=True)
+    with pytest.raises(AnnotationError, match="dimension 1 of offset is 1, expected 2"):
+        deduced(INTEGER_LINEAR, *row, *weight, sums, tensor((2, 1, 32), F32), size=40, has_offset=True)
+    with pytest.raises(AnnotationError, match="weight_scale has 1 groups, expected 2 beside offsets"):
+        deduced(INTEGER_LINEAR, *row, weight[0], tensor((2, 1, 32), F32), sums, offset, size=40, has_offset=True)
     with pytest.raises(AnnotationError, match="q holds i8, expected u8 for panel4"):
         deduced(PANEL_INTEGERS, tensor((2, 8), I8), format="panel4", columns=32)
     for format, wanted in (("panel8", "i8"), ("panel8_words", "i16")):

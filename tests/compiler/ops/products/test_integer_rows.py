@@ -21,12 +21,13 @@ N = DimVar("n")
 def test_quantised_rows_are_within_half_a_step(run, rng, bits, group, rows):
     x = rng.standard_normal((rows, 64)).astype(np.float32)
     x[1:2, :32] = 0
-    q, scale, total = run(QUANTIZE_ROWS, x, bits=bits, group=group, shapes="n 64", compiled=True)
+    q, scale, total, sums = run(QUANTIZE_ROWS, x, bits=bits, group=group, sums=True, shapes="n 64", compiled=True)
     numbers = q[:, 0].astype(np.int32) if bits == 8 else q[:, 0].astype(np.int32) * 256 + q[:, 1]
     steps = np.repeat(scale, group or 64, -1)
     assert (np.abs(numbers * steps - x) <= steps * 0.5001).all()
     np.testing.assert_array_equal(total, q.astype(np.int32).reshape(rows, bits // 8, 64 // (group or 64), group or 64).sum(-1))
     np.testing.assert_array_equal(scale[1:2, :1] == 0, group == 32)
+    np.testing.assert_allclose(sums, (numbers * steps).reshape(rows, -1, group or 64).sum(-1) if rows else sums, rtol=1e-5, atol=1e-5)
 
 
 def test_a_plane_of_words_is_two_of_bytes(run, meaning, rng):
@@ -54,6 +55,7 @@ def test_deduction(deduced):
     assert deduced(QUANTIZE_ROWS, tensor((N, 64), F32), bits=16, group=32) == TupleType(
         (tensor((N, 2, 64), I8), tensor((N, 2), F32), tensor((N, 2, 2), I32))
     )
+    assert deduced(QUANTIZE_ROWS, tensor((N, 64), F32), group=32, sums=True).fields[3] == tensor((N, 2), F32)
     assert deduced(QUANTIZE_ROWS, TensorType(None, F32, 2)) == TupleType(
         (TensorType(None, I8, 3), TensorType(None, F32, 2), TensorType(None, I32, 3))
     )

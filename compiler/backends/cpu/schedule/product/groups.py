@@ -25,7 +25,7 @@ from compiler.ir.dims import Dim, ceil_div, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.visit import rewrite_dims
-from compiler.ir.loops.write import Array, Kernel, const, fma
+from compiler.ir.loops.write import Array, Kernel, const
 from compiler.ir.prove import prove_divisible
 from compiler.machine.formats import ScaledPanels
 from compiler.machine.products import ProductTile
@@ -99,20 +99,27 @@ class Groups:
             tile.store(k, (m, v, lane), [total[tile.panel - claim.panel, v, lane] for total in finished])
 
     def write_sum(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
-        with tile.elements(k) as at:
-            acc[at] = 0.0
+        self.begin(k, s, tile, acc)
         if tile.shape.rows == 1 and s.num_groups != Dim.of(1) and not isinstance(s.format, ScaledPanels):
             self.write_runs(k, s, tile, acc)
         else:
             with k.serial("g", s.num_groups) as g, self.exact_sums(k, s, tile, g) as (at, total):
-                acc[at] += total * factor(s, tile, g, at)
+                acc[at] += total * of_group(s.node.factor, s, tile, g, at)
+
+    def begin(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
+        """Write the value with which a sum begins: the sum of the groups' terms, or 0."""
+        with tile.elements(k) as at:
+            acc[at] = 0.0
+        if s.node.term is not None:
+            with k.serial("g", s.num_groups) as g, tile.elements(k) as at:
+                acc[at] += of_group(s.node.term, s, tile, g, at)
 
     def write_runs(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
         """Compute a sum for a single row. For each run of adjacent groups, first read all factors, then sum the groups."""
         with self.runs(k, s.num_groups) as (first, count):
             factors = k.local("factors", AT_ONCE, tile.shape.vectors, tile.shape.lanes)
             with k.serial("i", count) as i, tile.elements(k) as at:
-                factors[i, *at[1:]] = factor(s, tile, first + i, at)
+                factors[i, *at[1:]] = of_group(s.node.factor, s, tile, first + i, at)
             with k.serial("i", count) as i, self.exact_sums(k, s, tile, first + i) as (at, total):
                 acc[at] += total * factors[i, *at[1:]]
 
@@ -159,14 +166,16 @@ class Groups:
             beside, m = tile.panel - claim.panel, tile.first - claim.first
             for s, e in zip(sums, exact, strict=True):
                 self.add(k, s, e[beside, m * num_planes, ZERO, ZERO], tile, part, ahead, fresh=part.is_first)
-        with claim.lines(k, tiles.num_rows) as (m, beside, line), line.vectors(k) as (v, lane):
-            totals: list[Scalar] = []
-            for s, e in zip(sums, exact, strict=True):
-                place = {**line.at(ZERO, v, lane), s.axis: ZERO}
-                planes = [begin + e[beside, m * num_planes + plane, v, lane] for plane, begin in enumerate(begins(s, place))]
-                total = rewrite_dims(s.node.exact(planes), place)
-                totals.append(fma(total, rewrite_dims(s.node.factor, place), const(0.0, F32)))
-            line.store(k, (ZERO, v, lane), totals)
+        accs = local_per_sum(k, self.product, "acc", 1, shape.vectors, shape.lanes)
+        with claim.lines(k, tiles.num_rows) as (m, beside, line):
+            for s, acc in zip(sums, accs, strict=True):
+                self.begin(k, s, line, acc)
+            with line.elements(k) as at:
+                for s, e, acc in zip(sums, exact, accs, strict=True):
+                    place = {**line.at(*at), s.axis: ZERO}
+                    planes = [begin + e[beside, m * num_planes + plane, *at[1:]] for plane, begin in enumerate(begins(s, place))]
+                    acc[at] += rewrite_dims(s.node.exact(planes), place) * rewrite_dims(s.node.factor, place)
+                line.store(k, at, [acc[at] for acc in accs])
 
     # --- helpers of both kinds of sums --------------------------------------------------------------------------------
 
@@ -187,6 +196,6 @@ def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:
     return [rewrite_dims(begin, place) for begin in s.node.begins] or [const(0, I32)] * s.num_planes
 
 
-def factor(s: GroupedSum, tile: TileOrigin, g: Dim, at: Element) -> Scalar:
-    """Return the factor that multiplies the exact sum of a group."""
-    return rewrite_dims(s.node.factor, {**tile.at(*at), s.axis: g})
+def of_group(scalar: Scalar, s: GroupedSum, tile: TileOrigin, g: Dim, at: Element) -> Scalar:
+    """Return the scalar, such as the factor of a sum, for one group at an element of the tile."""
+    return rewrite_dims(scalar, {**tile.at(*at), s.axis: g})

@@ -198,9 +198,9 @@ def test_words_keep_groups_that_are_short_and_lengths_without_parts_stay(stays: 
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("shifted", [False, True])
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_offsets_of_groups_are_subtracted_behind_the_product(tiles: ProductTiles, bits: int, shifted: bool, dtype: str) -> None:
-    """The terms of zero points (or shifts) of weight groups are subtracted after the integer product. The test has a bias and rows whose
-    sums are far from 0, so that it would notice a missing term."""
+def test_offsets_of_groups_are_subtracted_by_the_product(tiles: ProductTiles, bits: int, shifted: bool, dtype: str) -> None:
+    """The integer product itself subtracts the terms of zero points (or shifts) of weight groups. The test has a bias and rows whose sums
+    are far from 0, so that it would notice a missing term."""
     if tiles is WORDS and bits == 4:
         return  # no tile multiplies 4-bit weights by 16-bit rows
     rng, holds = np.random.default_rng(0), "i8" if bits == 8 else "u8"
@@ -214,7 +214,7 @@ def test_offsets_of_groups_are_subtracted_behind_the_product(tiles: ProductTiles
     """)
     found = IntegerProducts(tiles)(module)
     calls = [b.value.op.name for b in found.graph("main").body.bindings if isinstance(b.value, Call)]
-    assert "integer_linear" in calls and calls.count("linear") == 1
+    assert "integer_linear" in calls and "linear" not in calls and "subtract" not in calls
     q = rng.integers(0, 1 << bits, (6, 16 * bits)).astype(np.uint8)
     given = (q.view(np.int8) if bits == 8 else q, rng.random((6, 2)).astype(np.float16))
     zero = rng.integers(1, 15, (6, 2)).astype(DType(holds).numpy)
@@ -244,7 +244,8 @@ def test_scales_and_shifts_in_units_are_decoded_by_the_products(bits: int) -> No
     """)
     found = IntegerProducts(BYTES)(module)
     calls = {b.value.op.name: b.value.attrs for b in found.graph("main").body.bindings if isinstance(b.value, Call)}
-    assert calls["integer_linear"]["in_units"] and calls["integer_linear"].get("centred", True) == (bits == 8)
+    assert calls["integer_linear"]["in_units"] and calls["integer_linear"]["has_offset"] and "linear" not in calls
+    assert calls["integer_linear"].get("centred", True) == (bits == 8)
     numbers = rng.integers(0, 1 << bits, (64, 64 * bits)).astype(np.uint8)
     levels = [(rng.integers(0, 64, (64, 16)).astype(np.int8), rng.random((64, 2)).astype(np.float16)) for _ in range(2)]
     operands = ((rng.standard_normal((5, 512)) + 2).astype(np.float32), numbers.view(np.int8) if bits == 8 else numbers)
@@ -255,9 +256,31 @@ def test_scales_and_shifts_in_units_are_decoded_by_the_products(bits: int) -> No
     assert [t.dtype for t in prepared if t.dtype is DType.F32] == []
 
 
-def test_rows_that_choose_a_matrix_with_offsets_stay(stays: Callable[[Pass, str], None]) -> None:
-    program = "func main(x: f32[n, 8], q: i8[3, 5, 8], s: f32[3, 5, 1], z: i8[3, 5, 1], e: i32[n]) -> object "
-    stays(IntegerProducts(BYTES), program + "{ w = dequantize(q, s, z) y = expert_linear(x, w, e) return y }")
+@pytest.mark.parametrize("in_units", [False, True])
+def test_rows_that_choose_a_matrix_with_offsets_are_integers(in_units: bool) -> None:
+    """In a mixture, the zero points or shifts of the chosen matrix are subtracted."""
+    rng = np.random.default_rng(0)
+    if in_units:
+        params = "s: i8[3, 6, 4], su: f16[3, 6, 1], o: i8[3, 6, 4], ou: f16[3, 6, 1]"
+        weight = "s2 = dequantize(s, su, group=4) o2 = dequantize(o, ou, group=4) w = dequantize(q, s2, o2, bits=4, group=32, shifted=true)"
+        given = [
+            f(rng) for f in [lambda r: r.integers(0, 64, (3, 6, 4)).astype(np.int8), lambda r: r.random((3, 6, 1)).astype(np.float16)] * 2
+        ]
+    else:
+        params, weight = "s: f16[3, 6, 4], z: u8[3, 6, 4]", "w = dequantize(q, s, z, bits=4, group=32)"
+        given = [rng.random((3, 6, 4)).astype(np.float16), rng.integers(1, 15, (3, 6, 4)).astype(np.uint8)]
+    module = parse(f"""
+        func main(x: f32[n, 128], q: u8[3, 6, 64], {params}, e: i32[n], b: f32[3, 6]) -> f32[n, 6] {{
+          {weight} y = expert_linear(x, w, e, b) return y
+        }}
+    """)
+    found = IntegerProducts(BYTES)(module)
+    calls = {b.value.op.name: b.value.attrs for b in found.graph("main").body.bindings if isinstance(b.value, Call)}
+    assert calls["expert_integer_linear"]["has_offset"] and calls["expert_integer_linear"].get("in_units", False) == in_units
+    x, q = (rng.standard_normal((5, 128)) + 2).astype(np.float32), rng.integers(0, 256, (3, 6, 64)).astype(np.uint8)
+    operands = (x, q, *given, np.array([2, 0, 1, 2, 0], np.int32), rng.standard_normal((3, 6)).astype(np.float32))
+    expected, actual = (Interpreter(m).call("main", *operands) for m in (module, found))
+    assert np.abs(actual - expected).max() < 5e-3 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(

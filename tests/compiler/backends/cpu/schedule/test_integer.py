@@ -137,6 +137,45 @@ def test_a_row_beside_floats_of_four_bits_has_the_same_bits_in_any_batch(compute
         np.testing.assert_array_equal(computed(program, x[rows].copy(), q, scale.astype(DType.BF16.numpy)), whole[:, rows])
 
 
+@pytest.mark.parametrize(("bits", "group"), [(8, 0), (8, 128), (4, 32)])
+def test_a_row_beside_weights_with_offsets_has_the_same_bits_in_any_batch(computed: Callable[..., Any], bits: int, group: int) -> None:
+    """The terms of zero points are added in the same order by every tile, also by a matrix unit that keeps exact sums in memory."""
+    holds, each = "i8" if bits == 8 else "u8", K // (group or K)
+    program = f"""
+        func main(x: f32[m, {K}], q: {holds}[100, {K * bits // 8}], s: f32[100, {each}], z: {holds}[100, {each}]) -> object {{
+          dataflow {{ w = dequantize(q, s, z, bits={bits}, group={group}) y = linear(x, w) }}
+          return y
+        }}
+    """
+    random, x = np.random.default_rng(0), f32(33, K) + 1
+    q = random.integers(0, 256, (100, K * bits // 8)).astype(np.uint8)
+    given = (q.view(np.int8) if bits == 8 else q, random.random((100, each)).astype(np.float32))
+    zero = random.integers(1, 15, (100, each)).astype(DType(holds).numpy)
+    whole = computed(program, x, *given, zero)
+    for rows in (slice(0, 1), slice(3, 18), slice(5, 22)):
+        np.testing.assert_array_equal(computed(program, x[rows].copy(), *given, zero), whole[:, rows])
+
+
+def test_a_row_beside_weights_with_shifts_in_units_has_the_same_bits_in_any_batch(computed: Callable[..., Any]) -> None:
+    program = f"""
+        func main(x: f32[m, {K}], q: u8[100, {K // 2}], s: i8[100, {K // 32}], su: f16[100, 1], o: i8[100, {K // 32}], ou: f16[100, 1])
+            -> object {{
+          dataflow {{
+            scale = dequantize(s, su, group={K // 32}) shift = dequantize(o, ou, group={K // 32})
+            w = dequantize(q, scale, shift, bits=4, group=32, shifted=true) y = linear(x, w)
+          }}
+          return y
+        }}
+    """
+    random, x = np.random.default_rng(0), f32(33, K) + 1
+    q, levels = random.integers(0, 256, (100, K // 2)).astype(np.uint8), random.integers(0, 64, (2, 100, K // 32)).astype(np.int8)
+    units = random.random((2, 100, 1)).astype(np.float16)
+    given = (q, levels[0], units[0], levels[1], units[1])
+    whole = computed(program, x, *given)
+    for rows in (slice(0, 1), slice(3, 18), slice(5, 22)):
+        np.testing.assert_array_equal(computed(program, x[rows].copy(), *given), whole[:, rows])
+
+
 @pytest.mark.parametrize(("bits", "group", "more"), [(8, 0, ""), (8, 0, COARSE), (4, 32, "")])
 @pytest.mark.parametrize("n", [1, pytest.param(31, marks=pytest.mark.slow), 33, pytest.param(4003, marks=pytest.mark.slow)])
 def test_columns_that_fill_no_panel(computed: Callable[..., Any], bits: int, group: int, more: str, n: int) -> None:
