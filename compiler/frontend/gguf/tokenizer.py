@@ -11,9 +11,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from compiler.frontend.errors import DamagedFile, ModelError
 
@@ -79,7 +80,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     generation_config.json, and a config.json with only the context length."""
     vocabulary = _Vocabulary(metadata)
     try:
-        tokenizer = _build(vocabulary)
+        tokenizer = _written(vocabulary)
     except ModelError:
         raise
     except Exception as error:  # the package raises bare Exception for invalid input
@@ -92,7 +93,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
     return {
         "config.json": json.dumps({"max_position_embeddings": context} if type(context) is int else {}).encode(),
-        "tokenizer.json": tokenizer.to_str().encode(),
+        "tokenizer.json": tokenizer,
         "tokenizer_config.json": json.dumps(config).encode(),
         "generation_config.json": json.dumps(generation).encode(),
     }
@@ -103,21 +104,25 @@ def end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     return _Vocabulary(metadata).end_ids()
 
 
-def _build(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
+def _written(vocabulary: _Vocabulary) -> bytes:
+    """Return the tokenizer.json. Only a tokenizer without tokens is built, and the tokens are written into its text, because building a
+    tokenizer of 150,000 tokens takes half a second."""
     match vocabulary.model:
         case "gpt2":
-            tokenizer = _byte_level(vocabulary)
+            tokenizer, merges = _byte_level(vocabulary), vocabulary.merges()
         case "llama":
-            tokenizer = _sentencepiece(vocabulary, _merges_by_score(vocabulary))
+            tokenizer, merges = _sentencepiece(vocabulary), _merges_by_score(vocabulary)
         case "gemma4":
-            tokenizer = _sentencepiece(vocabulary, vocabulary.merges())
+            tokenizer, merges = _sentencepiece(vocabulary), vocabulary.merges()
         case other:
             raise ModelError(
                 f"tokenizer.ggml.model is {other!r}, expected gpt2, llama or gemma4; take the model's safetensors files instead"
             )
-    _add_tokens(tokenizer, vocabulary)
     _add_ends(tokenizer, vocabulary)
-    return tokenizer
+    fields = json.loads(tokenizer.to_str())
+    fields["added_tokens"] = _added_tokens(vocabulary)
+    fields["model"] |= {"vocab": vocabulary.ids, "merges": merges}
+    return msgspec.json.encode(fields)
 
 
 class _Vocabulary:
@@ -188,7 +193,7 @@ class _Vocabulary:
 
 def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     pre = vocabulary.pre
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocabulary.ids, vocabulary.merges(), ignore_merges=pre in IGNORE_MERGES))
+    tokenizer = tokenizers.Tokenizer(models.BPE(ignore_merges=pre in IGNORE_MERGES))
     if pre in PLAIN_WORDS:
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     elif pre in SINGLE_DIGITS:
@@ -207,13 +212,11 @@ def _byte_level(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _sentencepiece(vocabulary: _Vocabulary, merges: list[tuple[str, str]]) -> tokenizers.Tokenizer:
+def _sentencepiece(vocabulary: _Vocabulary) -> tokenizers.Tokenizer:
     unknown = vocabulary.role_id("unk_token")
     if unknown is None:
         unknown = next((id for id, kind in enumerate(vocabulary.types) if kind == UNKNOWN), None)
     model = models.BPE(
-        vocabulary.ids,
-        merges,
         unk_token=None if unknown is None else vocabulary.tokens[unknown],
         fuse_unk=True,
         byte_fallback=True,
@@ -243,12 +246,17 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     return [(left, right) for *_, left, right in sorted(ranked)]
 
 
-def _add_tokens(tokenizer: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:
-    """Add the tokens that are recognised in a text before it is split into words. Control tokens are added as special tokens."""
-    kinds = {token: vocabulary.types[id] for token, id in vocabulary.ids.items()}
-    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token, kind in kinds.items() if kind in (CONTROL, UNKNOWN)])
-    # Spaces are replaced by the mark before a token that contains the mark is matched.
-    tokenizer.add_tokens([AddedToken(token, normalized="▁" in token) for token, kind in kinds.items() if kind == USER_DEFINED])
+def _added_tokens(vocabulary: _Vocabulary) -> list[dict[str, Any]]:
+    """Return the tokens that are recognised in a text before it is split into words. Control tokens are special tokens."""
+    usual = {"single_word": False, "lstrip": False, "rstrip": False}
+    added: list[dict[str, Any]] = []
+    for token, id in vocabulary.ids.items():
+        special = vocabulary.types[id] in (CONTROL, UNKNOWN)
+        if token and (special or vocabulary.types[id] == USER_DEFINED):
+            # Spaces are replaced by the mark before a token that contains the mark is matched.
+            normalized = not special and "▁" in token
+            added.append({"id": id, "content": token, **usual, "normalized": normalized, "special": special})
+    return added
 
 
 def _add_ends(tokenizer: tokenizers.Tokenizer, vocabulary: _Vocabulary) -> None:

@@ -662,6 +662,22 @@ def test_tokenizers_of_gemma_4_merge_in_the_order_of_the_file() -> None:
         assert restored.decode(encoded, skip_special_tokens=True) == sample
 
 
+def user_defined(values: dict[str, Any]) -> dict[str, Any]:
+    kinds = values["tokenizer.ggml.token_type"].copy()
+    kinds[270:272] = TokenType.USER_DEFINED
+    return values | {"tokenizer.ggml.token_type": kinds}
+
+
+@pytest.mark.parametrize("values", [byte_level(None)[1], user_defined(sentencepiece(True)), user_defined(sentencepiece(False))])
+def test_the_package_would_write_the_same_file(values: dict[str, Any]) -> None:
+    """The file is written without building the tokenizer. It has everything that the package writes after it has read the file."""
+    text = tokenizer_files(values)["tokenizer.json"].decode()
+    fields = json.loads(text)
+    assert json.loads(tokenizers.Tokenizer.from_str(text).to_str()) == fields
+    assert list(fields["model"]["vocab"]) == values["tokenizer.ggml.tokens"]
+    assert len(fields["added_tokens"]) == sum(int(kind) in (2, 3, 4) for kind in values["tokenizer.ggml.token_type"])
+
+
 def test_ends_template_and_stops() -> None:
     _, values = byte_level(None)
     values |= {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}
