@@ -206,7 +206,7 @@ def greeting(server: subprocess.Popen[str]) -> tuple[str, str]:
 def serving_demo(cache_folder: Path, *options: str, **variables: str) -> Iterator[DemoServer]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_") or name == "RELAXSERVE_TARGET"}
     environment = {**own, "PATH": f"{BIN}:{os.environ['PATH']}", "RELAXSERVE_CACHE": str(cache_folder)}
-    command = [BIN / "relaxserve", "serve", "--port", "0", "--embeddings", *options]
+    command = [BIN / "relaxserve", "serve", "--port", "0", *options]
     with (
         subprocess.Popen(command, cwd=ROOT, env={**environment, **variables}, stderr=subprocess.PIPE, text=True) as server,
         closing(ForkServer()) as forks,

@@ -112,7 +112,7 @@ def test_embedding_models_give_the_same_bits(case: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def opaque_server(demo_server: DemoServer) -> Iterator[str]:
-    command = [sys.executable, "-m", "tests.e2e.opaque", "serve", "--port", "0", "--embeddings", "--default-kv-cache-bytes", "16M"]
+    command = [sys.executable, "-m", "tests.e2e.opaque", "serve", "--port", "0", "--default-kv-cache-bytes", "16M"]
     environment = {**demo_server.environment, "PATH": f"{BIN}:{os.environ['PATH']}"}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as server:
         try:

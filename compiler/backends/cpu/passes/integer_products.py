@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
@@ -103,7 +103,7 @@ class IntegerProducts:
         if is_coarse:
             bits, each = COARSE_BITS, COARSE_GROUP
         has_offset = weight.offset is not None
-        wanted = {"sums": True} if has_offset else {}
+        wanted: dict[str, Any] = {"sums": True} if has_offset else {}
         rows = builder.call(QUANTIZE_ROWS, x, bits=bits, group=each, dtype=str(format.rows), **wanted)
         panels = builder.call(PANEL_INTEGERS, weight.q, format=format.name, columns=self.columns)
         scales = weight.levels or (weight.scale if is_coarse else _for_parts(builder, weight, weight.scale, group),)

@@ -100,7 +100,7 @@ class Groups:
 
     def write_sum(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
         self.begin(k, s, tile, acc)
-        if tile.shape.rows == 1 and s.num_groups != Dim.of(1) and not isinstance(s.format, ScaledPanels):
+        if tile.shape.rows == 1 and s.num_groups != Dim.of(1):
             self.write_runs(k, s, tile, acc)
         else:
             with k.serial("g", s.num_groups) as g, self.exact_sums(k, s, tile, g) as (at, total):
@@ -185,10 +185,14 @@ class Groups:
         """Add the products of a part of k to the exact sums, or overwrite them."""
         row = tuple(d.substitute(tile.corner) for d in s.q.indices[:-2])
         rows = Load(s.q.buffer, (*row, ZERO, part.begin))
-        matrix = tuple(d.substitute(tile.corner) for d in s.matrix)
-        columns = Load(s.panels, (*matrix, tile.panel, part.begin // s.format.depth, ZERO))
+        columns = self.panel(s, tile, part.begin)
         op = self.tile.product(tile.shape.rows * s.num_planes, fresh=fresh)
         multiply(k, op, exact, rows, columns, part, s.q.buffer.shape[-1], ahead)
+
+    def panel(self, s: GroupedSum, tile: TileOrigin, k: Dim) -> Load:
+        """Return the place of element k of the tile's first column."""
+        matrix = tuple(d.substitute(tile.corner) for d in s.matrix)
+        return Load(s.panels, (*matrix, tile.panel, k // s.format.depth, ZERO))
 
 
 def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:

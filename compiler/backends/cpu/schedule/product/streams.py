@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.backends.cpu.schedule.product.blocks import LinesAhead, Part, multiply
-from compiler.backends.cpu.schedule.product.groups import Groups, factor
+from compiler.backends.cpu.schedule.product.groups import Groups, of_group
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin
 from compiler.idioms.product import GroupedSum
+from compiler.ir.dims import Dim
 from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.write import Array, Kernel
 from compiler.machine.formats import ScaledPanels
@@ -23,16 +23,13 @@ class Streams(Groups):
         assert isinstance(format, ScaledPanels), s
         num_streams, _, num_runs, _ = panels.shape[-format.num_indices :]
         size = format.groups_of_run(panels)
-        with tile.elements(k) as at:
-            acc[at] = 0.0
+        self.begin(k, s, tile, acc)
         with k.serial("run", num_runs) as run, k.serial("stream", num_streams) as stream, k.serial("i", size) as i:
             g = (run * num_streams + stream) * size + i
             with self.exact_sums(k, s, tile, g) as (at, total):
-                acc[at] += total * factor(s, tile, g, at)
+                acc[at] += total * of_group(s.node.factor, s, tile, g, at)
 
-    def add(self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part, ahead: LinesAhead | None = None) -> None:
-        assert isinstance(s.format, ScaledPanels) and ahead is None, s
-        row, matrix = (tuple(d.substitute(tile.corner) for d in dims) for dims in (s.q.indices[:-2], s.matrix))
-        rows = Load(s.q.buffer, (*row, ZERO, part.begin))
-        group = s.format.word(s.panels, matrix, tile.panel, part.begin // s.format.depth, ZERO)
-        multiply(k, self.tile.product(tile.shape.rows * s.num_planes), exact, rows, group, part, s.q.buffer.shape[-1])
+    def panel(self, s: GroupedSum, tile: TileOrigin, k: Dim) -> Load:
+        assert isinstance(s.format, ScaledPanels), s
+        matrix = tuple(d.substitute(tile.corner) for d in s.matrix)
+        return s.format.word(s.panels, matrix, tile.panel, k // s.format.depth, ZERO)
