@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.quantized.held import forms_of, is_held
 from compiler.frontend.weights import TensorInfo, WeightSource
+from compiler.machine.products import product_tiles
+from compiler.machine.target import host
 from compiler.ops.tables import INTERPRET
 from deploy.inspection import Inspection
 from deploy.model_loading.files import ModelFiles
@@ -93,8 +95,12 @@ def _bytes(name: str, info: TensorInfo, format: WeightFormat) -> int:
 
 def _quantised(info: TensorInfo, format: WeightFormat) -> int:
     *rows, length = info.shape
-    groups = length // format.group if format.group else 1
-    return prod(rows) * (length * format.bits // 8 + groups * (2 if format.bits == 4 else 4))
+    groups, widened = length // format.group if format.group else 1, product_tiles(host()).widened
+    scales = groups * (2 if format.bits == 4 else 4)
+    # For AMX, a group has a multiplier of one byte, and a channel a scale (compiler/ops/products/widened.py).
+    if widened is not None and widened.format.bits == format.bits and len(rows) == 1 and widened.widens(length, format.group or length):
+        scales = groups + 4
+    return prod(rows) * (length * format.bits // 8 + scales)
 
 
 # --- rounding error -----------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def server(folder: Path, quantize: str, cache: Path, max_gap_ms: int = MAX_GAP_M
     """Start `relaxserve serve`. Yield the server's address once the server has printed it."""
     config = cache / "models.yaml"
     config.write_text(
-        f"models:\n- {{name: {NAME}, source: {folder.resolve()}, quantize: {quantize}, max_gap_ms: {max_gap_ms}, embeddings: true}}}}\n"
+        f"models:\n- {{name: {NAME}, source: {folder.resolve()}, quantize: {quantize}, max_gap_ms: {max_gap_ms}, embeddings: true}}\n"
     )
     command = (sys.executable, "-c", "from deploy.cli import main; main()", "serve", "--port", "0", "--config", str(config))
     environment = {**os.environ, "RELAXSERVE_CACHE": str(cache)}
