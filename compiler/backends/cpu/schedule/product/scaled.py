@@ -25,9 +25,12 @@ from compiler.machine.products import ProductTile
 
 
 def is_scaled(product: Product[Contraction], tile: ProductTile) -> bool:
-    """Return whether the columns of all sums are packed for the tile, and whether the tile can read their rows."""
+    """Return whether the columns of all sums are packed for the tile, whether groups consist of whole steps, and
+    whether the tile can read their rows."""
     found = [(s, scaled_numbers(s)) for s in product.sums]
-    return all(n is not None and tile.reads(n.number) and tile.takes_rows(s, product.row_axis) for s, n in found)
+    return all(
+        n is not None and n.group % tile.depth == 0 and tile.reads(n.number) and tile.takes_rows(s, product.row_axis) for s, n in found
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ the same bits in any batch."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,11 @@ def test_rows_that_tolerate_it_are_rounded_where_a_tile_multiplies_bf16() -> Non
         assert all("scaled" in ways(text, target) for text in (program(100, 128), GATED, EXPERTS))
         assert "matmul" in ways(program(100, 128, ""), target) and "matmul" in ways(program(100, 2), target)
     assert "matmul" in ways(program(100, 128), NAMED["aarch64-neon"])
+
+
+def test_short_groups_get_the_tile_in_registers_beside_a_matrix_unit() -> None:
+    both = replace(NAMED["amx"], features=NAMED["amx"].features | PAIRS.features)
+    assert all("scaled" in ways(program(100, group), both) for group in (4, 128))
 
 
 @pytest.mark.parametrize("group", [0, 4, 128])
