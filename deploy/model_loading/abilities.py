@@ -1,4 +1,4 @@
-"""What a model serves, by its kind. The server refuses requests for anything else.
+"""Decide what a model serves, by its kind. The server refuses requests for anything else.
 
 A decoder that generates text also has hidden states, but they are no embeddings unless the model was trained for that. It serves
 embeddings only if the load asks for them (`Load.embeddings`)."""

@@ -15,7 +15,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from compiler.backends.cpu.schedule.attention.rows import F32, HeadPage, Rows, VisibleRange, masked, row_tiles
+from compiler.backends.cpu.schedule.attention.rows import F32, HeadPage, Rows, Span, VisibleRange, masked, row_tiles
 from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
@@ -49,14 +49,6 @@ class IntegerRows(Rows):
     query_shifts: Array  # [rows]: -128 times the sum of the integers
     weight_factors: Array
     weight_shifts: Array
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The part of a block that contains visible keys: panels `first` to `end` - 1 of the block."""
-
-    first: Dim
-    end: Dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,9 +269,9 @@ class IntegerUnit:
 
     def vectors(self, k: Kernel, span: Span) -> Iterator[Dim]:
         """Yield the index of the first key of each vector. The code that the caller's `for` emits becomes the body of a loop."""
-        with k.serial("c", span.end - span.first) as c:
+        with span.panels(k) as panel:
             for v in range(self.tiles.pages):
-                yield (span.first + c) * self.tiles.columns + v * PAGE
+                yield panel * self.tiles.columns + v * PAGE
 
     # --- values --------------------------------------------------------------------------------------------------------
 
@@ -299,7 +291,7 @@ class IntegerUnit:
     def add_values(self, k: Kernel, span: Span, first: Dim, count: int, later: Callable[[Dim], list[Load]]) -> None:
         """Add the weighted values of a block to `count` rows, beginning with row `first`."""
         rows, columns, begin = self.rows, self.tiles.columns, span.first * self.tiles.columns
-        length = k.let("length", (span.end - span.first) * columns, BLOCK, multiple_of=columns)
+        length = k.let("length", span.count * columns, BLOCK, multiple_of=columns)
         with k.serial("p", self.size // columns) as p:
             for row, n in row_tiles(k, count, self.tiles.rows):
                 row = first + row

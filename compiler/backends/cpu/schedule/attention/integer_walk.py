@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.backends.cpu.schedule.attention.integer import BLOCK, PAGES, IntegerUnit, Span
+from compiler.backends.cpu.schedule.attention.integer import BLOCK, PAGES, IntegerUnit
 from compiler.backends.cpu.schedule.attention.operands import Heads, PagedOperands, Token, TokenTile
-from compiler.backends.cpu.schedule.attention.rows import HeadPage
-from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
+from compiler.backends.cpu.schedule.attention.rows import HeadPage, Span
+from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.write import Kernel, less, less_equal
 from compiler.machine.formats import FOUR
@@ -34,10 +34,9 @@ class _Block:
 
     @staticmethod
     def make(k: Kernel, operands: PagedOperands, unit: IntegerUnit, sequence: Dim, number: Dim, low: Dim, high: Dim) -> _Block:
-        start, columns, most = number * BLOCK, unit.tiles.columns, BLOCK // unit.tiles.columns
-        first = k.let("first", dim_max(0, low - start) // columns) if operands.node.window else Dim.of(0)
-        end = k.let("end", dim_min(most, ceil_div(high + 1 - start, columns)), most)
-        return _Block(operands, unit, sequence, number, low, high, Span(first, end))
+        columns, has_window = unit.tiles.columns, bool(operands.node.window)
+        span = Span.seen(k, number * BLOCK, low, high, columns, BLOCK // columns, has_window=has_window)
+        return _Block(operands, unit, sequence, number, low, high, span)
 
     def panel(self, k: Kernel, number: Dim, kv_head: Dim) -> list[HeadPage]:
         """Return the pages of a panel."""
@@ -63,13 +62,11 @@ class IntegerTokenWalk:
         with k.serial("b", token.end - token.begin) as b:
             block = _Block.make(k, self.operands, unit, token.sequence, token.begin + b, token.low, token.high)
             span, visible = block.span, self.operands.visible(token)
-            with k.serial("c", span.end - span.first) as c, self.heads.each_kv(k) as kv:
-                number = span.first + c
+            with span.panels(k) as number, self.heads.each_kv(k) as kv:
                 panel = block.panel(k, number, kv)
                 unit.scores(k, panel, number, kv * group, group, [unit.element(page, VALUES, Dim.of(0)) for page in panel])
             with self.heads.each_kv(k) as kv:
-                with k.serial("c", span.end - span.first) as c:
-                    number = span.first + c
+                with span.panels(k) as number:
                     unit.load_values(k, block.panel(k, number, kv), number)
                 with k.serial("m", group) as m:
                     unit.update_softmax(k, kv * group + m, block.number * BLOCK, span, visible)
@@ -104,11 +101,9 @@ class IntegerTileWalk:
         with k.serial("b", end - begin) as b:
             block = _Block.make(k, operands, unit, sequence, begin + b, low, tile.last_position)
             span = block.span
-            with k.serial("c", span.end - span.first) as c:
-                number = span.first + c
+            with span.panels(k) as number:
                 unit.scores(k, block.panel(k, number, tile.kv_head), number, Dim.of(0), count)
-            with k.serial("c", span.end - span.first) as c:
-                number = span.first + c
+            with span.panels(k) as number:
                 unit.load_values(k, block.panel(k, number, tile.kv_head), number)
             with tile.tokens(k) as (token, first):
                 attends = less_equal(token.begin, block.number) & less(block.number, token.end)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from math import log
 
 from compiler.backends.cpu.schedule.attention.exp2 import exp2, exp2_of_weights
-from compiler.backends.cpu.schedule.attention.rows import F32, HeadPage, Rows, VisibleRange, masked, prefetch
+from compiler.backends.cpu.schedule.attention.rows import F32, HeadPage, Rows, Span, VisibleRange, masked, prefetch
 from compiler.backends.cpu.schedule.attention.turned import TurnedValues
 from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
 from compiler.ir.dims import Dim, ceil_div
@@ -91,23 +91,6 @@ def load_query(k: Kernel, rows: MatrixRows, row: Dim, query: Load, scale: float,
 def height_of(count: int) -> int:
     """Return the number of rows of a product: the largest divisor of `count` that the unit supports."""
     return next(h for h in range(HEIGHT, 0, -1) if count % h == 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The part of a block that some row sees: panels `first` to `end` - 1."""
-
-    first: Dim
-    end: Dim
-
-    @property
-    def count(self) -> Dim:
-        return self.end - self.first
-
-    @contextmanager
-    def panels(self, k: Kernel) -> Generator[Dim]:
-        with k.serial("c", self.count) as c:
-            yield self.first + c
 
 
 WHOLE = Span(Dim.of(0), Dim.of(PANELS))

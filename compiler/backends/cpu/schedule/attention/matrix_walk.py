@@ -11,10 +11,10 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.schedule.attention.matrix import BLOCK, PANEL, PANEL_PAGES, PANELS, SPLIT, WHOLE, MatrixUnit, Span
+from compiler.backends.cpu.schedule.attention.matrix import BLOCK, PANEL, PANEL_PAGES, PANELS, SPLIT, WHOLE, MatrixUnit
 from compiler.backends.cpu.schedule.attention.operands import Heads, PagedOperands, Token, TokenTile
-from compiler.backends.cpu.schedule.attention.rows import HeadPage, NextPage, VisibleRange
-from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
+from compiler.backends.cpu.schedule.attention.rows import HeadPage, NextPage, Span, VisibleRange
+from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Kernel, less_equal
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
@@ -33,10 +33,8 @@ class _Block:
 
     @staticmethod
     def make(k: Kernel, operands: PagedOperands, sequence: Dim, number: Dim, low: Dim, high: Dim) -> _Block:
-        start = number * BLOCK
-        first = k.let("first", dim_max(0, low - start) // PANEL) if operands.node.window else Dim.of(0)
-        end = k.let("end", dim_min(PANELS, ceil_div(high + 1 - start, PANEL)), PANELS)
-        return _Block(operands, sequence, number, low, high, Span(first, end))
+        span = Span.seen(k, number * BLOCK, low, high, PANEL, PANELS, has_window=bool(operands.node.window))
+        return _Block(operands, sequence, number, low, high, span)
 
     @property
     def start(self) -> Dim:

@@ -5,10 +5,11 @@ A row is a query head of a token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from compiler.ir.dims import Dim
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, Kernel, exp, less_equal, select
@@ -158,3 +159,27 @@ def masked(visible: VisibleRange, key: Dim, score: Scalar) -> Scalar:
     if visible.clipped_low:
         inside = inside & less_equal(visible.low, key)
     return select(inside, score, float("-inf"))
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The part of a block of keys that some row sees: panels `first` to `end` - 1."""
+
+    first: Dim
+    end: Dim
+
+    @staticmethod
+    def seen(k: Kernel, start: Dim, low: Dim, high: Dim, columns: int, count: int, *, has_window: bool) -> Span:
+        """Return the span of a block that begins at position `start` and has `count` panels of `columns` keys, if rows see positions `low`
+        to `high`. Without a window, they see the beginning of every block."""
+        first = k.let("first", dim_max(0, low - start) // columns) if has_window else Dim.of(0)
+        return Span(first, k.let("end", dim_min(count, ceil_div(high + 1 - start, columns)), count))
+
+    @property
+    def count(self) -> Dim:
+        return self.end - self.first
+
+    @contextmanager
+    def panels(self, k: Kernel) -> Generator[Dim]:
+        with k.serial("c", self.count) as c:
+            yield self.first + c
