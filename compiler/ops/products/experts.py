@@ -87,7 +87,8 @@ def _integer_numpy(q: Any, scale: Any, total: Any, panels: Any, weight_scale: An
         of = chosen == e
         own = [other[e] for other in others]
         if attrs["has_offset"]:  # the sums of rows belong to rows, not to experts
-            own[attrs["in_units"]] = others[attrs["in_units"]][of]
+            sums = 1 if attrs["in_units"] else 0
+            own[sums] = others[sums][of]
         out[of] = integer_numpy(q[of], scale[of], total[of], panels[e], weight_scale[e], *own, **attrs)
     return out
 

@@ -27,14 +27,10 @@ from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, const
 from compiler.ir.prove import prove_divisible
-from compiler.machine.formats import ScaledPanels
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
 ABREAST = 4  # minimum number of panels of one sum that a single row computes before the next sum
-# Where scales are stored behind their group, the CPU cannot prefetch, so each change to the next sum waits for memory. Then a single row
-# computes more panels before, if there are FEWEST_CLAIMS claims for threads to share.
-MOST_ABREAST, FEWEST_CLAIMS = 16, 16
 AT_ONCE = 8  # number of groups whose scales a single row reads at once: 0.5 KB of scales, and 4 KB of 4-bit weights
 
 
@@ -57,12 +53,7 @@ class Groups:
     @property
     def abreast(self) -> int:
         """The number of panels of one sum that a single row computes before the next sum."""
-        sums, columns = self.product.sums, self.product.num_columns
-        if len(sums) == 1 or self.product.row_axis is None:
-            return 1
-        if not columns.is_const or not all(isinstance(s.format, ScaledPanels) for s in sums):
-            return ABREAST
-        return max(ABREAST, min(MOST_ABREAST, columns.const // self.tile.shape.columns // FEWEST_CLAIMS))
+        return 1 if len(self.product.sums) == 1 or self.product.row_axis is None else ABREAST
 
     # --- sums in registers -----------------------------------------------------------------------------------------------
 

@@ -15,9 +15,20 @@ from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.write import Array, Kernel
 from compiler.machine.formats import ScaledPanels
 
+# The CPU cannot prefetch here, so each change to the next sum waits for memory. Then a single row computes more panels before, if there are
+# FEWEST_CLAIMS claims for threads to share.
+MOST_ABREAST, FEWEST_CLAIMS = 16, 16
+
 
 @dataclass(frozen=True, slots=True)
 class Streams(Groups):
+    @property
+    def abreast(self) -> int:
+        least, columns = super(Streams, self).abreast, self.product.num_columns
+        if least == 1 or not columns.is_const:
+            return least
+        return max(least, min(MOST_ABREAST, columns.const // self.tile.shape.columns // FEWEST_CLAIMS))
+
     def write_sum(self, k: Kernel, s: GroupedSum, tile: TileOrigin, acc: Array) -> None:
         format, panels = s.format, s.panels
         assert isinstance(format, ScaledPanels), s
