@@ -13,6 +13,7 @@ from deploy.bench.reporting.record import ROOT, Record, read_all
 
 FILE = ROOT / "BENCHMARKS.md"
 MOST_ROWS = 40  # maximum number of rows in a table of figures; only the JSON file has further rows
+LEAST_SHARE = 0.02  # minimum share of a step's time of a kernel in a table; only the JSON file has further kernels
 HEAD = """# Benchmarks
 
 `relaxserve bench report` writes this page and the [chart of peers](docs/images/peers.svg) from the JSON files in
@@ -32,6 +33,8 @@ TERMS = {
     "the probe, and the note names the value that caused it. `without requests` is the same measurement in pauses, so it "
     "shows the delays that the machine itself causes. `unknown` is a field that no endpoint knows; `several fields` are requests with "
     "large answers. Status 0 means that the server closed the connection before it had read the body.",
+    "kernels": f"Each kernel that takes at least {LEAST_SHARE:.0%} of the time of its step. `part` is its part of that time, over all "
+    "launches. Limits are those of products with weights, and those of all other kernels.",
     "load": "Goals of memory are those of the plan. The first start has an empty cache; a later start finds the compiled program and "
     "the packed weights in the cache.",
     "model": "`prefill N` computes N tokens of one prompt. `decode N x C` computes one token for each of N sequences whose context has "
@@ -65,7 +68,7 @@ def _section(record: Record) -> str:
     lines = [f"### {_title(record)}\n"]
     if record.benchmark in TERMS:
         lines.append(TERMS[record.benchmark] + "\n")
-    tables = _of_model(record.found) if record.benchmark == "model" else _lists(record.found)
+    tables = {"model": _of_model, "kernels": _of_kernels}.get(record.benchmark, _lists)(record.found)
     for title, conditions, rows in tables:
         named = f"**{title}**: " if title else ""
         lines += [f"{named}`{record.command}`, {record.date}, commit {record.commit}{f'; {conditions}' if conditions else ''}.\n"]
@@ -89,10 +92,32 @@ def _of_model(found: Any) -> Iterator[Table]:
     yield Table("", "; ".join((_conditions(found["limits"]), *longer, *grown, *peers)), _beside_peers(found["rows"], found["peers"]))
 
 
-def _conditions(limits: Row) -> str:
+def _of_kernels(found: Any) -> Iterator[Table]:
+    """Yield the only table of `relaxserve bench kernels`: of each step, the kernels that take the most time."""
+    limits = "; ".join(_conditions(limits, f" of {kernels}") for kernels, limits in found["limits"].items())
+    of_step = {step: sum(row["seconds"] for row in rows) for step, rows in groupby(found["rows"], key=lambda row: row["step"])}
+    rows = sorted(found["rows"], key=lambda row: (list(of_step).index(row["step"]), -row["seconds"]))
+    shown: list[Row] = [
+        {
+            "step": row["step"],
+            "kernel": row["kernel"],
+            "launches": row["launches"],
+            "ms": row["seconds"] * 1e3,
+            "part": row["seconds"] / of_step[row["step"]],
+            "share of the limit": row["share"],
+            "MB read": row["num_bytes"] / 1e6,
+            "GFLOP": row["operations"] / 1e9,
+        }
+        for row in rows
+        if row["seconds"] >= LEAST_SHARE * of_step[row["step"]]
+    ]
+    yield Table("", limits, shown)
+
+
+def _conditions(limits: Row, of_kernels: str = "") -> str:
     """Describe the limits of the machine that the same run measured."""
     scales = {"bytes_per_s": (1e9, "GB/s of memory bandwidth"), "flops": (1e9, "GFLOP/s")}
-    return f"limits: {', '.join(f'{limits[name] / scale:.0f} {unit}' for name, (scale, unit) in scales.items())}"
+    return f"limits{of_kernels}: {', '.join(f'{limits[name] / scale:.0f} {unit}' for name, (scale, unit) in scales.items())}"
 
 
 def _beside_peers(rows: Sequence[Row], peers: Mapping[str, Any]) -> list[Row]:

@@ -67,6 +67,24 @@ def test_of_many_figures_the_largest_are_shown(capsys):
     assert text.count("| f") == MOST_ROWS + 1 and "f99" in text and "f59" not in text and f"the {MOST_ROWS} largest of 100" in text
 
 
+def test_kernels_that_take_most_of_their_step_are_shown(capsys):
+    limits = {"weights": {"bytes_per_s": 3e10, "flops": 2e12}, "others": {"bytes_per_s": 3e10, "flops": 1e11}}
+
+    def row(step, kernel, seconds):
+        return {"step": step, "kernel": kernel, "launches": 2, "seconds": seconds, "num_bytes": 3e6, "operations": 4e9, "share": 0.5}
+
+    rows = [
+        row("prefill 8", "small", 0.001),
+        row("prefill 8", "large", 0.03),
+        row("prefill 8", "tiny", 0.0001),
+        row("decode", "tiny", 0.0001),
+    ]
+    text = written([record(capsys, benchmark="kernels", found={"limits": limits, "rows": rows})])
+    assert "; limits of weights: 30 GB/s of memory bandwidth, 2000 GFLOP/s; limits of others: 30 GB/s" in text
+    shown = [line.split(" | ")[:4] for line in text.splitlines() if line.startswith(("| prefill", "| decode"))]
+    assert shown == [["| prefill 8", "large", "2", "30"], ["| prefill 8", "small", "2", "1"], ["| decode", "tiny", "2", "0.1"]]
+
+
 def test_rows_and_nested_limits_become_tables(capsys):
     found = {
         "limits": {"weights": {"bytes_per_s": 3e10}},
