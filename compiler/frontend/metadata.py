@@ -10,7 +10,17 @@ from compiler.frontend.fields import Fields
 # Shell patterns of field names.
 METADATA = (
     # names, versions, and classes of transformers
-    *("_*", "name_or_path", "architectures", "auto_map", "transformers*", "sentence_transformers", "tokenizer_class", "*unsloth*"),
+    *(
+        "_*",
+        "name_or_path",
+        "architectures",
+        "auto_map",
+        "transformers*",
+        "js_config",
+        "sentence_transformers",
+        "tokenizer_class",
+        "*unsloth*",
+    ),
     *("dtype", "torch_dtype", "torchscript", "use_bfloat16", "tf_legacy_loss", "is_llama_config", "neuron", "model_name"),
     # special tokens, labels and limits of the tokenizer
     *("*_token_id", "*_token_ids", "*_token_index", "*_tokens", "im_start_id", "im_end_id", "text_start_id", "text_end_id"),
@@ -19,7 +29,7 @@ METADATA = (
     # training
     *("*dropout*", "*_pdrop", "initializer_*", "*_init_std", "gradient_checkpointing*", "pretraining_tp", "finetuned", "directionality"),
     *("router_aux_loss_coef", "router_jitter_noise", "router_z_loss_coef", "aux_loss_alpha"),
-    *("pooler_*", "cross_attention_hidden_size", "tie_encoder_decoder", "pruned_heads"),
+    *("pooler_*", "cross_attention_hidden_size", "tie_encoder_decoder", "pruned_heads", "summary_*", "matryoshka_dimensions"),
     # settings of the cache and the execution in transformers
     *("use_cache", "cache_implementation", "attn_implementation", "chunk_size_feed_forward", "return_dict*", "output_*"),
     *("use_flash_attn", "use_flash_attention", "fuse_*", "compression_ratio"),
@@ -29,7 +39,7 @@ METADATA = (
     *("remove_invalid_values", "prefix"),
 )
 # fields -> values that select the default behaviour
-NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "is_decoder": True, "is_causal": True}
+NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "is_decoder": True, "is_causal": True, "activation": "swiglu"}
 
 
 def require_read(fields: Fields, model_type: str) -> None:

@@ -214,4 +214,5 @@ def _yarn_attention_factor(fields: Fields, factor: float) -> float:
 
     mscale, mscale_all_dim = fields.number("mscale", None, zero=True), fields.number("mscale_all_dim", None, zero=True)
     plain = strength(mscale) / strength(mscale_all_dim) if mscale and mscale_all_dim else strength(1.0)
-    return fields.number("attention_factor", plain)
+    # YaRN's original code, which DeepSeek-R1-0528-Qwen3-8B follows, multiplies the usual factor by `attn_factor`
+    return fields.number("attention_factor", plain * fields.number("attn_factor", 1.0))

@@ -12,7 +12,18 @@ from compiler.frontend.rope import DynamicScaling, Rope, read_rope, rope_fields
 from compiler.ir.graph.atoms import Var
 
 
+# Fields of the original code that select among variants; all models of the family have these values.
+USUAL = {"use_cla": False, "use_qk_norm": True, "use_rotary_pos_emb": True, "norm_type": "rms"}
+
+
 def read(fields: Fields) -> ModelConfig:
+    for name, value in USUAL.items():
+        if fields.raw(name, value) != value:
+            raise fields.error(name, repr(value))
+    # Fields about image tokens, training and classification, and the precision of the head, which is always f32 here.
+    fields.skip("cla_share_factor", "im_newline_id", "mask_init_id", "pad_id", "eod_token_id", "org_vocab_size", "enable_lm_head_fp32")
+    fields.skip("class_num", "dense_list", "pool_type", "tokenizer_class")
+    fields.fill(head_dim=fields.integer("attention_head_dim", None))
     config, bias = rotating_whole_heads(read_decoder(fields, eps=1e-5)), fields.flag("attention_bias", False)
     return replace(config, rope=_read_rope(fields, config.head_dim), qkv_bias=bias, output_bias=bias)
 

@@ -33,7 +33,8 @@ RENAMED = {"linear_attention": "mamba", "full_attention": "attention"}  # names 
 
 
 def read(fields: Fields) -> ModelConfig:
-    fields.fill(intermediate_size=21504, num_key_value_heads=8, head_dim=128, max_position_embeddings=4096)
+    head_dim = fields.integer("attention_head_dim", 128)  # the former name
+    fields.fill(intermediate_size=21504, num_key_value_heads=8, head_dim=head_dim, max_position_embeddings=4096)
     kinds = _read_kinds(fields)
     if fields.integer("num_hidden_layers", len(kinds)) != len(kinds):
         raise fields.error("num_hidden_layers", f"{len(kinds)}, the length of the list of layer kinds")
@@ -44,6 +45,7 @@ def read(fields: Fields) -> ModelConfig:
             raise fields.error(field, f"{expected}, as in all models")
     # Fields about training, kernels and multi-token prediction, and former names of other fields.
     fields.skip("hidden_act", "rescale_prenorm_residual", "use_mamba_kernels", "moe_shared_expert_overlap", "norm_eps", "expand")
+    fields.skip("rms_norm_eps", "num_query_groups", "time_step_rank")
     fields.skip("num_logits_to_keep", "num_nextn_predict_layers", "mtp_hybrid_override_pattern", "mtp_layers_block_type")
     return replace(
         config,

@@ -37,7 +37,7 @@ def read(fields: Fields) -> ModelConfig:
             raise fields.error(name, repr(value))
     # Fields about training, and fields that selected among equivalent implementations in the original code.
     fields.skip("max_trained_positions", "pad_vocab_size_multiple", "parallel_block_tied_norm", "reorder_and_upcast_attn")
-    fields.skip("scale_attn_weights", "use_xentropy", "dense_seq_output", "tie_word_embeddings")
+    fields.skip("scale_attn_weights", "use_xentropy", "dense_seq_output", "tie_word_embeddings", "fused_bias_fc")
     fields.fill(**{name: fields.raw(own) for name, own in OWN_NAMES.items() if own != "activation_function"})
     fields.fill(rope_theta=1000.0, max_position_embeddings=2048)
     config = read_decoder(fields, eps=1e-12, eps_field="layer_norm_eps")

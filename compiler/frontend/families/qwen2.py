@@ -11,7 +11,21 @@ from compiler.frontend.fields import Fields
 
 
 def read(fields: Fields) -> ModelConfig:
-    return replace(rotating_whole_heads(read_decoder(fields)), qkv_bias=True, windows=read_qwen_windows(fields))
+    config = rotating_whole_heads(read_decoder(fields))
+    return replace(config, qkv_bias=True, windows=read_qwen_windows(fields), max_context=_read_max_context(fields, config.max_context))
+
+
+def _read_max_context(fields: Fields, declared: int) -> int:
+    """Return the largest context that is computed as the model was trained. Dual chunk attention, which is not supported, equals plain
+    attention in sequences that fit into the first chunk."""
+    if "dual_chunk_attention_config" not in fields:
+        return declared
+    chunks = fields.fields("dual_chunk_attention_config")
+    chunks.skip("original_max_position_embeddings")
+    chunk, local = chunks.integer("chunk_size"), chunks.integer("local_size", minimum=0)
+    if local >= chunk:
+        raise chunks.error("local_size", f"less than chunk_size ({chunk})")
+    return min(declared, chunk - local)
 
 
 def read_qwen_windows(fields: Fields) -> tuple[int | None, ...]:

@@ -20,6 +20,8 @@ NAMES = ExpertNames()
 
 def read(fields: Fields) -> ModelConfig:
     config = qwen3.read(fields)
+    if not fields.flag("use_qk_norm", True):
+        raise fields.error("use_qk_norm", "true, as in all models")
     return replace(config, mixture=replace(read_mixture(fields, "num_experts", "moe_intermediate_size"), dense_layers=read_dense(fields)))
 
 

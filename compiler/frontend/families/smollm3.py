@@ -15,6 +15,7 @@ def read(fields: Fields) -> ModelConfig:
     config, bias = rotating_whole_heads(read_decoder(fields)), fields.flag("attention_bias", False)
     unrotated = _read_unrotated(fields, config.num_layers)
     window = fields.integer("sliding_window", None)
+    fields.skip("max_window_layers")  # a field of Qwen2 that files contain and no version reads
     return replace(
         config,
         qkv_bias=bias,

@@ -1,0 +1,64 @@
+"""Models that people download have fields in their config.json that no golden model has: settings of training scripts, former names, and
+settings of code outside transformers. `published.json` has a config.json per line, by the name of its model. All of them are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compiler.frontend.errors import ConfigError
+from compiler.frontend.fields import read_json
+from compiler.frontend.quantized.source import method_of
+from compiler.frontend.registry import FAMILIES, parse_config
+
+PUBLISHED: dict[str, dict[str, Any]] = read_json(Path(__file__).with_name("published.json"))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_configuration_is_read(name: str) -> None:
+    config = parse_config(PUBLISHED[name])
+    assert config.num_layers > 0 and config.max_context >= 512
+    method_of(PUBLISHED[name])
+
+
+def test_the_list_covers_what_people_download() -> None:
+    assert len(PUBLISHED) >= 70
+    assert len({config["model_type"] for config in PUBLISHED.values()}) >= 44
+    assert all(config["model_type"] in FAMILIES for config in PUBLISHED.values())
+    assert json.dumps(PUBLISHED).count("quantization_config") >= 3
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("Qwen3-Coder-30B", {"use_qk_norm": False}, "use_qk_norm of config.json is False, expected true"),
+        ("Hunyuan-0.5B", {"use_cla": True}, "use_cla of config.json is True, expected False"),
+        ("Hunyuan-0.5B", {"norm_type": "layer"}, "norm_type of config.json is 'layer', expected 'rms'"),
+        ("LFM2-1.2B", {"theta": 10000.0}, "theta of config.json is 10000.0, expected 1000000.0, the value of rope_theta"),
+        ("falcon3-1b", {"activation": "gelu"}, "activation: 'gelu'"),
+        ("Qwen2.5-7B-1M", {"dual_chunk_attention_config": {"chunk_size": 8, "local_size": 8}}, "local_size of .* is 8, expected less than"),
+    ],
+)
+def test_another_value_of_such_a_field_is_refused(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({**PUBLISHED[name], **changes})
+
+
+def test_the_former_names_of_fields_count() -> None:
+    lfm2 = {key: value for key, value in PUBLISHED["LFM2-1.2B"].items() if key != "rope_theta"}
+    assert (rope := parse_config({**lfm2, "theta": 5000.0}).rope) is not None and rope.theta == 5000.0
+    nemotron = {key: value for key, value in PUBLISHED["Nemotron-Nano-9B-v2"].items() if key != "head_dim"}
+    assert parse_config({**nemotron, "attention_head_dim": 64}).head_dim == 64
+
+
+def test_yarn_multiplies_the_usual_factor_by_attn_factor() -> None:
+    """DeepSeek-R1-0528-Qwen3-8B states the inverse of the usual factor, so rotations are not scaled."""
+    rope = parse_config(PUBLISHED["DeepSeek-R1-0528-Qwen3-8B"]).rope
+    assert rope is not None and rope.frequencies(131072)[1] == pytest.approx(1.0)
+
+
+def test_dual_chunk_attention_limits_the_context_to_one_chunk() -> None:
+    assert parse_config(PUBLISHED["Qwen2.5-7B-1M"]).max_context == 262_144 - 8192
