@@ -1,7 +1,7 @@
 """Download, list and remove models of the hub. Imported only on demand, because huggingface_hub is an optional extra.
 
 A source is `ORGANISATION/NAME`, or `ORGANISATION/NAME:FILE` for one GGUF file of that repository. FILE may be an abbreviation such as
-`Q4_K_M`.
+`Q4_K_M`. If the file is split, all its parts belong to the model, which has the name of its first part.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from typing import Any
 from huggingface_hub import CacheNotFound, DryRunFileInfo, scan_cache_dir, snapshot_download
 from huggingface_hub.utils import tqdm
 
+from compiler.frontend.gguf.parts import parts_of, pattern_of
+
 # Files that a served model needs: no pickles, no duplicates in other formats or under other names.
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
-DUPLICATES = ["consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*"]
+DUPLICATES = ["consolidated*", "original/*", "onnx/*", "openvino/*", "coreml/*", "*mmproj*.gguf"]
 
 STORED = "huggingface_hub.snapshot_download"  # name of the progress bar of huggingface_hub that counts bytes on disk
 
@@ -41,7 +43,7 @@ def download(source: str, report: Callable[[float], None], token: str | None = N
     if patterns is PATTERNS:
         return folder
     found = sorted(path for path in folder.rglob("*.gguf") if _fits(str(path.relative_to(folder)), patterns))
-    if len(found) != 1:
+    if len({parts_of(path.name)[0] for path in found}) != 1:
         names = ", ".join(path.name for path in found) or "no file"
         raise FileNotFoundError(f"{source!r} matches {names}; expected one .gguf file of {repo}")
     return found[0]
@@ -89,7 +91,7 @@ def _held() -> Iterator[tuple[Held, list[Path]]]:
         parts: dict[str, dict[Path, int]] = {}
         for file in (file for revision in repo.revisions for file in revision.files):
             is_gguf = file.file_name.endswith(".gguf")
-            sizes = parts.setdefault(f"{repo.repo_id}:{file.file_name}" if is_gguf else repo.repo_id, {})
+            sizes = parts.setdefault(f"{repo.repo_id}:{parts_of(file.file_name)[0]}" if is_gguf else repo.repo_id, {})
             sizes[file.file_path] = 0
             sizes[file.blob_path] = file.size_on_disk
         for source, sizes in parts.items():
@@ -102,8 +104,9 @@ def _parted(source: str) -> tuple[str, list[str]]:
     if not file:
         return repo, PATTERNS
     if file.endswith(".gguf"):
-        return repo, [file, f"*/{file}"]
-    return repo, [f"*{spelled}.gguf" for spelled in sorted({file, file.lower(), file.upper()})]
+        return repo, [pattern_of(file), f"*/{pattern_of(file)}"]
+    spellings = sorted({file, file.lower(), file.upper()})
+    return repo, [f"*{spelled}{part}.gguf" for spelled in spellings for part in ("", "-?????-of-?????")]
 
 
 def _fits(name: str, patterns: Sequence[str]) -> bool:

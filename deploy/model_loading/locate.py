@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from compiler.frontend.gguf.parts import parts_of
 from deploy import demo
 from server.interfaces import LoadError
 from server.messages import ErrorCode
@@ -64,14 +65,22 @@ def is_former_demo(path: Path) -> bool:
 
 
 def _folder_or_gguf(path: Path) -> Path:
-    """Return the only GGUF file of a folder that has no config.json, otherwise the path itself."""
+    """Return the only GGUF file of a folder that has no config.json, or its first part, otherwise the path itself. Files with the image
+    encoder of a model (`mmproj`) do not count."""
     if path.is_file() or (path / "config.json").exists():
         return path
-    found = sorted(path.glob("*.gguf"))
-    if len(found) > 1:
-        names = ", ".join(file.name for file in found)
-        raise LoadError(ErrorCode.LOAD_REFUSED, f"{path} has several models: {names}; name one of the files")
+    found = sorted(file for file in path.glob("*.gguf") if "mmproj" not in file.name)
+    models = sorted({parts_of(file.name)[0] for file in found})
+    if len(models) > 1:
+        raise LoadError(ErrorCode.LOAD_REFUSED, f"{path} has several models: {', '.join(models)}; name one of the files")
     return found[0] if found else path
+
+
+def files_of_model(path: Path) -> list[Path]:
+    """Return the files of the folder or GGUF file at a path."""
+    if not path.is_file():
+        return sorted(_files_of(path))
+    return [part for name in parts_of(path.name) if (part := path.with_name(name)).is_file()]
 
 
 def identity_of(source: str, hub_token: str | None = None) -> str:
@@ -81,7 +90,7 @@ def identity_of(source: str, hub_token: str | None = None) -> str:
         return "" if source[:1] in ("/", ".", "~") else _revision_of(source, hub_token)
     digest = hashlib.sha256()
     try:
-        for file in [path] if path.is_file() else sorted(_files_of(path)):
+        for file in files_of_model(path):
             status = file.stat()
             state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_dev, status.st_ino)
             digest.update(f"{file.name}\0{state}\0".encode(errors="surrogateescape"))
@@ -100,8 +109,7 @@ def weigh(spec: ModelSpec) -> int:
     if path is None:
         return 0
     try:
-        files = [path] if path.is_file() else list(_files_of(path))
-        num_bytes = sum(file.stat().st_size for file in files if file.suffix in (".safetensors", ".gguf"))
+        num_bytes = sum(file.stat().st_size for file in files_of_model(path) if file.suffix in (".safetensors", ".gguf"))
     except OSError:  # a file is being replaced right now
         return 0
     return num_bytes * BITS.get(spec.quantize.partition("-")[0], 16) // 16

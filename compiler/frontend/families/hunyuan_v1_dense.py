@@ -11,7 +11,6 @@ from compiler.frontend.layers.decoder import Layer, attend, gated_mlp, head_norm
 from compiler.frontend.rope import DynamicScaling, Rope, read_rope, rope_fields
 from compiler.ir.graph.atoms import Var
 
-
 # Fields of the original code that select among variants; all models of the family have these values.
 USUAL = {"use_cla": False, "use_qk_norm": True, "use_rotary_pos_emb": True, "norm_type": "rms"}
 

@@ -1,4 +1,5 @@
-"""The GGUF container: typed metadata, then descriptions of tensors, then the data of the tensors. Versions 2 and 3, little-endian.
+"""The GGUF container: typed metadata, then descriptions of tensors, then the data of the tensors. Versions 2 and 3, little-endian. A model
+may be split into several files, of which the first has the metadata.
 
 Lengths and counts in the file are checked against the remaining bytes before memory is allocated for them.
 """
@@ -17,6 +18,7 @@ import numpy as np
 
 from compiler.frontend.errors import DamagedFile, ModelError
 from compiler.frontend.gguf.dequantize import FORMATS, Format, dequantize, split
+from compiler.frontend.gguf.parts import parts_of
 from compiler.frontend.weights import MappedFile, Tensor
 
 MAGIC = b"GGUF"
@@ -27,6 +29,27 @@ MAX_TENSORS = 1 << 17
 MAX_DIMENSIONS = 4
 DEFAULT_ALIGNMENT = 32
 
+# Formats that are not read, by their type code. "Dynamic" files mix them with others.
+OTHER_FORMATS = {
+    9: "Q8_1",
+    15: "Q8_K",
+    16: "IQ2_XXS",
+    17: "IQ2_XS",
+    18: "IQ3_XXS",
+    19: "IQ1_S",
+    21: "IQ3_S",
+    22: "IQ2_S",
+    29: "IQ1_M",
+    24: "I8",
+    25: "I16",
+    26: "I32",
+    27: "I64",
+    28: "F64",
+    34: "TQ1_0",
+    35: "TQ2_0",
+    40: "NVFP4",
+    41: "Q1_0",
+}
 # NumPy types of numbers by the type code of the file; 8 is a string, 9 an array.
 NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
 BOOL, STRING, ARRAY = 7, 8, 9
@@ -38,27 +61,39 @@ class GgufTensor:
     format: Format
     start: int  # byte offset in the file
     num_bytes: int
+    file: MappedFile
 
 
 class GgufFile:
-    """The metadata and the tensors of a GGUF file, by their names in the file."""
+    """The metadata and the tensors of a GGUF file, by their names in the file. The path may be that of any part of a split file."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self._file = MappedFile(self.path)
-        cursor = _Cursor(self._file)
-        num_tensors, num_entries = _read_header(cursor)
-        self.metadata: Mapping[str, Any] = _read_metadata(cursor, num_entries)
-        if (parts := self.metadata.get("split.count", 1)) not in (0, 1):
-            raise ModelError(f"{self.path.name} is one of {parts} parts; join them with `llama-gguf-split --merge` first")
-        self.tensors: Mapping[str, GgufTensor] = _read_tensors(cursor, num_tensors, self._alignment())
-        self._header_bytes = cursor.position
+        paths = [Path(path).with_name(name) for name in parts_of(Path(path).name)]
+        if absent := [path.name for path in paths if not path.exists()]:
+            raise ModelError(f"parts of {Path(path).name} are missing: {', '.join(absent[:5])}. Is the download complete?")
+        self.path = paths[0]
+        self._parts = [_Part(path) for path in paths]
+        self.metadata: Mapping[str, Any] = self._parts[0].metadata
+        self.tensors: Mapping[str, GgufTensor] = {}
+        for number, part in enumerate(self._parts):
+            self._require_part(part, number)
+            if repeated := part.tensors.keys() & self.tensors.keys():
+                raise DamagedFile(f"{part.file.path.name} has {min(repeated)!r}, as another part has")
+            self.tensors = {**self.tensors, **part.tensors}
+
+    def _require_part(self, part: _Part, number: int) -> None:
+        found = part.metadata.get("split.no", 0), part.metadata.get("split.count", 0) or 1
+        if found != (number, len(self._parts)):
+            name = part.file.path.name
+            if len(self._parts) == 1:
+                raise ModelError(f"{name} is one of {found[1]} parts; expected a name that ends as in NAME-00001-of-00003.gguf")
+            raise DamagedFile(f"{name} has split.no {found[0]!r} and split.count {found[1]!r}, expected {number} and {len(self._parts)}")
 
     def read(self, name: str) -> Tensor:
         """Return the tensor: a view of the file if it holds plain numbers, an f32 array if it is quantised."""
         tensor = self.tensors[name]
         if tensor.format.dtype is not None:
-            return self._file.array(tensor.format.dtype, tensor.shape, tensor.start)
+            return tensor.file.array(tensor.format.dtype, tensor.shape, tensor.start)
         return dequantize(self._blocks(tensor), tensor.format).reshape(tensor.shape)
 
     def parts(self, name: str) -> dict[str, Tensor]:
@@ -69,21 +104,34 @@ class GgufFile:
 
     def _blocks(self, tensor: GgufTensor) -> Tensor:
         num_blocks = tensor.num_bytes // tensor.format.block_bytes
-        return self._file.array(np.dtype(np.uint8), (num_blocks, tensor.format.block_bytes), tensor.start)
+        return tensor.file.array(np.dtype(np.uint8), (num_blocks, tensor.format.block_bytes), tensor.start)
 
     def release(self, name: str) -> None:
         tensor = self.tensors[name]
-        self._file.release(tensor.start, tensor.num_bytes)
+        tensor.file.release(tensor.start, tensor.num_bytes)
 
     def digest(self) -> str:
         digest = hashlib.blake2b(digest_size=16)
-        self._file.add_to(digest, self._header_bytes)
+        for part in self._parts:
+            part.file.add_to(digest, part.header_bytes)
         return digest.hexdigest()
+
+
+class _Part:
+    """One file, with its own metadata and tensors."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = MappedFile(path)
+        cursor = _Cursor(self.file)
+        num_tensors, num_entries = _read_header(cursor)
+        self.metadata = _read_metadata(cursor, num_entries)
+        self.tensors = _read_tensors(cursor, num_tensors, self._alignment(), self.file)
+        self.header_bytes = cursor.position
 
     def _alignment(self) -> int:
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-            raise DamagedFile(f"{self.path.name}: general.alignment is {alignment!r}, expected a power of two")
+            raise DamagedFile(f"{self.file.path.name}: general.alignment is {alignment!r}, expected a power of two")
         return alignment
 
 
@@ -169,7 +217,7 @@ def _read_metadata(cursor: _Cursor, num_entries: int) -> dict[str, Any]:
     return metadata
 
 
-def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str, GgufTensor]:
+def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int, file: MappedFile) -> dict[str, GgufTensor]:
     described: dict[str, tuple[tuple[int, ...], Format, int, int]] = {}
     for _ in range(num_tensors):
         name = cursor.text()
@@ -186,7 +234,7 @@ def _read_tensors(cursor: _Cursor, num_tensors: int, alignment: int) -> dict[str
         if data_start + end > cursor.end:
             where = f"{cursor.name}, tensor {name!r}"
             raise DamagedFile(f"{where}: ends at byte {data_start + end}, the file at {cursor.end}. Is the download complete?")
-        tensors[name] = GgufTensor(shape, format, data_start + offset, num_bytes)
+        tensors[name] = GgufTensor(shape, format, data_start + offset, num_bytes, file)
     return tensors
 
 
@@ -198,7 +246,10 @@ def _read_tensor(cursor: _Cursor, name: str, alignment: int) -> tuple[tuple[int,
     shape = tuple(cursor.count() for _ in range(num_dimensions))[::-1]
     code, offset = cursor.number(4), cursor.count()
     if (format := FORMATS.get(code)) is None:
-        raise ModelError(f"{where}: format {code} is not read; known are {', '.join(f.name for f in FORMATS.values())}")
+        raise ModelError(
+            f"{where}: format {OTHER_FORMATS.get(code, code)} is not read; known are {', '.join(f.name for f in FORMATS.values())}. "
+            "Take a file in one of these formats, such as Q4_K_M"
+        )
     if shape and shape[-1] % format.block_values:
         raise DamagedFile(f"{where}: rows have {shape[-1]} values, expected a multiple of {format.block_values} (a {format.name} block)")
     if offset % alignment:

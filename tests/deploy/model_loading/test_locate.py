@@ -21,7 +21,7 @@ from deploy import demo
 from deploy.cli.main import app
 from deploy.library import HubLibrary
 from deploy.model_loading import hub
-from deploy.model_loading.locate import identity_of, locate
+from deploy.model_loading.locate import files_of_model, identity_of, locate
 from server.interfaces import LoadError
 from server.models.library import Pulled
 
@@ -37,6 +37,9 @@ FILES = {
     "onnx/model.onnx": b"x",
     "model-q4.gguf": b"xx",
     "model.gguf": b"x",
+    "large/model-large-00001-of-00002.gguf": b"1",
+    "large/model-large-00002-of-00002.gguf": b"22",
+    "mmproj-q4.gguf": b"x",
 }
 SERVED = {"config.json", "1_Pooling/config.json", "model-00001-of-00002.safetensors", "chat_template.jinja"}
 
@@ -117,6 +120,28 @@ def test_one_file_of_many_is_downloaded_and_served(endpoint: str, file: str) -> 
     assert path.name == "model-q4.gguf" and path.read_bytes() == b"xx" and told == [1.0]
     assert [found.name for found in path.parent.iterdir()] == ["model-q4.gguf"]
     assert identity_of(f"org/name:{file}") == COMMIT
+
+
+@pytest.mark.parametrize("file", ["large", "LARGE", "model-large-00001-of-00002.gguf", "model-large-00002-of-00002.gguf"])
+def test_a_split_file_is_downloaded_and_removed_as_a_whole(endpoint: str, file: str) -> None:
+    path = locate(f"org/name:{file}")
+    assert path.name == "model-large-00001-of-00002.gguf"
+    assert [found.name for found in files_of_model(path)] == [path.name, "model-large-00002-of-00002.gguf"]
+    (held,) = hub.held()
+    assert (held.source, held.num_bytes) == ("org/name:model-large-00001-of-00002.gguf", 3)
+    assert hub.remove(f"org/name:{file}") == 3 and hub.held() == []
+
+
+def test_a_folder_with_one_model_and_its_image_encoder(tmp_path: Path) -> None:
+    for name in ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "mmproj-m.gguf"):
+        (tmp_path / name).write_bytes(b"1")
+    assert locate(str(tmp_path)) == tmp_path / "m-00001-of-00002.gguf"
+    before = identity_of(str(tmp_path / "m-00001-of-00002.gguf"))
+    (tmp_path / "m-00002-of-00002.gguf").write_bytes(b"22")
+    assert identity_of(str(tmp_path / "m-00001-of-00002.gguf")) != before
+    (tmp_path / "other.gguf").write_bytes(b"1")
+    with pytest.raises(LoadError, match=r"has several models: m-00001-of-00002\.gguf, other\.gguf; name one of the files"):
+        locate(str(tmp_path))
 
 
 @pytest.mark.parametrize("file", ["mode", "q8", "model.gguf.gguf"])

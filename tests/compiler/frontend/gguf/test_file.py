@@ -2,6 +2,7 @@
 `gguf` package writes the files."""
 
 import json
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, replace
@@ -22,7 +23,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from compiler.frontend.config import BranchFactors, ModelConfig
 from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
 from compiler.frontend.gguf.dequantize import FORMATS, dequantize, form_of, split
-from compiler.frontend.gguf.file import GgufFile
+from compiler.frontend.gguf.file import OTHER_FORMATS, GgufFile
 from compiler.frontend.gguf.model import GgufModel
 from compiler.frontend.gguf.tokenizer import tokenizer_files
 from compiler.frontend.mixture import ClippedGate
@@ -46,6 +47,11 @@ def test_formats_have_the_numbers_and_sizes_of_the_reference() -> None:
     for code, format in FORMATS.items():
         kind = GGMLQuantizationType(code)
         assert (kind.name, GGML_QUANT_SIZES[kind]) == (format.name, (format.block_values, format.block_bytes))
+
+
+def test_every_format_of_the_reference_has_a_name() -> None:
+    names = {code: format.name for code, format in FORMATS.items()} | OTHER_FORMATS
+    assert {kind.value: kind.name for kind in GGMLQuantizationType}.items() <= names.items()
 
 
 QUANTIZED = [format for format in FORMATS.values() if format.unpack is not None]
@@ -127,6 +133,47 @@ def test_reads_what_the_reference_wrote(tmp_path: Path) -> None:
     np.testing.assert_array_equal(file.read("a"), TENSORS["a"])
 
 
+def split_model(folder: Path, count: int) -> list[Path]:
+    """Write a file with `TENSORS` and return its parts."""
+    writer = gguf.GGUFWriter(folder / "m.gguf", "llama", split_max_tensors=-(-(len(TENSORS) + 2) // count))
+    fill(writer)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(folder.glob("m-*.gguf"))
+
+
+def test_a_split_file_is_read_as_a_whole(tmp_path: Path) -> None:
+    """Any part may be named. The first one has the metadata, and each has some of the tensors."""
+    whole, parts = GgufFile(write(tmp_path / "whole.gguf", fill)), split_model(tmp_path, 2)
+    assert [path.name for path in parts] == ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+    for path in parts:
+        file = GgufFile(path)
+        assert file.path == parts[0] and file.metadata["text"] == "Grüße" and file.tensors.keys() == whole.tensors.keys()
+        for name in whole.tensors:
+            np.testing.assert_array_equal(file.read(name), whole.read(name))
+            file.release(name)
+        assert all(np.array_equal(part, whole.parts("q")[kind]) for kind, part in file.parts("q").items())
+    first = GgufFile(parts[0]).digest()
+    os.utime(parts[1], ns=(1, 1))
+    assert GgufFile(parts[0]).digest() != first
+
+
+def test_a_split_file_with_wrong_parts_is_refused(tmp_path: Path) -> None:
+    parts = split_model(tmp_path, 2)
+    content = parts[1].read_bytes()
+    parts[1].unlink()
+    with pytest.raises(ModelError, match=r"parts of m-00001-of-00002\.gguf are missing: m-00002-of-00002\.gguf\. Is the download complete"):
+        GgufFile(parts[0])
+    parts[1].write_bytes(parts[0].read_bytes())
+    with pytest.raises(DamagedFile, match=r"split\.no 0 and split\.count 2, expected 1 and 2"):
+        GgufFile(parts[0])
+    (lonely := tmp_path / "renamed.gguf").write_bytes(content)
+    with pytest.raises(ModelError, match=r"renamed\.gguf is one of 2 parts; expected a name"):
+        GgufFile(lonely)
+
+
 def test_digest_follows_the_content(tmp_path: Path) -> None:
     first = GgufFile(write(tmp_path / "m.gguf", fill)).digest()
     assert GgufFile(tmp_path / "m.gguf").digest() == first
@@ -172,9 +219,9 @@ def entry(name: str, code: int, value: bytes) -> bytes:
         (header(num_entries=1) + entry("k", 9, number(12) + number(1 << 61, 8)), DamagedFile, "announces \\d+ bytes at byte"),
         (header(num_entries=2) + entry("k", 0, b"\1") * 2, DamagedFile, "more than one entry 'k'"),
         (header(num_entries=1) + entry("general.alignment", 4, number(24)), DamagedFile, "a power of two"),
-        (header(num_entries=1) + entry("split.count", 2, number(3, 2)), ModelError, "one of 3 parts"),
+        (header(num_entries=1) + entry("split.count", 2, number(3, 2)), ModelError, r"one of 3 parts; .* NAME-00001-of-00003\.gguf"),
         (header(num_tensors=1) + described("t", [1] * 5, 0, 0), DamagedFile, "5 dimensions"),
-        (header(num_tensors=1) + described("t", [1], 16, 0), ModelError, "format 16 is not read; known are F32"),
+        (header(num_tensors=1) + described("t", [1], 16, 0), ModelError, r"format IQ2_XXS is not read; known are F32.* such as Q4_K_M"),
         (header(num_tensors=1) + described("t", [33], 2, 0), DamagedFile, "expected a multiple of 32"),
         (header(num_tensors=1) + described("t", [1], 0, 4), DamagedFile, "not a multiple of 32"),
         (header(num_tensors=1) + described("t", [1 << 62, 1 << 62], 0, 0), DamagedFile, "ends at byte"),

@@ -1,0 +1,23 @@
+"""The names of the files into which llama.cpp splits a large GGUF file: NAME-00001-of-00003.gguf and so on. The front imports this module,
+so it imports little."""
+
+from __future__ import annotations
+
+import re
+
+MOST_PARTS = 1000
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.ASCII | re.DOTALL)
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the names of all parts, in order, given the name of one part. Any other name is returned alone."""
+    match = _PART.fullmatch(name)
+    if match is None or not 1 <= int(match[2]) <= (count := int(match[3])) <= MOST_PARTS:
+        return [name]
+    return [f"{match[1]}-{number:05}-of-{match[3]}.gguf" for number in range(1, count + 1)]
+
+
+def pattern_of(name: str) -> str:
+    """Return a shell pattern of the names of all parts, given the name of one part, or any other name unchanged."""
+    first, *others = parts_of(name)
+    return first.replace("-00001-of-", "-?????-of-") if others else name
