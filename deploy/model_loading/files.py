@@ -15,7 +15,7 @@ from compiler.frontend.gguf.file import GgufFile
 from compiler.frontend.gguf.model import GgufModel
 from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.quantized.held import HeldWeights, forms_of
-from compiler.frontend.quantized.source import QuantizedWeights, method_of
+from compiler.frontend.quantized.source import QuantizedWeights, methods_beside
 from compiler.frontend.registry import load_config, weights_of
 from compiler.frontend.unknown import remedy
 from compiler.frontend.weights import BesideFolders, WeightSource, open_safetensors
@@ -69,10 +69,10 @@ def open_weights(folder: Path, config: ModelConfig, *, held: bool = False) -> We
 
 
 def _tensors_of(folder: Path, *, held: bool) -> WeightSource:
-    method = method_of(read_json(folder / "config.json"))
-    if method is None:
+    methods = methods_beside(folder)
+    if not methods:
         return open_safetensors(folder)
-    quantized = QuantizedWeights(open_safetensors(folder), method)
+    quantized = QuantizedWeights(open_safetensors(folder), methods)
     return HeldWeights(quantized) if held else quantized
 
 

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.lifecycle.forward import dequantize
 from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import save_file
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
@@ -67,6 +69,24 @@ def compressed(name: str) -> None:
     write(name, {f"m.{key}": value for key, value in state.items()}, expected, config)
 
 
+def packed_floats(name: str, form: str, group: int) -> None:
+    """Write floats of 4 bits. The library decodes to bf16, so the values are computed by its functions in f32."""
+    kind = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": group, "strategy": "group" if group == 32 else "tensor_group"}
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**kind))
+    weight, factor = torch.randn(OUTPUTS, INPUTS), torch.tensor([1000.0]) if group == 16 else None
+    largest = weight.reshape(OUTPUTS, -1, group).abs().amax(-1) / 6
+    scale = 2 ** largest.log2().ceil() if factor is None else (largest * factor).to(torch.float8_e4m3fn).float()
+    state = {"weight": weight, "weight_scale": scale, **({} if factor is None else {"weight_global_scale": factor})}
+    compressor = BaseCompressor.get_value_from_registry(form)
+    state = compressor.compress(state, scheme)
+    numbers = unpack_fp4_from_uint8(state["weight_packed"], OUTPUTS, INPUTS, dtype=torch.float32)
+    scales = compressor._decompress_scale(state["weight_scale"], torch.float32)
+    expected = dequantize(numbers, scales, args=scheme.weights, global_scale=factor, dtype=torch.float32)
+    scheme_json = {"targets": ["Linear"], "weights": scheme.weights.model_dump(mode="json"), "input_activations": None, "format": form}
+    config = {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": scheme_json}, "ignore": ["lm_head"]}
+    write(name, {f"m.{key}": value for key, value in state.items()}, expected, config)
+
+
 def fp8_blocks() -> None:
     weight = torch.randn(OUTPUTS * 6, INPUTS * 4).to(torch.float8_e4m3fn)
     scale = torch.rand(-(-len(weight) // 128), -(-weight.shape[1] // 128)) + 0.5
@@ -90,3 +110,5 @@ if __name__ == "__main__":
         compressed(name)
     fp8_blocks()
     mxfp4()
+    packed_floats("nvfp4_packed", "nvfp4-pack-quantized", 16)
+    packed_floats("mxfp4_packed", "mxfp4-pack-quantized", 32)

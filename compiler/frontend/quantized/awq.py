@@ -54,7 +54,7 @@ def _columns(words: Array) -> Array:
     return unpack(words, 4, 1).reshape(len(words), -1, EIGHT)[..., PLACES].reshape(len(words), -1)
 
 
-def read_awq(fields: Fields) -> Method:
+def read_awq(fields: Fields) -> tuple[Method, ...]:
     if fields.integer("bits", fields.raw("w_bit", 4)) != 4:
         raise fields.error("bits", "4")
     if (version := fields.text("version", "gemm")).lower() != "gemm":
@@ -62,4 +62,4 @@ def read_awq(fields: Fields) -> Method:
     fields.skip(
         "zero_point", "group_size", "q_group_size", "backend", "modules_to_not_convert", "do_fuse", "exllama_config", "fuse_max_seq_len"
     )
-    return Awq()
+    return (Awq(),)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compiler.frontend.errors import DamagedFile
+from compiler.frontend.errors import ConfigError, DamagedFile
 from compiler.frontend.fields import Fields
+from compiler.frontend.quantized.fp4 import MXFP4, NVFP4
 from compiler.frontend.quantized.fp8 import Scaled, block_of
 from compiler.frontend.quantized.held import Form, Offset, halves
 from compiler.frontend.quantized.method import (
@@ -26,6 +27,8 @@ from compiler.frontend.quantized.method import (
     scale_type,
     unpack,
 )
+
+FLOATS_OF_FOUR_BITS = {"nvfp4-pack-quantized": NVFP4, "mxfp4-pack-quantized": MXFP4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,25 +141,35 @@ def _check_scale(infos: Infos, shape: tuple[int, int]) -> int:
     return groups
 
 
-def read_compressed(fields: Fields) -> Method:
-    """Read the scheme that all quantised matrices share. A scheme for activations is ignored, since activations are not quantised."""
+def read_compressed(fields: Fields) -> tuple[Method, ...]:
+    """Read the schemes of the quantised matrices. Schemes for activations, and for cached keys and values, are ignored, since both are
+    stored in other types here."""
     fields.skip("ignore", "version", "global_compression_ratio", "quantization_status", "sparsity_config", "transform_config")
-    for name in ("kv_cache_scheme",):
-        if fields.raw(name):
-            raise fields.error(name, "no value, because scales for cached keys and values are not supported")
+    fields.skip("kv_cache_scheme")
     for name, inner in (("sparsity_config", "format"), ("transform_config", "config_groups")):
         if isinstance(found := fields.raw(name), Mapping) and found.get(inner) not in (None, "dense", {}):
             raise fields.error(name, "no value")
     kind, groups = fields.text("format"), fields.raw("config_groups")
-    if not isinstance(groups, Mapping) or len(groups) != 1:
-        raise fields.error("config_groups", "one scheme for all quantised matrices")
-    group = Fields(next(iter(groups.values())), "the scheme of config_groups")
-    weights = group.fields("weights")
+    if not isinstance(groups, Mapping) or not groups:
+        raise fields.error("config_groups", "an object of schemes")
+    schemes = [Fields(group, f"{name} of config_groups") for name, group in groups.items()]
+    found = [_read_scheme(scheme, scheme.text("format", kind)) for scheme in schemes if "weights" in scheme]
+    methods = sorted(dict.fromkeys(found), key=lambda method: isinstance(method, Packed))  # NVFP4 has the parts of `Packed` and more
+    if sum(isinstance(method, Packed) or method == MXFP4 for method in methods) > 1:
+        raise fields.error("config_groups", "the same number of bits in all pack-quantized schemes")
+    return tuple(methods)
+
+
+def _read_scheme(scheme: Fields, kind: str) -> Method:
+    weights = scheme.fields("weights")
     bits, number = weights.integer("num_bits"), weights.text("type")
+    if number == "float" and bits == 4 and kind in FLOATS_OF_FOUR_BITS:
+        return FLOATS_OF_FOUR_BITS[kind]
     if kind == "pack-quantized" and number == "int" and bits in (4, 8):
         return Packed(bits)
     if kind in ("int-quantized", "naive-quantized") and number == "int" and bits == 8:
         return Bytes()
     if kind in ("float-quantized", "naive-quantized") and number == "float" and bits == 8:
         return Scaled("weight_scale", block_of(weights, "block_structure"))
-    raise fields.error("format", f"pack-quantized (int4, int8), int-quantized (int8) or float-quantized (fp8), not {number}{bits}")
+    known = f"pack-quantized (int4, int8), int-quantized (int8), float-quantized (fp8), {' or '.join(FLOATS_OF_FOUR_BITS)}"
+    raise ConfigError(f"{scheme.where} has the format {kind!r} of {number}{bits}, expected {known}")

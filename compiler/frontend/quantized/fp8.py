@@ -30,7 +30,7 @@ class Scaled:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.scale, ("weight",), unused=("input_scale",))
+        return Layout(self.scale, ("weight",), unused=("input_scale", "activation_scale"))
 
     def shape(self, infos: Infos) -> tuple[int, ...]:
         weight, scale = infos["weight"], infos[self.scale]
@@ -87,14 +87,14 @@ class Scaled:
         return weight
 
 
-def read_fp8(fields: Fields) -> Method:
+def read_fp8(fields: Fields) -> tuple[Method, ...]:
     fields.skip("activation_scheme", "modules_to_not_convert", "fmt", "scale_fmt")
-    return Scaled("weight_scale_inv", block_of(fields, "weight_block_size"))
+    return (Scaled("weight_scale_inv", block_of(fields, "weight_block_size")),)
 
 
-def read_fbgemm(fields: Fields) -> Method:
+def read_fbgemm(fields: Fields) -> tuple[Method, ...]:
     fields.skip("activation_scale_ub", "modules_to_not_convert")
-    return Scaled("weight_scale")
+    return (Scaled("weight_scale"),)
 
 
 def block_of(fields: Fields, name: str) -> tuple[int, int] | None:

@@ -6,13 +6,14 @@ ignored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from compiler.frontend.errors import DamagedFile
 from compiler.frontend.fields import Fields
+from compiler.frontend.quantized.awq import Awq
 from compiler.frontend.quantized.held import Form, Offset, halves
 from compiler.frontend.quantized.method import (
     Array,
@@ -28,6 +29,8 @@ from compiler.frontend.quantized.method import (
     scale_type,
     unpack,
 )
+
+KNOWN_BITS = (2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +97,41 @@ class Gptq:
         return (zeros.view(np.uint32) == word).all().item()
 
 
-def read_gptq(fields: Fields) -> Method:
-    bits = fields.integer("bits")
-    if bits not in (2, 4, 8):
-        raise fields.error("bits", "2, 4 or 8")
+def read_gptq(fields: Fields) -> tuple[Method, ...]:
+    """Read the bits of all matrices. `dynamic` maps patterns of names to the settings of some matrices; a pattern that begins with "-:"
+    excludes them. Which matrix has how many bits follows from its tensors."""
     kind = fields.text("checkpoint_format", "gptq")
     if kind not in ("gptq", "gptq_v2"):
         raise fields.error("checkpoint_format", "gptq or gptq_v2")
-    if fields.raw("dynamic"):
-        raise fields.error("dynamic", "no value, because all matrices must be quantised in the same way")
+    several = fields.raw("dynamic", {})
+    if not isinstance(several, Mapping):
+        raise fields.error("dynamic", "an object of settings by pattern")
+    own = [settings for pattern, settings in several.items() if not str(pattern).startswith("-:")]
     fields.skip(*(name for name in fields.values if name not in ("quant_method", "bits", "checkpoint_format", "dynamic")))
-    return Gptq(bits, 1 if kind == "gptq" else 0)
+    return tuple(Gptq(bits, 1 if kind == "gptq" else 0) for bits in _all_bits(fields, own))
+
+
+def read_auto_round(fields: Fields) -> tuple[Method, ...]:
+    """Read the format of AutoRound, which packs matrices as GPTQ or AWQ do. `extra_config` has the settings of some matrices."""
+    packing, several = fields.text("packing_format", "auto_round:auto_gptq"), fields.raw("extra_config", {})
+    fields.skip(*(name for name in fields.values if name not in ("quant_method", "bits", "packing_format", "extra_config", "data_type")))
+    if fields.text("data_type", "int") != "int":
+        raise fields.error("data_type", "int")
+    if not isinstance(several, Mapping):
+        raise fields.error("extra_config", "an object of settings by name")
+    match packing.removeprefix("auto_round:"):
+        case "auto_gptq" | "gptq" | "auto_round":
+            return tuple(Gptq(bits, 1) for bits in _all_bits(fields, several.values()))
+        case "auto_awq" | "awq" if _all_bits(fields, several.values()) == [4]:
+            return (Awq(),)
+        case _:
+            raise fields.error("packing_format", "auto_round:auto_gptq, or auto_round:auto_awq with 4 bits")
+
+
+def _all_bits(fields: Fields, several: Iterable[object]) -> list[int]:
+    """Return the numbers of bits that matrices may have: first that of most matrices. 16 bits and more stand for floats."""
+    found = [fields.integer("bits"), *(settings["bits"] for settings in several if isinstance(settings, Mapping) and "bits" in settings)]
+    found = [bits for bits in dict.fromkeys(found) if type(bits) is not int or bits < 16]
+    if not set(KNOWN_BITS).issuperset(found):
+        raise fields.error("bits", f"2, 4 or 8, but the file names {', '.join(map(str, found))}")
+    return found

@@ -55,12 +55,16 @@ class Mxfp4:
 
     def powers(self, parts: Parts) -> Floats:
         """Return the scales of doubled numbers."""
-        scales = parts["_scales"]
-        if scales.size and scales.max() == len(POWERS):
-            raise DamagedFile(f"its scales hold {len(POWERS)}, which stands for NaN; expected at most {len(POWERS) - 1}")
-        return POWERS[scales]
+        return powers_of(parts["_scales"])
 
 
-def read_mxfp4(fields: Fields) -> Method:
+def powers_of(scales: Array) -> Floats:
+    """Return half the power of two for which each byte stands."""
+    if scales.size and scales.max() == len(POWERS):
+        raise DamagedFile(f"its scales hold {len(POWERS)}, which stands for NaN; expected at most {len(POWERS) - 1}")
+    return POWERS[scales]
+
+
+def read_mxfp4(fields: Fields) -> tuple[Method, ...]:
     fields.skip("modules_to_not_convert")
-    return Mxfp4()
+    return (Mxfp4(),)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final, TypeVar
 
 import numpy as np
 
 from compiler.frontend.errors import ConfigError, DamagedFile
-from compiler.frontend.fields import Fields
+from compiler.frontend.fields import Fields, read_json
 from compiler.frontend.quantized.awq import read_awq
 from compiler.frontend.quantized.compressed import read_compressed
+from compiler.frontend.quantized.fp4 import read_modelopt
 from compiler.frontend.quantized.fp8 import read_fbgemm, read_fp8
-from compiler.frontend.quantized.gptq import read_gptq
+from compiler.frontend.quantized.gptq import read_auto_round, read_gptq
 from compiler.frontend.quantized.held import Form, is_held
 from compiler.frontend.quantized.method import Method, Parts
 from compiler.frontend.quantized.mxfp4 import read_mxfp4
@@ -20,56 +22,76 @@ from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 
 T = TypeVar("T")
 
-METHODS: Final[Mapping[str, Callable[[Fields], Method]]] = {
+METHODS: Final[Mapping[str, Callable[[Fields], tuple[Method, ...]]]] = {
+    "auto-round": read_auto_round,
     "awq": read_awq,
     "compressed-tensors": read_compressed,
     "fbgemm_fp8": read_fbgemm,
     "fp8": read_fp8,
     "gptq": read_gptq,
+    "modelopt": read_modelopt,
     "mxfp4": read_mxfp4,
 }
-FIELDS: Final = ("quantization_config", "compression_config")  # fields of a config.json
+FIELDS: Final = ("quantization_config", "compression_config", "quantization")  # fields of a config.json; the last one is that of MLX
+# Ends of the names of scales for cached keys and values, which are stored in other types here.
+CACHE_SCALES: Final = tuple(f".{part}_{kind}" for part in "qkv" for kind in ("scale", "zero_point"))
+MODELOPT_FILE = "hf_quant_config.json"  # where older files of Model Optimizer have what newer ones have in config.json
 
 
-def method_of(config: Mapping[str, object]) -> Method | None:
-    """Return the method by which the weights next to this config.json are quantised, or None if they are not quantised."""
+def methods_beside(folder: Path) -> tuple[Method, ...]:
+    """Return the methods by which the weights in a folder are quantised."""
+    config = read_json(folder / "config.json")
+    if (file := folder / MODELOPT_FILE).is_file() and not any(config.get(name) for name in FIELDS):
+        stated = Fields(read_json(file), MODELOPT_FILE).raw("quantization", {})
+        config = {FIELDS[0]: {**stated, "quant_method": "modelopt"}} if isinstance(stated, Mapping) else {}
+    return methods_of(config)
+
+
+def methods_of(config: Mapping[str, object]) -> tuple[Method, ...]:
+    """Return the methods by which the weights next to this config.json are quantised: none if they are not quantised, several if matrices
+    are quantised by different methods."""
     name = next((name for name in FIELDS if config.get(name) is not None), None)
     if name is None:
-        return None
+        return ()
     fields = Fields(config[name], f"{name} of config.json")
-    kind = fields.text("quant_method")
+    if "quant_method" not in fields and {"group_size", "bits"} <= fields.values.keys():
+        raise ConfigError("the weights are quantised by MLX; take the model's original checkpoint or a GGUF file")
+    kind = fields.text("quant_method").removeprefix("intel/")
     if kind not in METHODS:
-        raise ConfigError(f"the weights are quantised by {kind}; known are {', '.join(METHODS)}, and GGUF files")
-    method = METHODS[kind](fields)
+        known = f"{', '.join(METHODS)}, and GGUF files. Take the model in one of these, or without quantisation and with --quantize"
+        raise ConfigError(f"the weights are quantised by {kind}; known are {known}")
+    methods = METHODS[kind](fields)
     if unread := [f"{path} {value!r:.60}" for path, value in fields.unread()]:
         raise ConfigError(f"{fields.where} has unsupported fields: {', '.join(unread)}")
-    return method
+    return methods
 
 
 class QuantizedWeights:
     """A WeightSource that decodes the quantised tensors of another source."""
 
-    def __init__(self, stored: WeightSource, method: Method) -> None:
-        self._stored, self._method = stored, method
-        self._parts = dict(_matrices(stored.tensors, method))
+    def __init__(self, stored: WeightSource, methods: tuple[Method, ...]) -> None:
+        self._stored = stored
+        found = _matrices(stored.tensors, methods)
+        self._methods = {name: method for name, (method, _) in found.items()}
+        self._parts = {name: parts for name, (_, parts) in found.items()}
         hidden = {name for parts in self._parts.values() for name in parts.values()}
-        unused = tuple(_joined("", part) for part in method.layout.unused)
+        unused = (*CACHE_SCALES, *(_joined("", part) for method in methods for part in method.layout.unused))
         self.tensors: Mapping[str, TensorInfo] = {
-            **{name: info for name, info in stored.tensors.items() if name not in hidden and not name.endswith(unused or ("\0",))},
+            **{name: info for name, info in stored.tensors.items() if name not in hidden and not name.endswith(unused)},
             **{name: self._info(name) for name in self._parts},
         }
 
-        found = {name: self._form(name) for name in self._parts if is_held(name)}
-        self.forms: Mapping[str, Form] = {name: form for name, form in found.items() if form is not None}
+        forms = {name: self._form(name) for name in self._parts if is_held(name)}
+        self.forms: Mapping[str, Form] = {name: form for name, form in forms.items() if form is not None}
 
     def read(self, name: str) -> Tensor:
         if name not in self._parts:
             return self._stored.read(name)
-        return self._checked(name, self._method.values)
+        return self._checked(name, self._methods[name].values)
 
     def parts(self, name: str) -> Mapping[str, Tensor]:
         """Return the integers that encode a matrix, with their scales, in the matrix's form."""
-        return self._checked(name, self._method.held)
+        return self._checked(name, self._methods[name].held)
 
     def release(self, name: str) -> None:
         for own in self._parts.get(name, {"": name}).values():
@@ -80,14 +102,14 @@ class QuantizedWeights:
 
     def _form(self, name: str) -> Form | None:
         try:
-            return self._method.form(self._infos(name), lambda part: self._stored.read(self._parts[name][part]))
+            return self._methods[name].form(self._infos(name), lambda part: self._stored.read(self._parts[name][part]))
         except DamagedFile as error:
             raise DamagedFile(f"tensor {name!r}: {error}") from None
 
     def _info(self, name: str) -> TensorInfo:
         infos = self._infos(name)
         try:
-            shape = self._method.shape(infos)
+            shape = self._methods[name].shape(infos)
         except DamagedFile as error:
             raise DamagedFile(f"tensor {name!r}: {error}") from None
         return TensorInfo(shape, np.dtype(np.float32), sum(info.num_bytes for info in infos.values()))
@@ -102,17 +124,34 @@ class QuantizedWeights:
             raise DamagedFile(f"tensor {name!r}: {error}") from None
 
 
-def _matrices(tensors: Mapping[str, TensorInfo], method: Method) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield the name of each quantised matrix, and a mapping from its parts to the tensors that hold them."""
-    layout = method.layout
-    for name in tensors:
+def _matrices(tensors: Mapping[str, TensorInfo], methods: tuple[Method, ...]) -> dict[str, tuple[Method, Mapping[str, str]]]:
+    """Map the name of each quantised matrix to its method, and to the tensors that hold its parts. If there are several methods, a matrix
+    has the first one that its tensors fit."""
+    found: dict[str, tuple[Method, Mapping[str, str]]] = {}
+    for method in methods:
+        layout = method.layout
         marker = _joined("", layout.marker)
-        if name.endswith(marker):
-            stem = name.removesuffix(marker)
-            for part in layout.needed:
-                if _joined(stem, part) not in tensors:
-                    raise DamagedFile(f"tensor {name!r} has no {_joined(stem, part)!r} beside it")
-            yield f"{stem}{layout.ending}", {part: own for part in layout.parts if (own := _joined(stem, part)) in tensors}
+        for name in tensors:
+            matrix = f"{name.removesuffix(marker)}{layout.ending}"
+            if not name.endswith(marker) or matrix in found:
+                continue
+            parts = {part: own for part in layout.parts if (own := _joined(name.removesuffix(marker), part)) in tensors}
+            if len(methods) > 1 and not _fits(method, parts, tensors):
+                continue
+            if absent := [part for part in layout.needed if part not in parts]:
+                raise DamagedFile(f"tensor {name!r} has no {_joined(name.removesuffix(marker), absent[0])!r} beside it")
+            found[matrix] = method, parts
+    return found
+
+
+def _fits(method: Method, parts: Mapping[str, str], tensors: Mapping[str, TensorInfo]) -> bool:
+    if not parts.keys() >= set(method.layout.needed):
+        return False
+    try:
+        method.shape({part: tensors[own] for part, own in parts.items()})
+    except DamagedFile:
+        return False
+    return True
 
 
 def _joined(stem: str, part: str) -> str:

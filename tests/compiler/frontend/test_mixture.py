@@ -17,7 +17,7 @@ from compiler.frontend.families import gpt_oss, qwen3_5_moe
 from compiler.frontend.mixture import ExpertNames, JointExperts, joint_experts, without
 from compiler.frontend.quantized.held import HeldWeights, forms_of
 from compiler.frontend.quantized.mxfp4 import Mxfp4
-from compiler.frontend.quantized.source import QuantizedWeights, method_of
+from compiler.frontend.quantized.source import QuantizedWeights, methods_of
 from compiler.frontend.registry import parse_config
 from compiler.frontend.weights import Tensor, TensorInfo, open_safetensors
 from compiler.ops.tables import INTERPRET
@@ -156,13 +156,13 @@ def test_experts_in_mxfp4_are_those_that_were_written(tmp_path: Path) -> None:
     blocks = codes[..., ::2] | codes[..., 1::2] << 4
     name = f"{GPT_OSS}.gate_up_proj"
     save_file({f"{name}_blocks": blocks, f"{name}_scales": scales}, tmp_path / "model.safetensors")
-    method = method_of({"quantization_config": {"quant_method": "mxfp4"}})
-    assert method is not None
-    source = joint_experts(QuantizedWeights(open_safetensors(tmp_path), method), gpt_oss.NAMES)
+    methods = methods_of({"quantization_config": {"quant_method": "mxfp4"}})
+    assert methods
+    source = joint_experts(QuantizedWeights(open_safetensors(tmp_path), methods), gpt_oss.NAMES)
     values = (numbers[codes] * 2.0 ** (scales[..., None].astype(int) - 127)).reshape(2, 6, 64)
     np.testing.assert_array_equal(source.read(f"{GPT_OSS}.gate_proj.weight"), values[:, ::2])
     np.testing.assert_array_equal(source.read(f"{GPT_OSS}.up_proj.weight"), values[:, 1::2])
-    held = joint_experts(HeldWeights(QuantizedWeights(open_safetensors(tmp_path), method)), gpt_oss.NAMES)
+    held = joint_experts(HeldWeights(QuantizedWeights(open_safetensors(tmp_path), methods)), gpt_oss.NAMES)
     assert forms_of(held.tensors).keys() == source.tensors.keys()
     for matrix in source.tensors:
         parts = [held.read(f"{matrix}.{part}") for part in ("e2m1", "scale")]
@@ -174,7 +174,7 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
     blocks, scales = np.zeros((1, 2, 1, 16), np.uint8), np.array([[[127], [255]]], np.uint8)
     save_file({"m_blocks": blocks, "m_scales": scales}, tmp_path / "model.safetensors")
     with pytest.raises(DamagedFile, match=r"'m\.weight': its scales hold 255, which stands for NaN; expected at most 254"):
-        QuantizedWeights(open_safetensors(tmp_path), Mxfp4()).read("m.weight")
+        QuantizedWeights(open_safetensors(tmp_path), (Mxfp4(),)).read("m.weight")
 
 
 def config(name: str, **changes: Any) -> dict[str, Any]:

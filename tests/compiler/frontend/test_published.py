@@ -11,7 +11,7 @@ import pytest
 
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.fields import read_json
-from compiler.frontend.quantized.source import method_of
+from compiler.frontend.quantized.source import methods_of
 from compiler.frontend.registry import FAMILIES, parse_config
 
 PUBLISHED: dict[str, dict[str, Any]] = read_json(Path(__file__).with_name("published.json"))
@@ -21,7 +21,7 @@ PUBLISHED: dict[str, dict[str, Any]] = read_json(Path(__file__).with_name("publi
 def test_a_published_configuration_is_read(name: str) -> None:
     config = parse_config(PUBLISHED[name])
     assert config.num_layers > 0 and config.max_context >= 512
-    method_of(PUBLISHED[name])
+    assert bool(methods_of(PUBLISHED[name])) == ("quantization_config" in PUBLISHED[name])
 
 
 def test_the_list_covers_what_people_download() -> None:

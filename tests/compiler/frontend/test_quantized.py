@@ -14,10 +14,12 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from compiler.frontend.errors import ConfigError, DamagedFile
-from compiler.frontend.quantized.held import HeldWeights, Offset, forms_of
-from compiler.frontend.quantized.source import QuantizedWeights, method_of
+from compiler.frontend.quantized.fp8 import Scaled
+from compiler.frontend.quantized.held import Form, HeldWeights, Offset, forms_of
+from compiler.frontend.quantized.source import QuantizedWeights, methods_beside, methods_of
 from compiler.frontend.weights import open_safetensors
 from compiler.ir.dtypes import DType
+from compiler.ir.numbers import Kind
 from compiler.ops.tables import INTERPRET
 from tests.compiler.frontend.quantized_files import awq, gptq
 
@@ -29,9 +31,9 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "z
 
 
 def opened(path: Path, config: dict[str, Any]) -> QuantizedWeights:
-    method = method_of({"quantization_config": config})
-    assert method is not None
-    return QuantizedWeights(open_safetensors(path), method)
+    methods = methods_of({"quantization_config": config})
+    assert methods
+    return QuantizedWeights(open_safetensors(path), methods)
 
 
 def written(folder: Path, config: dict[str, Any], parts: dict[str, Any], **others: Any) -> QuantizedWeights:
@@ -64,7 +66,7 @@ def decoded(source: QuantizedWeights, name: str) -> Any:
     return values[:, np.argsort(parts[-1])] if form.ordered else values
 
 
-@pytest.mark.parametrize("path", sorted([*GOLDEN.glob("int*.safetensors"), GOLDEN / "mxfp4.safetensors"]), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted([*GOLDEN.glob("int*.safetensors"), *GOLDEN.glob("*fp4*.safetensors")]), ids=lambda path: path.stem)
 def test_what_a_program_holds_are_the_values_of_the_reference(path: Path) -> None:
     with safe_open(path, "np") as file:
         config = json.loads(file.metadata()["quantization_config"])
@@ -212,33 +214,144 @@ def test_awq(tmp_path: Path) -> None:
     assert source.tensors["a.b.weight"].num_bytes == numbers.size // 2 + zeros.size // 2 + scales.nbytes
 
 
-COMPRESSED = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+INT4 = {"weights": {"num_bits": 4, "type": "int"}}
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": INT4}}
+AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "packing_format": "auto_round:auto_gptq"}
+
+
+def test_scales_for_cached_keys_and_activations_are_left_out(tmp_path: Path) -> None:
+    """Keys, values and activations are stored in other types than the checkpoint proposes."""
+    parts = {"weight": np.ones((16, 32), DType.E4M3.numpy), "weight_scale": np.ones((1,), np.float32)}
+    scheme = {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8, "type": "float", "dynamic": False}}
+    config = {**COMPRESSED, "format": "float-quantized", "config_groups": {"group_0": scheme}, "kv_cache_scheme": {"num_bits": 8}}
+    one = np.ones(1, np.float32)
+    scales = {"a.b.input_scale": one, "a.k_scale": one, "a.v_scale": one, "a.k_proj.k_scale": one, "a.v_proj.v_scale": one}
+    assert written(tmp_path, config, parts, **scales).tensors.keys() == {"a.b.weight"}
+    static = {"weight": parts["weight"], "weight_scale_inv": np.ones((), np.float32)}
+    config = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
+    source = written(tmp_path, config, static, **{"a.b.activation_scale": one})
+    assert source.tensors.keys() == {"a.b.weight"} and source.forms["a.b.weight"].group == 32
+
+
+def nvfp4(scale_name: str) -> dict[str, Any]:
+    """Return the parts of a matrix in the format of Model Optimizer or of compressed-tensors, with the same values."""
+    packed = np.arange(256, dtype=np.uint8).reshape(16, 16)
+    scales = (np.arange(32).reshape(16, 2) + 1).astype(DType.E4M3.numpy)
+    if scale_name == "weight_scale_2":
+        return {"weight": packed, "weight_scale": scales, scale_name: np.array(0.25, np.float32), "input_scale": np.ones((), np.float32)}
+    return {
+        "weight_packed": packed,
+        "weight_scale": scales,
+        scale_name: np.array([4], np.float32),
+        "input_global_scale": np.ones(1, np.float32),
+    }
+
+
+def test_model_optimizer_multiplies_by_the_factor_by_which_others_divide(tmp_path: Path) -> None:
+    values = []
+    for name, config in (
+        ("weight_scale_2", {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_scheme": {"num_bits": 8}}),
+        ("weight_global_scale", {"quant_method": "compressed-tensors", **NVFP4_SCHEME}),
+    ):
+        source = written(tmp_path, config, nvfp4(name))
+        assert source.tensors.keys() == {"a.b.weight"} and source.forms["a.b.weight"] == Form(4, 16, DType.F32, kind=Kind.E2M1)
+        np.testing.assert_array_equal(decoded(source, "a.b.weight"), source.read("a.b.weight"))
+        values.append(source.read("a.b.weight"))
+    np.testing.assert_array_equal(*values)
+    assert values[0][15, 31] == -6 * 32 * 0.25  # byte 255 is twice -6
+
+
+NVFP4_SCHEME: dict[str, Any] = {
+    "format": "nvfp4-pack-quantized",
+    "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}},
 }
+
+
+def test_matrices_of_one_checkpoint_may_have_different_formats(tmp_path: Path) -> None:
+    """Publishers store experts in 4 bits, and attention in 8 bits."""
+    fp8 = {"a.c.weight": np.ones((16, 32), DType.E4M3.numpy), "a.c.weight_scale": np.ones((16, 1), np.float32)}
+    source = written(tmp_path, {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, nvfp4("weight_scale_2"), **fp8)
+    assert {name: form.kind for name, form in source.forms.items()} == {"a.b.weight": Kind.E2M1, "a.c.weight": Kind.E4M3}
+    groups = {
+        "group_0": {"weights": {"num_bits": 8, "type": "float"}, "format": "float-quantized"},
+        "group_1": {**INT4, "format": "pack-quantized"},
+        "group_2": {**NVFP4_SCHEME["config_groups"]["group_0"], "format": "nvfp4-pack-quantized"},
+        "group_3": {"weights": None},
+    }
+    packed, scales = np.zeros((16, 4), np.int32), np.ones((16, 1), np.float32)
+    int4 = {"a.d.weight_packed": packed, "a.d.weight_scale": scales, "a.d.weight_shape": np.array([16, 32], np.int64)}
+    config = {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": groups}
+    source = written(tmp_path, config, nvfp4("weight_global_scale"), **fp8, **int4)
+    kinds = {name: (form.kind, form.bits) for name, form in source.forms.items()}
+    assert kinds == {"a.b.weight": (Kind.E2M1, 4), "a.c.weight": (Kind.E4M3, 8), "a.d.weight": (Kind.INT, 4)}
+    assert source.tensors.keys() == kinds.keys()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**GPTQ, "dynamic": {"lm_head": {"bits": 8}, r"-:.*gate": {}, ".*v_proj": {"group_size": 32}}},
+        {**AUTO_ROUND, "extra_config": {"a.c": {"bits": 8}, "a.gate": {"bits": 16, "data_type": "float"}}},
+    ],
+    ids=["gptq", "auto-round"],
+)
+def test_the_bits_of_each_matrix_follow_from_its_tensors(config: dict[str, Any], tmp_path: Path) -> None:
+    four, eight = (gptq(*drawn(bits), bits) for bits in (4, 8))
+    source = written(tmp_path, config, four, **{f"a.c.{part}": value for part, value in eight.items()})
+    assert {name: form.bits for name, form in source.forms.items()} == {"a.b.weight": 4, "a.c.weight": 8}
+    assert {info.shape for info in source.tensors.values()} == {(OUTPUTS, INPUTS)}
+    for name in source.forms:
+        np.testing.assert_array_equal(decoded(source, name), source.read(name))
+
+
+def test_auto_round_may_pack_like_awq(tmp_path: Path) -> None:
+    parts = awq(*drawn(4))
+    found = written(tmp_path, {**AUTO_ROUND, "packing_format": "auto_round:auto_awq"}, parts).read("a.b.weight")
+    np.testing.assert_array_equal(found, written(tmp_path, AWQ, parts).read("a.b.weight"))
+
+
+def test_older_files_of_model_optimizer_state_the_format_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert methods_beside(tmp_path) == ()
+    stated = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": []}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(stated))
+    assert methods_beside(tmp_path) == (Scaled("weight_scale"),)
 
 
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"quant_method": "bitsandbytes"}, "quantised by bitsandbytes; known are awq, compressed-tensors"),
+        (
+            {"quant_method": "bitsandbytes"},
+            "quantised by bitsandbytes; known are auto-round, awq, compressed-tensors.* or without quantisation",
+        ),
         ({**GPTQ, "bits": 3}, "bits of quantization_config of config.json is 3, expected 2, 4 or 8"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "expected gptq or gptq_v2"),
-        ({**GPTQ, "dynamic": {"-:.*": {}}}, "expected no value, because all matrices must be quantised in the same way"),
+        ({**GPTQ, "dynamic": {"lm_head": {"bits": 3}}}, "expected 2, 4 or 8, but the file names 4, 3"),
+        ({**GPTQ, "dynamic": ["lm_head"]}, "expected an object of settings by pattern"),
+        ({**AUTO_ROUND, "packing_format": "auto_round:fp8"}, "packing_format of .* expected auto_round:auto_gptq, or auto_round:auto_awq"),
+        ({**AUTO_ROUND, "data_type": "mx_fp"}, "data_type of .* expected int"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"},
+            "quant_algo of .* is 'W4A16_AWQ', expected FP8, NVFP4 or MIXED_PRECISION",
+        ),
+        ({"group_size": 64, "bits": 4, "mode": "affine"}, "quantised by MLX; take the model's original checkpoint or a GGUF file"),
         ({**AWQ, "version": "gemv"}, "weights packed for gemv have another order"),
         ({**AWQ, "rotation": 7}, "has unsupported fields: rotation 7"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "expected two positive integers"),
-        ({**COMPRESSED, "kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme"),
-        ({**COMPRESSED, "config_groups": {}}, "one scheme for all quantised matrices"),
-        ({**COMPRESSED, "format": "nvfp4-pack-quantized"}, "pack-quantized"),
+        ({**COMPRESSED, "config_groups": {}}, "an object of schemes"),
+        (
+            {**COMPRESSED, "format": "nvfp4-pack-quantized"},
+            "group_0 of config_groups has the format 'nvfp4-pack-quantized' of int4, expected",
+        ),
+        ({**COMPRESSED, "config_groups": {"a": INT4, "b": {"weights": {"num_bits": 8, "type": "int"}}}}, "the same number of bits"),
         ({**COMPRESSED, "transform_config": {"config_groups": {"r": {}}}}, "transform_config"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_nothing_honours_is_refused_by_name(config: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        method_of({"quantization_config": config})
+        methods_of({"quantization_config": config})
 
 
 def test_parts_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> None:

@@ -340,22 +340,30 @@ def test_a_quantised_checkpoint_is_served_as_it_is(method: str, packed: Callable
     assert decoded_bytes - held_bytes > 3 * matrices  # each weight takes half a byte and part of a scale instead of 4 bytes
 
 
-@pytest.mark.parametrize("block", [(16, 32), None], ids=["blocks", "channels"])
-def test_floats_of_eight_bits_are_served_as_they_are(block: tuple[int, int] | None, folder_of: Callable[[str], Path], place: Path) -> None:
+MATRICES = ("proj.weight", "w1.weight", "w2.weight", "w3.weight")  # of attention, and of Mixtral's experts
+
+
+@pytest.mark.parametrize(
+    ("case", "block"), [("llama", (16, 32)), ("llama", None), ("mixtral", (16, 32))], ids=["blocks", "channels", "experts"]
+)
+def test_floats_of_eight_bits_are_served_as_they_are(
+    case: str, block: tuple[int, int] | None, folder_of: Callable[[str], Path], place: Path
+) -> None:
     """Loaded as f32, an fp8 checkpoint gives the same bits as its values. Loaded as `auto`, its weights stay in 8 bits, and logits differ
     only as much as they do if activations are rounded to bf16."""
-    original, source, rng = folder_of("llama"), open_safetensors(folder_of("llama")), np.random.default_rng(0)
+    original, source, rng = folder_of(case), open_safetensors(folder_of(case)), np.random.default_rng(0)
     values, parts = dict[str, Any](), dict[str, Any]()
     for name in source.tensors:
         tensor = values[name] = parts[name] = np.array(source.read(name))
-        if name.endswith("proj.weight"):
+        if name.endswith(MATRICES):
             rows, columns = block or (1, tensor.shape[1])
             scales = (rng.random((-(-len(tensor) // rows), -(-tensor.shape[1] // columns))) / 512).astype(np.float32)
             wide = np.repeat(np.repeat(scales, rows, 0), columns, 1)[: len(tensor), : tensor.shape[1]]
             parts[name] = (tensor.astype(np.float32) / wide).clip(-448, 448).astype(DType.E4M3.numpy)
             values[name] = parts[name].astype(np.float32) * wide
             parts[name.replace(".weight", ".weight_scale_inv")] = scales
-    plain, stored = (shutil.copytree(original, place / f"fp8-{'blocks' if block else 'channels'}-{kind}") for kind in ("values", "stored"))
+    named = f"fp8-{case}-{'blocks' if block else 'channels'}"
+    plain, stored = (shutil.copytree(original, place / f"{named}-{kind}") for kind in ("values", "stored"))
     save_file(values, plain / "model.safetensors")
     save_file(parts, stored / "model.safetensors")
     config = json.loads((stored / "config.json").read_text())
@@ -366,8 +374,34 @@ def test_floats_of_eight_bits_are_served_as_they_are(block: tuple[int, int] | No
     assert again.tobytes() == held.tobytes()
     assert wide.tobytes() == read.tobytes()
     assert np.sqrt(np.square(held - wide).mean()) < 0.03 * wide.std()
-    matrices = sum(prod(info.shape) for name, info in open_files(stored).weights.tensors.items() if name.endswith("proj.weight"))
+    matrices = sum(prod(info.shape) for name, info in open_files(stored).weights.tensors.items() if name.endswith(MATRICES))
     assert decoded_bytes - held_bytes > 2.7 * matrices
+
+
+def test_a_mixture_in_nvfp4_is_served_as_it_is(folder_of: Callable[[str], Path], place: Path) -> None:
+    """Loaded as f32, a checkpoint of Model Optimizer gives the same bits as its values. Loaded as `auto`, attention and experts stay floats
+    of 4 bits, with a scale per 16 inputs."""
+    original, source, rng = folder_of("mixtral"), open_safetensors(folder_of("mixtral")), np.random.default_rng(0)
+    values, parts, num_matrices = dict[str, Any](), dict[str, Any](), 0
+    for name in source.tensors:
+        tensor = values[name] = parts[name] = source.read(name)
+        if tensor.ndim == 2 and not any(part in name for part in ("embed", "lm_head", ".gate.")):
+            num_matrices += tensor.size
+            bits = rng.integers(0, 16, tensor.shape).astype(np.uint8)
+            scales = (rng.random((len(tensor), tensor.shape[1] // 16)) + 0.5).astype(DType.E4M3.numpy)
+            factor = np.array(0.02, np.float32)
+            parts |= {name: bits[:, ::2] | bits[:, 1::2] << 4, f"{name}_scale": scales, f"{name}_scale_2": factor}
+            wide = scales.astype(np.float32) * factor / 2
+            values[name] = DOUBLED_E2M1[bits].astype(np.float32) * np.repeat(wide, 16, 1)
+    plain, stored = (shutil.copytree(original, place / f"nvfp4-{kind}") for kind in ("values", "stored"))
+    save_file(values, plain / "model.safetensors")
+    save_file(parts, stored / "model.safetensors")
+    stated = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}}
+    (stored / "hf_quant_config.json").write_text(json.dumps(stated))
+    (wide, _), (read, decoded_bytes), (held, held_bytes) = logits_of(plain, "f32"), logits_of(stored, "f32"), logits_of(stored, "auto")
+    assert wide.tobytes() == read.tobytes()
+    assert np.sqrt(np.square(held - wide).mean()) < 0.1 * wide.std()
+    assert decoded_bytes - held_bytes > 3 * num_matrices
 
 
 def test_experts_in_mxfp4_are_served_as_they_are(folder_of: Callable[[str], Path], place: Path) -> None:

@@ -114,18 +114,20 @@ def test_offsets_are_subtracted_from_the_weights(run, meaning, rng, bits, in_uni
 
 
 @pytest.mark.parametrize("chooses", [False, True])
-def test_floats_of_four_bits_are_multiplied_exactly(run, meaning, rng, chooses):
+@pytest.mark.parametrize("group", [16, 32])
+def test_floats_of_four_bits_are_multiplied_exactly(run, meaning, rng, chooses, group):
     matrices = (2,) if chooses else ()
     x, q = rng.standard_normal((5, 64)).astype(np.float32), rng.integers(0, 256, (*matrices, 33, 32)).astype(np.uint8)
-    scale = 2.0 ** rng.integers(-9, 3, (*matrices, 33, 2)).astype(np.float32)
-    rows, experts = meaning(QUANTIZE_ROWS, x, bits=8, group=32), np.array([1, 0, 0, 1, 0], np.int32)
+    each = 64 // group
+    scale = 2.0 ** rng.integers(-9, 3, (*matrices, 33, each)).astype(np.float32)
+    rows, experts = meaning(QUANTIZE_ROWS, x, bits=8, group=group), np.array([1, 0, 0, 1, 0], np.int32)
     panels, scales = meaning(PANEL_INTEGERS, q, format="panel_e2m1", columns=32), meaning(PANEL_SCALES, scale, columns=32)
     op, given = (EXPERT_INTEGER_LINEAR, (scales, experts)) if chooses else (INTEGER_LINEAR, (scales,))
     first = "2 " if chooses else ""
-    shapes = ["n 1 64", "n 2", "n 1 2", f"{first}2 8 128", f"{first}2 2 32", *(["n"] if chooses else [])]
+    shapes = ["n 1 64", f"n {each}", f"n 1 {each}", f"{first}2 8 128", f"{first}2 {each} 32", *(["n"] if chooses else [])]
     y = run(op, *rows, panels, *given, format="panel_e2m1", size=33, shapes=", ".join(shapes), compiled=True)
-    w = meaning(DEQUANTIZE, q, scale, bits=4, group=32, dtype="f32", kind="e2m1").astype(np.float64)
-    values = rows[0][:, 0] * np.repeat(rows[1].astype(np.float64), 32, -1)
+    w = meaning(DEQUANTIZE, q, scale, bits=4, group=group, dtype="f32", kind="e2m1").astype(np.float64)
+    values = rows[0][:, 0] * np.repeat(rows[1].astype(np.float64), group, -1)
     expected = values @ w.T if not chooses else np.stack([w[e] @ v for e, v in zip(experts, values, strict=True)])
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-4)
 

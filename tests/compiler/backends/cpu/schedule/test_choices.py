@@ -99,13 +99,13 @@ def test_a_row_has_the_same_bits_whatever_others_choose(agree: Callable[..., Any
         np.testing.assert_array_equal(sorted_rows[np.flatnonzero(order == 0)[0]], alone)
 
 
-@pytest.mark.parametrize(("bits", "group", "kind"), [(8, 0, "int"), (4, 32, "int"), (4, 32, "e2m1")])
+@pytest.mark.parametrize(("bits", "group", "kind"), [(8, 0, "int"), (4, 32, "int"), (4, 32, "e2m1"), (4, 16, "e2m1")])
 def test_weights_of_integers(
     agree: Callable[..., Any], kernels: Callable[..., dict[str, PrimFunc]], bits: int, group: int, kind: str
 ) -> None:
     """Experts may have quantised weights. Two products with the same choice share a kernel; each expert has panels of its own, and rows are
     quantised, too."""
-    held, length, groups = ("i8", 64, 1) if bits == 8 else ("u8", 32, 2)
+    held, length, groups = ("i8", 64, 1) if bits == 8 else ("u8", 32, 64 // group)
     text = f"""
         func main(x: f32[m, 64], gate: {held}[3, 40, {length}], up: {held}[3, 40, {length}], s: f32[3, 40, {groups}], chosen: i32[m])
             -> object {{

@@ -123,18 +123,19 @@ def test_a_row_has_the_same_bits_in_any_batch(computed: Callable[..., Any], bits
     assert error < (0.2 if bits == 4 else 0.02)
 
 
-def test_a_row_beside_floats_of_four_bits_has_the_same_bits_in_any_batch(computed: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("group", "dtype"), [(32, DType.BF16), (16, DType.F32)], ids=["mxfp4", "nvfp4"])
+def test_a_row_beside_floats_of_four_bits_has_the_same_bits_in_any_batch(computed: Callable[..., Any], group: int, dtype: DType) -> None:
     program = f"""
-        func main(x: f32[m, {K}], q: u8[100, {K // 2}], s: bf16[100, {K // 32}]) -> object {{
-          dataflow {{ w = dequantize(q, s, bits=4, group=32, kind="e2m1") y = linear(x, w) }}
+        func main(x: f32[m, {K}], q: u8[100, {K // 2}], s: {dtype}[100, {K // group}]) -> object {{
+          dataflow {{ w = dequantize(q, s, bits=4, group={group}, kind="e2m1") y = linear(x, w) }}
           return y
         }}
     """
     random, x = np.random.default_rng(0), f32(33, K)
-    q, scale = random.integers(0, 256, (100, K // 2)).astype(np.uint8), np.ldexp(1.0, random.integers(-8, 3, (100, K // 32)))
-    whole = computed(program, x, q, scale.astype(DType.BF16.numpy))
+    q, scale = random.integers(0, 256, (100, K // 2)).astype(np.uint8), np.ldexp(1.0, random.integers(-8, 3, (100, K // group)))
+    whole = computed(program, x, q, scale.astype(dtype.numpy))
     for rows in (slice(0, 1), slice(3, 18), slice(5, 22)):
-        np.testing.assert_array_equal(computed(program, x[rows].copy(), q, scale.astype(DType.BF16.numpy)), whole[:, rows])
+        np.testing.assert_array_equal(computed(program, x[rows].copy(), q, scale.astype(dtype.numpy)), whole[:, rows])
 
 
 @pytest.mark.parametrize(("bits", "group"), [(8, 0), (8, 128), (4, 32)])
