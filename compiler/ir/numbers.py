@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compiler.ir.dtypes import DType
 
@@ -15,6 +17,7 @@ class Kind(StrEnum):
     INT = "int"
     E2M1 = "e2m1"  # floats of 4 bits
     E4M3 = "e4m3"  # floats of 8 bits
+    IQ4 = "iq4"  # 4 bits, which are the index of a number in the table of GGUF's IQ4_NL and IQ4_XS
 
 
 def stored_as(bits: int, kind: Kind) -> DType:
@@ -26,3 +29,6 @@ def stored_as(bits: int, kind: Kind) -> DType:
 
 # The values of 4-bit floats (e2m1), indexed by their bits. They are doubled, which makes them integers.
 DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)
+# The numbers for which 4 bits stand, by the kinds whose 4 bits are no integers.
+TABLES: Mapping[Kind, NDArray[np.int8]] = {Kind.E2M1: DOUBLED_E2M1, Kind.IQ4: UNEVEN}

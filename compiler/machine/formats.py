@@ -2,8 +2,8 @@
 
 Instructions multiply signed bytes by unsigned bytes, so panels of integers store each weight plus an `offset`, as an unsigned number. A
 panel [lines, bytes] has a line for each `depth` neighbours along k. A line stores four neighbours of a column next to each other. If a byte
-holds several weights, these are the weights at k, k + 4, and so on; the first is in the lowest bits. Panels of floats of 4 bits store the
-bits of each float; instructions look up its number.
+holds several weights, these are the weights at k, k + 4, and so on; the first is in the lowest bits. Panels of other numbers of 4 bits
+(`TABLES`) store their bits; instructions look up the numbers.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from math import gcd
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import FORMATS, Format, Load, Scalar
-from compiler.ir.loops.write import cast, index, maximum, minimum, of_bits
-from compiler.ir.numbers import DOUBLED_E2M1
+from compiler.ir.loops.write import cast, const, index, maximum, minimum, of_bits, select
+from compiler.ir.numbers import TABLES, UNEVEN, Kind
 
 I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16
 WORD_BITS = 16  # of a word of `ScaledPanels`
@@ -94,25 +95,45 @@ class Panels(Format):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FloatPanels(Panels):
-    """Floats of 4 bits (e2m1) in panels. An element is the double of the float, plus the offset."""
+class TablePanels(Panels):
+    """Bits in panels that stand for the numbers of a table. An element is the number plus the offset."""
+
+    kind: Kind = Kind.E2M1
+
+    @property
+    def numbers(self) -> NDArray[np.int8]:
+        return TABLES[self.kind]
 
     @property
     def offset(self) -> int:
-        return int(DOUBLED_E2M1.max())
+        return -int(self.numbers.min())
 
     @property
     def padding(self) -> int:
-        return 0
+        """The byte whose numbers are nearest to 0. Scales of columns that pad the last panel are 0."""
+        nearest = int(np.abs(self.numbers.astype(np.int32)).argmin())
+        return nearest | nearest << 4
 
     def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
-        return doubled_e2m1(Panels.decode(self, stored, k)) + self.offset
+        return looked_up(Panels.decode(self, stored, k), self.kind) + self.offset
 
     def stored(self, panels: Any) -> Any:
-        return (DOUBLED_E2M1 + self.offset).astype(np.uint8)[Panels.stored(self, panels)]
+        return (self.numbers.astype(np.int32) + self.offset).astype(np.uint8)[Panels.stored(self, panels)]
 
 
-def doubled_e2m1(bits: Scalar) -> Scalar:
+def looked_up(bits: Scalar, kind: Kind) -> Scalar:
+    """Return the number for which 4 bits stand, as an i32."""
+    return _doubled_e2m1(bits) if kind is Kind.E2M1 else _uneven(bits)
+
+
+def _uneven(bits: Scalar) -> Scalar:
+    """Shift the number's byte out of one of four words, which have the numbers plus 127."""
+    words = [const(int(word), I32) for word in (UNEVEN.astype(np.int32) + 127).astype(np.uint8).view("<i4")]
+    low, high = (select(bits < first + 4, words[first // 4], words[first // 4 + 1]) for first in (0, 8))
+    return (select(bits < 8, low, high) >> ((bits & 3) << 3) & 255) - 127
+
+
+def _doubled_e2m1(bits: Scalar) -> Scalar:
     """Return the double of a 4-bit float, as an i32. Its bits are, from the highest: sign, exponent (2), mantissa (1)."""
     exponent = bits >> 1 & 3
     magnitude = (bits & 1 | minimum(exponent, 1) << 1) << maximum(exponent - 1, 0)
@@ -392,7 +413,8 @@ PANEL8 = _row(Panels("panel8", bits=8, depth=4, rows=I8, dtype=I32))
 # the upper bytes.
 PANEL8_WORDS = _row(Panels("panel8_words", bits=8, depth=4, rows=I16, dtype=I32, order=(0, 2, 1, 3)))
 PANEL4 = _row(Panels("panel4", bits=4, depth=8, rows=I8, dtype=I32))
-PANEL_E2M1 = _row(FloatPanels("panel_e2m1", bits=4, depth=8, rows=I8, dtype=I32))
+PANEL_E2M1 = _row(TablePanels("panel_e2m1", bits=4, depth=8, rows=I8, dtype=I32, kind=Kind.E2M1))
+PANEL_IQ4 = _row(TablePanels("panel_iq4", bits=4, depth=8, rows=I8, dtype=I32, kind=Kind.IQ4))
 WIDENED4 = _row(Widened("widened4", bits=4, depth=8, rows=I8, dtype=I32, panels=PANEL4))
 SCALED4 = _row(ScaledPanels("scaled4", bits=4, depth=32, rows=I8, dtype=I32, panels=PANEL4, columns=16))
 # Formats for `mma.sync`, in panels of 16 columns. The lane that holds an element is numbered by column % 8 and by k % 32 // 8: in two

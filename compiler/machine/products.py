@@ -15,6 +15,7 @@ from typing import Final
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Contraction, Element, Format, Load, Scalar, without_cast
+from compiler.ir.numbers import Kind
 from compiler.ir.prove import prove_divisible
 from compiler.machine.formats import (
     PAIRS,
@@ -23,11 +24,12 @@ from compiler.machine.formats import (
     PANEL8_WORDS,
     PANEL_E2M1,
     PANEL_E4M3,
+    PANEL_IQ4,
     SCALED4,
     WIDENED4,
-    FloatPanels,
     Ordered,
     ScaledPanels,
+    TablePanels,
 )
 from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8
 from compiler.machine.intrinsics.base import NONE, Features
@@ -216,11 +218,13 @@ _TILES: Final = (
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=8), format=PANEL8, depth=4, planes=2)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=4), format=PANEL4, depth=4)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=4, floats=True), format=PANEL_E2M1, depth=4)),
+    (512, ProductTile(DotPanel(rows=4, columns=32, bits=4, uneven=True), format=PANEL_IQ4, depth=4)),
     (512, ProductTile(DotWords(rows=8, columns=32), format=PANEL8_WORDS, depth=4)),
     (512, ProductTile(DotE4m3(rows=8, columns=32), format=PANEL_E4M3, depth=4)),
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=8), format=PANEL8, depth=4, planes=2)),
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=4), format=PANEL4, depth=4)),
     (128, ProductTile(DotPanel(rows=2, columns=16, bits=4, floats=True), format=PANEL_E2M1, depth=4)),
+    (128, ProductTile(DotPanel(rows=2, columns=16, bits=4, uneven=True), format=PANEL_IQ4, depth=4)),
     (128, ProductTile(DotWords(rows=4, columns=16), format=PANEL8_WORDS, depth=4)),
 )
 # The largest tiles that a block of a GPU computes; schedules choose smaller ones for few rows. A product takes the first tile that it fits.
@@ -244,9 +248,10 @@ def product_tiles(target: Target) -> ProductTiles:
 def _best(target: Target) -> Iterator[ProductTile]:
     """For each kind of weights, yield the best tile on the matrix unit and the best tile in registers. Integers of as many bits are one
     kind, even if their formats differ."""
-    found: set[tuple[int, bool, bool]] = set()
+    found: set[tuple[int, Kind | bool, bool]] = set()
     for least, tile in _TILES:
-        kind = tile.format.bits, isinstance(tile.format, FloatPanels | Ordered), tile.on_matrix_unit
+        numbers = tile.format.kind if isinstance(tile.format, TablePanels) else isinstance(tile.format, Ordered)
+        kind = tile.format.bits, numbers, tile.on_matrix_unit
         if kind not in found and target.vector_bits >= least and tile.runs_on(target):
             found.add(kind)
             yield tile

@@ -15,12 +15,13 @@ from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
 from compiler.passes.pack_operands import PackOperands
 from compiler.passes.round_operands import RoundOperands
+from compiler.passes.widen_tables import widen_tables
 
 
 def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeline:
     tiles = product_tiles(target)
     return pipeline_of(
-        operators=[RoundOperands(frozenset([Kind.INT, Kind.E4M3]))],
+        operators=[widen_tables, RoundOperands(frozenset([Kind.INT, Kind.E4M3]))],
         nests=[
             round_attention,
             PackOperands(tiles.floats.shape.columns, tiles.all_pairs, tiles.scaled, others=False),

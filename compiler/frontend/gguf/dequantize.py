@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 
 from compiler.frontend.quantized.held import UNIT, Form, Offset, halves
 from compiler.ir.dtypes import DType
-from compiler.ir.numbers import DOUBLED_E2M1, Kind
+from compiler.ir.numbers import TABLES, Kind
 
 Bytes = NDArray[np.uint8]
 Integers = NDArray[np.integer[Any]]
 Floats = NDArray[np.float32]
-
-UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)  # code book of IQ4_NL and IQ4_XS
 
 
 class Levels(NamedTuple):
@@ -37,7 +35,7 @@ class Levels(NamedTuple):
 
 
 # Numbers [n, values per block], scales [n, groups] and shifts [n, groups]: value = number * scale - shift. A number of kind e2m1 stands for
-# the double of the float that has these bits.
+# the double of the float that has these bits, and a number of kind iq4 is an index of its table.
 Split = tuple[Integers, Floats | Levels, Floats | Levels | None]
 
 # The number of values unpacked at a time: few enough that intermediate arrays stay in the CPU's cache.
@@ -67,7 +65,7 @@ def dequantize(blocks: Bytes, format: Format) -> Floats:
     values = np.empty((len(blocks), format.block_values), np.float32)
     for start, part in _parted(blocks, format):
         numbers, scales, shifts = part[0], _values(part[1]), None if part[2] is None else _values(part[2])
-        numbers = numbers if format.kind is Kind.INT else DOUBLED_E2M1[numbers]
+        numbers = TABLES[format.kind][numbers] if format.kind in TABLES else numbers
         grouped: Floats = scales[:, :, None] * numbers.reshape(*scales.shape, -1).astype(np.float32)
         if shifts is not None:
             grouped -= shifts[:, :, None]
@@ -176,7 +174,7 @@ def _q3_k(blocks: Bytes) -> Split:
 
 
 def _iq4_nl(blocks: Bytes) -> Split:
-    return UNEVEN[_nibbles(blocks[:, 2:])], _halves(blocks, 0), None
+    return _nibbles(blocks[:, 2:]), _halves(blocks, 0), None
 
 
 def _iq4_xs(blocks: Bytes) -> Split:
@@ -185,8 +183,7 @@ def _iq4_xs(blocks: Bytes) -> Split:
     low = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), axis=2).reshape(-1, 8)
     high = (blocks[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(-1, 8)
     scales = (low | high << 4).astype(np.float32) - 32
-    values = UNEVEN[_nibbles(blocks[:, 8:].reshape(-1, 8, 16))]
-    return values, _halves(blocks, 0) * scales, None
+    return _nibbles(blocks[:, 8:].reshape(-1, 8, 16)), _halves(blocks, 0) * scales, None
 
 
 def _mxfp4(blocks: Bytes) -> Split:
@@ -245,8 +242,8 @@ FORMATS: dict[int, Format] = {
     12: Format("Q4_K", 256, 144, unpack=_q4_k, bits=4, scale=DType.F32, is_shifted=True, has_units=True),
     13: Format("Q5_K", 256, 176, unpack=_q5_k, scale=DType.F32, is_shifted=True, has_units=True),
     14: Format("Q6_K", 256, 210, unpack=_q6_k, group=16, scale=DType.F32),
-    20: Format("IQ4_NL", 32, 18, unpack=_iq4_nl),
-    23: Format("IQ4_XS", 256, 136, unpack=_iq4_xs, scale=DType.F32),
+    20: Format("IQ4_NL", 32, 18, unpack=_iq4_nl, bits=4, kind=Kind.IQ4),
+    23: Format("IQ4_XS", 256, 136, unpack=_iq4_xs, bits=4, scale=DType.F32, kind=Kind.IQ4),
     30: Format("BF16", 1, 2, np.dtype(ml_dtypes.bfloat16)),
     39: Format("MXFP4", 32, 17, unpack=_mxfp4, bits=4, scale=DType.BF16, kind=Kind.E2M1),
 }

@@ -2,8 +2,8 @@
 
 A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. Floats of 4 bits
 are in `m.weight.e2m1` instead of `m.weight.q`; their scales multiply the double of a float, which is an integer. Floats of 8 bits are in
-`m.weight.e4m3`. No value is rounded: `dequantize` gives, bit for bit, the values that the library of the quantisation method computes from
-the checkpoint.
+`m.weight.e4m3`, indices of GGUF's IQ4 in `m.weight.iq4`. No value is rounded: `dequantize` gives, bit for bit, the values that the library
+of the quantisation method computes from the checkpoint.
 
 Scales and shifts may be integers themselves, in units of a float that several groups share: then `m.weight.scale_unit` and
 `m.weight.shift_unit` hold these floats.
@@ -28,7 +28,7 @@ from compiler.ir.numbers import Kind, stored_as
 
 Array = NDArray[Any]
 Q, SCALE, ORDER = "q", "scale", "order"
-NUMBERS: Mapping[Kind, str] = {Kind.INT: Q, Kind.E2M1: str(Kind.E2M1), Kind.E4M3: str(Kind.E4M3)}  # the part that holds the numbers
+NUMBERS: Mapping[Kind, str] = {kind: Q if kind is Kind.INT else str(kind) for kind in Kind}  # the part that holds the numbers
 UNIT = "_unit"  # ending of the part that holds the units of another part
 
 

@@ -10,10 +10,9 @@ from typing import ClassVar
 import numpy as np
 
 from compiler.ir.dtypes import DType
-from compiler.ir.numbers import DOUBLED_E2M1
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, fence, in_register, splat, vec
-from compiler.machine.formats import FOUR, PANEL8_WORDS, PANEL_E2M1
+from compiler.machine.formats import FOUR, PANEL8_WORDS, PANEL_E2M1, PANEL_IQ4
 from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_line, prefetch_lines
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.product_steps import avx2, avx512, neon, wasm
@@ -21,6 +20,8 @@ from compiler.machine.product_steps.step import LARGEST, Parts, Step
 from compiler.machine.target import LINE_BYTES, Target
 
 UNROLLED = 4  # number of loads of each register of b per iteration of the loop along k, if a has a single row
+SIGN = 0x80  # sign bit of a byte
+MOST_SMALL = 31  # largest number of a table in steps that multiply only small numbers exactly
 FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
 
 # The steps for rows of bytes and for rows of words, the fastest first. A tile uses the first one that the target supports.
@@ -97,19 +98,25 @@ class DotPanel(_PanelOp):
     row_dtype: ClassVar[DType] = DType.I8
     bits: int  # bits of an element of b, 8 or 4
     floats: bool = False  # b is a panel in the format `PANEL_E2M1`
+    uneven: bool = False  # b is a panel in the format `PANEL_IQ4`
     cached_panel: bool = False
     later: int = 0
 
     def problems(self) -> Iterator[str]:
         if self.bits not in (8, 4):
             yield f"bits are {self.bits}, expected 8 or 4"
-        if self.floats and self.bits != 4:
-            yield f"bits are {self.bits}, expected 4 for floats"
+        if (self.floats or self.uneven) and self.bits != 4:
+            yield f"bits are {self.bits}, expected 4 for floats and for uneven numbers"
+        if self.floats and self.uneven:
+            yield "numbers are floats and uneven, expected one of both"
 
     @property
     def table(self) -> tuple[int, ...]:
         """The unsigned number for each pattern of 4 bits; empty if the patterns are the numbers."""
-        return tuple(int(n) + PANEL_E2M1.offset for n in DOUBLED_E2M1) if self.floats else ()
+        if not (self.floats or self.uneven):
+            return ()
+        format = PANEL_E2M1 if self.floats else PANEL_IQ4
+        return tuple(int(n) + format.offset for n in format.numbers)
 
     @property
     def num_later(self) -> int:
@@ -117,14 +124,14 @@ class DotPanel(_PanelOp):
 
     def step(self, target: Target) -> Step | None:
         step = next((s for s in _BYTES if s.runs_on(target)), None)
-        if step is None or self.bits > step.bits or (self.floats and step.look_up is None):
+        if step is None or self.bits > step.bits or (self.table and step.look_up is None):
             return None
-        return step
+        return step if step.bits == 8 or max((0, *self.table)) <= MOST_SMALL else None
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
         stored = arrays[2].view(np.uint8)[: dims[0] * self.columns * self.bits // 8].reshape(-1, 1, self.columns, FOUR)
         halves = stored if self.bits == 8 else np.concatenate([stored & 15, stored >> 4], 1)
-        halves = np.array(self.table, np.uint8)[halves] if self.floats else halves
+        halves = np.array(self.table, np.uint8)[halves] if self.table else halves
         self._add(halves.reshape(-1, self.columns, FOUR), arrays, dims)
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
@@ -182,7 +189,9 @@ class _Panel:
         self.in_place = self.separate_halves and not table  # whether the upper four bits of bytes stay where they are
         # The instruction multiplies signed bytes, so `_half` subtracts 128 from the bytes of the panel. At the end, 128 times the sum of
         # each row's elements is added back.
-        self.is_shifted = step.signed and self.bits == 8
+        self.is_shifted = step.signed and (self.bits == 8 or max((0, *table)) >= SIGN)
+        if table and self.is_shifted:
+            self.table = [n ^ SIGN for n in table]
         self.in_order = step.in_order and self.rows == 1 and step.halves is not None
 
     def run(self) -> None:
@@ -278,7 +287,8 @@ class _Panel:
         their own, leave them in place: their sums are then 16 times too large, and `run` divides them."""
         lanes = self.step.lanes
         if self.bits == 8:
-            return self.code.op(f"xor {self.vector} {words}, {splat(str(0x80808080 - 2**32), 'i32', lanes)}") if self.is_shifted else words
+            signs = splat(str(SIGN * 0x01010101 - 2**32), "i32", lanes)
+            return self.code.op(f"xor {self.vector} {words}, {signs}") if self.is_shifted else words
         if half and self.in_place:
             return self.code.op(f"and {self.vector} {words}, {splat(str(0xF0F0F0F0 - 2**32), 'i32', lanes)}")
         if half:
@@ -289,7 +299,7 @@ class _Panel:
         if not self.table:
             return bits
         assert self.step.look_up is not None, self.step
-        return self.step.look_up(self.code, self.table, bits)
+        return self.step.look_up(self.code, [(n ^ SIGN) - SIGN for n in self.table], bits)  # LLVM writes bytes as signed numbers
 
     def _times(self, a: int | str, b: int) -> str:
         return self.code.op(f"mul nsw i64 {a}, {b}")

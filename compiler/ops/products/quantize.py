@@ -6,7 +6,7 @@
     shift   takes the place of zero if the attribute `shifted` is true: x = q * scale - shift
 
 If the attribute `kind` is e2m1, a 4-bit number is the bits of a float instead, and scale multiplies the double of that float. If it is
-e4m3, q holds floats of 8 bits.
+iq4, a 4-bit number is an index of GGUF's table. If it is e4m3, q holds floats of 8 bits.
 
 Dequantising is an ordinary loop nest; fusion moves it into the product that reads its result.
 """
@@ -25,10 +25,10 @@ from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Kernel, cast, const, equal, fold, index, largest, maximum, minimum, round_half_even, select
-from compiler.ir.numbers import DOUBLED_E2M1, Kind, stored_as
+from compiler.ir.numbers import TABLES, Kind, stored_as
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, TupleType, Type
-from compiler.machine.formats import doubled_e2m1
+from compiler.machine.formats import looked_up
 from compiler.ops.broadcast import output, sized_buffer
 from compiler.ops.operands import agree, bool_attr, dtype_attr, int_attr, tensor_operand, unproved, wants_float
 from compiler.ops.tables import Nest, Operands, define
@@ -68,8 +68,8 @@ def _dequantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
         raise AnnotationError(f"attribute dtype is {dtype}, expected a float")
     if attrs["kind"] not in tuple(Kind):
         raise AnnotationError(f"attribute kind is {attrs['kind']!r}, expected one of {', '.join(Kind)}")
-    if attrs["kind"] == Kind.E2M1 and (bits != 4 or len(args) != 2):
-        raise AnnotationError(f"attribute kind is {Kind.E2M1}, expected 4 bits and no offset")
+    if attrs["kind"] in TABLES and (bits != 4 or len(args) != 2):
+        raise AnnotationError(f"attribute kind is {attrs['kind']}, expected 4 bits and no offset")
     if attrs["kind"] == Kind.E4M3 and (bits != 8 or len(args) != 2):
         raise AnnotationError(f"attribute kind is {Kind.E4M3}, expected 8 bits and no offset")
     holds = stored_as(bits, Kind(attrs["kind"]))
@@ -101,7 +101,7 @@ def _dequantize_nest(operands: Operands) -> Nest:
     with kernel.nest(out.shape) as (*row, k):
         group = k // group_of(attrs, length) if attrs["group"] else 0
         stored = q[*row, k] if bits == 8 else half_byte(q.buffer, row, k)
-        number = cast(doubled_e2m1(stored) if attrs["kind"] == Kind.E2M1 else stored, F32)
+        number = cast(looked_up(stored, Kind(attrs["kind"])) if attrs["kind"] in TABLES else stored, F32)
         if zero is not None and not attrs["shifted"]:
             number = number - cast(zero[*row, group], F32)
         elif bits == 4 and zero is None and attrs["kind"] == Kind.INT:
@@ -127,7 +127,7 @@ def _spread(x: Any, length: int) -> Any:
 def _dequantize_numpy(q: Any, scale: Any, zero: Any = None, *, bits: int, group: int, dtype: str, shifted: bool, kind: str) -> Any:
     if bits == 4:
         q = np.stack([q & 15, q >> 4], -1).reshape(*q.shape[:-1], -1)
-    wide = (DOUBLED_E2M1[q] if kind == Kind.E2M1 else q).astype(np.float32)
+    wide = (TABLES[Kind(kind)][q] if kind in TABLES else q).astype(np.float32)
     length = wide.shape[-1]
     if zero is not None and not shifted:
         wide = wide - _spread(zero, length)

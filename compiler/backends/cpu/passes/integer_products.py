@@ -10,7 +10,7 @@ A row of 16 bits is stored as two planes of bytes, or as 16-bit words on machine
 
 If each group of a weight has a zero point, (q - zero) * scale, or a shift, q * scale - shift, the product gets zero * scale or the shift as
 offsets. A scale and a shift that are themselves dequantised integers stay integers, and the product decodes them. Floats of 4 bits count as
-integers of 4 bits: doubled, they are integers.
+integers of 4 bits: doubled, they are integers. So do indices of a table of integers.
 
 Rows are coarse if weights have 8 bits and one scale per channel, and if the product tolerates rows of i8 (the scheme int8-fast). A coarse
 row has 8 bits and one scale per group, so it needs one plane instead of two.
@@ -37,7 +37,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.numbers import Kind
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
-from compiler.machine.formats import FOUR, PANEL4, FloatPanels
+from compiler.machine.formats import FOUR, PANEL4, TablePanels
 from compiler.machine.products import ProductTiles
 from compiler.ops.elementwise import CAST, MULTIPLY
 from compiler.ops.manipulate import BROADCAST_TO
@@ -90,7 +90,7 @@ class IntegerProducts:
     def _is_widened(self, weight: _Weight) -> bool:
         """Return whether the weight is widened to 8 bits, so that one integer sum covers the whole channel."""
         tile = self.tiles.widened
-        if tile is None or weight.offset is not None or weight.are_floats or weight.length > LONGEST[tile.rows]:
+        if tile is None or weight.offset is not None or weight.kind is not Kind.INT or weight.length > LONGEST[tile.rows]:
             return False
         if weight.bits != tile.format.bits:
             return False
@@ -149,10 +149,10 @@ class _Weight:
     levels: tuple[Atom, ...]
     offset_levels: tuple[Atom, ...]
     matrices: tuple[int, ...]  # extents of the leading axes; their indices select a matrix for each row, such as that of an expert
-    are_floats: bool  # whether numbers of 4 bits are floats
+    kind: Kind
 
     def fits(self, format: Format) -> bool:
-        return format.bits == self.bits and isinstance(format, FloatPanels) == self.are_floats
+        return format.bits == self.bits and self.kind is (format.kind if isinstance(format, TablePanels) else Kind.INT)
 
     @property
     def is_centred(self) -> bool:
@@ -210,7 +210,7 @@ def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
         levels,
         offset_levels,
         tuple(matrices),
-        attrs["kind"] == Kind.E2M1,
+        Kind(attrs["kind"]),
     )
 
 

@@ -99,6 +99,28 @@ def test_floats_of_four_bits_are_looked_up_in_registers(target: Target, look_up:
     assert "alloca" not in code.optimised()
 
 
+@pytest.mark.parametrize("height", [1, ROWS])
+@pytest.mark.parametrize("target", [t for t in (*NAMED.values(), AVX_VNNI) if 8 in panel_bits(t) and t.can_run_here], ids=lambda t: t.name)
+def test_tile_of_uneven_numbers_has_its_meaning(run_native: Any, target: Target, height: int) -> None:
+    """Sums are exact even if all numbers are the largest one, and all elements of a row the least one."""
+    rng, op = np.random.default_rng(4), DotPanel(height, COLUMNS, 4, uneven=True)
+    a, b = rng.integers(-128, 128, (height, K)).astype(np.int8), rng.integers(0, 256, (K // 8, 4 * COLUMNS)).astype(np.uint8)
+    a[0], b[:, :8] = -128, 0xFF
+    c, wanted = np.zeros((height, COLUMNS), np.int32), np.zeros((height, COLUMNS), np.int32)
+    run_native(tiled(4, target.lanes(4), height=height, op=op), [a, b, c], {}, target=target)
+    op.meaning((wanted.reshape(-1), a.reshape(-1), b.reshape(-1)), (K, K))
+    np.testing.assert_array_equal(c, wanted)
+    assert wanted[0, 0] == -128 * (113 + 127) * K
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_uneven_numbers_need_a_step_for_bytes(target: Target) -> None:
+    assert DotPanel(ROWS, COLUMNS, 4, uneven=True).runs_on(target)
+    assert "alloca" not in link([emit_kernel("k", tiled(4, 4, op=DotPanel(ROWS, COLUMNS, 4, uneven=True)), target)], target).optimised()
+    assert not DotPanel(ROWS, COLUMNS, 4, uneven=True).runs_on(NAMED["x86-64-v3"]), "vpmaddubsw would saturate"
+    assert len(list(DotPanel(ROWS, COLUMNS, 8, floats=True, uneven=True).problems())) == 2
+
+
 @pytest.mark.parametrize(("later", "count"), [(0, 0), (1, K // 4), (2, K // 2)])
 def test_beside_a_panel_in_the_cache_other_lines_are_prefetched(later: int, count: int) -> None:
     """With a panel in L1, a product prefetches one line of each later operand per four elements along k, and nothing else."""

@@ -114,19 +114,19 @@ def test_offsets_are_subtracted_from_the_weights(run, meaning, rng, bits, in_uni
 
 
 @pytest.mark.parametrize("chooses", [False, True])
-@pytest.mark.parametrize("group", [16, 32])
-def test_floats_of_four_bits_are_multiplied_exactly(run, meaning, rng, chooses, group):
+@pytest.mark.parametrize(("group", "kind"), [(16, "e2m1"), (32, "e2m1"), (32, "iq4")])
+def test_numbers_of_tables_are_multiplied_exactly(run, meaning, rng, chooses, group, kind):
     matrices = (2,) if chooses else ()
     x, q = rng.standard_normal((5, 64)).astype(np.float32), rng.integers(0, 256, (*matrices, 33, 32)).astype(np.uint8)
     each = 64 // group
     scale = 2.0 ** rng.integers(-9, 3, (*matrices, 33, each)).astype(np.float32)
     rows, experts = meaning(QUANTIZE_ROWS, x, bits=8, group=group), np.array([1, 0, 0, 1, 0], np.int32)
-    panels, scales = meaning(PANEL_INTEGERS, q, format="panel_e2m1", columns=32), meaning(PANEL_SCALES, scale, columns=32)
+    panels, scales = meaning(PANEL_INTEGERS, q, format=f"panel_{kind}", columns=32), meaning(PANEL_SCALES, scale, columns=32)
     op, given = (EXPERT_INTEGER_LINEAR, (scales, experts)) if chooses else (INTEGER_LINEAR, (scales,))
     first = "2 " if chooses else ""
     shapes = ["n 1 64", f"n {each}", f"n 1 {each}", f"{first}2 8 128", f"{first}2 {each} 32", *(["n"] if chooses else [])]
-    y = run(op, *rows, panels, *given, format="panel_e2m1", size=33, shapes=", ".join(shapes), compiled=True)
-    w = meaning(DEQUANTIZE, q, scale, bits=4, group=group, dtype="f32", kind="e2m1").astype(np.float64)
+    y = run(op, *rows, panels, *given, format=f"panel_{kind}", size=33, shapes=", ".join(shapes), compiled=True)
+    w = meaning(DEQUANTIZE, q, scale, bits=4, group=group, dtype="f32", kind=kind).astype(np.float64)
     values = rows[0][:, 0] * np.repeat(rows[1].astype(np.float64), group, -1)
     expected = values @ w.T if not chooses else np.stack([w[e] @ v for e, v in zip(experts, values, strict=True)])
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-4)
@@ -164,7 +164,7 @@ def test_deduction(deduced):
         deduced(PANEL_INTEGERS, tensor((2, 6), I8), columns=32)
     with pytest.raises(AnnotationError, match="dimension 0 of panels is 2, expected 3"):
         deduced(INTEGER_LINEAR, *row, *weight, size=80)
-    with pytest.raises(AnnotationError, match="attribute format is 'panel3', expected one of panel8, panel8_words, panel4, panel_e2m1"):
+    with pytest.raises(AnnotationError, match="attribute format is 'panel3', expected one of panel8, panel8_words, panel4, panel_e2m1, pa"):
         deduced(PANEL_INTEGERS, tensor((2, 8), U8), format="panel3", columns=32)
     units = (tensor((2, 16, 128), U8), tensor((2, 2, 32), I8), tensor((2, 1, 32), F32))
     assert deduced(INTEGER_LINEAR, *row, *units, size=40, in_units=True) == tensor((N, 40), F32)

@@ -52,10 +52,17 @@ def test_floats_of_four_bits_are_doubled_before_the_scale(run, deduced):
     scale, doubled = np.array([[0.5, 2.0]], np.float32), np.array([0, 1, 2, 3, 4, 6, 8, 12])
     found = run(DEQUANTIZE, q, scale, bits=4, group=8, kind="e2m1", shapes="n 8, n 2")
     np.testing.assert_array_equal(found, [[*doubled * 0.5, *doubled * -2.0]])
-    with pytest.raises(AnnotationError, match="attribute kind is e2m1, expected 4 bits and no offset"):
-        deduced(DEQUANTIZE, tensor((N, 16), I8), tensor((N, 1), F32), kind="e2m1")
-    with pytest.raises(AnnotationError, match="attribute kind is 'e3m0', expected one of int, e2m1, e4m3"):
+    for kind in ("e2m1", "iq4"):
+        with pytest.raises(AnnotationError, match=f"attribute kind is {kind}, expected 4 bits and no offset"):
+            deduced(DEQUANTIZE, tensor((N, 16), I8), tensor((N, 1), F32), kind=kind)
+    with pytest.raises(AnnotationError, match="attribute kind is 'e3m0', expected one of int, e2m1, e4m3, iq4"):
         deduced(DEQUANTIZE, tensor((N, 16), U8), tensor((N, 1), F32), bits=4, kind="e3m0")
+
+
+def test_indices_of_the_table_of_iq4_are_looked_up(run):
+    q = np.array([[0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE]], np.uint8)  # all patterns of bits, in order
+    found = run(DEQUANTIZE, q, np.array([[0.5, 2.0]], np.float32), bits=4, group=8, kind="iq4", shapes="n 8, n 2")
+    np.testing.assert_array_equal(found, [[-63.5, -52, -41.5, -32.5, -24.5, -17.5, -11, -5, 2, 26, 50, 76, 106, 138, 178, 226]])
 
 
 def test_floats_of_eight_bits(run, rng, deduced):

@@ -16,6 +16,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops.statements import Tile
 from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.text.parser import parse
+from compiler.machine.formats import PANEL_IQ4
 from compiler.machine.intrinsics.amx import AmxI8ByI8, AmxI8ByU8
 from compiler.machine.intrinsics.dot_panel import DotPanel
 from compiler.machine.products import product_tiles
@@ -84,12 +85,17 @@ def f32(*shape: int) -> Any:
 def computed(session_of: Callable[[str, Target, int], Session]) -> Callable[..., Any]:
     """`computed(program, *args)` returns the result of `main`, stacked for all kinds of targets. Targets of one kind quantise rows to the
     same integer type. If rows may be rounded to 8 bits, or weights of 4 bits are widened, targets with a matrix unit are a kind of their
-    own. The results must be close to the interpreter's. Targets of one kind must give the same bits, with 1, 2 and 3 threads."""
+    own. So are targets that store numbers of IQ4 in 8 bits. The results must be close to the interpreter's. Targets of one kind must give
+    the same bits, with 1, 2 and 3 threads."""
 
     def call(program: str, *args: Any) -> Any:
         bits, is_coarse, first = 8 if "bits=8" in program else 4, COARSE in program, dict[tuple[DType, bool], Any]()
         for target in multiplying(bits):
-            rows = rows_of(target, bits), (is_coarse or bits == 4) and product_tiles(target).on_matrix_unit
+            tiles = product_tiles(target)
+            is_apart = (is_coarse or bits == 4) and tiles.on_matrix_unit
+            if "iq4" in program:
+                is_apart = all(tile.format is not PANEL_IQ4 for tile in tiles.tiles)
+            rows = rows_of(target, bits), is_apart
             for num_threads in (1, 2, 3):
                 result = session_of(program, target, num_threads).call("main", *args)
                 if rows not in first:
@@ -123,11 +129,17 @@ def test_a_row_has_the_same_bits_in_any_batch(computed: Callable[..., Any], bits
     assert error < (0.2 if bits == 4 else 0.02)
 
 
-@pytest.mark.parametrize(("group", "dtype"), [(32, DType.BF16), (16, DType.F32)], ids=["mxfp4", "nvfp4"])
-def test_a_row_beside_floats_of_four_bits_has_the_same_bits_in_any_batch(computed: Callable[..., Any], group: int, dtype: DType) -> None:
+@pytest.mark.parametrize(
+    ("kind", "group", "dtype"),
+    [("e2m1", 32, DType.BF16), ("e2m1", 16, DType.F32), ("iq4", 32, DType.F16), ("iq4", 32, DType.F32)],
+    ids=["mxfp4", "nvfp4", "iq4_nl", "iq4_xs"],
+)
+def test_a_row_beside_numbers_of_a_table_has_the_same_bits_in_any_batch(
+    computed: Callable[..., Any], kind: str, group: int, dtype: DType
+) -> None:
     program = f"""
         func main(x: f32[m, {K}], q: u8[100, {K // 2}], s: {dtype}[100, {K // group}]) -> object {{
-          dataflow {{ w = dequantize(q, s, bits=4, group={group}, kind="e2m1") y = linear(x, w) }}
+          dataflow {{ w = dequantize(q, s, bits=4, group={group}, kind="{kind}") y = linear(x, w) }}
           return y
         }}
     """

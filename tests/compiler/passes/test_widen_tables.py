@@ -1,0 +1,41 @@
+"""The pass stores numbers of IQ4 in 8 bits. They keep their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from compiler.backends.cpu.pipeline import pipeline
+from compiler.interpret.graph import Interpreter
+from compiler.ir.text.parser import parse
+from compiler.machine.target import NAMED
+from compiler.passes.base import Pass
+from compiler.passes.widen_tables import widen_tables
+
+PROGRAM = """
+    func main(x: f32[n, 64], weight q: u8[6, 32], weight s: f32[6, 2]) -> f32[n, 6] {
+      w = dequantize(q, s, bits=4, group=32, kind="iq4")
+      y = linear(x, w)
+      return y
+    }
+"""
+
+
+def test_indices_become_integers() -> None:
+    rng = np.random.default_rng(0)
+    x, q, s = rng.standard_normal((3, 64), np.float32), rng.integers(0, 256, (6, 32)).astype(np.uint8), rng.random((6, 2), np.float32)
+    before, after = parse(PROGRAM), widen_tables(parse(PROGRAM))
+    np.testing.assert_array_equal(Interpreter(before).call("main", x, q, s), Interpreter(after).call("main", x, q, s))
+    held = [str(b.var.type) for b in after.graph("main").body.bindings]
+    assert any("i8[6, 64]" in kind for kind in held), held
+
+
+def test_other_numbers_stay(stays: Callable[[Pass, str], None]) -> None:
+    stays(widen_tables, PROGRAM.replace("iq4", "e2m1"))
+
+
+def test_it_runs_where_no_product_looks_numbers_up() -> None:
+    assert widen_tables in pipeline(NAMED["x86-64-v3"]).passes and widen_tables in pipeline(NAMED["wasm-simd128"]).passes
+    for name in ("avx512-vnni-bf16", "amx", "aarch64-dotprod"):
+        assert widen_tables not in pipeline(NAMED[name]).passes
