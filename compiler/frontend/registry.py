@@ -28,6 +28,9 @@ _MODULES = [import_module(f"{families.__name__}.{module.name}") for module in it
 FAMILIES: dict[str, Family] = {name: module.FAMILY for module in _MODULES for name in module.FAMILY.model_types}
 
 
+ADAPTER = "adapter_config.json"  # the configuration of an adapter, in the format of peft
+
+
 def _gguf_families() -> dict[str, list[tuple[Gguf, str]]]:
     """Map each `general.architecture` to the GGUF names and model types of its families. If families share an architecture, those with a
     mark come first."""
@@ -77,7 +80,7 @@ def load_config(path: str | Path) -> ModelConfig:
     """Read the configuration of a model directory."""
     directory = Path(path)
     if not (file := directory / "config.json").is_file():
-        raise ModelError(f"{directory} has no config.json; expected a model directory as downloaded from a hub, or a .gguf file")
+        raise ModelError(f"{directory} has no config.json; {_what_is_there(directory)}")
     config = parse_config(values := read_json(file))
     config = replace(config, embedding=load_embedding(directory, config.embedding.pooling))
     if not config.is_causal:
@@ -87,6 +90,19 @@ def load_config(path: str | Path) -> ModelConfig:
     if config.classes is None:
         return config
     return replace(config, pair_prompt=read_pair_prompt(directory, config.family, config.classes, config.verdict))
+
+
+def _what_is_there(directory: Path) -> str:
+    """Explain why a directory has no config.json."""
+    if (file := directory / ADAPTER).is_file():
+        base = read_json(file).get("base_model_name_or_path", "another model")
+        return (
+            f"it is an adapter (LoRA) for {base!r:.200}, and adapters are not supported. Merge it once with peft and transformers: "
+            "AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained(NEW_DIR)"
+        )
+    if (directory / "params.json").is_file():
+        return "params.json belongs to a publisher's own format; take the files of the same model for transformers, which have a config.json"
+    return "expected a model directory as downloaded from a hub, or a .gguf file"
 
 
 def parse_config(values: object) -> ModelConfig:

@@ -255,6 +255,16 @@ def test_a_directory_without_config(tmp_path: Path) -> None:
             load_config(tmp_path)
 
 
+def test_an_adapter_is_refused_with_the_way_to_merge_it(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/base"}))
+    with pytest.raises(ModelError, match=r"it is an adapter \(LoRA\) for 'org/base'.* merge_and_unload"):
+        load_config(tmp_path)
+    (tmp_path / "adapter_config.json").unlink()
+    (tmp_path / "params.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"params\.json belongs to a publisher's own format; take the files .* for transformers"):
+        load_config(tmp_path)
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["type", "factor", "rope_type"]), inner),
