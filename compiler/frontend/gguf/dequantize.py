@@ -169,8 +169,7 @@ def _q3_k(blocks: Bytes) -> Split:
     scales = (low | high << 4).astype(np.float32) - 32
     third = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(-1, 16, 16)
     quants = _two_bits(blocks[:, 32:96]).astype(np.int8) - 4 * (1 - third.astype(np.int8))
-    factors: Floats = _halves(blocks, 108) * scales
-    return quants, factors, None
+    return quants, Levels(scales, _halves(blocks, 108)), None
 
 
 def _iq4_nl(blocks: Bytes) -> Split:
@@ -183,7 +182,7 @@ def _iq4_xs(blocks: Bytes) -> Split:
     low = np.stack((blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4), axis=2).reshape(-1, 8)
     high = (blocks[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(-1, 8)
     scales = (low | high << 4).astype(np.float32) - 32
-    return _nibbles(blocks[:, 8:].reshape(-1, 8, 16)), _halves(blocks, 0) * scales, None
+    return _nibbles(blocks[:, 8:].reshape(-1, 8, 16)), Levels(scales, _halves(blocks, 0)), None
 
 
 def _mxfp4(blocks: Bytes) -> Split:
@@ -224,8 +223,8 @@ def _q6_k(blocks: Bytes) -> Split:
     low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     high = blocks[:, 128:192].reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3
     quants = (low | high << 4).reshape(-1, 16, 16).astype(np.int8) - 32
-    scales = _halves(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return quants, scales, None
+    scales = blocks[:, 192:208].view(np.int8).astype(np.float32)
+    return quants, Levels(scales, _halves(blocks, 208)), None
 
 
 # Formats by the type number in the file.
@@ -238,12 +237,12 @@ FORMATS: dict[int, Format] = {
     7: Format("Q5_1", 32, 24, unpack=_q5_1, is_shifted=True),
     8: Format("Q8_0", 32, 34, unpack=_q8_0),
     10: Format("Q2_K", 256, 84, unpack=_q2_k, bits=4, group=16, scale=DType.F32, is_shifted=True, has_units=True),
-    11: Format("Q3_K", 256, 110, unpack=_q3_k, bits=4, group=16, scale=DType.F32),
+    11: Format("Q3_K", 256, 110, unpack=_q3_k, bits=4, group=16, scale=DType.F32, has_units=True),
     12: Format("Q4_K", 256, 144, unpack=_q4_k, bits=4, scale=DType.F32, is_shifted=True, has_units=True),
     13: Format("Q5_K", 256, 176, unpack=_q5_k, scale=DType.F32, is_shifted=True, has_units=True),
-    14: Format("Q6_K", 256, 210, unpack=_q6_k, group=16, scale=DType.F32),
+    14: Format("Q6_K", 256, 210, unpack=_q6_k, group=16, scale=DType.F32, has_units=True),
     20: Format("IQ4_NL", 32, 18, unpack=_iq4_nl, bits=4, kind=Kind.IQ4),
-    23: Format("IQ4_XS", 256, 136, unpack=_iq4_xs, bits=4, scale=DType.F32, kind=Kind.IQ4),
+    23: Format("IQ4_XS", 256, 136, unpack=_iq4_xs, bits=4, scale=DType.F32, kind=Kind.IQ4, has_units=True),
     30: Format("BF16", 1, 2, np.dtype(ml_dtypes.bfloat16)),
     39: Format("MXFP4", 32, 17, unpack=_mxfp4, bits=4, scale=DType.BF16, kind=Kind.E2M1),
 }

@@ -4,7 +4,8 @@ A producer with one consumer is joined into it by `join`. The joined call takes 
 variables included, is defined there. A producer never moves past a write to memory that it reads.
 
 Weights that are stacked before they are decoded are stacked once, when they are loaded: a kernel that selects among the stacked parts would
-read them in an order in which they cannot be packed.
+read them in an order in which they cannot be packed. Scales of weights that are themselves decoded are decoded once too, unless the
+weights are also shifted: tensor cores read one scale per group, and no shifts.
 
 A call with several independent results (a split) is fused result by result, as if each had its own producer. If some results moved into
 their consumers, the call is narrowed to the remaining results.
@@ -35,6 +36,7 @@ from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import count_uses
 
 MOST_OPERANDS = 24  # maximum number of operands of a joined function
+NUMBERS_AND_SCALES = 3  # number of buffers of a function that multiplies numbers by scales, and shifts nothing
 
 
 def fuse(module: IRModule) -> IRModule:
@@ -126,6 +128,7 @@ class _Fuser:
         self._owners = owners
         self._of_weights = of_weights
         self._outliner = outliner
+        self._made_once: set[Var] = set()  # values that are computed when weights are loaded, and not in the kernels that read them
         # calls reduced to some of their results, by call and indices of results
         self._parts: dict[tuple[CallTir, tuple[int, ...]], CallTir | None] = {}
         # joined call and its atoms, by join key; None: joining is impossible. A cache, since layers repeat the same joins
@@ -222,7 +225,9 @@ class _Fuser:
         if any(i is not None for i in producer.inplace) or any(consumer.inplace[i] in places for i in range(len(consumer.inplace))):
             return None
         first, second = self._module_prim(producer.func), self._module_prim(consumer.func)
-        if var in self._of_weights and stacks(first) and decodes(second):
+        if var in self._of_weights and decodes(second) and (stacks(first) or (decodes(first) and len(second.buffers) == NUMBERS_AND_SCALES)):
+            self._made_once.add(var)
+        if var in self._made_once:
             return None
         atoms: list[Atom] = []
         key = _key(producer, first, consumer, second, var, atoms)

@@ -94,9 +94,11 @@ def test_scales_in_units_are_stacked_with_their_units(number: int) -> None:
     found = Interpreter(module).call("f", x, *(arrays[name] for name in net.weights))
     values = []
     for name in "ab":
-        q, scale, shift, scale_unit, shift_unit = (arrays[f"{name}.weight.{part}"] for part in form.parts)
-        numbers = q if form.bits == 8 else np.stack([q & 15, q >> 4], -1).reshape(OUTPUTS, -1)
-        factor, less = (level * np.repeat(unit, form.per_unit, -1) for level, unit in ((scale, scale_unit), (shift, shift_unit)))
-        values.append(numbers * np.repeat(factor, form.group, -1) - np.repeat(less, form.group, -1))
+        part = {part: arrays[f"{name}.weight.{part}"] for part in form.parts}
+        numbers = part["q"] if form.bits == 8 else np.stack([part["q"] & 15, part["q"] >> 4], -1).reshape(OUTPUTS, -1)
+        levels = (part[level] * np.repeat(part[f"{level}_unit"], form.per_unit, -1) for level in form.numbers[1:])
+        factor, *shift = (np.repeat(level, form.group, -1) for level in levels)
+        middle = 8 if form.bits == 4 and not shift else 0
+        values.append((numbers - np.float32(middle)) * factor - (shift[0] if shift else 0))
     np.testing.assert_allclose(found, x @ np.concatenate(values).T, rtol=1e-4, atol=0.1)
     compile_module(module, Options(get("wasm-simd128")))

@@ -77,6 +77,12 @@ def test_blocks_unpack_as_the_reference_does(format: Any, num_blocks: int) -> No
     assert form is not None and (num_blocks == 0 or np.array_equal(_decoded(blocks, format, form), expected[0]))
 
 
+@pytest.mark.parametrize(("number", "bits"), [(11, 4.625), (12, 4.75), (14, 8.625), (23, 4.375)], ids=["Q3_K", "Q4_K", "Q6_K", "IQ4_XS"])
+def test_scales_of_groups_stay_integers(number: int, bits: float) -> None:
+    form = form_of(FORMATS[number])
+    assert form is not None and sum(info.num_bytes for info in form.infos((1, 256)).values()) * 8 / 256 == bits
+
+
 def _decoded(blocks: Any, format: Any, form: Form) -> Any:
     """Return the values that a compiled program computes from the integers of these blocks."""
     found, infos = split(blocks, format), form.infos((1, len(blocks) * format.block_values))

@@ -369,3 +369,20 @@ def test_stacked_weights_are_stacked_before_they_are_decoded() -> None:
       }}"""
     assert calls(text.format(weight="weight ")) == ["concat", "dequantize_linear"]
     assert calls(text.format(weight="")) == ["concat_dequantize_linear"]
+
+
+def test_scales_of_weights_are_decoded_once_unless_the_weights_are_shifted() -> None:
+    """Tensor cores read one scale per group. They read no shifts, so the kernel of shifted weights decodes the scales, which take less
+    memory then."""
+    text = """
+      func main(x: f32[n, 512], weight a: i8[32, 512], weight s: i8[32, 32], weight u: f32[32, 2]{params}) -> f32[n, 32] {{
+        dataflow {{
+          v = dequantize(s, u, bits=8, group=16)
+          w = dequantize(a, v{shift}, bits=8, group=16{shifted})
+          y = linear(x, w)
+        }}
+        return y
+      }}"""
+    assert calls(text.format(params="", shift="", shifted="")) == ["dequantize", "dequantize_1_linear"]
+    shifted = text.format(params=", weight z: f32[32, 32]", shift=", z", shifted=", shifted=true")
+    assert calls(shifted) == ["dequantize_dequantize_1_linear"]
