@@ -76,13 +76,15 @@ class ExpertNames:
     up: str = "mlp.experts.*.up_proj"
     down: str = "mlp.experts.*.down_proj"
     correction: str | None = None  # bias that is added to the scores for choosing experts, but not for their shares
+    correction_rank: int = 1  # 2: the bias is stored with a leading axis of extent 1
     scales: str | None = None  # factors that multiply each expert's share
     shared: str | None = None  # the shared expert, which processes every token
     shared_gate: str | None = None  # the projection that computes the shared expert's share for each token
     # If files stack the experts, `stacked` has the names of the stacked gate and up projection and of the down projection: see
-    # StackedExperts.
+    # StackedExperts. Quantised files of the same model may have separate tensors for each expert.
     stacked: tuple[str, str] | None = None
     halves: bool = False  # true if the stacked rows are all gates, then all ups; false if gates and ups alternate
+    inputs_first: bool = False  # whether halves are stored as [experts, in, out]
 
     @property
     def of_experts(self) -> tuple[str, ...]:
@@ -135,7 +137,7 @@ def joint_experts(source: WeightSource, names: ExpertNames | None) -> WeightSour
     if names is None:
         return source
     if names.stacked is not None:
-        return StackedExperts(source, names)
+        source = StackedExperts(source, names)
     patterns = [name for name in names.of_experts if "*" in name]
     found: dict[str, dict[int, str]] = {}
     for pattern in patterns:
@@ -159,8 +161,8 @@ class StackedPart:
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
     """A source whose file has the gate and up projections of all experts in one tensor, with alternating rows or in halves. Halves are
-    stored as [experts, out, in]. Alternating rows are stored as [experts, in, out], or, if the name ends with `.weight` or the name of a
-    part of it as in quantised checkpoints, as [experts, out, in].
+    stored as [experts, out, in], or as [experts, in, out] if the family says `inputs_first`. Alternating rows are stored as [experts, in,
+    out], or, if the name ends with `.weight` or the name of a part of it as in quantised checkpoints, as [experts, out, in].
 
     A stored tensor stays in memory until all its parts were read, since reading it may require decoding it.
     """
@@ -213,16 +215,17 @@ class StackedExperts:
         shape = self.source.tensors[stored].shape
         if match is None or len(shape) != (2 if match[3] == "_bias" else 3):
             return
-        kind, transposed = {"_bias": "bias", "": "weight"}.get(match[3], match[3][1:]), not match[3] and not self.names.halves
+        kind = {"_bias": "bias", "": "weight"}.get(match[3], match[3][1:])
+        transposed = not match[3] and (not self.names.halves or self.names.inputs_first)
         num_rows = shape[2 if transposed else 1]
         if match[2] is None:
-            yield f"{match[1]}{self.names.down}.{kind}", StackedPart(stored, slice(num_rows), transposed)
+            yield f"{match[1]}{joint_name(self.names.down)}.{kind}", StackedPart(stored, slice(num_rows), transposed)
         elif num_rows % 2 == 0:
             half = num_rows // 2
             assert self.names.gate is not None
             gates, ups = (slice(half), slice(half, num_rows)) if self.names.halves else (slice(0, num_rows, 2), slice(1, num_rows, 2))
-            yield f"{match[1]}{self.names.gate}.{kind}", StackedPart(stored, gates, transposed)
-            yield f"{match[1]}{self.names.up}.{kind}", StackedPart(stored, ups, transposed)
+            yield f"{match[1]}{joint_name(self.names.gate)}.{kind}", StackedPart(stored, gates, transposed)
+            yield f"{match[1]}{joint_name(self.names.up)}.{kind}", StackedPart(stored, ups, transposed)
 
     def _info(self, part: StackedPart) -> TensorInfo:
         info = self.source.tensors[part.stored]

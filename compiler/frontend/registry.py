@@ -101,7 +101,7 @@ def _what_is_there(directory: Path) -> str:
             "AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload().save_pretrained(NEW_DIR)"
         )
     if (directory / "params.json").is_file():
-        return "params.json belongs to a publisher's own format; take the files of the same model for transformers, which have a config.json"
+        return "params.json belongs to a publisher's own format; take the model's files for transformers, which have a config.json"
     return "expected a model directory as downloaded from a hub, or a .gguf file"
 
 

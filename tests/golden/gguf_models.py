@@ -385,6 +385,7 @@ CONVERTERS = {
     "qwen35moe": replace(QWEN35, fields={**DELTA, **SHARED}),
     "qwen2vl": Converter({"rope_dimension_sections": "mrope_section"}),
     "qwen3vl": Converter({"rope_dimension_sections": "mrope_section"}, {"num_deepstack_layers": lambda _: 0}),
+    "qwen3vlmoe": Converter({"rope_dimension_sections": "mrope_section"}, {"num_deepstack_layers": lambda _: 0}),
     "starcoder2": Converter({"layer_norm_eps": "norm_epsilon"}),
 }
 # Converters of 2024 and 2025, which left stacked projections as they were.

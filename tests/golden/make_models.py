@@ -196,6 +196,7 @@ class Causal:
     # Part of a tensor's name -> part of its name on the hub. Only the first part that a name contains is replaced.
     renamed: dict[str, str] = field(default_factory=dict)
     experts: tuple[str, str, str, str] | None = None  # names on the hub: mixture, gate, up and down projection of an expert
+    transposed: bool = False  # whether the file has the stacked matrices of experts as [experts, in, out]
 
     @property
     def text(self) -> Json:
@@ -611,6 +612,114 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             "topk_group": 1,
         },
         experts=EXPERTS,
+    ),
+    # Four heads share a latent. Routing selects one of two groups of experts. The attention scale depends on the scale of the rope.
+    "deepseek_v3": Causal(
+        {
+            "model_type": "deepseek_v3",
+            **TINY,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "num_hidden_layers": 3,
+            "q_lora_rank": None,
+            "kv_lora_rank": 20,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 10,
+            "rope_scaling": {
+                "type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "beta_fast": 32,
+                "beta_slow": 1,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+            },
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 2,
+            "topk_group": 1,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "first_k_dense_replace": 1,
+            "num_nextn_predict_layers": 0,
+        },
+        experts=EXPERTS,
+    ),
+    # The shared expert has a gate, and shares of chosen experts are not normalised.
+    "qwen2_moe": Causal(
+        {
+            "model_type": "qwen2_moe",
+            **TINY,
+            "num_hidden_layers": 3,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 40,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+        },
+        experts=EXPERTS,
+    ),
+    # The first layer is dense, and a bias changes which experts are chosen.
+    "ernie4_5_moe": Causal(
+        {
+            "model_type": "ernie4_5_moe",
+            **TINY,
+            "num_hidden_layers": 3,
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_intermediate_size": 24,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 2,
+            "tie_word_embeddings": True,
+        },
+        renamed={"mlp.gate.moe_statics": "mlp.moe_statics"},
+        experts=EXPERTS,
+    ),
+    "qwen3_vl_moe": Causal(
+        {
+            "model_type": "qwen3_vl_moe",
+            "tie_word_embeddings": False,
+            "text_config": {
+                "model_type": "qwen3_vl_moe_text",
+                **TINY,
+                "head_dim": 16,
+                "num_experts": 6,
+                "num_experts_per_tok": 3,
+                "moe_intermediate_size": 24,
+                "rope_scaling": {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]},
+            },
+            "vision_config": {
+                "model_type": "qwen3_vl_moe_vision",
+                "depth": 1,
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_heads": 2,
+                "patch_size": 2,
+                "out_hidden_size": 32,
+                "deepstack_visual_indexes": [],
+                "num_position_embeddings": 4,
+            },
+        },
+        transposed=True,
+    ),
+    "qwen2_vl": Causal(
+        {
+            "model_type": "qwen2_vl",
+            "tie_word_embeddings": False,
+            "text_config": {
+                "model_type": "qwen2_vl_text",
+                **TINY,
+                "rope_scaling": {"type": "mrope", "rope_type": "default", "mrope_section": [2, 3, 3]},
+            },
+            "vision_config": {"model_type": "qwen2_vl", "depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "patch_size": 2},
+        }
     ),
     "olmoe": Causal(
         {
@@ -1157,6 +1266,7 @@ def save_weights(
     num_shards: int = 1,
     renamed: dict[str, str] | None = None,
     experts: tuple[str, str, str, str] | None = None,
+    transposed: bool = False,
 ) -> None:
     tensors, seen = {}, set()
     for name, tensor in model.state_dict().items():
@@ -1167,6 +1277,8 @@ def save_weights(
         tensors[prefix + name.replace(old, (renamed or {}).get(old, ""), 1)] = tensor.to(dtype).contiguous()
     if experts is not None:
         tensors = dict(part for name, tensor in tensors.items() for part in single_experts(name, tensor, *experts))
+    if transposed:
+        tensors = {name: t.transpose(1, 2).contiguous() if ".mlp.experts." in name else t for name, t in tensors.items()}
     if num_shards == 1:
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
         return
@@ -1286,7 +1398,8 @@ def make_causal(case: Causal, directory: Path) -> str:
         if (continuation := greedy(model, prompt, case.full_length)) is not None:
             break
     logits, hidden = forward(model, prompt, case.full_length)
-    save_weights(model, directory, dtype=case.dtype, num_shards=case.num_shards, renamed=case.renamed, experts=case.experts)
+    options: Any = {"renamed": case.renamed, "experts": case.experts, "transposed": case.transposed}
+    save_weights(model, directory, dtype=case.dtype, num_shards=case.num_shards, **options)
     arrays = {"prompt": np.int32(prompt), "logits": logits, "hidden": hidden, "continuation": np.int32(continuation), **rope_tables(model)}
     # f16 models are computed in f32, and bf16 logits of the tiny models would test nothing that larger models do not test.
     if case.dtype != torch.float16 and case.text["hidden_size"] > TINY["hidden_size"]:

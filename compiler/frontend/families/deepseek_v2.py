@@ -36,17 +36,21 @@ def read(fields: Fields) -> ModelConfig:
             raise fields.error(name, "false")
     config = rotating_neighbours(read_decoder(fields))
     rank, query_rank, value = fields.integer("kv_lora_rank", 512), fields.integer("q_lora_rank", None), fields.integer("v_head_dim", 128)
-    scaling = rope_fields(fields)
-    weight, factor = scaling.number("mscale_all_dim", None, zero=True), scaling.number("factor", 1.0)
-    strength = 0.1 * weight * math.log(factor) + 1 if weight and factor > 1 else 1.0
     return replace(
         config,
         num_kv_heads=1,
         head_dim=rank + rotated,
-        attention_scale=(plain + rotated) ** -0.5 * strength**2,
+        attention_scale=(plain + rotated) ** -0.5 * strength_of(fields) ** 2,
         latent=Latent(rank, query_rank, plain, rotated, value),
         mixture=_read_mixture(fields),
     )
+
+
+def strength_of(fields: Fields) -> float:
+    """Return the factor of queries and of keys that a scaled rope implies (`mscale_all_dim`)."""
+    scaling = rope_fields(fields)
+    weight, factor = scaling.number("mscale_all_dim", None, zero=True), scaling.number("factor", 1.0)
+    return 0.1 * weight * math.log(factor) + 1 if weight and factor > 1 else 1.0
 
 
 def _read_mixture(fields: Fields) -> Mixture:
@@ -69,6 +73,10 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
         config["topk_method"] = "group_limited_greedy"  # not supported
     if metadata.get("expert_gating_func", SOFTMAX) != SOFTMAX:
         config["scoring_func"] = "sigmoid"  # not supported
+    complete_strength(config)
+
+
+def complete_strength(config: dict[str, Any]) -> None:
     if isinstance(scaling := config.get("rope_scaling"), dict) and isinstance(weight := scaling.get("mscale_all_dim"), float):
         config["rope_scaling"] = {**scaling, "mscale_all_dim": 10 * weight, "mscale": 10 * weight}  # converters divide it by 10
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from compiler.frontend.config import Latent, ModelConfig, read_decoder
 from compiler.frontend.families import deepseek_v2
-from compiler.frontend.families.deepseek_v2 import complete_latent
+from compiler.frontend.families.deepseek_v2 import complete_latent, complete_strength, strength_of
 from compiler.frontend.families.glm4_moe import NAMES, read_shared_mixture
 from compiler.frontend.family import DecoderFamily
 from compiler.frontend.fields import Fields
@@ -27,15 +27,15 @@ def read(fields: Fields) -> ModelConfig:
     fields.fill(max_position_embeddings=202_752, routed_scaling_factor=1.8)
     config, latent = read_decoder(fields, eps=1e-5), _read_latent(fields)
     rope = read_rope(fields, latent.rotated_size)
-    if rope.scaling is not None or rope.size != latent.rotated_size:
-        raise fields.error("rope_scaling", "null, because this family supports neither rope scaling nor partial rotation")
+    if rope.size != latent.rotated_size:
+        raise fields.error("partial_rotary_factor", "1, because partial rotation is not supported")
     bias = fields.flag("attention_bias", False)
     predicting = range(config.num_layers, config.num_layers + fields.integer("num_nextn_predict_layers", 0, minimum=0, maximum=100))
     return replace(
         config,
         num_kv_heads=1,
         head_dim=latent.kept_size,
-        attention_scale=(latent.plain_size + latent.rotated_size) ** -0.5,
+        attention_scale=(latent.plain_size + latent.rotated_size) ** -0.5 * strength_of(fields) ** 2,
         rope=replace(rope, interleaved=fields.flag("rope_interleave", True)),
         qkv_bias=bias,
         output_bias=bias,
@@ -74,6 +74,7 @@ def layer(at: Layer, x: Var) -> Var:
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
     complete_latent(config, metadata)
+    complete_strength(config)
     config.setdefault("q_lora_rank", None)
 
 

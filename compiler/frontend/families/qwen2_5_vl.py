@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: its decoder is Qwen2. Images are not read."""
+"""Qwen2-VL and Qwen2.5-VL: their decoder is Qwen2. Images are not read."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ def read(fields: Fields) -> ModelConfig:
     return qwen2.read(fields)
 
 
-FAMILY = DecoderFamily(("qwen2_5_vl", "qwen2_5_vl_text"), read, llama.layer, gguf=Gguf("qwen2vl"))
+FAMILY = DecoderFamily(("qwen2_5_vl", "qwen2_5_vl_text", "qwen2_vl", "qwen2_vl_text"), read, llama.layer, gguf=Gguf("qwen2vl"))

@@ -23,9 +23,9 @@ from compiler.ir.graph.atoms import Var
 
 NAMES = ExpertNames(
     "mlp.gate",
-    "mlp.experts.gate_proj",
-    "mlp.experts.up_proj",
-    "mlp.experts.down_proj",
+    "mlp.experts.*.gate_proj",
+    "mlp.experts.*.up_proj",
+    "mlp.experts.*.down_proj",
     shared="mlp.shared_expert",
     shared_gate="mlp.shared_expert_gate",
     stacked=("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),

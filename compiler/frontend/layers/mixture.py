@@ -73,7 +73,7 @@ def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, V
     scores = net.call(SOFTMAX, found) if m.scoring is Scoring.SOFTMAX else net.call(SIGMOID, found)
     judged = scores
     if names.correction is not None:
-        judged = net.add(scores, net.vector(layer.name(names.correction), m.num_experts))
+        judged = net.add(scores, _correction(layer, names.correction, names.correction_rank, m.num_experts))
     chosen = net.call(TOP_EXPERTS, judged if m.num_groups == 1 else _in_best_groups(layer, judged, m), k=m.num_chosen)
     shares = net.call(GATHER, scores, chosen, axis=1)
     if m.normalized:
@@ -81,6 +81,13 @@ def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, V
     if names.scales is not None:
         shares = net.call(MULTIPLY, shares, net.call(TAKE, net.vector(layer.name(names.scales), m.num_experts), chosen, axis=0))
     return chosen, scaled(layer.step, shares, m.scale)
+
+
+def _correction(layer: Layer, name: str, rank: int, count: int) -> Var:
+    net = layer.step.net
+    if rank == 1:
+        return net.vector(layer.name(name), count)
+    return net.reshape(net.as_f32(net.weight(layer.name(name), 1, count)), count)
 
 
 def _in_best_groups(layer: Layer, scores: Var, m: Mixture) -> Var:

@@ -226,6 +226,21 @@ def test_a_group_that_does_not_fit_advises_groups_that_do(inputs: int, advice: s
         net.linear(rows, "layer", inputs, 32)
 
 
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func of config.json is 'softmax', expected 'sigmoid'"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method of config.json is 'greedy', expected noaux_tc"),
+        ("ernie4_5_moe", {"use_bias": True}, "use_bias of config.json is True, expected False"),
+        ("ernie4_5_moe", {"moe_norm_min": 0.5}, "moe_norm_min of config.json is 0.5, expected at most"),
+        ("qwen2_moe", {"use_sliding_window": True}, "use_sliding_window of config.json is True, expected false"),
+    ],
+)
+def test_other_mixtures_are_refused(case: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({**json.loads((MODELS / case / "config.json").read_text()), **changes})
+
+
 def test_hunyuan_stretches_the_base_by_alpha() -> None:
     scaling = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}
     assert parse_config(small("hunyuan_v1_dense", rope_scaling=scaling)).rope == Rope(10000.0 * 1000 ** (16 / 14), 16)
@@ -257,11 +272,11 @@ def test_a_directory_without_config(tmp_path: Path) -> None:
 
 def test_an_adapter_is_refused_with_the_way_to_merge_it(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/base"}))
-    with pytest.raises(ModelError, match=r"it is an adapter \(LoRA\) for 'org/base'.* merge_and_unload"):
+    with pytest.raises(ModelError, match=r"it is an adapter \(LoRA\) for 'org/base'.*merge_and_unload"):
         load_config(tmp_path)
     (tmp_path / "adapter_config.json").unlink()
     (tmp_path / "params.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"params\.json belongs to a publisher's own format; take the files .* for transformers"):
+    with pytest.raises(ModelError, match=r"params\.json belongs to a publisher's own format; take the model's files for transformers"):
         load_config(tmp_path)
 
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from compiler.frontend.errors import ConfigError, DamagedFile
-from compiler.frontend.families import gpt_oss, qwen3_5_moe
+from compiler.frontend.families import gpt_oss, qwen3_5_moe, qwen3_vl_moe
 from compiler.frontend.mixture import ExpertNames, JointExperts, joint_experts, without
 from compiler.frontend.quantized.held import HeldWeights, forms_of
 from compiler.frontend.quantized.mxfp4 import Mxfp4
@@ -146,6 +146,25 @@ def test_stacked_experts_of_another_shape_stay_what_they_are() -> None:
     """Stacked experts of an unexpected shape are not split, so that the error about tensors can name the stacked tensor."""
     odd = {f"{GPT_OSS}.gate_up_proj": np.ones((2, 2, 5), np.float32), f"{GPT_OSS}.down_proj": np.ones((4, 5), np.float32)}
     assert joint_experts(Held(odd), gpt_oss.NAMES).tensors.keys() == odd.keys()
+
+
+@pytest.mark.parametrize("names", [qwen3_5_moe.NAMES, qwen3_vl_moe.FAMILY.experts], ids=["qwen3_5_moe", "qwen3_vl_moe"])
+def test_files_stack_experts_or_have_a_tensor_for_each(names: ExpertNames) -> None:
+    """Published models stack the experts; quantised versions have a tensor for each part of each expert."""
+    rng, at = np.random.default_rng(0), "model.layers.0.mlp.experts"
+    gate, up, down = (rng.standard_normal(shape, np.float32) for shape in ((2, 3, 4), (2, 3, 4), (2, 4, 3)))
+    both = np.concatenate([gate, up], 1)
+    stacked = {"gate_up_proj": both.swapaxes(1, 2), "down_proj": down.swapaxes(1, 2)} if names.inputs_first else {}
+    stacked = {f"{at}.{part}": value for part, value in (stacked or {"gate_up_proj": both, "down_proj": down}).items()}
+    apart = {
+        f"{at}.{number}.{part}_proj.weight": value[number]
+        for part, value in (("gate", gate), ("up", up), ("down", down))
+        for number in range(2)
+    }
+    for arrays in (stacked, apart):
+        source = joint_experts(Held(arrays), names)
+        for part, value in (("gate", gate), ("up", up), ("down", down)):
+            np.testing.assert_array_equal(source.read(f"{at}.{part}_proj.weight"), value)
 
 
 def test_experts_in_mxfp4_are_those_that_were_written(tmp_path: Path) -> None:

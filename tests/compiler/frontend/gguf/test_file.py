@@ -269,7 +269,7 @@ OWN_NAMES = {
     "arcee": ("arcee",),
     "chatglm": ("glm",),
     "cohere2": ("cohere2",),
-    "deepseek2": ("deepseek_v2", "glm4_moe_lite"),
+    "deepseek2": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
     "ernie4_5": ("ernie4_5",),
     "exaone4": ("exaone4",),
     "falcon-h1": ("falcon_h1", "falcon_h1-plain"),
@@ -303,6 +303,7 @@ OWN_NAMES = {
     "qwen3moe": ("qwen3_moe",),
     "qwen3next": ("qwen3_next",),
     "qwen3vl": ("qwen3_vl",),
+    "qwen3vlmoe": ("qwen3_vl_moe",),
     "seed_oss": ("seed_oss",),
     "smollm3": ("smollm3",),
     "starcoder2": ("starcoder2",),
@@ -312,7 +313,7 @@ GPT_OSS = load_config(MODELS / "gpt_oss").mixture
 assert GPT_OSS is not None
 HYBRIDS = {case: load_config(MODELS / case).recurrence for case in ("qwen3_5", "qwen3_5_moe")}
 # Models that the program reads as the converter arranges them: the tensors differ from those of the hub, the logits do not.
-APART = ("deepseek_v2", "glm4_moe_lite", "granitemoehybrid", "granitemoehybrid-dense", "qwen3_next")
+APART = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "granitemoehybrid", "granitemoehybrid-dense", "qwen3_next")
 MULTIPLIED = {case: load_config(MODELS / case).recurrence for case in ("falcon_h1", "falcon_h1-plain")}
 LFM2_MOE = load_config(MODELS / "lfm2_moe").mixture
 assert LFM2_MOE is not None

@@ -1,0 +1,55 @@
+"""ERNIE 4.5 with mixtures of experts: a plain MLP in the first layers, then experts beside shared experts. A bias corrects the choice of
+experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig
+from compiler.frontend.families import ernie4_5
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, attention, pre_norm
+from compiler.frontend.layers.mixture import mixture
+from compiler.frontend.mixture import ExpertNames, read_mixture
+from compiler.ir.graph.atoms import Var
+
+NAMES = ExpertNames(correction="mlp.moe_statics.e_score_correction_bias", correction_rank=2, shared="mlp.shared_experts")
+LEAST_SUM = 1e-6  # shares of chosen experts are divided by their sum; a lower bound of at most this number never applies
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(intermediate_size=12288, num_key_value_heads=4, moe_intermediate_size=1536, moe_num_experts=64, moe_k=6)
+    fields.fill(num_experts_per_tok=fields.integer("moe_k"))
+    if fields.number("moe_norm_min", 1e-12) > LEAST_SUM:
+        raise fields.error("moe_norm_min", f"at most {LEAST_SUM}")
+    for name, value in (("use_bias", False), ("moe_gate", "topk"), ("moe_use_aux_free", True)):
+        if fields.raw(name, value) != value:
+            raise fields.error(name, repr(value))
+    # Fields about training, and about layers that predict further tokens.
+    fields.skip("moe_capacity", "num_nextn_predict_layers", "moe_group", "moe_aux_loss_lambda", "moe_orthogonal_loss_lambda")
+    head_dim = fields.integer("head_dim", fields.integer("hidden_size") // fields.integer("num_attention_heads"))
+    fields.fill(head_dim=head_dim)
+    config = ernie4_5.read(fields)
+    found = read_mixture(fields, "moe_num_experts", "moe_intermediate_size", normalized=True)
+    shared = fields.integer("moe_num_shared_experts", 2, minimum=0)
+    return replace(
+        config,
+        mixture=replace(found, shared_size=found.size * shared, dense_layers=_read_dense(fields, config.num_layers)),
+        unused=("model.mtp*",),
+    )
+
+
+def _read_dense(fields: Fields, num_layers: int) -> frozenset[int]:
+    """Return the layers without experts."""
+    first, every = fields.integer("moe_layer_start_index", 1, minimum=0), fields.integer("moe_layer_interval", 1)
+    last = fields.integer("moe_layer_end_index", -1, minimum=-1)
+    last = num_layers - 1 if last == -1 else last
+    return frozenset(layer for layer in range(num_layers) if not (first <= layer <= last and (layer + 1) % every == 0))
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return pre_norm(at, x, attention, mixture(NAMES))
+
+
+FAMILY = DecoderFamily(("ernie4_5_moe",), read, layer, experts=NAMES)
