@@ -16,7 +16,7 @@ from typing import Any
 from huggingface_hub import CacheNotFound, DryRunFileInfo, scan_cache_dir, snapshot_download
 from huggingface_hub.utils import tqdm
 
-from compiler.frontend.gguf.parts import parts_of, pattern_of
+from runtime.split_files import parts_of, pattern_of
 
 # Files that a served model needs: no pickles, no duplicates in other formats or under other names.
 PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]

@@ -9,8 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from compiler.frontend.gguf.parts import parts_of
 from deploy import demo
+from runtime.split_files import parts_of
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.models.state import ModelSpec

@@ -18,8 +18,8 @@ import numpy as np
 
 from compiler.frontend.errors import DamagedFile, ModelError
 from compiler.frontend.gguf.dequantize import FORMATS, Format, dequantize, split
-from compiler.frontend.gguf.parts import parts_of
 from compiler.frontend.weights import MappedFile, Tensor
+from runtime.split_files import parts_of
 
 MAGIC = b"GGUF"
 MAX_METADATA_BYTES = 256 << 20  # vocabularies take a few megabytes

@@ -26,6 +26,7 @@ def write(folder: Path, **fields: Any) -> Path:
 YARN = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow"}
 WITHOUT_ADVICE = {"gemma3", "mistral3", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text", "hunyuan_v1_dense"}
 WITHOUT_ADVICE |= {"embeddinggemma", "gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
+WITHOUT_ADVICE |= {"qwen2_vl", "qwen2_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text"}
 ARCHITECTURES = {
     "arcee": "ArceeForCausalLM",
     "bert": "BertModel",
@@ -34,7 +35,9 @@ ARCHITECTURES = {
     "distilbert": "DistilBertModel",
     "electra": "ElectraModel",
     "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
     "gemma": "GemmaForCausalLM",
@@ -68,6 +71,7 @@ ARCHITECTURES = {
     "phi": "PhiForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",

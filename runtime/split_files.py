@@ -1,5 +1,4 @@
-"""The names of the files into which llama.cpp splits a large GGUF file: NAME-00001-of-00003.gguf and so on. The front imports this module,
-so it imports little."""
+"""The names of the files into which llama.cpp splits a large GGUF file: NAME-00001-of-00003.gguf and so on."""
 
 from __future__ import annotations
 
