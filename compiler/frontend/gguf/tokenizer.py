@@ -34,15 +34,21 @@ TEKKEN_WORDS = "|".join((*CASED, r"\p{N}", OTHERS))
 GPT4O_WORDS = "|".join((*(words + SHORT_FORM for words in CASED), r"\p{N}{1,3}", OTHERS))
 PUNCTUATED = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
 DEEPSEEK3_WORDS = PUNCTUATED + r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+CASED_LETTERS = r"\s?[\p{Lu}\p{Ll}\p{Lt}]+"
+EAST_ASIAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+DEEPSEEK_SIGNS = r"\s?[!-/:-~" + "\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
 # The expressions that split a text, in the order in which they are applied.
 WORDS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), (LLAMA3_WORDS,)),
-    **dict.fromkeys(("glm4", "chatglm-bpe"), (LLAMA3_WORDS,)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "hunyuan", "stablelm2"), (QWEN2_WORDS,)),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0"), (LLAMA3_WORDS,)),
+    **dict.fromkeys(("lfm2", "jina-v5-nano", "glm4", "chatglm-bpe", "dbrx", "smaug-bpe"), (LLAMA3_WORDS,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "kormo", "megrez", "hunyuan", "stablelm2", "f2llmv2"), (QWEN2_WORDS,)),
     "qwen35": (QWEN35_WORDS,),
     "seed-coder": (SEED_WORDS,),
     "tekken": (TEKKEN_WORDS,),
-    **dict.fromkeys(("gpt-4o", "llama4"), (GPT4O_WORDS,)),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (GPT4O_WORDS,)),
+    "tiny_aya": (r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O_WORDS),
+    "deepseek-llm": (r"[\r\n]", CASED_LETTERS, DEEPSEEK_SIGNS, r"\s+$", EAST_ASIAN, r"\p{N}+"),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", EAST_ASIAN, r"\p{N}"),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3_WORDS)),
 }
 # these split words as GPT-2 does, and digits one by one
@@ -61,7 +67,7 @@ PLAIN_WORDS = (
     "a.x-4.0",
     "gigachat",
 )
-LLAMA3_LIKE = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "tekken")
+LLAMA3_LIKE = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken")
 IGNORE_MERGES = LLAMA3_LIKE  # vocabularies for which a word that is a piece becomes one token without merging
 BEGIN_BY_DEFAULT = LLAMA3_LIKE
 
