@@ -132,7 +132,7 @@ def _nest(operands: Operands) -> Nest:
     beta = kernel.array(operands.buffer(10)) if operands.has(10) else None
     arrays = dict(zip(("out", "states", "q", "k", "v", "decay"), kernel.arrays(out, states, q, k, v, decay), strict=True))
     scan = _Scan(kernel, **arrays, beta=beta, width=block_width(size.const))
-    scan.write(bound_layer(kernel, layer_operand(operands.places[9]), held), *kernel.arrays(sources, starts, saved, pages))
+    scan.write(layer_operand(operands.places[9]), *kernel.arrays(sources, starts, saved, pages))
     wanted: dict[int, tuple[Dim, ...]] = {
         0: (*held.shape[:2], heads * size * key_size),
         1: k.shape,
@@ -167,11 +167,12 @@ class _Scan:
     def lanes(self) -> int:
         return gcd(self.width, LANES)
 
-    def write(self, layer: Dim, sources: Array, starts: Array, saved: Array, pages: Array) -> None:
+    def write(self, number: Scalar, sources: Array, starts: Array, saved: Array, pages: Array) -> None:
         kernel = self.kernel
         heads, size = (dim.const for dim in self.v.shape[1:])
         axes = [("s", sources.shape[0]), ("h", Dim.of(heads)), ("b", Dim.of(size // self.width))]
         with kernel.parallel("i", sources.shape[0] * heads * (size // self.width)) as i:
+            layer = bound_layer(kernel, number, self.states.buffer)
             s, h, b = kernel.unravel(i, axes)
             block = (h * (size // self.width) + b) * (self.rows * self.width)
             state = kernel.local("state", self.rows, self.width)

@@ -27,6 +27,7 @@ from compiler.ir.errors import CompileError
 from compiler.ir.loops.buffers import Buffer, Scope
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.statements import For, LoopKind, Stmt
+from compiler.ir.loops.visit import walk_stmts
 from compiler.llvm.indices import Index, Indices
 from compiler.llvm.ssa import Code, vector_literal
 from compiler.machine.target import Target
@@ -41,6 +42,8 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
     while isinstance(stmt, For) and stmt.kind is LoopKind.PARALLEL and _independent(stmt, loops):
         loops.append(stmt)
         stmt = stmt.body
+    if not loops and (inner := _parallel_inside(stmt)) is not None:
+        raise CompileError(f"parallel loop {inner.var.name} is inside another statement, so one thread would run it; expected it outermost")
     code = Code()
     statements = _Statements(code, parameters.expressions(code), target)
     with code.loop("%begin", "%end") as counter:
@@ -58,6 +61,11 @@ def _phase(target: Target, symbol: str, parameters: Parameters, stmt: Stmt) -> P
 def _independent(loop: For, outer: list[For]) -> bool:
     """Return whether the extent of `loop` contains no variable of the `outer` loops. Only then can one grid cover all these loops."""
     return not any(o.var in loop.extent.vars() for o in outer)
+
+
+def _parallel_inside(stmt: Stmt) -> For | None:
+    """Return a parallel loop inside the statement, if there is one."""
+    return next((s for s in walk_stmts(stmt) if isinstance(s, For) and s.kind is LoopKind.PARALLEL), None)
 
 
 def _body(symbol: str, parameters: Parameters) -> str:

@@ -474,3 +474,5 @@ def test_refusals_name_what_is_wrong() -> None:
     assert "local buffer t has extent n; expected a constant" in refused(Allocate(local, store(y, [0], one)), (y,))
     ragged = loop(v, 8, loop(i, v, store(y, [v], one)), vector)
     assert "has extent v, which differs between the lanes" in refused(ragged, (y,))
+    inside = Let(i, Const(0, DType.I64), loop(v, 8, store(y, [v], one), LoopKind.PARALLEL))
+    assert refused(inside, (y,)).endswith("parallel loop v is inside another statement, so one thread would run it; expected it outermost")
