@@ -27,9 +27,11 @@ from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.buffers import Buffer
-from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.write import Array, Kernel, cast, const, equal, fma, index, minimum, not_equal, select, total
+from compiler.ir.loops.scalars import Load, Scalar
+from compiler.ir.loops.write import Array, Kernel, cast, const, equal, fma, index, less, minimum, not_equal, select, total
 from compiler.ir.types import TensorType, TupleType, Type
+from compiler.machine.intrinsics.prefetch import Prefetch
+from compiler.machine.target import LINE_BYTES
 from compiler.ops.attention.kv_cache import bound_layer, check_layer, layer_operand
 from compiler.ops.broadcast import sized_buffer
 from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, wants_int
@@ -37,6 +39,7 @@ from compiler.ops.tables import Nest, Operands, UnknownShape, define
 
 F32, I64 = DType.F32, DType.I64
 MOST_COLUMNS, LANES = 32, 16  # maximum number of columns per block; elements per vector
+AHEAD = 2  # tokens by which prefetches run ahead
 
 
 def block_width(size: int) -> int:
@@ -167,6 +170,15 @@ class _Scan:
     def lanes(self) -> int:
         return gcd(self.width, LANES)
 
+    @property
+    def parts(self) -> int:
+        """Return the number of partial sums of a sum over the rows. An addition need not wait for the previous one if there are two."""
+        return gcd(self.rows, 2)
+
+    @property
+    def last(self) -> Dim:
+        return self.v.shape[0] - 1
+
     def write(self, number: Scalar, sources: Array, starts: Array, saved: Array, pages: Array) -> None:
         kernel = self.kernel
         heads, size = (dim.const for dim in self.v.shape[1:])
@@ -175,70 +187,107 @@ class _Scan:
             layer = bound_layer(kernel, number, self.states.buffer)
             s, h, b = kernel.unravel(i, axes)
             block = (h * (size // self.width) + b) * (self.rows * self.width)
-            state = kernel.local("state", self.rows, self.width)
+            state, products = kernel.local("state", self.rows, self.width), kernel.local("products", self.parts, self.width)
             self._begin(state, layer, kernel.let("source", cast(sources[s], I64)), block)
             start, stop = (kernel.let(name, cast(starts[s + j], I64)) for j, name in enumerate(("start", "stop")))
+            if self.beta is not None:
+                with kernel.when(less(start, stop)):
+                    self._multiply(products, state, kernel.let("t", index(start), self.last), h)
             # `saved` lists the saved tokens of all sequences in order.
             following = kernel.local("following", 1, dtype=I64)
             following[0] = total((saved.shape[0],), lambda r: select(cast(saved[r], I64) < index(start), const(1, I64), 0))
             with kernel.serial("j", stop - start) as j:
-                t = kernel.let("t", index(start + j), self.v.shape[0] - 1)
-                self._step(state, t, h, b * self.width)
+                t = kernel.let("t", index(start + j), self.last)
+                self._prefetch(kernel.let("ahead", minimum(index(t + AHEAD), index(self.last)), self.last), h, b * self.width)
+                self._step(state, products, t, h, b * self.width)
                 m = kernel.let("m", minimum(following[0], index(saved.shape[0] - 1)), saved.shape[0] - 1)
                 with kernel.when(equal(cast(saved[m], I64), index(t))):
                     page = kernel.let("page", cast(pages[m], I64))
-                    with self._elements() as (r, c):
+                    with kernel.serial("r", self.rows) as r, self._columns() as first, kernel.vector(self.lanes) as lane:
+                        c = first + lane
                         self.states[layer, page, block + r * self.width + c] = cast(state[r, c], self.states.dtype)
                     following[0] = following[0] + 1
 
     def _begin(self, state: Array, layer: Dim, source: Dim, block: Dim) -> None:
-        with self.kernel.when(not_equal(index(source), 0)), self._elements() as (r, c):
-            state[r, c] = cast(self.states[layer, source, block + r * self.width + c], F32)
-        with self.kernel.orelse(), self._elements() as (r, c):
-            state[r, c] = 0.0
+        """Read the state, and prefetch the next block, which the thread probably computes next."""
+        kernel, lanes = self.kernel, self.lanes
+        with kernel.when(not_equal(index(source), 0)), kernel.serial("r", self.rows) as r:
+            row = block + r * self.width
+            self._fetch(self.states[layer, source, row], self.width, ahead=self.rows * self.width, far=True)
+            with self._columns() as first, kernel.vector(lanes) as lane:
+                state[r, first + lane] = cast(self.states[layer, source, row + first + lane], F32)
+        with kernel.orelse(), kernel.serial("r", self.rows) as r, self._columns() as first, kernel.vector(lanes) as lane:
+            state[r, first + lane] = 0.0
 
-    def _step(self, state: Array, t: Dim, h: Dim, first: Dim) -> None:
-        """Update the state by one token and compute the token's output. The sum over the rows is split into two partial sums, so that an
-        addition need not wait for the previous one."""
-        kernel, parts = self.kernel, gcd(self.rows, 2)
-        head = h // (self.v.shape[1].const // self.k.shape[1].const)
-        sums, added = kernel.local("sums", parts, self.width), kernel.local("added", self.width)
+    def _multiply(self, products: Array, state: Array, t: Dim, h: Dim) -> None:
+        """Multiply the state by the key of the sequence's first token."""
+        with self._columns() as first:
+            self._clear(products, first)
+            with self._rows() as (r, p), self.kernel.vector(self.lanes) as lane:
+                c = first + lane
+                products[p, c] = fma(state[r, c], cast(self.k[t, self._head(h), r], F32), products[p, c])
+
+    def _step(self, state: Array, products: Array, t: Dim, h: Dim, block: Dim) -> None:
+        """Update the state by one token and compute the token's output. The same pass over the rows multiplies the new state by the next
+        token's key; `products` has the product of the old state and this token's key. The sums of a group of columns stay in registers."""
+        kernel, head = self.kernel, self._head(h)
+        sums, added = kernel.local("sums", self.parts, self.width), kernel.local("added", self.width)
         factor = kernel.local("factor", 1)
         factor[0] = cast(self.decay[t, h], F32)
-        if self.beta is not None:
-            self._clear(sums)
-            with self._rows(parts) as (r, p), self._columns() as c:
-                sums[p, c] = fma(state[r, c], cast(self.k[t, head, r], F32), sums[p, c])
-        with self._columns() as c:
-            value = cast(self.v[t, h, first + c], F32)
+        following = kernel.let("following", minimum(index(t + 1), index(self.last)), self.last)
+        with self._columns() as first:
+            with kernel.vector(self.lanes) as lane:
+                c = first + lane
+                value = cast(self.v[t, h, block + c], F32)
+                if self.beta is not None:
+                    value = cast(self.beta[t, h], F32) * (value - factor[0] * _over(products, c))
+                added[c] = value
+            self._clear(sums, first)
             if self.beta is not None:
-                value = cast(self.beta[t, h], F32) * (value - factor[0] * _over(sums, c))
-            added[c] = value
-        self._clear(sums)
-        with self._rows(parts) as (r, p), self._columns() as c:
-            state[r, c] = fma(state[r, c], factor[0], cast(self.k[t, head, r], F32) * added[c])
-            sums[p, c] = fma(state[r, c], cast(self.q[t, head, r], F32), sums[p, c])
-        with self._columns() as c:
-            self.out[t, h, first + c] = cast(_over(sums, c), self.out.dtype)
+                self._clear(products, first)
+            with self._rows() as (r, p), kernel.vector(self.lanes) as lane:
+                c = first + lane
+                state[r, c] = fma(state[r, c], factor[0], cast(self.k[t, head, r], F32) * added[c])
+                sums[p, c] = fma(state[r, c], cast(self.q[t, head, r], F32), sums[p, c])
+                if self.beta is not None:
+                    products[p, c] = fma(state[r, c], cast(self.k[following, head, r], F32), products[p, c])
+            with kernel.vector(self.lanes) as lane:
+                c = first + lane
+                self.out[t, h, block + c] = cast(_over(sums, c), self.out.dtype)
 
-    def _clear(self, sums: Array) -> None:
-        with self.kernel.unroll("p", sums.shape[0].const) as p, self._columns() as c:
-            sums[p, c] = 0.0
+    def _prefetch(self, t: Dim, h: Dim, first: Dim) -> None:
+        """Prefetch what a later token reads and writes. The rows of a head are too far apart for the hardware to prefetch them."""
+        for x in (self.k, self.q):
+            self._fetch(x[t, self._head(h), 0], self.rows)
+        for x in (self.v, self.out):
+            self._fetch(x[t, h, first], self.width)
+        for gate in (self.decay, self.beta):
+            if gate is not None:
+                self._fetch(gate[t, h], 1)
+
+    def _fetch(self, place: Load, length: int, *, ahead: int = 0, far: bool = False) -> None:
+        """Prefetch this number of elements, which begin `ahead` elements after the place."""
+        size = place.buffer.dtype.num_bytes
+        self.kernel.tile(Prefetch(far, ahead * size, -(-length * size // LINE_BYTES)), place)
+
+    def _head(self, h: Dim) -> Dim:
+        return h // (self.v.shape[1].const // self.k.shape[1].const)
+
+    def _clear(self, sums: Array, first: Dim) -> None:
+        with self.kernel.unroll("p", self.parts) as p, self.kernel.vector(self.lanes) as lane:
+            sums[p, first + lane] = 0.0
 
     @contextmanager
     def _columns(self) -> Generator[Dim]:
-        with self.kernel.unroll("u", self.width // self.lanes) as u, self.kernel.vector(self.lanes) as lane:
-            yield u * self.lanes + lane
+        """Open a loop over the groups of columns that one vector holds, and yield each group's first column."""
+        with self.kernel.unroll("u", self.width // self.lanes) as u:
+            yield u * self.lanes
 
     @contextmanager
-    def _rows(self, parts: int) -> Generator[tuple[Dim, Dim]]:
-        with self.kernel.serial("r", self.rows // parts) as r, self.kernel.unroll("p", parts) as p:
-            yield r * parts + p, p
-
-    @contextmanager
-    def _elements(self) -> Generator[tuple[Dim, Dim]]:
-        with self._rows(1) as (r, _), self._columns() as c:
-            yield r, c
+    def _rows(self) -> Generator[tuple[Dim, Dim]]:
+        """Open a loop over the rows, and yield each row and the partial sum to which it belongs."""
+        with self.kernel.serial("r", self.rows // self.parts) as r, self.kernel.unroll("p", self.parts) as p:
+            yield r * self.parts + p, p
 
 
 def _over(sums: Array, column: Dim) -> Scalar:
