@@ -30,6 +30,7 @@ from compiler.ir.loops.write import Array, Kernel, cast, equal, fma, index, not_
 from compiler.machine.intrinsics.amx import AmxBf16, AmxStayAwake
 from compiler.machine.intrinsics.interleave import InterleavePairs
 from compiler.machine.intrinsics.round_bf16 import RoundBf16
+from compiler.machine.target import LINE_BYTES
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 from compiler.ops.attention.plain import capped
 
@@ -39,6 +40,7 @@ PANELS = 4  # number of panels of a block
 BLOCK = PANELS * PANEL  # number of keys of a block
 SPLIT = 8  # number of blocks of a split
 HEIGHT = 32  # maximum number of rows of a product
+LINES = PANEL * PAGE * 2 // LINE_BYTES  # cache lines of a page that a step of a product prefetches: PANEL elements of its keys or values
 CHUNK = 2 * 8  # number of rows that one tile interleaves
 AWAKE = 4  # number of rows after whose exponentials the unit is kept awake
 LEAST = -1e30  # the maximum of a row that has seen no key
@@ -149,8 +151,8 @@ class MatrixUnit:
             with k.nest((self.loaded.shape[1], 2 * (PANEL - left) // PAGE)) as (r, c), k.vector(PAGE) as lane:
                 self.loaded[last_panel, r, 2 * left + c * PAGE + lane] = 0.0
 
-    def product(self, *, fresh: bool) -> AmxBf16:
-        return AmxBf16(self.height, PANEL, fresh=fresh, cached_panel=True)
+    def product(self, *, fresh: bool, later: Load | None = None) -> AmxBf16:
+        return AmxBf16(self.height, PANEL, fresh=fresh, cached_panel=True, prefetching=later is not None)
 
     # --- scores --------------------------------------------------------------------------------------------------------
 
@@ -164,10 +166,13 @@ class MatrixUnit:
                 k.tile(InterleavePairs(PAGE), target, source, dims=(2 * PANEL, PAGE))
             k.tile(AmxStayAwake())
 
-    def multiply_keys(self, k: Kernel, panel: Dim, place: Dim, query: Dim, row: Dim) -> None:
-        """Compute the scores of `height` rows for a panel of keys. `query` is the first row of queries, and `row` of scores."""
-        total, depth = self.rows.scores[panel, row, 0], depth_of(self.size)
-        k.tile(self.product(fresh=True), total, self.rows.queries[query, 0], self.keys[place, 0, 0], dims=(depth, depth))
+    def multiply_keys(self, k: Kernel, panel: Dim, place: Dim, query: Dim, row: Dim, later: Load | None = None) -> None:
+        """Compute the scores of `height` rows for a panel of keys. `query` is the first row of queries, and `row` of scores. If `later` is
+        the place of a head's page, prefetch that page."""
+        depth = depth_of(self.size)
+        operands = self.rows.scores[panel, row, 0], self.rows.queries[query, 0], self.keys[place, 0, 0]
+        ahead, share = ((), ()) if later is None else ((later,), (0, LINES))
+        k.tile(self.product(fresh=True, later=later), *operands, *ahead, dims=(depth, depth, *share))
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
@@ -246,15 +251,13 @@ class MatrixUnit:
         if left:
             yield Dim.of(whole), left
 
-    def multiply_values(self, k: Kernel, row: Dim, span: Span, place: Dim, *, fresh: bool) -> None:
-        """Multiply the weights of `height` rows for the panels of `span` by the values at `place`."""
+    def multiply_values(self, k: Kernel, row: Dim, span: Span, place: Dim, *, fresh: bool, later: Load | None = None) -> None:
+        """Multiply the weights of `height` rows for the panels of `span` by the values at `place`. If `later` is the place of a head's
+        page, `span` is one panel; prefetch that page."""
         with k.serial("p", self.products.shape[0]) as p:
-            total, weights, values = (
-                self.products[p, row, 0],
-                self.rows.weights[row, span.first * PANEL],
-                self.loaded[p, place * (PANEL // 2), 0],
-            )
-            k.tile(self.product(fresh=fresh), total, weights, values, dims=(span.count * PANEL, BLOCK))
+            operands = self.products[p, row, 0], self.rows.weights[row, span.first * PANEL], self.loaded[p, place * (PANEL // 2), 0]
+            ahead, share = ((), ()) if later is None else ((later,), (p * LINES, LINES))
+            k.tile(self.product(fresh=fresh, later=later), *operands, *ahead, dims=(span.count * PANEL, BLOCK, *share))
 
     def clear_products(self, k: Kernel, count: Dim) -> None:
         with k.serial("p", self.products.shape[0]) as p, k.serial("m", count) as m:

@@ -15,7 +15,7 @@ from compiler.backends.cpu.schedule.attention.matrix import BLOCK, PANEL, PANEL_
 from compiler.backends.cpu.schedule.attention.operands import Heads, PagedOperands, Token, TokenTile
 from compiler.backends.cpu.schedule.attention.rows import HeadPage, NextPage, Span, VisibleRange
 from compiler.ir.dims import Dim, dim_max, dim_min
-from compiler.ir.loops.scalars import Scalar
+from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Kernel, less_equal
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 
@@ -64,8 +64,9 @@ class MatrixTokenWalk:
     heads: Heads
 
     def write(self, k: Kernel) -> None:
-        """Write the walk. It reads all keys of a block, then all values of the block, a panel at a time. While it reads a panel, it
-        prefetches the panel that it reads next."""
+        """Write the walk. It reads all keys of a block, then all values of the block, a panel at a time. Meanwhile it prefetches the panel
+        that it reads next: of each head, the first page while it loads the head's pages, and the second page while it multiplies. So
+        memory does not wait for products."""
         operands, unit, token, heads, group = self.operands, self.unit, self.token, self.heads, self.operands.group
         first, count = heads.first * group, heads.count * group
         with k.serial("b", token.end - token.begin) as b:
@@ -75,24 +76,36 @@ class MatrixTokenWalk:
                 last = dim_max(0, panel + 2 - span.end) if operands.pages.has_values else Dim.of(0)
                 pages = self.panel(k, block, panel, NextPage(last, (panel + 1 - last * span.count) * PANEL_PAGES))
                 with heads.each_kv(k) as kv:
-                    unit.load_keys(k, of_head(pages, kv), Dim.of(0))
+                    unit.load_keys(k, prefetching_one(of_head(pages, kv)), Dim.of(0))
                     with self.products(k, kv) as row:
-                        unit.multiply_keys(k, panel, Dim.of(0), row, row - first)
-            whole = block.seen_whole(token.low, token.high)
-            with k.when(whole):
+                        unit.multiply_keys(k, panel, Dim.of(0), row, row - first, self.later(pages, kv))
+            with k.when(block.seen_whole(token.low, token.high)):
                 unit.update_softmax(k, first, count, WHOLE, None, block.start)
+                self.add_values(k, block, WHOLE, None)
             with k.orelse():
                 unit.update_softmax(k, first, count, span, lambda _: operands.visible(token), block.start)
-            unit.clear_products(k, count)
-            with span.panels(k) as panel:
-                last = dim_max(0, panel + 2 - span.end)
-                pages = self.panel(k, block, panel, NextPage(1 - last, (panel + 1 + last * (PANELS - 1 - panel)) * PANEL_PAGES))
-                with heads.each_kv(k) as kv:
-                    unit.load_values(k, of_head(pages, kv), Dim.of(0), (token.low, token.high))
-                    with self.products(k, kv) as row:
-                        unit.multiply_values(k, row - first, Span(panel, panel + 1), Dim.of(0), fresh=False)
-            with k.serial("m", count) as m:
-                unit.add(k, m, first + m)
+                self.add_values(k, block, span, (token.low, token.high))
+
+    def add_values(self, k: Kernel, block: _Block, span: Span, seen: tuple[Dim, Dim] | None) -> None:
+        """Add the weighted values of a block to the rows. `seen` is None if the token sees the whole block."""
+        unit, heads, first = self.unit, self.heads, self.heads.first * self.operands.group
+        unit.clear_products(k, heads.count * self.operands.group)
+        with span.panels(k) as panel:
+            last = dim_max(0, panel + 2 - span.end)
+            pages = self.panel(k, block, panel, NextPage(1 - last, (panel + 1 + last * (PANELS - 1 - panel)) * PANEL_PAGES))
+            with heads.each_kv(k) as kv:
+                unit.load_values(k, prefetching_one(of_head(pages, kv)), Dim.of(0), seen)
+                later = self.later(pages, kv) if self.operands.pages.has_values else None
+                with self.products(k, kv) as row:
+                    unit.multiply_values(k, row - first, Span(panel, panel + 1), Dim.of(0), fresh=False, later=later)
+        with k.serial("m", heads.count * self.operands.group) as m:
+            unit.add(k, m, first + m)
+
+    def later(self, pages: list[HeadPage], kv_head: Dim) -> Load:
+        """Return the place of the second page of the panel that is read next."""
+        after = pages[1].next_page
+        assert after is not None, pages
+        return self.unit.cache[self.unit.layer, after.half, after.page, kv_head, 0]
 
     def panel(self, k: Kernel, block: _Block, number: Dim, after: NextPage) -> list[HeadPage]:
         """Return the pages of a panel. `after` is the first page of the panel that is prefetched, counted from the block's first page."""
@@ -188,6 +201,13 @@ def rows_of_products(k: Kernel, first: Dim, count: int, height: int) -> Generato
     """Loop over products of `height` rows that cover `count` rows, beginning with row `first`. Yield the first row of each."""
     with k.serial("io", count // height) as io:
         yield first + io * height
+
+
+def prefetching_one(panel: list[HeadPage]) -> list[HeadPage]:
+    """Return a panel whose pages prefetch one page together: the one that the panel's first page names. Each prefetches a part of it."""
+    first = panel[0].next_page
+    assert first is not None, panel
+    return [replace(page, next_page=replace(first, part=v)) for v, page in enumerate(panel)]
 
 
 def of_head(panel: list[HeadPage], kv_head: Dim) -> list[HeadPage]:

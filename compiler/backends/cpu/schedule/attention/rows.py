@@ -84,10 +84,12 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class NextPage:
-    """The page to prefetch while another page is read. `half` says which half of it to prefetch: KEYS or VALUES."""
+    """The page to prefetch while another page is read. `half` says which half of it to prefetch: KEYS or VALUES. If `part` is 0 or 1, only
+    the first or second part of a head's keys or values is prefetched, evenly."""
 
     half: Dim
     page: Dim
+    part: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,8 @@ def prefetch(k: Kernel, cache: Array, layer: Dim, page: HeadPage, half: int, fir
     after, head = page.next_page, page.next_head
     if after is None:
         return
+    if after.part is not None:
+        first, length = (first + after.part * cache.shape[4]) // 2, length // 2
     heads = [(after.half, after.page, page.kv_head)]
     if head is not None:
         heads.append((half + head.wraps * (after.half - half), page.page + head.wraps * (after.page - page.page), head.kv_head))

@@ -310,6 +310,14 @@ def test_a_matrix_unit_is_kept_awake(kernels: Callable[..., dict[str, PrimFunc]]
     assert canonical_text("k", kernel).count("amx_stay_awake") >= 4
 
 
+@pytest.mark.parametrize(("value_size", "products"), [(0, 3), (32, 1)])
+def test_products_of_a_token_prefetch_on_a_matrix_unit(kernels: Callable[..., dict[str, PrimFunc]], value_size: int, products: int) -> None:
+    """The products of single tokens prefetch the next page: in both phases for single tokens those with keys, and those with values if
+    pages have values. Values are multiplied by code for whole blocks and by code for parts of blocks."""
+    (kernel,) = kernels(Case(4, 2, 64, "bf16", value_size=value_size).program, "amx").values()
+    assert canonical_text("k", kernel).count("prefetching=true") == 2 * products
+
+
 def test_on_a_matrix_unit_tokens_behind_a_row_may_hold_anything(run: Callable[..., NDArray[np.float32]], amx: Target) -> None:
     """On a matrix unit, too, tokens after a row's position do not affect the row's result. Their keys or values are NaN here, or their
     values are infinite: infinity times an attention weight of 0 would be NaN."""
