@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 
 def stored_as(bits: int, kind: Kind) -> DType:
-    """Return the element type that stores these numbers. A `u8` stores two numbers of 4 bits."""
+    """Return the element type that stores these numbers. A `u8` stores two numbers of 4 bits; numbers of 6 bits are stored in an `i8`."""
     if kind is Kind.E4M3:
         return DType.E4M3
     return DType.U8 if bits == 4 else DType.I8

@@ -19,12 +19,13 @@ from numpy.typing import NDArray
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Buffer
-from compiler.ir.loops.scalars import FORMATS, Format, Load, Scalar
-from compiler.ir.loops.write import cast, const, index, maximum, minimum, of_bits, select
+from compiler.ir.loops.scalars import FORMATS, Format, Load, Operand, Scalar
+from compiler.ir.loops.write import cast, const, equal, index, maximum, minimum, of_bits, select
 from compiler.ir.numbers import TABLES, UNEVEN, Kind
 
 I8, I16, I32, BF16 = DType.I8, DType.I16, DType.I32, DType.BF16
 WORD_BITS = 16  # of a word of `ScaledPanels`
+THIRDS = 3  # number of bytes that store four weights of 6 bits
 FOUR = 4  # number of byte products that one instruction adds to a sum
 STREAMS, RUN = 4, 4  # of `ScaledPanels`: the largest number of streams, and the largest number of groups of a run
 EIGHTHS = 3  # a multiplier counts eighths: its product with a 4-bit weight is shifted right by this many bits, and rounded
@@ -49,6 +50,10 @@ class Panels(Format):
         """The byte that pads the last panel: its weights are 0."""
         return sum(self.offset << self.bits * i for i in range(self.per_byte))
 
+    def padding_of(self, line: Dim) -> Operand:
+        """Return the byte that pads a line of the last panel."""
+        return self.padding
+
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
         panels = buffers[0]
         columns = panels.shape[-1].const // FOUR
@@ -63,7 +68,7 @@ class Panels(Format):
         return k % FOUR if self.order == (0, 1, 2, 3) else k % 2 * 2 + k // 2 % 2
 
     def byte(self, line: Dim, j: Dim, number: Callable[[Dim], Scalar]) -> Scalar:
-        """Return byte `j` of a column in line `line`. `number(k)` is the weight at k, plus the offset if weights have fewer than 8 bits."""
+        """Return byte `j` of a column in line `line`. `number(k)` is the weight at k, plus the offset if weights have 4 bits."""
         if self.bits == 8:
             return number(line * FOUR + self.neighbour(j)) + self.offset
         first, *others = (number(line * self.depth + self.neighbour(j) + FOUR * i) for i in range(self.per_byte))
@@ -92,6 +97,50 @@ class Panels(Format):
         parts = [panels >> self.bits * i & (1 << self.bits) - 1 for i in range(self.per_byte)]
         fours = np.stack([part.reshape(count, lines, wide // FOUR, FOUR) for part in parts], 2)  # [panels, line, part, columns, four]
         return fours[..., self.order].transpose(0, 3, 1, 2, 4).reshape(count * wide // FOUR, -1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SixBitPanels(Panels):
+    """Integers of 6 bits in panels [panels, 3 * k / 16, 4 * columns]. Three lines store 16 neighbours along k. Each byte holds one of the
+    first twelve neighbours in its lower 6 bits, and a third of one of the last four in its upper 2 bits."""
+
+    def padding_of(self, line: Dim) -> Scalar:
+        return cast(index(self.offset + line % THIRDS // (THIRDS - 1) * 128), I32)
+
+    def lines(self, k: Dim) -> Dim:
+        return k // self.depth * THIRDS
+
+    def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
+        panels = buffers[0]
+        columns = panels.shape[-1].const // FOUR
+        at = n % columns * FOUR + k % FOUR
+        return tuple(Load(panels, (*matrix, n // columns, k // self.depth * THIRDS + third, at)) for third in range(THIRDS))
+
+    def decode(self, stored: tuple[Scalar, ...], k: Dim) -> Scalar:
+        found, four = const(0, I32), index(k // FOUR % (THIRDS + 1))
+        for third, byte in enumerate(cast(s, I32) for s in stored):
+            found = select(equal(four, third), byte & 63, found | select(equal(four, THIRDS), byte >> 6 << 2 * third, 0))
+        return found
+
+    def byte(self, line: Dim, j: Dim, number: Callable[[Dim], Scalar]) -> Scalar:
+        first, third = line // THIRDS * self.depth + self.neighbour(j), line % THIRDS
+        own, last = number(first + third * FOUR) + self.offset, number(first + THIRDS * FOUR) + self.offset
+        return own | (last >> cast(index(third * 2), I32) & 3) << 6
+
+    def packed(self, numbers: Any, columns: int) -> Any:
+        if numbers.ndim > 2:
+            return Panels.packed(self, numbers, columns)
+        padded = np.pad(numbers.astype(np.int32), ((0, -len(numbers) % columns), (0, 0))) + self.offset
+        fours = padded.reshape(-1, columns, numbers.shape[1] // self.depth, THIRDS + 1, FOUR).astype(np.uint8)
+        last = fours[..., THIRDS:, :] >> np.arange(0, 2 * THIRDS, 2, dtype=np.uint8)[:, None] & 3
+        stored = fours[..., :THIRDS, :] | last << 6  # [panels, columns, k / 16, thirds, four]
+        return stored.transpose(0, 2, 3, 1, 4).reshape(len(stored), -1, columns * FOUR)
+
+    def stored(self, panels: Any) -> Any:
+        count, lines, wide = panels.shape
+        thirds = panels.reshape(count, lines // THIRDS, THIRDS, wide // FOUR, FOUR)
+        last = sum(thirds[:, :, [third]] >> 6 << 2 * third for third in range(THIRDS))
+        return np.concatenate([thirds & 63, last], 2).transpose(0, 3, 1, 2, 4).reshape(count * wide // FOUR, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -412,6 +461,7 @@ PANEL8 = _row(Panels("panel8", bits=8, depth=4, rows=I8, dtype=I32))
 # The format for rows of 16 bits. Of four neighbours along k, the first two are the lower bytes of two 16-bit words, and the last two are
 # the upper bytes.
 PANEL8_WORDS = _row(Panels("panel8_words", bits=8, depth=4, rows=I16, dtype=I32, order=(0, 2, 1, 3)))
+PANEL6 = _row(SixBitPanels("panel6", bits=6, depth=16, rows=I8, dtype=I32))
 PANEL4 = _row(Panels("panel4", bits=4, depth=8, rows=I8, dtype=I32))
 PANEL_E2M1 = _row(TablePanels("panel_e2m1", bits=4, depth=8, rows=I8, dtype=I32, kind=Kind.E2M1))
 PANEL_IQ4 = _row(TablePanels("panel_iq4", bits=4, depth=8, rows=I8, dtype=I32, kind=Kind.IQ4))

@@ -20,6 +20,7 @@ from compiler.ir.prove import prove_divisible
 from compiler.machine.formats import (
     PAIRS,
     PANEL4,
+    PANEL6,
     PANEL8,
     PANEL8_WORDS,
     PANEL_E2M1,
@@ -214,6 +215,7 @@ _TILES: Final = (
         512,
         ProductTile(AmxBf16(32, 32, cached_panel=True), PANEL_E4M3, depth=32, block=256, widen=DecodeE4m3(PANEL_E4M3.columns)),
     ),
+    (512, ProductTile(DotPanel(rows=4, columns=32, bits=6), format=PANEL6, depth=16, planes=2)),
     (512, ProductTile(AmxI8ByU8(rows=16, columns=32), format=PANEL8, depth=64, block=512)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=8), format=PANEL8, depth=4, planes=2)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=4), format=PANEL4, depth=4)),

@@ -240,7 +240,7 @@ FORMATS: dict[int, Format] = {
     11: Format("Q3_K", 256, 110, unpack=_q3_k, bits=4, group=16, scale=DType.F32, has_units=True),
     12: Format("Q4_K", 256, 144, unpack=_q4_k, bits=4, scale=DType.F32, is_shifted=True, has_units=True),
     13: Format("Q5_K", 256, 176, unpack=_q5_k, scale=DType.F32, is_shifted=True, has_units=True),
-    14: Format("Q6_K", 256, 210, unpack=_q6_k, group=16, scale=DType.F32, has_units=True),
+    14: Format("Q6_K", 256, 210, unpack=_q6_k, bits=6, group=16, scale=DType.F32, has_units=True),
     20: Format("IQ4_NL", 32, 18, unpack=_iq4_nl, bits=4, kind=Kind.IQ4),
     23: Format("IQ4_XS", 256, 136, unpack=_iq4_xs, bits=4, scale=DType.F32, kind=Kind.IQ4, has_units=True),
     30: Format("BF16", 1, 2, np.dtype(ml_dtypes.bfloat16)),

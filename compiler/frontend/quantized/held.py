@@ -1,9 +1,10 @@
 """Matrices of a quantised checkpoint in the form that programs read: numbers with a scale per group, in the layout of `dequantize`.
 
-A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. Floats of 4 bits
-are in `m.weight.e2m1` instead of `m.weight.q`; their scales multiply the double of a float, which is an integer. Floats of 8 bits are in
-`m.weight.e4m3`, indices of GGUF's IQ4 in `m.weight.iq4`. No value is rounded: `dequantize` gives, bit for bit, the values that the library
-of the quantisation method computes from the checkpoint.
+A matrix `m.weight` becomes `m.weight.q`, `m.weight.scale` and, if it has an offset, `m.weight.zero` or `m.weight.shift`. Other numbers
+take the place of `m.weight.q`: integers of 6 bits are in `m.weight.q6`, floats of 4 bits in `m.weight.e2m1`, floats of 8 bits in
+`m.weight.e4m3`, and indices of GGUF's IQ4 in `m.weight.iq4`. The scales of floats of 4 bits multiply the double of a float, which is an
+integer. No value is rounded: `dequantize` gives, bit for bit, the values that the library of the quantisation method computes from the
+checkpoint.
 
 Scales and shifts may be integers themselves, in units of a float that several groups share: then `m.weight.scale_unit` and
 `m.weight.shift_unit` hold these floats.
@@ -27,7 +28,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.numbers import Kind, stored_as
 
 Array = NDArray[Any]
-Q, SCALE, ORDER = "q", "scale", "order"
+Q, Q6, SCALE, ORDER = "q", "q6", "scale", "order"
 NUMBERS: Mapping[Kind, str] = {kind: Q if kind is Kind.INT else str(kind) for kind in Kind}  # the part that holds the numbers
 UNIT = "_unit"  # ending of the part that holds the units of another part
 
@@ -35,14 +36,14 @@ UNIT = "_unit"  # ending of the part that holds the units of another part
 class Offset(StrEnum):
     """The offset of the numbers in a group."""
 
-    NONE = "none"  # no offset: numbers of 8 bits are symmetric around 0, those of 4 bits around 8
+    NONE = "none"  # no offset: numbers of 8 and of 6 bits are symmetric around 0, those of 4 bits around 8
     ZERO = "zero"  # a zero point per group is subtracted before scaling
     SHIFT = "shift"  # a shift per group is subtracted after scaling
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    bits: int  # 4 or 8
+    bits: int  # 4, 6 or 8; numbers of 6 bits are stored in bytes
     group: int  # number of inputs that share a scale
     scale: DType  # type of scales, or of their units
     offset: Offset = Offset.NONE
@@ -53,7 +54,7 @@ class Form:
     @property
     def numbers(self) -> tuple[str, ...]:
         """The names of the parts that `dequantize` reads."""
-        both = NUMBERS[self.kind], SCALE
+        both = Q6 if self.bits == 6 else NUMBERS[self.kind], SCALE
         return both if self.offset is Offset.NONE else (*both, str(self.offset))
 
     @property
@@ -74,8 +75,8 @@ class Form:
         """Return the descriptions of the parts of a matrix of this shape."""
         *rows, length = shape
         groups, units = (*rows, length // self.group), (*rows, length // self.group // (self.per_unit or 1))
-        q = NUMBERS[self.kind]
-        shapes = {q: (*rows, length * self.bits // 8), SCALE: groups, str(self.offset): groups, ORDER: (*rows[:-1], length)}
+        q, per_byte = self.numbers[0], 2 if self.bits == 4 else 1
+        shapes = {q: (*rows, length // per_byte), SCALE: groups, str(self.offset): groups, ORDER: (*rows[:-1], length)}
         scale = DType.I8 if self.per_unit else self.scale
         kinds = {q: stored_as(self.bits, self.kind), SCALE: scale, str(self.offset): self.offset_dtype, ORDER: DType.I32}
         shapes |= dict.fromkeys(self.units, units)
@@ -142,11 +143,11 @@ def forms_of(tensors: Mapping[str, TensorInfo]) -> dict[str, Form]:
     for name, info in tensors.items():
         matrix, _, part = name.rpartition(".")
         scale = tensors.get(f"{matrix}.{SCALE}")
-        kind = next((kind for kind, numbers in NUMBERS.items() if numbers == part), None)
+        kind = Kind.INT if part == Q6 else next((kind for kind, numbers in NUMBERS.items() if numbers == part), None)
         if kind is not None and matrix.endswith(".weight") and scale is not None:
-            bits = 4 if info.dtype == np.uint8 else 8
+            bits = 6 if part == Q6 else 4 if info.dtype == np.uint8 else 8
             offset = next((kind for kind in (Offset.ZERO, Offset.SHIFT) if f"{matrix}.{kind}" in tensors), Offset.NONE)
-            group = info.shape[-1] * 8 // bits // scale.shape[-1]
+            group = info.shape[-1] * (2 if bits == 4 else 1) // scale.shape[-1]
             unit = tensors.get(f"{matrix}.{SCALE}{UNIT}")
             per_unit = scale.shape[-1] // unit.shape[-1] if unit is not None else 0
             floats = DType.from_numpy((unit or scale).dtype)

@@ -138,6 +138,10 @@ class Format(ABC):
         """The number of indices of a place, without those that select the matrix."""
         return 3
 
+    def lines(self, k: Dim) -> Dim:
+        """Return the number of lines that store the first `k` elements of a panel's columns."""
+        return k // self.depth
+
     @abstractmethod
     def places(self, buffers: tuple[Buffer, ...], n: Dim, k: Dim, matrix: tuple[Dim, ...] = ()) -> tuple[Load, ...]:
         """Return the loads that hold the element of column `n` at `k`. `matrix` selects one matrix if the buffers hold several."""

@@ -12,13 +12,14 @@ import numpy as np
 from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, fence, in_register, splat, vec
-from compiler.machine.formats import FOUR, PANEL8_WORDS, PANEL_E2M1, PANEL_IQ4
+from compiler.machine.formats import FOUR, PANEL6, PANEL8_WORDS, PANEL_E2M1, PANEL_IQ4, THIRDS
 from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_line, prefetch_lines
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.product_steps import avx2, avx512, neon, wasm
 from compiler.machine.product_steps.step import LARGEST, Parts, Step
 from compiler.machine.target import LINE_BYTES, Target
 
+FOURS = {8: 1, 6: 4, 4: 2}  # number of groups of four neighbours along k that a step reads, by bits of a weight
 UNROLLED = 4  # number of loads of each register of b per iteration of the loop along k, if a has a single row
 SIGN = 0x80  # sign bit of a byte
 MOST_SMALL = 31  # largest number of a table in steps that multiply only small numbers exactly
@@ -92,20 +93,20 @@ class _PanelOp(ProductOp):
 
 @tile_op
 class DotPanel(_PanelOp):
-    """dot_panel(c, a, b) dims(k, stride): a product as in product.py. 32 bits of a column hold 4 weights of 8 bits or 8 weights of 4 bits.
-    So k must be a multiple of 4 or 8, respectively."""
+    """dot_panel(c, a, b) dims(k, stride): a product as in product.py. 32 bits of a column hold 4 weights of 8 bits or 8 weights of 4 bits,
+    and 96 bits hold 16 weights of 6 bits. So k must be a multiple of 4, 8 or 16, respectively."""
 
     name: ClassVar[str] = "dot_panel"
     row_dtype: ClassVar[DType] = DType.I8
-    bits: int  # bits of an element of b, 8 or 4
+    bits: int  # bits of an element of b: 8, 6 or 4
     floats: bool = False  # b is a panel in the format `PANEL_E2M1`
     uneven: bool = False  # b is a panel in the format `PANEL_IQ4`
     cached_panel: bool = False
     later: int = 0
 
     def problems(self) -> Iterator[str]:
-        if self.bits not in (8, 4):
-            yield f"bits are {self.bits}, expected 8 or 4"
+        if self.bits not in FOURS:
+            yield f"bits are {self.bits}, expected {', '.join(map(str, FOURS))}"
         if (self.floats or self.uneven) and self.bits != 4:
             yield f"bits are {self.bits}, expected 4 for floats and for uneven numbers"
         if self.floats and self.uneven:
@@ -131,6 +132,10 @@ class DotPanel(_PanelOp):
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
         stored = arrays[2].view(np.uint8)[: dims[0] * self.columns * self.bits // 8].reshape(-1, 1, self.columns, FOUR)
+        if self.bits == 6:
+            numbers = PANEL6.stored(stored.reshape(1, -1, self.columns * FOUR))  # [columns, k]
+            self._add(numbers.reshape(self.columns, -1, FOUR).swapaxes(0, 1), arrays, dims)
+            return
         halves = stored if self.bits == 8 else np.concatenate([stored & 15, stored >> 4], 1)
         halves = np.array(self.table, np.uint8)[halves] if self.table else halves
         self._add(halves.reshape(-1, self.columns, FOUR), arrays, dims)
@@ -184,7 +189,8 @@ class _Panel:
         assert self.columns % step.lanes == 0, (self.columns, step.lanes)
         self.vector = vec("i32", step.lanes)
         self.vectors = range(self.columns // step.lanes)
-        self.halves = 8 // self.bits
+        self.halves = FOURS[self.bits]
+        self.loads = THIRDS if self.bits == 6 else 1  # number of loads of each register of b in a step
         self.words = op.row_dtype.num_bytes  # number of 32-bit words that four neighbours along k of a row fill
         self.separate_halves = self.halves == 2 and self.rows * len(self.vectors) <= FEW and step.bits == 8 and not step.signed
         self.in_place = self.separate_halves and not table  # whether the upper four bits of bytes stay where they are
@@ -250,15 +256,17 @@ class _Panel:
         """Emit the products of one load of each register of b. `gathered` maps a total to 16-bit sums that must still be added to it.
         `added` holds the sum of each row's elements, if the bytes of the panel are shifted."""
         code, step = self.code, self.step
-        panel = code.op(f"getelementptr [{self.columns} x i32], ptr {self.b}, i64 {at}")
-        loaded = [self._load(code.op(f"getelementptr i32, ptr {panel}, i64 {j * step.lanes}")) for j in self.vectors]
+        panel = code.op(f"getelementptr [{self.loads * self.columns} x i32], ptr {self.b}, i64 {at}")
+        loaded = [] if self.bits == 6 else [self._line(panel, 0, j) for j in self.vectors]
+        last: dict[int, str] = {}  # of weights of 6 bits, the last four neighbours along k of each register, as far as they are known
         if self.prefetches:
-            prefetch_lines(code, panel, AHEAD, self.columns * FOUR, far=True)
+            prefetch_lines(code, panel, AHEAD, self.loads * self.columns * FOUR, far=True)
         for place in self.later:
             line = code.op(f"getelementptr [{LINE_BYTES} x i8], ptr {place}, i64 {at}")
             prefetch_line(code, line, far=True)
         for half in range(self.halves):
-            right = [step.right(code, self._half(x, half)) for x in loaded]
+            fours = [self._sixes(panel, j, half, last) if self.bits == 6 else self._half(loaded[j], half) for j in self.vectors]
+            right = [step.right(code, x) for x in fours]
             for i, row in enumerate(rows):
                 left = self._left(
                     code.op(f"getelementptr [{self.halves * self.words} x i32], ptr {row}, i64 {at}, i64 {half * self.words}")
@@ -301,6 +309,22 @@ class _Panel:
             return bits
         assert self.step.look_up is not None, self.step
         return self.step.look_up(self.code, [(n ^ SIGN) - SIGN for n in self.table], bits)  # LLVM writes bytes as signed numbers
+
+    def _sixes(self, panel: str, j: int, four: int, last: dict[int, str]) -> str:
+        """Return one of the four groups of neighbours along k that three lines hold in the format `PANEL6`. A line is read when its own
+        group is multiplied, and adds its third to the last group, so that few registers are in use."""
+        code, lanes = self.code, self.step.lanes
+        if four == THIRDS:
+            return last[j]
+        words = self._line(panel, four, j)
+        moved = code.op(f"lshr {self.vector} {words}, {splat(str(6 - 2 * four), 'i32', lanes)}")
+        part = code.op(f"and {self.vector} {moved}, {splat(str(0x03030303 << 2 * four), 'i32', lanes)}")
+        last[j] = code.op(f"or {self.vector} {last[j]}, {part}") if four else part
+        return code.op(f"and {self.vector} {words}, {splat(str(0x3F3F3F3F), 'i32', lanes)}")
+
+    def _line(self, panel: str, line: int, j: int) -> str:
+        """Load a register of a line."""
+        return self._load(self.code.op(f"getelementptr i32, ptr {panel}, i64 {line * self.columns + j * self.step.lanes}"))
 
     def _times(self, a: int | str, b: int) -> str:
         return self.code.op(f"mul nsw i64 {a}, {b}")

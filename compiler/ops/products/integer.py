@@ -62,16 +62,17 @@ def _format(attrs: Attrs) -> Panels:
 
 def _panels_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     format, columns = _format(attrs), int_attr(attrs, "columns", 1)
-    holds = I8 if format.bits == 8 else U8
+    holds = U8 if format.bits == 4 else I8
     q = matrices_operand(args, "q", "[..., out, in]")
     if q.dtype not in (None, holds):
         raise AnnotationError(f"q holds {q.dtype}, expected {holds} for {format.name}")
     if q.shape is None:
         return TensorType(None, U8, None if q.ndim is None else q.ndim + 1)
     *matrix, size, length = q.shape
-    if not prove_divisible(length, FOUR):
-        raise AnnotationError(f"the last dimension of q is {length}, expected a multiple of {FOUR}")
-    return TensorType((*matrix, ceil_div(size, columns), length // FOUR, Dim.of(columns * FOUR)), U8)
+    per_byte = 2 if format.bits == 4 else 1
+    if not prove_divisible(length, format.depth // per_byte):
+        raise AnnotationError(f"the last dimension of q is {length}, expected a multiple of {format.depth // per_byte}")
+    return TensorType((*matrix, ceil_div(size, columns), format.lines(length * per_byte), Dim.of(columns * FOUR)), U8)
 
 
 def matrices_operand(args: tuple[Type, ...], name: str, layout: str) -> TensorType:
@@ -91,17 +92,17 @@ def _panels_nest(operands: Operands) -> Nest:
         n = panel * columns + j // FOUR
 
         def number(k: Dim) -> Scalar:
-            return cast(q[*matrix, n, k], I32) if format.bits == 8 else half_byte(q.buffer, (*matrix, n), k)
+            return half_byte(q.buffer, (*matrix, n), k) if format.bits == 4 else cast(q[*matrix, n, k], I32)
 
         stored = format.byte(line, j, number)
         if not prove_divisible(num_columns, columns):
-            stored = guard(0, n, num_columns, stored, format.padding)
+            stored = guard(0, n, num_columns, stored, format.padding_of(line))
         out[*matrix, panel, line, j] = cast(stored, U8)
     return Nest((out.buffer,), kernel.body())
 
 
 def _panels_numpy(q: Any, *, format: str, columns: int) -> Any:
-    numbers = q if PANELS[format].bits == 8 else np.stack([q & 15, q >> 4], -1).reshape(*q.shape[:-1], -1)
+    numbers = np.stack([q & 15, q >> 4], -1).reshape(*q.shape[:-1], -1) if PANELS[format].bits == 4 else q
     return PANELS[format].packed(numbers, columns)
 
 
@@ -173,7 +174,7 @@ def integer_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
         raise AnnotationError(f"q has {planes} planes, expected 1{'' if most == 1 else f' or {most}'}")
     same_shape((*row, groups), scale, "scale")
     same_shape((*row, planes, groups), total, "total")
-    same_shape((*matrix, ceil_div(Dim.of(size), columns), length // format.depth, columns * FOUR), panels, "panels")
+    same_shape((*matrix, ceil_div(Dim.of(size), columns), format.lines(length), columns * FOUR), panels, "panels")
     same_shape((*panels.shape[:-2], weight_groups, columns), weight_scale, "weight_scale")
     if chooses:
         experts = wants_int(tensor_operand(args, 5, "experts", ndim=1, layout="[rows]"), "experts")
@@ -281,7 +282,7 @@ def integer_nest(operands: Operands, *, chooses: bool = False) -> Nest:
         out[*row, n] = cast(result if bias is None else result + cast(bias[*matrix, n], F32), out.dtype)
     rows, size = q.shape[:-2], out.shape[-1]
     wanted = {1: (*rows, groups), 2: (*rows, q.shape[-2], groups), 4: (*panels.shape[:-2], weight_scale.shape[-2], Dim.of(columns))}
-    wanted[3] = (*matrices, ceil_div(size, columns), length // format.depth, Dim.of(columns * FOUR))
+    wanted[3] = (*matrices, ceil_div(size, columns), format.lines(length), Dim.of(columns * FOUR))
     wanted |= ({5: rows} if chooses else {}) | ({} if bias is None else {at.bias: (*matrices, size)})
     wanted |= {} if at.sum is None else {at.sum: (*rows, groups)}
     for place, part in ((at.unit, unit), (at.offset, offset), (at.offset_unit, offset_unit)):

@@ -1,6 +1,7 @@
 """Quantisation of floats to integers: x = (q - zero) * scale, with one scale per group of `group` consecutive elements of the last axis.
 
-    q       i8 [..., k], or u8 [..., k / 2] with two 4-bit numbers per byte: the lower four bits hold the number with the even index
+    q       i8 [..., k], or u8 [..., k / 2] with two 4-bit numbers per byte: the lower four bits hold the number with the even index.
+            If the attribute `bits` is 6, all numbers are at least -32 and less than 32, and products may store them in 6 bits
     scale   [..., k / group]; a single group as long as the axis gives one scale per channel
     zero    shaped like scale, in units of q; without it the numbers are symmetric around 0 (4 bits: around 8)
     shift   takes the place of zero if the attribute `shifted` is true: x = q * scale - shift
@@ -13,7 +14,7 @@ Dequantising is an ordinary loop nest; fusion moves it into the product that rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,10 +38,11 @@ Attrs = Mapping[str, Any]
 
 F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
 MIDDLE = 8  # zero point of symmetric 4-bit numbers
+STORED = (8, 6, 4)  # bit widths of numbers that can be dequantised
 MOST = {8: 127, 4: 7}  # largest magnitude of a symmetric number, per bit width
 
 
-def bits_attr(attrs: Attrs, known: Mapping[int, int]) -> int:
+def bits_attr(attrs: Attrs, known: Iterable[int]) -> int:
     bits = int_attr(attrs, "bits")
     if bits not in known:
         raise AnnotationError(f"attribute bits is {bits}, expected {' or '.join(map(str, known))}")
@@ -63,7 +65,7 @@ def num_groups(attrs: Attrs, length: Dim) -> Dim:
 
 
 def _dequantize_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    q, dtype, bits = tensor_operand(args, 0, "q"), dtype_attr(attrs), bits_attr(attrs, MOST)
+    q, dtype, bits = tensor_operand(args, 0, "q"), dtype_attr(attrs), bits_attr(attrs, STORED)
     if not dtype.is_float:
         raise AnnotationError(f"attribute dtype is {dtype}, expected a float")
     if attrs["kind"] not in tuple(Kind):
@@ -100,7 +102,7 @@ def _dequantize_nest(operands: Operands) -> Nest:
     length, bits = out.shape[-1], attrs["bits"]
     with kernel.nest(out.shape) as (*row, k):
         group = k // group_of(attrs, length) if attrs["group"] else 0
-        stored = q[*row, k] if bits == 8 else half_byte(q.buffer, row, k)
+        stored = half_byte(q.buffer, row, k) if bits == 4 else q[*row, k]
         number = cast(looked_up(stored, Kind(attrs["kind"])) if attrs["kind"] in TABLES else stored, F32)
         if zero is not None and not attrs["shifted"]:
             number = number - cast(zero[*row, group], F32)

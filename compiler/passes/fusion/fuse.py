@@ -128,7 +128,7 @@ class _Fuser:
         self._owners = owners
         self._of_weights = of_weights
         self._outliner = outliner
-        self._made_once: set[Var] = set()  # values that are computed when weights are loaded, and not in the kernels that read them
+        self._scales: set[Var] = set()  # decoded scales of weights, which are not joined into any call
         # calls reduced to some of their results, by call and indices of results
         self._parts: dict[tuple[CallTir, tuple[int, ...]], CallTir | None] = {}
         # joined call and its atoms, by join key; None: joining is impossible. A cache, since layers repeat the same joins
@@ -225,9 +225,12 @@ class _Fuser:
         if any(i is not None for i in producer.inplace) or any(consumer.inplace[i] in places for i in range(len(consumer.inplace))):
             return None
         first, second = self._module_prim(producer.func), self._module_prim(consumer.func)
-        if var in self._of_weights and decodes(second) and (stacks(first) or (decodes(first) and len(second.buffers) == NUMBERS_AND_SCALES)):
-            self._made_once.add(var)
-        if var in self._made_once:
+        if var in self._of_weights and decodes(second):
+            if stacks(first):
+                return None
+            if decodes(first) and len(second.buffers) == NUMBERS_AND_SCALES:
+                self._scales.add(var)
+        if var in self._scales:
             return None
         atoms: list[Atom] = []
         key = _key(producer, first, consumer, second, var, atoms)

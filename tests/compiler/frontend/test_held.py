@@ -95,7 +95,8 @@ def test_scales_in_units_are_stacked_with_their_units(number: int) -> None:
     values = []
     for name in "ab":
         part = {part: arrays[f"{name}.weight.{part}"] for part in form.parts}
-        numbers = part["q"] if form.bits == 8 else np.stack([part["q"] & 15, part["q"] >> 4], -1).reshape(OUTPUTS, -1)
+        q = part[form.numbers[0]]
+        numbers = np.stack([q & 15, q >> 4], -1).reshape(OUTPUTS, -1) if form.bits == 4 else q
         levels = (part[level] * np.repeat(part[f"{level}_unit"], form.per_unit, -1) for level in form.numbers[1:])
         factor, *shift = (np.repeat(level, form.group, -1) for level in levels)
         middle = 8 if form.bits == 4 and not shift else 0

@@ -49,7 +49,7 @@ from compiler.ops.products.quantize import DEQUANTIZE
 from compiler.ops.products.widened import PANEL_MULTIPLIERS, WIDENED_LINEAR
 from compiler.passes.rewrite import rewrite_module
 
-ACTIVATION_BITS: Final = {8: 16, 4: 8}  # from bits of an element of the weight to bits of an element of the rows
+ACTIVATION_BITS: Final = {8: 16, 6: 16, 4: 8}  # from bits of an element of the weight to bits of an element of the rows
 # LONGEST is the maximum number of products whose sum certainly fits in i32, by type of the rows.
 LONGEST: Final = {DType.I8: 1 << 16, DType.I16: 1 << 9}
 COARSE_BITS, COARSE_GROUP = 8, 64  # bits and group length of coarse rows
@@ -152,13 +152,20 @@ class _Weight:
     kind: Kind
 
     def fits(self, format: Format) -> bool:
-        return format.bits == self.bits and self.kind is (format.kind if isinstance(format, TablePanels) else Kind.INT)
+        """Return whether a product can read the weight in the format. Numbers of 6 bits also fit in 8 bits."""
+        bits = (6, 8) if self.bits == 6 else (self.bits,)
+        kind = format.kind if isinstance(format, TablePanels) else Kind.INT
+        return format.bits in bits and kind is self.kind and self.group % format.depth == 0
+
+    @property
+    def per_byte(self) -> int:
+        return 2 if self.bits == 4 else 1
 
     @property
     def is_centred(self) -> bool:
         """Whether 0 is in the middle of the range of the stored numbers. Numbers of 4 bits with an offset are multiplied as stored:
         the smallest of them is 0."""
-        return self.bits == 8 or self.offset is None
+        return self.bits != 4 or self.offset is None
 
 
 def _part(weight: _Weight, longest: int) -> int | None:
@@ -166,7 +173,7 @@ def _part(weight: _Weight, longest: int) -> int | None:
     Return None if no part is long enough."""
     if weight.group <= longest:
         return weight.group
-    step = FOUR * 8 // weight.bits
+    step = FOUR * weight.per_byte
     parts = (p for p in range(longest, SHORTEST_PART - 1, -step) if weight.group % p == 0)
     return next(parts, None) if weight.group == weight.length else None
 
@@ -188,7 +195,7 @@ def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
     if attrs["kind"] == Kind.E4M3:
         return None
     bits, group = attrs["bits"], attrs["group"]
-    if not prove_divisible(group or length, FOUR * 8 // bits):
+    if not prove_divisible(group or length, FOUR * (2 if bits == 4 else 1)):
         return None
     dtype = str(linear.attrs.get("out_dtype") or x.dtype)
     q, scale, *offset = made.args

@@ -54,14 +54,14 @@ def op_of(bits: int, rows: DType = DType.I8, height: int = ROWS, *, floats: bool
 
 
 def panel_bits(target: Target) -> list[int]:
-    return [bits for bits in (8, 4) if op_of(bits).runs_on(target)]
+    return [bits for bits in (8, 6, 4) if op_of(bits).runs_on(target)]
 
 
 def multiplies_words(target: Target) -> bool:
     return op_of(8, DType.I16).runs_on(target)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", [8, 6, 4])
 @pytest.mark.parametrize(
     ("target", "instruction"),
     [

@@ -132,6 +132,19 @@ def test_numbers_of_tables_are_multiplied_exactly(run, meaning, rng, chooses, gr
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-4)
 
 
+def test_product_by_six_bits_is_that_by_eight(run, meaning, rng):
+    """Weights that fit in 6 bits give the same bits in panels of 6 and of 8 bits, also in a last panel that they do not fill."""
+    x, q = rng.standard_normal((5, 64)).astype(np.float32), rng.integers(-32, 32, (33, 64)).astype(np.int8)
+    rows, scales = meaning(QUANTIZE_ROWS, x, bits=16, group=16), meaning(PANEL_SCALES, rng.random((33, 4)).astype(np.float32), columns=32)
+    results = []
+    for format, lines in (("panel6", 12), ("panel8", 16)):
+        panels = run(PANEL_INTEGERS, q, columns=32, format=format, compiled=True)
+        np.testing.assert_array_equal(panels, meaning(PANEL_INTEGERS, q, columns=32, format=format))
+        shapes = f"n 2 64, n 4, n 2 4, 2 {lines} 128, 2 4 32"
+        results.append(run(INTEGER_LINEAR, *rows, panels, scales, format=format, size=33, shapes=shapes, compiled=True))
+    np.testing.assert_array_equal(*results)
+
+
 @pytest.mark.parametrize("group", [0, 32])
 def test_product_by_words_is_that_by_two_planes(run, meaning, rng, group):
     x, w = rng.standard_normal((5, 64)).astype(np.float32), rng.standard_normal((33, 64)).astype(np.float32)
@@ -164,7 +177,7 @@ def test_deduction(deduced):
         deduced(PANEL_INTEGERS, tensor((2, 6), I8), columns=32)
     with pytest.raises(AnnotationError, match="dimension 0 of panels is 2, expected 3"):
         deduced(INTEGER_LINEAR, *row, *weight, size=80)
-    with pytest.raises(AnnotationError, match="attribute format is 'panel3', expected one of panel8, panel8_words, panel4, panel_e2m1, pa"):
+    with pytest.raises(AnnotationError, match="attribute format is 'panel3', expected one of panel8, panel8_words, panel6, pa"):
         deduced(PANEL_INTEGERS, tensor((2, 8), U8), format="panel3", columns=32)
     units = (tensor((2, 16, 128), U8), tensor((2, 2, 32), I8), tensor((2, 1, 32), F32))
     assert deduced(INTEGER_LINEAR, *row, *units, size=40, in_units=True) == tensor((N, 40), F32)

@@ -183,7 +183,7 @@ class Groups:
     def panel(self, s: GroupedSum, tile: TileOrigin, k: Dim) -> Load:
         """Return the place of element k of the tile's first column."""
         matrix = tuple(d.substitute(tile.corner) for d in s.matrix)
-        return Load(s.panels, (*matrix, tile.panel, k // s.format.depth, ZERO))
+        return Load(s.panels, (*matrix, tile.panel, s.format.lines(k), ZERO))
 
 
 def begins(s: GroupedSum, place: Point) -> Sequence[Scalar]:

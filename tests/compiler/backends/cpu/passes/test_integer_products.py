@@ -15,7 +15,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.graph.values import Call
 from compiler.ir.text.parser import parse
 from compiler.ir.types import TensorType
-from compiler.machine.formats import PANEL4, PANEL8, PANEL8_WORDS, PANEL_E2M1, WIDENED4
+from compiler.machine.formats import PANEL4, PANEL6, PANEL8, PANEL8_WORDS, PANEL_E2M1, WIDENED4
 from compiler.machine.intrinsics.amx import AmxI8ByI8
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
 from compiler.machine.intrinsics.widen_panel import WidenPanel
@@ -109,6 +109,21 @@ def test_weights_of_four_bits_take_rows_of_eight_in_their_groups() -> None:
     calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
     assert calls["quantize_rows"] == {"bits": 8, "group": 32, "dtype": "i8"}
     assert calls["integer_linear"] == {"format": "panel4", "size": 6, "dtype": "bf16"}
+
+
+@pytest.mark.parametrize(("group", "format"), [(16, "panel6"), (24, "panel8")])
+def test_weights_of_six_bits_take_six_where_a_tile_reads_whole_groups(group: int, format: str) -> None:
+    program = parse(f"""
+        func main(x: f32[n, 48], q: i8[6, 48], s: f32[6, {48 // group}]) -> f32[n, 6] {{
+          w = dequantize(q, s, bits=6, group={group}) y = linear(x, w) return y
+        }}
+    """)
+    six = ProductTile(DotPanel(rows=1, columns=4, bits=6), PANEL6, depth=16)
+    for tiles, expected in ((BYTES, "panel8"), (replace(BYTES, tiles=(six, *BYTES.tiles)), format)):
+        module = IntegerProducts(tiles)(program)
+        calls = {b.value.op.name: b.value.attrs for b in module.graph("main").body.bindings if isinstance(b.value, Call)}
+        assert calls["quantize_rows"] == {"bits": 16, "group": group, "dtype": "i8"}
+        assert calls["integer_linear"] == {"format": expected, "size": 6, "dtype": "f32"}
 
 
 def test_floats_of_four_bits_are_multiplied_as_integers_of_four_bits() -> None:
