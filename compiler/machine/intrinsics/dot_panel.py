@@ -86,9 +86,8 @@ class _PanelOp(ProductOp):
     ) -> None:
         step = self.step(target)
         assert step is not None, (target, self)
-        # A single row of 8-bit weights waits for memory anyway, so prefetching does not help it. With 4-bit weights, a core computes more
-        # for each byte, so the loads that it has begun cover too few bytes.
-        _Panel(self, bits, code, pointers, dims, step, table, prefetches=(self.rows > 1 or bits == 4) and not cached).run()
+        # A single row needs prefetches too: a core computes so much for each byte that the loads it has begun cover too few bytes.
+        _Panel(self, bits, code, pointers, dims, step, table, prefetches=not cached).run()
 
 
 @tile_op
