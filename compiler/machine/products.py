@@ -39,6 +39,7 @@ from compiler.machine.intrinsics.decode_e4m3 import DecodeE4m3
 from compiler.machine.intrinsics.dot_bf16 import DotBf16
 from compiler.machine.intrinsics.dot_e4m3 import DotE4m3
 from compiler.machine.intrinsics.dot_panel import DotPanel, DotWords
+from compiler.machine.intrinsics.dot_widened import DotWidened
 from compiler.machine.intrinsics.mma import Mma
 from compiler.machine.intrinsics.product import MatrixUnitOp, ProductOp
 from compiler.machine.intrinsics.wgmma import Wgmma
@@ -79,6 +80,7 @@ class ProductTile:
     planes: int = 1  # number of planes per row for which registers suffice; tiles may have more rows if rows have fewer planes
     block: int | None = None  # elements along k that a matrix unit multiplies at a time, a multiple of `depth`
     widen: WidenPanel | DecodeE4m3 | None = None  # converts a part of a panel in `format` to the panel that `op` reads
+    few: DotWidened | None = None  # multiplies up to `few.rows` rows without widening, with the same sums
     needs: Features = NONE  # features required besides those of `op`: they exclude targets on which `op` would be too slow
 
     @property
@@ -145,7 +147,7 @@ class ProductTile:
         return length % self.depth == 0 and group < length and group % STRETCH == 0 and self.block % group == 0
 
     def runs_on(self, target: Target) -> bool:
-        tiles = (self.op,) if self.widen is None else (self.op, self.widen)
+        tiles = [tile for tile in (self.op, self.widen, self.few) if tile is not None]
         return self.needs <= target.features and all(tile.runs_on(target) for tile in tiles)
 
 
@@ -209,7 +211,14 @@ _TILES: Final = (
     (512, ProductTile(DotBf16(rows=8, columns=32), format=PAIRS, depth=2, needs=Features(["avx512bf16", "sse4a"]))),
     (
         512,
-        ProductTile(AmxI8ByI8(32, 32, cached_panel=True), WIDENED4, depth=64, block=512, widen=WidenPanel(columns=32, group=STRETCH)),
+        ProductTile(
+            AmxI8ByI8(32, 32, cached_panel=True),
+            WIDENED4,
+            depth=64,
+            block=512,
+            widen=WidenPanel(columns=32, group=STRETCH),
+            few=DotWidened(rows=2, columns=32, group=STRETCH),
+        ),
     ),
     (
         512,

@@ -13,7 +13,7 @@ In order of reading:
     scaled.py        8-bit floats with scales: each group is summed as bf16 pairs, and groups are added in order
     groups.py        integers: each group is summed exactly in i32, and groups are added in order in f32
     streams.py       the same, where the weights of a matrix lie in several streams with their scales
-    widened.py       4-bit weights on a matrix unit: parts of panels are widened to 8 bits, once for all rows of a block
+    widened.py       4-bit weights on a matrix unit: parts of panels are widened to 8 bits, for all rows of a block; few rows on vectors
     panels.py        the loops over the result: what threads claim, and the tiles of a claim
     choices.py       if rows choose among several matrices: blocks of rows with the same choice
     tile_origin.py   a tile: where its rows and columns are in the nest, and how its results are stored

@@ -1,18 +1,22 @@
 """Sums of 4-bit weights that are widened to 8 bits for a matrix unit.
 
 A thread widens a part of a panel into memory that stays in the first-level cache, and multiplies all rows of its block by it. The sum of a
-channel is exact, and is in memory between parts. A tile computes the second plane only if one of its rows needs two planes. Rows that need
-one plane ignore the sum of the second, so a row does not depend on the other rows of its tile.
+channel is exact, and is in memory between parts. Few rows are multiplied on vectors instead, because widening would take longer than
+reading the weights (compiler/machine/intrinsics/dot_widened.py). Their sums are exact, too, so a row has the same bits either way.
+
+A tile computes the second plane only if one of its rows needs two planes. Rows that need one plane ignore the sum of the second, so a row
+does not depend on the other rows of its tile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from compiler.backends.cpu.schedule.product.blocks import Blocks, Heights, NextPart, Part, multiply
-from compiler.backends.cpu.schedule.product.panels import Panels
+from compiler.backends.cpu.schedule.product.panels import Panels, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Point, TileOrigin, local_per_sum
 from compiler.idioms.product import GroupedSum, Product
 from compiler.ir.dims import Dim
@@ -20,8 +24,11 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.visit import rewrite_dims
-from compiler.ir.loops.write import Array, Kernel, cast, const, fma, fold
+from compiler.ir.loops.write import Array, Kernel, cast, const, fma, fold, less, total
+from compiler.machine.formats import EIGHTHS, PANEL4
 from compiler.machine.intrinsics.amx import AmxStayAwake
+from compiler.machine.intrinsics.dot_widened import LONGEST, DotWidened
+from compiler.machine.intrinsics.group_sums import GroupSums
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
@@ -45,15 +52,26 @@ class Widened:
                 with k.when(tiles.exist), tiles.first_rows(k) as row:
                     for s in sums:
                         s.count_planes(row - claim.first, claim.tile(claim.panel, row, tiles.rows))
-            heights.configure(k)
-            for panel, part, later in blocks.parts(k, claim):
-                for s in sums:
-                    self.widen(k, s, panel, part, later)
-                for tile in heights.each(k, panel):
-                    for s in sums:
-                        self.add(k, s, panel - claim.panel, tile.first - claim.first, tile, part)
+            most = 0 if self.tile.few is None else self.tile.few.rows
+            with k.when(less(claim.end - claim.first, most + 1)):
+                for tiles in (tiles for tiles in heights.all if tiles.rows <= most):
+                    with k.when(tiles.exist):
+                        self.write_few(k, sums, tiles)
+            with k.orelse():
+                self.write_many(k, blocks, heights, sums)
             with claim.lines(k, claim.end - claim.first) as (m, beside, line):
                 self.store_line(k, sums, beside, m, line)
+
+    def write_many(self, k: Kernel, blocks: Blocks, heights: Heights, sums: Sequence[WidenedSum]) -> None:
+        """Compute the exact sums of a claim on the matrix unit."""
+        claim = heights.claim
+        heights.configure(k)
+        for panel, part, later in blocks.parts(k, claim):
+            for s in sums:
+                self.widen(k, s, panel, part, later)
+            for tile in heights.each(k, panel):
+                for s in sums:
+                    self.add(k, s, panel - claim.panel, tile.first - claim.first, tile, part)
 
     def allocate(self, k: Kernel, s: GroupedSum, number: int, together: int) -> WidenedSum:
         shape, rows = self.tile.shape, 1 if self.product.row_axis is None else BLOCK_ROWS
@@ -79,13 +97,49 @@ class Widened:
 
     def add(self, k: Kernel, s: WidenedSum, beside: Dim, m: Dim, tile: TileOrigin, part: Part) -> None:
         """Multiply the planes of a tile by a widened part of a panel. The first part overwrites the exact sums."""
-        q = s.grouped.q
-        row = tuple(d.substitute(tile.corner) for d in q.indices[:-2])
-        stride = q.buffer.shape[-2] * q.buffer.shape[-1]
         op = self.tile.product(tile.shape.rows, fresh=part.is_first)
-        with k.scope(), k.serial("plane", k.let("planes", s.num_planes[m], PLANES, lower=1)) as plane:
-            rows = Load(q.buffer, (*row, plane, part.begin))
-            multiply(k, op, s.exact[plane, beside, m, ZERO, ZERO], rows, s.wide[0], part, stride)
+        with s.planes(k, m) as plane:
+            multiply(k, op, s.exact[plane, beside, m, ZERO, ZERO], s.row(tile, plane, part.begin), s.wide[0], part, s.stride)
+
+    # --- few rows ------------------------------------------------------------------------------------------------------
+
+    def write_few(self, k: Kernel, sums: Sequence[WidenedSum], tiles: Tiles) -> None:
+        """Compute the exact sums of a tile of few rows."""
+        claim, m = tiles.claim, tiles.first - tiles.claim.first
+        begins = [self.begin_groups(k, s, m, claim.tile(claim.panel, tiles.first, tiles.rows)) for s in sums]
+        with claim.panels(k) as panel:
+            tile = claim.tile(panel, tiles.first, tiles.rows)
+            for s, begin in zip(sums, begins, strict=True):
+                with s.planes(k, m) as plane:
+                    for first in range(0, s.grouped.group, LONGEST):
+                        part = Part(Dim.of(first), Dim.of(min(LONGEST, s.grouped.group - first)))
+                        self.add_few(k, s, begin, plane, panel - claim.panel, m, tile, part)
+
+    def begin_groups(self, k: Kernel, s: WidenedSum, m: Dim, tile: TileOrigin) -> Array:
+        """Store the value with which the sum of each group begins, for each plane and row: minus what the weights' offset adds."""
+        group = shared_multiplier(s.grouped)
+        begin = k.local("begin", PLANES, tile.shape.rows, s.grouped.group // group, dtype=I32)
+        with s.planes(k, m) as plane, tile.lines(k) as (i, line):
+            op = GroupSums(group, times=PANEL4.offset)
+            k.tile(op, begin[plane, i, ZERO], s.row(line, plane, ZERO), dims=(begin.shape[-1],))
+        return begin
+
+    def add_few(self, k: Kernel, s: WidenedSum, begin: Array, plane: Dim, beside: Dim, m: Dim, tile: TileOrigin, part: Part) -> None:
+        """Multiply one plane of a tile by a part of a panel. The products are summed in eighths, without half a step per weight."""
+        group, depth, rows = shared_multiplier(s.grouped), s.grouped.format.depth, tile.shape.rows
+        panels, multipliers = s.grouped.element.buffers
+        eighths = k.local("eighths", rows, tile.shape.vectors, tile.shape.lanes, dtype=I32)
+        with k.serial("i", rows) as i:
+            offsets = total((part.depth // group,), lambda g: begin[plane, i, part.begin // group + g])  # -8 times the sum of the row
+            with tile.vectors(k) as (v, lane):
+                eighths[i, v, lane] = (offsets >> 1) * -1
+        places = Load(panels, (tile.panel, part.begin // depth, ZERO)), Load(multipliers, (tile.panel, part.begin // group, ZERO))
+        op = DotWidened(rows, tile.shape.columns, group)
+        columns = begin[plane, ZERO, part.begin // group], *places
+        k.tile(op, eighths[ZERO, ZERO, ZERO], s.row(tile, plane, part.begin), *columns, dims=(part.depth, s.stride, begin.shape[-1]))
+        with k.serial("i", rows) as i, tile.vectors(k) as (v, lane):
+            found = eighths[i, v, lane] >> EIGHTHS
+            s.exact[plane, beside, m + i, v, lane] = found if part.is_first else s.exact[plane, beside, m + i, v, lane] + found
 
     def store_line(self, k: Kernel, sums: Sequence[WidenedSum], beside: Dim, m: Dim, line: TileOrigin) -> None:
         """Store one row of the result. A channel is one group, so its exact sum times its factor is the whole sum."""
@@ -117,6 +171,23 @@ class WidenedSum:
         """Store the number of planes that a tile multiplies: two if one of its rows needs two, else one."""
         some = fold(ReduceFn.ANY, (tile.shape.rows,), lambda r: self.two_planes(tile.at(r, ZERO, ZERO)))
         self.num_planes[m] = cast(some, I32) + 1
+
+    @contextmanager
+    def planes(self, k: Kernel, m: Dim) -> Generator[Dim]:
+        """Loop over the planes that the tile with first row `m` multiplies."""
+        with k.scope(), k.serial("plane", k.let("planes", self.num_planes[m], PLANES, lower=1)) as plane:
+            yield plane
+
+    def row(self, tile: TileOrigin, plane: Dim, at: Dim) -> Load:
+        """Return the place of element `at` along k, in a plane of the tile's first row."""
+        q = self.grouped.q
+        return Load(q.buffer, (*(d.substitute(tile.corner) for d in q.indices[:-2]), plane, at))
+
+    @property
+    def stride(self) -> Dim:
+        """The number of elements from one row to the next."""
+        *_, planes, length = self.grouped.q.buffer.shape
+        return planes * length
 
     def two_planes(self, place: Point) -> Scalar:
         assert self.grouped.node.two_planes is not None, self.grouped

@@ -13,6 +13,8 @@ from compiler.backends.cpu.pipeline import pipeline
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.text.parser import parse
+from compiler.machine.intrinsics.dot_widened import LONGEST
+from compiler.machine.products import product_tiles
 from compiler.machine.target import Target
 from runtime.device.cpu.team import STACK_SPARE
 from runtime.executable import Executable
@@ -148,8 +150,61 @@ def test_rests_of_rows_share_what_was_widened(amx: Target, matrix_unit: Any, com
     in_threads(executable, 1, [x, w])
     assert (matrix_unit.counts - before)[-1] == steps * 2 * (2 * 2 + 5) + steps * (2 * 2 + 2), "two tiles multiply their second planes, too"
     before = matrix_unit.counts
-    in_threads(executable, 1, [x[:1].copy(), w])
-    assert (matrix_unit.counts - before)[0] == claims
+    in_threads(executable, 1, [x[:5].copy(), w])
+    assert (matrix_unit.counts - before)[0] == 2 * (parts + claims)
+
+
+def widened(rows: int, length: int, group: int) -> tuple[str, list[Any]]:
+    """Return a program with a product of 4-bit weights, and its arguments. The second row and the last one need two planes."""
+    form = f"bits=4, group={group}"
+    text = f"""
+        func main(x: f32[m, {length}], g: f32[40, {length}]) -> object {{
+          dataflow {{ g2 = quantize(g, {form}) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, {form}) y = linear(x, gd) }}
+          return y
+        }}
+    """
+    x, w = (np.random.default_rng(rows).normal(size=s).astype(np.float32) for s in ((rows, length), (40, length)))
+    x[1, 5], x[-1, 9] = 400, -300
+    return text, [x, w]
+
+
+@pytest.mark.parametrize(("length", "group"), [(576, 32), (1024, 64), (2048, 512), (2 * LONGEST + 512, 128)])
+def test_few_rows_are_multiplied_in_registers(
+    amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable], length: int, group: int
+) -> None:
+    """A claim with few rows does not use the matrix unit. Its rows have the same bits as in larger batches, and as in the interpreter."""
+    tile = product_tiles(amx).widened
+    assert tile is not None and tile.few is not None
+    text, (x, w) = widened(41, length, group)
+    executable = compiled(text, amx)
+    whole = in_threads(executable, 2, [x, w])
+    few = range(1, tile.few.rows + 1)
+    meant = Interpreter(pipeline(amx).until("legalize")(parse(text))).call("main", x[:3], w)
+    np.testing.assert_allclose(whole[:3], meant, rtol=1e-6, atol=1e-7 * np.abs(meant).max())
+    for rows in (*few, tile.few.rows + 1):
+        for begin in (0, 41 - rows):  # the first or the last rows: some batches have rows with two planes, others have none
+            before = matrix_unit.counts
+            found = in_threads(executable, 1, [x[begin : begin + rows].copy(), w])
+            np.testing.assert_array_equal(found, whole[begin : begin + rows], err_msg=f"{rows} rows from {begin}")
+            assert matrix_unit.library is None or (matrix_unit.counts - before).any() == (rows not in few)
+
+
+def test_a_row_alone_has_the_bits_of_its_batch(amx: Target, compiled: Callable[[str, Target], Executable]) -> None:
+    """A row without finite elements is quantised to arbitrary bytes, for which both ways compute the same sum."""
+    text, (x, w) = widened(41, 576, 32)
+    x[3], x[4, ::2], x[5] = np.nan, np.inf, 0
+    executable = compiled(text, amx)
+    whole = in_threads(executable, 1, [x, w])
+    for row in range(7):
+        np.testing.assert_array_equal(in_threads(executable, 1, [x[row : row + 1].copy(), w]), whole[row : row + 1])
+
+
+@pytest.mark.parametrize("size", [32, 70])
+def test_a_single_row_without_an_axis(amx: Target, compiled: Callable[[str, Target], Executable], size: int) -> None:
+    text, (x, w) = widened(41, 576, 32)
+    text, w = text.replace("[40,", f"[{size},"), np.resize(w, (size, 576))
+    fixed, free = (in_threads(compiled(t, amx), 1, [x[1:2].copy(), w]) for t in (text.replace("[m,", "[1,"), text))
+    np.testing.assert_array_equal(fixed, free)
 
 
 GATED_WIDENED = """
