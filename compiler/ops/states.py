@@ -111,6 +111,27 @@ STATE_WRITE = define("state_write", "states, values, pages, layer", _write_type,
 # --- causal convolution ------------------------------------------------------------------------------------------------
 
 
+def _taps_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
+    weight = wants_float(tensor_operand(args, 0, "weight", ndim=3, layout="[size, 1, taps]"), "weight")
+    return TensorType(weight.shape and (weight.shape[2], weight.shape[0]), F32, 2)
+
+
+def _taps_nest(operands: Operands) -> Nest:
+    k = Kernel()
+    out, weight = k.arrays(output(operands), operands.buffer(0))
+    with k.nest(out.shape) as (r, j):
+        out[r, j] = cast(weight[j, 0, r], F32)
+    return Nest((out.buffer,), k.body(), attrs={"schedule": "taps"})  # a scheduled nest is not fused, so that it runs at load time
+
+
+def _taps_numpy(weight: Any) -> Any:
+    return weight[:, 0].T.astype(np.float32)
+
+
+CONV_TAPS = define("conv_taps", "weight", _taps_type, _taps_numpy, _taps_nest)
+"""The weights of a convolution as checkpoints store them, in the order in which the convolution reads them: [taps, size]."""
+
+
 def _rows_type(args: tuple[Type, ...], before: int) -> tuple[TensorType, TensorType]:
     """Return the annotations of x and of `before`, the inputs that precede each sequence."""
     x = wants_float(tensor_operand(args, 0, "x", ndim=2, layout="[t, size]"), "x")
@@ -134,11 +155,11 @@ def _sequence_of(k: Kernel, seq_ids: Array, starts: Array, token: Dim) -> tuple[
 
 def _conv_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     x, before = _rows_type(args, 2)
-    weight = wants_float(tensor_operand(args, 1, "weight", ndim=2, layout="[size, taps]"), "weight")
+    weight = wants_float(tensor_operand(args, 1, "weight", ndim=2, layout="[taps, size]"), "weight")
     if x.shape is not None and weight.shape is not None:
-        agree(x.shape[1], weight.shape[0], "the size of weight")
+        agree(x.shape[1], weight.shape[1], "the size of weight")
     if before.shape is not None and weight.shape is not None:
-        agree(before.shape[1] + 1, weight.shape[1], "the number of taps of weight")
+        agree(before.shape[1] + 1, weight.shape[0], "the number of taps of weight")
     length = _vector(args, 3, "seq_ids", "[t]")
     if x.shape is not None and length is not None:
         agree(x.shape[0], length, "the length of seq_ids")
@@ -155,17 +176,17 @@ def _conv_nest(operands: Operands) -> Nest:
     with k.nest((tokens,)) as (t,):
         sequence, start = _sequence_of(k, seq_ids, starts, t)
         with k.nest((size,)) as (j,):
-            sum_ = total((rows + 1,), lambda r: _input(x, before, t - rows + r, sequence, start, j) * cast(weight[j, r], F32))
+            sum_ = total((rows + 1,), lambda r: _input(x, before, t - rows + r, sequence, start, j) * cast(weight[r, j], F32))
             out[t, j] = cast(sum_, out.dtype)
-    wanted = {1: (size, rows + 1), 2: (before.shape[0], rows, size), 3: (tokens,)}
+    wanted = {1: (rows + 1, size), 2: (before.shape[0], rows, size), 3: (tokens,)}
     return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted))
 
 
 def _conv_numpy(x: Any, weight: Any, before: Any, seq_ids: Any, starts: Any) -> Any:
     out = np.zeros(x.shape, np.float32)
     for t, s in enumerate(seq_ids):
-        inputs = np.concatenate([before[s], x[starts[s] : t + 1]]).astype(np.float32)[-weight.shape[1] :]
-        out[t] = (inputs * weight.T.astype(np.float32)).sum(0)
+        inputs = np.concatenate([before[s], x[starts[s] : t + 1]]).astype(np.float32)[-len(weight) :]
+        out[t] = (inputs * weight.astype(np.float32)).sum(0)
     return out.astype(x.dtype)
 
 

@@ -235,7 +235,7 @@ def test_every_operator_is_drawn():
     kinds have their own tests."""
     made = {"panel_integers", "panel_scales", "integer_linear", "quantize_rows", "row_planes", "panel_multipliers", "widened_linear"}
     made |= {"expert_integer_linear"}
-    states = {"state_read", "state_write", "causal_conv", "input_tails", "state_scan"}
+    states = {"state_read", "state_write", "conv_taps", "causal_conv", "input_tails", "state_scan"}
     others = {"kv_append", "key_append", "paged_attention", "ragged_attention", "ragged_mean", "ragged_max", "scatter_inplace"}
     others |= {"sample", "token_logprobs", *states}
     ours = {name for name in OPS if "." not in name}  # operators that tests define have a dot in the name

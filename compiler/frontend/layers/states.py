@@ -10,7 +10,7 @@ from compiler.ir.graph.atoms import Atom, ScalarValue, Var
 from compiler.ir.types import TensorType
 from compiler.ops.elementwise import ABS, ADD, EXP, LOG, MULTIPLY, NEGATIVE, RELU
 from compiler.ops.scan import STATE_SCAN
-from compiler.ops.states import CAUSAL_CONV, INPUT_TAILS, STATE_READ, STATE_WRITE
+from compiler.ops.states import CAUSAL_CONV, CONV_TAPS, INPUT_TAILS, STATE_READ, STATE_WRITE
 
 GATE_FORMAT = WeightFormat(32)  # f32, since an error in the decay of a state grows with every token
 INPUTS, MATRICES = 0, 1  # the parts of a state: see `compiler/frontend/cache_groups.py`
@@ -24,8 +24,8 @@ def convolution(layer: Layer, x: Var, name: str, size: int, taps: int, *, bias: 
     tails = net.call(INPUT_TAILS, x, before, batch.seq_ids, batch.starts, batch.saved)
     values = net.reshape(tails, _length(states.pages), (taps - 1) * size)
     _keep(layer, INPUTS, net.call(STATE_WRITE, held, values, states.pages, index))
-    kernel = net.as_f32(net.reshape(net.weight(layer.name(f"{name}.weight"), size, 1, taps), size, taps))
-    mixed = net.call(CAUSAL_CONV, x, kernel, before, batch.seq_ids, batch.starts)
+    weight = net.call(CONV_TAPS, net.weight(layer.name(f"{name}.weight"), size, 1, taps))
+    mixed = net.call(CAUSAL_CONV, x, weight, before, batch.seq_ids, batch.starts)
     return net.add(mixed, net.vector(layer.name(f"{name}.bias"), size)) if bias else mixed
 
 

@@ -153,7 +153,8 @@ OTHERS: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {
         "l p 384, t 2 6, t 2 6, t 4 16, t 4, s, u, m, m, t 4",
         {},
     ),
-    "causal_conv": ((X, POSITIVE[:3].T.copy(), X[None, :2].copy(), ONE_TEXT, TEXT_ENDS), "t 37, 37 3, s 2 37, t, u", {}),
+    "conv_taps": ((POSITIVE[:, None],), "n 1 k", {}),
+    "causal_conv": ((X, POSITIVE[:3].copy(), X[None, :2].copy(), ONE_TEXT, TEXT_ENDS), "t 37, 3 37, s 2 37, t, u", {}),
     "input_tails": ((X, X[None, :2].copy(), ONE_TEXT, TEXT_ENDS, np.array([0, 2], np.int32)), "t 37, s 2 37, t, u, m", {}),
     "uniform": (((4, 33), 99), None, {}),
 }

@@ -37,21 +37,21 @@ def test_writing_leaves_other_states(run, rng) -> None:
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("shapes", [None, "t 5, 5 4, s 3 5, t, u", "t 5, 5 4, s r 5, w, u"])
+@pytest.mark.parametrize("shapes", [None, "t 5, 4 5, s 3 5, t, u", "t 5, 4 5, s r 5, w, u"])
 def test_a_convolution_goes_on_behind_the_inputs_before(run, rng, shapes) -> None:
-    x, weight = rng.standard_normal((10, SIZE)).astype(np.float32), rng.standard_normal((SIZE, TAPS)).astype(np.float32)
+    x, weight = rng.standard_normal((10, SIZE)).astype(np.float32), rng.standard_normal((TAPS, SIZE)).astype(np.float32)
     before = rng.standard_normal((3, TAPS - 1, SIZE)).astype(np.float32)
     found = run(CAUSAL_CONV, x, weight, before, SEQUENCES, STARTS, shapes=shapes, compiled=shapes is not None)
     for s, (start, stop) in enumerate(pairwise(STARTS)):
         inputs = np.concatenate([before[s], x[start:stop]])
         for t in range(start, stop):
-            expected = (inputs[t - start : t - start + TAPS] * weight.T).sum(0)
+            expected = (inputs[t - start : t - start + TAPS] * weight).sum(0)
             np.testing.assert_allclose(found[t], expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_bits_of_a_convolution_do_not_depend_on_where_the_step_begins(run, rng) -> None:
-    x, weight = rng.standard_normal((9, SIZE)).astype(np.float32), rng.standard_normal((SIZE, TAPS)).astype(np.float32)
-    zeros, one, shapes = np.zeros((1, TAPS - 1, SIZE), np.float32), np.zeros(9, np.int32), "t 5, 5 4, s 3 5, t, u"
+    x, weight = rng.standard_normal((9, SIZE)).astype(np.float32), rng.standard_normal((TAPS, SIZE)).astype(np.float32)
+    zeros, one, shapes = np.zeros((1, TAPS - 1, SIZE), np.float32), np.zeros(9, np.int32), "t 5, 4 5, s 3 5, t, u"
     whole = run(CAUSAL_CONV, x, weight, zeros, one, np.array([0, 9], np.int32), shapes=shapes, compiled=True)
     for cut in range(1, 9):
         starts, last = np.array([0, cut], np.int32), np.array([cut - 1], np.int32)
@@ -78,8 +78,8 @@ BEFORE = tensor((S, 2, 3), F32)
         ("sources holds f32, expected integers", STATE_READ, (STATES, tensor((T,), F32), LAYER)),
         ("size of values is 5, expected 6", STATE_WRITE, (STATES, tensor((T, 5), F32), IDS, LAYER)),
         ("length of pages is 2, expected 3", STATE_WRITE, (STATES, tensor((3, 6), F32), tensor((2,), I32), LAYER)),
-        ("size of weight is 4, expected 3", CAUSAL_CONV, (X, tensor((4, 3), F32), BEFORE, IDS, IDS)),
-        ("taps of weight is 4, expected 3", CAUSAL_CONV, (X, tensor((3, 4), F32), BEFORE, IDS, IDS)),
+        ("size of weight is 4, expected 3", CAUSAL_CONV, (X, tensor((3, 4), F32), BEFORE, IDS, IDS)),
+        ("taps of weight is 4, expected 3", CAUSAL_CONV, (X, tensor((4, 3), F32), BEFORE, IDS, IDS)),
         ("size of before is 4, expected 3", INPUT_TAILS, (X, tensor((S, 2, 4), F32), IDS, IDS, IDS)),
     ],
 )
