@@ -6,7 +6,7 @@ import numpy as np
 
 from compiler.frontend.layers.decoder import Layer
 from compiler.frontend.layers.nn import Net
-from compiler.frontend.layers.states import convolution, forgetting, heads_of, scan, step_sizes
+from compiler.frontend.layers.states import activated_heads, convolution, forgetting, scan, step_sizes
 from compiler.ir.graph.atoms import Constant, Var
 from compiler.ops.elementwise import MULTIPLY, SIGMOID, SILU
 from compiler.ops.manipulate import CONCAT
@@ -20,9 +20,9 @@ def gated_delta(layer: Layer, mixed: Var, z: Var, b: Var, a: Var) -> Var:
     heads]` controls how strongly a token corrects the state, and `a[tokens, heads]` how fast the state decays."""
     step, net, r = layer.step, layer.step.net, layer.step.config.recurrence
     assert r is not None, step.config
-    mixed = net.call(SILU, convolution(layer, mixed, "linear_attn.conv1d", r.channels, r.taps))
-    q, k = (heads_of(layer, mixed, begin, r.num_keys, r.key_size) for begin in (0, r.keys))
-    v = heads_of(layer, mixed, 2 * r.keys, r.num_heads, r.size)
+    mixed = convolution(layer, mixed, "linear_attn.conv1d", r.channels, r.taps)
+    q, k = (activated_heads(layer, mixed, begin, r.num_keys, r.key_size) for begin in (0, r.keys))
+    v = activated_heads(layer, mixed, 2 * r.keys, r.num_heads, r.size)
     q, k = _of_length(net, q, r.key_size, r.key_size**-0.5), _of_length(net, k, r.key_size, 1.0)
     if r.tiled:
         q, k = (net.call(CONCAT, *[x] * (r.num_heads // r.num_keys), axis=1) for x in (q, k))

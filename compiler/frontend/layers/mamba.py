@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from compiler.frontend.layers.decoder import Layer
-from compiler.frontend.layers.states import GATE_FORMAT, convolution, forgetting, heads_of, scan, step_sizes
+from compiler.frontend.layers.states import GATE_FORMAT, activated_heads, convolution, forgetting, scan, step_sizes
 from compiler.frontend.recurrence import Recurrence
 from compiler.ir.graph.atoms import Constant, Var
 from compiler.ops.elementwise import MULTIPLY, SILU
@@ -44,9 +44,9 @@ def _project(layer: Layer, h: Var, name: str, r: Recurrence) -> tuple[Var, Var, 
 def _scanned(layer: Layer, mixed: Var, raw: Var, name: str, r: Recurrence) -> Var:
     """Apply the convolution and the scan to values, keys (B) and queries (C), and add the skip connection (D)."""
     net = layer.step.net
-    mixed = net.call(SILU, convolution(layer, mixed, f"{name}.conv1d", r.channels, r.taps, bias=r.convolution_bias))
-    v = heads_of(layer, mixed, 0, r.num_heads, r.size)
-    k, q = (heads_of(layer, mixed, begin, r.num_keys, r.key_size) for begin in (r.values, r.values + r.keys))
+    mixed = convolution(layer, mixed, f"{name}.conv1d", r.channels, r.taps, bias=r.convolution_bias)
+    v = activated_heads(layer, mixed, 0, r.num_heads, r.size)
+    k, q = (activated_heads(layer, mixed, begin, r.num_keys, r.key_size) for begin in (r.values, r.values + r.keys))
     steps = step_sizes(layer, raw, f"{name}.dt_bias", r)
     decay = forgetting(layer, steps, f"{name}.A_log", r)
     found = scan(layer, q, k, net.call(MULTIPLY, v, net.reshape(steps, layer.step.t, r.num_heads, 1)), decay)

@@ -8,7 +8,7 @@ from compiler.frontend.recurrence import Recurrence
 from compiler.ir.dims import Dim
 from compiler.ir.graph.atoms import Atom, ScalarValue, Var
 from compiler.ir.types import TensorType
-from compiler.ops.elementwise import ABS, ADD, EXP, LOG, MULTIPLY, NEGATIVE, RELU
+from compiler.ops.elementwise import ABS, ADD, EXP, LOG, MULTIPLY, NEGATIVE, RELU, SILU
 from compiler.ops.scan import STATE_SCAN
 from compiler.ops.states import CAUSAL_CONV, CONV_TAPS, INPUT_TAILS, STATE_READ, STATE_WRITE
 
@@ -38,10 +38,11 @@ def scan(layer: Layer, q: Var, k: Var, v: Var, decay: Var, *beta: Var) -> Var:
     return net.field(both, 0)
 
 
-def heads_of(layer: Layer, mixed: Var, begin: int, count: int, size: int) -> Var:
-    """Return `count` heads of this size that begin at column `begin`: [tokens, count, size]."""
+def activated_heads(layer: Layer, mixed: Var, begin: int, count: int, size: int) -> Var:
+    """Apply SiLU to `count` heads of this size that begin at column `begin`: [tokens, count, size]. Each slice fuses with its SiLU, but
+    would not fuse with one SiLU of all columns."""
     net = layer.step.net
-    return net.reshape(net.slice(mixed, 1, begin, begin + count * size), layer.step.t, count, size)
+    return net.reshape(net.call(SILU, net.slice(mixed, 1, begin, begin + count * size)), layer.step.t, count, size)
 
 
 def step_sizes(layer: Layer, x: Var, bias: str, r: Recurrence) -> Var:
