@@ -44,6 +44,7 @@ YARN_FIELDS = {
 ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
 POOLINGS = {1: Pooling.MEAN, 2: Pooling.CLS, 3: Pooling.LAST}  # by the numbers of `pooling_type`; 0: the file states no pooling
 RERANKER = 4  # the `pooling_type` of a reranker
+MOST_LAYERS = 10_000
 MOST_AHEAD = 100  # most layers that predict further tokens
 MAX_ROPE_FACTOR_BYTES = 1 << 16
 STACKED = {"attn_q": "attn_qkv"}  # name of a projection -> name of the stacked projection in which some files store it
@@ -58,6 +59,8 @@ def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
     if not metadata.get("attention.causal", True):
         config["is_causal"] = False
     if type(config.get("num_hidden_layers")) is int:
+        if config["num_hidden_layers"] > MOST_LAYERS:  # converters' omissions are completed layer by layer
+            raise DamagedFile(f"block_count is {config['num_hidden_layers']}, expected at most {MOST_LAYERS}")
         config["num_hidden_layers"] -= num_ahead(metadata)
     if "vocab_size" not in config and (embeddings := file.tensors.get("token_embd.weight")) is not None and embeddings.shape:
         config["vocab_size"] = embeddings.shape[0]

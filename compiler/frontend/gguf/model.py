@@ -64,7 +64,8 @@ class GgufModel:
         self.file = GgufFile(path)
         if (found := gguf_family(self.file.metadata)) is None:
             name = self.file.metadata.get("general.architecture")
-            raise UnknownModel(f"{self.file.path.name}: general.architecture is {name!r}; known are {', '.join(GGUF_FAMILIES)}")
+            known = f"known are {', '.join(GGUF_FAMILIES)}. Encoders are read from their safetensors files"
+            raise UnknownModel(f"{self.file.path.name}: general.architecture is {name!r}; {known}")
         self._gguf, model_type = found
         count = self.file.metadata.get(f"{self._gguf.architecture}.expert_count", 0)
         if count and decoder_family(model_type).experts is None:

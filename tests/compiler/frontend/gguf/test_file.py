@@ -575,6 +575,13 @@ def test_any_configuration_reads_or_is_refused(tmp_path: Path, arch: str, change
         GgufModel(path)
 
 
+@pytest.mark.parametrize("arch", GGUF_FAMILIES)
+def test_a_number_of_layers_that_no_model_has_is_refused_at_once(tmp_path: Path, arch: str) -> None:
+    path = write(tmp_path / "m.gguf", lambda writer: writer.add_uint64(f"{arch}.block_count", 1 << 62), arch)
+    with pytest.raises(ModelError, match="block_count is 4611686018427387904, expected at most 10000"):
+        GgufModel(path)
+
+
 def gguf_type(value: object) -> gguf.GGUFValueType:
     kinds = {bool: gguf.GGUFValueType.BOOL, int: gguf.GGUFValueType.INT64, float: gguf.GGUFValueType.FLOAT64}
     return kinds.get(type(value), gguf.GGUFValueType.STRING)
