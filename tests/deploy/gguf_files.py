@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 from gguf.constants import PoolingType
@@ -12,8 +13,16 @@ from tests.golden.gguf_models import convert
 VOCAB = ["a", "b", "ab", *(f"w{id}" for id in range(3, 160))]
 
 
-def write_gguf(path: Path, *, merges: bool = True, chat_template: str = "", pooling: PoolingType = PoolingType.NONE) -> None:
-    """Write the golden Qwen2 model and its tokenizer to a GGUF file."""
+def write_gguf(
+    path: Path,
+    *,
+    merges: bool = True,
+    chat_template: str = "",
+    pooling: PoolingType = PoolingType.NONE,
+    case: str = "qwen2",
+    **options: Any,
+) -> None:
+    """Write a golden model, by default Qwen2, and its tokenizer to a GGUF file."""
 
     def add_tokenizer(writer: gguf.GGUFWriter) -> None:
         writer.add_tokenizer_model("gpt2")
@@ -26,4 +35,4 @@ def write_gguf(path: Path, *, merges: bool = True, chat_template: str = "", pool
         writer.add_eos_token_id(2)
         writer.add_pooling_type(pooling)
 
-    convert("qwen2", "qwen2", path, add_tokenizer)
+    convert(case, case, path, add_tokenizer, **options)

@@ -412,6 +412,20 @@ def write(path: Path, fill: Fill, arch: str = "llama") -> Path:
     return path
 
 
+def quantized(tensor: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Quantise a tensor. The package cannot quantise to IQ4_NL, so its blocks are written here: a scale, and the nearest numbers of the
+    table."""
+    if kind is not gguf.GGMLQuantizationType.IQ4_NL:
+        return gguf.quants.quantize(tensor, kind)
+    table = np.array(gguf.quants.IQ4_NL.kvalues, np.float32)
+    groups = tensor.astype(np.float32).reshape(*tensor.shape[:-1], -1, 32)
+    scale = (np.abs(groups).max(-1, keepdims=True) / 127).astype("<f2")
+    steps = groups / np.maximum(scale.astype(np.float32), 1e-9)
+    bits = np.abs(steps[..., None] - table).argmin(-1).astype(np.uint8)
+    blocks = np.concatenate([scale.view(np.uint8), bits[..., :16] | bits[..., 16:] << 4], -1)
+    return np.ascontiguousarray(blocks.reshape(*tensor.shape[:-1], -1))
+
+
 def interleaved(tensor: np.ndarray, num_heads: int) -> np.ndarray:
     """Order the rows of queries and keys as the Llama converter does: within each head, rows of the first half alternate with rows of the
     second half."""
@@ -496,7 +510,7 @@ def convert(
             if kind is None or tensor.ndim < 2 or tensor.shape[-1] % 32:
                 writer.add_tensor(own, tensor)
             else:
-                writer.add_tensor(own, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+                writer.add_tensor(own, quantized(tensor, kind), raw_dtype=kind)
         if arch == "gemma4":  # divisors of the frequencies of layers without a window; pairs with huge divisors do not rotate
             pairs = values["global_head_dim"] // 2
             num_rotated = int(pairs * values["rope_parameters"]["full_attention"]["partial_rotary_factor"])

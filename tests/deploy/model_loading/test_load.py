@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 import tokenizers
-from gguf.constants import PoolingType
+from gguf.constants import GGMLQuantizationType, PoolingType
 from safetensors.numpy import save_file
 
 from compiler.cache import Cache
@@ -26,6 +26,8 @@ from compiler.frontend.reranker import QWEN3
 from compiler.frontend.weights import open_safetensors
 from compiler.ir.dtypes import DType
 from compiler.ir.numbers import DOUBLED_E2M1
+from compiler.machine.formats import PANEL_IQ4
+from compiler.machine.products import product_tiles
 from compiler.machine.target import NAMED, host
 from compiler.passes import lift_weights
 from deploy.cache import Kept, Part
@@ -647,6 +649,18 @@ def test_a_gguf_file_generates(gguf_file: Path) -> None:
     assert model is not None and loaded.eos_ids == (2,) and loaded.ready.generates
     prompt = golden["prompt"]
     close(model.download(model.run(piece(prompt, 0, len(prompt))))[0], golden["logits"][-1])
+
+
+def test_numbers_of_iq4_are_served_in_four_bits(tmp_path: Path) -> None:
+    """Loaded as f32, a file in IQ4_NL gives the logits of its values. Loaded as `auto`, its weights take half a byte and part of a scale on
+    machines that multiply bytes, and a byte elsewhere."""
+    write_gguf(tmp_path / "m.gguf", kind=GGMLQuantizationType.IQ4_NL)
+    (values, decoded_bytes), (held, held_bytes) = logits_of(tmp_path / "m.gguf", "f32"), logits_of(tmp_path / "m.gguf", "auto")
+    assert np.sqrt(np.square(held - values).mean()) < 0.1 * values.std()
+    tensors = open_files(tmp_path / "m.gguf").weights.tensors
+    matrices = sum(prod(info.shape) for name, info in tensors.items() if name.endswith("proj.weight"))
+    in_four_bits = any(tile.format is PANEL_IQ4 for tile in product_tiles(host()).integers)
+    assert decoded_bytes - held_bytes > (3.3 if in_four_bits else 2.8) * matrices
 
 
 def test_a_gguf_file_with_a_pooling_embeds(tmp_path: Path) -> None:

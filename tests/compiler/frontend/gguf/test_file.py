@@ -400,7 +400,7 @@ def test_a_program_that_holds_integers_has_the_same_logits(
     np.testing.assert_array_equal(held, floats)
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0"])
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "IQ4_NL"])
 @pytest.mark.parametrize("stacks_qkv", [False, True])
 def test_a_program_holds_the_integers_of_a_model(tmp_path: Path, kind: str, stacks_qkv: bool) -> None:
     """The program gets the quantised integers of the file unchanged, even if the converter permuted a matrix's rows."""
