@@ -114,8 +114,9 @@ class TokenizerFiles:
         """Return the ids of the tokens that end an answer."""
         text = self.special_tokens().get("eos_token")
         found = [] if text is None else self._ids_of(text)
-        for name, source in (("generation_config.json", self.object("generation_config.json")), ("config.json", self.model_config())):
-            found += _ids(source.get("eos_token_id"), name)
+        found += _ids(self.object("generation_config.json").get("eos_token_id"), "generation_config.json")
+        own = self.model_config().get("eos_token_id")  # multimodal models may state it beside `text_config`
+        found += _ids(self.object("config.json").get("eos_token_id") if own is None else own, "config.json")
         return tuple(dict.fromkeys(found))
 
     def _ids_of(self, text: str) -> list[int]:

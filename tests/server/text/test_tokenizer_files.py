@@ -37,6 +37,7 @@ def test_ends_come_from_three_files_and_are_listed_once() -> None:
         config={"text_config": {"eos_token_id": 7}, "eos_token_id": 8},
     )
     assert found.eos_ids() == (1, 9, 7)
+    assert files(byte_level(), config={"text_config": {"hidden_size": 8}, "eos_token_id": [1, 106]}).eos_ids() == (1, 106)
 
 
 def test_truncation_and_padding_are_left_out_and_the_rest_stays() -> None:
