@@ -217,7 +217,7 @@ _TILES: Final = (
             depth=64,
             block=512,
             widen=WidenPanel(columns=32, group=STRETCH),
-            few=DotWidened(rows=2, columns=32, group=STRETCH),
+            few=DotWidened(rows=1, columns=32, group=STRETCH),
         ),
     ),
     (

@@ -7,7 +7,7 @@ nothing after the end of a. The process must have asked the operating system for
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -48,8 +48,12 @@ class AmxConfigure(Intrinsic):
         return
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        code.do(f"call void @llvm.x86.ldtilecfg(ptr {self.configuration(code)})")
+        code.endings["call void @llvm.x86.tilerelease()"] = None
+
+    def configuration(self, code: Code) -> str:
         """Write the configuration of 64 bytes: palette 1 in byte 0, the bytes per row of each register (u16) from byte 16, and the rows of
-        each register (u8) from byte 48."""
+        each register (u8) from byte 48. Return its place."""
         heights = _heights(self.rows)
         config = bytearray(64)
         config[0] = 1
@@ -58,8 +62,7 @@ class AmxConfigure(Intrinsic):
             config[16 + 2 * tile], config[48 + tile] = TILE_BYTES, height
         place = code.alloca("<64 x i8>")
         code.do(f"store <64 x i8> {vector_literal('i8', config)}, ptr {place}, align 64")
-        code.do(f"call void @llvm.x86.ldtilecfg(ptr {place})")
-        code.endings["call void @llvm.x86.tilerelease()"] = None
+        return place
 
 
 @tile_op
@@ -141,7 +144,6 @@ class _AmxProduct(MatrixUnitOp):
         """Add all products to the accumulators. `later` may be memory that is read later; then `share` is the first line, and the number of
         lines, that each step prefetches."""
         heights = _heights(self.rows)
-        sides = range(self.columns // TILE_ROWS)
         size = 4 // self.packed
         row_bytes = 4 * self.columns
 
@@ -150,19 +152,26 @@ class _AmxProduct(MatrixUnitOp):
         with code.loop("0", steps) as step:
             left = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {a}, i64 {step}")
             right = code.op(f"getelementptr [{TILE_ROWS * row_bytes} x i8], ptr {b}, i64 {step}")
-            for j in sides:
-                place = code.op(f"getelementptr i8, ptr {right}, i64 {j * TILE_BYTES}")
-                code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {row_bytes})")
             if later:
                 _prefetch_later(code, later[0], step, *share)
             elif len(heights) == 1 and not self.cached_panel:  # with few rows the product waits for the panel, which is not in a cache
                 prefetch_lines(code, right, TILE_ROWS * row_bytes, TILE_ROWS * row_bytes, far=False)
-            for i in range(len(heights)):
-                top = code.op(f"mul nsw i64 {row_stride}, {i * TILE_ROWS}")
-                place = code.op(f"getelementptr i8, ptr {left}, i64 {top}")
-                code.do(f"call void @llvm.x86.tileloadd64(i8 {4 + i}, ptr {place}, i64 {row_stride})")
-                for j in sides:
-                    code.do(f"call void @llvm.x86.{self.product}(i8 {2 * i + j}, i8 {4 + i}, i8 {6 + j})")
+            tops = [code.op(f"mul nsw i64 {row_stride}, {i * TILE_ROWS}") for i in range(len(heights))]
+            self.step(code, [code.op(f"getelementptr i8, ptr {left}, i64 {top}") for top in tops], right, row_stride)
+
+    def step(
+        self, code: Code, lefts: Sequence[str], right: str, row_stride: str, after: Callable[[int], None] = lambda number: None
+    ) -> None:
+        """Add the products of one step. `lefts` are the first rows of each register of rows. `after` writes code after each product."""
+        sides, row_bytes = range(self.columns // TILE_ROWS), 4 * self.columns
+        for j in sides:
+            place = code.op(f"getelementptr i8, ptr {right}, i64 {j * TILE_BYTES}")
+            code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {row_bytes})")
+        for i, left in enumerate(lefts):
+            code.do(f"call void @llvm.x86.tileloadd64(i8 {4 + i}, ptr {left}, i64 {row_stride})")
+            for j in sides:
+                code.do(f"call void @llvm.x86.{self.product}(i8 {2 * i + j}, i8 {4 + i}, i8 {6 + j})")
+                after(i * len(sides) + j)
 
 
 @tile_op

@@ -65,29 +65,38 @@ class WidenPanel(Intrinsic):
         wide[: k * columns] = ((q * m[..., None] + (1 << EIGHTHS - 1)) >> EIGHTHS).reshape(-1)
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        (wide, panel, multipliers, later, later_multipliers), (k,) = pointers, dims
-        columns, group = self.columns, self.group
-        size, sides = STRETCH // 2 * columns, range(columns // COLUMNS)
+        (k,) = dims
         stretches = code.op(f"sdiv i64 {k}, {STRETCH}")
         with code.loop("0", stretches) as stretch:
-            found, made, wanted = (
-                code.op(f"getelementptr [{n} x i8], ptr {place}, i64 {stretch}")
-                for place, n in ((panel, size), (wide, 2 * size), (later, size))
-            )
-            row = code.op(f"mul nsw i64 {code.op(f'sdiv i64 {stretch}, {group // STRETCH}')}, {columns}")
+            for side in range(self.sides):
+                self.widen_side(code, pointers, stretch, side)
+
+    @property
+    def sides(self) -> int:
+        """The number of registers that hold the columns of a panel."""
+        return self.columns // COLUMNS
+
+    def widen_side(self, code: Code, pointers: Sequence[str], stretch: str, side: int | str) -> None:
+        """Widen STRETCH weights of each of 16 columns."""
+        wide, panel, multipliers, later, later_multipliers = pointers
+        size, first = STRETCH // 2 * self.columns, code.op(f"mul nsw i64 {side}, {LINE_BYTES}")
+        found, made, wanted = (
+            code.op(f"getelementptr i8, ptr {code.op(f'getelementptr [{n} x i8], ptr {place}, i64 {stretch}')}, i64 {first}")
+            for place, n in ((panel, size), (wide, 2 * size), (later, size))
+        )
+        row = code.op(f"mul nsw i64 {code.op(f'sdiv i64 {stretch}, {self.group // STRETCH}')}, {self.columns}")
+        if side != 1:
             prefetch_line(code, code.op(f"getelementptr i8, ptr {later_multipliers}, i64 {row}"), far=True)
-            for j in sides:
-                factors = _factors(
-                    code, code.op(f"getelementptr i8, ptr {multipliers}, i64 {code.op(f'add nsw i64 {row}, {j * COLUMNS}')}")
-                )
-                for line in range(j, STRETCH // 8 * len(sides), len(sides)):
-                    at = line * LINE_BYTES
-                    words = code.op(f"load {_WORDS}, ptr {code.op(f'getelementptr i8, ptr {found}, i64 {at}')}, align 1")
-                    prefetch_line(code, code.op(f"getelementptr i8, ptr {wanted}, i64 {at}"), far=True)
-                    for half in range(2):
-                        bytes_ = _bytes(code, (_top(code, words, half), _top(code, words, half + 2)), factors)
-                        place = (line // len(sides) * 2 + half) * columns * FOUR + j * LINE_BYTES
-                        code.do(f"store {_WORDS} {bytes_}, ptr {code.op(f'getelementptr i8, ptr {made}, i64 {place}')}, align 64")
+        own = code.op(f"add nsw i64 {row}, {code.op(f'mul nsw i64 {side}, {COLUMNS}')}")
+        factors = _factors(code, code.op(f"getelementptr i8, ptr {multipliers}, i64 {own}"))
+        for line in range(STRETCH // 8):
+            at = line * self.sides * LINE_BYTES
+            words = code.op(f"load {_WORDS}, ptr {code.op(f'getelementptr i8, ptr {found}, i64 {at}')}, align 1")
+            prefetch_line(code, code.op(f"getelementptr i8, ptr {wanted}, i64 {at}"), far=True)
+            for half in range(2):
+                bytes_ = _bytes(code, (_top(code, words, half), _top(code, words, half + 2)), factors)
+                place = (line * 2 + half) * self.columns * FOUR
+                code.do(f"store {_WORDS} {bytes_}, ptr {code.op(f'getelementptr i8, ptr {made}, i64 {place}')}, align 64")
 
 
 def _factors(code: Code, place: str) -> tuple[str, str]:

@@ -15,12 +15,14 @@ import pytest
 from numpy.typing import NDArray
 
 from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.statements import For, LoopKind, Seq, Tile
 from compiler.ir.tiles import TileOp
 from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8, AmxStayAwake
+from compiler.machine.intrinsics.amx_widening import AmxConfigureRows, AmxWidening
 from compiler.machine.intrinsics.product import MatrixUnitOp
 from compiler.machine.target import Target
 
@@ -82,6 +84,45 @@ def test_signed_bytes(run_native: Callable[..., None], amx: Target, rows: int, c
         (rng.integers(-9, 9, (rows, columns)).astype(np.int32), a, b),
         (k, stride),
     )
+
+
+def aligned(count: int) -> Array:
+    """Return zeros of i8 that begin at a cache line, like memory of a kernel."""
+    made = np.zeros(count + 64, np.int8)
+    return made[-made.ctypes.data % 64 :][:count]
+
+
+@pytest.mark.parametrize(("blocks", "columns", "rows", "second"), [(1, 32, 5, 0), (2, 32, 16, 3), (2, 16, 16, 16), (1, 16, 16, 0)])
+@pytest.mark.parametrize(("share", "items"), [(0, 0), (1 << 15, 3), (3 << 14, 2), (5 << 16, 16)])
+def test_a_product_widens_what_comes_next(
+    run_native: Callable[..., None], amx: Target, blocks: int, columns: int, rows: int, second: int, share: int, items: int
+) -> None:
+    rng, k, stride, group, length = np.random.default_rng(rows), 192, 211, 64, 512
+    op, first = AmxWidening(blocks, columns, group), share
+    a, b = rng.integers(-128, 128, (32, stride)).astype(np.int8), rng.integers(-128, 128, (k // 4, columns * 4)).astype(np.int8)
+    panel = rng.integers(0, 256, (length // 8, columns * 4)).astype(np.uint8)
+    multipliers = rng.integers(-127, 128, (length // group, columns)).astype(np.int8)
+    c, wide = rng.integers(-9, 9, (blocks * 16, columns)).astype(np.int32), aligned(length * columns)
+    arrays = [c, wide, a, b, panel, multipliers]
+    buffers = [
+        Buffer(name, tuple(map(Dim.of, x.shape)), DType(str(x.dtype).replace("uint", "u").replace("int", "i")))
+        for name, x in zip(("c", "wide", "a", "b", "panel", "multipliers"), arrays, strict=True)
+    ]
+    begin = [Load(x, tuple(Dim.of(0) for _ in x.shape)) for x in buffers]
+    product = Tile(
+        op,
+        (begin[0], begin[2], begin[3], begin[1], *begin[4:], *begin[4:]),
+        tuple(map(Dim.of, (k, stride, rows, second, first, share, items))),
+    )
+    once = DimVar("once", upper=0)
+    body = For(once, Dim.of(1), Seq((Tile(AmxConfigureRows(), (), (Dim.of(rows),)), product)), LoopKind.PARALLEL)
+    found = [c.copy(), aligned(length * columns), *arrays[2:]]
+    run_native(PrimFunc((*buffers[2:], *buffers[:2]), 2, body), [*found[2:], *found[:2]], {}, target=amx)
+    flat = [x.reshape(-1) for x in (c, a, b, wide, panel, multipliers, panel, multipliers)]
+    op.meaning(flat, (k, stride, rows, second, first, share, items))
+    for block in range(blocks):
+        np.testing.assert_array_equal(found[0][block * 16 :][:rows], c[block * 16 :][:rows])
+    np.testing.assert_array_equal(found[1], wide)
 
 
 def test_a_fresh_sum_forgets_what_was_there(run_native: Callable[..., None], amx: Target) -> None:

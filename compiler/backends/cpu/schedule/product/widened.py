@@ -1,7 +1,8 @@
 """Sums of 4-bit weights that are widened to 8 bits for a matrix unit.
 
-A thread widens a part of a panel into memory that stays in the first-level cache, and multiplies all rows of its block by it. The sum of a
-channel is exact, and is in memory between parts. Few rows are multiplied on vectors instead, because widening would take longer than
+A thread widens a part of a panel into memory that stays in the first-level cache, and multiplies all rows of its block by it. While the
+unit multiplies a part, vector instructions widen the part that is multiplied next (compiler/machine/intrinsics/amx_widening.py). The sum of
+a channel is exact, and is in memory between parts. Few rows are multiplied on vectors instead, because widening would take longer than
 reading the weights (compiler/machine/intrinsics/dot_widened.py). Their sums are exact, too, so a row has the same bits either way.
 
 A tile computes the second plane only if one of its rows needs two planes. Rows that need one plane ignore the sum of the second, so a row
@@ -10,29 +11,32 @@ does not depend on the other rows of its tile.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import Blocks, Heights, NextPart, Part, multiply
-from compiler.backends.cpu.schedule.product.panels import Panels, Tiles
+from compiler.backends.cpu.schedule.product.blocks import Blocks, Heights, Part
+from compiler.backends.cpu.schedule.product.panels import Claim, Panels, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Point, TileOrigin, local_per_sum
 from compiler.idioms.product import GroupedSum, Product
-from compiler.ir.dims import Dim
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.visit import rewrite_dims
-from compiler.ir.loops.write import Array, Kernel, cast, const, fma, fold, less, total
+from compiler.ir.loops.write import Array, Kernel, cast, const, fma, fold, less, maximum, total
 from compiler.machine.formats import EIGHTHS, PANEL4
-from compiler.machine.intrinsics.amx import AmxStayAwake
+from compiler.machine.intrinsics.amx import TILE_ROWS, AmxStayAwake
+from compiler.machine.intrinsics.amx_widening import SHARE_BITS, AmxConfigureRows, AmxWidening
 from compiler.machine.intrinsics.dot_widened import LONGEST, DotWidened
 from compiler.machine.intrinsics.group_sums import GroupSums
+from compiler.machine.intrinsics.widen_panel import COLUMNS, STRETCH, WidenPanel
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
 BLOCK_ROWS = 512  # rows that share a widened panel; widening costs as much as the product with about sixty rows
+MOST_PART = 384  # elements of a part of k: two widened parts, the rows and the sums of a tile then fit in the first-level cache
 PLANES = 2  # maximum number of planes of a row
 
 
@@ -44,98 +48,123 @@ class Widened:
 
     def write(self, k: Kernel) -> None:
         p = self.product
-        blocks = Blocks(Dim.of(p.sums[0].group), self.tile, p.num_columns, len(p.sums))
+        blocks = Blocks(Dim.of(p.sums[0].group), replace(self.tile, block=self.part), p.num_columns, len(p.sums))
         with Panels(p, self.tile.shape, together=blocks.together, block_rows=BLOCK_ROWS).claims(k) as claim:
             sums = [self.allocate(k, s, number, blocks.together) for number, s in enumerate(p.sums)]
-            heights = Heights(claim, self.tile)
-            for tiles in heights.all:
-                with k.when(tiles.exist), tiles.first_rows(k) as row:
-                    for s in sums:
-                        s.count_planes(row - claim.first, claim.tile(claim.panel, row, tiles.rows))
+            registers = Registers.of(k, claim)
+            for s in sums:
+                s.count_planes(k, registers)
             most = 0 if self.tile.few is None else self.tile.few.rows
             with k.when(less(claim.end - claim.first, most + 1)):
-                for tiles in (tiles for tiles in heights.all if tiles.rows <= most):
+                for tiles in (tiles for tiles in Heights(claim, self.tile).all if tiles.rows <= most):
                     with k.when(tiles.exist):
                         self.write_few(k, sums, tiles)
             with k.orelse():
-                self.write_many(k, blocks, heights, sums)
+                self.write_many(k, blocks, registers, sums)
             with claim.lines(k, claim.end - claim.first) as (m, beside, line):
-                self.store_line(k, sums, beside, m, line)
+                self.store_line(k, sums, beside, registers.place(m), line)
 
-    def write_many(self, k: Kernel, blocks: Blocks, heights: Heights, sums: Sequence[WidenedSum]) -> None:
+    @property
+    def part(self) -> int:
+        """The number of elements of a part of k. A part holds whole groups."""
+        groups_fit = all(MOST_PART % shared_multiplier(s) == 0 for s in self.product.sums)
+        assert self.tile.block is not None, self.tile
+        return MOST_PART if groups_fit else self.tile.block
+
+    def write_many(self, k: Kernel, blocks: Blocks, registers: Registers, sums: Sequence[WidenedSum]) -> None:
         """Compute the exact sums of a claim on the matrix unit."""
-        claim = heights.claim
-        heights.configure(k)
-        for panel, part, later in blocks.parts(k, claim):
-            for s in sums:
-                self.widen(k, s, panel, part, later)
-            for tile in heights.each(k, panel):
-                for s in sums:
-                    self.add(k, s, panel - claim.panel, tile.first - claim.first, tile, part)
+        claim = registers.claim
+        wide = k.local("wide", 2, blocks.size * self.tile.shape.columns, dtype=DType.I8)
+        order = Order.of(k, blocks, claim)
+        k.tile(AmxConfigureRows(), dims=(registers.height,))
+        self.widen(k, sums[0], wide, claim, order)
+        with claim.panels(k) as panel:
+            self.add(k, sums, wide, registers, order, ZERO, panel)
+        if order.num_parts > 1:
+            with k.serial("part", order.num_parts - 1) as part, claim.panels(k) as panel:
+                self.add(k, sums, wide, registers, order, part + 1, panel)
 
     def allocate(self, k: Kernel, s: GroupedSum, number: int, together: int) -> WidenedSum:
-        shape, rows = self.tile.shape, 1 if self.product.row_axis is None else BLOCK_ROWS
-        assert self.tile.block is not None, self.tile
+        shape, rows = self.tile.shape, TILE_ROWS if self.product.row_axis is None else BLOCK_ROWS
         exact = k.local(f"exact{number}", PLANES, together, rows, shape.vectors, shape.lanes, dtype=I32)
-        wide = k.local(f"wide{number}", self.tile.block * shape.columns, dtype=DType.I8)
-        return WidenedSum(s, exact, wide, k.local(f"planes{number}", rows, dtype=I32))
+        return WidenedSum(s, exact, k.local(f"planes{number}", rows // TILE_ROWS, dtype=I32))
 
-    def widen(self, k: Kernel, s: WidenedSum, panel: Dim, part: Part, later: NextPart) -> None:
-        panels, multipliers = s.grouped.element.buffers
-        depth, group = s.grouped.format.depth, shared_multiplier(s.grouped)
-
-        def places(panel: Dim, begin: Dim) -> tuple[Load, Load]:
-            return Load(panels, (panel, begin // depth, ZERO)), Load(multipliers, (panel, begin // group, ZERO))
-
-        assert self.tile.widen is not None, self.tile
-        op, length = replace(self.tile.widen, group=group), self.tile.depth
-        with k.serial("some", part.depth // length) as some:
+    def widen(self, k: Kernel, s: WidenedSum, wide: Array, claim: Claim, order: Order) -> None:
+        """Widen the first part of the first panel."""
+        length, first, later = self.tile.depth, order.unit(k, ZERO), order.unit(k, Dim.of(1))
+        with k.serial("some", first.depth // length) as some:
             at = some * length
-            wide, columns = s.wide[at * self.tile.shape.columns], places(panel, part.begin + at)
-            k.tile(op, wide, *columns, *places(later.panel, later.begin + at), dims=(Dim.of(length),))
+            ahead = later.begin + dim_min(at, later.depth - length)  # the later part may be shorter
+            places = *s.places(claim.point, first.panel, first.begin + at), *s.places(claim.point, later.panel, ahead)
+            k.tile(self.widening(s), wide[0, at * self.tile.shape.columns], *places, dims=(Dim.of(length),))
             k.tile(AmxStayAwake())
 
-    def add(self, k: Kernel, s: WidenedSum, beside: Dim, m: Dim, tile: TileOrigin, part: Part) -> None:
-        """Multiply the planes of a tile by a widened part of a panel. The first part overwrites the exact sums."""
-        op = self.tile.product(tile.shape.rows, fresh=part.is_first)
-        with s.planes(k, m) as plane:
-            multiply(k, op, s.exact[plane, beside, m, ZERO, ZERO], s.row(tile, plane, part.begin), s.wide[0], part, s.stride)
+    def widening(self, s: WidenedSum) -> WidenPanel:
+        assert isinstance(self.tile.widen, WidenPanel), self.tile
+        return replace(self.tile.widen, group=shared_multiplier(s.grouped))
+
+    def add(self, k: Kernel, sums: Sequence[WidenedSum], wide: Array, registers: Registers, order: Order, part: Dim, panel: Dim) -> None:
+        """For each sum, multiply all rows by a part of a panel, and meanwhile widen the part that is multiplied next. The first part
+        overwrites the exact sums."""
+        claim, columns = registers.claim, self.tile.shape.columns
+        with k.scope():
+            number = part * order.panels + (panel - claim.panel)
+            own, later, after = (order.unit(k, number + i) for i in range(3))
+            for i, s in enumerate(sums):
+                is_last = i == len(sums) - 1
+                following, wanted, then = (sums[0], later, after) if is_last else (sums[i + 1], own, later)
+                items = wanted.depth // STRETCH * (columns // COLUMNS) * (1 - wanted.is_over)
+                steps = own.depth // self.tile.depth
+                share = k.let("share", ceil_div(items * (1 << SHARE_BITS), registers.num_tiles * steps))
+                turn = number * len(sums) + i
+                parts = (
+                    wide[(turn + 1) % 2, ZERO],
+                    *following.places(claim.point, wanted.panel, wanted.begin),
+                    *following.places(claim.point, then.panel, then.begin),
+                )
+                for blocks, at in registers.tiles(k):
+                    first = registers.start(at)
+                    second = registers.start(at + 1) - first if blocks > 1 else ZERO
+                    op = AmxWidening(blocks, columns, shared_multiplier(following.grouped), fresh=part == ZERO)
+                    with s.planes(k, s.planes_of(blocks, at)) as plane:
+                        exact = s.exact[plane, panel - claim.panel, at * TILE_ROWS, ZERO, ZERO]
+                        rows, dims = s.row(claim.tile(panel, first, 1), plane, own.begin), (own.depth, s.stride, registers.height, second)
+                        shares = (at // 2 * steps * share, share, items * (1 - plane))
+                        k.tile(op, exact, rows, wide[turn % 2, ZERO], *parts, dims=(*dims, *shares))
 
     # --- few rows ------------------------------------------------------------------------------------------------------
 
     def write_few(self, k: Kernel, sums: Sequence[WidenedSum], tiles: Tiles) -> None:
         """Compute the exact sums of a tile of few rows."""
         claim, m = tiles.claim, tiles.first - tiles.claim.first
-        begins = [self.begin_groups(k, s, m, claim.tile(claim.panel, tiles.first, tiles.rows)) for s in sums]
+        begins = [self.begin_groups(k, s, claim.tile(claim.panel, tiles.first, tiles.rows)) for s in sums]
         with claim.panels(k) as panel:
             tile = claim.tile(panel, tiles.first, tiles.rows)
             for s, begin in zip(sums, begins, strict=True):
-                with s.planes(k, m) as plane:
+                with s.planes(k, s.num_planes[ZERO]) as plane:
                     for first in range(0, s.grouped.group, LONGEST):
                         part = Part(Dim.of(first), Dim.of(min(LONGEST, s.grouped.group - first)))
                         self.add_few(k, s, begin, plane, panel - claim.panel, m, tile, part)
 
-    def begin_groups(self, k: Kernel, s: WidenedSum, m: Dim, tile: TileOrigin) -> Array:
+    def begin_groups(self, k: Kernel, s: WidenedSum, tile: TileOrigin) -> Array:
         """Store the value with which the sum of each group begins, for each plane and row: minus what the weights' offset adds."""
         group = shared_multiplier(s.grouped)
         begin = k.local("begin", PLANES, tile.shape.rows, s.grouped.group // group, dtype=I32)
-        with s.planes(k, m) as plane, tile.lines(k) as (i, line):
+        with s.planes(k, s.num_planes[ZERO]) as plane, tile.lines(k) as (i, line):
             op = GroupSums(group, times=PANEL4.offset)
             k.tile(op, begin[plane, i, ZERO], s.row(line, plane, ZERO), dims=(begin.shape[-1],))
         return begin
 
     def add_few(self, k: Kernel, s: WidenedSum, begin: Array, plane: Dim, beside: Dim, m: Dim, tile: TileOrigin, part: Part) -> None:
         """Multiply one plane of a tile by a part of a panel. The products are summed in eighths, without half a step per weight."""
-        group, depth, rows = shared_multiplier(s.grouped), s.grouped.format.depth, tile.shape.rows
-        panels, multipliers = s.grouped.element.buffers
+        group, rows = shared_multiplier(s.grouped), tile.shape.rows
         eighths = k.local("eighths", rows, tile.shape.vectors, tile.shape.lanes, dtype=I32)
         with k.serial("i", rows) as i:
             offsets = total((part.depth // group,), lambda g: begin[plane, i, part.begin // group + g])  # -8 times the sum of the row
             with tile.vectors(k) as (v, lane):
                 eighths[i, v, lane] = (offsets >> 1) * -1
-        places = Load(panels, (tile.panel, part.begin // depth, ZERO)), Load(multipliers, (tile.panel, part.begin // group, ZERO))
         op = DotWidened(rows, tile.shape.columns, group)
-        columns = begin[plane, ZERO, part.begin // group], *places
+        columns = begin[plane, ZERO, part.begin // group], *s.places(tile.point, tile.panel, part.begin)
         k.tile(op, eighths[ZERO, ZERO, ZERO], s.row(tile, plane, part.begin), *columns, dims=(part.depth, s.stride, begin.shape[-1]))
         with k.serial("i", rows) as i, tile.vectors(k) as (v, lane):
             found = eighths[i, v, lane] >> EIGHTHS
@@ -163,20 +192,33 @@ class WidenedSum:
     """One sum of the product, and the thread's own memory for a block of rows."""
 
     grouped: GroupedSum
-    exact: Array  # exact sums by plane, panel, row, vector and lane
-    wide: Array  # the widened part of a panel
-    num_planes: Array  # number of planes that each tile multiplies, stored at the tile's first row
+    exact: Array  # exact sums by plane, panel, row of a register, vector and lane
+    num_planes: Array  # number of planes that each register of rows needs
 
-    def count_planes(self, m: Dim, tile: TileOrigin) -> None:
-        """Store the number of planes that a tile multiplies: two if one of its rows needs two, else one."""
-        some = fold(ReduceFn.ANY, (tile.shape.rows,), lambda r: self.two_planes(tile.at(r, ZERO, ZERO)))
-        self.num_planes[m] = cast(some, I32) + 1
+    def count_planes(self, k: Kernel, registers: Registers) -> None:
+        """Store the number of planes of each register of rows: two if one of its rows needs two, else one."""
+        with k.serial("register", registers.count) as at:
+            tile = registers.claim.tile(registers.claim.panel, registers.start(at), 1)
+            some = fold(ReduceFn.ANY, (registers.height,), lambda r: self.two_planes(tile.at(r, ZERO, ZERO)))
+            self.num_planes[at] = cast(some, I32) + 1
+
+    def planes_of(self, blocks: int, at: Dim) -> Scalar:
+        """Return the number of planes that a tile of one or two registers of rows multiplies."""
+        first = self.num_planes[at]
+        return first if blocks == 1 else maximum(first, self.num_planes[at + 1])
 
     @contextmanager
-    def planes(self, k: Kernel, m: Dim) -> Generator[Dim]:
-        """Loop over the planes that the tile with first row `m` multiplies."""
-        with k.scope(), k.serial("plane", k.let("planes", self.num_planes[m], PLANES, lower=1)) as plane:
+    def planes(self, k: Kernel, count: Scalar) -> Generator[Dim]:
+        """Loop over the planes that a tile multiplies."""
+        with k.scope(), k.serial("plane", k.let("planes", count, PLANES, lower=1)) as plane:
             yield plane
+
+    def places(self, point: Point, panel: Dim, begin: Dim) -> tuple[Load, Load]:
+        """Return the places of the weights of a panel from element `begin` along k, and of their multipliers."""
+        panels, multipliers = self.grouped.element.buffers
+        corner = (*(d.substitute(point) for d in self.grouped.matrix), panel)
+        depth, group = self.grouped.format.depth, shared_multiplier(self.grouped)
+        return Load(panels, (*corner, begin // depth, ZERO)), Load(multipliers, (*corner, begin // group, ZERO))
 
     def row(self, tile: TileOrigin, plane: Dim, at: Dim) -> Load:
         """Return the place of element `at` along k, in a plane of the tile's first row."""
@@ -196,6 +238,78 @@ class WidenedSum:
     def at(self, scalar: Scalar, place: Point) -> Scalar:
         """Return the scalar at an element. The group's index is 0, because the only group is the whole of k."""
         return rewrite_dims(scalar, {**place, self.grouped.axis: ZERO})
+
+
+@dataclass(frozen=True, slots=True)
+class Registers:
+    """The rows of a claim in registers of the unit. All registers have the same height, so the unit is configured once. If the rows do not
+    fill the last of several registers, it also has rows of the register before it, which are computed twice."""
+
+    claim: Claim
+    height: Dim
+    count: Dim
+    num_tiles: Dim  # a tile has two registers of rows, the last may have one
+
+    @staticmethod
+    def of(k: Kernel, claim: Claim) -> Registers:
+        rows, most = claim.end - claim.first, max(1, claim.walk.block_rows // TILE_ROWS)
+        height = k.let("height", dim_min(rows, TILE_ROWS), TILE_ROWS)
+        count = k.let("registers", ceil_div(rows, TILE_ROWS), most)
+        return Registers(claim, height, count, k.let("tiles", dim_max(ceil_div(count, 2), 1), ceil_div(Dim.of(most), 2), lower=1))
+
+    def start(self, at: Dim) -> Dim:
+        """Return the first row of a register."""
+        rows = self.claim.end - self.claim.first
+        return self.claim.first + dim_min(at * TILE_ROWS, dim_max(rows - TILE_ROWS, 0))
+
+    def place(self, m: Dim) -> Dim:
+        """Return the place of row `m` of the claim, counted in rows of registers."""
+        rows, last = dim_max(self.claim.end - self.claim.first, TILE_ROWS), (self.count - 1) * TILE_ROWS
+        return m + dim_min(dim_max(m - last + 1, 0), 1) * (self.count * TILE_ROWS - rows)
+
+    def tiles(self, k: Kernel) -> Iterator[tuple[int, Dim]]:
+        """Yield each tile: its number of registers, and the first of them. The caller's `for` emits its code twice: for two registers, and
+        for one."""
+        with k.serial("pair", self.count // 2) as pair:
+            yield 2, pair * 2
+        with k.when(less(0, self.count % 2)):
+            yield 1, self.count - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A part of k of one panel."""
+
+    panel: Dim
+    begin: Dim
+    depth: Dim
+    is_over: Dim  # 1 if the unit belongs to the claim that follows, else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The order in which a claim multiplies parts of panels: one part of all panels, then the next part."""
+
+    blocks: Blocks
+    claim: Claim
+    panels: Dim  # number of panels, at least 1
+
+    @staticmethod
+    def of(k: Kernel, blocks: Blocks, claim: Claim) -> Order:
+        panels = dim_max(claim.num_panels, 1)
+        return Order(blocks, claim, panels if panels.is_const else k.let("beside", panels, blocks.together, lower=1))
+
+    @property
+    def num_parts(self) -> int:
+        return ceil_div(self.blocks.extent, self.blocks.size).const
+
+    def unit(self, k: Kernel, number: Dim) -> Unit:
+        size, extent = self.blocks.size, self.blocks.extent
+        last_panel = ceil_div(self.blocks.num_columns, self.blocks.tile.shape.columns) - 1
+        is_over = k.let("over", dim_min(number // (self.panels * self.num_parts), 1), 1)
+        part = k.let("of_k", number // self.panels * (1 - is_over), self.num_parts - 1)
+        panel = self.claim.panel + self.panels * is_over + number % self.panels * (1 - is_over)
+        return Unit(k.let("later", dim_min(panel, last_panel), last_panel), part * size, dim_min(size, extent - part * size), is_over)
 
 
 def is_widened(s: GroupedSum, tile: ProductTile) -> bool:

@@ -131,28 +131,29 @@ func main(x: f32[m, 1024], g: f32[64, 1024]) -> object {
 """
 
 
-def test_rests_of_rows_share_what_was_widened(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
-    """Rows that remain after full tiles are computed in tiles whose height is a smaller power of two. All heights use the same widened
-    weights. The unit is configured once per tile height and part of a panel."""
+def test_rows_fill_registers_of_one_height(amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]) -> None:
+    """Rows that do not fill the last register share it with rows of the register before it. So the unit is configured once per claim, and
+    all rows use the same widened weights."""
     if matrix_unit.library is None:
         pytest.skip("a real unit counts no operations")
     x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((64 + 31, 1024), (64, 1024)))
     executable, before = compiled(WIDENED, amx), matrix_unit.counts
     in_threads(executable, 1, [x, w])
     configured, loads, _, products = (int(n) for n in matrix_unit.counts - before)
-    steps, parts, claims = 2 * 16, 2 * 2, 2  # two panels, which are multiplied in parts of 512 and steps of 64 elements along k
-    awake = steps  # a tile that keeps the unit awake follows each step of widening, with one product
-    assert products == steps * 2 * (2 * 2 + 5) + awake
-    assert configured == 6 * (parts + claims)
-    # The second part of a panel continues the sums of the first, so it also loads those sums.
-    assert loads == steps * (2 * 4 + 5 * 3) + 2 * (2 * 4 + 5 * 2)
+    # Each of two claims has a panel, with 16 steps of 64 elements along k in three parts. Three tiles have two registers of rows each.
+    claims, steps, parts, tiles = 2, 16, 3, 3
+    awake = 384 // 64  # products that keep the unit awake while the first part is widened
+    assert configured == claims
+    assert products == claims * (steps * tiles * 4 + awake)
+    # Parts after the first continue the sums of the part before, so they also load those sums.
+    assert loads == claims * (steps * tiles * 4 + (parts - 1) * tiles * 4)
     x[[40, 95 - 1], 7] = 400
     before = matrix_unit.counts
     in_threads(executable, 1, [x, w])
-    assert (matrix_unit.counts - before)[-1] == products + steps * (2 * 2 + 2), "two tiles multiply their second planes, too"
+    assert (matrix_unit.counts - before)[-1] == products + claims * steps * 2 * 4, "two tiles multiply their second planes, too"
     before = matrix_unit.counts
     in_threads(executable, 1, [x[:5].copy(), w])
-    assert (matrix_unit.counts - before)[0] == 2 * (parts + claims)
+    assert (matrix_unit.counts - before)[0] == claims
 
 
 def widened(rows: int, length: int, group: int) -> tuple[str, list[Any]]:
@@ -206,6 +207,41 @@ def test_a_single_row_without_an_axis(amx: Target, compiled: Callable[[str, Targ
     text, w = text.replace("[40,", f"[{size},"), np.resize(w, (size, 576))
     fixed, free = (in_threads(compiled(t, amx), 1, [x[1:2].copy(), w]) for t in (text.replace("[m,", "[1,"), text))
     np.testing.assert_array_equal(fixed, free)
+
+
+CHOSEN = 576, 70  # elements along k, which leave a remainder after a part; columns
+COUNTS = [0, 1, 3, 16, 17, 0, 31, 32, 33, 47, 65, 545]  # rows of each expert; 545 fill a block and leave a remainder
+MATRICES = f"{len(COUNTS)}, {CHOSEN[1]}, {CHOSEN[0]}"
+EXPERTS = f"""
+func main(x: f32[m, {CHOSEN[0]}], g: f32[{MATRICES}], u: f32[{MATRICES}], e: i32[m], b: f32[{len(COUNTS)}, {CHOSEN[1]}]) -> object {{
+  dataflow {{
+    g2 = quantize(g, bits=4, group=32) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=32)
+    u2 = quantize(u, bits=4, group=64) uq = u2.0 us = u2.1 ud = dequantize(uq, us, bits=4, group=64)
+    p = expert_linear(x, gd, e, b) q = expert_linear(x, ud, e) s = silu(p) y = multiply(s, q) r = (y, p)
+  }}
+  return r
+}}
+"""
+
+
+def test_rows_of_experts_have_the_same_bits_in_any_batch(
+    amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]
+) -> None:
+    """Experts with no, one, few and many rows. The rows of an expert need not be adjacent."""
+    rng, (k, n), before = np.random.default_rng(0), CHOSEN, matrix_unit.counts
+    chosen = np.repeat(np.arange(len(COUNTS), dtype=np.int32), COUNTS)
+    x = rng.normal(size=(len(chosen), k)).astype(np.float32)
+    x[1::41, 5] = 400  # rows that need a second plane
+    weights = [rng.normal(size=(len(COUNTS), n, k)).astype(np.float32) for _ in range(2)]
+    bias, executable = rng.normal(size=(len(COUNTS), n)).astype(np.float32), compiled(EXPERTS, amx)
+    whole = flat(in_threads(executable, 2, [x, *weights, chosen, bias]))
+    meant = flat(Interpreter(pipeline(amx).until("legalize")(parse(EXPERTS))).call("main", x, *weights, chosen, bias))
+    np.testing.assert_allclose(whole, meant, rtol=1e-4, atol=1e-5 * np.abs(meant).max())
+    some = rng.permutation(len(chosen))
+    for rows in (some, some[:100], some[:5], some[:1], np.arange(len(chosen))[::-1][:40]):
+        found = flat(in_threads(executable, 1, [x[rows], *weights, chosen[rows], bias]))
+        np.testing.assert_array_equal(found, whole[rows])
+    assert matrix_unit.library is None or (matrix_unit.counts - before)[-1] > 0
 
 
 GATED_WIDENED = """
