@@ -90,15 +90,15 @@ def _bytes(name: str, info: TensorInfo, format: WeightFormat) -> int:
         return count * info.dtype.itemsize
     if format.bits == 16:
         return 2 * count
-    return _quantised(info, WeightFormat(8) if name.endswith(HEADS) and format.bits < 8 else format)
+    return quantised_bytes(info, WeightFormat(8) if name.endswith(HEADS) and format.bits < 8 else format)
 
 
-def _quantised(info: TensorInfo, format: WeightFormat) -> int:
+def quantised_bytes(info: TensorInfo, format: WeightFormat) -> int:
     *rows, length = info.shape
     groups, widened = length // format.group if format.group else 1, product_tiles(host()).widened
     scales = groups * (2 if format.bits == 4 else 4)
     # For AMX, a group has a multiplier of one byte, and a channel a scale (compiler/ops/products/widened.py).
-    if widened is not None and widened.format.bits == format.bits and len(rows) == 1 and widened.widens(length, format.group or length):
+    if widened is not None and widened.format.bits == format.bits and widened.widens(length, format.group or length):
         scales = groups + 4
     return prod(rows) * (length * format.bits // 8 + scales)
 

@@ -234,7 +234,7 @@ def test_every_operator_is_drawn():
     """Every operator has a recipe, except for operators that only passes create and operators whose operands must fit each other. Both
     kinds have their own tests."""
     made = {"panel_integers", "panel_scales", "integer_linear", "quantize_rows", "row_planes", "panel_multipliers", "widened_linear"}
-    made |= {"expert_integer_linear"}
+    made |= {"expert_integer_linear", "expert_widened_linear"}
     states = {"state_read", "state_write", "conv_taps", "causal_conv", "input_tails", "state_scan"}
     others = {"kv_append", "key_append", "paged_attention", "ragged_attention", "ragged_mean", "ragged_max", "scatter_inplace"}
     others |= {"sample", "token_logprobs", *states}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,12 @@ import pytest
 from gguf.constants import GGMLQuantizationType
 from safetensors.numpy import save_file
 
-from compiler.frontend.weights import open_safetensors
+from compiler.frontend.layers.nn import WeightFormat
+from compiler.frontend.weights import TensorInfo, open_safetensors
+from compiler.machine.target import get
 from deploy import demo
 from deploy.bench.synthetic import Fp8Weights
-from deploy.forms import ServedForm, compare_forms, recommended
+from deploy.forms import ServedForm, compare_forms, quantised_bytes, recommended
 from deploy.inspection import WORKER_BYTES, Inspection, inspect_model
 from deploy.model_loading.files import open_files
 from server.messages import Load
@@ -43,6 +46,13 @@ def test_bytes_are_those_of_the_plan(found: Inspection) -> None:
     assert forms["bf16"].weights_bytes == pytest.approx(found.plan.weights_bytes, rel=0.01)
     int4 = inspect_model(msgspec.structs.replace(LOAD, quantize="int4"))
     assert forms["int4"].weights_bytes == pytest.approx(int4.plan.weights_bytes, rel=0.01)
+
+
+def test_experts_take_a_multiplier_per_group_and_a_scale_per_channel_on_a_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.forms.host", lambda: get("amx"))
+    for shape in ((64, 256), (8, 64, 256)):
+        info = TensorInfo(shape, np.dtype(np.float32), 4 * math.prod(shape))
+        assert quantised_bytes(info, WeightFormat.parse("int4")) == math.prod(shape[:-1]) * (256 // 2 + 256 // 32 + 4)
 
 
 def test_the_form_that_loses_least_of_those_that_fit_is_recommended(found: Inspection) -> None:

@@ -18,6 +18,7 @@ from compiler.ops.broadcast import output
 from compiler.ops.index import clamped_index, something_to_read
 from compiler.ops.operands import agree, dtype_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.products.integer import integer_nest, integer_numpy, integer_type
+from compiler.ops.products.widened import widened_nest, widened_numpy, widened_type
 from compiler.ops.tables import Nest, Operands, define
 
 F32 = DType.F32
@@ -101,4 +102,28 @@ EXPERT_INTEGER_LINEAR = define(
     _integer_numpy,
     partial(integer_nest, chooses=True),
     {"format": "panel8", "size": REQUIRED, "dtype": "f32", "centred": True, "in_units": False, "has_offset": False},
+)
+
+
+# --- expert_widened_linear ---------------------------------------------------------------------------------------------
+
+
+def _widened_numpy(*args: Any, size: int, dtype: str) -> Any:
+    of_rows, of_experts, (experts, *bias) = args[:3], args[3:6], args[6:]
+    chosen = np.clip(experts, 0, len(of_experts[0]) - 1)
+    out = np.empty((len(chosen), size), DType(dtype).numpy)
+    for e in np.unique(chosen):
+        of = chosen == e
+        out[of] = widened_numpy(*(x[of] for x in of_rows), *(x[e] for x in (*of_experts, *bias)), size=size, dtype=dtype)
+    return out
+
+
+# Like `widened_linear`, but with panels [experts, panels, ...]: each row multiplies the panels of its expert.
+EXPERT_WIDENED_LINEAR = define(
+    "expert_widened_linear",
+    "planes, scale, two_planes, panels, multipliers, channel_scale, experts, bias?",
+    partial(widened_type, chooses=True),
+    _widened_numpy,
+    partial(widened_nest, chooses=True),
+    {"size": REQUIRED, "dtype": "f32"},
 )

@@ -131,13 +131,13 @@ def _scales_nest(operands: Operands) -> Nest:
     return Nest((out.buffer,), k.body())
 
 
-def _scales_numpy(scale: Any, *, columns: int) -> Any:
+def scales_numpy(scale: Any, *, columns: int) -> Any:
     *matrix, n, groups = scale.shape
     padded = np.pad(scale, (*[(0, 0)] * len(matrix), (0, -n % columns), (0, 0)))
     return padded.reshape(*matrix, -1, columns, groups).swapaxes(-1, -2)
 
 
-PANEL_SCALES = define("panel_scales", "scale", _scales_type, _scales_numpy, _scales_nest, {"columns": REQUIRED})
+PANEL_SCALES = define("panel_scales", "scale", _scales_type, scales_numpy, _scales_nest, {"columns": REQUIRED})
 
 
 # --- integer_linear ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ two planes, and is zero in all other rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -22,14 +23,15 @@ import numpy as np
 from compiler.ir.dims import Dim, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.loops.scalars import Contraction, Scalar
+from compiler.ir.loops.scalars import Contraction, Load, Scalar
 from compiler.ir.loops.write import Kernel, cast, const, contract, contract_groups, guard, largest, round_half_even, select
 from compiler.ir.op import REQUIRED
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.machine.formats import EIGHTHS, FOUR, PANEL4, WIDENED4
 from compiler.ops.broadcast import output, sized_buffer
-from compiler.ops.operands import dtype_attr, int_attr, tensor_operand, unproved, wants_float
-from compiler.ops.products.integer import same_shape
+from compiler.ops.index import clamped_index, something_to_read
+from compiler.ops.operands import dtype_attr, int_attr, tensor_operand, unproved, wants_float, wants_int
+from compiler.ops.products.integer import matrices_operand, same_shape, scales_numpy
 from compiler.ops.products.integer_rows import NEGLIGIBLE
 from compiler.ops.tables import Nest, Operands, define
 
@@ -42,12 +44,14 @@ MOST = 127  # the largest multiplier and the largest widened weight
 
 
 def _multipliers_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Deduce the annotations of the results: multipliers [panels, groups, columns], channel_scale [panels, 1, columns]."""
-    scale, columns = wants_float(tensor_operand(args, 0, "scale", ndim=2, layout="[out, groups]"), "scale"), int_attr(attrs, "columns", 1)
+    """Deduce the annotations of the results: multipliers [..., panels, groups, columns], channel_scale [..., panels, 1, columns]."""
+    scale, columns = wants_float(matrices_operand(args, "scale", "[..., out, groups]"), "scale"), int_attr(attrs, "columns", 1)
     if scale.shape is None:
-        return TupleType((TensorType(None, I8, 3), TensorType(None, F32, 3)))
-    panels, width = ceil_div(scale.shape[0], columns), Dim.of(columns)
-    return TupleType((TensorType((panels, scale.shape[1], width), I8), TensorType((panels, Dim.of(1), width), F32)))
+        rank = scale.ndim and scale.ndim + 1
+        return TupleType((TensorType(None, I8, rank), TensorType(None, F32, rank)))
+    *matrix, size, groups = scale.shape
+    panels, width = (*matrix, ceil_div(size, columns)), Dim.of(columns)
+    return TupleType((TensorType((*panels, groups, width), I8), TensorType((*panels, Dim.of(1), width), F32)))
 
 
 def _multipliers_nest(operands: Operands) -> Nest:
@@ -56,29 +60,29 @@ def _multipliers_nest(operands: Operands) -> Nest:
     assert isinstance(out, TupleType)
     outputs = tuple(sized_buffer(t, name) for t, name in zip(out.fields, ("multipliers", "channel_scale"), strict=True))
     scale, multipliers, channel = k.arrays(operands.buffer(0), *outputs)
-    num_columns, num_groups = scale.shape
+    *_, num_columns, num_groups = scale.shape
     top, inverse = k.workspace("top", *channel.shape), k.workspace("inverse", *channel.shape)
 
-    def given(panel: Dim, g: Dim, j: Dim) -> Scalar:
+    def given(matrix: Sequence[Dim], panel: Dim, g: Dim, j: Dim) -> Scalar:
         n = panel * columns + j
-        return guard(0, n, num_columns, cast(scale[n, g], F32), 0.0)
+        return guard(0, n, num_columns, cast(scale[*matrix, n, g], F32), 0.0)
 
-    with k.nest(top.shape) as (panel, one, j):
-        top[panel, one, j] = largest((num_groups,), lambda g: abs(given(panel, g, j)))
+    with k.nest(top.shape) as (*matrix, panel, one, j):
+        top[*matrix, panel, one, j] = largest((num_groups,), lambda g: abs(given(matrix, panel, g, j)))
     with k.nest(channel.shape) as at:
         channel[at] = top[at] * float(np.float32(8 / MOST))
     with k.nest(inverse.shape) as at:
         none = top[at] < NEGLIGIBLE
         inverse[at] = select(none, const(0.0, F32), float(MOST) / select(none, const(1.0, F32), top[at]))
-    with k.nest(multipliers.shape) as (panel, g, j):
-        multipliers[panel, g, j] = cast(cast(round_half_even(given(panel, g, j) * inverse[panel, 0, j]), I32), I8)
+    with k.nest(multipliers.shape) as (*matrix, panel, g, j):
+        steps = given(matrix, panel, g, j) * inverse[*matrix, panel, 0, j]
+        multipliers[*matrix, panel, g, j] = cast(cast(round_half_even(steps), I32), I8)
     return Nest(outputs, k.body())
 
 
 def _multipliers_numpy(scale: Any, *, columns: int) -> Any:
-    n, groups = scale.shape
-    panels = np.pad(scale.astype(np.float32), ((0, -n % columns), (0, 0))).reshape(-1, columns, groups).transpose(0, 2, 1)
-    top = np.abs(panels).max(1, keepdims=True, initial=0)
+    panels = scales_numpy(scale.astype(np.float32), columns=columns)
+    top = np.abs(panels).max(-2, keepdims=True, initial=0)
     none = top < np.float32(NEGLIGIBLE)
     inverse = np.where(none, np.float32(0), np.float32(MOST) / np.where(none, np.float32(1), top))
     return np.rint(panels * inverse).astype(np.int8), top * np.float32(8 / MOST)
@@ -90,14 +94,15 @@ PANEL_MULTIPLIERS = define("panel_multipliers", "scale", _multipliers_type, _mul
 # --- widened_linear ----------------------------------------------------------------------------------------------------
 
 
-def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
-    """Deduce the annotation of the result, [..., out]."""
+def widened_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False) -> Type:
+    """Deduce the annotation of the result, [..., out]. `chooses` means the same as for `integer_type`."""
     dtype, size = dtype_attr(attrs), int_attr(attrs, "size", 1)
     planes, scale = tensor_operand(args, 0, "planes"), wants_float(tensor_operand(args, 1, "scale"), "scale")
     two_planes = tensor_operand(args, 2, "two_planes")
-    panels = tensor_operand(args, 3, "panels", ndim=3, layout="[panels, in / 8, 4 * columns]")
-    multipliers = tensor_operand(args, 4, "multipliers", ndim=3, layout="[panels, groups, columns]")
-    channel = wants_float(tensor_operand(args, 5, "channel_scale", ndim=3, layout="[panels, 1, columns]"), "channel_scale")
+    first, rank = ("experts, ", 4) if chooses else ("", 3)
+    panels = tensor_operand(args, 3, "panels", ndim=rank, layout=f"[{first}panels, in / 8, 4 * columns]")
+    multipliers = tensor_operand(args, 4, "multipliers", ndim=rank, layout=f"[{first}panels, groups, columns]")
+    channel = wants_float(tensor_operand(args, 5, "channel_scale", ndim=rank, layout=f"[{first}panels, 1, columns]"), "channel_scale")
     given = (planes, scale, two_planes, panels, multipliers, channel)
     for operand, name, holds in zip(given, _NAMES, (I8, None, BOOL, U8, I8, None), strict=True):
         if holds is not None and operand.dtype not in (None, holds):
@@ -108,8 +113,12 @@ def _linear_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
         return TensorType(None, dtype, None if planes.ndim is None else planes.ndim - 1)
     for wanted, operand, name in zip(_wanted(planes.shape, multipliers.shape, size), given, _NAMES, strict=True):
         same_shape(wanted, operand, name)
-    if len(args) > 6:
-        same_shape((Dim.of(size),), tensor_operand(args, 6, "bias", ndim=1), "bias")
+    if chooses:
+        if len(planes.shape) != 3:
+            raise AnnotationError(f"planes has rank {len(planes.shape)}, expected 3: [rows, 2, in]")
+        same_shape(planes.shape[:1], wants_int(tensor_operand(args, 6, "experts", ndim=1, layout="[rows]"), "experts"), "experts")
+    if len(args) > 6 + chooses:
+        same_shape((*multipliers.shape[:-3], Dim.of(size)), tensor_operand(args, 6 + chooses, "bias", ndim=1 + chooses), "bias")
     return TensorType((*planes.shape[:-2], Dim.of(size)), dtype)
 
 
@@ -117,39 +126,43 @@ _NAMES = ("planes", "scale", "two_planes", "panels", "multipliers", "channel_sca
 
 
 def _wanted(planes: tuple[Dim, ...], multipliers: tuple[Dim, ...], size: int) -> tuple[tuple[Dim, ...], ...]:
-    (*row, _, length), (_, groups, columns), one = planes, multipliers, Dim.of(1)
-    count = ceil_div(Dim.of(size), columns)
-    deep = length // WIDENED4.depth
+    (*row, _, length), (*matrix, _, groups, columns), one = planes, multipliers, Dim.of(1)
+    panels, deep = (*matrix, ceil_div(Dim.of(size), columns)), length // WIDENED4.depth
     number = (*row, one)
-    return (*row, Dim.of(2), length), number, number, (count, deep, columns * FOUR), (count, groups, columns), (count, one, columns)
+    rows = (*row, Dim.of(2), length), number, number
+    return *rows, (*panels, deep, columns * FOUR), (*panels, groups, columns), (*panels, one, columns)
 
 
-def _linear_nest(operands: Operands) -> Nest:
+def widened_nest(operands: Operands, *, chooses: bool = False) -> Nest:
     """Compute the product as the sum over groups of integer.py, with a single group as long as the channel."""
     kernel = Kernel()
     out, planes, scale, two_planes, panels, multipliers, channel = kernel.arrays(output(operands), *(operands.buffer(i) for i in range(6)))
-    bias = kernel.array(operands.buffer(6)) if operands.has(6) else None
-    length, columns = planes.shape[-1], multipliers.shape[-1].const
-
-    with kernel.nest(out.shape) as (*row, n):
+    bias = kernel.array(operands.buffer(6 + chooses)) if operands.has(6 + chooses) else None
+    length, columns, matrices = planes.shape[-1], multipliers.shape[-1].const, multipliers.shape[:-3]
+    with ExitStack() as stack:
+        row = stack.enter_context(kernel.nest(out.shape[:-1]))
+        matrix = (clamped_index(kernel, "expert", Load(operands.buffer(6), row), matrices[0]),) if chooses else ()
+        (n,) = stack.enter_context(kernel.nest(out.shape[-1:], "n"))
 
         def dot(g: Dim, plane: int) -> Contraction:
             stored = panels.buffer, multipliers.buffer
-            return contract(length, lambda k: cast(planes[*row, plane, k], I32), lambda k: WIDENED4.element(stored, n, k))
+            return contract(length, lambda k: cast(planes[*row, plane, k], I32), lambda k: WIDENED4.element(stored, n, k, matrix))
 
         result: Scalar = contract_groups(
             1,
             [partial(dot, plane=plane) for plane in range(2)],
-            lambda g: scale[*row, g] * channel[n // columns, g, n % columns],
+            lambda g: scale[*row, g] * channel[*matrix, n // columns, g, n % columns],
             two_planes=lambda g: two_planes[*row, g],
         )
-        out[*row, n] = cast(result if bias is None else result + cast(bias[n], F32), out.dtype)
+        out[*row, n] = cast(result if bias is None else result + cast(bias[*matrix, n], F32), out.dtype)
     size = out.shape[-1].const
-    wanted = dict(enumerate(_wanted(planes.shape, multipliers.shape, size))) | ({} if bias is None else {6: (Dim.of(size),)})
-    return Nest((out.buffer,), kernel.body(), checks=unproved(operands, wanted))
+    wanted = dict(enumerate(_wanted(planes.shape, multipliers.shape, size))) | ({6: planes.shape[:1]} if chooses else {})
+    wanted |= {} if bias is None else {6 + chooses: (*matrices, Dim.of(size))}
+    read = something_to_read(matrices[0], planes.shape[:1]) if chooses else ()
+    return Nest((out.buffer,), kernel.body(), checks=unproved(operands, wanted), equal=read)
 
 
-def _linear_numpy(
+def widened_numpy(
     planes: Any, scale: Any, two_planes: Any, panels: Any, multipliers: Any, channel_scale: Any, bias: Any = None, *, size: int, dtype: str
 ) -> Any:
     *row, _, length = planes.shape
@@ -169,8 +182,8 @@ def _linear_numpy(
 WIDENED_LINEAR = define(
     "widened_linear",
     "planes, scale, two_planes, panels, multipliers, channel_scale, bias?",
-    _linear_type,
-    _linear_numpy,
-    _linear_nest,
+    widened_type,
+    widened_numpy,
+    widened_nest,
     {"size": REQUIRED, "dtype": "f32"},
 )

@@ -127,6 +127,20 @@ OTHERS: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {
         "n 2 64, n 1, n 2 1, 3 2 16 128, 3 2 1 32, n, 3 50",
         {"size": 50},
     ),
+    "expert_widened_linear": (
+        (
+            RNG.integers(-128, 128, (ROWS, 2, 64)).astype(np.int8),
+            POSITIVE[:, :1].copy(),
+            RNG.random((ROWS, 1)) < 0.5,
+            RNG.integers(0, 256, (3, 2, 8, 128)).astype(np.uint8),
+            RNG.integers(-127, 128, (3, 2, 2, 32)).astype(np.int8),
+            RNG.random((3, 2, 1, 32)).astype(np.float32),
+            RNG.integers(0, 3, ROWS).astype(np.int32),
+            RNG.random((3, 50)).astype(np.float32),
+        ),
+        "n 2 64, n 1, n 1, 3 2 8 128, 3 2 2 32, 3 2 1 32, n, 3 50",
+        {"size": 50},
+    ),
     "attention": ((DENSE, DENSE[:, :2].copy(), DENSE[:, 2:].copy()), "b 4 t 8, b 2 s 8, b 2 s 8", {"scale": 0.3, "causal": True}),
     "paged_attention": ((HEADS, CACHE, TABLES, SEQUENCES, POSITIONS, 1), "t 4 8, 2 2 p 2 128, s m, t, t", {"scale": 0.3}),
     "kv_append": (

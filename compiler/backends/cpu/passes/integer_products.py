@@ -41,7 +41,7 @@ from compiler.machine.formats import FOUR, PANEL4, TablePanels
 from compiler.machine.products import ProductTiles
 from compiler.ops.elementwise import CAST, MULTIPLY
 from compiler.ops.manipulate import BROADCAST_TO
-from compiler.ops.products.experts import EXPERT_INTEGER_LINEAR, EXPERT_LINEAR
+from compiler.ops.products.experts import EXPERT_INTEGER_LINEAR, EXPERT_LINEAR, EXPERT_WIDENED_LINEAR
 from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.products.integer_rows import QUANTIZE_ROWS, ROW_PLANES
 from compiler.ops.products.matmul import LINEAR
@@ -75,7 +75,7 @@ class IntegerProducts:
             weight = _quantised(value, values)
             if weight is None:
                 return None
-            if value.op is LINEAR and self._is_widened(weight):
+            if self._is_widened(weight):
                 return self._widened(builder, value, weight)
             format = next((tile.format for tile in self.tiles.integers if weight.fits(tile.format)), None)
             if format is None:
@@ -130,7 +130,8 @@ class IntegerProducts:
         panels = builder.call(PANEL_INTEGERS, weight.q, format=PANEL4.name, columns=self.columns)
         scales = builder.call(PANEL_MULTIPLIERS, weight.scale, columns=self.columns)
         parts, made = ([builder.emit(TupleGet(several, i)) for i in range(count)] for several, count in ((rows, 3), (scales, 2)))
-        return Call(WIDENED_LINEAR, (*parts, panels, *made, *rest[1:]), {"size": weight.size, "dtype": weight.out_dtype})
+        op = WIDENED_LINEAR if linear.op is LINEAR else EXPERT_WIDENED_LINEAR
+        return Call(op, (*parts, panels, *made, *rest[1:]), {"size": weight.size, "dtype": weight.out_dtype})
 
 
 @dataclass(frozen=True, slots=True)

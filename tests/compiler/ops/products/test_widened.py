@@ -9,6 +9,7 @@ from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.types import TensorType, TupleType, tensor
+from compiler.ops.products.experts import EXPERT_WIDENED_LINEAR
 from compiler.ops.products.integer import PANEL_INTEGERS
 from compiler.ops.products.integer_rows import ROW_PLANES
 from compiler.ops.products.quantize import DEQUANTIZE, QUANTIZE
@@ -90,6 +91,21 @@ def test_widened_weights_are_whole_numbers_of_steps(run, meaning, rng):
     assert np.abs(widened).max() == 127
 
 
+def test_each_row_multiplies_the_matrix_of_its_expert(run, meaning, rng):
+    chosen = np.array([2, 0, 0, 3, 2], np.int32)
+    x, w = rng.standard_normal((5, K)).astype(np.float32), rng.standard_normal((4, 40, K)).astype(np.float32)
+    bias = rng.standard_normal((4, 40)).astype(np.float32)
+    q, scale = meaning(QUANTIZE, w, bits=4, group=64)
+    rows, panels = meaning(ROW_PLANES, x), meaning(PANEL_INTEGERS, q, format="panel4", columns=32)
+    scales = run(PANEL_MULTIPLIERS, scale, columns=32, shapes="4 40 4", compiled=True)
+    shapes = f"n 2 {K}, n 1, n 1, 4 2 {K // 8} 128, 4 2 4 32, 4 2 1 32, n, 4 40"
+    found = run(EXPERT_WIDENED_LINEAR, *rows, panels, *scales, chosen, bias, size=40, shapes=shapes, compiled=True)
+    for i, e in enumerate(chosen):
+        of_expert = panels[e], *meaning(PANEL_MULTIPLIERS, scale[e], columns=32)
+        expected = meaning(WIDENED_LINEAR, *(part[i : i + 1] for part in rows), *of_expert, bias[e], size=40, dtype="f32")
+        np.testing.assert_array_equal(found[i], expected[0])
+
+
 def test_deduction(deduced):
     scales = TupleType((tensor(((Dim.of(N) + 31) // 32, 4, 32), I8), tensor(((Dim.of(N) + 31) // 32, 1, 32), F32)))
     assert deduced(PANEL_MULTIPLIERS, tensor((N, 4), F32), columns=32) == scales
@@ -99,6 +115,10 @@ def test_deduction(deduced):
     row = (tensor((N, 2, 64), I8), tensor((N, 1), F32), tensor((N, 1), BOOL))
     weight = (tensor((2, 8, 128), U8), tensor((2, 2, 32), I8), tensor((2, 1, 32), F32))
     assert deduced(WIDENED_LINEAR, *row, *weight, size=40) == tensor((N, 40), F32)
+    several = (tensor((9, 2, 8, 128), U8), tensor((9, 2, 2, 32), I8), tensor((9, 2, 1, 32), F32))
+    assert deduced(EXPERT_WIDENED_LINEAR, *row, *several, tensor((N,), DType.I32), size=40) == tensor((N, 40), F32)
+    with pytest.raises(AnnotationError, match="dimension 0 of bias is 8, expected 9"):
+        deduced(EXPERT_WIDENED_LINEAR, *row, *several, tensor((N,), DType.I32), tensor((8, 40), F32), size=40)
     assert deduced(WIDENED_LINEAR, TensorType(None, I8, 3), *row[1:], *weight, size=40) == TensorType(None, F32, 2)
     with pytest.raises(AnnotationError, match="dimension 0 of panels is 2, expected 3"):
         deduced(WIDENED_LINEAR, *row, *weight, size=80)

@@ -271,6 +271,32 @@ def test_scales_and_shifts_in_units_are_decoded_by_the_products(bits: int) -> No
     assert [t.dtype for t in prepared if t.dtype is DType.F32] == []
 
 
+def test_rows_that_choose_a_widened_matrix(becomes: Callable[[Pass, str, str], None]) -> None:
+    before = """
+        func main(x: f32[n, 64], q: u8[3, 6, 32], s: f16[3, 6, 2], e: i32[n], b: f32[3, 6]) -> f32[n, 6] {
+          w = dequantize(q, s, bits=4, group=32, dtype="f32")
+          y = expert_linear(x, w, e, b)
+          return y
+        }
+    """
+    expected = """
+        func main(x: f32[n, 64], q: u8[3, 6, 32], s: f16[3, 6, 2], e: i32[n], b: f32[3, 6]) -> f32[n, 6] {
+          w = dequantize(q, s, bits=4, group=32, dtype="f32")
+          rows = row_planes(x)
+          panels = panel_integers(q, format="panel4", columns=4)
+          made = panel_multipliers(s, columns=4)
+          v = rows.0
+          r = rows.1
+          f = rows.2
+          m = made.0
+          c = made.1
+          y = expert_widened_linear(v, r, f, panels, m, c, e, b, size=6, dtype="f32")
+          return y
+        }
+    """
+    becomes(IntegerProducts(WIDENED), before, expected)
+
+
 @pytest.mark.parametrize("in_units", [False, True])
 def test_rows_that_choose_a_matrix_with_offsets_are_integers(in_units: bool) -> None:
     """In a mixture, the zero points or shifts of the chosen matrix are subtracted."""

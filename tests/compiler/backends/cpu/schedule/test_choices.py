@@ -46,6 +46,12 @@ func main(x: bf16[m, 128], q: i8[5, 64, 128], s: f32[5, 64, 1], chosen: i32[m]) 
   return y
 }
 """
+WIDENED = """
+func main(x: f32[m, 448], q: u8[5, 64, 224], s: f32[5, 64, 14], chosen: i32[m]) -> object {
+  dataflow { w = dequantize(q, s, bits=4, group=32) y = expert_linear(x, w, chosen) }
+  return y
+}
+"""
 
 
 def f32(*shape: int) -> Any:
@@ -99,15 +105,15 @@ def test_a_row_has_the_same_bits_whatever_others_choose(agree: Callable[..., Any
         np.testing.assert_array_equal(sorted_rows[np.flatnonzero(order == 0)[0]], alone)
 
 
-@pytest.mark.parametrize(("bits", "group", "kind"), [(8, 0, "int"), (4, 32, "int"), (4, 32, "e2m1"), (4, 16, "e2m1")])
+@pytest.mark.parametrize(("bits", "group", "kind", "k"), [(8, 0, "int", 64), (4, 32, "int", 96), (4, 32, "e2m1", 64), (4, 16, "e2m1", 64)])
 def test_weights_of_integers(
-    agree: Callable[..., Any], kernels: Callable[..., dict[str, PrimFunc]], bits: int, group: int, kind: str
+    agree: Callable[..., Any], kernels: Callable[..., dict[str, PrimFunc]], bits: int, group: int, kind: str, k: int
 ) -> None:
     """Experts may have quantised weights. Two products with the same choice share a kernel; each expert has panels of its own, and rows are
-    quantised, too."""
-    held, length, groups = ("i8", 64, 1) if bits == 8 else ("u8", 32, 64 // group)
+    quantised, too. A matrix unit does not widen channels of 96 weights, so all targets compute the same bits."""
+    held, length, groups = ("i8", k, 1) if bits == 8 else ("u8", k // 2, k // group)
     text = f"""
-        func main(x: f32[m, 64], gate: {held}[3, 40, {length}], up: {held}[3, 40, {length}], s: f32[3, 40, {groups}], chosen: i32[m])
+        func main(x: f32[m, {k}], gate: {held}[3, 40, {length}], up: {held}[3, 40, {length}], s: f32[3, 40, {groups}], chosen: i32[m])
             -> object {{
           dataflow {{
             a = dequantize(gate, s, bits={bits}, group={group}, kind="{kind}")
@@ -123,20 +129,25 @@ def test_weights_of_integers(
     assert any(prim.attrs["schedule"] in ("integer", "matmul") for prim in found.values())
     rng = np.random.default_rng(bits)
     gate, up = (rng.integers(-127, 128, (3, 40, length)).astype(np.int8 if bits == 8 else np.uint8) for _ in range(2))
-    scale, x, chosen = rng.random((3, 40, groups)).astype(np.float32), f32(50, 64), np.sort(choices(50, 3))
+    scale, x, chosen = rng.random((3, 40, groups)).astype(np.float32), f32(50, k), np.sort(choices(50, 3))
     whole = agree(text, x, gate, up, scale, chosen, rtol=2e-2)
     for row in (0, 17, 49):
         np.testing.assert_array_equal(agree(text, x[row : row + 1], gate, up, scale, chosen[row : row + 1], rtol=2e-2)[0], whole[row])
 
 
-@pytest.mark.parametrize(("text", "tile"), [(PAIRS, "amx_bf16"), (BYTES, "amx_i8_u8")], ids=["pairs", "bytes"])
+@pytest.mark.parametrize(
+    ("text", "tile"), [(PAIRS, "amx_bf16"), (BYTES, "amx_i8_u8"), (WIDENED, "amx_widening")], ids=["pairs", "bytes", "widened"]
+)
 def test_blocks_of_a_choice_on_a_matrix_unit(text: str, tile: str) -> None:
     """On a matrix unit, the scheduled kernel computes what the program computes. It multiplies blocks of rows that choose the same matrix,
-    processes k in parts, and prefetches the weights of the next part. The interpreter runs the kernel."""
+    processes k in parts, and prefetches or widens the weights of the next part. The interpreter runs the kernel."""
     rng = np.random.default_rng(0)
     x, chosen, bias = f32(72, 128).astype(BF16), np.sort(choices(72, 2)), f32(5, 64)
     if text is BYTES:
         args = [x, rng.integers(-127, 128, (5, 64, 128)).astype(np.int8), rng.random((5, 64, 1)).astype(np.float32), chosen]
+    elif text is WIDENED:
+        q, s = rng.integers(0, 256, (5, 64, 224)).astype(np.uint8), rng.random((5, 64, 14)).astype(np.float32)
+        args = [f32(72, 448), q, s, chosen]
     else:
         args = [x, f32(5, 64, 128).astype(BF16), f32(5, 64, 129)[..., :128].astype(BF16), bias, chosen]
     module = parse(text)
@@ -144,6 +155,7 @@ def test_blocks_of_a_choice_on_a_matrix_unit(text: str, tile: str) -> None:
     verify(scheduled)
     tiles = {stmt.op.name for prim in scheduled.prim_functions.values() for stmt in walk_stmts(prim.body) if isinstance(stmt, Tile)}
     assert tile in tiles
-    expected = Interpreter(module).call("main", *args).astype(np.float32)
+    meant = pipeline(get("amx")).until("legalize")(module) if text is WIDENED else module  # widening rounds weights
+    expected = Interpreter(meant).call("main", *args).astype(np.float32)
     found = Interpreter(scheduled).call("main", *args).astype(np.float32)
     assert np.abs(found - expected).max() < 1e-2 * np.abs(expected).max()
