@@ -15,6 +15,7 @@ from compiler.frontend.quantized.held import Form
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.graph.atoms import Constant, Var
+from compiler.ir.numbers import TABLES, Kind
 from compiler.ir.types import tensor
 from compiler.machine.target import get
 from compiler.ops.tables import INTERPRET
@@ -97,9 +98,10 @@ def test_scales_in_units_are_stacked_with_their_units(number: int) -> None:
         part = {part: arrays[f"{name}.weight.{part}"] for part in form.parts}
         q = part[form.numbers[0]]
         numbers = np.stack([q & 15, q >> 4], -1).reshape(OUTPUTS, -1) if form.bits == 4 else q
+        numbers = TABLES[form.kind].astype(np.float32)[numbers] if form.kind in TABLES else numbers
         levels = (part[level] * np.repeat(part[f"{level}_unit"], form.per_unit, -1) for level in form.numbers[1:])
         factor, *shift = (np.repeat(level, form.group, -1) for level in levels)
-        middle = 8 if form.bits == 4 and not shift else 0
+        middle = 8 if form.bits == 4 and form.kind is Kind.INT and not shift else 0
         values.append((numbers - np.float32(middle)) * factor - (shift[0] if shift else 0))
     np.testing.assert_allclose(found, x @ np.concatenate(values).T, rtol=1e-4, atol=0.1)
     compile_module(module, Options(get("wasm-simd128")))

@@ -218,11 +218,7 @@ def test_pages_of_glm_flash_hold_latents() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        (
-            "rope_scaling",
-            {"rope_type": "linear", "factor": 2.0},
-            "null, because this family supports neither rope scaling nor partial rotation",
-        ),
+        ("partial_rotary_factor", 0.5, "1, because partial rotation is not supported"),
         ("mlp_layer_types", ["dense"], "a list of 3 entries, each dense or sparse"),
         ("topk_method", "greedy", "noaux_tc"),
         ("qk_head_dim", 128, r"256: qk_nope_head_dim \+ qk_rope_head_dim"),
