@@ -17,7 +17,8 @@ from compiler.ir.loops.statements import Tile
 from compiler.ir.loops.visit import walk_stmts
 from compiler.ir.text.parser import parse
 from compiler.machine.formats import PANEL_IQ4
-from compiler.machine.intrinsics.amx import AmxI8ByI8, AmxI8ByU8
+from compiler.machine.intrinsics.amx import AmxI8ByU8
+from compiler.machine.intrinsics.amx_widening import AmxWidening
 from compiler.machine.intrinsics.dot_panel import DotPanel
 from compiler.machine.products import product_tiles
 from compiler.machine.target import NAMED, Target, get, host
@@ -229,7 +230,7 @@ def test_machines_without_integer_units_keep_floats_beside_bytes() -> None:
     assert "matmul" in [p.attrs.get("schedule") for p in prims]
 
 
-@pytest.mark.parametrize(("bits", "group", "tile"), [(8, 0, AmxI8ByU8), (8, 128, AmxI8ByU8), (8, 32, DotPanel), (4, 32, AmxI8ByI8)])
+@pytest.mark.parametrize(("bits", "group", "tile"), [(8, 0, AmxI8ByU8), (8, 128, AmxI8ByU8), (8, 32, DotPanel), (4, 32, AmxWidening)])
 def test_matrix_units_take_bytes_whose_groups_fill_them(bits: int, group: int, tile: str) -> None:
     """Matrix units multiply bytes if a group of weights fills the depth of a tile. The interpreter runs the scheduled kernel, because this
     machine may lack the unit."""
