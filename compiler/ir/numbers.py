@@ -27,6 +27,11 @@ def stored_as(bits: int, kind: Kind) -> DType:
     return DType.U8 if bits == 4 else DType.I8
 
 
+def num_per_byte(bits: int) -> int:
+    """Return how many of these numbers an element of `stored_as` holds."""
+    return 2 if bits == 4 else 1
+
+
 # The values of 4-bit floats (e2m1), indexed by their bits. They are doubled, which makes them integers.
 DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 UNEVEN = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8)

@@ -76,7 +76,7 @@ class PackedFloats:
 
 NVFP4 = PackedFloats("weight_packed", "weight_global_scale", divides=True)  # of compressed-tensors
 MXFP4 = PackedFloats("weight_packed", None)
-# by the names of NVIDIA's Model Optimizer
+# The formats of NVIDIA's Model Optimizer, by the names that its files give them.
 MODELOPT: dict[str, tuple[Method, ...]] = {
     "FP8": (Scaled("weight_scale"),),
     "NVFP4": (PackedFloats("weight", "weight_scale_2"),),

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 from compiler.ir.dtypes import DType
-from compiler.ir.numbers import Kind, stored_as
+from compiler.ir.numbers import Kind, num_per_byte, stored_as
 
 Array = NDArray[Any]
 Q, Q6, SCALE, ORDER = "q", "q6", "scale", "order"
@@ -75,7 +75,7 @@ class Form:
         """Return the descriptions of the parts of a matrix of this shape."""
         *rows, length = shape
         groups, units = (*rows, length // self.group), (*rows, length // self.group // (self.per_unit or 1))
-        q, per_byte = self.numbers[0], 2 if self.bits == 4 else 1
+        q, per_byte = self.numbers[0], num_per_byte(self.bits)
         shapes = {q: (*rows, length // per_byte), SCALE: groups, str(self.offset): groups, ORDER: (*rows[:-1], length)}
         scale = DType.I8 if self.per_unit else self.scale
         kinds = {q: stored_as(self.bits, self.kind), SCALE: scale, str(self.offset): self.offset_dtype, ORDER: DType.I32}
@@ -147,7 +147,7 @@ def forms_of(tensors: Mapping[str, TensorInfo]) -> dict[str, Form]:
         if kind is not None and matrix.endswith(".weight") and scale is not None:
             bits = 6 if part == Q6 else 4 if info.dtype == np.uint8 else 8
             offset = next((kind for kind in (Offset.ZERO, Offset.SHIFT) if f"{matrix}.{kind}" in tensors), Offset.NONE)
-            group = info.shape[-1] * (2 if bits == 4 else 1) // scale.shape[-1]
+            group = info.shape[-1] * num_per_byte(bits) // scale.shape[-1]
             unit = tensors.get(f"{matrix}.{SCALE}{UNIT}")
             per_unit = scale.shape[-1] // unit.shape[-1] if unit is not None else 0
             floats = DType.from_numpy((unit or scale).dtype)

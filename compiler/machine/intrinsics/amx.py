@@ -25,6 +25,12 @@ from compiler.machine.target import Target
 TILE_ROWS, TILE_BYTES = 16, 64
 
 
+def configure(code: Code, place: str) -> None:
+    """Configure the unit with the 64 bytes at `place`, and release it when the thread has finished its share of the kernel."""
+    code.do(f"call void @llvm.x86.ldtilecfg(ptr {place})")
+    code.endings["call void @llvm.x86.tilerelease()"] = None
+
+
 @tile_op
 class AmxConfigure(Intrinsic):
     """amx_configure(): set the height of the AMX registers for the tiles that follow.
@@ -48,8 +54,7 @@ class AmxConfigure(Intrinsic):
         return
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        code.do(f"call void @llvm.x86.ldtilecfg(ptr {self.configuration(code)})")
-        code.endings["call void @llvm.x86.tilerelease()"] = None
+        configure(code, self.configuration(code))
 
     def configuration(self, code: Code) -> str:
         """Write the configuration of 64 bytes: palette 1 in byte 0, the bytes per row of each register (u16) from byte 16, and the rows of

@@ -15,7 +15,7 @@ import numpy as np
 from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code
-from compiler.machine.intrinsics.amx import TILE_BYTES, TILE_ROWS, AmxConfigure, AmxI8ByI8
+from compiler.machine.intrinsics.amx import TILE_BYTES, TILE_ROWS, AmxConfigure, AmxI8ByI8, configure
 from compiler.machine.intrinsics.base import Features, Intrinsic
 from compiler.machine.intrinsics.widen_panel import COLUMNS, STRETCH, WidenPanel
 from compiler.machine.target import Target
@@ -46,8 +46,7 @@ class AmxConfigureRows(Intrinsic):
         place = AmxConfigure(TILE_ROWS).configuration(code)
         for tile in range(6):
             code.do(f"store i8 {height}, ptr {code.op(f'getelementptr i8, ptr {place}, i64 {48 + tile}')}, align 1")
-        code.do(f"call void @llvm.x86.ldtilecfg(ptr {place})")
-        code.endings["call void @llvm.x86.tilerelease()"] = None
+        configure(code, place)
 
 
 @tile_op

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -78,20 +78,27 @@ EXPERT_LINEAR = define(
 )
 
 
+def _by_expert(experts: Any, num_experts: int, size: int, dtype: str, of_expert: Callable[[int, Any], Any]) -> Any:
+    """Return the rows that `of_expert` computes for each expert and the mask of the rows that chose it."""
+    chosen = np.clip(experts, 0, num_experts - 1)
+    out = np.empty((len(chosen), size), DType(dtype).numpy)
+    for e in np.unique(chosen):
+        out[chosen == e] = of_expert(e, chosen == e)
+    return out
+
+
 # --- expert_integer_linear ---------------------------------------------------------------------------------------------
 
 
 def _integer_numpy(q: Any, scale: Any, total: Any, panels: Any, weight_scale: Any, experts: Any, *others: Any, **attrs: Any) -> Any:
-    chosen = np.clip(experts, 0, len(panels) - 1)
-    out = np.empty((len(q), attrs["size"]), DType(attrs["dtype"]).numpy)
-    for e in np.unique(chosen):
-        of = chosen == e
+    def of_expert(e: int, of: Any) -> Any:
         own = [other[e] for other in others]
         if attrs["has_offset"]:  # the sums of rows belong to rows, not to experts
             sums = 1 if attrs["in_units"] else 0
             own[sums] = others[sums][of]
-        out[of] = integer_numpy(q[of], scale[of], total[of], panels[e], weight_scale[e], *own, **attrs)
-    return out
+        return integer_numpy(q[of], scale[of], total[of], panels[e], weight_scale[e], *own, **attrs)
+
+    return _by_expert(experts, len(panels), attrs["size"], attrs["dtype"], of_expert)
 
 
 # Like `integer_linear`, but with panels [experts, panels, ...]: each row multiplies the panels of its expert.
@@ -110,12 +117,11 @@ EXPERT_INTEGER_LINEAR = define(
 
 def _widened_numpy(*args: Any, size: int, dtype: str) -> Any:
     of_rows, of_experts, (experts, *bias) = args[:3], args[3:6], args[6:]
-    chosen = np.clip(experts, 0, len(of_experts[0]) - 1)
-    out = np.empty((len(chosen), size), DType(dtype).numpy)
-    for e in np.unique(chosen):
-        of = chosen == e
-        out[of] = widened_numpy(*(x[of] for x in of_rows), *(x[e] for x in (*of_experts, *bias)), size=size, dtype=dtype)
-    return out
+
+    def of_expert(e: int, of: Any) -> Any:
+        return widened_numpy(*(x[of] for x in of_rows), *(x[e] for x in (*of_experts, *bias)), size=size, dtype=dtype)
+
+    return _by_expert(experts, len(of_experts[0]), size, dtype, of_expert)
 
 
 # Like `widened_linear`, but with panels [experts, panels, ...]: each row multiplies the panels of its expert.

@@ -35,6 +35,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.scalars import Contraction, Load, Scalar
 from compiler.ir.loops.write import Array, Kernel, cast, contract, contract_groups, guard
+from compiler.ir.numbers import num_per_byte
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType, Type
@@ -69,7 +70,7 @@ def _panels_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     if q.shape is None:
         return TensorType(None, U8, None if q.ndim is None else q.ndim + 1)
     *matrix, size, length = q.shape
-    per_byte = 2 if format.bits == 4 else 1
+    per_byte = num_per_byte(format.bits)
     if not prove_divisible(length, format.depth // per_byte):
         raise AnnotationError(f"the last dimension of q is {length}, expected a multiple of {format.depth // per_byte}")
     return TensorType((*matrix, ceil_div(size, columns), format.lines(length * per_byte), Dim.of(columns * FOUR)), U8)

@@ -34,7 +34,7 @@ from compiler.ir.graph.function import Binding, Value
 from compiler.ir.graph.values import Call, TupleGet
 from compiler.ir.loops.scalars import Format
 from compiler.ir.module import IRModule
-from compiler.ir.numbers import Kind
+from compiler.ir.numbers import Kind, num_per_byte
 from compiler.ir.prove import prove_divisible
 from compiler.ir.types import TensorType
 from compiler.machine.formats import FOUR, PANEL4, TablePanels
@@ -159,10 +159,6 @@ class _Weight:
         return format.bits in bits and kind is self.kind and self.group % format.depth == 0
 
     @property
-    def per_byte(self) -> int:
-        return 2 if self.bits == 4 else 1
-
-    @property
     def is_centred(self) -> bool:
         """Whether 0 is in the middle of the range of the stored numbers. Numbers of 4 bits with an offset are multiplied as stored:
         the smallest of them is 0."""
@@ -174,7 +170,7 @@ def _part(weight: _Weight, longest: int) -> int | None:
     Return None if no part is long enough."""
     if weight.group <= longest:
         return weight.group
-    step = FOUR * weight.per_byte
+    step = FOUR * num_per_byte(weight.bits)
     parts = (p for p in range(longest, SHORTEST_PART - 1, -step) if weight.group % p == 0)
     return next(parts, None) if weight.group == weight.length else None
 
@@ -196,7 +192,7 @@ def _quantised(linear: Call, values: Mapping[Var, Value]) -> _Weight | None:
     if attrs["kind"] == Kind.E4M3:
         return None
     bits, group = attrs["bits"], attrs["group"]
-    if not prove_divisible(group or length, FOUR * (2 if bits == 4 else 1)):
+    if not prove_divisible(group or length, FOUR * num_per_byte(bits)):
         return None
     dtype = str(linear.attrs.get("out_dtype") or x.dtype)
     q, scale, *offset = made.args
