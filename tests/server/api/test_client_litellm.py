@@ -3,8 +3,10 @@ Jina."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +23,17 @@ MODELS = {"hosted_vllm/null": "/v1", "openai/null": "/v1", "anthropic/null": "",
 # With Ollama's API, LiteLLM omits the tool calls of earlier messages, and raises the same exception for all errors.
 SENDS_NO_CALLS = TELLS_NO_ERRORS_APART = {"ollama_chat/null"}
 EVERY = pytest.mark.parametrize("model", MODELS)
+
+
+@pytest.fixture(autouse=True)
+def event_loop() -> Iterator[None]:
+    """LiteLLM asks for the thread's event loop. If the thread has none, asyncio creates one that nobody closes, and a later test fails when
+    the collector finds it."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield
+    asyncio.set_event_loop(None)
+    loop.close()
 
 
 def ask(server, model: str, messages: list[dict[str, Any]] = HI, **options: Any) -> Any:
