@@ -20,14 +20,18 @@ BOTH = pytest.mark.parametrize("use_responses_api", [False, True], ids=["chat", 
 
 
 @pytest.fixture
-def connect() -> Iterator[Callable[..., Any]]:
+def transport() -> Iterator[httpx.Client]:
     with httpx.Client(verify=False) as transport:  # loading certificates would take longer than most tests
+        yield transport
 
-        def connect(server, **options):
-            common = {"model": "null", "api_key": "unused", "max_retries": 0, "http_client": transport, "stream_usage": True}
-            return langchain.ChatOpenAI(base_url=f"{server.url}/v1", **{**common, **options})
 
-        yield connect
+@pytest.fixture
+def connect(transport: httpx.Client) -> Callable[..., Any]:
+    def connect(server, **options):
+        common = {"model": "null", "api_key": "unused", "max_retries": 0, "http_client": transport, "stream_usage": True}
+        return langchain.ChatOpenAI(base_url=f"{server.url}/v1", **{**common, **options})
+
+    return connect
 
 
 @BOTH
@@ -83,10 +87,9 @@ def test_keys_and_strictness(serve, connect, use_responses_api):
     assert model.bind_tools([ADD]).invoke(HI).text == "".join(piece.text for piece in model.stream(HI)) == SAID
 
 
-def test_vectors(serve):
+def test_vectors(serve, transport):
     server = serve(script=NullScript(embedding_size=8))
-    model = langchain.OpenAIEmbeddings(
-        model="null", base_url=f"{server.url}/v1", api_key="unused", max_retries=0, check_embedding_ctx_length=False
-    )
+    common = {"model": "null", "api_key": "unused", "max_retries": 0, "http_client": transport}
+    model = langchain.OpenAIEmbeddings(base_url=f"{server.url}/v1", check_embedding_ctx_length=False, **common)
     rows = server.http().post("/v1/embeddings", json={"input": ["a", "b"]}).json()["data"]
     assert model.embed_documents(["a", "b"]) == [row["embedding"] for row in rows] and model.embed_query("a") == rows[0]["embedding"]
