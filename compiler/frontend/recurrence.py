@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from compiler.frontend.fields import Fields
 
+LARGEST_F32 = (2 - 2**-23) * 2.0**127
+
 
 @dataclass(frozen=True, slots=True)
 class ShortConvolution:
@@ -77,6 +79,7 @@ def read_mamba(fields: Fields, layers: Collection[int], inner_size: int) -> Recu
 
 
 def require_free_steps(fields: Fields) -> None:
-    """Raise ConfigError if the step size is limited."""
-    if fields.raw("time_step_limit", [0.0, math.inf]) != [0.0, math.inf]:
+    """Raise ConfigError if the step size is limited. An upper limit beyond all floats of 32 bits is no limit."""
+    limits = fields.raw("time_step_limit", [0.0, math.inf])
+    if not isinstance(limits, list) or len(limits) != 2 or limits[0] != 0 or type(limits[1]) is not float or limits[1] < LARGEST_F32:
         raise fields.error("time_step_limit", "[0.0, Infinity]: limits of the step size are not supported")

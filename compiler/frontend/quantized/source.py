@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from compiler.frontend.errors import ConfigError, DamagedFile
-from compiler.frontend.fields import Fields, read_json
+from compiler.frontend.fields import REQUIRED, Fields, read_json
 from compiler.frontend.quantized.awq import read_awq
 from compiler.frontend.quantized.compressed import read_compressed
 from compiler.frontend.quantized.fp4 import read_modelopt
@@ -56,7 +56,8 @@ def methods_of(config: Mapping[str, object]) -> tuple[Method, ...]:
     fields = Fields(config[name], f"{name} of config.json")
     if "quant_method" not in fields and {"group_size", "bits"} <= fields.values.keys():
         raise ConfigError("the weights are quantised by MLX; take the model's original checkpoint or a GGUF file")
-    kind = fields.text("quant_method").removeprefix("intel/")
+    # Model Optimizer's first versions of this field lack the name of the method.
+    kind = fields.text("quant_method", "modelopt" if "quant_algo" in fields else REQUIRED).removeprefix("intel/")
     if kind not in METHODS:
         known = f"{', '.join(METHODS)}, and GGUF files. Take the model in one of these, or without quantisation and with --quantize"
         raise ConfigError(f"the weights are quantised by {kind}; known are {known}")

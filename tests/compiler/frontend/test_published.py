@@ -39,12 +39,28 @@ def test_the_list_covers_what_people_download() -> None:
         ("Hunyuan-0.5B", {"norm_type": "layer"}, "norm_type of config.json is 'layer', expected 'rms'"),
         ("LFM2-1.2B", {"theta": 10000.0}, "theta of config.json is 10000.0, expected 1000000.0, the value of rope_theta"),
         ("falcon3-1b", {"activation": "gelu"}, "activation: 'gelu'"),
+        ("gemma-2-2b", {"sliding_window_size": 2048}, "sliding_window_size of config.json is 2048, expected 4096, the value of"),
+        ("phi-2", {"rotary_dim": 16}, "rotary_dim of config.json is 16, expected 32, which partial_rotary_factor gives"),
+        ("Nemotron-Nano-9B-v2", {"time_step_limit": [0.0, 3e38]}, r"time_step_limit of .* expected \[0.0, Infinity\]"),
+        ("Nemotron-Nano-9B-v2", {"time_step_limit": [0.1, 1e308]}, r"time_step_limit of .* expected \[0.0, Infinity\]"),
         ("Qwen2.5-7B-1M", {"dual_chunk_attention_config": {"chunk_size": 8, "local_size": 8}}, "local_size of .* is 8, expected less than"),
     ],
 )
 def test_another_value_of_such_a_field_is_refused(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config({**PUBLISHED[name], **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("gemma-2-2b", {"sliding_window_size": 4096}),  # the 9B and 27B models
+        ("phi-2", {"rotary_dim": 32}),
+        ("Nemotron-Nano-9B-v2", {"time_step_limit": [0.0, 1e308]}),  # Nemotron 3 Ultra
+    ],
+)
+def test_a_field_that_repeats_what_others_say_changes_nothing(name: str, changes: dict[str, Any]) -> None:
+    assert parse_config({**PUBLISHED[name], **changes}) == parse_config(PUBLISHED[name])
 
 
 def test_the_former_names_of_fields_count() -> None:

@@ -318,6 +318,11 @@ def test_older_files_of_model_optimizer_state_the_format_beside_the_configuratio
     assert methods_beside(tmp_path) == (Scaled("weight_scale"),)
 
 
+def test_the_first_configurations_of_model_optimizer_do_not_name_the_method() -> None:
+    stated = {"quant_algo": "FP8", "kv_cache_scheme": "FP8", "producer": {"name": "modelopt", "version": "0.31.0"}, "ignore": ["lm_head"]}
+    assert methods_of({"quantization_config": stated}) == (Scaled("weight_scale"),)
+
+
 @pytest.mark.parametrize(
     ("config", "said"),
     [
