@@ -76,6 +76,7 @@ class EncoderFamily:
     embed: Callable[[Stem], Var] = embedded
     layers: str = "encoder.layer"  # name that precedes the layer numbers
     last_norm: str | None = None  # name of a norm that follows the layers; None: no norm
+    both_ways: frozenset[str] = frozenset()  # model types of decoders that this family reads if their attention is not causal
 
 
 Family = DecoderFamily | EncoderFamily

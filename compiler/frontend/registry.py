@@ -26,6 +26,8 @@ from compiler.frontend.weights import WeightSource
 
 _MODULES = [import_module(f"{families.__name__}.{module.name}") for module in iter_modules(families.__path__)]
 FAMILIES: dict[str, Family] = {name: module.FAMILY for module in _MODULES for name in module.FAMILY.model_types}
+# The families of encoders that read decoders whose attention is not causal, by the model types of these decoders.
+BOTH_WAYS = {name: family for family in FAMILIES.values() if isinstance(family, EncoderFamily) for name in family.both_ways}
 
 
 ADAPTER = "adapter_config.json"  # the configuration of an adapter, in the format of peft
@@ -114,6 +116,8 @@ def parse_config(values: object) -> ModelConfig:
     family = FAMILIES.get(model_type)
     if family is None:
         raise UnknownModel(f"model_type {model_type!r} is not known; known are {', '.join(sorted(FAMILIES))}")
+    if not fields.flag("is_causal", True):
+        family = BOTH_WAYS.get(model_type, family)
     config = family.read(fields)
     if config.is_causal:
         config = replace(config, classes=read_classes(fields))

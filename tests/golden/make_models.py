@@ -1204,6 +1204,17 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         prompts={"query": "task: search result | query: ", "document": "title: none | text: "},
         dense=((48, False, "torch.nn.modules.linear.Identity"), (24, True, "torch.nn.modules.activation.Tanh")),
     ),
+    # Decoders whose tokens attend to their whole text.
+    "qwen2-both-ways": Encoder(
+        {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **TINY, "num_attention_heads": 4, "is_causal": False},
+        pooling="lasttoken",
+        prefix="model.",
+    ),
+    "qwen3-both-ways": Encoder({"model_type": "qwen3", **TINY, "head_dim": 16, "is_causal": False}),
+    "llama_bidirec": Encoder(
+        {"model_type": "llama_bidirec", "architectures": ["LlamaBidirectionalModel"], **TINY, "pooling": "avg", "temperature": 0.02},
+        fields={"model_type": "llama", "is_causal": False},
+    ),
     "qwen3-embedding": Encoder(
         {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], **SIZES, "head_dim": 16, "tie_word_embeddings": True},
         pooling="lasttoken",
@@ -1314,7 +1325,11 @@ def write_json(path: Path, value: object) -> None:
 
 
 def load(auto: Any, directory: Path, **fields: Any) -> torch.nn.Module:
-    config = AutoConfig.from_pretrained(directory, **fields)
+    """Build a model of a configuration. `fields` override fields of the file, including the model type."""
+    if "model_type" in fields:
+        config = AutoConfig.for_model(**{**json.loads((directory / "config.json").read_text()), **fields})
+    else:
+        config = AutoConfig.from_pretrained(directory, **fields)
     model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     if hasattr(config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")

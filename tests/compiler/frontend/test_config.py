@@ -172,7 +172,16 @@ def test_what_sentence_files_ask_for_is_honoured_or_refused(tmp_path: Path, file
         ({"partial_rotary_factor": 1e20}, "dimensions of a head would be rotated"),
         ({"use_bidirectional_attention": True}, "not supported for llama: use_bidirectional_attention: True. Delete"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "novel": 3}}, "rope_scaling.novel: 3"),
-        ({"is_causal": False}, "is_causal of config.json is False, expected true"),
+        ({"is_causal": False, "model_type": "gemma"}, "is_causal of config.json is False, expected true"),
+        ({"is_causal": False, "architectures": ["LlamaForSequenceClassification"]}, "expected no classification head, because attention"),
+        (
+            {"model_type": "llama_bidirec", "pooling": "weighted_avg"},
+            "pooling of config.json is 'weighted_avg', expected one of avg, cls, la",
+        ),
+        (
+            {"model_type": "qwen2", "is_causal": False, "use_sliding_window": True, "max_window_layers": 1},
+            "use_sliding_window of config.json is True, expected false, because windows are supported in causal attention only",
+        ),
     ],
 )
 def test_a_wrong_field_is_named(changes: dict[str, Any], message: str) -> None:
@@ -190,6 +199,20 @@ def test_a_gemma_whose_tokens_see_the_future_is_an_encoder() -> None:
         ConfigError, match=r"attn_logit_softcapping of config\.json is 50\.0, expected null, since attention is bidirectional"
     ):
         parse_config(small("gemma3_text", use_bidirectional_attention=True, attn_logit_softcapping=50.0))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+def test_a_decoder_whose_attention_is_not_causal_is_an_encoder(model_type: str) -> None:
+    config = parse_config(small(model_type, is_causal=False))
+    assert config.family == "llama_bidirec" and not config.is_causal
+    assert (config.qkv_bias, config.head_norms) == (model_type == "qwen2", model_type == "qwen3")
+    assert config.embedding == EmbeddingConfig(Pooling.LAST, True)
+    assert parse_config(small(model_type, is_causal=True)) == parse_config(small(model_type))
+
+
+def test_models_of_nvidia_state_their_pooling_in_the_configuration() -> None:
+    assert parse_config(small("llama_bidirec")).embedding.pooling == Pooling.MEAN
+    assert parse_config(small("llama_bidirec", pooling="last")).embedding.pooling == Pooling.LAST
 
 
 @pytest.mark.parametrize("field", ["moe_every_n_layers", "prenorm", "rotary_scaling_factor", "qkv_proj_bias"])

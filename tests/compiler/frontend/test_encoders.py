@@ -32,6 +32,7 @@ from tests.compiler.frontend.test_models import kinds_of_calls
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = ["bert", "bert-cls", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra", "modernbert", "nomic_bert", "embeddinggemma"]
+CASES += ["qwen2-both-ways", "qwen3-both-ways", "llama_bidirec"]
 CLASSIFIERS = ["bert-classes", "xlm-roberta-reranker", "mpnet-classes", "distilbert-classes", "electra-classes", "modernbert-classes"]
 
 # The interpreter runs every encoder. `make test` also compiles these cases, which together contain every kind of call that occurs in any
@@ -42,6 +43,7 @@ QUICK = {
     "mpnet",
     "modernbert",
     "nomic_bert",
+    "qwen3-both-ways",
     "distilbert-classes",
     "xlm-roberta-reranker",
     "distilbert",

@@ -425,6 +425,14 @@ def require_tensors(model: GgufModel, expected: dict[str, np.ndarray]) -> None:
         np.testing.assert_allclose(model.read(name), tensor, atol=1e-6)
 
 
+def test_a_decoder_whose_attention_is_not_causal_is_read(tmp_path: Path) -> None:
+    path = convert("qwen2-both-ways", "qwen2", tmp_path / "m.gguf", lambda writer: writer.add_causal_attention(False))
+    model, hub = GgufModel(path), load_config(MODELS / "qwen2-both-ways")
+    assert model.config.family == hub.family and not model.config.is_causal
+    assert replace(model.config, norm_eps=hub.norm_eps, embedding=hub.embedding, tie_word_embeddings=False) == hub
+    require_tensors(model, decoder_tensors("qwen2-both-ways"))
+
+
 def require_rope(found: Rope | None, expected: Rope | None) -> None:
     if found is None or expected is None:
         assert found is expected
@@ -470,8 +478,8 @@ def test_rows_of_a_model_with_sections_of_its_rope_are_put_back(tmp_path: Path) 
         ("deepseek2", "deepseek_v2", lambda writer: writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID), "scoring_func"),
         ("granite", "granite", lambda writer: writer.add_rope_scaling_finetuned(False), "Granite without a rope"),
         (
-            "qwen3",
-            "qwen3",
+            "gemma",
+            "gemma",
             lambda writer: writer.add_causal_attention(False),
             "is False, expected true, because attention in decoders is causal",
         ),
