@@ -63,6 +63,8 @@ class DecoderFamily:
     layer_inputs: Callable[[Step, Var], Var | None] | None = None
     experts: ExpertNames | None = None
     gguf: Gguf | None = None
+    # `renamed` maps parts of names in safetensors files to parts of names in programs. They are replaced in this order.
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from compiler.frontend.quantized.source import FIELDS as QUANTISATION
 from compiler.frontend.reranker import FIELDS as JUDGING
 from compiler.frontend.reranker import read_pair_prompt, read_verdict
 from compiler.frontend.sentence import load_embedding
-from compiler.frontend.weights import WeightSource
+from compiler.frontend.weights import Renamed, WeightSource
 
 _MODULES = [import_module(f"{families.__name__}.{module.name}") for module in iter_modules(families.__path__)]
 FAMILIES: dict[str, Family] = {name: module.FAMILY for module in _MODULES for name in module.FAMILY.model_types}
@@ -74,8 +74,9 @@ def weights_of(config: ModelConfig, files: WeightSource) -> WeightSource:
     """Return a source with the tensors that programs of the family read: tensors of the files, some of them renamed or joined."""
     if not config.is_causal:
         return files
+    family = decoder_family(config.family)
     used = without(files, config.unused) if config.unused else files
-    return joint_experts(used, decoder_family(config.family).experts)
+    return joint_experts(Renamed(used, family.renamed) if family.renamed else used, family.experts)
 
 
 def load_config(path: str | Path) -> ModelConfig:

@@ -183,6 +183,31 @@ class BesideFolders:
         return "-".join(source.digest() for source in (self._whole, *self._parts.values()))
 
 
+class Renamed:
+    """A source whose tensors have other names. `parts` maps parts of names to what replaces them, in this order."""
+
+    def __init__(self, source: WeightSource, parts: Mapping[str, str]) -> None:
+        self._source = source
+        self._names: dict[str, str] = {}
+        for own in source.tensors:
+            name = own
+            for part, replacement in parts.items():
+                name = name.replace(part, replacement, 1)
+            if name in self._names:
+                raise DamagedFile(f"tensors {self._names[name]!r} and {own!r} are the same parameter")
+            self._names[name] = own
+        self.tensors: Mapping[str, TensorInfo] = {name: source.tensors[own] for name, own in self._names.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._source.read(self._names[name])
+
+    def release(self, name: str) -> None:
+        self._source.release(self._names[name])
+
+    def digest(self) -> str:
+        return self._source.digest()
+
+
 def open_safetensors(path: str | Path) -> Safetensors:
     """Open the weights of a file or of a model directory."""
     path = Path(path)

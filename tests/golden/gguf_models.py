@@ -325,6 +325,9 @@ CONVERTERS = {
         {**WINDOW, "layer_norm_eps": "layer_norm_eps", "logit_scale": "logit_scale", "vocab_size": "vocab_size"},
         {"rope_dimension_count": head_dim, "rope_scaling_type": lambda _: gguf.RopeScalingType.NONE},
     ),
+    "command-r": Converter(
+        {"layer_norm_eps": "layer_norm_eps", "logit_scale": "logit_scale"}, {"rope_scaling_type": lambda _: gguf.RopeScalingType.NONE}
+    ),
     "exaone4": Converter(WINDOW, {"sliding_window_pattern": local_layers}),
     "gemma": Converter(omits=("rope_freq_base",), norm_shift=1.0),
     "gemma2": Converter({**WINDOW, **SOFTCAPS}, omits=("rope_freq_base",), norm_shift=1.0),
@@ -386,6 +389,11 @@ CONVERTERS = {
     "qwen2vl": Converter({"rope_dimension_sections": "mrope_section"}),
     "qwen3vl": Converter({"rope_dimension_sections": "mrope_section"}, {"num_deepstack_layers": lambda _: 0}),
     "qwen3vlmoe": Converter({"rope_dimension_sections": "mrope_section"}, {"num_deepstack_layers": lambda _: 0}),
+    "stablelm": Converter(
+        {"layer_norm_eps": "layer_norm_eps"},
+        {"rope_dimension_count": rotated(0.25), "parallel_residual": lambda values: values.get("use_parallel_residual", True)},
+        omits=("rope_freq_base",),
+    ),
     "starcoder2": Converter({"layer_norm_eps": "norm_epsilon"}),
 }
 # Converters of 2024 and 2025, which left stacked projections as they were.
@@ -433,9 +441,13 @@ def interleaved(tensor: np.ndarray, num_heads: int) -> np.ndarray:
     return np.stack([halves[:, 0], halves[:, 1]], axis=2).reshape(tensor.shape)
 
 
+FORMER = {"num_hidden_layers": "num_layers", "rms_norm_eps": "layer_norm_epsilon"}  # names of fields -> their former names
+
+
 def decoder_values(case: str) -> dict[str, Any]:
     values = json.loads((MODELS / case / "config.json").read_text())
     values |= values.get("text_config", {})
+    values |= {name: values[former] for name, former in FORMER.items() if former in values}
     return {**(values.get("rope_parameters") or values.get("rope_scaling") or {}), **values}
 
 

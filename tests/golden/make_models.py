@@ -196,6 +196,7 @@ class Causal:
     # Part of a tensor's name -> part of its name on the hub. Only the first part that a name contains is replaced.
     renamed: dict[str, str] = field(default_factory=dict)
     experts: tuple[str, str, str, str] | None = None  # names on the hub: mixture, gate, up and down projection of an expert
+    saves_itself: bool = False  # whether transformers writes the file, with the names of the hub
     transposed: bool = False  # whether the file has the stacked matrices of experts as [experts, in, out]
 
     @property
@@ -450,6 +451,7 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "gemma": Causal({"model_type": "gemma", **TINY, "head_dim": 24, "hidden_act": "gelu", "tie_word_embeddings": True}),
     "glm": Causal({"model_type": "glm", **TINY, "head_dim": 16, "attention_bias": True}),
     "glm4": Causal({"model_type": "glm4", **TINY, "head_dim": 16, "partial_rotary_factor": 0.5}),
+    "cohere": Causal({"model_type": "cohere", **TINY_LAYER_NORM, "layer_norm_eps": 1e-5, "logit_scale": 0.25, "use_qk_norm": False}),
     "cohere2": Causal(
         {
             "model_type": "cohere2",
@@ -462,6 +464,34 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         }
     ),
     "exaone4": Causal({"model_type": "exaone4", **TINY, "num_hidden_layers": 4, "sliding_window": 12, "sliding_window_pattern": 2}),
+    # Fields and tensors have the names of the hub.
+    "exaone": Causal(
+        {
+            "model_type": "exaone",
+            **{key: value for key, value in TINY.items() if key not in ("num_hidden_layers", "hidden_act", "rms_norm_eps")},
+            "num_layers": 2,
+            "activation_function": "silu",
+            "layer_norm_epsilon": 1e-5,
+            "head_dim": 16,
+            "rope_theta": 1000000.0,
+        },
+        saves_itself=True,
+    ),
+    "internlm3": Causal(
+        {
+            "model_type": "internlm3",
+            **TINY,
+            "head_dim": 16,
+            "bias": True,
+            "qkv_bias": True,
+            "max_position_embeddings": 32,
+            "rope_scaling": {"rope_type": "dynamic", "factor": 4.0},
+        },
+        full_length=128,
+    ),
+    "stablelm": Causal(
+        {"model_type": "stablelm", **TINY_LAYER_NORM, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "use_qkv_bias": True}
+    ),
     "helium": Causal({"model_type": "helium", **TINY, "head_dim": 16}),
     "ernie4_5": Causal({"model_type": "ernie4_5", **TINY, "head_dim": 16, "use_bias": True, "tie_word_embeddings": True}),
     "seed_oss": Causal({"model_type": "seed_oss", **TINY, "head_dim": 16, "attention_bias": True, "attention_out_bias": False}),
@@ -1414,12 +1444,17 @@ def make_causal(case: Causal, directory: Path) -> str:
             break
     logits, hidden = forward(model, prompt, case.full_length)
     options: Any = {"renamed": case.renamed, "experts": case.experts, "transposed": case.transposed}
-    save_weights(model, directory, dtype=case.dtype, num_shards=case.num_shards, **options)
+    if not case.saves_itself:
+        save_weights(model, directory, dtype=case.dtype, num_shards=case.num_shards, **options)
     arrays = {"prompt": np.int32(prompt), "logits": logits, "hidden": hidden, "continuation": np.int32(continuation), **rope_tables(model)}
     # f16 models are computed in f32, and bf16 logits of the tiny models would test nothing that larger models do not test.
     if case.dtype != torch.float16 and case.text["hidden_size"] > TINY["hidden_size"]:
         arrays["logits_bf16"] = forward_rounded(model, prompt, case.full_length)
     np.savez_compressed(directory / "golden.npz", **arrays)
+    if case.saves_itself:
+        model.to(case.dtype).save_pretrained(directory)
+        (directory / "generation_config.json").unlink()
+        write_json(directory / "config.json", case.config)
     return f"seed {seed}, {len(set(continuation))} distinct tokens, logits {logits.std():.2f}, hidden {hidden.std():.2f}"
 
 

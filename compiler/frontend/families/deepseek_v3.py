@@ -1,5 +1,5 @@
 """DeepSeek V3 and R1, and smaller models such as Moonlight: GLM-4.7-Flash with another rope. GGUF files name the architecture deepseek2;
-they are read as files of GLM-4.7-Flash."""
+they are read as files of GLM-4.7-Flash. Kimi K2 has the same layers under another name."""
 
 from __future__ import annotations
 
@@ -24,4 +24,4 @@ def read(fields: Fields) -> ModelConfig:
     return glm4_moe_lite.read(fields)
 
 
-FAMILY = DecoderFamily(("deepseek_v3",), read, glm4_moe_lite.layer, experts=glm4_moe_lite.NAMES)
+FAMILY = DecoderFamily(("deepseek_v3", "kimi_k2"), read, glm4_moe_lite.layer, experts=glm4_moe_lite.NAMES)

@@ -3,6 +3,7 @@ name a remedy."""
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,37 @@ def test_a_decoder_whose_attention_is_not_causal_is_an_encoder(model_type: str) 
     assert (config.qkv_bias, config.head_norms) == (model_type == "qwen2", model_type == "qwen3")
     assert config.embedding == EmbeddingConfig(Pooling.LAST, True)
     assert parse_config(small(model_type, is_causal=True)) == parse_config(small(model_type))
+
+
+def test_kimi_k2_is_deepseek_v3_under_another_name() -> None:
+    values = json.loads((GOLDEN / "deepseek_v3" / "config.json").read_text())
+    expected, found = parse_config(values), parse_config({**values, "model_type": "kimi_k2"})
+    assert replace(found, family="deepseek_v3") == expected and FAMILIES["kimi_k2"] is FAMILIES["deepseek_v3"]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("cohere", {"use_qk_norm": True}, "use_qk_norm of config.json is True, expected false: norms whose weights differ by head"),
+        ("stablelm", {"use_parallel_residual": True}, "use_parallel_residual of .* expected false: the layers of StableLM 2 12B"),
+        ("stablelm", {"qk_layernorm": True}, "qk_layernorm of .* expected false: the layers of StableLM 2 12B"),
+    ],
+)
+def test_layers_of_larger_models_are_refused(model_type: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(small(model_type, **changes))
+
+
+def test_command_r_was_trained_on_more_than_its_positions() -> None:
+    command_r = small("cohere", max_position_embeddings=8192, model_max_length=131_072)
+    assert parse_config(command_r).max_context == 131_072
+    assert parse_config({**command_r, "model_max_length": None}).max_context == 8192
+
+
+def test_exaone_has_former_names_of_fields() -> None:
+    exaone = {name: value for name, value in small("exaone", num_layers=5, layer_norm_epsilon=1e-4).items() if name != "num_hidden_layers"}
+    config = parse_config({**exaone, "activation_function": "gelu"})
+    assert (config.num_layers, config.norm_eps, config.activation) == (5, 1e-4, Activation.GELU)
 
 
 def test_models_of_nvidia_state_their_pooling_in_the_configuration() -> None:

@@ -130,4 +130,5 @@ def test_every_model_type_has_a_case() -> None:
     types = {part["model_type"] for config in configs for part in (config, config.get("text_config", config))}
     # The config of these types contains the config of a text model, which has another type; see test_config.py.
     nesting = {"gemma3", "gemma4_unified"}
-    assert types == FAMILIES.keys() - nesting - {"embeddinggemma"}  # the config of embeddinggemma has the model type gemma3_text
+    same = {"kimi_k2"}  # read as deepseek_v3 is; see test_config.py
+    assert types == FAMILIES.keys() - nesting - same - {"embeddinggemma"}  # the config of embeddinggemma has the model type gemma3_text

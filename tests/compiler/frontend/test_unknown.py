@@ -26,11 +26,12 @@ def write(folder: Path, **fields: Any) -> Path:
 YARN = {"rope_type", "rope_theta", "factor", "original_max_position_embeddings", "beta_fast", "beta_slow"}
 WITHOUT_ADVICE = {"gemma3", "mistral3", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_vl", "qwen3_vl_text", "hunyuan_v1_dense"}
 WITHOUT_ADVICE |= {"embeddinggemma", "gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
-WITHOUT_ADVICE |= {"llama_bidirec", "qwen2_vl", "qwen2_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text"}
+WITHOUT_ADVICE |= {"kimi_k2", "llama_bidirec", "qwen2_vl", "qwen2_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text"}
 ARCHITECTURES = {
     "arcee": "ArceeForCausalLM",
     "bert": "BertModel",
     "camembert": "CamembertModel",
+    "cohere": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "distilbert": "DistilBertModel",
     "electra": "ElectraModel",
@@ -38,6 +39,7 @@ ARCHITECTURES = {
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "exaone": "ExaoneForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
     "gemma": "GemmaForCausalLM",
@@ -54,6 +56,7 @@ ARCHITECTURES = {
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "helium": "HeliumForCausalLM",
+    "internlm3": "InternLM3ForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "llama": "LlamaForCausalLM",
@@ -78,6 +81,7 @@ ARCHITECTURES = {
     "roberta": "RobertaModel",
     "seed_oss": "SeedOssForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "xlm-roberta": "XLMRobertaModel",
 }

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from compiler.frontend.errors import DamagedFile, ModelError, UnsafeFile
-from compiler.frontend.weights import DTYPES, open_safetensors
+from compiler.frontend.weights import DTYPES, Renamed, open_safetensors
 from tests.damage import damaged
 
 RNG = np.random.default_rng(0)
@@ -207,3 +207,15 @@ def test_a_damaged_file_is_refused_or_reads_within_its_bounds(tmp_path: Path, da
     except DamagedFile:
         return
     assert sum(source.read(name).nbytes for name in source.tensors) <= len(content)
+
+
+def test_tensors_with_other_names_are_the_same(tmp_path: Path) -> None:
+    save_file(TENSORS, tmp_path / "model.safetensors")
+    source = open_safetensors(tmp_path)
+    found = Renamed(source, {"a.": "b.", "b.b": "b.c"})
+    assert found.tensors.keys() == {"b.weight", "b.cias", "scalar", "empty", "ids"}
+    np.testing.assert_array_equal(found.read("b.weight"), TENSORS["a.weight"])
+    found.release("b.weight")
+    assert found.digest() == source.digest()
+    with pytest.raises(DamagedFile, match="are the same parameter"):
+        Renamed(source, {"a.bias": "a.weight"})

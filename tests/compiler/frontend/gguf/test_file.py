@@ -269,8 +269,10 @@ OWN_NAMES = {
     "arcee": ("arcee",),
     "chatglm": ("glm",),
     "cohere2": ("cohere2",),
+    "command-r": ("cohere",),
     "deepseek2": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
     "ernie4_5": ("ernie4_5",),
+    "exaone": ("exaone",),
     "exaone4": ("exaone4",),
     "falcon-h1": ("falcon_h1", "falcon_h1-plain"),
     "gemma": ("gemma",),
@@ -306,6 +308,7 @@ OWN_NAMES = {
     "qwen3vlmoe": ("qwen3_vl_moe",),
     "seed_oss": ("seed_oss",),
     "smollm3": ("smollm3",),
+    "stablelm": ("stablelm",),
     "starcoder2": ("starcoder2",),
 }
 CASES = [(arch, case) for arch, cases in OWN_NAMES.items() for case in cases]

@@ -1,0 +1,49 @@
+"""Cohere (Command R, Aya): parallel branches, layer norms without bias, and rotation of adjacent pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import replace
+from typing import Any
+
+from compiler.frontend.config import ModelConfig, Norm, read_decoder, rotating_neighbours, rotating_whole_heads
+from compiler.frontend.family import DecoderFamily, Gguf
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, parallel
+from compiler.frontend.rope import read_rope
+from compiler.ir.graph.atoms import Var
+
+
+def read(fields: Fields) -> ModelConfig:
+    if fields.flag("use_qk_norm", False):
+        raise fields.error("use_qk_norm", "false: norms whose weights differ by head, as in Command R+, are not supported")
+    config = read_cohere(fields)
+    # max_position_embeddings of Command R is 8192, but it was trained on the longer model_max_length.
+    config = replace(config, max_context=fields.integer("model_max_length", config.max_context))
+    return rotating_neighbours(replace(config, rope=read_rope(fields, config.head_dim, theta=500_000.0)))
+
+
+def read_cohere(fields: Fields) -> ModelConfig:
+    """Read the fields that Cohere and Cohere 2 have in common."""
+    fields.fill(tie_word_embeddings=True)
+    config = rotating_whole_heads(rotating_neighbours(read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps")))
+    bias = fields.flag("attention_bias", False)
+    return replace(
+        config,
+        norm=Norm.LAYER_WITHOUT_BIAS,
+        logit_scale=fields.number("logit_scale", 0.0625),
+        qkv_bias=bias,
+        output_bias=bias,
+    )
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return parallel(at, x, attention, gated_mlp)
+
+
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
+
+
+GGUF_FIELDS = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
+FAMILY = DecoderFamily(("cohere",), read, layer, gguf=Gguf("command-r", GGUF_FIELDS, complete=complete))
