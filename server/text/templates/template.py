@@ -98,7 +98,10 @@ class ChatTemplate:
         try:
             text = "".join(template.generate(names))
         except Exception as error:  # a template can provoke any exception: TypeError, KeyError, RecursionError, ...
-            raise _translate(error) from error
+            written = _with_written_arguments(messages) if isinstance(error, TypeError) else None
+            if written is None:
+                raise _translate(error) from error
+            return self._render(written, tools, add_generation_prompt, variables, limits)
         if (found := _lone_surrogate(text)) is not None:
             raise TemplateError(f"the chat template writes {found[0]}, half of a surrogate pair, which is no character")
         return text
@@ -124,6 +127,31 @@ class ChatTemplate:
         if (end := text.rfind(marker)) < 0:
             raise TemplateError("the template does not write the last message, so continue_final_message is not possible")
         return text[:end] if text.startswith(f"{marker} ", end) else text[:end].rstrip()
+
+
+def _with_written_arguments(messages: Sequence[Message]) -> Sequence[Message] | None:
+    """Return the messages with the arguments of calls as JSON text, or None if no arguments are objects. DeepSeek's templates append the
+    arguments to a text, so they fail on the objects that other templates expect."""
+    try:
+        found = [_with_written_calls(message) for message in messages]
+    except RecursionError:
+        return None
+    return found if any(new is not old for new, old in zip(found, messages, strict=True)) else None
+
+
+def _with_written_calls(message: Message) -> Message:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    written = [_with_text(call) for call in calls]
+    return {**message, "tool_calls": written} if any(new is not old for new, old in zip(written, calls, strict=True)) else message
+
+
+def _with_text(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments := function.get("arguments"), Mapping):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
 
 
 def _rebuilt(source: str, special_tokens: Mapping[str, str], tool_source: str | None) -> ChatTemplate:

@@ -95,6 +95,17 @@ def test_tojson_keeps_text_readable() -> None:
     assert ChatTemplate("{{ messages[0] | tojson }}", {}).render([{"content": "ä<'&"}]) == '{"content": "ä<\'&"}'
 
 
+def test_a_template_that_appends_arguments_to_a_text_gets_them_as_text() -> None:
+    call = "{{ call.function.name + ' ' + call.function.arguments }};"
+    source = f"{{% for m in messages %}}{{% for call in m.tool_calls %}}{call}{{% endfor %}}{{% endfor %}}"
+    calls = [{"function": {"name": "f", "arguments": {"x": ["ä", 1]}}}, {"function": {"name": "g", "arguments": "{}"}}]
+    calls.append({"function": {"name": "h", "arguments": {}}})
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+    assert ChatTemplate(source, {}).render(messages) == 'f {"x": ["ä", 1]};g {};h {};'
+    with pytest.raises(TemplateError, match="TypeError: unsupported operand types for"):
+        ChatTemplate("{{ messages[0].content + 1 }}", {}).render(messages)
+
+
 def test_tools_choose_the_template_made_for_them() -> None:
     template = ChatTemplate("plain", {}, tool_source="tools: {{ tools | length }}")
     assert template.render(MESSAGES) == "plain"
