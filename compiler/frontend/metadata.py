@@ -39,7 +39,7 @@ METADATA = (
     *("remove_invalid_values", "prefix"),
 )
 # fields -> values that select the default behaviour
-NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "is_decoder": True, "is_causal": True, "activation": "swiglu"}
+NEUTRAL = {"full_attn_mod": 1, "interpolate_factor": 1, "is_decoder": True, "activation": "swiglu"}
 
 
 def require_read(fields: Fields, model_type: str) -> None:
