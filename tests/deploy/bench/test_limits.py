@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 from compiler.driver import Options, compile_module
 from compiler.ir.text.parser import parse
 from compiler.machine.target import Target, get, host
-from deploy.bench.limits import Limits, multiplying
+from deploy.bench import limits
+from deploy.bench.limits import Limits, mean_seconds, multiplying
 from runtime.session import Session
 
 FORMATS = ["f32", "bf16", "int8", "int4"]
@@ -52,6 +55,17 @@ def test_the_plain_multiply_add_fills_registers_and_no_more(name: str) -> None:
     text, _, _, (values,) = multiplying("f32", get(name))
     assert values.nbytes * 8 == get(name).vector_bits
     assert "alloc local a: f32[12," in text
+
+
+def test_the_peak_is_a_mean_over_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of 4 ms and 8 ms in turns: the peak is that of all runs of the span, not that of the fastest run."""
+    now, lasts = [100.0], itertools.cycle((0.004, 0.008))
+
+    def run() -> None:
+        now[0] += next(lasts)
+
+    monkeypatch.setattr(limits, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert mean_seconds(run) == pytest.approx(0.006)
 
 
 def test_the_slower_of_two_limits_holds() -> None:
