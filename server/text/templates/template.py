@@ -23,6 +23,9 @@ MAX_MESSAGE_CHARS = 2000  # longest error message: a template can raise any text
 # names that templates use themselves, so clients may not define them
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "self", *GLOBALS})
 
+# A template that compares a content with none expects none in an assistant's message that has only calls, such as those of R1 distills.
+TESTS_NONE = re.compile(r"""\bcontent(['"]\])?\s+(is(\s+not)?|==|!=)\s+none\b""", re.IGNORECASE)
+
 MARKER, FILLER = "\ue000", "\ue001"  # private-use characters, which hardly any text contains
 
 Message = Mapping[str, Any]
@@ -86,6 +89,8 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         limits: Limits,
     ) -> str:
+        if TESTS_NONE.search(self.source if self.tool_source is None or not tools else self.tool_source):
+            messages = [_without_empty_content(message) for message in messages]
         names = {
             **self.special_tokens,
             **variables,
@@ -127,6 +132,12 @@ class ChatTemplate:
         if (end := text.rfind(marker)) < 0:
             raise TemplateError("the template does not write the last message, so continue_final_message is not possible")
         return text[:end] if text.startswith(f"{marker} ", end) else text[:end].rstrip()
+
+
+def _without_empty_content(message: Message) -> Message:
+    """Return an assistant's message that has only calls with none as its content, and any other message as it is."""
+    has_only_calls = message.get("role") == "assistant" and message.get("tool_calls") and message.get("content") == ""
+    return {**message, "content": None} if has_only_calls else message
 
 
 def _with_written_arguments(messages: Sequence[Message]) -> Sequence[Message] | None:

@@ -95,6 +95,21 @@ def test_tojson_keeps_text_readable() -> None:
     assert ChatTemplate("{{ messages[0] | tojson }}", {}).render([{"content": "ä<'&"}]) == '{"content": "ä<\'&"}'
 
 
+@pytest.mark.parametrize("test", ["message['content'] is none", "message.content == None", "not message.content is not none"])
+def test_a_template_that_tests_for_none_gets_none_beside_calls(test: str) -> None:
+    """Templates of R1 distills write the calls of a message only if its content is none."""
+    source = "{% for message in messages %}{% if " + test + " %}calls;{% else %}{{ message.content + ';' }}{% endif %}{% endfor %}"
+    calls = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    messages = [{"role": "user", "content": ""}, calls, {**calls, "content": "a"}, {"role": "assistant", "content": ""}]
+    assert ChatTemplate(source, {}).render(messages) == ";calls;a;;"
+    assert ChatTemplate(source.replace(test, "not message.content"), {}).render([calls]) == "calls;"
+
+
+def test_a_template_that_only_adds_contents_gets_texts() -> None:
+    call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    assert ChatTemplate("{{ 'x' + messages[0].content }}", {}).render([call]) == "x"
+
+
 def test_a_template_that_appends_arguments_to_a_text_gets_them_as_text() -> None:
     call = "{{ call.function.name + ' ' + call.function.arguments }};"
     source = f"{{% for m in messages %}}{{% for call in m.tool_calls %}}{call}{{% endfor %}}{{% endfor %}}"
