@@ -65,6 +65,14 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ranked[min(len(ranked) - 1, int(len(ranked) * share))]
 
 
+class Beside(Protocol):
+    """Work that runs in turns with the engine."""
+
+    def catch_up(self, num_tokens: int) -> None:
+        """Work until it has computed as many tokens as the engine: at most `num_tokens` since the run began."""
+        ...
+
+
 class InProcess:
     """Drives the engine as a worker does, but without a socket. The arrival time of a token is when the engine publishes it."""
 
@@ -74,24 +82,36 @@ class InProcess:
         self._temperature = temperature
         self._streams: dict[str, Stream] = {}
         self._num_sent = 0
+        self._beside_s = 0.0  # seconds spent on other work so far
 
-    def run(self, prompts: Sequence[Prompt], late: Prompt | None = None) -> list[Stream]:
+    def run(self, prompts: Sequence[Prompt], late: Prompt | None = None, beside: Beside | None = None) -> list[Stream]:
+        """Run the engine until all streams have ended. Times of streams do not include the time of `beside`."""
         self._streams = {}
-        began_s = time.perf_counter()
+        began_s, num_before = self._now_s(), self.engine.timing.num_tokens
         coming = deque(sorted(prompts, key=lambda prompt: prompt.at_s))
         while coming or self.engine.has_work:
-            while coming and began_s + coming[0].at_s <= time.perf_counter():
+            while coming and began_s + coming[0].at_s <= self._now_s():
                 prompt = coming.popleft()
                 self._submit(prompt, began_s + prompt.at_s)
             if not self.engine.has_work:
-                time.sleep(max(0.0, began_s + coming[0].at_s - time.perf_counter()))
+                time.sleep(max(0.0, began_s + coming[0].at_s - self._now_s()))
                 continue
             self.engine.step()
+            if beside is not None:
+                self._let(beside, self.engine.timing.num_tokens - num_before)
             if late is not None and not coming and all(len(stream.times_s) >= LATE_AFTER for stream in self._streams.values()):
-                self._submit(late, time.perf_counter())
+                self._submit(late, self._now_s())
                 late = None
         self.engine.check_integrity()
         return list(self._streams.values())
+
+    def _let(self, beside: Beside, num_tokens: int) -> None:
+        began_s = time.perf_counter()
+        beside.catch_up(num_tokens)
+        self._beside_s += time.perf_counter() - began_s
+
+    def _now_s(self) -> float:
+        return time.perf_counter() - self._beside_s
 
     def close(self) -> None:
         self.engine.close()
@@ -104,7 +124,7 @@ class InProcess:
         self.engine.submit(Submit(request_id, prompt.ids, params))
 
     def _hear(self, message: FromWorker) -> None:
-        now_s = time.perf_counter()
+        now_s = self._now_s()
         if isinstance(message, Failed):
             raise RuntimeError(f"request {message.request_id} failed: {message.message}")
         if isinstance(message, Tokens):

@@ -1,11 +1,15 @@
-"""The ideal of a load: the time that the model alone, without an engine, needs for the same tokens in the best order."""
+"""The ideal of a load: the time that the model alone, without an engine, needs for the same tokens in the best order.
+
+The speed of a shared machine changes within seconds. So the ideal runs in turns with the engine: after each step of the engine it catches
+up with the number of tokens that the engine has computed. Both use the same pages of the KV cache, so the engine's answers become
+meaningless, but steps take as long as with the right keys.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from statistics import fmean
+from dataclasses import dataclass
 
 from deploy.model_loading.costs import step_of
 from deploy.model_loading.serving import CompiledModel
@@ -14,39 +18,58 @@ from server.engine.step_model import StepBatch
 NUM_PROMPT = NUM_NEW = 128  # tokens in each client's prompt; new tokens of each client
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Took:
-    prompts_s: float
-    decoding_s: float
-    processor_s: float  # CPU time of all threads, which other load on the machine does not increase
+    prompts_s: float = 0.0
+    decoding_s: float = 0.0
+    processor_s: float = 0.0  # CPU time of all threads, which other load on the machine does not increase
+    busy_s: float = 0.0  # seconds in kernels
 
     @property
     def wall_s(self) -> float:
         return self.prompts_s + self.decoding_s
 
 
-@dataclass(frozen=True, slots=True)
 class Ideal:
-    model: CompiledModel
+    """All prompts, in steps as large as possible, and then steps with one token of each client."""
 
-    def run(self, num_clients: int) -> Took:
-        """Time all prompts, in steps as large as possible, and then steps with one token of each client."""
-        limits = self.model.limits
+    def __init__(self, model: CompiledModel, num_clients: int) -> None:
+        limits = model.limits
         together = max(1, min(num_clients, limits.max_tokens // NUM_PROMPT))
         counts = [min(together, num_clients - first) for first in range(0, num_clients, together)]
-        prompts = [step_of(limits, num_seqs=count, num_each=NUM_PROMPT, context=NUM_PROMPT) for count in counts]
         contexts = range(NUM_PROMPT + 1, NUM_PROMPT + NUM_NEW)
-        tokens = [step_of(limits, num_seqs=num_clients, num_each=1, context=context) for context in contexts]
-        processor_s = -time.process_time()
-        prompts_s, decoding_s = self._seconds(prompts), self._seconds(tokens)
-        return Took(prompts_s, decoding_s, processor_s + time.process_time())
+        self.took = Took()
+        self._model = model
+        self._num_prompts = len(counts)  # steps with prompts
+        self._steps: Sequence[StepBatch] = [
+            *(step_of(limits, num_seqs=count, num_each=NUM_PROMPT, context=NUM_PROMPT) for count in counts),
+            *(step_of(limits, num_seqs=num_clients, num_each=1, context=context) for context in contexts),
+        ]
+        self._num_done = self._num_tokens = 0  # steps and tokens so far
 
-    def _seconds(self, batches: Sequence[StepBatch]) -> float:
+    def run(self) -> Took:
+        """Run all steps that are left."""
+        while self._num_done < len(self._steps):
+            self._step()
+        return self.took
+
+    def catch_up(self, num_tokens: int) -> None:
+        """Run steps as long as their tokens, with those of earlier steps, are at most `num_tokens`."""
+        while self._num_done < len(self._steps) and self._num_tokens + len(self._steps[self._num_done].tokens) <= num_tokens:
+            self._step()
+
+    def _step(self) -> None:
+        batch, took = self._steps[self._num_done], self.took
+        took.busy_s -= self._model.busy_s
+        took.processor_s -= time.process_time()
         began_s = time.perf_counter()
-        for batch in batches:
-            self.model.download(self.model.run(batch))
-        return time.perf_counter() - began_s
-
-
-def mean_took(several: Sequence[Took]) -> Took:
-    return Took(*(fmean(getattr(took, field.name) for took in several) for field in fields(Took)))
+        self._model.download(self._model.run(batch))
+        step_s = time.perf_counter() - began_s
+        took.processor_s += time.process_time()
+        took.busy_s += self._model.busy_s
+        if self._num_done < self._num_prompts:
+            took.prompts_s += step_s
+        else:
+            took.decoding_s += step_s
+        self._num_done += 1
+        self._num_tokens += len(batch.tokens)

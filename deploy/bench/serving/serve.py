@@ -8,8 +8,9 @@ kernels.
                 0.7 of the rate that the model can serve; then `arrival`
 
 The engine runs in this process, as in a worker. `--http` measures the same loads through a separate server process, `--peer` through other
-servers with the same weights. The throughput is compared with the ideal, which is measured after each run: the model, without the engine,
-runs all prompts in full chunks, and then steps of all streams together.
+servers with the same weights. The throughput is compared with the ideal: the model, without the engine, runs all prompts in full chunks,
+and then steps of all streams together. The engine and the ideal run in turns, step by step, so that changes of the machine's speed affect
+both.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from deploy import demo
 from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import Driver, InProcess, OverHttp, Prompt, Stream, percentile, served
-from deploy.bench.serving.ideal import NUM_NEW, NUM_PROMPT, Ideal, Took, mean_took
+from deploy.bench.serving.ideal import NUM_NEW, NUM_PROMPT, Ideal, Took
 from deploy.bench.serving.peer_servers import PEER_SERVERS, Weights, check, peer_served
 from deploy.bench.synthetic import SHAPES
 from deploy.model_loading.files import open_files
@@ -99,21 +100,22 @@ def burst_figures(driver: InProcess, model: CompiledModel, num_clients: int) -> 
 
 
 def run_figures(driver: InProcess, model: CompiledModel, names: Sequence[str], num_clients: int) -> list[Figure]:
-    """Run the same number of clients once per name, and measure the ideal after each run."""
-    texts, ideal = Texts(model.limits.vocab_size), Ideal(model)
+    """Run the same number of clients once per name, in turns with the ideal."""
+    texts = Texts(model.limits.vocab_size)
     figures: list[Figure] = []
-    runs: list[Run] = []
-    took: list[Took] = []
+    compared: list[Figure] = []
     for number, name in enumerate(names):
+        ideal = Ideal(model, num_clients)
         busy_s, processor_s, began_s = -model.busy_s, -time.process_time(), time.perf_counter()
-        streams = driver.run(texts.several(1000 * number + num_clients, num_clients))
+        streams = driver.run(texts.several(1000 * number + num_clients, num_clients), beside=ideal)
         wall_s, busy_s, processor_s = time.perf_counter() - began_s, busy_s + model.busy_s, processor_s + time.process_time()
-        runs.append(Run(name, wall_s, processor_s, [stream.ttft_s for stream in streams]))
-        took.append(ideal.run(num_clients))
+        took = ideal.took
+        run = Run(name, wall_s - took.wall_s, processor_s - took.processor_s, [stream.ttft_s for stream in streams])
+        outside = 1 - (busy_s - took.busy_s) / run.wall_s
         figures += stream_figures(name, streams)
-        figures.append(Figure(f"{name}: share of time outside kernels", 1 - busy_s / wall_s, "", HOST_SHARES.get(num_clients)))
-    least = mean_took(took)
-    return [*figures, *(figure for run in runs for figure in ideal_figures(run, least, is_judged=num_clients == JUDGED_CLIENTS))]
+        figures.append(Figure(f"{name}: share of time outside kernels", outside, "", HOST_SHARES.get(num_clients)))
+        compared += ideal_figures(run, ideal.run(), is_judged=num_clients == JUDGED_CLIENTS)
+    return [*figures, *compared]
 
 
 def ideal_figures(run: Run, least: Took, *, is_judged: bool) -> list[Figure]:
@@ -139,15 +141,15 @@ def ideal_figures(run: Run, least: Took, *, is_judged: bool) -> list[Figure]:
 def arrivals_figures(driver: InProcess, model: CompiledModel, num_clients: int) -> list[Figure]:
     """Let 2 * num_clients clients arrive at random. The ideal assumes that only the average number of simultaneous clients is unfinished
     when the last client arrives, and adds the time that the model needs for these."""
-    ideal, random = Ideal(model), np.random.default_rng(0)
-    capacity = num_clients / ideal.run(num_clients).wall_s
+    random = np.random.default_rng(0)
+    capacity = num_clients / Ideal(model, num_clients).run().wall_s
     gaps_s = random.exponential(1 / (ARRIVAL_SHARE * capacity), 2 * num_clients - 1)
     at_s = [0.0, *np.cumsum(gaps_s).tolist()]
     prompts = Texts(model.limits.vocab_size).several(77, len(at_s))
     streams = driver.run([replace(prompt, at_s=at) for prompt, at in zip(prompts, at_s, strict=True)])
     wall_s = max(stream.times_s[-1] for stream in streams) - streams[0].began_s
     at_once = sum(stream.times_s[-1] - stream.began_s for stream in streams) / wall_s
-    drain_s = ideal.run(max(1, min(num_clients, round(at_once)))).wall_s
+    drain_s = Ideal(model, max(1, min(num_clients, round(at_once)))).run().wall_s
     name = f"arrivals at {ARRIVAL_SHARE} of capacity"
     note = f"{wall_s:.1f} s; last arrival after {at_s[-1]:.1f} s; on average {at_once:.1f} at once, ideal {drain_s:.1f} s for them"
     goal = 0.95 if num_clients == JUDGED_CLIENTS else None

@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from deploy import demo
 from deploy.bench.serving.drive import InProcess, Prompt, Stream
+from deploy.bench.serving.ideal import Ideal
 from deploy.bench.serving.serve import late_figures, main, stream_figures
 from deploy.model_loading.load import load_model
+from deploy.model_loading.serving import CompiledModel
+from deploy.test_doubles.model import NullModel
+from server.engine.step_model import GroupLimits, Logits, StepBatch, StepLimits
 from server.messages import MAX_GAP_MS, Load
 from server.settings import SettingsError
 
@@ -51,6 +58,62 @@ def test_prompts_arrive_when_they_are_due():
     assert last.began_s - first.began_s == pytest.approx(0.3) and 0 < second.began_s - first.began_s < 0.01
     assert last.times_s[0] > last.began_s > max(first.times_s[-1], second.times_s[-1])
     assert [stream.num_tokens for stream in (first, second, last)] == [4, 4, 4]
+
+
+class Reading:
+    """Work beside the engine, which notes how many tokens the engine has computed. Each call takes 20 ms."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def catch_up(self, num_tokens: int) -> None:
+        self.seen.append(num_tokens)
+        time.sleep(0.02)
+
+
+def test_work_beside_the_engine_takes_turns_and_does_not_count():
+    loaded = load_model(Load("demo", str(demo.MODEL), max_batch=4), lambda _stage, _fraction: None)
+    driver = InProcess(loaded, temperature=0.0)
+    prompts = [Prompt((5, 6, 7), 9)]
+    for _ in range(2):
+        reading, began_s = Reading(), time.perf_counter()
+        (stream,) = driver.run(prompts, beside=reading)
+        wall_s = time.perf_counter() - began_s
+        assert sorted(set(reading.seen)) == list(range(3, 12)), "three tokens of the prompt, then one per step"
+        assert stream.times_s[-1] - stream.began_s <= wall_s - 0.02 * len(reading.seen)
+    driver.close()
+
+
+class Recorded(NullModel):
+    """A model that notes the number of tokens of each step. A step takes a second of a simulated clock."""
+
+    busy_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__(StepLimits(64, max_context=300, max_tokens=512, max_seqs=8, groups=(GroupLimits(200),)))
+        self.sizes: list[int] = []
+        self.now_s = 0.0
+
+    def run(self, batch: StepBatch) -> Logits:
+        self.sizes.append(len(batch.tokens))
+        self.now_s += 1.0
+        return super().run(batch)
+
+
+def test_the_ideal_keeps_up_with_the_engine(monkeypatch: pytest.MonkeyPatch):
+    """Six prompts are computed in one step of four and one of two. Then 127 steps decode all of them."""
+    model = Recorded()
+    clock = SimpleNamespace(perf_counter=lambda: model.now_s, process_time=lambda: 0.0)
+    monkeypatch.setattr("deploy.bench.serving.ideal.time", clock)
+    ideal = Ideal(cast("CompiledModel", model), 6)
+    done: list[int] = []
+    for num_tokens in (511, 512, 767, 768 + 11, 768 + 12):
+        ideal.catch_up(num_tokens)
+        done.append(sum(model.sizes))
+    assert done == [0, 512, 512, 768 + 6, 768 + 12]
+    took = ideal.run()
+    assert model.sizes == [512, 256, *[6] * 127]
+    assert (took.prompts_s, took.decoding_s, took.wall_s) == (2.0, 127.0, 129.0)
 
 
 class Answering(BaseHTTPRequestHandler):
