@@ -67,7 +67,7 @@ class StepCosts:
         measured. Sizes beyond the largest measured one are extrapolated."""
         if not self._steps:
             return None
-        sizes = [*self._steps, *_doublings(max(self._steps), most)]
+        sizes = [*self._steps, *_larger_sizes(max(self._steps), most)]
         each_s = {size: self._as_measured(size) / size for size in sizes}
         return next(size for size, s in each_s.items() if s <= EFFICIENT * min(each_s.values()))
 
@@ -126,12 +126,13 @@ def _size_class(num_tokens: int) -> int:
     return int(2 * log2(num_tokens))
 
 
-def _doublings(size: int, most: int) -> Iterator[int]:
-    """Yield 2, 4, 8, ... times `size` while that is less than `most`, then `most` if it is larger than `size`."""
-    while (size := 2 * size) < most:
-        yield size
-    if size < 2 * most:
-        yield most
+def _larger_sizes(size: int, most: int) -> Iterator[int]:
+    """Yield 1.5, 2, 3, 4, 6, 8, ... times `size` while that is less than `most`, then `most` if it is larger than `size`."""
+    while size < most:
+        yield from (larger for larger in (size + size // 2, 2 * size) if size < larger < most)
+        size *= 2
+        if size >= most:
+            yield most
 
 
 def _first_of(size: int) -> int:
