@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn
 
 import numpy as np
@@ -276,9 +277,15 @@ def scalar_word(value: Any, dtype: np.dtype[Any] | None) -> int | None:
     if not isinstance(value, int) or (dtype is not None and isinstance(value, bool) != (dtype.kind == "b")):
         return None
     if dtype is not None and dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return int(value) if limits.min <= value <= limits.max else None
+        return int(value) if value in _values_of(dtype) else None
     return int(value) if value in INT64 else None
+
+
+@cache
+def _values_of(dtype: np.dtype[Any]) -> range:
+    """Return the values of an integer type."""
+    limits = np.iinfo(dtype)
+    return range(limits.min, limits.max + 1)
 
 
 def word_scalar(word: int, dtype: np.dtype[Any]) -> int | float | bool:
