@@ -1,6 +1,7 @@
 """Build the arrays of a step from a settled plan.
 
-All arrays are views of buffers allocated once; they are valid until the next `build`. Each running sequence owns a row in the page table of
+`prepare` builds the arrays of a plan that is still open, while the device computes the step before it; only the tokens that this step draws
+are missing. `build` adds them, or builds the arrays anew if the plan has changed. Each running sequence owns a row in the page table of
 every cache group. The row is rewritten only when the sequence's pages have changed.
 """
 
@@ -9,23 +10,41 @@ from __future__ import annotations
 import numpy as np
 
 from server.engine.request import Sequence
-from server.engine.scheduling.scheduler import Plan
+from server.engine.scheduling.scheduler import Item, Plan
 from server.engine.step_model import NO_ROWS, Places, StepBatch, StepLimits
 
 
 class BatchBuilder:
     def __init__(self, limits: StepLimits) -> None:
         self._page_sizes = [group.page_size for group in limits.groups]
-        max_pages = [-(-limits.max_context // size) for size in self._page_sizes]
-        self._tables = [np.zeros((limits.max_seqs, most), np.int32) for most in max_pages]
+        self._tables = [np.zeros((limits.max_seqs, -(-limits.max_context // size)), np.int32) for size in self._page_sizes]
         # per row: the sequence that its table shows, and the version of that sequence's pages
         self._table_state: list[tuple[Sequence | None, int]] = [(None, 0)] * limits.max_seqs
-        self._tokens = np.zeros(limits.max_tokens, np.int32)
-        self._gathered = [np.zeros(limits.max_seqs * most, np.int32) for most in max_pages]
         self._ramp = np.arange(max(limits.max_tokens, limits.max_seqs) + 1, dtype=np.int32)
+        self._prepared: tuple[Plan, int] | None = None  # the plan, and its number of changes
+        self._batch: StepBatch | None = None
+        self._missing: list[tuple[int, Item]] = []  # items with tokens that were not drawn yet, and where they begin in the batch
+
+    def prepare(self, plan: Plan) -> None:
+        self._missing = []
+        self._batch = self._built(plan)
+        self._prepared = plan, plan.num_changes
 
     def build(self, plan: Plan) -> StepBatch:
+        if self._prepared != (plan, plan.num_changes):
+            self.prepare(plan)
+        batch, self._batch, self._prepared = self._batch, None, None
+        assert batch is not None
+        for at, item in self._missing:
+            if item.count == 1:
+                batch.tokens[at] = item.seq.token_ids[item.start]
+            else:
+                batch.tokens[at : at + item.count] = item.seq.token_ids[item.start : item.stop]
+        return batch
+
+    def _built(self, plan: Plan) -> StepBatch:
         num_seqs = len(plan.items)
+        tokens = np.zeros(plan.num_tokens, np.int32)
         begins: list[int] = []
         rows: list[int] = []
         ends: list[int] = [0]  # end of each sequence's tokens in the batch
@@ -35,10 +54,10 @@ class BatchBuilder:
         at = 0
         for item in plan.items.values():
             seq, count = item.seq, item.count
-            if count == 1:
-                self._tokens[at] = seq.token_ids[item.start]
+            if count == 1 or item.stop > seq.num_known:
+                self._missing.append((at, item))
             else:
-                self._tokens[at : at + count] = seq.token_ids[item.start : item.stop]
+                tokens[at : at + count] = seq.token_ids[item.start : item.stop]
             at += count
             begins.append(item.start)
             rows.append(seq.slot)
@@ -56,14 +75,14 @@ class BatchBuilder:
         else:
             owners = np.repeat(self._ramp[:num_seqs], counts)
             positions = (starts - query_starts[:-1])[owners] + self._ramp[:at]
+        assert at == plan.num_tokens, plan
         places: list[Places] = []
-        for held, gathered, size, most in zip(self._tables, self._gathered, self._page_sizes, num_pages, strict=True):
-            tables = gathered[: num_seqs * most].reshape(num_seqs, most)
-            np.take(held[:, :most], rows, axis=0, out=tables)
+        for held, size, most in zip(self._tables, self._page_sizes, num_pages, strict=True):
+            tables = np.take(held[:, :most], rows, axis=0)
             pages, offsets = np.divmod(positions, size)
             places.append(Places(tables[owners, pages] * size + offsets, tables))
         return StepBatch(
-            tokens=self._tokens[:at],
+            tokens=tokens,
             positions=positions,
             query_starts=query_starts,
             context_lens=starts + counts,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from runtime.sampling import SampleBatch
 from server.constraints.compiler import ConstraintCompiler
 from server.constraints.matcher import LATE, ConstraintError, Mask
 from server.engine.batch import BatchBuilder
@@ -19,9 +21,20 @@ from server.engine.request import Sequence, Stage
 from server.engine.requests import Requests
 from server.engine.sampler import Sampler
 from server.engine.scheduling.pace import Pace
-from server.engine.scheduling.scheduler import Plan, Scheduler
+from server.engine.scheduling.scheduler import Item, Plan, Scheduler
 from server.engine.step_model import Logits, StepBatch, StepModel
 from server.messages import Abort, Embed, Stats, Submit
+
+
+@dataclass(slots=True)
+class Outputs:
+    """What the engine takes from the rows of a step. Rows are numbered in the order of the plan's items, without texts to embed."""
+
+    vectors: list[Item] = field(default_factory=list[Item])  # texts to embed
+    prompts: list[tuple[Sequence, int, int]] = field(default_factory=list[tuple[Sequence, int, int]])  # first row, number of rows
+    drawing: list[Sequence] = field(default_factory=list[Sequence])
+    places: list[int] = field(default_factory=list[int])  # the row of each of `drawing`
+    batch: SampleBatch | None = None
 
 
 class Engine:
@@ -74,7 +87,7 @@ class Engine:
         if plan.items:
             launched = self._clock()
             logits, kernel_s = self._run(plan, self._batches.build(plan))
-            self._sample(plan, logits, self._masks(plan))
+            self._sample(plan, logits, self._outputs(plan, self._masks(plan)))
             self._record(plan, self._clock() - launched, kernel_s)
         self._publish()
         return bool(plan.items)
@@ -107,27 +120,38 @@ class Engine:
         logits = self._model.run(batch)
         return logits, self._clock() - started
 
-    def _sample(self, plan: Plan, logits: Logits, masks: dict[Sequence, Mask]) -> None:
-        self.scheduler.collect(plan)
-        self._deliver(plan)
-        drawing: list[Sequence] = []
-        rows: list[int] = []
+    def _outputs(self, plan: Plan, masks: dict[Sequence, Mask]) -> Outputs:
+        """Return what the engine takes from each row of a step. This depends only on tokens before the step, so the device may run
+        meanwhile."""
+        outputs = Outputs()
         at = 0
-        for item in plan.items.values():
-            seq = item.seq
+        for seq, item in plan.items.items():
             if seq.request.embed is not None:
+                outputs.vectors.append(item)
                 continue
             if seq.stage is not Stage.FINISHED:
-                if seq.wants_prompt_logprobs:
-                    self._add_prompt_logprobs(seq, logits, at, item.num_rows - item.draws)
+                if seq.prompt_logprobs is not None and seq.wants_prompt_logprobs:
+                    outputs.prompts.append((seq, at, item.num_rows - item.draws))
                 if item.draws and seq.stage is not Stage.PARKED:
-                    drawing.append(seq)
-                    rows.append(at + item.num_rows - 1)
+                    outputs.drawing.append(seq)
+                    outputs.places.append(at + item.num_rows - 1)
             at += item.num_rows
-        for seq, place in zip(drawing, rows, strict=True):
-            if seq.choosing is not None and (candidates := seq.choosing.candidates()):
+        outputs.batch = self._sampler.prepare(
+            [seq.row for seq in outputs.drawing], [masks.get(seq) for seq in outputs.drawing], outputs.places
+        )
+        return outputs
+
+    def _sample(self, plan: Plan, logits: Logits, outputs: Outputs) -> None:
+        self.scheduler.collect(plan)
+        if outputs.vectors:
+            self._deliver(outputs.vectors)
+        for seq, first, num_rows in outputs.prompts:
+            self._add_prompt_logprobs(seq, logits, first, num_rows)
+        drawing = outputs.drawing
+        for seq, place in zip(drawing, outputs.places, strict=True):
+            if seq.matcher is not None and seq.choosing is not None and (candidates := seq.choosing.candidates()):
                 seq.choosing.weigh(self._sampler.weigh(logits, place, candidates))
-        results = self._sampler.sample(logits, [seq.row for seq in drawing], [masks.get(seq) for seq in drawing], rows)
+        results = self._sampler.draw(logits, [seq.row for seq in drawing], outputs.batch)
         for seq, drawn in zip(drawing, results, strict=True):
             if seq.matcher is not None and drawn.error is None:
                 seq.matcher.prefetch(drawn.token_id)
@@ -135,10 +159,10 @@ class Engine:
             if seq.stage is not Stage.FINISHED:  # another choice may have failed the request just now
                 self._requests.take(seq, drawn)
 
-    def _deliver(self, plan: Plan) -> None:
+    def _deliver(self, items: list[Item]) -> None:
         """Pass on the vectors of texts to embed: one vector per token when it is computed, or only the vector of the last token. A request
         ends when its last token is computed."""
-        items = [item for item in plan.items.values() if item.seq.request.embed is not None and item.num_rows]
+        items = [item for item in items if item.num_rows]
         ends = np.cumsum([item.num_rows for item in items])
         for item, rows in zip(items, np.split(self._model.hidden(), ends[:-1]) if items else (), strict=True):
             if item.seq.stage is not Stage.FINISHED:

@@ -6,15 +6,14 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from server.constraints.matcher import Mask
-from server.engine.loop import Engine
-from server.engine.request import Sequence
+from server.engine.loop import Engine, Outputs
 from server.engine.scheduling.scheduler import Plan
 
 
 class OverlappedEngine(Engine):
-    """An engine whose helper thread publishes the last tokens and plans the next step while this thread runs the model. So the thread that
-    calls the model never has to be woken, and the helper is usually done long before the model returns."""
+    """An engine whose helper thread works while this thread runs the model: it publishes the last tokens, prepares the draws of this step,
+    plans the next step and builds its arrays. So the thread that calls the model never has to be woken, and the helper is usually done long
+    before the model returns."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,13 +43,15 @@ class OverlappedEngine(Engine):
                 return plan
         return self.scheduler.settle(self.scheduler.schedule())
 
-    def _prepare(self, plan: Plan) -> dict[Sequence, Mask]:
+    def _prepare(self, plan: Plan) -> Outputs:
         self._publish()
         self._requests.admit()
-        masks = self._masks(plan)
-        self.scheduler.schedule()
+        outputs = self._outputs(plan, self._masks(plan))
+        following = self.scheduler.schedule()
+        if following.items:
+            self._batches.prepare(following)
         self._is_planned = True
-        return masks
+        return outputs
 
     def close(self) -> None:
         self._helper.shutdown()

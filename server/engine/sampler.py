@@ -121,9 +121,16 @@ class Sampler:
     ) -> list[Drawn]:
         """Draw one token per row. Row i uses the logits at `places[i]` (default: i). `masks[i]` is the mask of the tokens that its
         constraint allows."""
-        if not rows:
+        return self.draw(logits, rows, self.prepare(rows, masks or [None] * len(rows), range(len(rows)) if places is None else places))
+
+    def prepare(self, rows: Sequence[RowState], masks: Sequence[Mask | None], places: Sequence[int]) -> SampleBatch | None:
+        """Return the arguments of `draw`, which need no logits. Return None if there are no rows. Masks are valid until the next call."""
+        return self._batch(rows, masks, places) if rows else None
+
+    def draw(self, logits: Logits, rows: Sequence[RowState], batch: SampleBatch | None) -> list[Drawn]:
+        if batch is None:
             return []
-        sampled = self._model.sample(logits, self._batch(rows, masks or [None] * len(rows), range(len(rows)) if places is None else places))
+        sampled = self._model.sample(logits, batch)
         tokens = sampled.tokens.tolist()
         return [self._drawn(row, token_id, sampled.logprobs, i) for i, (row, token_id) in enumerate(zip(rows, tokens, strict=True))]
 

@@ -49,6 +49,7 @@ class Plan:
     num_rows: int = 0
     num_prefill: int = 0  # prompt tokens, which num_tokens includes
     num_context: int = 0
+    num_changes: int = 0  # how often items were added, removed or changed
 
     @property
     def num_decode(self) -> int:
@@ -165,6 +166,7 @@ class Scheduler:
                 item.num_rows -= 1
                 item.seq.num_awaited -= 1
                 plan.num_rows -= 1
+                plan.num_changes += 1
         self._open = Plan()
         self._launched = list(plan.items)
         return plan
@@ -233,6 +235,7 @@ class Scheduler:
         assert draws <= wanted <= count, (seq, wanted)
         # A single token reads its context as a decoding sequence does, so the context costs nothing extra.
         num_context = self.pace.context_tokens(start) if is_prefill and count > 1 else 0
+        plan.num_changes += 1
         plan.items[seq] = Item(seq, start, count, wanted, draws, is_prefill, num_context)
         plan.copies += copies
         plan.num_tokens += count
@@ -340,6 +343,7 @@ class Scheduler:
         if item is None:
             return
         plan = self._open
+        plan.num_changes += 1
         plan.num_tokens -= item.count
         plan.num_prefill -= item.count * item.is_prefill
         plan.num_context -= item.num_context
