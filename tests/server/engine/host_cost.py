@@ -57,7 +57,7 @@ def decoding(engine_class: type[Engine], num_streams: int, vocab_size: int, temp
 def main(num_streams: int = 64, vocab_size: int = 151_936, temperature: float = 0.0, device_ms: float = 20.0) -> None:
     engine = decoding(Engine, num_streams, vocab_size, temperature, 0.0)
     spent: dict[str, float] = {}
-    parts = {"schedule": engine.scheduler, "build": engine._batches, "sample": engine._sampler, "_publish": engine}
+    parts = {"schedule": engine.scheduler, "build": engine._batches, "draw": engine._sampler, "_publish": engine}
     for name, owner in parts.items():
         timed(owner, name, spent)
     began = time.perf_counter()
