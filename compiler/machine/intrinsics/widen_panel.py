@@ -61,7 +61,7 @@ class WidenPanel(Intrinsic):
         (wide, panel, multipliers, *_), (k,), columns = arrays, dims, self.columns
         stored = panel[: k * columns // 2].reshape(-1, 1, columns, FOUR)
         q = np.concatenate([stored & 15, stored >> 4], 1).reshape(k // FOUR, columns, FOUR).astype(np.int32) - PANEL4.offset
-        m = multipliers[: k // self.group * columns].astype(np.int32).reshape(-1, columns).repeat(self.group // FOUR, 0)
+        m = multipliers[: -(-k // self.group) * columns].astype(np.int32).reshape(-1, columns).repeat(self.group // FOUR, 0)[: len(q)]
         wide[: k * columns] = ((q * m[..., None] + (1 << EIGHTHS - 1)) >> EIGHTHS).reshape(-1)
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
@@ -76,13 +76,13 @@ class WidenPanel(Intrinsic):
         """The number of registers that hold the columns of a panel."""
         return self.columns // COLUMNS
 
-    def widen_side(self, code: Code, pointers: Sequence[str], stretch: str, side: int | str) -> None:
-        """Widen STRETCH weights of each of 16 columns."""
+    def widen_side(self, code: Code, pointers: Sequence[str], stretch: str, side: int | str, *, to: str | None = None) -> None:
+        """Widen STRETCH weights of each of 16 columns. `to` is the stretch of `wide` that receives them, `stretch` if it is None."""
         wide, panel, multipliers, later, later_multipliers = pointers
         size, first = STRETCH // 2 * self.columns, code.op(f"mul nsw i64 {side}, {LINE_BYTES}")
         found, made, wanted = (
-            code.op(f"getelementptr i8, ptr {code.op(f'getelementptr [{n} x i8], ptr {place}, i64 {stretch}')}, i64 {first}")
-            for place, n in ((panel, size), (wide, 2 * size), (later, size))
+            code.op(f"getelementptr i8, ptr {code.op(f'getelementptr [{n} x i8], ptr {place}, i64 {number}')}, i64 {first}")
+            for place, n, number in ((panel, size, stretch), (wide, 2 * size, stretch if to is None else to), (later, size, stretch))
         )
         row = code.op(f"mul nsw i64 {code.op(f'sdiv i64 {stretch}, {self.group // STRETCH}')}, {self.columns}")
         if side != 1:

@@ -22,6 +22,7 @@ from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.statements import For, LoopKind, Seq, Tile
 from compiler.ir.tiles import TileOp
 from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8, AmxStayAwake
+from compiler.machine.intrinsics.amx_channels import AHEAD, RING, STEP, AmxChannels
 from compiler.machine.intrinsics.amx_widening import AmxConfigureRows, AmxWidening
 from compiler.machine.intrinsics.product import MatrixUnitOp
 from compiler.machine.target import Target
@@ -92,6 +93,11 @@ def aligned(count: int) -> Array:
     return made[-made.ctypes.data % 64 :][:count]
 
 
+def buffers_of(**arrays: Array) -> list[Buffer]:
+    names = {x.dtype: DType(str(x.dtype).replace("uint", "u").replace("int", "i")) for x in arrays.values()}
+    return [Buffer(name, tuple(map(Dim.of, x.shape)), names[x.dtype]) for name, x in arrays.items()]
+
+
 @pytest.mark.parametrize(("blocks", "columns", "rows", "second"), [(1, 32, 5, 0), (2, 32, 16, 3), (2, 16, 16, 16), (1, 16, 16, 0)])
 @pytest.mark.parametrize(("share", "items"), [(0, 0), (1 << 15, 3), (3 << 14, 2), (5 << 16, 16)])
 def test_a_product_widens_what_comes_next(
@@ -104,10 +110,7 @@ def test_a_product_widens_what_comes_next(
     multipliers = rng.integers(-127, 128, (length // group, columns)).astype(np.int8)
     c, wide = rng.integers(-9, 9, (blocks * 16, columns)).astype(np.int32), aligned(length * columns)
     arrays = [c, wide, a, b, panel, multipliers]
-    buffers = [
-        Buffer(name, tuple(map(Dim.of, x.shape)), DType(str(x.dtype).replace("uint", "u").replace("int", "i")))
-        for name, x in zip(("c", "wide", "a", "b", "panel", "multipliers"), arrays, strict=True)
-    ]
+    buffers = buffers_of(c=c, wide=wide, a=a, b=b, panel=panel, multipliers=multipliers)
     begin = [Load(x, tuple(Dim.of(0) for _ in x.shape)) for x in buffers]
     product = Tile(
         op,
@@ -123,6 +126,56 @@ def test_a_product_widens_what_comes_next(
     for block in range(blocks):
         np.testing.assert_array_equal(found[0][block * 16 :][:rows], c[block * 16 :][:rows])
     np.testing.assert_array_equal(found[1], wide)
+
+
+@pytest.mark.parametrize(
+    ("registers", "columns", "rows", "starts"),
+    [(1, 32, 5, (0, 0)), (1, 16, 16, (0, 0)), (2, 32, 16, (3, 3)), (2, 16, 16, (16, 16)), (3, 32, 16, (16, 25)), (3, 16, 16, (16, 32))],
+)
+@pytest.mark.parametrize(
+    ("k", "group", "slot", "following"), [(192, 64, 0, AHEAD), (256, 32, 3, 0), (128, 64, 2, AHEAD), (768, 256, 1, AHEAD), (128, 32, 1, 0)]
+)
+def test_few_rows_are_multiplied_by_whole_channels(
+    run_native: Callable[..., None],
+    amx: Target,
+    registers: int,
+    columns: int,
+    rows: int,
+    starts: tuple[int, int],
+    k: int,
+    group: int,
+    slot: int,
+    following: int,
+) -> None:
+    """Sums are those of the widened panel, and the ring then holds the first steps of the next panel."""
+    rng, stride = np.random.default_rng(k + rows), k + 19
+    op, dims = AmxChannels(registers, columns, group), (k, stride, rows, *starts, slot, following)
+    a = rng.integers(-128, 128, (48, stride)).astype(np.int8)
+    panels = rng.integers(0, 256, (2, k // 8, columns * 4)).astype(np.uint8)
+    multipliers = rng.integers(-127, 128, (2, k // group, columns)).astype(np.int8)
+    c, ring = np.full((registers * 16, columns), 77, np.int32), aligned(RING * STEP * columns)
+    first = np.zeros(-(-AHEAD * STEP // group) * group * columns, np.int8)
+    op.widening.meaning((first, panels[0].reshape(-1), multipliers[0].reshape(-1)), (AHEAD * STEP,))
+    for step in range(AHEAD):
+        ring.reshape(RING, -1)[(slot + step) % RING] = first.reshape(-1, STEP * columns)[step]
+    made, later = aligned(ring.size), [panels[1].reshape(-1), multipliers[1].reshape(-1)]
+    made[:] = ring
+    buffers = buffers_of(c=c, ring=made, a=a, panels=panels, multipliers=multipliers)
+    begin = [Load(x, tuple(Dim.of(0) for _ in x.shape)) for x in buffers]
+    other = [Load(x, (Dim.of(1), Dim.of(0), Dim.of(0))) for x in buffers[3:]]
+    product = Tile(op, (begin[0], begin[2], begin[1], *begin[3:], *other), tuple(map(Dim.of, dims)))
+    once = DimVar("once", upper=0)
+    body = For(once, Dim.of(1), Seq((Tile(AmxConfigureRows(), (), (Dim.of(rows),)), product)), LoopKind.PARALLEL)
+    found = c.copy()
+    run_native(PrimFunc((*buffers[2:], *buffers[:2]), 2, body), [a, panels, multipliers, found, made], {}, target=amx)
+    op.meaning([x.reshape(-1) for x in (c, a, ring, panels[0], multipliers[0], *later)], dims)
+    whole = np.zeros((k // 4, columns, 4), np.int8)
+    op.widening.meaning((whole.reshape(-1), panels[0].reshape(-1), multipliers[0].reshape(-1)), (k,))
+    for register, start in enumerate((0, *starts)[:registers]):
+        meant = np.einsum("rgi,gci->rc", a[start : start + rows, :k].reshape(rows, -1, 4).astype(np.int32), whole.astype(np.int32))
+        np.testing.assert_array_equal(c[register * 16 :][:rows], meant)
+        np.testing.assert_array_equal(found[register * 16 :][:rows], meant)
+    np.testing.assert_array_equal(made, ring)
 
 
 def test_a_fresh_sum_forgets_what_was_there(run_native: Callable[..., None], amx: Target) -> None:
