@@ -2,8 +2,9 @@
 
 A thread widens a part of a panel into memory that stays in the first-level cache, and multiplies all rows of its block by it. While the
 unit multiplies a part, vector instructions widen the part that is multiplied next (compiler/machine/intrinsics/amx_widening.py). The sum of
-a channel is exact, and is in memory between parts. Few rows are multiplied on vectors instead, because widening would take longer than
-reading the weights (compiler/machine/intrinsics/dot_widened.py). Their sums are exact, too, so a row has the same bits either way.
+a channel is exact, and is in memory between parts. If the sums of all rows of a claim fit in the unit's registers, they stay there over the
+whole of k (compiler/machine/intrinsics/amx_channels.py). A single row is multiplied on vectors instead, because widening would take longer
+than reading the weights (compiler/machine/intrinsics/dot_widened.py). All these sums are exact, so a row has the same bits either way.
 
 A tile computes the second plane only if one of its rows needs two planes. Rows that need one plane ignore the sum of the second, so a row
 does not depend on the other rows of its tile.
@@ -25,9 +26,10 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.visit import rewrite_dims
-from compiler.ir.loops.write import Array, Kernel, cast, const, fma, fold, less, maximum, total
+from compiler.ir.loops.write import Array, Kernel, cast, const, equal, fma, fold, index, less, maximum, total
 from compiler.machine.formats import EIGHTHS, PANEL4
 from compiler.machine.intrinsics.amx import TILE_ROWS, AmxStayAwake
+from compiler.machine.intrinsics.amx_channels import AHEAD, MOST_REGISTERS, RING, STEP, AmxChannels
 from compiler.machine.intrinsics.amx_widening import SHARE_BITS, AmxConfigureRows, AmxWidening
 from compiler.machine.intrinsics.dot_widened import LONGEST, DotWidened
 from compiler.machine.intrinsics.group_sums import GroupSums
@@ -37,6 +39,7 @@ from compiler.machine.products import ProductTile
 F32, I32 = DType.F32, DType.I32
 BLOCK_ROWS = 512  # rows that share a widened panel; widening costs as much as the product with about sixty rows
 MOST_PART = 384  # elements of a part of k: two widened parts, the rows and the sums of a tile then fit in the first-level cache
+AWAKE_ROWS = 8  # rows that a thread stores between two instructions that keep the unit awake
 PLANES = 2  # maximum number of planes of a row
 
 
@@ -54,15 +57,30 @@ class Widened:
             registers = Registers.of(k, claim)
             for s in sums:
                 s.count_planes(k, registers)
-            most = 0 if self.tile.few is None else self.tile.few.rows
-            with k.when(less(claim.end - claim.first, most + 1)):
-                for tiles in (tiles for tiles in Heights(claim, self.tile).all if tiles.rows <= most):
-                    with k.when(tiles.exist):
-                        self.write_few(k, sums, tiles)
-            with k.orelse():
-                self.write_many(k, blocks, registers, sums)
-            with claim.lines(k, claim.end - claim.first) as (m, beside, line):
-                self.store_line(k, sums, beside, registers.place(m), line)
+            if self.has_channels:
+                with k.when(self.fits_registers(registers, sums)):
+                    self.write_channels(k, blocks, registers, sums)
+                with k.orelse():
+                    self.write_parts(k, blocks, registers, sums)
+            else:
+                self.write_parts(k, blocks, registers, sums)
+
+    def write_parts(self, k: Kernel, blocks: Blocks, registers: Registers, sums: Sequence[WidenedSum]) -> None:
+        """Compute a claim of any number of rows. The sums are in memory between parts of k."""
+        claim = registers.claim
+        with k.when(less(claim.end - claim.first, self.few + 1)):
+            for tiles in (tiles for tiles in Heights(claim, self.tile).all if tiles.rows <= self.few):
+                with k.when(tiles.exist):
+                    self.write_few(k, sums, tiles)
+        with k.orelse():
+            self.write_many(k, blocks, registers, sums)
+        with claim.lines(k, claim.end - claim.first) as (m, beside, line):
+            self.store_line(k, sums, beside, registers.place(m), line)
+
+    @property
+    def few(self) -> int:
+        """The largest number of rows that are multiplied without widening."""
+        return 0 if self.tile.few is None else self.tile.few.rows
 
     @property
     def part(self) -> int:
@@ -131,6 +149,58 @@ class Widened:
                         rows, dims = s.row(claim.tile(panel, first, 1), plane, own.begin), (own.depth, s.stride, registers.height, second)
                         shares = (at // 2 * steps * share, share, items * (1 - plane))
                         k.tile(op, exact, rows, wide[turn % 2, ZERO], *parts, dims=(*dims, *shares))
+
+    # --- rows whose sums fit in registers ------------------------------------------------------------------------------
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether the sums of few rows stay in registers over the whole of k."""
+        groups = {shared_multiplier(s) for s in self.product.sums}
+        return len(groups) == 1 and self.product.sums[0].group >= AHEAD * STEP
+
+    def fits_registers(self, registers: Registers, sums: Sequence[WidenedSum]) -> Scalar:
+        """Return whether all sums of a claim fit in registers, and no row needs two planes."""
+        rows = registers.claim.end - registers.claim.first
+        fits = less(self.few, rows) & less(rows, MOST_REGISTERS * TILE_ROWS + 1)
+        for s in sums:
+            fits = fits & ~fold(ReduceFn.ANY, (dim_min(registers.count, MOST_REGISTERS),), lambda at, s=s: const(1, I32) < s.num_planes[at])
+        return fits
+
+    def write_channels(self, k: Kernel, blocks: Blocks, registers: Registers, sums: Sequence[WidenedSum]) -> None:
+        """Compute a claim of few rows panel by panel, with the sums in registers over the whole of k."""
+        claim, columns, first = registers.claim, self.tile.shape.columns, sums[0]
+        ring = k.local("ring", RING, STEP * columns, dtype=DType.I8)
+        k.tile(AmxConfigureRows(), dims=(registers.height,))
+        places = first.places(claim.point, claim.panel, ZERO)
+        k.tile(self.widening(first), ring[0, ZERO], *places, *places, dims=(Dim.of(AHEAD * STEP),))
+        last_panel = ceil_div(blocks.num_columns, columns) - 1
+        with k.scope(), claim.panels(k) as panel:
+            beside = panel - claim.panel
+            goes_on = k.let("goes_on", dim_min(claim.num_panels - 1 - beside, 1), 1)
+            after = k.let("after", dim_min(panel + 1, last_panel), last_panel)
+            for i, s in enumerate(sums):
+                is_last = i == len(sums) - 1
+                then = first.places(claim.point, after, ZERO) if is_last else sums[i + 1].places(claim.point, panel, ZERO)
+                following = AHEAD * goes_on if is_last else Dim.of(AHEAD)
+                slot = (beside * len(sums) + i) * (blocks.extent // STEP) % RING
+                operands = s.row(claim.tile(panel, claim.first, 1), ZERO, ZERO), ring[0, ZERO], *s.places(claim.point, panel, ZERO), *then
+                starts = [registers.start(Dim.of(at)) - claim.first for at in range(1, MOST_REGISTERS)]
+                for count in range(1, MOST_REGISTERS + 1):
+                    with k.when(equal(index(registers.count), count)):
+                        op = AmxChannels(count, columns, shared_multiplier(s.grouped))
+                        dims = blocks.extent, s.stride, registers.height, *starts, slot, following
+                        k.tile(op, s.exact[0, ZERO, ZERO, ZERO, ZERO], *operands, dims=dims)
+            self.store_panel(k, sums, registers, panel)
+
+    def store_panel(self, k: Kernel, sums: Sequence[WidenedSum], registers: Registers, panel: Dim) -> None:
+        """Store all rows of a panel, and keep the unit awake meanwhile."""
+        claim = registers.claim
+        rows = claim.end - claim.first
+        with k.serial("some", ceil_div(rows, AWAKE_ROWS)) as some:
+            k.tile(AmxStayAwake())
+            with k.serial("i", dim_min(rows - some * AWAKE_ROWS, AWAKE_ROWS)) as i:
+                m = some * AWAKE_ROWS + i
+                self.store_line(k, sums, ZERO, registers.place(m), claim.tile(panel, claim.first + m, 1))
 
     # --- few rows ------------------------------------------------------------------------------------------------------
 

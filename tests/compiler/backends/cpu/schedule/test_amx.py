@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from compiler.backends.cpu.pipeline import pipeline
+from compiler.backends.cpu.schedule.product.widened import AWAKE_ROWS
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.text.parser import parse
@@ -154,6 +155,25 @@ def test_rows_fill_registers_of_one_height(amx: Target, matrix_unit: Any, compil
     before = matrix_unit.counts
     in_threads(executable, 1, [x[:5].copy(), w])
     assert (matrix_unit.counts - before)[0] == claims
+
+
+@pytest.mark.parametrize(("rows", "registers"), [(16, 1), (31, 2), (48, 3)])
+def test_sums_of_few_rows_stay_in_registers(
+    amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable], rows: int, registers: int
+) -> None:
+    """If the sums of all rows fit in the registers of the unit, they are stored once, and never loaded."""
+    if matrix_unit.library is None:
+        pytest.skip("a real unit counts no operations")
+    x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((rows, 1024), (64, 1024)))
+    executable, before = compiled(WIDENED, amx), matrix_unit.counts
+    in_threads(executable, 1, [x, w])
+    configured, loads, stores, products = (int(n) for n in matrix_unit.counts - before)
+    claims, steps, awake = 2, 16, -(-rows // AWAKE_ROWS)
+    assert configured == claims
+    assert stores == claims * registers * 2
+    assert products == claims * (steps * registers * 2 + awake)
+    # With three registers of rows, one register holds columns: four of its loads serve six products.
+    assert loads == claims * steps * {1: 3, 2: 4, 3: 7}[registers]
 
 
 def widened(rows: int, length: int, group: int) -> tuple[str, list[Any]]:
