@@ -29,6 +29,5 @@ In order of reading:
     integer.py           and how they compute a block with products of integers
     matrix_walk.py       the same walks on a matrix unit,
     matrix.py            and how they compute a block
-    exp2.py              powers of two for the weights of a matrix unit
     ragged.py            texts of an encoder: each token has a lane, because every token attends to its whole text
 """

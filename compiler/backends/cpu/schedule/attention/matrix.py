@@ -4,7 +4,8 @@ The unit multiplies bf16, the type of the pages, so queries and weights are roun
 they are loaded from their page, once for all rows that share them. Values that no row sees are loaded as zeros, because 0 * NaN is not 0.
 
 The unit multiplies so fast that most of the time goes into the softmax. Therefore a block has many keys, the softmax has no branches, and
-its exponentials have base 2 and few instructions (exp2.py): queries are multiplied by log2(e).
+its exponentials have base 2 and few instructions (SoftmaxRows): queries are multiplied by log2(e). Where many rows share a block, the
+softmax of some rows takes place while the unit multiplies others (AmxAttend).
 
 A row has the same bits whatever other rows are in the tile: the products of a block are stored separately, and each row adds its own
 products to its sums. A key that the row does not see has weight 0, so it adds a zero. That can only change the sign of a zero, and the sign
@@ -19,17 +20,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import log
 
-from compiler.backends.cpu.schedule.attention.exp2 import exp2, exp2_of_weights
 from compiler.backends.cpu.schedule.attention.rows import F32, HeadPage, Rows, Span, VisibleRange, masked, prefetch
 from compiler.backends.cpu.schedule.attention.turned import TurnedValues
-from compiler.backends.cpu.schedule.folds import fold_halves, larger, spread_largest
-from compiler.ir.dims import Dim, ceil_div
+from compiler.backends.cpu.schedule.folds import fold_halves
+from compiler.ir.dims import Dim, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Load, Scalar
-from compiler.ir.loops.write import Array, Kernel, cast, equal, fma, index, not_equal
+from compiler.ir.loops.write import Array, Kernel, cast, fma, less
 from compiler.machine.intrinsics.amx import AmxBf16, AmxStayAwake
+from compiler.machine.intrinsics.amx_attend import AmxAttend
 from compiler.machine.intrinsics.interleave import InterleavePairs
 from compiler.machine.intrinsics.round_bf16 import RoundBf16
+from compiler.machine.intrinsics.softmax_rows import SoftmaxRows
 from compiler.machine.target import LINE_BYTES
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 from compiler.ops.attention.plain import capped
@@ -42,7 +44,6 @@ SPLIT = 8  # number of blocks of a split
 HEIGHT = 32  # maximum number of rows of a product
 LINES = PANEL * PAGE * 2 // LINE_BYTES  # cache lines of a page that a step of a product prefetches: PANEL elements of its keys or values
 CHUNK = 2 * 8  # number of rows that one tile interleaves
-AWAKE = 4  # number of rows after whose exponentials the unit is kept awake
 LEAST = -1e30  # the maximum of a row that has seen no key
 LOG2_E, LN_2 = 1 / log(2), log(2)
 BF16 = DType.BF16
@@ -50,8 +51,9 @@ BF16 = DType.BF16
 
 @dataclass(frozen=True, slots=True)
 class MatrixRows(Rows):
-    """The state of some rows. Queries are [rows, depth], values [rows, parts, PAGE]. Scores and weights are those of a block: scores are
-    [PANELS, rows, PANEL], and weights [rows, BLOCK]. They have room for `block_rows` rows. Scores and maximum are multiplied by log2(e)."""
+    """The state of some rows. Queries are [rows, depth], the maximum is [rows], and values are [rows, parts, PAGE]. Scores and maximum are
+    multiplied by log2(e). There are two buffers for scores and weights of a block, each with room for `block_rows` rows: scores are
+    [2, PANELS, block rows, PANEL], and weights [2, block rows, BLOCK]."""
 
     block_rows: int
 
@@ -59,20 +61,23 @@ class MatrixRows(Rows):
     def allocate_for(k: Kernel, count: int, block_rows: int, size: int, value_size: int) -> MatrixRows:
         return MatrixRows(
             k.local("queries", count, depth_of(size), dtype=BF16),
-            k.local("scores", PANELS, block_rows, PANEL),
-            k.local("weights", block_rows, BLOCK, dtype=BF16),
-            k.local("maximum", count, PAGE),
+            k.local("scores", 2, PANELS, block_rows, PANEL),
+            k.local("weights", 2, block_rows, BLOCK, dtype=BF16),
+            k.local("maximum", count),
             k.local("sums", count, PAGE),
             k.local("values", count, value_size // PAGE, PAGE),
             block_rows,
         )
 
-    @property
-    def least(self) -> float:
-        return LEAST
-
     def largest(self, row: Dim) -> Scalar:
-        return self.maximum[row, 0] * LN_2
+        return self.maximum[row] * LN_2
+
+    def clear(self, k: Kernel, row: Dim) -> None:
+        self.maximum[row] = LEAST
+        with k.vector(PAGE) as lane:
+            self.sums[row, lane] = 0.0
+        with k.serial("c", self.values.shape[1]) as c, k.vector(PAGE) as lane:
+            self.values[row, c, lane] = 0.0
 
 
 def load_query(k: Kernel, rows: MatrixRows, row: Dim, query: Load, scale: float, softcap: float) -> None:
@@ -96,6 +101,7 @@ def height_of(count: int) -> int:
 
 
 WHOLE = Span(Dim.of(0), Dim.of(PANELS))
+FIRST = Dim.of(0)  # the first buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,7 @@ class MatrixUnit:
     keys: Array  # [panels, depth / 2, 2 * PANEL]: panels of keys
     loaded: Array  # [value panels, keys / 2, 2 * PANEL]: values of the same number of panels of keys
     products: Array  # [value panels, rows, PANEL]: products of weights and values
-    rescale: Array  # [rows]: 2^(old maximum - new maximum), the factor of the earlier sums
+    rescale: Array  # [2, rows]: 2^(old maximum - new maximum), the factor of the earlier sums, for the rows of each buffer
     turned: TurnedValues | None  # the values, if pages have only keys
 
     @staticmethod
@@ -134,7 +140,7 @@ class MatrixUnit:
             keys = k.local("keys", panels, depth // 2, 2 * PANEL, dtype=BF16)
             loaded = k.local("taken", value_panels, panels * PANEL // 2, 2 * PANEL, dtype=BF16)
             products = k.local("products", value_panels, count, PANEL)
-            rescale = k.local("rescale", -(-count // PAGE) * PAGE)
+            rescale = k.local("rescale", 2, -(-count // PAGE) * PAGE)
             unit = MatrixUnit(rows, cache, layer, size, value_size, softcap, height, keys, loaded, products, rescale, turned)
             k.tile(unit.product(fresh=True).configuration)
             unit.pad(k)
@@ -170,60 +176,64 @@ class MatrixUnit:
         """Compute the scores of `height` rows for a panel of keys. `query` is the first row of queries, and `row` of scores. If `later` is
         the place of a head's page, prefetch that page."""
         depth = depth_of(self.size)
-        operands = self.rows.scores[panel, row, 0], self.rows.queries[query, 0], self.keys[place, 0, 0]
+        operands = self.rows.scores[0, panel, row, 0], self.rows.queries[query, 0], self.keys[place, 0, 0]
         ahead, share = ((), ()) if later is None else ((later,), (0, LINES))
         k.tile(self.product(fresh=True, later=later), *operands, *ahead, dims=(depth, depth, *share))
 
     # --- weights -------------------------------------------------------------------------------------------------------
 
-    def update_softmax(
-        self, k: Kernel, first: Dim, count: Dim | int, span: Span, visible: Callable[[Dim], VisibleRange] | None, start: Dim
-    ) -> None:
-        """Turn the scores of `count` rows into weights, and add the weights to `sums`. Set `rescale` to the factors of the earlier sums.
-        `first` is the first row; its scores are in row 0. If `visible` is None, all rows see the whole block."""
-        rows, scores, rescale = self.rows, self.rows.scores, self.rescale
+    def cap(self, k: Kernel, buffer: Dim, count: Dim | int) -> None:
+        """Cap the scores of `count` rows, if the model caps scores."""
+        if self.softcap:
+            with k.nest((count, PANELS, PANEL_PAGES)) as (m, panel, v), k.vector(PAGE) as lane:
+                at, scores = v * PAGE + lane, self.rows.scores
+                scores[buffer, panel, m, at] = capped(scores[buffer, panel, m, at], self.softcap) * LOG2_E
+
+    def hide(self, k: Kernel, buffer: Dim, count: Dim | int, visible: Callable[[Dim], VisibleRange], start: Dim) -> None:
+        """Set scores to -inf where a row does not see the key. `start` is the position of the block's first key."""
+        scores = self.rows.scores
         with k.serial("m", count) as m:
-            row, seen = first + m, None if visible is None else visible(m)
-            with k.scope():
-                highest = k.local("highest", PAGE)
-                with k.vector(PAGE) as lane:
-                    highest[lane] = rows.maximum[row, lane]
-                for panel in panels_of(k, span):
-                    for v in range(PANEL_PAGES):
-                        at = v * PAGE
-                        if self.softcap:
-                            with k.vector(PAGE) as lane:
-                                scores[panel, m, at + lane] = capped(scores[panel, m, at + lane], self.softcap) * LOG2_E
-                        if seen is not None:
-                            with k.vector(PAGE) as lane:
-                                key = start + panel * PANEL + at + lane
-                                scores[panel, m, at + lane] = masked(seen, key, scores[panel, m, at + lane])
-                        with k.vector(PAGE) as lane:
-                            highest[lane] = larger(highest[lane], scores[panel, m, at + lane])
-                spread_largest(k, highest)
-                rescale[m] = rows.maximum[row, 0] - highest[0]
-                with k.vector(PAGE) as lane:
-                    rows.maximum[row, lane] = highest[lane]
-        k.tile(AmxStayAwake())
-        with k.serial("v", ceil_div(Dim.of(count), PAGE)) as v, k.vector(PAGE) as lane:
-            rescale[v * PAGE + lane] = exp2(rescale[v * PAGE + lane])
-        with k.serial("m", count) as m:
-            row = first + m
-            with k.scope():
-                added, weight = k.local("added", PAGE), k.local("weight", PAGE)
-                with k.vector(PAGE) as lane:
-                    added[lane] = 0.0
-                for panel in panels_of(k, span):
-                    for v in range(PANEL_PAGES):
-                        with k.vector(PAGE) as lane:
-                            weight[lane] = exp2_of_weights(scores[panel, m, v * PAGE + lane] - rows.maximum[row, lane])
-                        with k.vector(PAGE) as lane:
-                            added[lane] += weight[lane]
-                        k.tile(RoundBf16(), rows.weights[m, panel * PANEL + v * PAGE], weight[0])
-                with k.vector(PAGE) as lane:
-                    rows.sums[row, lane] = fma(rows.sums[row, lane], rescale[m], added[lane])
-            with k.when(equal(index(m % AWAKE), 0)):
-                k.tile(AmxStayAwake())
+            seen = visible(m)
+            with k.nest((PANELS, PANEL_PAGES)) as (panel, v), k.vector(PAGE) as lane:
+                at = v * PAGE + lane
+                scores[buffer, panel, m, at] = masked(seen, start + panel * PANEL + at, scores[buffer, panel, m, at])
+
+    def update_softmax(self, k: Kernel, first: Dim, count: Dim | int) -> None:
+        """Turn the scores of `count` rows in the first buffer into weights, and add the weights to `sums`. Set `rescale` to the factors of
+        the earlier sums. `first` is the first row; its scores are in row 0."""
+        k.tile(SoftmaxRows(self.rows.block_rows, PANELS), *self.softmax(Dim.of(0), first), dims=(count,))
+
+    def softmax(self, buffer: Dim, first: Dim) -> tuple[Load, ...]:
+        """Return the operands of the softmax of the rows in a buffer."""
+        rows = self.rows
+        block = rows.weights[buffer, 0, 0], rows.scores[buffer, 0, 0, 0]
+        return *block, rows.maximum[first], rows.sums[first, 0], self.rescale[buffer, 0]
+
+    # --- a block with many rows ----------------------------------------------------------------------------------------
+
+    def attend(self, k: Kernel, count: Dim, panels: Dim, prepare: Callable[[Dim, Dim], None]) -> None:
+        """Add a block to `count` times `height` rows. Its first `panels` panels of keys, and all its values, are loaded. The softmax of
+        some rows takes place while the unit multiplies those after and before them, in the other buffer. `prepare` changes the scores of
+        some rows, given their number and buffer, before their softmax: it must hide the keys of other panels."""
+        rows, height, depth, zero = self.rows, self.height, depth_of(self.size), Dim.of(0)
+        last, stage = count - 1, AmxAttend(height, PANELS, depth, self.products.shape[0].const)
+        with k.serial("c", panels) as panel:
+            self.multiply_keys(k, panel, panel, zero, zero)
+        with k.serial("io", count) as io:
+            buffer, other, later = io % 2, (io + 1) % 2, dim_min(io + 1, last)
+            prepare(io, buffer)
+            keys = rows.scores[other, 0, 0, 0], rows.queries[later * height, 0], self.keys[0, 0, 0]
+            values = self.products[0, 0, 0], rows.weights[other, 0, 0], self.loaded[0, 0, 0]
+            given = dim_min(1, last - io) * panels, dim_min(1, io) * self.products.shape[0]
+            k.tile(stage, *self.softmax(buffer, io * height), *keys, *values, dims=given)
+            with k.when(less(zero, io)):
+                self.add_rows(k, (io - 1) * height, other)
+        self.multiply_values(k, zero, WHOLE, zero, fresh=True, buffer=last % 2)
+        self.add_rows(k, last * height, last % 2)
+
+    def add_rows(self, k: Kernel, first: Dim, buffer: Dim) -> None:
+        with k.serial("m", self.height) as m:
+            self.add(k, m, first + m, buffer)
 
     # --- values --------------------------------------------------------------------------------------------------------
 
@@ -251,11 +261,13 @@ class MatrixUnit:
         if left:
             yield Dim.of(whole), left
 
-    def multiply_values(self, k: Kernel, row: Dim, span: Span, place: Dim, *, fresh: bool, later: Load | None = None) -> None:
+    def multiply_values(
+        self, k: Kernel, row: Dim, span: Span, place: Dim, *, fresh: bool, later: Load | None = None, buffer: Dim = FIRST
+    ) -> None:
         """Multiply the weights of `height` rows for the panels of `span` by the values at `place`. If `later` is the place of a head's
         page, `span` is one panel; prefetch that page."""
         with k.serial("p", self.products.shape[0]) as p:
-            operands = self.products[p, row, 0], self.rows.weights[row, span.first * PANEL], self.loaded[p, place * (PANEL // 2), 0]
+            operands = self.products[p, row, 0], self.rows.weights[buffer, row, span.first * PANEL], self.loaded[p, place * (PANEL // 2), 0]
             ahead, share = ((), ()) if later is None else ((later,), (p * LINES, LINES))
             k.tile(self.product(fresh=fresh, later=later), *operands, *ahead, dims=(span.count * PANEL, BLOCK, *share))
 
@@ -265,28 +277,24 @@ class MatrixUnit:
                 with k.vector(PAGE) as lane:
                     self.products[p, m, v * PAGE + lane] = 0.0
 
-    def add(self, k: Kernel, m: Dim, row: Dim) -> None:
+    def add(self, k: Kernel, m: Dim, row: Dim, buffer: Dim = FIRST) -> None:
         """Rescale the weighted values of a row, and add the products of the current block to them."""
         values = self.rows.values
         with k.serial("c", self.value_size // PAGE) as c, k.vector(PAGE) as lane:
             product = self.products[c // PANEL_PAGES, m, c % PANEL_PAGES * PAGE + lane]
-            values[row, c, lane] = fma(values[row, c, lane], self.rescale[m], product)
+            values[row, c, lane] = fma(values[row, c, lane], self.rescale[buffer, m], product)
 
-    def not_finite(self, k: Kernel, ranges: Sequence[tuple[Dim, Dim]]) -> Scalar:
-        """Return whether a value of keys in the ranges is infinite or NaN. Such a value would affect even rows that do not see its key. A
-        range is the first and the last key, counted from the beginning of the block; it may be empty. The code uses that x - x is 0 only
-        for finite numbers."""
+    def look_for_infinite(self, k: Kernel, found: Array, ranges: Sequence[tuple[Dim, Dim]]) -> None:
+        """Make the first element of `found`, which is 0, NaN if a value of keys in the ranges is infinite or NaN. Such a value would affect
+        even rows that do not see its key. A range is the first and the last key, counted from the beginning of the block; it may be empty.
+        The code uses that x - x is 0 only for finite numbers."""
         panels, _, length = self.loaded.shape
-        found = k.local("found", PAGE)
-        with k.vector(PAGE) as lane:
-            found[lane] = 0.0
         for low, high in ranges:
             first = k.let("pair", low // 2)
             with k.nest((high // 2 + 1 - first, panels, length // PAGE)) as (r, p, c), k.vector(PAGE) as lane:
                 x = cast(self.loaded[p, first + r, c * PAGE + lane], F32)
                 found[lane] += x - x
         fold_halves(k, found, operator.add)
-        return not_equal(found[0], 0.0)
 
     # --- helpers -------------------------------------------------------------------------------------------------------
 
@@ -299,15 +307,6 @@ class MatrixUnit:
     def value(self, page: HeadPage, element: Dim) -> Load:
         """Return the place of an element of the page's first value."""
         return self.element(page, VALUES, element) if self.turned is None else self.turned.element(page, Dim.of(0), element)
-
-
-def panels_of(k: Kernel, span: Span) -> Iterator[Dim]:
-    """Yield each panel of the span. The code that the caller's `for` emits becomes the body of a loop, unless the span is constant."""
-    if span is WHOLE:
-        yield from map(Dim.of, range(PANELS))
-        return
-    with span.panels(k) as panel:
-        yield panel
 
 
 def depth_of(size: int) -> int:

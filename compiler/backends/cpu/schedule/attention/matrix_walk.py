@@ -1,6 +1,6 @@
 """The two walks of vector_walk.py over the blocks of a split, on a matrix unit.
 
-A single token reads the keys of a block for all its heads, and then the values. A tile loads a block once, and computes it for all its
+A single token reads the keys of a block for all its heads, and then the values. Tiles load a block once, and compute it for all their
 rows, `height` rows at a time. A row gives weight 0 to the keys that it does not see, so their values matter only if one is infinite or NaN.
 If a block has such a value, the block's values are multiplied for each row separately.
 """
@@ -11,12 +11,12 @@ from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
-from compiler.backends.cpu.schedule.attention.matrix import BLOCK, PANEL, PANEL_PAGES, PANELS, SPLIT, WHOLE, MatrixUnit
+from compiler.backends.cpu.schedule.attention.matrix import BLOCK, FIRST, PANEL, PANEL_PAGES, PANELS, SPLIT, WHOLE, MatrixUnit
 from compiler.backends.cpu.schedule.attention.operands import Heads, PagedOperands, Token, TokenTile
 from compiler.backends.cpu.schedule.attention.rows import HeadPage, NextPage, Span, VisibleRange
 from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.loops.scalars import Load, Scalar
-from compiler.ir.loops.write import Kernel, less_equal
+from compiler.ir.loops.write import Kernel, equal, less_equal
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 
 
@@ -79,11 +79,13 @@ class MatrixTokenWalk:
                     unit.load_keys(k, prefetching_one(of_head(pages, kv)), Dim.of(0))
                     with self.products(k, kv) as row:
                         unit.multiply_keys(k, panel, Dim.of(0), row, row - first, self.later(pages, kv))
+            unit.cap(k, FIRST, count)
             with k.when(block.seen_whole(token.low, token.high)):
-                unit.update_softmax(k, first, count, WHOLE, None, block.start)
+                unit.update_softmax(k, first, count)
                 self.add_values(k, block, WHOLE, None)
             with k.orelse():
-                unit.update_softmax(k, first, count, span, lambda _: operands.visible(token), block.start)
+                unit.hide(k, FIRST, count, lambda _: operands.visible(token), block.start)
+                unit.update_softmax(k, first, count)
                 self.add_values(k, block, span, (token.low, token.high))
 
     def add_values(self, k: Kernel, block: _Block, span: Span, seen: tuple[Dim, Dim] | None) -> None:
@@ -131,66 +133,68 @@ class MatrixTileWalk:
         sequence = operands.sequence(k, tile.first)
         with k.serial("b", end - begin) as b:
             block = _Block.make(k, operands, sequence, begin + b, low, tile.last_position)
-            with block.span.panels(k) as panel:
+            with k.serial("c", block.span.end) as panel:
                 self.unit.load_keys(k, self.panel(k, block, panel, KEYS), panel)
-            with k.when(block.seen_whole(operands.low(tile.last_position), tile.first_position)):
-                self.whole(k, block)
-            with k.orelse():
-                self.in_part(k, block)
+            self.block(k, block, block.seen_whole(operands.low(tile.last_position), tile.first_position))
 
-    def whole(self, k: Kernel, block: _Block) -> None:
-        """Compute a block that all rows see."""
-        unit = self.unit
-        with WHOLE.panels(k) as panel:
+    def block(self, k: Kernel, block: _Block, whole: Scalar) -> None:
+        """Load the values of a block, and add the block to the rows. `whole` says whether all rows see the whole block."""
+        unit, infinite = self.unit, k.local("infinite", PAGE)
+        with k.vector(PAGE) as lane:
+            infinite[lane] = 0.0
+        with k.when(whole), WHOLE.panels(k) as panel:
             unit.load_values(k, self.panel(k, block, panel, VALUES), panel, None)
-        with self.products(k) as row:
-            self.scores(k, WHOLE, row)
-            unit.update_softmax(k, row, unit.height, WHOLE, None, block.start)
-            unit.multiply_values(k, Dim.of(0), WHOLE, Dim.of(0), fresh=True)
-            with k.serial("m", unit.height) as m:
-                unit.add(k, m, row + m)
+        with k.orelse():
+            self.load_values(k, block, block.low, block.high)
+            unit.look_for_infinite(k, infinite, self.seen_by_some(block))
+        with k.when(equal(infinite[0], 0.0)):
+            unit.attend(k, self.num_products, block.span.end, lambda io, buffer: self.prepare(k, block, io, buffer, whole))
+        with k.orelse(), k.serial("io", self.num_products) as io:
+            self.one_by_one(k, block, io)
 
-    def in_part(self, k: Kernel, block: _Block) -> None:
-        """Compute a block of which some rows see only a part."""
-        unit, tile, span = self.unit, self.tile, block.span
-        self.load_values(k, block, block.low, block.high)
+    def prepare(self, k: Kernel, block: _Block, io: Dim, buffer: Dim, whole: Scalar) -> None:
+        self.unit.cap(k, buffer, self.unit.height)
+        with k.when(~whole):
+            self.unit.hide(k, buffer, self.unit.height, lambda m: self.visible(k, io * self.unit.height + m), block.start)
+
+    def one_by_one(self, k: Kernel, block: _Block, io: Dim) -> None:
+        """Add a block to the rows of a product, with the values that each of them sees."""
+        unit, first = self.unit, io * self.unit.height
+        with k.serial("c", block.span.end) as panel:
+            unit.multiply_keys(k, panel, panel, first, FIRST)
+        unit.cap(k, FIRST, unit.height)
+        unit.hide(k, FIRST, unit.height, lambda m: self.visible(k, first + m), block.start)
+        unit.update_softmax(k, first, unit.height)
+        with k.serial("m", unit.height) as m:
+            visible = self.visible(k, first + m)
+            self.load_values(k, block, visible.low, visible.high)
+            unit.multiply_values(k, FIRST, WHOLE, FIRST, fresh=True)
+            unit.add(k, m, first + m)
+
+    def seen_by_some(self, block: _Block) -> list[tuple[Dim, Dim]]:
+        """Return the ranges of keys that only some rows see: the first and the last key, counted from the beginning of the block."""
+        tile = self.tile
         ranges = [(tile.first_position + 1, tile.last_position)]
         if self.operands.node.window:
             ranges.append((block.low, self.operands.low(tile.last_position) - 1))
-        in_block = [(dim_max(0, low - block.start), dim_min(BLOCK - 1, high - block.start)) for low, high in ranges]
-        per_row = unit.not_finite(k, in_block)
-        with self.products(k) as row:
-            self.scores(k, span, row)
-            unit.update_softmax(k, row, unit.height, span, lambda m: self.visible(k, row + m), block.start)
-            with k.when(per_row), k.serial("m", unit.height) as m:
-                visible = self.visible(k, row + m)
-                self.load_values(k, block, visible.low, visible.high)
-                unit.multiply_values(k, Dim.of(0), span, span.first, fresh=True)
-                unit.add(k, m, row + m)
-            with k.orelse():
-                unit.multiply_values(k, Dim.of(0), span, span.first, fresh=True)
-                with k.serial("m", unit.height) as m:
-                    unit.add(k, m, row + m)
+        return [(dim_max(0, low - block.start), dim_min(BLOCK - 1, high - block.start)) for low, high in ranges]
 
     def panel(self, k: Kernel, block: _Block, number: Dim, half: int) -> list[HeadPage]:
         """Return the pages of a panel. Each names the page to prefetch: that of the same panel in the next block."""
         pages, after = block.panel(k, number, self.tile.kv_head), (block.number + 1) * (PANELS * PANEL_PAGES) + number * PANEL_PAGES
         return [replace(page, next_page=NextPage(Dim.of(half), block.page(k, after + v))) for v, page in enumerate(pages)]
 
-    def scores(self, k: Kernel, span: Span, row: Dim) -> None:
-        with span.panels(k) as panel:
-            self.unit.multiply_keys(k, panel, panel, row, Dim.of(0))
-
     def load_values(self, k: Kernel, block: _Block, low: Dim, high: Dim) -> None:
-        with block.span.panels(k) as panel:
+        with WHOLE.panels(k) as panel:
             self.unit.load_values(k, block.panel(k, panel, self.tile.kv_head), panel, (low, high))
+
+    @property
+    def num_products(self) -> Dim:
+        return self.tile.num_tokens * self.operands.group // self.unit.height
 
     def visible(self, k: Kernel, row: Dim) -> VisibleRange:
         position = self.operands.position(k, self.operands.token_of(self.tile.first, row // self.operands.group))
         return VisibleRange(self.operands.low(position), position, bool(self.operands.node.window))
-
-    def products(self, k: Kernel) -> AbstractContextManager[Dim]:
-        return rows_of_products(k, Dim.of(0), self.operands.tile_tokens * self.operands.group, self.unit.height)
 
 
 # --- helpers -----------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import lcm
@@ -27,6 +27,8 @@ SPLIT = 8  # number of blocks of a split, in products of floats
 ROWS = 32  # number of rows of a tile, approximately
 PRODUCTS = 2  # number of products of a matrix unit that cover the rows of a tile
 MOST_TOKENS = 32  # maximum number of tokens of a tile on a matrix unit: a part of a prompt with fewer than half as many gets no tile
+MOST_TILES = 8  # maximum number of tiles of a matrix unit that share keys and values
+TILES_BYTES = 256 << 10  # maximum size of the queries and sums of these tiles: a part of the second-level cache
 BF16, I64 = DType.BF16, DType.I64
 
 
@@ -192,6 +194,15 @@ class PagedOperands:
         return rows * max(1, min(ROWS, 4096 // self.size) // rows) // self.group
 
     @property
+    def most_tiles(self) -> int:
+        """The maximum number of adjacent tiles that a thread computes together. On a matrix unit they share keys and values, which take
+        longer to load than to multiply."""
+        if not self.on_matrix_unit:
+            return 1
+        row_bytes = 2 * self.size + 4 * 2 * self.value_size
+        return max(1, min(MOST_TILES, TILES_BYTES // (row_bytes * self.tile_tokens * self.group)))
+
+    @property
     def kv_heads_at_once(self) -> int:
         """The number of kv heads whose scores a token computes at once. Several heads hide the latency of additions of floats."""
         if self.integers is not None or self.on_matrix_unit:
@@ -214,7 +225,9 @@ class PagedOperands:
         if (tiles := self.integers) is not None:
             return tiles.allocate_rows(k, count)
         if self.on_matrix_unit:
-            return MatrixRows.allocate_for(k, count, height_of(count) if in_tile else count, self.size, self.value_size)
+            return MatrixRows.allocate_for(
+                k, count, height_of(self.tile_tokens * self.group) if in_tile else count, self.size, self.value_size
+            )
         return Rows.allocate(k, count, blocks * PAGES, self.size, self.value_size, self.width, BF16 if self.in_pairs else F32)
 
     def vector_unit(self, k: Kernel, rows: Rows, layer: Dim) -> VectorUnit:
@@ -300,23 +313,28 @@ class PagedOperands:
 
     def shares_sequence(self, tile: Dim) -> Scalar:
         """Return whether the tile has enough tokens, and all of them belong to one sequence."""
-        first = self.sequences[tile * self.tile_tokens]
-        alike = self.fold_tokens(tile, ReduceFn.ALL, lambda token: equal(self.sequences[token], first))
-        return alike & less_equal(max(2, self.tile_tokens // 2), self.tokens_in(tile))
+        first, count = tile * self.tile_tokens, self.tokens_from(tile * self.tile_tokens, Dim.of(self.tile_tokens))
+        alike = fold(ReduceFn.ALL, (count,), lambda i: equal(self.sequences[first + i], self.sequences[first]))
+        return alike & less_equal(max(2, self.tile_tokens // 2), count)
 
-    def extreme_position(self, tile: Dim, fn: ReduceFn) -> Scalar:
-        return self.fold_tokens(tile, fn, lambda token: cast(self.positions[token], I64))
+    def continues(self, tile: Dim) -> Scalar:
+        """Return whether the tile and the one before it have tokens of the same sequence only."""
+        before = dim_max(0, tile - 1)  # the first tile has none before it, and the result does not matter
+        alike = equal(self.sequences[tile * self.tile_tokens], self.sequences[before * self.tile_tokens])
+        return alike & self.shares_sequence(tile) & self.shares_sequence(before)
+
+    def extreme_position(self, first: Dim, count: Dim, fn: ReduceFn) -> Scalar:
+        """Return the smallest or largest position of `count` tokens, or of those that exist."""
+        return fold(fn, (self.tokens_from(first, count),), lambda i: cast(self.positions[first + i], I64))
 
     def token_of(self, tile_first: Dim, i: Dim) -> Dim:
         """Return the number of token `i` of the tile that begins with token `tile_first`. If the tile is not full, its last token takes the
         places of those that are missing."""
         return dim_min(tile_first + i, self.num_tokens - 1)
 
-    def tokens_in(self, tile: Dim) -> Dim:
-        return dim_min(self.tile_tokens, self.num_tokens - tile * self.tile_tokens)
-
-    def fold_tokens(self, tile: Dim, fn: ReduceFn, value: Callable[[Dim], Scalar]) -> Scalar:
-        return fold(fn, (self.tokens_in(tile),), lambda i: value(tile * self.tile_tokens + i))
+    def tokens_from(self, first: Dim, count: Dim) -> Dim:
+        """Return how many of `count` tokens from token `first` on exist."""
+        return dim_min(count, self.num_tokens - first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +345,7 @@ class TokenTile:
     operands: PagedOperands
     kv_head: Dim
     first: Dim  # index of the first token in the batch
+    num_tokens: Dim
     first_position: Dim  # the smallest position of the tile's tokens
     last_position: Dim  # the largest position of the tile's tokens
     split: Dim
@@ -334,7 +353,7 @@ class TokenTile:
     @contextmanager
     def tokens(self, k: Kernel) -> Generator[tuple[Token, Dim]]:
         """Loop over the tokens of the tile. Yield each token and its first row."""
-        with k.serial("i", self.operands.tile_tokens) as i:
+        with k.serial("i", self.num_tokens) as i:
             yield self.token(k, i), i * self.operands.group
 
     def token(self, k: Kernel, i: Dim) -> Token:

@@ -4,7 +4,8 @@ The kernel cuts the batch's tokens into tiles. If all tokens of a tile belong to
 item is the tile with one kv head, for all splits. Other tokens are computed one by one. If sequences have several splits, each of the first
 FEW_TOKENS tokens has one item per split: it writes the split's softmax state to workspace, and a second phase merges the splits. Each later
 token is one item. If there are few items, the kernel also cuts each item into parts by kv heads. Tiles with the same kv head follow each
-other, because their keys and values then stay in a cache.
+other, because their keys and values then stay in a cache. On a matrix unit, one work item computes several adjacent tiles of a sequence
+together.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from compiler.backends.cpu.schedule.attention import matrix
 from compiler.backends.cpu.schedule.attention.integer_walk import IntegerTileWalk, IntegerTokenWalk
 from compiler.backends.cpu.schedule.attention.matrix_walk import MatrixTileWalk, MatrixTokenWalk
-from compiler.backends.cpu.schedule.attention.operands import Heads, PagedOperands, TokenTile
+from compiler.backends.cpu.schedule.attention.operands import I64, Heads, PagedOperands, TokenTile
 from compiler.backends.cpu.schedule.attention.partial_softmax import PartialSoftmax, PartialSoftmaxes
 from compiler.backends.cpu.schedule.attention.rows import F32, Rows
 from compiler.backends.cpu.schedule.attention.vector_walk import STRETCH, TileWalk, TokenWalk
@@ -27,12 +28,13 @@ from compiler.ir.loops.attention import Attention, Paged
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.prim_func import PrimFunc
-from compiler.ir.loops.write import Array, Kernel, cast, const, less
+from compiler.ir.loops.write import Array, Kernel, cast, const, equal, index, less
 from compiler.machine.products import ProductTiles
 from compiler.ops.attention.kv_cache import PAGE
 
 FEW_TOKENS = 16
 BUSY = 8  # number of work items that keep all threads busy
+BUSY_TILES = 32  # the same for tiles, which take different times because later tokens see more keys
 
 
 def schedule_paged(prim: PrimFunc, tiles: ProductTiles, *, unit: bool) -> PrimFunc | None:
@@ -79,8 +81,30 @@ class _PagedAttention:
             token = k.let("token", i + split_tokens)
             with self.when_not_in_tile(k, token):
                 self.attend_token(k, token, operands.part_of_heads(k, part, parts))
-        with phase(k, kv=kv_heads, tile=tiles) as (kv, tile), k.when(operands.shares_sequence(tile)):
-            self.attend_tile(k, tile, kv)
+        if operands.most_tiles == 1:
+            with phase(k, kv=kv_heads, tile=tiles) as (kv, tile), k.when(operands.shares_sequence(tile)):
+                self.attend_tiles(k, tile, Dim.of(1), kv)
+            return
+        at_once = dim_max(1, dim_min(operands.most_tiles, tiles * kv_heads // BUSY_TILES))
+        items = ceil_div(tiles, at_once)
+        with phase(k, kv=kv_heads, item=items) as (kv, item):
+            first = (items - 1 - item) * at_once  # the last tokens of a prompt see most keys
+            with self.runs(k, first, dim_min(first + at_once, tiles)) as (tile, count):
+                self.attend_tiles(k, tile, count, kv)
+
+    @contextmanager
+    def runs(self, k: Kernel, first: Dim, end: Dim) -> Generator[tuple[Dim, Dim]]:
+        """Loop over the runs of tiles of one sequence. Yield the first tile of each run, and the number of its tiles."""
+        operands, extent = self.operands, end - first
+        with k.serial("i", extent) as i:
+            tile = k.let("tile", first + i)
+            begins = equal(index(i), 0) | ~operands.continues(tile)
+            with k.when(operands.shares_sequence(tile) & begins):
+                count = k.local("count", 1, dtype=I64)
+                count[0] = index(1)
+                with k.serial("j", extent - i - 1) as j, k.when(equal(count[0], index(j + 1)) & operands.continues(tile + j + 1)):
+                    count[0] = index(j + 2)
+                yield tile, k.let("num_tiles", count[0], operands.most_tiles, lower=1)
 
     def parts(self, items: Dim) -> Dim:
         """Return the number of work items into which the heads of a token are divided. It is the smallest number that keeps the threads
@@ -149,32 +173,35 @@ class _PagedAttention:
 
     # --- tiles of tokens -----------------------------------------------------------------------------------------------
 
-    def attend_tile(self, k: Kernel, tile: Dim, kv_head: Dim) -> None:
+    def attend_tiles(self, k: Kernel, tile: Dim, count: Dim, kv_head: Dim) -> None:
+        """Compute adjacent tiles of one sequence together: `count` tiles, of which `tile` is the first."""
         operands, group, first = self.operands, self.operands.group, tile * self.operands.tile_tokens
-        num_rows = operands.tile_tokens * group
+        num_tokens, num_rows = count * operands.tile_tokens, operands.most_tiles * operands.tile_tokens * group
         rows, joined = operands.allocate_rows(k, num_rows, 1, in_tile=True), self.softmaxes(k.local, "joined", num_rows)
-        with k.serial("i", operands.tile_tokens) as i:
+        with k.serial("i", num_tokens) as i:
             operands.load_queries(k, rows, i * group, operands.token_of(first, i), kv_head * group, group)
-        with k.serial("i", operands.tile_tokens) as i, k.serial("g", group) as g:
+        with k.serial("i", num_tokens) as i, k.serial("g", group) as g:
             joined.store(k, (i * group + g,), self.initial(kv_head * group + g))
         with k.scope():
             layer = operands.layer(k)
-            first_position = k.let("first_position", operands.extreme_position(tile, ReduceFn.MIN))
-            last_position = k.let("last_position", operands.extreme_position(tile, ReduceFn.MAX))
+            first_position = k.let("first_position", operands.extreme_position(first, num_tokens, ReduceFn.MIN))
+            last_position = k.let("last_position", operands.extreme_position(first, num_tokens, ReduceFn.MAX))
             with operands.splits(k, first_position, last_position) as split:
-                self.walk_tile(k, TokenTile(operands, kv_head, first, first_position, last_position, split), rows, layer, joined)
-        with k.serial("i", operands.tokens_in(tile)) as i, k.serial("g", group) as g:
+                self.walk_tile(
+                    k, TokenTile(operands, kv_head, first, num_tokens, first_position, last_position, split), rows, layer, joined
+                )
+        with k.serial("i", operands.tokens_from(first, num_tokens)) as i, k.serial("g", group) as g:
             self.store_result(k, first + i, kv_head * group + g, joined.at(i * group + g))
 
     def walk_tile(self, k: Kernel, tile: TokenTile, rows: Rows, layer: Dim, joined: PartialSoftmaxes) -> None:
         """Compute a split for a tile, and merge the result into those rows that attend to keys of the split."""
-        operands, num_rows = self.operands, self.operands.tile_tokens * self.operands.group
+        operands, num_rows = self.operands, tile.num_tokens * self.operands.group
         with k.serial("m", num_rows) as m:
             rows.clear(k, m)
         if operands.integers is not None:
             IntegerTileWalk(operands, operands.integer_unit(k, rows, layer), tile).write(k)
         elif operands.on_matrix_unit:
-            with operands.matrix_unit(k, rows, layer, num_rows, matrix.PANELS) as unit:
+            with operands.matrix_unit(k, rows, layer, operands.tile_tokens * operands.group, matrix.PANELS) as unit:
                 MatrixTileWalk(operands, unit, tile).write(k)
         else:
             TileWalk(operands, operands.vector_unit(k, rows, layer), tile).write(k)

@@ -333,6 +333,20 @@ def test_on_a_matrix_unit_tokens_behind_a_row_may_hold_anything(run: Callable[..
         assert not np.isfinite(found[39:]).any()
 
 
+@pytest.mark.parametrize("case", [Case(40, 1, 32, "bf16"), Case(32, 4, 64, "bf16", window=50, softcap=3.0)], ids=str)
+def test_adjacent_tiles_of_a_prompt_share_keys(run: Callable[..., NDArray[np.float32]], amx: Target, case: Case) -> None:
+    """With many tiles, a thread computes adjacent tiles of a sequence together. Here sequences begin inside of tiles, and between them."""
+    rows = [*((0, p) for p in range(100, 180)), *((1, p) for p in range(67)), (2, 5), *((2, p) for p in range(200, 308))]
+    args = case.arguments(np.random.default_rng(5), rows)
+    whole = run(case, args, target=amx)
+    np.testing.assert_array_equal(run(case, args, target=amx, threads=3), whole)
+    for step in (16, 37):
+        parts = [run(case, args, slice(a, a + step), amx) for a in range(0, len(rows), step)]
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
+    for row in range(0, len(rows), 9):
+        np.testing.assert_array_equal(run(case, args, slice(row, row + 1), amx)[0], whole[row])
+
+
 @pytest.mark.parametrize("value_size", [0, 32])
 @pytest.mark.parametrize(("target", "kind"), [("amx", "bf16"), ("avx512-bf16-amd", "bf16"), ("aarch64-dotprod", "i8")])
 def test_what_is_scheduled_means_the_same(target: str, kind: str, value_size: int) -> None:
