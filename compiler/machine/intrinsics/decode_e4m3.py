@@ -11,7 +11,7 @@ from compiler.llvm.ssa import Code
 from compiler.machine.formats import PANEL_E4M3
 from compiler.machine.intrinsics.base import Features, Intrinsic
 from compiler.machine.intrinsics.dot_e4m3 import BYTES, PANEL_BYTES, decoded_pairs, pairs_of_panel
-from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_lines
+from compiler.machine.intrinsics.prefetch import prefetch_twice
 from compiler.machine.target import LINE_BYTES, Target
 
 
@@ -50,7 +50,7 @@ class DecodeE4m3(Intrinsic):
         with code.loop("0", code.op(f"sdiv i64 {k}, {PANEL_E4M3.depth}")) as line:
             begin = code.op(f"getelementptr [{PANEL_BYTES} x i8], ptr {panel}, i64 {line}")
             made = code.op(f"getelementptr [{2 * PANEL_BYTES} x i8], ptr {pairs}, i64 {line}")
-            prefetch_lines(code, begin, AHEAD, PANEL_BYTES, far=True)
+            prefetch_twice(code, begin, PANEL_BYTES)
             for part, offset in enumerate(range(0, PANEL_BYTES, LINE_BYTES)):
                 stored = code.op(f"load {BYTES}, ptr {code.op(f'getelementptr i8, ptr {begin}, i64 {offset}')}, align 1")
                 for half, decoded in zip(halves, decoded_pairs(code, stored), strict=True):

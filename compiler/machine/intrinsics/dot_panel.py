@@ -13,7 +13,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, fence, in_register, splat, vec
 from compiler.machine.formats import FOUR, PANEL6, PANEL8_WORDS, PANEL_E2M1, PANEL_IQ4, THIRDS
-from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_line, prefetch_lines
+from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_line, prefetch_lines, prefetch_twice
 from compiler.machine.intrinsics.product import ProductOp
 from compiler.machine.product_steps import avx2, avx512, neon, wasm
 from compiler.machine.product_steps.step import LARGEST, Parts, Step
@@ -259,7 +259,11 @@ class _Panel:
         loaded = [] if self.bits == 6 else [self._line(panel, 0, j) for j in self.vectors]
         last: dict[int, str] = {}  # of weights of 6 bits, the last four neighbours along k of each register, as far as they are known
         if self.prefetches:
-            prefetch_lines(code, panel, AHEAD, self.loads * self.columns * FOUR, far=True)
+            read = self.loads * self.columns * FOUR
+            if self.bits == 8:
+                prefetch_lines(code, panel, AHEAD, read, far=True)
+            else:
+                prefetch_twice(code, panel, read)
         for place in self.later:
             line = code.op(f"getelementptr [{LINE_BYTES} x i8], ptr {place}, i64 {at}")
             prefetch_line(code, line, far=True)

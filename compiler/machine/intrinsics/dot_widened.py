@@ -18,7 +18,7 @@ from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, broadcast, splat, vector_literal
 from compiler.machine.formats import EIGHTHS, FOUR, PANEL4
 from compiler.machine.intrinsics.base import Features, Intrinsic
-from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_line
+from compiler.machine.intrinsics.prefetch import AHEAD, prefetch_line, prefetch_twice
 from compiler.machine.target import LINE_BYTES, Target
 
 COLUMNS = 16  # columns of a register
@@ -139,7 +139,7 @@ class _DotWidened:
             for j in self.sides:
                 at = code.op(f"getelementptr i8, ptr {found}, i64 {line * columns * FOUR + j * LINE_BYTES}")
                 words.append(self.load(at))
-                prefetch_line(code, code.op(f"getelementptr i8, ptr {at}, i64 {AHEAD}"), far=False)
+                prefetch_twice(code, at, LINE_BYTES)
             for half in range(2):
                 parts = words if half == 0 else [code.op(f"lshr {_WORDS} {x}, {_all(4)}") for x in words]
                 kept = [self.as_bytes(x) for x in parts]

@@ -11,6 +11,7 @@ from compiler.machine.intrinsics.base import Intrinsic
 from compiler.machine.target import LINE_BYTES, Target
 
 AHEAD = 4096  # bytes by which prefetches run ahead of sequential reads; the hardware prefetches only to the end of a memory page
+FAR_AHEAD, NEAR_AHEAD = 16384, 2048  # the same for `prefetch_twice`: into the second-level cache, and from there into the first
 
 
 @tile_op
@@ -42,3 +43,12 @@ def prefetch_lines(code: Code, place: str, ahead: int, num_bytes: int, *, far: b
     """Prefetch the lines of a range of bytes that begins `ahead` bytes after the place."""
     for offset in range(ahead, ahead + num_bytes, LINE_BYTES):
         prefetch_line(code, code.op(f"getelementptr i8, ptr {place}, i64 {offset}") if offset else place, far=far)
+
+
+def prefetch_twice(code: Code, place: str, num_bytes: int) -> None:
+    """Prefetch the lines of a stream that is read sequentially from the place on: early into the second-level cache, and again into L1.
+
+    This is for code with many instructions per line: so few lines fit in a core's window of instructions that it waits even for the
+    second-level cache."""
+    prefetch_lines(code, place, FAR_AHEAD, num_bytes, far=True)
+    prefetch_lines(code, place, NEAR_AHEAD, num_bytes, far=False)
