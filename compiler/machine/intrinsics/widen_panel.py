@@ -18,7 +18,7 @@ from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, splat, vector_literal
 from compiler.machine.formats import EIGHTHS, FOUR, PANEL4
 from compiler.machine.intrinsics.base import Features, Intrinsic
-from compiler.machine.intrinsics.prefetch import prefetch_line
+from compiler.machine.intrinsics.prefetch import NEAR_AHEAD, prefetch_line
 from compiler.machine.target import LINE_BYTES, Target
 
 COLUMNS = 16
@@ -93,6 +93,7 @@ class WidenPanel(Intrinsic):
             at = line * self.sides * LINE_BYTES
             words = code.op(f"load {_WORDS}, ptr {code.op(f'getelementptr i8, ptr {found}, i64 {at}')}, align 1")
             prefetch_line(code, code.op(f"getelementptr i8, ptr {wanted}, i64 {at}"), far=True)
+            prefetch_line(code, code.op(f"getelementptr i8, ptr {found}, i64 {at + NEAR_AHEAD}"), far=False)
             for half in range(2):
                 bytes_ = _bytes(code, (_top(code, words, half), _top(code, words, half + 2)), factors)
                 place = (line * 2 + half) * self.columns * FOUR
