@@ -23,6 +23,7 @@ FOURS = {8: 1, 6: 4, 4: 2}  # number of groups of four neighbours along k that a
 UNROLLED = 4  # number of loads of each register of b per iteration of the loop along k, if a has a single row
 SIGN = 0x80  # sign bit of a byte
 MOST_SMALL = 31  # largest number of a table in steps that multiply only small numbers exactly
+FEW_ROWS = 4  # up to this many rows of a tile, a product waits for memory rather than for instructions
 FEW = 4  # up to this many accumulators do not hide the latency of additions, so each half of the bytes gets separate accumulators
 
 # The steps for rows of bytes and for rows of words, the fastest first. A tile uses the first one that the target supports.
@@ -260,7 +261,7 @@ class _Panel:
         last: dict[int, str] = {}  # of weights of 6 bits, the last four neighbours along k of each register, as far as they are known
         if self.prefetches:
             read = self.loads * self.columns * FOUR
-            if self.bits == 8:
+            if self.bits == 8 or self.rows > FEW_ROWS:
                 prefetch_lines(code, panel, AHEAD, read, far=True)
             else:
                 prefetch_twice(code, panel, read)
