@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jinja2
@@ -46,6 +47,16 @@ class TemplateLimitError(TemplateError):
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    template: jinja2.Template
+    tests_none: bool  # whether it compares a content with none
+
+    @staticmethod
+    def of(source: str) -> _Compiled:
+        return _Compiled(_compile(source), TESTS_NONE.search(source) is not None)
+
+
 class ChatTemplate:
     """A template that is compiled once and can be rendered on any thread."""
 
@@ -54,8 +65,8 @@ class ChatTemplate:
         self.source = source
         self.tool_source = tool_source
         self.special_tokens = dict(special_tokens)
-        self._plain = _compile(source)
-        self._with_tools = self._plain if tool_source is None else _compile(tool_source)
+        self._plain = _Compiled.of(source)
+        self._with_tools = self._plain if tool_source is None else _Compiled.of(tool_source)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self.source, self.special_tokens, self.tool_source)
@@ -89,7 +100,8 @@ class ChatTemplate:
         variables: Mapping[str, Any],
         limits: Limits,
     ) -> str:
-        if TESTS_NONE.search(self.source if self.tool_source is None or not tools else self.tool_source):
+        compiled = self._with_tools if tools else self._plain
+        if compiled.tests_none:
             messages = [_without_empty_content(message) for message in messages]
         names = {
             **self.special_tokens,
@@ -99,9 +111,8 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
             METER: Meter(limits),
         }
-        template = self._with_tools if tools else self._plain
         try:
-            text = "".join(template.generate(names))
+            text = "".join(compiled.template.generate(names))
         except Exception as error:  # a template can provoke any exception: TypeError, KeyError, RecursionError, ...
             written = _with_written_arguments(messages) if isinstance(error, TypeError) else None
             if written is None:
