@@ -112,17 +112,12 @@ class _Channels:
 
     def run(self) -> None:
         code = self.code
-        sums = [(i, j) for i in range(self.op.registers) for j in range(self.sides)]
-        for i, j in sums:
-            code.do(f"call void @llvm.x86.tilezero(i8 {2 * i + j})")
         widening = code.op(f"add nsw i64 {self.steps}, {code.op(f'sub nsw i64 {self.following}, {AHEAD}')}")
-        with code.loop("0", widening) as step:
-            self.step(step, widens=True)
-        with code.loop(widening, self.steps) as step:
-            self.step(step, widens=False)
-        for i, j in sums:
-            place = self.at(self.c, (i * TILE_ROWS * self.columns + j * TILE_ROWS) * 4)
-            code.do(f"call void @llvm.x86.tilestored64(i8 {2 * i + j}, ptr {place}, i64 {4 * self.columns})")
+        with AmxI8ByI8(self.op.registers * TILE_ROWS, self.columns, fresh=True).accumulators(code, self.c):
+            with code.loop("0", widening) as step:
+                self.step(step, widens=True)
+            with code.loop(widening, self.steps) as step:
+                self.step(step, widens=False)
 
     def step(self, step: str, *, widens: bool) -> None:
         right = self.at(self.ring, self.times(self.slot_of(step), STEP * self.columns))
