@@ -7,11 +7,26 @@ every cache group. The row is rewritten only when the sequence's pages have chan
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from server.engine.request import Sequence
 from server.engine.scheduling.scheduler import Item, Plan
 from server.engine.step_model import NO_ROWS, Places, StepBatch, StepLimits
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """The arrays of a plan that had changed `num_changes` times."""
+
+    plan: Plan
+    num_changes: int
+    batch: StepBatch
+    missing: list[tuple[int, Item]]  # items with tokens that were not drawn yet, and where they begin in the batch
+
+    def shows(self, plan: Plan) -> bool:
+        return plan is self.plan and plan.num_changes == self.num_changes
 
 
 class BatchBuilder:
@@ -21,30 +36,27 @@ class BatchBuilder:
         # per row: the sequence that its table shows, and the version of that sequence's pages
         self._table_state: list[tuple[Sequence | None, int]] = [(None, 0)] * limits.max_seqs
         self._ramp = np.arange(max(limits.max_tokens, limits.max_seqs) + 1, dtype=np.int32)
-        self._prepared: tuple[Plan, int] | None = None  # the plan, and its number of changes
-        self._batch: StepBatch | None = None
-        self._missing: list[tuple[int, Item]] = []  # items with tokens that were not drawn yet, and where they begin in the batch
+        self._prepared: _Prepared | None = None
 
     def prepare(self, plan: Plan) -> None:
-        self._missing = []
-        self._batch = self._built(plan)
-        self._prepared = plan, plan.num_changes
+        self._prepared = self._built(plan)
 
     def build(self, plan: Plan) -> StepBatch:
-        if self._prepared != (plan, plan.num_changes):
-            self.prepare(plan)
-        batch, self._batch, self._prepared = self._batch, None, None
-        assert batch is not None
-        for at, item in self._missing:
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or not prepared.shows(plan):
+            prepared = self._built(plan)
+        tokens = prepared.batch.tokens
+        for at, item in prepared.missing:
             if item.count == 1:
-                batch.tokens[at] = item.seq.token_ids[item.start]
+                tokens[at] = item.seq.token_ids[item.start]
             else:
-                batch.tokens[at : at + item.count] = item.seq.token_ids[item.start : item.stop]
-        return batch
+                tokens[at : at + item.count] = item.seq.token_ids[item.start : item.stop]
+        return prepared.batch
 
-    def _built(self, plan: Plan) -> StepBatch:
+    def _built(self, plan: Plan) -> _Prepared:
         num_seqs = len(plan.items)
         tokens = np.zeros(plan.num_tokens, np.int32)
+        missing: list[tuple[int, Item]] = []
         begins: list[int] = []
         rows: list[int] = []
         ends: list[int] = [0]  # end of each sequence's tokens in the batch
@@ -55,7 +67,7 @@ class BatchBuilder:
         for item in plan.items.values():
             seq, count = item.seq, item.count
             if count == 1 or item.stop > seq.num_known:
-                self._missing.append((at, item))
+                missing.append((at, item))
             else:
                 tokens[at : at + count] = seq.token_ids[item.start : item.stop]
             at += count
@@ -81,7 +93,7 @@ class BatchBuilder:
             tables = np.take(held[:, :most], rows, axis=0)
             pages, offsets = np.divmod(positions, size)
             places.append(Places(tables[owners, pages] * size + offsets, tables))
-        return StepBatch(
+        batch = StepBatch(
             tokens=tokens,
             positions=positions,
             query_starts=query_starts,
@@ -90,6 +102,7 @@ class BatchBuilder:
             logit_rows=np.array(logit_rows, np.int32),
             hidden_rows=np.array(hidden_rows, np.int32) if hidden_rows else NO_ROWS,
         )
+        return _Prepared(plan, plan.num_changes, batch, missing)
 
     def _show(self, seq: Sequence) -> None:
         for tables, held in zip(self._tables, seq.held.lists, strict=True):
