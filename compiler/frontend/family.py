@@ -39,6 +39,7 @@ class Gguf:
     names: Mapping[str, str] = field(default_factory=dict[str, str])
     # `biases` maps a flag of config.json to a projection's name in GGUF files. The flag is true if the projection has a bias.
     biases: Mapping[str, str] = field(default_factory=dict[str, str])
+    query_norm: str | None = None  # a flag of config.json, which is true if queries have a norm
     with_experts: str | None = None  # value of `general.architecture` of models with experts; None: the same
     mark: str | None = None  # a metadata key that only files of this family have, if several families name the same architecture
     pairs_interleaved: bool = False  # true if converters interleaved the rows of query and key projections

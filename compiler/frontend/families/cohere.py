@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
 from dataclasses import replace
-from typing import Any
 
 from compiler.frontend.config import ModelConfig, Norm, read_decoder, rotating_neighbours, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
@@ -41,9 +39,5 @@ def layer(at: Layer, x: Var) -> Var:
     return parallel(at, x, attention, gated_mlp)
 
 
-def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
-
-
 GGUF_FIELDS = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}
-FAMILY = DecoderFamily(("cohere",), read, layer, gguf=Gguf("command-r", GGUF_FIELDS, complete=complete))
+FAMILY = DecoderFamily(("cohere",), read, layer, gguf=Gguf("command-r", GGUF_FIELDS, query_norm="use_qk_norm"))

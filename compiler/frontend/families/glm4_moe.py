@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
 from dataclasses import replace
-from typing import Any
 
 from compiler.frontend.config import ModelConfig, read_decoder
 from compiler.frontend.family import DecoderFamily, Gguf
@@ -54,10 +52,6 @@ def layer(at: Layer, x: Var) -> Var:
     return pre_norm(at, x, head_norm_attention if at.step.config.head_norms else attention, mixture(NAMES))
 
 
-def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
-
-
 GGUF_FIELDS = {
     "expert_count": "n_routed_experts",
     "expert_shared_count": "n_shared_experts",
@@ -78,6 +72,6 @@ GGUF = Gguf(
     GGUF_FIELDS,
     {**GGUF_LAYER_NAMES, "post_attention_norm": "post_attention_layernorm"},
     biases={"attention_bias": "attn_q"},
-    complete=complete,
+    query_norm="use_qk_norm",
 )
 FAMILY = DecoderFamily(("glm4_moe",), read, layer, gguf=GGUF, experts=NAMES)

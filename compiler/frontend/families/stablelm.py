@@ -22,11 +22,15 @@ def read(fields: Fields) -> ModelConfig:
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
-    """Read from the tensors what kind of layer a model has: converters state a parallel residual in all models whose configuration
-    omits the field."""
+    """Read from the tensors whether the residual is parallel: converters state it in all models whose configuration omits the field."""
     config["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in tensors
-    config["qk_layernorm"] = "blk.0.attn_q_norm.weight" in tensors
 
 
-GGUF = Gguf("stablelm", {"attention.layer_norm_epsilon": "layer_norm_eps"}, biases={"use_qkv_bias": "attn_q"}, complete=complete)
+GGUF = Gguf(
+    "stablelm",
+    {"attention.layer_norm_epsilon": "layer_norm_eps"},
+    biases={"use_qkv_bias": "attn_q"},
+    query_norm="qk_layernorm",
+    complete=complete,
+)
 FAMILY = DecoderFamily(("stablelm",), read, llama.layer, gguf=GGUF)

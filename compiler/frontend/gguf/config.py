@@ -68,6 +68,8 @@ def read_config(file: GgufFile, gguf: Gguf, model_type: str) -> dict[str, Any]:
     config["rope_scaling"] = _rope_scaling(file, metadata)
     for flag, projection in gguf.biases.items():
         config[flag] = any(f"blk.0.{name}.bias" in file.tensors for name in (projection, STACKED.get(projection)))
+    if gguf.query_norm is not None:
+        config[gguf.query_norm] = "blk.0.attn_q_norm.weight" in file.tensors
     _complete_heads(config, metadata)
     _complete_windows(config, metadata)
     gguf.complete(config, metadata, file.tensors)
