@@ -28,7 +28,8 @@ from runtime.device.cpu.memory import host_buffer
 from runtime.session import Session
 
 READ_BYTES = 512 << 20
-SPAN_S = 0.02  # about as long as one reading of READ_BYTES takes
+# A reading of a limit lasts as long as the step that is compared with it, but at least as long as one reading of READ_BYTES takes.
+SHORTEST_S, LONGEST_S = 0.02, 1.0
 _BLOCK = 1 << 16  # elements per work item
 
 _READ = """
@@ -157,9 +158,10 @@ class Gauge:
         self._multiplier = _session(text, threads, target)
         self._read_s = self._multiply_s = math.inf
 
-    def sample(self) -> None:
-        self._read_s = min(self._read_s, *(_seconds(lambda r=r: r.call("main", self._data)) for r in self._readers))
-        self._multiply_s = min(self._multiply_s, mean_seconds(lambda: self._multiplier.call("main", *self._args, (self._steps,))))
+    def sample(self, span_s: float = SHORTEST_S) -> None:
+        """Measure both limits, each as a mean over `span_s`."""
+        self._read_s = min(self._read_s, *(mean_seconds(lambda r=r: r.call("main", self._data), span_s) for r in self._readers))
+        self._multiply_s = min(self._multiply_s, mean_seconds(lambda: self._multiplier.call("main", *self._args, (self._steps,)), span_s))
 
     @property
     def limits(self) -> Limits:
@@ -167,13 +169,15 @@ class Gauge:
         return Limits(self._read_bytes / self._read_s, self._operations / self._multiply_s)
 
     def beside(self, run: Callable[[], object], *, seconds: float, most: int) -> tuple[float, Limits]:
-        """Return the shortest time of several runs, and the limits measured at the same time."""
+        """Return the shortest time of several runs, and the best limits measured between them. All are readings of equal length. Where a
+        core's other hyper-thread belongs to another machine, that machine rests for milliseconds at a time: a peak of one millisecond would
+        be one that no step reaches."""
         run()
         self._read_s = self._multiply_s = best = math.inf
         end = time.perf_counter() + seconds
         for number in range(most):
-            best = min(best, _seconds(run))
-            self.sample()
+            best = min(best, passed := _seconds(run))
+            self.sample(min(max(passed, SHORTEST_S), LONGEST_S))
             if number >= 2 and time.perf_counter() > end:
                 break
         return best, self.limits
@@ -194,9 +198,9 @@ class CardGauge(Gauge):
         self._read_bytes, self._operations = 2 * copied_bytes, 2.0 * side**3
         self._read_s = self._multiply_s = math.inf
 
-    def sample(self) -> None:
-        self._read_s = min(self._read_s, _seconds(self._copy))
-        self._multiply_s = min(self._multiply_s, _seconds(self._multiply))
+    def sample(self, span_s: float = SHORTEST_S) -> None:
+        self._read_s = min(self._read_s, mean_seconds(self._copy, span_s))
+        self._multiply_s = min(self._multiply_s, mean_seconds(self._multiply, span_s))
 
     def _copy(self) -> None:
         self._session.device.copy(self._other, self._one)
@@ -221,11 +225,10 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def mean_seconds(run: Callable[[], object]) -> float:
-    """Return the mean time of as many runs as fit into SPAN_S. One run lasts a millisecond. Where a core's other hyper-thread belongs to
-    another machine, the best millisecond is one in which that machine rests, and a model's step lasts too long to find one."""
+def mean_seconds(run: Callable[[], object], span_s: float) -> float:
+    """Return the mean time of as many runs as fit into `span_s`."""
     runs, started = 0, time.perf_counter()
-    while (passed := time.perf_counter() - started) < SPAN_S:
+    while (passed := time.perf_counter() - started) < span_s:
         run()
         runs += 1
     return passed / runs

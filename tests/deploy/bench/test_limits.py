@@ -13,7 +13,7 @@ from compiler.driver import Options, compile_module
 from compiler.ir.text.parser import parse
 from compiler.machine.target import Target, get, host
 from deploy.bench import limits
-from deploy.bench.limits import Limits, mean_seconds, multiplying
+from deploy.bench.limits import Gauge, Limits, mean_seconds, multiplying
 from runtime.session import Session
 
 FORMATS = ["f32", "bf16", "int8", "int4"]
@@ -65,7 +65,32 @@ def test_the_peak_is_a_mean_over_a_span(monkeypatch: pytest.MonkeyPatch) -> None
         now[0] += next(lasts)
 
     monkeypatch.setattr(limits, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    assert mean_seconds(run) == pytest.approx(0.006)
+    assert mean_seconds(run, 0.02) == pytest.approx(0.006)
+
+
+class Spans(Gauge):
+    """Notes over how long each reading lasts."""
+
+    def __init__(self) -> None:
+        self.spans: list[float] = []
+
+    def sample(self, span_s: float = limits.SHORTEST_S) -> None:
+        self.spans.append(span_s)
+        self._read_s = self._multiply_s = self._operations = 1.0
+
+
+def test_readings_last_as_long_as_the_step_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of 300 ms spends part of its time in slow phases of the machine, so the peak it is compared with must do so too."""
+    now, lasts = [100.0], iter((9.0, 0.3, 0.25, 0.001, 5.0))
+
+    def run() -> None:
+        now[0] += next(lasts)
+
+    monkeypatch.setattr(limits, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    gauge = Spans()
+    best, _ = gauge.beside(run, seconds=100.0, most=4)
+    assert best == pytest.approx(0.001)
+    assert gauge.spans == pytest.approx([0.3, 0.25, limits.SHORTEST_S, limits.LONGEST_S])
 
 
 def test_the_slower_of_two_limits_holds() -> None:
