@@ -212,8 +212,6 @@ def read_decoder(
 ) -> ModelConfig:
     """Read the fields that all decoders have: rotary positions, grouped heads, and a norm. Unless the family overrides it, the norm is an
     RMS norm."""
-    if not fields.flag("is_causal", True):
-        raise fields.error("is_causal", "true, because attention in decoders is causal")
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     head_dim: int = fields.integer("head_dim", default_head_dim or hidden_size // num_heads)
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
@@ -241,11 +239,18 @@ def read_decoder(
     )
 
 
+def require_causal(fields: Fields) -> None:
+    if not fields.flag("is_causal", True):
+        raise fields.error("is_causal", "true, because attention in decoders is causal")
+
+
 def text_fields(fields: Fields, defaults: Mapping[str, Any]) -> Fields:
     """Return the fields of the decoder within a multimodal model. Fields outside `text_config` do not affect the decoder, except
     `tie_word_embeddings`, since the head belongs to the outer model."""
     fields.skip(*fields.values)
-    return fields.fields("text_config", defaults, {name: fields.values[name] for name in ("tie_word_embeddings",) if name in fields})
+    text = fields.fields("text_config", defaults, {name: fields.values[name] for name in ("tie_word_embeddings",) if name in fields})
+    require_causal(text)
+    return text
 
 
 def read_activation(fields: Fields, name: str, default: str) -> Activation:

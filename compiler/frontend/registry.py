@@ -12,7 +12,7 @@ from typing import Any
 
 from compiler.frontend import families
 from compiler.frontend.classes import read_classes
-from compiler.frontend.config import ModelConfig
+from compiler.frontend.config import ModelConfig, require_causal
 from compiler.frontend.errors import ModelError, UnknownModel
 from compiler.frontend.family import DecoderFamily, EncoderFamily, Family, Gguf
 from compiler.frontend.fields import Fields, read_json
@@ -119,6 +119,8 @@ def parse_config(values: object) -> ModelConfig:
         raise UnknownModel(f"model_type {model_type!r} is not known; known are {', '.join(sorted(FAMILIES))}")
     if not fields.flag("is_causal", True):
         family = BOTH_WAYS.get(model_type, family)
+    if isinstance(family, DecoderFamily):
+        require_causal(fields)
     config = family.read(fields)
     if config.is_causal:
         config = replace(config, classes=read_classes(fields))

@@ -21,7 +21,6 @@ POOLINGS = {"avg": Pooling.MEAN, "cls": Pooling.CLS, "last": Pooling.LAST}  # by
 
 def read(fields: Fields) -> ModelConfig:
     kind = fields.text("model_type")
-    fields.values = {**fields.values, "is_causal": True}
     config = CAUSAL.get(kind, llama.read)(fields)
     if any(config.windows):
         raise fields.error("use_sliding_window", "false, because windows are supported in causal attention only")

@@ -174,6 +174,10 @@ def test_what_sentence_files_ask_for_is_honoured_or_refused(tmp_path: Path, file
         ({"use_bidirectional_attention": True}, "not supported for llama: use_bidirectional_attention: True. Delete"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0, "novel": 3}}, "rope_scaling.novel: 3"),
         ({"is_causal": False, "model_type": "gemma"}, "is_causal of config.json is False, expected true"),
+        (
+            {"model_type": "mistral3", "text_config": {"is_causal": False}},
+            "is_causal of text_config of config.json is False, expected true",
+        ),
         ({"is_causal": False, "architectures": ["LlamaForSequenceClassification"]}, "expected no classification head, because attention"),
         (
             {"model_type": "llama_bidirec", "pooling": "weighted_avg"},
