@@ -99,6 +99,11 @@ class Fields:
             self._nested[name] = nested
         return self._nested[name]
 
+    def require_equal(self, name: str, value: float, source: str) -> None:
+        """Raise ConfigError if the field is present and differs from `value`, the value of the field `source`."""
+        if self.raw(name, value) != value:
+            raise self.error(name, f"{value}, the value of {source}")
+
     def error(self, name: str, expected: str) -> ConfigError:
         return ConfigError(f"{name} of {self.where} is {self.values.get(name)!r:.80}, expected {expected}")
 

@@ -26,20 +26,14 @@ GGUF_LAYER_NAMES = {
 
 
 def read(fields: Fields) -> ModelConfig:
+    window = fields.integer("sliding_window", 4096)
+    fields.require_equal("sliding_window_size", window, "sliding_window")  # in files of the larger models; transformers does not read it
     return replace(
         read_gemma(fields),
-        windows=read_windows(fields, _read_window(fields), lambda layer: layer % 2 == 0),
+        windows=read_windows(fields, window, lambda layer: layer % 2 == 0),
         attention_softcap=read_softcap(fields, "attn_logit_softcapping", 50.0),
         logit_softcap=read_softcap(fields, "final_logit_softcapping", 30.0),
     )
-
-
-def _read_window(fields: Fields) -> int:
-    """Return the window. Files of the larger models also have it under another name, which transformers does not read."""
-    window = fields.integer("sliding_window", 4096)
-    if fields.integer("sliding_window_size", window) != window:
-        raise fields.error("sliding_window_size", f"{window}, the value of sliding_window")
-    return window
 
 
 def read_gemma(fields: Fields) -> ModelConfig:

@@ -28,10 +28,9 @@ def read(fields: Fields) -> ModelConfig:
 
 def read_hybrid(fields: Fields) -> ModelConfig:
     """Read the whole configuration except the intermediate size."""
-    theta = fields.number("theta", 1e6)  # the original name
+    theta = fields.number("theta", 1e6)
     fields.fill(tie_word_embeddings=True, num_key_value_heads=8, max_position_embeddings=128_000, rope_theta=theta)
-    if "theta" in fields and fields.number("rope_theta") != theta:
-        raise fields.error("theta", f"{fields.number('rope_theta')}, the value of rope_theta")
+    fields.require_equal("theta", fields.number("rope_theta"), "rope_theta")  # the original name
     fields.skip(
         "conv_dim", "conv_dim_out", "conv_use_xavier_init", "block_dim", "block_use_swiglu", "block_use_xavier_init", "block_norm_eps"
     )

@@ -17,8 +17,8 @@ def read(fields: Fields) -> ModelConfig:
     if fields.flag("qk_layernorm", False):
         raise fields.error("qk_layernorm", "false, because norms of queries and keys are not supported for phi")
     config = read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps")
-    if config.rope is not None and fields.integer("rotary_dim", config.rope.size) != config.rope.size:  # a former name
-        raise fields.error("rotary_dim", f"{config.rope.size}, which partial_rotary_factor gives")
+    assert config.rope is not None
+    fields.require_equal("rotary_dim", config.rope.size, "head_dim * partial_rotary_factor")  # a former name
     return replace(config, norm=Norm.LAYER, qkv_bias=True, output_bias=True, mlp_bias=True, head_bias=True)
 
 

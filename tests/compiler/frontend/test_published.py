@@ -40,7 +40,7 @@ def test_the_list_covers_what_people_download() -> None:
         ("LFM2-1.2B", {"theta": 10000.0}, "theta of config.json is 10000.0, expected 1000000.0, the value of rope_theta"),
         ("falcon3-1b", {"activation": "gelu"}, "activation: 'gelu'"),
         ("gemma-2-2b", {"sliding_window_size": 2048}, "sliding_window_size of config.json is 2048, expected 4096, the value of"),
-        ("phi-2", {"rotary_dim": 16}, "rotary_dim of config.json is 16, expected 32, which partial_rotary_factor gives"),
+        ("phi-2", {"rotary_dim": 16}, "rotary_dim of config.json is 16, expected 32, the value of head_dim"),
         ("Nemotron-Nano-9B-v2", {"time_step_limit": [0.0, 3e38]}, r"time_step_limit of .* expected \[0.0, Infinity\]"),
         ("Nemotron-Nano-9B-v2", {"time_step_limit": [0.1, 1e308]}, r"time_step_limit of .* expected \[0.0, Infinity\]"),
         ("Qwen2.5-7B-1M", {"dual_chunk_attention_config": {"chunk_size": 8, "local_size": 8}}, "local_size of .* is 8, expected less than"),
