@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compiler.ir.fma import numpy_fma
 from compiler.ir.loops.functions import Fn, ReduceFn
 from compiler.ops.elementwise import numpy_erf
 
@@ -17,10 +18,6 @@ Array = NDArray[Any]
 def _wide(fn: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """Compute in f64 and round once, so that the result is as accurate as the type allows."""
     return lambda x: fn(x.astype(np.float64)).astype(x.dtype)
-
-
-def _fma(a: Array, b: Array, c: Array) -> Array:
-    return (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(a.dtype)
 
 
 MEANING: dict[Fn, Callable[..., Array]] = {
@@ -33,7 +30,7 @@ MEANING: dict[Fn, Callable[..., Array]] = {
     Fn.MIN: np.minimum,
     Fn.MAX: np.maximum,
     Fn.POW: lambda a, b: np.power(a.astype(np.float64), b.astype(np.float64)).astype(a.dtype),
-    Fn.FMA: _fma,
+    Fn.FMA: numpy_fma,
     Fn.NEG: np.negative,
     Fn.ABS: np.abs,
     Fn.EXP: _wide(np.exp),

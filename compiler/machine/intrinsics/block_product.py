@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from compiler.ir.dtypes import DType
+from compiler.ir.fma import numpy_fma
 from compiler.ir.tiles import Array, Operand
 from compiler.llvm.ssa import Code, float_literal, multiply_add
 from compiler.machine.formats import FRAGMENTS4, FRAGMENTS8, Fragments, IntegerFragments, Ordered
@@ -164,7 +165,7 @@ class BlockProduct(ProductOp):
                 part = np.zeros_like(total)
                 for chunk in self.chunks(group):
                     part = (part + rows[:, g * group + chunk] @ weights[:, g * group + chunk].T).astype(np.float32)
-                total = (part.astype(np.float64) * factor + total).astype(np.float32)
+                total = numpy_fma(part, factor, total)
             out[number, :, : self.columns] = total
 
     def chunks(self, k: int) -> list[Array]:

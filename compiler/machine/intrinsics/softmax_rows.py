@@ -13,6 +13,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from compiler.ir.dtypes import DType
+from compiler.ir.fma import numpy_fma
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code, broadcast, float_literal, multiply_add, splat, vec, vector_literal
 from compiler.machine.intrinsics.amx import AmxStayAwake
@@ -85,7 +86,7 @@ class SoftmaxRows(Intrinsic):
             for v in range(found.shape[1]):
                 added = added + found[:, v]
             before = sums[: count * LANES].reshape(count, LANES)
-            before[...] = _fused(before, rescale[:count, None], added)
+            before[...] = numpy_fma(before, rescale[:count, None], added)
         weights[: count * keys].reshape(count, -1, LANES)[...] = flushed(found).astype(DType.BF16.numpy)
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
@@ -178,7 +179,7 @@ def power(x: Array, coefficients: Sequence[float]) -> Array:
     fraction = np.where(np.isinf(x), np.float32(0), x - whole)
     total = np.full_like(x, coefficients[-1])
     for c in reversed(coefficients[:-1]):
-        total = _fused(total, fraction, np.float32(c))
+        total = numpy_fma(total, fraction, np.float32(c))
     exponent = np.where(x >= LEAST_EXPONENT, whole, 0).astype(np.int32)
     return np.where(x < LEAST_EXPONENT, np.float32(0), np.ldexp(total, exponent)).astype(np.float32)
 
@@ -201,7 +202,3 @@ def _power(code: Code, x: str, coefficients: Sequence[float]) -> str:
 def _larger(code: Code, a: str, b: str, lanes: int) -> str:
     kind = vec("float", lanes)
     return code.op(f"select {vec('i1', lanes)} {code.op(f'fcmp olt {kind} {a}, {b}')}, {kind} {b}, {kind} {a}")
-
-
-def _fused(a: Array, b: Array, c: Array | np.float32) -> Array:
-    return (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float32)

@@ -33,6 +33,7 @@ import numpy as np
 from compiler.ir.dims import Dim, DimLike, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
+from compiler.ir.fma import numpy_fma
 from compiler.ir.loops.scalars import Contraction, Load, Scalar
 from compiler.ir.loops.write import Array, Kernel, cast, contract, contract_groups, guard
 from compiler.ir.numbers import num_per_byte
@@ -321,7 +322,7 @@ def integer_numpy(
     if centred:
         sums -= PANELS[format].offset * total.reshape(num_rows, planes, groups).transpose(1, 2, 0)[..., None].astype(np.int64)
     wide = sums.astype(np.float32)
-    exact = wide[0] if planes == 1 else (wide[0].astype(np.float64) * 256 + wide[1]).astype(np.float32)
+    exact = wide[0] if planes == 1 else numpy_fma(wide[0], np.float32(256), wide[1])
     row_scale = scale.reshape(num_rows, groups)
     column_scale = _by_columns(weight_scale, unit)
     scaled_last = len(column_scale) < groups

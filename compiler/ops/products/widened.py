@@ -23,6 +23,7 @@ import numpy as np
 from compiler.ir.dims import Dim, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
+from compiler.ir.fma import numpy_fma
 from compiler.ir.loops.scalars import Contraction, Load, Scalar
 from compiler.ir.loops.write import Kernel, cast, const, contract, contract_groups, guard, largest, round_half_even, select
 from compiler.ir.op import REQUIRED
@@ -172,8 +173,8 @@ def widened_numpy(
     w = (eighths + (1 << EIGHTHS - 1)) >> EIGHTHS
     # these integers are exact in f64
     sums = planes.reshape(-1, 2, length).astype(np.float64).transpose(1, 0, 2) @ w.astype(np.float64).T
-    first, second = sums.astype(np.float32).astype(np.float64)
-    exact = (first * 256 + np.where(two_planes.reshape(-1, 1), second, 0)).astype(np.float32)
+    first, second = sums.astype(np.float32)
+    exact = numpy_fma(first, np.float32(256), np.where(two_planes.reshape(-1, 1), second, np.float32(0)))
     y = (exact * (scale.reshape(-1, 1) * channel_scale.reshape(1, -1)))[:, :size]
     y = y if bias is None else y + bias.astype(np.float32)
     return y.reshape(*row, size).astype(DType(dtype).numpy)
