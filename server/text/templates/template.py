@@ -114,6 +114,7 @@ class ChatTemplate:
         try:
             text = "".join(compiled.template.generate(names))
         except Exception as error:  # a template can provoke any exception: TypeError, KeyError, RecursionError, ...
+            # This is not remembered: the failure may be due to these arguments, and a prompt must not depend on earlier requests.
             written = _with_written_arguments(messages) if isinstance(error, TypeError) else None
             if written is None:
                 raise _translate(error) from error
