@@ -11,6 +11,7 @@ from fnmatch import translate
 import numpy as np
 
 from compiler.frontend.fields import Fields
+from compiler.frontend.joint import joint, joint_name
 from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
 
 NEW_NAME = "num_local_experts"
@@ -91,62 +92,11 @@ class ExpertNames:
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
 
-def joint_name(name: str) -> str:
-    """Return the name of the tensor that joins all experts."""
-    return name.replace(".*", "")
-
-
-@dataclass(frozen=True, slots=True)
-class JointExperts:
-    """A source that joins the tensors of single experts into one tensor [experts, ...] when it is read."""
-
-    source: WeightSource
-    members: Mapping[str, tuple[str, ...]]
-    tensors: Mapping[str, TensorInfo] = field(init=False)
-
-    def __post_init__(self) -> None:
-        taken = {name for names in self.members.values() for name in names}
-        infos = {name: info for name, info in self.source.tensors.items() if name not in taken}
-        for joint, names in self.members.items():
-            first = self.source.tensors[names[0]]
-            num_bytes = sum(self.source.tensors[name].num_bytes for name in names)
-            infos[joint] = TensorInfo((len(names), *first.shape), first.dtype, num_bytes)
-        object.__setattr__(self, "tensors", infos)
-
-    def read(self, name: str) -> Tensor:
-        if name not in self.members:
-            return self.source.read(name)
-        info = self.tensors[name]
-        joint = np.empty(info.shape, info.dtype)
-        for number, member in enumerate(self.members[name]):
-            joint[number] = self.source.read(member)
-            self.source.release(member)  # otherwise memory would hold both the copy and the pages of the file
-        return joint
-
-    def release(self, name: str) -> None:
-        if name not in self.members:
-            self.source.release(name)
-
-    def digest(self) -> str:
-        return self.source.digest()
-
-
 def joint_experts(source: WeightSource, names: ExpertNames | None) -> WeightSource:
-    """Return the source with one tensor for all experts of a layer. If the tensor of an expert is missing or has another shape, the tensors
-    are not joined, and `Accounting` reports them."""
+    """Return the source with one tensor for all experts of a layer."""
     if names is None:
         return source
-    if names.stacked is not None:
-        source = StackedExperts(source, names)
-    patterns = [name for name in names.of_experts if "*" in name]
-    found: dict[str, dict[int, str]] = {}
-    for pattern in patterns:
-        before, after = map(re.escape, pattern.split("*"))
-        for name in source.tensors:
-            if match := re.fullmatch(rf"(.*\.){before}(\d+){after}(\.\w+(?:\.\w+)?)", name, re.ASCII):
-                found.setdefault(f"{match[1]}{joint_name(pattern)}{match[3]}", {})[int(match[2])] = name
-    members = {joint: tuple(by_number[i] for i in sorted(by_number)) for joint, by_number in found.items() if _complete(source, by_number)}
-    return JointExperts(source, members) if members else source
+    return joint(source if names.stacked is None else StackedExperts(source, names), names.of_experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +206,3 @@ class Chosen:
 
     def digest(self) -> str:
         return self.source.digest()
-
-
-def _complete(source: WeightSource, by_number: Mapping[int, str]) -> bool:
-    kinds = {(source.tensors[name].shape, source.tensors[name].dtype) for name in by_number.values()}
-    return len(kinds) == 1 and _are_counted(by_number)
-
-
-def _are_counted(numbers: Iterable[int]) -> bool:
-    return all(i == number for i, number in enumerate(sorted(numbers)))

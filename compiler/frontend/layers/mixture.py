@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from compiler.frontend.joint import joint_name
 from compiler.frontend.layers.decoder import Branch, Layer, activated, gated_mlp, scaled
 from compiler.frontend.layers.nn import Net, WeightFormat
-from compiler.frontend.mixture import ClippedGate, ExpertNames, Mixture, Scoring, joint_name
+from compiler.frontend.mixture import ClippedGate, ExpertNames, Mixture, Scoring
 from compiler.ir.graph.atoms import Constant, ScalarValue, Var
 from compiler.ops.elementwise import CLIP, DIVIDE, EQUAL, MINIMUM, MULTIPLY, SIGMOID, WHERE
 from compiler.ops.embedding import EMBEDDING

@@ -14,7 +14,8 @@ from safetensors.numpy import save_file
 
 from compiler.frontend.errors import ConfigError, DamagedFile
 from compiler.frontend.families import gpt_oss, qwen3_5_moe, qwen3_vl_moe
-from compiler.frontend.mixture import ExpertNames, JointExperts, joint_experts, without
+from compiler.frontend.joint import Joint
+from compiler.frontend.mixture import ExpertNames, joint_experts, without
 from compiler.frontend.quantized.held import HeldWeights, forms_of
 from compiler.frontend.quantized.mxfp4 import Mxfp4
 from compiler.frontend.quantized.source import QuantizedWeights, methods_of
@@ -74,7 +75,7 @@ def test_experts_that_are_not_complete_stay_apart() -> None:
     assert joint_experts(gap, NAMES) is gap
     assert joint_experts(odd, NAMES) is odd
     assert joint_experts(gap, None) is gap
-    assert isinstance(joint_experts(Held(experts(0)), NAMES), JointExperts)
+    assert isinstance(joint_experts(Held(experts(0)), NAMES), Joint)
 
 
 GPT_OSS = "model.layers.1.mlp.experts"

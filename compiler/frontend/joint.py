@@ -1,0 +1,73 @@
+"""Tensors that checkpoints store one by one, such as those of experts, and programs read as one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from compiler.frontend.weights import Tensor, TensorInfo, WeightSource
+
+
+def joint_name(pattern: str) -> str:
+    """Return the name of the tensor that joins all that match the pattern."""
+    return pattern.replace(".*", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A source that joins several tensors of the same shape into one, along a new first axis, when it is read."""
+
+    source: WeightSource
+    members: Mapping[str, tuple[str, ...]]
+    tensors: Mapping[str, TensorInfo] = field(init=False)
+
+    def __post_init__(self) -> None:
+        taken = {name for names in self.members.values() for name in names}
+        infos = {name: info for name, info in self.source.tensors.items() if name not in taken}
+        for whole, names in self.members.items():
+            first = self.source.tensors[names[0]]
+            num_bytes = sum(self.source.tensors[name].num_bytes for name in names)
+            infos[whole] = TensorInfo((len(names), *first.shape), first.dtype, num_bytes)
+        object.__setattr__(self, "tensors", infos)
+
+    def read(self, name: str) -> Tensor:
+        if name not in self.members:
+            return self.source.read(name)
+        info = self.tensors[name]
+        whole = np.empty(info.shape, info.dtype)
+        for number, member in enumerate(self.members[name]):
+            whole[number] = self.source.read(member)
+            self.source.release(member)  # otherwise memory would hold both the copy and the pages of the file
+        return whole
+
+    def release(self, name: str) -> None:
+        if name not in self.members:
+            self.source.release(name)
+
+    def digest(self) -> str:
+        return self.source.digest()
+
+
+def joint(source: WeightSource, patterns: Iterable[str]) -> WeightSource:
+    """Return the source with one tensor in place of all whose names differ only by the number for which `*` stands in a pattern, a name
+    within a layer. If one of them is missing or has another shape, they are not joined, and `Accounting` reports them."""
+    found: dict[str, dict[int, str]] = {}
+    for pattern in (pattern for pattern in patterns if "*" in pattern):
+        before, after = map(re.escape, pattern.split("*"))
+        for name in source.tensors:
+            if match := re.fullmatch(rf"(.*\.){before}(\d+){after}(\.\w+(?:\.\w+)?)", name, re.ASCII):
+                found.setdefault(f"{match[1]}{joint_name(pattern)}{match[3]}", {})[int(match[2])] = name
+    members = {whole: tuple(by_number[i] for i in sorted(by_number)) for whole, by_number in found.items() if _complete(source, by_number)}
+    return Joint(source, members) if members else source
+
+
+def _complete(source: WeightSource, by_number: Mapping[int, str]) -> bool:
+    kinds = {(source.tensors[name].shape, source.tensors[name].dtype) for name in by_number.values()}
+    return len(kinds) == 1 and _are_counted(by_number)
+
+
+def _are_counted(numbers: Iterable[int]) -> bool:
+    return all(i == number for i, number in enumerate(sorted(numbers)))
