@@ -146,7 +146,8 @@ class ModelConfig:
     logit_softcap: float | None = None
     sinks: bool = False  # a learned score per head takes part in each softmax, without a value
     head_norms: bool = False  # norms of each query head and each key head, in families in which only some models have these norms
-    norm: Norm = Norm.RMS  # norm of the residual stream; norms of heads are RMS norms
+    parallel: bool = False  # both branches of a layer read the same norm, in families in which only some models have such layers
+    norm: Norm = Norm.RMS  # norm of the residual stream
     norm_offset: float = 0.0  # added to the weights of norms
     unrotated: frozenset[int] = frozenset()  # layers without rotation of queries and keys
     query_growth: QueryGrowth | None = None

@@ -63,6 +63,7 @@ class DecoderFamily:
     # `layer_inputs` computes the per-layer embeddings from the token embeddings (see LayerInputs).
     layer_inputs: Callable[[Step, Var], Var | None] | None = None
     experts: ExpertNames | None = None
+    joined: tuple[str, ...] = ()  # patterns of names of tensors within a layer that are joined: see `joint`
     gguf: Gguf | None = None
     # `renamed` maps parts of names in safetensors files to parts of names in programs. They are replaced in this order.
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -16,6 +16,7 @@ from compiler.frontend.config import ModelConfig, require_causal
 from compiler.frontend.errors import ModelError, UnknownModel
 from compiler.frontend.family import DecoderFamily, EncoderFamily, Family, Gguf
 from compiler.frontend.fields import Fields, read_json
+from compiler.frontend.joint import joint
 from compiler.frontend.metadata import require_read
 from compiler.frontend.mixture import joint_experts, without
 from compiler.frontend.quantized.source import FIELDS as QUANTISATION
@@ -76,7 +77,8 @@ def weights_of(config: ModelConfig, files: WeightSource) -> WeightSource:
         return files
     family = decoder_family(config.family)
     used = without(files, config.unused) if config.unused else files
-    return joint_experts(Renamed(used, family.renamed) if family.renamed else used, family.experts)
+    named = Renamed(used, family.renamed) if family.renamed else used
+    return joint(joint_experts(named, family.experts), family.joined)
 
 
 def load_config(path: str | Path) -> ModelConfig:

@@ -393,6 +393,7 @@ CONVERTERS = {
         {"layer_norm_eps": "layer_norm_eps"},
         {"rope_dimension_count": rotated(0.25), "parallel_residual": lambda values: values.get("use_parallel_residual", True)},
         omits=("rope_freq_base",),
+        changes=lambda tensors, _: {name.replace("_layernorm.norms.", "_layernorm."): tensor for name, tensor in tensors.items()},
     ),
     "starcoder2": Converter({"layer_norm_eps": "norm_epsilon"}),
 }

@@ -452,6 +452,17 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "glm": Causal({"model_type": "glm", **TINY, "head_dim": 16, "attention_bias": True}),
     "glm4": Causal({"model_type": "glm4", **TINY, "head_dim": 16, "partial_rotary_factor": 0.5}),
     "cohere": Causal({"model_type": "cohere", **TINY_LAYER_NORM, "layer_norm_eps": 1e-5, "logit_scale": 0.25, "use_qk_norm": False}),
+    "cohere-head-norms": Causal(
+        {
+            "model_type": "cohere",
+            **TINY_LAYER_NORM,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "layer_norm_eps": 1e-5,
+            "logit_scale": 0.25,
+            "use_qk_norm": True,
+        }
+    ),
     "cohere2": Causal(
         {
             "model_type": "cohere2",
@@ -491,6 +502,18 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     ),
     "stablelm": Causal(
         {"model_type": "stablelm", **TINY_LAYER_NORM, "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "use_qkv_bias": True}
+    ),
+    "stablelm-parallel": Causal(
+        {
+            "model_type": "stablelm",
+            **TINY_LAYER_NORM,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "layer_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.25,
+            "qk_layernorm": True,
+            "use_parallel_residual": True,
+        }
     ),
     "helium": Causal({"model_type": "helium", **TINY, "head_dim": 16}),
     "ernie4_5": Causal({"model_type": "ernie4_5", **TINY, "head_dim": 16, "use_bias": True, "tie_word_embeddings": True}),
@@ -1281,6 +1304,8 @@ def draw(model: torch.nn.Module, gain: float, seed: int, dtype: torch.dtype) -> 
             elif parameter.ndim == 1 and name.endswith(("norm.weight", "norm_f.weight", "LayerNorm.weight")):
                 from_one = counts_from_one and "linear_attn" not in name
                 value = normal(parameter.shape, 0.2) + (not from_one) + 7 * (is_gemma and name in LAST_NORMS)
+            elif ".norms." in name or name.endswith(("q_norm.weight", "k_norm.weight")):
+                value = normal(parameter.shape, 0.5) + 1.5
             elif name.endswith(("router.scale", "per_expert_scale")):
                 value = normal(parameter.shape, 0.3) + 1
             elif name.endswith("A_log"):

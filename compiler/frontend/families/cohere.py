@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from compiler.frontend.config import ModelConfig, Norm, read_decoder, rotating_neighbours, rotating_whole_heads
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
-from compiler.frontend.layers.decoder import Layer, attention, gated_mlp, parallel
+from compiler.frontend.layers.decoder import Layer, gated_mlp, layer_norm_attention, parallel
 from compiler.frontend.rope import read_rope
 from compiler.ir.graph.atoms import Var
 
 
 def read(fields: Fields) -> ModelConfig:
-    if fields.flag("use_qk_norm", False):
-        raise fields.error("use_qk_norm", "false: norms whose weights differ by head, as in Command R+, are not supported")
-    config = read_cohere(fields)
+    config = replace(read_cohere(fields), head_norms=fields.flag("use_qk_norm", False))  # true in Command R+
     # max_position_embeddings of Command R is 8192, but it was trained on the longer model_max_length.
     config = replace(config, max_context=fields.integer("model_max_length", config.max_context))
     return rotating_neighbours(replace(config, rope=read_rope(fields, config.head_dim, theta=500_000.0)))
@@ -36,7 +35,7 @@ def read_cohere(fields: Fields) -> ModelConfig:
 
 
 def layer(at: Layer, x: Var) -> Var:
-    return parallel(at, x, attention, gated_mlp)
+    return parallel(at, x, partial(layer_norm_attention, norms=("self_attn.q_norm", "self_attn.k_norm")), gated_mlp)
 
 
 GGUF_FIELDS = {"attention.layer_norm_epsilon": "layer_norm_eps", "logit_scale": "logit_scale"}

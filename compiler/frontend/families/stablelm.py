@@ -1,24 +1,35 @@
-"""StableLM: Llama with layer norms, and with rotation of a part of each head."""
+"""StableLM: layer norms, rotation of a part of each head, and in StableLM 2 12B parallel branches and norms of heads."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from compiler.frontend.config import ModelConfig, Norm, read_decoder
-from compiler.frontend.families import llama
 from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, gated_mlp, layer_norm_attention, parallel, pre_norm
+from compiler.ir.graph.atoms import Var
+
+QUERY_NORMS, KEY_NORMS = "self_attn.q_layernorm.norms", "self_attn.k_layernorm.norms"
 
 
 def read(fields: Fields) -> ModelConfig:
     fields.fill(partial_rotary_factor=0.25)
-    for name in ("use_parallel_residual", "qk_layernorm"):
-        if fields.flag(name, False):
-            raise fields.error(name, "false: the layers of StableLM 2 12B are not supported")
-    config = read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps")
-    return replace(config, norm=Norm.LAYER, qkv_bias=fields.flag("use_qkv_bias", False))
+    return replace(
+        read_decoder(fields, eps=1e-5, eps_field="layer_norm_eps"),
+        norm=Norm.LAYER,
+        qkv_bias=fields.flag("use_qkv_bias", False),
+        head_norms=fields.flag("qk_layernorm", False),
+        parallel=fields.flag("use_parallel_residual", False),
+    )
+
+
+def layer(at: Layer, x: Var) -> Var:
+    apply = parallel if at.step.config.parallel else pre_norm
+    return apply(at, x, partial(layer_norm_attention, norms=(QUERY_NORMS, KEY_NORMS)), gated_mlp)
 
 
 def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
@@ -29,8 +40,9 @@ def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Conta
 GGUF = Gguf(
     "stablelm",
     {"attention.layer_norm_epsilon": "layer_norm_eps"},
+    {"attn_q_norm": QUERY_NORMS, "attn_k_norm": KEY_NORMS},
     biases={"use_qkv_bias": "attn_q"},
     query_norm="qk_layernorm",
     complete=complete,
 )
-FAMILY = DecoderFamily(("stablelm",), read, llama.layer, gguf=GGUF)
+FAMILY = DecoderFamily(("stablelm",), read, layer, joined=(f"{QUERY_NORMS}.*", f"{KEY_NORMS}.*"), gguf=GGUF)

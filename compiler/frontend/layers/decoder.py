@@ -327,6 +327,16 @@ def head_norm_attention(layer: Layer, h: Var) -> Var:
     return attend(layer, rotate(layer, q), rotate(layer, k), v)
 
 
+def layer_norm_attention(layer: Layer, h: Var, norms: tuple[str, str]) -> Var:
+    """Attend with rotary positions. If the model has norms of heads, each query and key head has a layer norm with weights of its own."""
+    net, c = layer.step.net, layer.step.config
+    q, k, v = project_qkv(layer, h)
+    if c.head_norms:
+        q = net.layer_norm_by_head(q, layer.name(norms[0]), c.num_heads, c.head_dim, c.norm_eps)
+        k = net.layer_norm_by_head(k, layer.name(norms[1]), c.num_kv_heads, c.head_dim, c.norm_eps)
+    return attend(layer, rotate(layer, q), rotate(layer, k), v)
+
+
 # --- feed-forward ------------------------------------------------------------------------------------------------------
 
 

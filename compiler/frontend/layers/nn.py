@@ -240,6 +240,12 @@ class Net:
         shift = self.vector(f"{name}.bias", size) if bias else Constant(np.zeros(size, np.float32))
         return self.call(LAYER_NORM, x, weight, shift, eps=eps)
 
+    def layer_norm_by_head(self, x: Atom, name: str, heads: int, size: int, eps: float) -> Var:
+        """Apply a layer norm without bias to each head of `x[tokens, heads, size]`. Each head has its own weights."""
+        ones, zeros = (Constant(np.full(size, value, np.float32)) for value in (1, 0))
+        weight = self.as_f32(self.weight(f"{name}.weight", heads, size))
+        return self.call(MULTIPLY, self.call(LAYER_NORM, x, ones, zeros, eps=eps), weight)
+
     def head(self, x: Atom, name: str, in_size: int, vocab: int, *, bias: bool = False) -> Var:
         return self.linear(x, name, in_size, vocab, bias=bias, format=WeightFormat(8) if self.format.bits < 8 or self.format.fast else None)
 

@@ -221,19 +221,6 @@ def test_kimi_k2_is_deepseek_v3_under_another_name() -> None:
     assert replace(found, family="deepseek_v3") == expected and FAMILIES["kimi_k2"] is FAMILIES["deepseek_v3"]
 
 
-@pytest.mark.parametrize(
-    ("model_type", "changes", "message"),
-    [
-        ("cohere", {"use_qk_norm": True}, "use_qk_norm of config.json is True, expected false: norms whose weights differ by head"),
-        ("stablelm", {"use_parallel_residual": True}, "use_parallel_residual of .* expected false: the layers of StableLM 2 12B"),
-        ("stablelm", {"qk_layernorm": True}, "qk_layernorm of .* expected false: the layers of StableLM 2 12B"),
-    ],
-)
-def test_layers_of_larger_models_are_refused(model_type: str, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_config(small(model_type, **changes))
-
-
 def test_command_r_was_trained_on_more_than_its_positions() -> None:
     command_r = small("cohere", max_position_embeddings=8192, model_max_length=131_072)
     assert parse_config(command_r).max_context == 131_072

@@ -269,7 +269,7 @@ OWN_NAMES = {
     "arcee": ("arcee",),
     "chatglm": ("glm",),
     "cohere2": ("cohere2",),
-    "command-r": ("cohere",),
+    "command-r": ("cohere", "cohere-head-norms"),
     "deepseek2": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
     "ernie4_5": ("ernie4_5",),
     "exaone": ("exaone",),
@@ -308,7 +308,7 @@ OWN_NAMES = {
     "qwen3vlmoe": ("qwen3_vl_moe",),
     "seed_oss": ("seed_oss",),
     "smollm3": ("smollm3",),
-    "stablelm": ("stablelm",),
+    "stablelm": ("stablelm", "stablelm-parallel"),
     "starcoder2": ("starcoder2",),
 }
 CASES = [(arch, case) for arch, cases in OWN_NAMES.items() for case in cases]
