@@ -39,6 +39,9 @@ class Mixture:
     size: int  # intermediate size of an expert
     outer_size: int | None = None  # input and output size of an expert; None: the size of the residual stream
     scoring: Scoring = Scoring.SOFTMAX
+    # SparseMixer computes the shares, each by a softmax over the logits whose relative distance to the expert's own is at most this limit.
+    # None: `scoring` says how the shares are computed.
+    sparse_limit: float | None = None
     normalized: bool = True  # divide the shares of the chosen experts by their sum
     scale: float = 1.0  # factor that multiplies the shares after normalisation
     num_groups: int = 1  # number of groups of experts; a token chooses among the experts of its best groups

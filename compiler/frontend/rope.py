@@ -60,7 +60,7 @@ class LongScaling:
     short_factors: tuple[float, ...]
     long_factors: tuple[float, ...]
     original_context: int
-    attention_factor: float
+    attention_factors: tuple[float, float]  # factors of cos and sin, for the same two ranges of contexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +100,9 @@ class Rope:
             case YarnScaling() as yarn:
                 scale = yarn.attention_factor
                 turns = _yarn(plain, self.theta, yarn)
-            case LongScaling(short, long, original, scale):
-                turns = plain / np.array(long if context > original else short)
+            case LongScaling(short, long, original, scales):
+                is_long = context > original
+                turns, scale = plain / np.array(long if is_long else short), scales[is_long]
             case ProportionalScaling(num_turning, factor):
                 turns = np.where(np.arange(len(plain)) < num_turning, plain / factor, 0.0)
         return turns.astype(np.float32), scale
@@ -197,7 +198,8 @@ def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | No
             factor = fields.number("factor", declared / original)
             plain = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
             short, long = fields.numbers("short_factor", size // 2), fields.numbers("long_factor", size // 2)
-            return LongScaling(short, long, original, fields.number("attention_factor", plain))
+            scale = fields.number("attention_factor", plain)
+            return LongScaling(short, long, original, (scale, scale))
         case _:
             raise fields.error("rope_type", "one of default, dynamic, linear, llama3, longrope, yarn")
 

@@ -505,7 +505,7 @@ def convert(
         if scaled == "longrope":
             scaling = load_config(MODELS / case).rope.scaling
             writer.add_rope_scaling_orig_ctx_len(scaling.original_context)
-            writer.add_rope_scaling_attn_factors(scaling.attention_factor)
+            writer.add_rope_scaling_attn_factors(scaling.attention_factors[1])
             writer.add_tensor("rope_factors_short.weight", np.array(scaling.short_factors, np.float32))
             writer.add_tensor("rope_factors_long.weight", np.array(scaling.long_factors, np.float32))
         num_layers = load_config(MODELS / case).num_layers

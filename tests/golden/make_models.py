@@ -24,6 +24,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -581,6 +582,30 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
     "mixtral": Causal(
         {"model_type": "mixtral", **SIZES, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
         experts=("block_sparse_moe", "w1", "w3", "w2"),
+    ),
+    "phimoe": Causal(
+        {
+            "model_type": "phimoe",
+            **TINY,
+            "max_position_embeddings": 128,
+            "original_max_position_embeddings": 32,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0, 1.0, 1.0, 1.0, 1.1, 1.1, 1.1, 1.2],
+                "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0],
+                "short_mscale": 1.1,
+                "long_mscale": 1.25,
+                "original_max_position_embeddings": 32,
+            },
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "router_jitter_noise": 0.25,
+        },
+        renamed={".mlp.router.": ".mlp.gate."},
+        experts=("block_sparse_moe", "w1", "w3", "w2"),
+        full_length=128,
     ),
     # Routing selects two of four groups of experts, and the correction bias of the router changes which experts are chosen. The model has a
     # shared expert and a dense first layer. Half of each head is rotated.
@@ -1388,6 +1413,9 @@ def load(auto: Any, directory: Path, **fields: Any) -> torch.nn.Module:
     model = auto.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     if hasattr(config, "num_experts_per_tok"):
         model.set_experts_implementation("eager")
+    if config.model_type == "phimoe":  # transformers 5 forgets to tell the length, and takes the factors of short texts
+        rotary = model.model.rotary_emb
+        rotary.rope_init_fn = partial(rotary.rope_init_fn, seq_len=config.max_position_embeddings)
     return model
 
 
@@ -1451,6 +1479,8 @@ def rope_tables(model: torch.nn.Module) -> dict[str, np.ndarray]:
     rotary = getattr(getattr(model.model, "language_model", model.model), "rotary_emb", None)
     if rotary is None:
         return {}
+    if (scale := rotary.config.rope_parameters.get("long_mscale")) is not None:
+        return {"inv_freq": rotary.inv_freq.numpy(), "rope_scale": np.float32(scale)}
     if hasattr(rotary, "full_attention_inv_freq"):
         return {
             "inv_freq": rotary.full_attention_inv_freq.numpy(),

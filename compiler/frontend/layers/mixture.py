@@ -10,7 +10,7 @@ from compiler.frontend.layers.decoder import Branch, Layer, activated, gated_mlp
 from compiler.frontend.layers.nn import Net, WeightFormat
 from compiler.frontend.mixture import ClippedGate, ExpertNames, Mixture, Scoring
 from compiler.ir.graph.atoms import Constant, ScalarValue, Var
-from compiler.ops.elementwise import CLIP, DIVIDE, EQUAL, MINIMUM, MULTIPLY, SIGMOID, WHERE
+from compiler.ops.elementwise import ABS, CLIP, DIVIDE, EQUAL, GREATER, MAXIMUM, MINIMUM, MULTIPLY, SIGMOID, SUBTRACT, WHERE
 from compiler.ops.embedding import EMBEDDING
 from compiler.ops.index import GATHER, TAKE
 from compiler.ops.normalize import SOFTMAX
@@ -71,6 +71,8 @@ def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, V
     """Return the experts of each token and their shares in the sum, both [tokens, chosen]."""
     net, c = layer.step.net, layer.step.config
     found = net.linear(h, layer.name(names.router), c.hidden_size, m.num_experts, bias=m.bias, format=ROUTER_FORMAT)
+    if m.sparse_limit is not None:
+        return _mix_sparsely(net, found, m, m.sparse_limit)
     scores = net.call(SOFTMAX, found) if m.scoring is Scoring.SOFTMAX else net.call(SIGMOID, found)
     judged = scores
     if names.correction is not None:
@@ -82,6 +84,21 @@ def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, V
     if names.scales is not None:
         shares = net.call(MULTIPLY, shares, net.call(TAKE, net.vector(layer.name(names.scales), m.num_experts), chosen, axis=0))
     return chosen, scaled(layer.step, shares, m.scale)
+
+
+def _mix_sparsely(net: Net, logits: Var, m: Mixture, limit: float) -> tuple[Var, Var]:
+    """Return what `_route` returns, by SparseMixer (Liu et al., arXiv 2409.12136). Experts are chosen one after another. The share of an
+    expert is its softmax over the experts not chosen before, without those whose logits are much smaller."""
+    rest, shares, numbers = logits, logits, Constant(np.arange(m.num_experts, dtype=np.int32))
+    for _ in range(m.num_chosen):
+        best = net.call(TOP_EXPERTS, rest, k=1)
+        top, is_best = net.call(GATHER, rest, best, axis=1), net.call(EQUAL, numbers, best)
+        distance = net.call(DIVIDE, net.call(SUBTRACT, top, logits), net.call(MAXIMUM, net.call(ABS, logits), top))
+        near = net.call(WHERE, net.call(GREATER, distance, ScalarValue(limit, "f32")), NOTHING, rest)
+        shares = net.call(WHERE, is_best, net.call(SOFTMAX, near), shares)
+        rest = net.call(WHERE, is_best, NOTHING, rest)
+    chosen = net.call(TOP_EXPERTS, logits, k=m.num_chosen)
+    return chosen, net.call(GATHER, shares, chosen, axis=1)
 
 
 def _correction(layer: Layer, name: str, rank: int, count: int) -> Var:

@@ -221,6 +221,32 @@ def test_kimi_k2_is_deepseek_v3_under_another_name() -> None:
     assert replace(found, family="deepseek_v3") == expected and FAMILIES["kimi_k2"] is FAMILIES["deepseek_v3"]
 
 
+PHI_MOE = json.loads((MODELS / "phimoe" / "config.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts_per_tok": 3}, "num_experts_per_tok of config.json is 3, expected 2"),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2.0}},
+            "rope_type of rope_scaling of config.json is None, expected default or longrope",
+        ),
+        ({"rope_scaling": {**PHI_MOE["rope_scaling"], "short_mscale": None}}, "rope_scaling of config.json has no short_mscale"),
+    ],
+)
+def test_what_phi_moe_cannot_have_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({**PHI_MOE, **changes})
+
+
+def test_phi_moe_scales_rotations_by_the_longest_context() -> None:
+    rope = parse_config(PHI_MOE).rope
+    assert rope is not None and [rope.frequencies(context)[1] for context in (32, 33)] == [1.1, 1.25]
+    plain = parse_config({name: value for name, value in PHI_MOE.items() if not name.startswith("rope")})
+    assert plain.rope == Rope(1e6, 16) and plain.mixture is not None and plain.mixture.sparse_limit == 0.5
+
+
 def test_command_r_was_trained_on_more_than_its_positions() -> None:
     command_r = small("cohere", max_position_embeddings=8192, model_max_length=131_072)
     assert parse_config(command_r).max_context == 131_072

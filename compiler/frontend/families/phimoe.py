@@ -1,0 +1,47 @@
+"""Phi-3.5-MoE: a mixture of experts in every layer, routed by SparseMixer, and layer norms."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, Norm, read_decoder, read_windows, rotating_whole_heads
+from compiler.frontend.families import mixtral
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.mixture import Mixture, read_mixture
+from compiler.frontend.rope import LongScaling, Rope, read_rope, rope_fields
+
+
+def read(fields: Fields) -> ModelConfig:
+    fields.fill(num_key_value_heads=8, num_local_experts=16, num_experts_per_tok=2, max_position_embeddings=131_072)
+    config, bias = rotating_whole_heads(read_decoder(fields, eps=1e-5)), fields.flag("attention_bias", False)
+    return replace(
+        config,
+        rope=_read_rope(fields, config.head_dim),
+        windows=read_windows(fields, fields.integer("sliding_window", None), lambda _: True),
+        norm=Norm.LAYER,
+        qkv_bias=bias,
+        output_bias=bias,
+        head_bias=fields.flag("lm_head_bias", False),
+        mixture=_read_mixture(fields),
+    )
+
+
+def _read_rope(fields: Fields, head_dim: int) -> Rope:
+    rope, given = read_rope(fields, head_dim, theta=1e6), rope_fields(fields)
+    if isinstance(rope.scaling, LongScaling):
+        return replace(rope, scaling=replace(rope.scaling, attention_factors=(given.number("short_mscale"), given.number("long_mscale"))))
+    if rope.scaling is not None:
+        raise given.error("rope_type", "default or longrope")
+    return rope
+
+
+def _read_mixture(fields: Fields) -> Mixture:
+    fields.skip("input_jitter_noise")  # for training
+    found = read_mixture(fields, "num_local_experts", "intermediate_size", normalized=False)
+    if found.num_chosen != 2:
+        raise fields.error("num_experts_per_tok", "2")
+    return replace(found, sparse_limit=2 * fields.number("router_jitter_noise", 0.01, zero=True))
+
+
+FAMILY = DecoderFamily(("phimoe",), read, mixtral.layer, experts=mixtral.NAMES)
