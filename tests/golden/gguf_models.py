@@ -192,6 +192,19 @@ def with_split_projections(tensors: dict[str, np.ndarray], values: Values) -> di
     return found
 
 
+def with_split_groups(tensors: dict[str, np.ndarray], values: Values) -> dict[str, np.ndarray]:
+    """Split the matrix of InternLM 2 that has for each key head its queries, the key and the value."""
+    found, groups, size = {}, values["num_key_value_heads"], head_dim(values)
+    for name, tensor in tensors.items():
+        if ".qkv_proj." not in name:
+            found[name] = tensor
+            continue
+        rows = tensor.reshape(groups, -1, size, *tensor.shape[1:])
+        for part, of_group in zip(("q_proj", "k_proj", "v_proj"), np.split(rows, (-2, -1), axis=1), strict=True):
+            found[name.replace("qkv_proj", part)] = of_group.reshape(-1, *tensor.shape[1:])
+    return found
+
+
 def with_split_latents(tensors: dict[str, np.ndarray], values: Values) -> dict[str, np.ndarray]:
     """Split the matrices that make keys and values of latents, and transpose those of keys."""
     heads, found = values["num_attention_heads"], {}
@@ -328,6 +341,7 @@ CONVERTERS = {
     "command-r": Converter(
         {"layer_norm_eps": "layer_norm_eps", "logit_scale": "logit_scale"}, {"rope_scaling_type": lambda _: gguf.RopeScalingType.NONE}
     ),
+    "internlm2": replace(LLAMA, changes=with_split_groups),
     "exaone4": Converter(WINDOW, {"sliding_window_pattern": local_layers}),
     "gemma": Converter(omits=("rope_freq_base",), norm_shift=1.0),
     "gemma2": Converter({**WINDOW, **SOFTCAPS}, omits=("rope_freq_base",), norm_shift=1.0),

@@ -199,6 +199,9 @@ class Causal:
     experts: tuple[str, str, str, str] | None = None  # names on the hub: mixture, gate, up and down projection of an expert
     saves_itself: bool = False  # whether transformers writes the file, with the names of the hub
     transposed: bool = False  # whether the file has the stacked matrices of experts as [experts, in, out]
+    grouped: str = ""  # name on the hub of a projection that has for each key head its queries, the key and the value
+    # The configuration with the field names of transformers, for models that transformers computes as those of another type.
+    fields: Json = field(default_factory=dict)
 
     @property
     def text(self) -> Json:
@@ -488,6 +491,27 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             "rope_theta": 1000000.0,
         },
         saves_itself=True,
+    ),
+    "internlm2": Causal(
+        {
+            "model_type": "internlm2",
+            **TINY,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "bias": True,
+        },
+        renamed={
+            "model.embed_tokens.": "model.tok_embeddings.",
+            "lm_head.": "output.",
+            ".input_layernorm.": ".attention_norm.",
+            ".self_attn.o_proj.": ".attention.wo.",
+            ".post_attention_layernorm.": ".ffn_norm.",
+            ".mlp.gate_proj.": ".feed_forward.w1.",
+            ".mlp.up_proj.": ".feed_forward.w3.",
+            ".mlp.down_proj.": ".feed_forward.w2.",
+        },
+        grouped="attention.wqkv",
+        fields={"model_type": "llama", "attention_bias": True},
     ),
     "internlm3": Causal(
         {
@@ -1358,6 +1382,8 @@ def save_weights(
     renamed: dict[str, str] | None = None,
     experts: tuple[str, str, str, str] | None = None,
     transposed: bool = False,
+    grouped: str = "",
+    num_groups: int = 1,
 ) -> None:
     tensors, seen = {}, set()
     for name, tensor in model.state_dict().items():
@@ -1370,6 +1396,11 @@ def save_weights(
         tensors = dict(part for name, tensor in tensors.items() for part in single_experts(name, tensor, *experts))
     if transposed:
         tensors = {name: t.transpose(1, 2).contiguous() if ".mlp.experts." in name else t for name, t in tensors.items()}
+    if grouped:
+        for name in [name for name in tensors if ".self_attn.q_proj." in name]:
+            parts = [tensors.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
+            rows = torch.cat([part.reshape(num_groups, -1, *part.shape[1:]) for part in parts], dim=1)
+            tensors[name.replace("self_attn.q_proj", grouped)] = rows.flatten(0, 1)
     if num_shards == 1:
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
         return
@@ -1491,7 +1522,7 @@ def rope_tables(model: torch.nn.Module) -> dict[str, np.ndarray]:
 
 
 def make_causal(case: Causal, directory: Path) -> str:
-    model = load(AutoModelForCausalLM if case.text is case.config else AutoModelForImageTextToText, directory)
+    model = load(AutoModelForCausalLM if case.text is case.config else AutoModelForImageTextToText, directory, **case.fields)
     for seed in itertools.count():
         draw(model, case.gain, seed, case.dtype)
         prompt = np.random.default_rng(seed).integers(3, case.text["vocab_size"], PROMPT).tolist()
@@ -1499,6 +1530,7 @@ def make_causal(case: Causal, directory: Path) -> str:
             break
     logits, hidden = forward(model, prompt, case.full_length)
     options: Any = {"renamed": case.renamed, "experts": case.experts, "transposed": case.transposed}
+    options |= {"grouped": case.grouped, "num_groups": case.text.get("num_key_value_heads", 1)}
     if not case.saves_itself:
         save_weights(model, directory, dtype=case.dtype, num_shards=case.num_shards, **options)
     arrays = {"prompt": np.int32(prompt), "logits": logits, "hidden": hidden, "continuation": np.int32(continuation), **rope_tables(model)}

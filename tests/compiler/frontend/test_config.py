@@ -253,6 +253,11 @@ def test_command_r_was_trained_on_more_than_its_positions() -> None:
     assert parse_config({**command_r, "model_max_length": None}).max_context == 8192
 
 
+def test_internlm_2_has_biases_unless_the_file_denies_it() -> None:
+    with_bias, without = parse_config(small("internlm2")), parse_config(small("internlm2", bias=False))
+    assert with_bias == replace(without, qkv_bias=True, output_bias=True) and not (without.qkv_bias or with_bias.mlp_bias)
+
+
 def test_exaone_has_former_names_of_fields() -> None:
     exaone = {name: value for name, value in small("exaone", num_layers=5, layer_norm_epsilon=1e-4).items() if name != "num_hidden_layers"}
     config = parse_config({**exaone, "activation_function": "gelu"})

@@ -56,6 +56,7 @@ ARCHITECTURES = {
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "helium": "HeliumForCausalLM",
+    "internlm2": "InternLM2ForCausalLM",
     "internlm3": "InternLM3ForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",

@@ -286,6 +286,7 @@ OWN_NAMES = {
     "granitehybrid": ("granitemoehybrid", "granitemoehybrid-dense"),
     "granitemoe": ("granitemoe",),
     "hunyuan-dense": ("hunyuan_v1_dense",),
+    "internlm2": ("internlm2",),
     "lfm2": ("lfm2",),
     "lfm2moe": ("lfm2_moe",),
     "llama": ("llama", "llama-bias-tied", "mistral-wide-heads", "mixtral"),
@@ -316,7 +317,7 @@ GPT_OSS = load_config(MODELS / "gpt_oss").mixture
 assert GPT_OSS is not None
 HYBRIDS = {case: load_config(MODELS / case).recurrence for case in ("qwen3_5", "qwen3_5_moe")}
 # Models that the program reads as the converter arranges them: the tensors differ from those of the hub, the logits do not.
-APART = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "granitemoehybrid", "granitemoehybrid-dense", "qwen3_next")
+APART = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "granitemoehybrid", "granitemoehybrid-dense", "internlm2", "qwen3_next")
 MULTIPLIED = {case: load_config(MODELS / case).recurrence for case in ("falcon_h1", "falcon_h1-plain")}
 LFM2_MOE = load_config(MODELS / "lfm2_moe").mixture
 assert LFM2_MOE is not None
