@@ -109,7 +109,16 @@ class LayerInputs:
     """Per-layer embeddings: an additional input vector per token and layer."""
 
     size: int
-    vocab_size: int  # rows of the per-layer embedding table
+    vocab_size: int  # rows of the per-layer embedding table; tokens behind the last row have the first one
+
+
+@dataclass(frozen=True, slots=True)
+class AltUp:
+    """Alternating updates (Baykal et al., arXiv 2301.13310): the residual stream is several streams side by side. A layer predicts all of
+    them, computes one, and corrects the others by the error of its prediction."""
+
+    num_streams: int
+    laurel_rank: int  # rank of the learned part of the residual connection around attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +146,8 @@ class ModelConfig:
     attending: frozenset[int] | None = None  # layers that have attention; None: all layers without a state
     latent: Latent | None = None
     layer_inputs: LayerInputs | None = None
+    altup: AltUp | None = None
+    sparsities: tuple[float, ...] = ()  # per layer: share of the activation's inputs that are set to 0; empty: none in any layer
     tie_word_embeddings: bool = False
     qkv_bias: bool = False
     output_bias: bool = False  # bias of the output projection of attention
@@ -209,10 +220,16 @@ class ModelConfig:
 
 
 def read_decoder(
-    fields: Fields, *, eps: float = 1e-6, eps_field: str = "rms_norm_eps", default_head_dim: int = 0, act: str = "hidden_act"
+    fields: Fields,
+    *,
+    eps: float = 1e-6,
+    eps_field: str = "rms_norm_eps",
+    default_head_dim: int = 0,
+    act: str = "hidden_act",
+    intermediate_size: int | None = None,
 ) -> ModelConfig:
     """Read the fields that all decoders have: rotary positions, grouped heads, and a norm. Unless the family overrides it, the norm is an
-    RMS norm."""
+    RMS norm. If `intermediate_size` is given, the field is not read."""
     hidden_size, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     head_dim: int = fields.integer("head_dim", default_head_dim or hidden_size // num_heads)
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
@@ -224,7 +241,7 @@ def read_decoder(
         family=fields.text("model_type"),
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size"),
+        intermediate_size=intermediate_size or fields.integer("intermediate_size"),
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,

@@ -121,6 +121,7 @@ def _prefix(dtypes: Mapping[str, DType]) -> str:
 def _result(step: Step, family: DecoderFamily, entry: str) -> Var:
     x, batch = embed(step), step.batch
     step.layer_inputs = None if family.layer_inputs is None else family.layer_inputs(step, x)
+    x = x if family.widen is None else family.widen(step, x)
     for number in range(step.config.num_layers):
         x = family.layer(Layer(step, number), x)
     if entry == HIDDEN:
@@ -134,4 +135,5 @@ def _result(step: Step, family: DecoderFamily, entry: str) -> Var:
 
 def _hidden(step: Step, family: DecoderFamily, x: Var, rows: Var) -> Var:
     """Return the hidden states of the requested rows after the last norm."""
-    return stream_norm(step, step.net.call(EMBEDDING, x, rows), f"{step.prefix}{family.last_norm}")
+    chosen = step.net.call(EMBEDDING, x, rows)
+    return stream_norm(step, chosen if family.narrow is None else family.narrow(step, chosen), f"{step.prefix}{family.last_norm}")

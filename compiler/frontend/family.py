@@ -37,6 +37,8 @@ class Gguf:
     layer_names: Mapping[str, str] = field(default_factory=dict[str, str])
     # `names` maps names in GGUF files to names in safetensors files, both outside layers and without `weight` or `bias` at the end.
     names: Mapping[str, str] = field(default_factory=dict[str, str])
+    # `stacked` maps names of stacks of matrices, outside layers, to names in safetensors files, in which `*` stands for a matrix's number.
+    stacked: Mapping[str, str] = field(default_factory=dict[str, str])
     # `biases` maps a flag of config.json to a projection's name in GGUF files. The flag is true if the projection has a bias.
     biases: Mapping[str, str] = field(default_factory=dict[str, str])
     query_norm: str | None = None  # a flag of config.json, which is true if queries have a norm
@@ -62,6 +64,9 @@ class DecoderFamily:
     last_norm: str = "norm"  # name of the norm before the head
     # `layer_inputs` computes the per-layer embeddings from the token embeddings (see LayerInputs).
     layer_inputs: Callable[[Step, Var], Var | None] | None = None
+    # `widen` makes the residual stream of the token embeddings, and `narrow` makes the last norm's input of the residual stream.
+    widen: Callable[[Step, Var], Var] | None = None
+    narrow: Callable[[Step, Var], Var] | None = None
     experts: ExpertNames | None = None
     joined: tuple[str, ...] = ()  # patterns of names of tensors within a layer that are joined: see `joint`
     gguf: Gguf | None = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import gguf
@@ -99,6 +101,10 @@ def widths(values: Values) -> int | list[int]:
     return [size if n < own else 2 * size for n in range(values["num_hidden_layers"])] if values.get("use_double_wide_mlp") else size
 
 
+def quantile(share: float) -> float:
+    return NormalDist().inv_cdf(share) if share else -math.inf
+
+
 def kv_heads_of_attention(values: Values) -> list[int]:
     return [values["num_key_value_heads"] * (kind in ("attention", "full_attention")) for kind in layer_kinds(values)]
 
@@ -134,6 +140,19 @@ LATENT_VALUES: dict[str, Callable[[Values], Any]] = {
     "expert_weights_norm": lambda values: values["norm_topk_prob"] or None,
     "rope_scaling_yarn_log_mul": lambda values: 0.1 * values["mscale_all_dim"] if "mscale_all_dim" in values else None,
 }
+
+
+def with_padded_inputs(tensors: dict[str, np.ndarray], values: Values) -> dict[str, np.ndarray]:
+    """Pad the table of per-layer embeddings of Gemma 3n to the vocabulary."""
+    name = "model.embed_tokens_per_layer.weight"
+    return {**tensors, name: np.pad(tensors[name], ((0, values["vocab_size"] - len(tensors[name])), (0, 0)))}
+
+
+def with_stacked_streams(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Stack the projections of Gemma 3n that make residual streams, and those that join them."""
+    stacks = ("altup_projections", "altup_unembed_projections")
+    found = {name: tensor for name, tensor in tensors.items() if not any(stack in name for stack in stacks)}
+    return found | {f"model.{s}.weight": np.stack([tensors[f"model.{s}.{number}.weight"] for number in range(3)]) for s in stacks}
 
 
 def with_split_gates(tensors: dict[str, np.ndarray], values: Values) -> dict[str, np.ndarray]:
@@ -398,6 +417,22 @@ CONVERTERS = {
         },
         joins_experts=True,
     ),
+    "gemma3n": Converter(
+        {
+            **WINDOW,
+            "final_logit_softcapping": "final_logit_softcapping",
+            "rope_freq_base_swa": "rope_local_base_freq",
+            "altup_active_idx": "altup_active_idx",
+            "altup_num_inputs": "altup_num_inputs",
+            "embedding_length_per_layer_input": "hidden_size_per_layer_input",
+            "shared_kv_layers": "num_kv_shared_layers",
+        },
+        {
+            "sliding_window_pattern": sliding,
+            "activation_sparsity_scale": lambda values: [quantile(share) for share in values["activation_sparsity_pattern"]],
+        },
+        changes=lambda tensors, values: with_stacked_streams(with_padded_inputs(tensors, values)),
+    ),
     "qwen35": QWEN35,
     "qwen35moe": replace(QWEN35, fields={**DELTA, **SHARED}),
     "qwen2vl": Converter({"rope_dimension_sections": "mrope_section"}),
@@ -467,7 +502,7 @@ def decoder_values(case: str) -> dict[str, Any]:
 
 
 DECODER = (
-    *(f"model.{part}" for part in ("embed_tokens", "layers", "norm", "final_layernorm", "embedding_norm", "per_layer")),
+    *(f"model.{part}" for part in ("embed_tokens", "layers", "norm", "final_layernorm", "embedding_norm", "per_layer", "altup")),
     "backbone.",
     "lm_head",
 )

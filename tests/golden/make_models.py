@@ -388,6 +388,30 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         }
     ),
     "gemma4_unified": Causal({"model_type": "gemma4_unified_text", **GEMMA4, "num_hidden_layers": 2, "attention_k_eq_v": True}),
+    # Some tokens are behind the table of per-layer embeddings. The last two layers read the keys and values of earlier layers.
+    "gemma3n": Causal(
+        {
+            "model_type": "gemma3n_text",
+            **{name: value for name, value in TINY.items() if name != "hidden_act"},
+            "hidden_activation": "gelu_pytorch_tanh",
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "num_hidden_layers": 4,
+            "intermediate_size": [48, 48, 64, 48],
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "sliding_window": 12,
+            "num_kv_shared_layers": 2,
+            "rope_theta": 1000000.0,
+            "rope_local_base_freq": 10000.0,
+            "final_logit_softcapping": 8.0,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 80,
+            "altup_num_inputs": 4,
+            "altup_active_idx": 0,
+            "laurel_rank": 64,
+            "activation_sparsity_pattern": [0.95, 0.7, 0.0, 0.0],
+        }
+    ),
     "phi3": Causal({"model_type": "phi3", **SIZES, "sliding_window": 20, "num_key_value_heads": 4, "pad_token_id": 0}),
     "phi3-longrope": Causal(
         {
@@ -1343,7 +1367,7 @@ def draw(model: torch.nn.Module, gain: float, seed: int, dtype: torch.dtype) -> 
     # embeddings make the contribution of the layers visible, and a large last norm makes logits large enough for the soft cap to matter.
     is_gemma = "Gemma" in type(model).__name__
     families = ("Gemma", "Nemotron", "Qwen3Next", "Qwen3_5")
-    from_zero = ("Gemma4", "NemotronH")
+    from_zero = ("Gemma3n", "Gemma4", "NemotronH")
     counts_from_one = any(name in type(model).__name__ for name in families) and not type(model).__name__.startswith(from_zero)
 
     with torch.no_grad():
@@ -1459,7 +1483,10 @@ def forward(model: torch.nn.Module, ids: list[int], full_length: int | None) -> 
     tokens before it, except if the rope frequencies depend on the length."""
     padded = ids + [0] * ((full_length or len(ids)) - len(ids))
     result = model(input_ids=torch.tensor([padded]), output_hidden_states=True, use_cache=False)
-    return result.logits[0, : len(ids)].numpy(), result.hidden_states[-1][0, : len(ids)].numpy()
+    hidden = result.hidden_states[-1]
+    if hidden.ndim == 4:  # several streams, of which the last norm reads a mean
+        hidden = model.model(input_ids=torch.tensor([padded]), use_cache=False).last_hidden_state
+    return result.logits[0, : len(ids)].numpy(), hidden[0, : len(ids)].numpy()
 
 
 @torch.no_grad()

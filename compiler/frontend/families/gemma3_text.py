@@ -25,14 +25,8 @@ def read(fields: Fields) -> ModelConfig:
         fields = text_fields(fields, {"model_type": "gemma3_text", **MULTIMODAL_SIZES})
     config = read_gemma(fields)
     period = fields.integer("sliding_window_pattern", fields.integer("_sliding_window_pattern", 6))
-    if "rope_parameters" in fields:
-        local = read_rope(fields, config.head_dim, layer_type="sliding_attention")
-    else:
-        local = Rope(fields.number("rope_local_base_freq", 10_000.0), config.head_dim)
     config = replace(
-        config,
-        rope=read_rope(fields, config.head_dim, theta=1e6, layer_type="full_attention"),
-        local_rope=local,
+        with_ropes(fields, config),
         max_context=fields.integer("max_position_embeddings", 131_072),  # already includes the rope scaling
         windows=read_windows(fields, fields.integer("sliding_window", 4096), lambda layer: (layer + 1) % period != 0),
         attention_softcap=read_softcap(fields, "attn_logit_softcapping", None),
@@ -43,6 +37,15 @@ def read(fields: Fields) -> ModelConfig:
     if config.attention_softcap is not None:
         raise fields.error("attn_logit_softcapping", "null, since attention is bidirectional")
     return read_both_ways(config)
+
+
+def with_ropes(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Return the configuration with the ropes of the layers without and with a window."""
+    if "rope_parameters" in fields:
+        local = read_rope(fields, config.head_dim, layer_type="sliding_attention")
+    else:
+        local = Rope(fields.number("rope_local_base_freq", 10_000.0), config.head_dim)
+    return replace(config, rope=read_rope(fields, config.head_dim, theta=1e6, layer_type="full_attention"), local_rope=local)
 
 
 def read_both_ways(config: ModelConfig) -> ModelConfig:

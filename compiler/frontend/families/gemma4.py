@@ -17,8 +17,8 @@ from compiler.frontend.layers.decoder import QKV, Layer, Step, activated, append
 from compiler.frontend.layers.mixture import experts
 from compiler.frontend.mixture import ExpertNames, Mixture
 from compiler.frontend.rope import read_rope
-from compiler.ir.graph.atoms import Var
-from compiler.ops.elementwise import MULTIPLY
+from compiler.ir.graph.atoms import ScalarValue, Var
+from compiler.ops.elementwise import LESS, MULTIPLY, WHERE
 
 NAMES = ExpertNames(
     "router.proj",
@@ -60,7 +60,7 @@ def read(fields: Fields) -> ModelConfig:
         local_rope=read_rope(fields, config.head_dim, layer_type="sliding_attention"),
         logit_softcap=read_softcap(fields, "final_logit_softcapping", None),
     )
-    config = _sharing(fields, _with_global_heads(fields, config))
+    config = _with_widths(fields, sharing(fields, _with_global_heads(fields, config)))
     return config if unified else replace(config, layer_inputs=_read_inputs(fields), mixture=_read_mixture(fields))
 
 
@@ -91,11 +91,10 @@ def _read_overrides(fields: Fields, config: ModelConfig) -> Fields:
     return Fields(objects[0] if objects else {}, f"per_layer_config of {fields.where}")
 
 
-def _sharing(fields: Fields, config: ModelConfig) -> ModelConfig:
+def sharing(fields: Fields, config: ModelConfig) -> ModelConfig:
     """Let the last `num_kv_shared_layers` layers read the keys and values of an earlier layer: the last one before them that has the same
     window. Projections that checkpoints contain for these layers are not used."""
     num_shared = fields.integer("num_kv_shared_layers", 0, minimum=0, maximum=config.num_layers)
-    doubled = fields.flag("use_double_wide_mlp", False)
     if not num_shared:
         return config
     first = config.num_layers - num_shared
@@ -106,9 +105,15 @@ def _sharing(fields: Fields, config: ModelConfig) -> ModelConfig:
     return replace(
         config,
         kv_sources=tuple(layer if layer < first else last[window] for layer, window in enumerate(config.windows)),
-        intermediate_sizes=tuple(config.intermediate_size << (doubled and layer >= first) for layer in range(config.num_layers)),
         unused=tuple(f"*layers.{layer}.self_attn.{part}.*" for layer in range(first, config.num_layers) for part in parts),
     )
+
+
+def _with_widths(fields: Fields, config: ModelConfig) -> ModelConfig:
+    """Double the intermediate size of the layers that read the keys and values of others, if the configuration says so."""
+    doubled, layers = fields.flag("use_double_wide_mlp", False), range(config.num_layers)
+    sizes = tuple(config.intermediate_size << (doubled and config.kv_source(layer) != layer) for layer in layers)
+    return replace(config, intermediate_sizes=sizes) if config.kv_sources else config
 
 
 def _read_inputs(fields: Fields) -> LayerInputs | None:
@@ -126,14 +131,15 @@ def _read_mixture(fields: Fields) -> Mixture | None:
 
 def layer(at: Layer, x: Var) -> Var:
     net = at.step.net
-    x = net.add(x, norm(at, _attend(at, norm(at, x, NORMS[0])), NORMS[1]))
+    x = net.add(x, norm(at, attend_shared(at, norm(at, x, NORMS[0])), NORMS[1]))
     x = net.add(x, norm(at, _feed(at, x), NORMS[3]))
     if at.step.layer_inputs is not None:
-        x = net.add(x, norm(at, _join(at, x, at.step.layer_inputs), "post_per_layer_input_norm"))
+        x = net.add(x, norm(at, join_inputs(at, x, at.step.layer_inputs), "post_per_layer_input_norm"))
     return net.call(MULTIPLY, x, net.vector(at.name("layer_scalar"), 1))
 
 
-def _attend(at: Layer, h: Var) -> Var:
+def attend_shared(at: Layer, h: Var) -> Var:
+    """Attend after a norm of each query, key and value head, to the keys and values of the layer or of an earlier one."""
     net, c, heads = at.step.net, at.step.config, at.heads
     kinds = 1 if c.kv_source(at.number) != at.number else 2 if at.number in c.values_from_keys else 3
     counts = [c.num_heads, heads.num_kv, heads.num_kv][:kinds]
@@ -156,7 +162,7 @@ def _feed(at: Layer, x: Var) -> Var:
     return net.add(norm(at, dense, f"{NORMS[3]}_1"), norm(at, chosen, f"{NORMS[3]}_2"))
 
 
-def _join(at: Layer, x: Var, inputs: Var) -> Var:
+def join_inputs(at: Layer, x: Var, inputs: Var) -> Var:
     """Multiply the layer's per-layer embedding by a gate computed from the residual stream, and project it to the width of the stream."""
     net, c = at.step.net, at.step.config
     assert c.layer_inputs is not None, c
@@ -173,7 +179,11 @@ def layer_inputs(step: Step, x: Var) -> Var | None:
     if c.layer_inputs is None:
         return None
     size, vocab_size = c.layer_inputs.size, c.layer_inputs.vocab_size
-    found = net.embedding(f"{step.prefix}embed_tokens_per_layer", step.batch.tokens, vocab_size, c.num_layers * size)
+    tokens = step.batch.tokens
+    if vocab_size < c.vocab_size:
+        zero = ScalarValue(0, "i32")
+        tokens = net.call(WHERE, net.call(LESS, tokens, ScalarValue(vocab_size, "i32")), tokens, zero)
+    found = net.embedding(f"{step.prefix}embed_tokens_per_layer", tokens, vocab_size, c.num_layers * size)
     made = net.linear(x, f"{step.prefix}per_layer_model_projection", c.hidden_size, c.num_layers * size)
     made = net.reshape(net.scale(made, c.hidden_size**-0.5), step.t, c.num_layers, size)
     normed = net.rms_norm(made, f"{step.prefix}per_layer_projection_norm", size, c.norm_eps)

@@ -55,6 +55,7 @@ class Part:
     name: str
     stored_as: str
     rows: slice | None = None  # its rows in the stored tensor; None: all rows
+    matrix: int | None = None  # its number in a stack of matrices; None: the stored tensor is no such stack
 
 
 class GgufModel:
@@ -103,6 +104,8 @@ class GgufModel:
 
     def _rows_of(self, tensor: Tensor, part: Part) -> Tensor:
         """Return the rows of a stored tensor that belong to a part, in the order of safetensors files."""
+        if part.matrix is not None:
+            return tensor[part.matrix]
         if part.rows is not None:
             tensor = tensor[part.rows] if tensor.ndim == 1 else tensor[..., part.rows, :]
         if self._is_rotated(part):
@@ -123,6 +126,10 @@ class GgufModel:
         for own, tensor in self.file.tensors.items():
             if own in (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS):
                 continue  # these tensors are part of the configuration
+            stem, _, kind = own.rpartition(".")
+            if stem in self._gguf.stacked and len(tensor.shape) == 3:
+                yield from (Part(f"{stem}.{number}.{kind}", own, matrix=number) for number in range(tensor.shape[0]))
+                continue
             if (number := re.match(r"blk\.(\d+)\.", own, re.ASCII)) is not None and int(number[1]) in self._ahead:
                 continue
             layer, _, kind = own.partition(f".{GATE_UP}.")
@@ -153,6 +160,9 @@ class GgufModel:
         stem, _, kind = own.rpartition(".")
         if stem in self._names:
             return f"{self._names[stem]}.{kind}"
+        stack, _, number = stem.rpartition(".")
+        if stack in self._gguf.stacked and number.isdecimal():
+            return f"{self._gguf.stacked[stack].replace('*', number)}.{kind}"
         match = re.fullmatch(r"blk\.(\d+)\.([\w.]+)", own, re.ASCII)
         if match is None:
             return own
@@ -179,6 +189,8 @@ class GgufModel:
             except (IndexError, ValueError) as error:
                 raise DamagedFile(f"{part.stored_as} is {list(tensor.shape)}: {error}") from error
             return TensorInfo(restored.shape, restored.dtype, tensor.num_bytes)
+        if part.matrix is not None:
+            return TensorInfo(tensor.shape[1:], dtype, tensor.num_bytes // tensor.shape[0])
         if part.rows is None:
             return TensorInfo(tensor.shape, dtype, tensor.num_bytes)
         axis = max(0, len(tensor.shape) - 2)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compiler.frontend.cache_groups import groups_of
-from compiler.frontend.config import Activation, Heads, Latent, LayerInputs
+from compiler.frontend.config import Activation, AltUp, Heads, Latent, LayerInputs
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.registry import load_config, parse_config, weights_of
 from compiler.frontend.rope import ProportionalScaling, Rope
@@ -88,6 +88,51 @@ def test_a_unified_gemma_4_has_no_inputs_per_layer() -> None:
 def test_what_gemma_4_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
     with pytest.raises(ConfigError, match=f"{field} of .* expected {expected}"):
         parse_config(small("gemma4_text", **GEMMA4, **{field: value}))
+
+
+def gemma3n(**changes: Any) -> dict[str, Any]:
+    return small("gemma3n_text", num_hidden_layers=20, num_attention_heads=8, num_kv_shared_layers=10, **changes)
+
+
+def test_gemma_3n_has_the_defaults_of_transformers() -> None:
+    config = parse_config(gemma3n())
+    assert config.windows == (*(512,) * 4, None) * 4 and config.kv_sources == (*range(10), *(*(8,) * 4, 9) * 2)
+    assert (config.rope, config.local_rope) == (Rope(1e6, 256), Rope(1e4, 256))
+    assert (config.layer_inputs, config.altup) == (LayerInputs(256, 262_144), AltUp(4, 64))
+    assert (config.sparsities, config.intermediate_sizes) == ((0.95,) * 10 + (0.0,) * 10, (128,) * 20)
+    assert (config.logit_softcap, config.attention_scale, config.tie_word_embeddings) == (30.0, 1.0, True)
+    few = parse_config(small("gemma3n_text", num_hidden_layers=5, num_attention_heads=8, num_kv_shared_layers=0))
+    assert (few.sparsities, few.kv_sources) == ((0.0,) * 5, ())
+
+
+def test_gemma_3n_states_numbers_per_layer() -> None:
+    sizes, shares = [64] * 19 + [32], [0.5, *[0] * 19]
+    config = parse_config(gemma3n(intermediate_size=sizes, activation_sparsity_pattern=shares, laurel_rank=8, altup_num_inputs=3))
+    assert (config.intermediate_sizes, config.sparsities, config.altup) == (tuple(sizes), (0.5, *(0.0,) * 19), AltUp(3, 8))
+
+
+def test_a_gemma_3n_within_a_multimodal_model_is_the_same() -> None:
+    whole = {"model_type": "gemma3n", "text_config": gemma3n(), "audio_config": {"novel": 1}, "vision_config": {"novel": 1}}
+    assert parse_config(whole) == parse_config(gemma3n())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("altup_active_idx", 1, "0"),
+        ("altup_correct_scale", False, "true"),
+        ("altup_num_inputs", 1, "an integer from 2 to 64"),
+        ("intermediate_size", [64] * 19, "a positive integer or a list of 20 positive integers"),
+        ("intermediate_size", "64", "a positive integer or a list of 20 positive integers"),
+        ("activation_sparsity_pattern", 0.5, "a list of 20 numbers of at least 0 and less than 1"),
+        ("activation_sparsity_pattern", [1.0] * 20, "a list of 20 numbers of at least 0 and less than 1"),
+        ("num_kv_shared_layers", 16, "a number that leaves one layer of each kind"),
+        ("hidden_size_per_layer_input", 0, "an integer from 1 to"),
+    ],
+)
+def test_what_gemma_3n_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field} of .* expected {expected}"):
+        parse_config({**gemma3n(), field: value})
 
 
 def granite4(**changes: Any) -> dict[str, Any]:
