@@ -26,6 +26,7 @@ class Activation(StrEnum):
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
     RELU2 = "relu2"  # activation relu(x) squared
+    XIELU = "xielu"  # has learned parameters: see `layers/xielu.py`
 
 
 ACTIVATIONS = {
@@ -37,6 +38,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "relu": Activation.RELU,
     "relu2": Activation.RELU2,
+    "xielu": Activation.XIELU,
 }
 
 

@@ -655,6 +655,21 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         experts=("block_sparse_moe", "w1", "w3", "w2"),
         full_length=128,
     ),
+    "apertus": Causal(
+        {
+            "model_type": "apertus",
+            **TINY,
+            "hidden_act": "xielu",
+            "attention_bias": True,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+        }
+    ),
     # Routing selects two of four groups of experts, and the correction bias of the router changes which experts are chosen. The model has a
     # shared expert and a dense first layer. Half of each head is rotated.
     "glm4_moe": Causal(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from compiler.frontend.classes import Classes
 from compiler.frontend.config import Activation, Heads, ModelConfig, Norm
 from compiler.frontend.layers.nn import Net, WeightFormat
+from compiler.frontend.layers.xielu import xielu
 from compiler.frontend.reranker import Verdict
 from compiler.frontend.rope import Rope
 from compiler.ir.dims import Dim, DimVar
@@ -367,4 +368,4 @@ def activated(layer: Layer, x: Var) -> Var:
     if kind is Activation.RELU2:
         positive = net.call(RELU, x)
         return net.call(MULTIPLY, positive, positive)
-    return net.call(ACTIVATIONS[kind], x)
+    return xielu(net, x, layer.name("mlp.act_fn")) if kind is Activation.XIELU else net.call(ACTIVATIONS[kind], x)

@@ -247,6 +247,24 @@ def test_phi_moe_scales_rotations_by_the_longest_context() -> None:
     assert plain.rope == Rope(1e6, 16) and plain.mixture is not None and plain.mixture.sparse_limit == 0.5
 
 
+@pytest.mark.parametrize(
+    ("case", "changes", "message"),
+    [
+        ("apertus", {"qk_norm": False}, "qk_norm of config.json is False, expected true"),
+        ("apertus", {"post_norm": True}, "post_norm of config.json is True, expected false"),
+    ],
+)
+def test_what_no_model_of_a_family_has_is_refused(case: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({**json.loads((MODELS / case / "config.json").read_text()), **changes})
+
+
+def test_apertus_has_the_defaults_of_transformers() -> None:
+    config = parse_config(small("apertus", hidden_act=None, rope_theta=None))
+    assert (config.activation, config.norm_eps) == (Activation.XIELU, 1e-5)
+    assert config.rope == Rope(12e6, config.head_dim, Llama3Scaling(8.0, 1.0, 4.0, 8192))
+
+
 def test_command_r_was_trained_on_more_than_its_positions() -> None:
     command_r = small("cohere", max_position_embeddings=8192, model_max_length=131_072)
     assert parse_config(command_r).max_context == 131_072
@@ -334,7 +352,7 @@ def test_layers_without_rotation() -> None:
 
 
 def test_unknown_models_are_refused_with_what_is_known() -> None:
-    with pytest.raises(UnknownModel, match=r"'rwkv' is not known; known are arcee, bert, camembert.*xlm-roberta$"):
+    with pytest.raises(UnknownModel, match=r"'rwkv' is not known; known are apertus, arcee, bert, camembert.*xlm-roberta$"):
         parse_config({"model_type": "rwkv", "attention_hidden_size": 1})
 
 

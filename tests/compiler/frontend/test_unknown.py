@@ -28,6 +28,7 @@ WITHOUT_ADVICE = {"gemma3", "mistral3", "qwen2_5_vl", "qwen2_5_vl_text", "qwen3_
 WITHOUT_ADVICE |= {"embeddinggemma", "gemma3n", "gemma4", "gemma4_unified", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"}
 WITHOUT_ADVICE |= {"kimi_k2", "llama_bidirec", "qwen2_vl", "qwen2_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text"}
 ARCHITECTURES = {
+    "apertus": "ApertusForCausalLM",
     "arcee": "ArceeForCausalLM",
     "bert": "BertModel",
     "camembert": "CamembertModel",

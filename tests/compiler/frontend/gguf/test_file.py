@@ -408,7 +408,7 @@ def test_a_converted_hybrid_has_the_logits_of_the_hub_s(tmp_path: Path, arch: st
     assert np.abs(logits - golden["logits"]).max() < 2e-4 * np.abs(golden["logits"]).max()
 
 
-@pytest.mark.parametrize(("arch", "case"), [pair for pair in CASES if pair[1] in (*APART, "nemotron_h")])
+@pytest.mark.parametrize(("arch", "case"), [pair for pair in CASES if pair[1] in (*APART, "gemma3n", "nemotron_h")])
 def test_a_program_that_holds_integers_has_the_same_logits(
     tmp_path: Path, arch: str, case: str, interpreted_from: Callable[..., Any]
 ) -> None:
