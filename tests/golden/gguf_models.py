@@ -417,6 +417,9 @@ CONVERTERS = {
         },
         joins_experts=True,
     ),
+    "minimax-m2": Converter(
+        {"expert_count": "num_local_experts", "expert_feed_forward_length": "intermediate_size", "rope_dimension_count": "rotary_dim"}
+    ),
     "gemma3n": Converter(
         {
             **WINDOW,

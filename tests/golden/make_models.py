@@ -655,6 +655,27 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         experts=("block_sparse_moe", "w1", "w3", "w2"),
         full_length=128,
     ),
+    # The correction bias of the router changes which experts are chosen. Half of each head is rotated.
+    "minimax_m2": Causal(
+        {
+            "model_type": "minimax_m2",
+            **TINY,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "rotary_dim": 8,
+            "intermediate_size": 24,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "attn_type_list": [1, 1],
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+        },
+        renamed={".mlp.e_score_correction_bias": ".block_sparse_moe.e_score_correction_bias"},
+        experts=("block_sparse_moe", "w1", "w3", "w2"),
+    ),
     "apertus": Causal(
         {
             "model_type": "apertus",

@@ -250,6 +250,11 @@ def test_phi_moe_scales_rotations_by_the_longest_context() -> None:
 @pytest.mark.parametrize(
     ("case", "changes", "message"),
     [
+        ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func of config.json is 'softmax', expected 'sigmoid'"),
+        ("minimax_m2", {"qk_norm_type": "per_head"}, "qk_norm_type of config.json is 'per_head', expected 'per_layer'"),
+        ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias of config.json is False, expected True"),
+        ("minimax_m2", {"shared_intermediate_size": 8}, "shared_intermediate_size of config.json is 8, expected 0"),
+        ("minimax_m2", {"attn_type_list": [1, 0]}, r"attn_type_list of config.json is \[1, 0\], expected a list of ones"),
         ("apertus", {"qk_norm": False}, "qk_norm of config.json is False, expected true"),
         ("apertus", {"post_norm": True}, "post_norm of config.json is True, expected false"),
     ],
@@ -257,6 +262,11 @@ def test_phi_moe_scales_rotations_by_the_longest_context() -> None:
 def test_what_no_model_of_a_family_has_is_refused(case: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_config({**json.loads((MODELS / case / "config.json").read_text()), **changes})
+
+
+def test_minimax_m2_rotates_part_of_each_head() -> None:
+    rope = parse_config(small("minimax_m2", head_dim=32, num_key_value_heads=2, rotary_dim=16)).rope
+    assert rope == Rope(5e6, 16)
 
 
 def test_apertus_has_the_defaults_of_transformers() -> None:

@@ -301,6 +301,7 @@ OWN_NAMES = {
     "lfm2": ("lfm2",),
     "lfm2moe": ("lfm2_moe",),
     "llama": ("llama", "llama-bias-tied", "mistral-wide-heads", "mixtral"),
+    "minimax-m2": ("minimax_m2",),
     "mistral3": ("ministral3", "mistral3"),
     "nemotron": ("nemotron",),
     "nemotron_h": (),  # read as nemotron_h_moe is
