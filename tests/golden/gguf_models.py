@@ -420,6 +420,15 @@ CONVERTERS = {
     "minimax-m2": Converter(
         {"expert_count": "num_local_experts", "expert_feed_forward_length": "intermediate_size", "rope_dimension_count": "rotary_dim"}
     ),
+    "dots1": Converter(
+        {
+            "expert_count": "n_routed_experts",
+            "expert_shared_count": "n_shared_experts",
+            "expert_weights_norm": "norm_topk_prob",
+            "expert_weights_scale": "routed_scaling_factor",
+            "leading_dense_block_count": "first_k_dense_replace",
+        }
+    ),
     "gemma3n": Converter(
         {
             **WINDOW,

@@ -676,6 +676,24 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         renamed={".mlp.e_score_correction_bias": ".block_sparse_moe.e_score_correction_bias"},
         experts=("block_sparse_moe", "w1", "w3", "w2"),
     ),
+    # The first layer is dense, the last one has a window.
+    "dots1": Causal(
+        {
+            "model_type": "dots1",
+            **TINY,
+            "num_hidden_layers": 3,
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "n_shared_experts": 2,
+            "moe_intermediate_size": 16,
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": True,
+            "first_k_dense_replace": 1,
+            "sliding_window": 12,
+            "max_window_layers": 2,
+        },
+        experts=EXPERTS,
+    ),
     "apertus": Causal(
         {
             "model_type": "apertus",

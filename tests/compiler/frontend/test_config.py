@@ -255,6 +255,7 @@ def test_phi_moe_scales_rotations_by_the_longest_context() -> None:
         ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias of config.json is False, expected True"),
         ("minimax_m2", {"shared_intermediate_size": 8}, "shared_intermediate_size of config.json is 8, expected 0"),
         ("minimax_m2", {"attn_type_list": [1, 0]}, r"attn_type_list of config.json is \[1, 0\], expected a list of ones"),
+        ("dots1", {"scoring_func": "softmax"}, "scoring_func of config.json is 'softmax', expected sigmoid"),
         ("apertus", {"qk_norm": False}, "qk_norm of config.json is False, expected true"),
         ("apertus", {"post_norm": True}, "post_norm of config.json is True, expected false"),
     ],
@@ -267,6 +268,13 @@ def test_what_no_model_of_a_family_has_is_refused(case: str, changes: dict[str, 
 def test_minimax_m2_rotates_part_of_each_head() -> None:
     rope = parse_config(small("minimax_m2", head_dim=32, num_key_value_heads=2, rotary_dim=16)).rope
     assert rope == Rope(5e6, 16)
+
+
+def test_dots1_has_windows_behind_its_last_full_layer() -> None:
+    dots1 = small("dots1", num_hidden_layers=4, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=8)
+    assert parse_config({**dots1, "max_window_layers": 3}).windows == (None, None, None, 4096)
+    assert parse_config({**dots1, "max_window_layers": 3, "sliding_window": None}).windows == (None,) * 4
+    assert parse_config(dots1).windows == (None,) * 4
 
 
 def test_apertus_has_the_defaults_of_transformers() -> None:

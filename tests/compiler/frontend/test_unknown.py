@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "electra": "ElectraModel",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "dots1": "Dots1ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
     "exaone": "ExaoneForCausalLM",

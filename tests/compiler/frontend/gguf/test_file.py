@@ -281,6 +281,7 @@ OWN_NAMES = {
     "cohere2": ("cohere2",),
     "command-r": ("cohere", "cohere-head-norms"),
     "deepseek2": ("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
+    "dots1": ("dots1",),
     "ernie4_5": ("ernie4_5",),
     "exaone": ("exaone",),
     "exaone4": ("exaone4",),
@@ -340,6 +341,8 @@ LOST: dict[str, dict[str, Any]] = {
     # the largest.
     "gemma2": {"attention_scale": 16**-0.5},
     "gemma3": {"attention_scale": 16**-0.5},
+    # GGUF does not store windows. All layers of the published models are before the first layer with a window.
+    "dots1": {"windows": (None,) * 3},
     "gemma3n": {"layer_inputs": LayerInputs(8, 96)},
     "glm": {"norm_eps": 1e-5, "max_context": 32},
     # GGUF stores neither `alpha` nor `limit`. The reader uses the values of all gpt-oss models published so far.

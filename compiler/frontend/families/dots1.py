@@ -1,0 +1,31 @@
+"""dots.llm1: a norm per head, a plain MLP in the first layers, then mixtures of experts with shared experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import ModelConfig, read_decoder, read_windows, rotating_whole_heads
+from compiler.frontend.families import glm4_moe
+from compiler.frontend.family import DecoderFamily, Gguf
+from compiler.frontend.fields import Fields
+
+
+def read(fields: Fields) -> ModelConfig:
+    if fields.text("scoring_func", "sigmoid") not in ("sigmoid", "noaux_tc"):  # the published models name the method of the choice
+        raise fields.error("scoring_func", "sigmoid")
+    fields.fill(first_k_dense_replace=0)
+    config, bias = rotating_whole_heads(read_decoder(fields)), fields.flag("attention_bias", False)
+    first = fields.integer("max_window_layers", 62, minimum=0)
+    window = fields.integer("sliding_window", None if "sliding_window" in fields.values else 4096)
+    return replace(
+        config,
+        qkv_bias=bias,
+        output_bias=bias,
+        head_norms=True,
+        windows=read_windows(fields, window, lambda layer: layer >= first),
+        mixture=glm4_moe.read_shared_mixture(fields),
+    )
+
+
+GGUF = Gguf("dots1", glm4_moe.GGUF_FIELDS, glm4_moe.GGUF_LAYER_NAMES, biases={"attention_bias": "attn_q"})
+FAMILY = DecoderFamily(("dots1",), read, glm4_moe.layer, gguf=GGUF, experts=glm4_moe.NAMES)
