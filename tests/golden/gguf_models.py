@@ -417,6 +417,10 @@ CONVERTERS = {
         },
         joins_experts=True,
     ),
+    "phimoe": Converter(
+        {"expert_count": "num_local_experts"},
+        {"sliding_window": lambda values: values.get("sliding_window") or 0, "rope_dimension_count": rotated(1.0)},
+    ),
     "minimax-m2": Converter(
         {"expert_count": "num_local_experts", "expert_feed_forward_length": "intermediate_size", "rope_dimension_count": "rotary_dim"}
     ),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import ModelConfig, Norm, read_decoder, read_windows, rotating_whole_heads
 from compiler.frontend.families import mixtral
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.mixture import Mixture, read_mixture
 from compiler.frontend.rope import LongScaling, Rope, read_rope, rope_fields
@@ -44,4 +46,19 @@ def _read_mixture(fields: Fields) -> Mixture:
     return replace(found, sparse_limit=2 * fields.number("router_jitter_noise", 0.01, zero=True))
 
 
-FAMILY = DecoderFamily(("phimoe",), read, mixtral.layer, experts=mixtral.NAMES)
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """Add what GGUF files do not state. They state a factor of rotations that is computed from the context, and not the model's own."""
+    config["lm_head_bias"] = "output.bias" in tensors
+    if isinstance(scaling := config.get("rope_scaling"), dict):
+        scaling |= {"short_mscale": MSCALE, "long_mscale": MSCALE}
+
+
+MSCALE = 1.243163121016122  # of all published models
+GGUF = Gguf(
+    "phimoe",
+    {"expert_count": "num_local_experts", "attention.sliding_window": "sliding_window"},
+    mixtral.GGUF_LAYER_NAMES,
+    biases={"attention_bias": "attn_output"},
+    complete=complete,
+)
+FAMILY = DecoderFamily(("phimoe",), read, mixtral.layer, gguf=GGUF, experts=mixtral.NAMES)

@@ -22,6 +22,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from compiler.frontend.config import BranchFactors, LayerInputs, ModelConfig
 from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
+from compiler.frontend.families.phimoe import MSCALE
 from compiler.frontend.gguf.dequantize import FORMATS, dequantize, form_of, split
 from compiler.frontend.gguf.file import OTHER_FORMATS, GgufFile
 from compiler.frontend.gguf.model import GgufModel
@@ -311,6 +312,7 @@ OWN_NAMES = {
     "olmoe": ("olmoe",),
     "phi2": ("phi",),
     "phi3": ("phi3", "phi3-longrope"),
+    "phimoe": ("phimoe",),
     "qwen2": ("qwen2",),
     "qwen2vl": ("qwen2_5_vl",),
     "qwen3": ("qwen3",),
@@ -332,6 +334,8 @@ HYBRIDS = {case: load_config(MODELS / case).recurrence for case in ("qwen3_5", "
 # Models that the program reads as the converter arranges them: the tensors differ from those of the hub, the logits do not.
 APART = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "granitemoehybrid", "granitemoehybrid-dense", "internlm2", "qwen3_next")
 MULTIPLIED = {case: load_config(MODELS / case).recurrence for case in ("falcon_h1", "falcon_h1-plain")}
+PHI_MOE = load_config(MODELS / "phimoe")
+assert PHI_MOE.mixture is not None and PHI_MOE.rope is not None and isinstance(PHI_MOE.rope.scaling, LongScaling)
 LFM2_MOE = load_config(MODELS / "lfm2_moe").mixture
 assert LFM2_MOE is not None
 ONES = {"attention_scale": 16**-0.5, "embedding_scale": 1.0, "logit_scale": 1.0, "factors": BranchFactors(1.0, 1.0, 1.0, 1.0, 1.0, 1.0)}
@@ -348,6 +352,11 @@ LOST: dict[str, dict[str, Any]] = {
     # GGUF stores neither `alpha` nor `limit`. The reader uses the values of all gpt-oss models published so far.
     "gpt_oss": {"mixture": replace(GPT_OSS, clipped=ClippedGate(alpha=1.702, limit=7.0))},
     "hunyuan_v1_dense": {"max_context": 1 << 18},
+    # GGUF stores neither the noise of the router nor the factors of rotations. The reader uses those of all published models.
+    "phimoe": {
+        "mixture": replace(PHI_MOE.mixture, sparse_limit=0.02),
+        "rope": replace(PHI_MOE.rope, scaling=replace(PHI_MOE.rope.scaling, attention_factors=(MSCALE, MSCALE))),
+    },
     "starcoder2": {"windows": (None, None)},
     # GGUF does not store the factor of the experts' output. It is 1 in all published models.
     "lfm2_moe": {"mixture": replace(LFM2_MOE, scale=1.0)},
