@@ -12,7 +12,7 @@ import pytest
 from runtime.executable import Call
 
 # (model, weight format). The quick cases cover grouped heads, soft caps with windows, quantised weights, mixtures of experts (which group
-# rows of different sequences by expert), attention sinks, states, latents and shared pages.
+# rows of different sequences by expert), attention sinks, states, latents, shared pages and several residual streams.
 QUICK = [
     ("llama", "f32"),
     ("gemma2", "f32"),
@@ -24,6 +24,7 @@ QUICK = [
     ("gpt_oss", "int8"),
     ("qwen3_next", "int8"),
     ("falcon_h1", "int8"),
+    ("gemma3n", "bf16"),
     ("gemma4", "bf16"),
     ("deepseek_v2", "int8"),
 ]
