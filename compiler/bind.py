@@ -46,7 +46,7 @@ def bind_weights(
     step, preparations = executable.meta.functions[entry], executable.preparations(entry)
     num_plain = len(step.weights) - step.num_prepared
     plain, computed = step.weights[:num_plain], step.weights[num_plain:]
-    bound: dict[str, Array | Tensor] = {p.name: np.ascontiguousarray(source.read(p.name)) for p in plain}
+    bound: dict[str, Array | Tensor] = {p.name: _row_major(source.read(p.name)) for p in plain}
     if computed:
         with _preparing(session, executable) as host:
             bound |= _prepared(session.device, host, preparations, computed, source, kept_in, progress)
@@ -70,7 +70,7 @@ def prepared_weights(executable: Executable, entry: str, source: WeightSource) -
     the program is for another machine. An array is valid until the next array is requested."""
     step, preparations = executable.meta.functions[entry], executable.preparations(entry)
     for param in step.weights[: len(step.weights) - step.num_prepared]:
-        yield param.name, np.ascontiguousarray(source.read(param.name))
+        yield param.name, _row_major(source.read(param.name))
     if not preparations:
         return
     names = iter([p.name for p in step.weights[len(step.weights) - step.num_prepared :]])
@@ -166,9 +166,14 @@ def _results(host: Session, preparations: Sequence[VMFunction], source: WeightSo
     """Yield the results of one preparation after another. Memory holds the results of only one preparation at a time, and only those
     tensors of the source that this preparation reads."""
     for prepare in preparations:
-        yield host.call(prepare.name, *(np.ascontiguousarray(source.read(p.name)) for p in prepare.params), views=True)
+        yield host.call(prepare.name, *(_row_major(source.read(p.name)) for p in prepare.params), views=True)
         for param in prepare.params:
             source.release(param.name)
+
+
+def _row_major(array: Any) -> Array:
+    """Return the array in row-major order. An array without axes stays one; `numpy.ascontiguousarray` would add an axis."""
+    return np.asarray(array, order="C")
 
 
 def _mapped(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array]:

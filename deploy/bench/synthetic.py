@@ -238,7 +238,7 @@ class RandomWeights:
     def read(self, name: str) -> NDArray[Any]:
         rng = np.random.default_rng(zlib.crc32(name.encode()))
         shape = self.shapes[name]
-        if len(shape) == 1:
+        if len(shape) <= 1:
             return np.ones(shape, DType.BF16.numpy)
         scale = shape[-1] ** -0.5
         block = (

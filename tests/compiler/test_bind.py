@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from compiler.bind import _resident, _side_by_side
+from compiler.bind import _resident, _side_by_side, bind_weights, prepared_weights
+from compiler.driver import compile_module
+from compiler.frontend.layers.nn import Net
+from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Var
+from compiler.ir.types import tensor
+from compiler.ops.elementwise import ADD, EXP, MULTIPLY
+from deploy.bench.synthetic import RandomWeights
 from runtime.device.cpu.device import CpuDevice
+from runtime.session import Session
 from tests.runtime.device.opaque import OpaqueDevice, OpaqueTensor
 
 
@@ -27,3 +35,17 @@ def test_what_is_kept_in_no_file_lies_in_one_block() -> None:
         np.testing.assert_array_equal(kept[name], value)
         assert kept[name].dtype == value.dtype and not np.shares_memory(kept[name], value)
     assert kept["b"].ctypes.data - kept["a"].ctypes.data == 64 and kept["a"].ctypes.data % 64 == 0
+
+
+def test_a_weight_without_axes_stays_one() -> None:
+    """One weight is read as it is, the other one while it is prepared. NumPy's function for row-major arrays would add an axis to both."""
+    net, x = Net({"plain": DType.BF16, "changed": DType.BF16}), Var("x", tensor((3,), DType.F32))
+    with net.function("main", [x]):
+        plain, changed = (net.as_f32(net.weight(name)) for name in ("plain", "changed"))
+        net.builder.returns(net.call(ADD, net.call(MULTIPLY, x, plain), net.call(EXP, changed)))
+    executable, source = compile_module(net.builder.finish()), RandomWeights({"plain": (), "changed": ()})
+    assert [array.shape for _, array in prepared_weights(executable, "main", source)] == [(), ()]
+    session = Session(executable)
+    bind_weights(session, executable, "main", source)
+    found = session.call("main", np.float32([0, 1, 2]))
+    np.testing.assert_allclose(found, np.e + np.arange(3), rtol=1e-6)
