@@ -29,6 +29,7 @@ class Activation(StrEnum):
     XIELU = "xielu"  # has learned parameters: see `layers/xielu.py`
 
 
+DECODERS_ONLY = (Activation.RELU2, Activation.XIELU)  # activations that are more than one operator
 ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,

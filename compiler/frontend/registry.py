@@ -12,8 +12,8 @@ from typing import Any
 
 from compiler.frontend import families
 from compiler.frontend.classes import read_classes
-from compiler.frontend.config import ModelConfig, require_causal
-from compiler.frontend.errors import ModelError, UnknownModel
+from compiler.frontend.config import DECODERS_ONLY, ModelConfig, require_causal
+from compiler.frontend.errors import ConfigError, ModelError, UnknownModel
 from compiler.frontend.family import DecoderFamily, EncoderFamily, Family, Gguf
 from compiler.frontend.fields import Fields, read_json
 from compiler.frontend.joint import joint
@@ -126,5 +126,7 @@ def parse_config(values: object) -> ModelConfig:
     config = family.read(fields)
     if config.is_causal:
         config = replace(config, classes=read_classes(fields))
+    elif config.activation in DECODERS_ONLY:
+        raise ConfigError(f"the activation of {fields.where} is {config.activation}, which no encoder has")
     require_read(fields, model_type)
     return config

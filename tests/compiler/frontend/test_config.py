@@ -283,6 +283,13 @@ def test_apertus_has_the_defaults_of_transformers() -> None:
     assert config.rope == Rope(12e6, config.head_dim, Llama3Scaling(8.0, 1.0, 4.0, 8192))
 
 
+@pytest.mark.parametrize("activation", ["relu2", "xielu"])
+def test_activations_that_no_encoder_has_are_refused(activation: str) -> None:
+    bert = json.loads((MODELS / "bert" / "config.json").read_text())
+    with pytest.raises(ConfigError, match=f"the activation of config.json is {activation}, which no encoder has"):
+        parse_config({**bert, "hidden_act": activation})
+
+
 def test_command_r_was_trained_on_more_than_its_positions() -> None:
     command_r = small("cohere", max_position_embeddings=8192, model_max_length=131_072)
     assert parse_config(command_r).max_context == 131_072
