@@ -282,6 +282,15 @@ CONVERTERS = {
     "arcee": LLAMA,
     "smollm3": LLAMA,
     "granite": Converter(GRANITE, LLAMA.values, permutes=True),
+    "minicpm": Converter(
+        {"embedding_scale": "scale_emb"},
+        {
+            **LLAMA.values,
+            "residual_scale": lambda values: values["scale_depth"] / values["num_hidden_layers"] ** 0.5,
+            "logit_scale": lambda values: values["hidden_size"] / values["dim_model_base"],
+        },
+        permutes=True,
+    ),
     "granitemoe": Converter({**GRANITE, "expert_count": "num_local_experts"}, LLAMA.values, permutes=True),
     "granitehybrid": Converter(
         {
@@ -462,7 +471,7 @@ CONVERTERS = {
     ),
     "starcoder2": Converter({"layer_norm_eps": "norm_epsilon"}),
 }
-# Converters of 2024 and 2025, which left stacked projections as they were.
+# Converters of 2024 and 2025, which left stacked projections as they were, and did not state the factors of MiniCPM.
 OLDER = {
     "deepseek2": Converter(
         CONVERTERS["deepseek2"].fields,
@@ -472,6 +481,7 @@ OLDER = {
             **{name: LATENT_VALUES[name] for name in ("rope_dimension_count", "rope_scaling_yarn_log_mul")},
         },
     ),
+    "minicpm": replace(CONVERTERS["minicpm"], fields={}, values=LLAMA.values),
     "qwen3next": replace(CONVERTERS["qwen3next"], changes=Converter().changes),
 }
 

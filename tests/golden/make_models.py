@@ -476,6 +476,16 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             **GRANITE,
         }
     ),
+    "minicpm": Causal(
+        {"model_type": "minicpm", **TINY, "scale_emb": 3, "scale_depth": 1.1, "dim_model_base": 16},
+        fields={
+            "model_type": "granite",
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 1.1 / math.sqrt(2),
+            "attention_multiplier": 0.25,
+            "logits_scaling": 2.0,
+        },
+    ),
     "gemma": Causal({"model_type": "gemma", **TINY, "head_dim": 24, "hidden_act": "gelu", "tie_word_embeddings": True}),
     "glm": Causal({"model_type": "glm", **TINY, "head_dim": 16, "attention_bias": True}),
     "glm4": Causal({"model_type": "glm4", **TINY, "head_dim": 16, "partial_rotary_factor": 0.5}),

@@ -265,6 +265,18 @@ def test_what_no_model_of_a_family_has_is_refused(case: str, changes: dict[str, 
         parse_config({**json.loads((MODELS / case / "config.json").read_text()), **changes})
 
 
+def test_minicpm_computes_its_factors_from_its_sizes() -> None:
+    minicpm = small("minicpm", num_hidden_layers=4, scale_emb=12, scale_depth=1.4, dim_model_base=16)
+    config = parse_config(minicpm)
+    assert (config.embedding_scale, config.residual_scale, config.logit_scale) == (12.0, 0.7, 0.25)
+    assert config.tie_word_embeddings and config.attention_scale == 0.25
+    with pytest.raises(ConfigError, match=r"config.json has no scale_depth"):
+        parse_config({**minicpm, "scale_depth": None})
+    for field, value in (("num_experts", 8), ("sparse_config", {"topk": 64})):
+        with pytest.raises(ConfigError, match=field):
+            parse_config({**minicpm, field: value})
+
+
 def test_minimax_m2_rotates_part_of_each_head() -> None:
     rope = parse_config(small("minimax_m2", head_dim=32, num_key_value_heads=2, rotary_dim=16)).rope
     assert rope == Rope(5e6, 16)

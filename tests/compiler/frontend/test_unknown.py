@@ -64,6 +64,7 @@ ARCHITECTURES = {
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
     "llama": "LlamaForCausalLM",
+    "minicpm": "MiniCPMForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",

@@ -303,6 +303,7 @@ OWN_NAMES = {
     "lfm2": ("lfm2",),
     "lfm2moe": ("lfm2_moe",),
     "llama": ("llama", "llama-bias-tied", "mistral-wide-heads", "mixtral"),
+    "minicpm": ("minicpm",),
     "minimax-m2": ("minimax_m2",),
     "mistral3": ("ministral3", "mistral3"),
     "nemotron": ("nemotron",),
@@ -398,6 +399,11 @@ def test_stacked_projections_of_older_converters_are_read(tmp_path: Path, arch: 
     model, expected = GgufModel(convert(case, arch, tmp_path / "m.gguf", converters=OLDER)), load_config(MODELS / case)
     require_tensors(model, decoder_tensors(case))
     assert (model.config.apart, model.config.recurrence, model.config.latent) == (False, expected.recurrence, expected.latent)
+
+
+def test_older_files_of_minicpm_have_the_factors_of_all_published_models(tmp_path: Path) -> None:
+    config = GgufModel(convert("minicpm", "minicpm", tmp_path / "m.gguf", converters=OLDER)).config
+    assert (config.embedding_scale, config.residual_scale, config.logit_scale) == (12.0, 1.4 / 2**0.5, 8.0)
 
 
 def test_keys_of_layers_that_read_those_of_others_are_left_out(tmp_path: Path) -> None:
