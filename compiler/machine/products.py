@@ -207,7 +207,7 @@ _SHAPES: Final = (
 _NARROW: Final = FloatTile(TileShape(rows=4, vectors=1, lanes=8), steps=2)
 _NARROW_ATTENTION: Final = FloatTile(TileShape(rows=2, vectors=1), steps=1)
 _TILES: Final = (
-    (512, ProductTile(AmxBf16(rows=32, columns=32), format=PAIRS, depth=32, block=256)),
+    (512, ProductTile(AmxBf16(rows=32, columns=32), format=PAIRS, depth=32, block=512)),
     (512, ProductTile(DotBf16(rows=8, columns=32), format=PAIRS, depth=2, needs=Features(["avx512bf16", "sse4a"]))),
     (
         512,
@@ -225,7 +225,7 @@ _TILES: Final = (
         ProductTile(AmxBf16(32, 32, cached_panel=True), PANEL_E4M3, depth=32, block=256, widen=DecodeE4m3(PANEL_E4M3.columns)),
     ),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=6), format=PANEL6, depth=16, planes=2)),
-    (512, ProductTile(AmxI8ByU8(rows=16, columns=32), format=PANEL8, depth=64, block=512)),
+    (512, ProductTile(AmxI8ByU8(rows=16, columns=32), format=PANEL8, depth=64, block=1024)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=8), format=PANEL8, depth=4, planes=2)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=4), format=PANEL4, depth=4)),
     (512, ProductTile(DotPanel(rows=4, columns=32, bits=4, floats=True), format=PANEL_E2M1, depth=4)),

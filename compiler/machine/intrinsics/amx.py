@@ -23,6 +23,7 @@ from compiler.machine.intrinsics.product import LINES_AT_ONCE, MatrixUnitOp, flu
 from compiler.machine.target import Target
 
 TILE_ROWS, TILE_BYTES = 16, 64
+LINES_OF_SUMS = 4  # cache lines of accumulators that a step prefetches
 
 
 def configure(code: Code, place: str) -> None:
@@ -117,8 +118,19 @@ class _AmxProduct(MatrixUnitOp):
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         (c, a, b, *later), (k, stride, *share) = pointers, dims
+
+        def prefetch(step: str) -> None:
+            if self.in_block:  # a quarter of a register of the accumulators that follow, into L1
+                following = code.op(f"getelementptr [{LINES_OF_SUMS * TILE_BYTES} x i8], ptr {c}, i64 {step}")
+                prefetch_lines(code, following, 4 * self.rows * self.columns, LINES_OF_SUMS * TILE_BYTES, far=False)
+            if later:
+                _prefetch_later(code, later[0], step, *share)
+            elif self.rows <= TILE_ROWS and not self.cached_panel:  # with few rows the product waits for the panel, which is not in a cache
+                right = code.op(f"getelementptr [{self.step_bytes} x i8], ptr {b}, i64 {step}")
+                prefetch_lines(code, right, 2 * self.step_bytes, self.step_bytes, far=False)
+
         with self.accumulators(code, c):
-            self.steps(code, a, b, k, stride, later, share)
+            self.steps(code, a, b, k, stride, prefetch)
 
     @contextmanager
     def accumulators(self, code: Code, c: str) -> Generator[None]:
@@ -136,47 +148,65 @@ class _AmxProduct(MatrixUnitOp):
         for (i, j), place in places.items():
             code.do(f"call void @llvm.x86.tilestored64(i8 {2 * i + j}, ptr {place}, i64 {row_bytes})")
 
-    def steps(
-        self,
-        code: Code,
-        a: str,
-        b: str,
-        k: int | str,
-        stride: int | str,
-        later: Sequence[str] = (),
-        share: Sequence[int | str] = (),
-    ) -> None:
-        """Add all products to the accumulators. `later` may be memory that is read later; then `share` is the first line, and the number of
-        lines, that each step prefetches."""
-        heights = _heights(self.rows)
+    def steps(self, code: Code, a: str, b: str, k: int | str, stride: int | str, each: Callable[[str], None] = lambda step: None) -> None:
+        """Add all products to the accumulators. Between its products, a step loads the operands of the next step, so that products do not
+        wait for the second-level cache. `each` writes code before the products of a step."""
         size = 4 // self.packed
-        row_bytes = 4 * self.columns
-
         row_stride = code.op(f"mul nsw i64 {stride}, {size}")
-        steps = code.op(f"sdiv i64 {k}, {TILE_BYTES // size}")
-        with code.loop("0", steps) as step:
-            left = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {a}, i64 {step}")
-            right = code.op(f"getelementptr [{TILE_ROWS * row_bytes} x i8], ptr {b}, i64 {step}")
-            if later:
-                _prefetch_later(code, later[0], step, *share)
-            elif len(heights) == 1 and not self.cached_panel:  # with few rows the product waits for the panel, which is not in a cache
-                prefetch_lines(code, right, TILE_ROWS * row_bytes, TILE_ROWS * row_bytes, far=False)
-            tops = [code.op(f"mul nsw i64 {row_stride}, {i * TILE_ROWS}") for i in range(len(heights))]
-            self.step(code, [code.op(f"getelementptr i8, ptr {left}, i64 {top}") for top in tops], right, row_stride)
+        tops = [code.op(f"mul nsw i64 {row_stride}, {i * TILE_ROWS}") for i in range(len(_heights(self.rows)))]
+        last = code.op(f"sub nsw i64 {code.op(f'sdiv i64 {k}, {TILE_BYTES // size}')}, 1")
+        for j in self.sides:
+            self.load_columns(code, j, b)
+        for i, top in enumerate(tops):
+            self.load_rows(code, i, code.op(f"getelementptr i8, ptr {a}, i64 {top}"), row_stride)
+        with code.loop("0", last) as step:
+            each(step)
+            following = code.op(f"add nsw i64 {step}, 1")
+            left = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {a}, i64 {following}")
+            right = code.op(f"getelementptr [{self.step_bytes} x i8], ptr {b}, i64 {following}")
+            for j in self.sides:
+                for i, top in enumerate(tops):
+                    self.multiply(code, i, j)
+                    if j == self.sides[-1]:
+                        self.load_rows(code, i, code.op(f"getelementptr i8, ptr {left}, i64 {top}"), row_stride)
+                self.load_columns(code, j, right)
+        each(last)
+        for j in self.sides:
+            for i in range(len(tops)):
+                self.multiply(code, i, j)
 
     def step(
         self, code: Code, lefts: Sequence[str], right: str, row_stride: str, after: Callable[[int], None] = lambda number: None
     ) -> None:
         """Add the products of one step. `lefts` are the first rows of each register of rows. `after` writes code after each product."""
-        sides, row_bytes = range(self.columns // TILE_ROWS), 4 * self.columns
-        for j in sides:
-            place = code.op(f"getelementptr i8, ptr {right}, i64 {j * TILE_BYTES}")
-            code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {row_bytes})")
+        for j in self.sides:
+            self.load_columns(code, j, right)
         for i, left in enumerate(lefts):
-            code.do(f"call void @llvm.x86.tileloadd64(i8 {4 + i}, ptr {left}, i64 {row_stride})")
-            for j in sides:
-                code.do(f"call void @llvm.x86.{self.product}(i8 {2 * i + j}, i8 {4 + i}, i8 {6 + j})")
-                after(i * len(sides) + j)
+            self.load_rows(code, i, left, row_stride)
+            for j in self.sides:
+                self.multiply(code, i, j)
+                after(i * len(self.sides) + j)
+
+    @property
+    def sides(self) -> range:
+        """The registers of columns."""
+        return range(self.columns // TILE_ROWS)
+
+    @property
+    def step_bytes(self) -> int:
+        """The bytes of the panel that a step reads."""
+        return 4 * self.columns * TILE_ROWS
+
+    def load_columns(self, code: Code, j: int, right: str) -> None:
+        place = code.op(f"getelementptr i8, ptr {right}, i64 {j * TILE_BYTES}")
+        code.do(f"call void @llvm.x86.tileloadd64(i8 {6 + j}, ptr {place}, i64 {4 * self.columns})")
+
+    def load_rows(self, code: Code, i: int, left: str, row_stride: str) -> None:
+        load = "tileloaddt164" if self.in_block else "tileloadd64"  # t1: the rows do not displace the panel from L1
+        code.do(f"call void @llvm.x86.{load}(i8 {4 + i}, ptr {left}, i64 {row_stride})")
+
+    def multiply(self, code: Code, i: int, j: int) -> None:
+        code.do(f"call void @llvm.x86.{self.product}(i8 {2 * i + j}, i8 {4 + i}, i8 {6 + j})")
 
 
 @tile_op

@@ -20,7 +20,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, TileOp
 from compiler.machine.intrinsics.base import Intrinsic
 
-LINES_AT_ONCE = 4  # cache lines that a step prefetches without a branch between them
+LINES_AT_ONCE = 2  # cache lines that a step prefetches without a branch between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ class MatrixUnitOp(ProductOp):
     fresh: bool = False  # the product overwrites c; otherwise it is added to c
     cached_panel: bool = False  # b is in L1, so the product does not prefetch it
     prefetching: bool = False
+    in_block: bool = False  # one of several products with the same panel: rows come from L2, and the accumulators of the next follow c
 
     @property
     def operands(self) -> tuple[Operand, ...]:

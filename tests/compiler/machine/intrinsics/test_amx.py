@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,8 +26,9 @@ AMX = NAMED["amx"]
 PRODUCTS = {AmxBf16: "tdpbf16ps", AmxI8ByU8: "tdpbsud", AmxI8ByI8: "tdpbssd"}
 
 
-def tiled(kind: type[MatrixUnitOp], rows: int, columns: int) -> PrimFunc:
-    op, packed = kind(rows, columns), 4 // kind.row_dtype.num_bytes
+def tiled(kind: Callable[[int, int], MatrixUnitOp], rows: int, columns: int) -> PrimFunc:
+    op = kind(rows, columns)
+    packed = 4 // op.row_dtype.num_bytes
     k, stride = DimVar("k", lower=64, multiple_of=64), DimVar("stride", lower=1)
     a = Buffer("a", (Dim.of(rows), stride.dim), op.row_dtype)
     b = Buffer("b", (k // packed, Dim.of(columns * packed)), op.panel_dtype)
@@ -41,11 +44,21 @@ def test_each_pair_of_tiles_is_multiplied_once_per_step(kind: type[MatrixUnitOp]
     assembly = link([emit_kernel("k", tiled(kind, rows, columns), AMX)], AMX).assembly()
     multiplied = re.findall(rf"{PRODUCTS[kind]}\s+%tmm(\d), %tmm(\d), %tmm(\d)", assembly)
     heights, sides = -(-rows // 16), columns // 16
-    assert len(multiplied) == products
+    assert len(multiplied) == 2 * products  # in the loop over the steps, and after it for the last step
     assert {tuple(map(int, m)) for m in multiplied} == {(6 + j, 4 + i, 2 * i + j) for i in range(heights) for j in range(sides)}
     assert len(re.findall(r"tilestored", assembly)) == products
     assert len(re.findall(r"ldtilecfg", assembly)) == 1
     assert re.findall(r"\btile\w+", assembly)[-1] == "tilerelease"
+
+
+@pytest.mark.parametrize("kind", list(PRODUCTS))
+def test_rows_of_a_block_do_not_displace_the_panel(kind: type[MatrixUnitOp]) -> None:
+    """Rows are loaded with the hint t1, and columns and accumulators without it: they stay in the first-level cache."""
+    assembly = link(
+        [emit_kernel("k", tiled(lambda rows, columns: replace(kind(rows, columns), in_block=True), 32, 32), AMX)], AMX
+    ).assembly()
+    assert set(re.findall(r"tileloaddt1\s.*%tmm(\d)", assembly)) == {"4", "5"}
+    assert set(re.findall(r"tileloadd\s.*%tmm(\d)", assembly)) == {"0", "1", "2", "3", "6", "7"}
 
 
 def test_bf16_meaning_is_near_the_product() -> None:

@@ -21,7 +21,8 @@ from compiler.machine.intrinsics.product import LINES_AT_ONCE, MatrixUnitOp, Pro
 from compiler.machine.products import ProductTile
 from compiler.machine.target import LINE_BYTES
 
-MOST_TOGETHER = 8  # maximum number of panels of a claim; their accumulators for 256 rows take 256 KB
+BLOCK_ROWS = 512  # rows that share one read of a panel into the first-level cache
+MOST_TOGETHER = 8  # maximum number of panels of a claim; their accumulators take 512 KB
 FEWEST_CLAIMS = 4  # minimum number of claims into which a block of rows is divided, so that threads can share the work
 
 
@@ -160,4 +161,6 @@ def multiply(
     else:
         assert isinstance(op, MatrixUnitOp), op
         later = Load(columns.buffer, (*columns.indices[:-3], ahead.panel, ahead.index, ZERO))
-        k.tile(replace(op, prefetching=True), sums, rows, columns, later, dims=(part.depth, stride, ahead.first, ahead.lines))
+        k.tile(
+            replace(op, prefetching=True, in_block=True), sums, rows, columns, later, dims=(part.depth, stride, ahead.first, ahead.lines)
+        )

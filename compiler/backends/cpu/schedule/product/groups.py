@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import Blocks, LinesAhead, Part, configure, multiply
-from compiler.backends.cpu.schedule.product.panels import BLOCK_ROWS, Panels, Tiles
+from compiler.backends.cpu.schedule.product.blocks import BLOCK_ROWS, Blocks, LinesAhead, Part, configure, multiply
+from compiler.backends.cpu.schedule.product.panels import Panels, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Element, Point, TileOrigin, local_per_sum
 from compiler.idioms.product import GroupedSum, Product
 from compiler.ir.dims import Dim, ceil_div, dim_min
@@ -141,7 +141,7 @@ class Groups:
     def write_in_memory(self, k: Kernel) -> None:
         sums = self.product.sums
         blocks = Blocks(Dim.of(sums[0].group), self.tile, self.product.num_columns, sum(s.num_planes for s in sums))
-        with Panels(self.product, self.tile.shape, together=blocks.together).claims(k) as claim:
+        with Panels(self.product, self.tile.shape, together=blocks.together, block_rows=BLOCK_ROWS).claims(k) as claim:
             with k.scope():
                 self.write_block(k, blocks, claim.full_tiles)
             for rest in claim.rests(k):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import Blocks, LinesAhead, Part, configure, multiply
-from compiler.backends.cpu.schedule.product.panels import BLOCK_ROWS, Panels, Tiles
+from compiler.backends.cpu.schedule.product.blocks import BLOCK_ROWS, Blocks, LinesAhead, Part, configure, multiply
+from compiler.backends.cpu.schedule.product.panels import Panels, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin, local_per_sum
 from compiler.idioms.product import Product
 from compiler.ir.dims import Dim
@@ -45,7 +45,7 @@ class Pairs:
 
     def write_on_unit(self, k: Kernel) -> None:
         blocks = Blocks(self.product.extent, self.tile, self.product.num_columns, len(self.product.sums))
-        with Panels(self.product, self.tile.shape, together=blocks.together).claims(k) as claim:
+        with Panels(self.product, self.tile.shape, together=blocks.together, block_rows=BLOCK_ROWS).claims(k) as claim:
             with k.scope():
                 self.write_block(k, blocks, claim.full_tiles)
             for rest in claim.rests(k):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import Heights
-from compiler.backends.cpu.schedule.product.panels import BLOCK_ROWS, Claim, Panels
+from compiler.backends.cpu.schedule.product.blocks import BLOCK_ROWS, Heights
+from compiler.backends.cpu.schedule.product.panels import Claim, Panels
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin, local_per_sum
 from compiler.idioms.product import Product
 from compiler.idioms.scaled import scaled_numbers
@@ -77,7 +77,7 @@ class Scaled:
 
     def write_on_unit(self, k: Kernel) -> None:
         shape, rows = self.tile.shape, 1 if self.product.row_axis is None else BLOCK_ROWS
-        with Panels(self.product, shape).claims(k) as claim:
+        with Panels(self.product, shape, block_rows=BLOCK_ROWS).claims(k) as claim:
             totals = local_per_sum(k, self.product, "total", rows, shape.vectors, shape.lanes)
             for s, total in zip(self.product.sums, totals, strict=True):
                 self.add_on_unit(k, s, claim, total)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import Blocks, Heights, Part
+from compiler.backends.cpu.schedule.product.blocks import BLOCK_ROWS, Blocks, Heights, Part
 from compiler.backends.cpu.schedule.product.panels import Claim, Panels, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Point, TileOrigin, local_per_sum
 from compiler.idioms.product import GroupedSum, Product
@@ -37,7 +37,6 @@ from compiler.machine.intrinsics.widen_panel import COLUMNS, STRETCH, WidenPanel
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
-BLOCK_ROWS = 512  # rows that share a widened panel; widening costs as much as the product with about sixty rows
 MOST_PART = 384  # elements of a part of k: two widened parts, the rows and the sums of a tile then fit in the first-level cache
 AWAKE_ROWS = 8  # rows that a thread stores between two instructions that keep the unit awake
 PLANES = 2  # maximum number of planes of a row

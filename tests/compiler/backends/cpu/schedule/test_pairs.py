@@ -172,6 +172,6 @@ def test_each_part_of_a_panel_prefetches_the_next(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(AmxBf16, "meaning", record)
     scheduled = pipeline(get("amx")).until("schedule_kernels")(parse(WIDE))
     Interpreter(scheduled).call("main", bf16(96, 576), bf16(560, 576))
-    assert len(parts) == 18 * 3  # 18 panels of 32 columns, each in three parts along k: 256, 256 and 64 elements
+    assert len(parts) == 18 * 2  # 18 panels of 32 columns, each in two parts along k: 512 and 64 elements
     assert [later for later, _ in asked[:-1]] == [part for part, _ in parts[1:]]
     assert all(lines >= set(range(depth)) for (_, depth), (_, lines) in zip(parts, asked, strict=True))
