@@ -215,7 +215,7 @@ _TILES: Final = (
             AmxI8ByI8(32, 32, cached_panel=True),
             WIDENED4,
             depth=64,
-            block=512,
+            block=1024,
             widen=WidenPanel(columns=32, group=STRETCH),
             few=DotWidened(rows=1, columns=32, group=STRETCH),
         ),

@@ -86,7 +86,7 @@ class AmxWidening(Intrinsic):
 
     @property
     def unit(self) -> AmxI8ByI8:
-        return AmxI8ByI8(self.blocks * TILE_ROWS, self.columns, fresh=self.fresh, cached_panel=True)
+        return AmxI8ByI8(self.blocks * TILE_ROWS, self.columns, fresh=self.fresh, cached_panel=True, in_block=True)
 
     def problems(self) -> Iterator[str]:
         yield from self.unit.problems()
@@ -118,7 +118,7 @@ class AmxWidening(Intrinsic):
         with unit.accumulators(code, c), code.loop("0", code.op(f"sdiv i64 {k}, {TILE_BYTES}")) as step:
             left = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {a}, i64 {step}")
             lefts = [left, code.op(f"getelementptr i8, ptr {left}, i64 {after}")][: self.blocks]
-            right = code.op(f"getelementptr [{TILE_ROWS * 4 * self.columns} x i8], ptr {b}, i64 {step}")
+            right = code.op(f"getelementptr [{unit.step_bytes} x i8], ptr {b}, i64 {step}")
             done, num_products = code.op(f"add nsw i64 {first}, {code.op(f'mul nsw i64 {step}, {share}')}"), self.blocks * widening.sides
             each = code.op(f"udiv i64 {share}, {num_products}")
             ends = [code.op(f"add nsw i64 {done}, {code.op(f'mul nsw i64 {each}, {i}')}") for i in range(num_products)]

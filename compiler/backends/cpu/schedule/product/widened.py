@@ -37,7 +37,6 @@ from compiler.machine.intrinsics.widen_panel import COLUMNS, STRETCH, WidenPanel
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
-MOST_PART = 384  # elements of a part of k: two widened parts, the rows and the sums of a tile then fit in the first-level cache
 AWAKE_ROWS = 8  # rows that a thread stores between two instructions that keep the unit awake
 PLANES = 2  # maximum number of planes of a row
 
@@ -50,7 +49,7 @@ class Widened:
 
     def write(self, k: Kernel) -> None:
         p = self.product
-        blocks = Blocks(Dim.of(p.sums[0].group), replace(self.tile, block=self.part), p.num_columns, len(p.sums))
+        blocks = Blocks(Dim.of(p.sums[0].group), self.tile, p.num_columns, len(p.sums))
         with Panels(p, self.tile.shape, together=blocks.together, block_rows=BLOCK_ROWS).claims(k) as claim:
             sums = [self.allocate(k, s, number, blocks.together) for number, s in enumerate(p.sums)]
             registers = Registers.of(k, claim)
@@ -80,13 +79,6 @@ class Widened:
     def few(self) -> int:
         """The largest number of rows that are multiplied without widening."""
         return 0 if self.tile.few is None else self.tile.few.rows
-
-    @property
-    def part(self) -> int:
-        """The number of elements of a part of k. A part holds whole groups."""
-        groups_fit = all(MOST_PART % shared_multiplier(s) == 0 for s in self.product.sums)
-        assert self.tile.block is not None, self.tile
-        return MOST_PART if groups_fit else self.tile.block
 
     def write_many(self, k: Kernel, blocks: Blocks, registers: Registers, sums: Sequence[WidenedSum]) -> None:
         """Compute the exact sums of a claim on the matrix unit."""

@@ -125,7 +125,7 @@ def test_a_number_of_rows_that_is_known_when_compiling(amx: Target, compiled: Ca
 
 
 WIDENED = """
-func main(x: f32[m, 1024], g: f32[64, 1024]) -> object {
+func main(x: f32[m, 1536], g: f32[64, 1536]) -> object {
   dataflow { g2 = quantize(g, bits=4, group=32) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=32) y = linear(x, gd) }
   return y
 }
@@ -137,13 +137,13 @@ def test_rows_fill_registers_of_one_height(amx: Target, matrix_unit: Any, compil
     all rows use the same widened weights."""
     if matrix_unit.library is None:
         pytest.skip("a real unit counts no operations")
-    x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((64 + 31, 1024), (64, 1024)))
+    x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((64 + 31, 1536), (64, 1536)))
     executable, before = compiled(WIDENED, amx), matrix_unit.counts
     in_threads(executable, 1, [x, w])
     configured, loads, _, products = (int(n) for n in matrix_unit.counts - before)
-    # Each of two claims has a panel, with 16 steps of 64 elements along k in three parts. Three tiles have two registers of rows each.
-    claims, steps, parts, tiles = 2, 16, 3, 3
-    awake = 384 // 64  # products that keep the unit awake while the first part is widened
+    # Each of two claims has a panel, with 24 steps of 64 elements along k in two parts. Three tiles have two registers of rows each.
+    claims, steps, parts, tiles = 2, 24, 2, 3
+    awake = 1024 // 64  # products that keep the unit awake while the first part is widened
     assert configured == claims
     assert products == claims * (steps * tiles * 4 + awake)
     # Parts after the first continue the sums of the part before, so they also load those sums.
@@ -164,11 +164,11 @@ def test_sums_of_few_rows_stay_in_registers(
     """If the sums of all rows fit in the registers of the unit, they are stored once, and never loaded."""
     if matrix_unit.library is None:
         pytest.skip("a real unit counts no operations")
-    x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((rows, 1024), (64, 1024)))
+    x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((rows, 1536), (64, 1536)))
     executable, before = compiled(WIDENED, amx), matrix_unit.counts
     in_threads(executable, 1, [x, w])
     configured, loads, stores, products = (int(n) for n in matrix_unit.counts - before)
-    claims, steps, awake = 2, 16, -(-rows // AWAKE_ROWS)
+    claims, steps, awake = 2, 24, -(-rows // AWAKE_ROWS)
     assert configured == claims
     assert stores == claims * registers * 2
     assert products == claims * (steps * registers * 2 + awake)
@@ -190,7 +190,7 @@ def widened(rows: int, length: int, group: int) -> tuple[str, list[Any]]:
     return text, [x, w]
 
 
-@pytest.mark.parametrize(("length", "group"), [(576, 32), (1024, 64), (2048, 512), (2 * LONGEST + 512, 128)])
+@pytest.mark.parametrize(("length", "group"), [(576, 32), (1024, 64), (2048, 512), (2048, 1024), (2 * LONGEST + 512, 128)])
 def test_few_rows_are_multiplied_in_registers(
     amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable], length: int, group: int
 ) -> None:
