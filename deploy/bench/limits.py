@@ -128,7 +128,7 @@ class UnitPeak(Intrinsic):
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         (c, a, b), (k, stride, times) = pointers, dims
         with self.unit.accumulators(code, c), code.loop("0", str(times)):
-            self.unit.steps(code, a, b, k, stride)
+            self.unit.steps(code, *self.unit.rows_at(code, a, stride), b, k)
 
 
 @dataclass(frozen=True, slots=True)

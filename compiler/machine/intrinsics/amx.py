@@ -22,8 +22,14 @@ from compiler.machine.intrinsics.prefetch import prefetch_lines
 from compiler.machine.intrinsics.product import LINES_AT_ONCE, MatrixUnitOp, flushed, matrices
 from compiler.machine.target import Target
 
+After = Callable[[int], None]  # writes code after a product, which has this number in its step
+
 TILE_ROWS, TILE_BYTES = 16, 64
 LINES_OF_SUMS = 4  # cache lines of accumulators that a step prefetches
+
+
+def _nothing(number: int) -> None:
+    """Write no code after a product."""
 
 
 def configure(code: Code, place: str) -> None:
@@ -119,7 +125,7 @@ class _AmxProduct(MatrixUnitOp):
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         (c, a, b, *later), (k, stride, *share) = pointers, dims
 
-        def prefetch(step: str) -> None:
+        def prefetch(step: str) -> After:
             if self.in_block:  # a quarter of a register of the accumulators that follow, into L1
                 following = code.op(f"getelementptr [{LINES_OF_SUMS * TILE_BYTES} x i8], ptr {c}, i64 {step}")
                 prefetch_lines(code, following, 4 * self.rows * self.columns, LINES_OF_SUMS * TILE_BYTES, far=False)
@@ -128,9 +134,10 @@ class _AmxProduct(MatrixUnitOp):
             elif self.rows <= TILE_ROWS and not self.cached_panel:  # with few rows the product waits for the panel, which is not in a cache
                 right = code.op(f"getelementptr [{self.step_bytes} x i8], ptr {b}, i64 {step}")
                 prefetch_lines(code, right, 2 * self.step_bytes, self.step_bytes, far=False)
+            return _nothing
 
         with self.accumulators(code, c):
-            self.steps(code, a, b, k, stride, prefetch)
+            self.steps(code, *self.rows_at(code, a, stride), b, k, prefetch)
 
     @contextmanager
     def accumulators(self, code: Code, c: str) -> Generator[None]:
@@ -148,36 +155,36 @@ class _AmxProduct(MatrixUnitOp):
         for (i, j), place in places.items():
             code.do(f"call void @llvm.x86.tilestored64(i8 {2 * i + j}, ptr {place}, i64 {row_bytes})")
 
-    def steps(self, code: Code, a: str, b: str, k: int | str, stride: int | str, each: Callable[[str], None] = lambda step: None) -> None:
-        """Add all products to the accumulators. Between its products, a step loads the operands of the next step, so that products do not
-        wait for the second-level cache. `each` writes code before the products of a step."""
+    def steps(
+        self, code: Code, lefts: Sequence[str], row_stride: str, b: str, k: int | str, each: Callable[[str], After] = lambda step: _nothing
+    ) -> None:
+        """Add all products to the accumulators. `lefts` are the first rows of each register of rows, `row_stride` bytes apart. Between its
+        products, a step loads the operands of the next step, so that products do not wait for the second-level cache. `each` writes code
+        before the products of a step, and returns a function that writes code after each product."""
         size = 4 // self.packed
-        row_stride = code.op(f"mul nsw i64 {stride}, {size}")
-        tops = [code.op(f"mul nsw i64 {row_stride}, {i * TILE_ROWS}") for i in range(len(_heights(self.rows)))]
         last = code.op(f"sub nsw i64 {code.op(f'sdiv i64 {k}, {TILE_BYTES // size}')}, 1")
         for j in self.sides:
             self.load_columns(code, j, b)
-        for i, top in enumerate(tops):
-            self.load_rows(code, i, code.op(f"getelementptr i8, ptr {a}, i64 {top}"), row_stride)
+        for i, left in enumerate(lefts):
+            self.load_rows(code, i, left, row_stride)
         with code.loop("0", last) as step:
-            each(step)
+            after = each(step)
             following = code.op(f"add nsw i64 {step}, 1")
-            left = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {a}, i64 {following}")
             right = code.op(f"getelementptr [{self.step_bytes} x i8], ptr {b}, i64 {following}")
             for j in self.sides:
-                for i, top in enumerate(tops):
+                for i, left in enumerate(lefts):
                     self.multiply(code, i, j)
                     if j == self.sides[-1]:
-                        self.load_rows(code, i, code.op(f"getelementptr i8, ptr {left}, i64 {top}"), row_stride)
+                        self.load_rows(code, i, code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {left}, i64 {following}"), row_stride)
+                    after(j * len(lefts) + i)
                 self.load_columns(code, j, right)
-        each(last)
+        after = each(last)
         for j in self.sides:
-            for i in range(len(tops)):
+            for i in range(len(lefts)):
                 self.multiply(code, i, j)
+                after(j * len(lefts) + i)
 
-    def step(
-        self, code: Code, lefts: Sequence[str], right: str, row_stride: str, after: Callable[[int], None] = lambda number: None
-    ) -> None:
+    def step(self, code: Code, lefts: Sequence[str], right: str, row_stride: str, after: After = _nothing) -> None:
         """Add the products of one step. `lefts` are the first rows of each register of rows. `after` writes code after each product."""
         for j in self.sides:
             self.load_columns(code, j, right)
@@ -186,6 +193,12 @@ class _AmxProduct(MatrixUnitOp):
             for j in self.sides:
                 self.multiply(code, i, j)
                 after(i * len(self.sides) + j)
+
+    def rows_at(self, code: Code, a: str, stride: int | str) -> tuple[list[str], str]:
+        """Return the first rows of each register of rows, and the bytes from one row to the next."""
+        row_stride = code.op(f"mul nsw i64 {stride}, {4 // self.packed}")
+        tops = [code.op(f"mul nsw i64 {row_stride}, {i * TILE_ROWS}") for i in range(len(_heights(self.rows)))]
+        return [code.op(f"getelementptr i8, ptr {a}, i64 {top}") for top in tops], row_stride
 
     @property
     def sides(self) -> range:

@@ -15,7 +15,7 @@ import numpy as np
 from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code
-from compiler.machine.intrinsics.amx import TILE_BYTES, TILE_ROWS, AmxConfigure, AmxI8ByI8, configure
+from compiler.machine.intrinsics.amx import TILE_BYTES, TILE_ROWS, After, AmxConfigure, AmxI8ByI8, configure
 from compiler.machine.intrinsics.base import Features, Intrinsic
 from compiler.machine.intrinsics.widen_panel import COLUMNS, STRETCH, WidenPanel
 from compiler.machine.target import Target
@@ -115,13 +115,12 @@ class AmxWidening(Intrinsic):
         (c, a, b, *parts), (k, stride, _, second, first, share, items) = pointers, dims
         unit, widening = self.unit, self.widening
         after = code.op(f"mul nsw i64 {stride}, {second}")
-        with unit.accumulators(code, c), code.loop("0", code.op(f"sdiv i64 {k}, {TILE_BYTES}")) as step:
-            left = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {a}, i64 {step}")
-            lefts = [left, code.op(f"getelementptr i8, ptr {left}, i64 {after}")][: self.blocks]
-            right = code.op(f"getelementptr [{unit.step_bytes} x i8], ptr {b}, i64 {step}")
+        lefts = [a, code.op(f"getelementptr i8, ptr {a}, i64 {after}")][: self.blocks]
+
+        def each(step: str) -> After:
             done, num_products = code.op(f"add nsw i64 {first}, {code.op(f'mul nsw i64 {step}, {share}')}"), self.blocks * widening.sides
-            each = code.op(f"udiv i64 {share}, {num_products}")
-            ends = [code.op(f"add nsw i64 {done}, {code.op(f'mul nsw i64 {each}, {i}')}") for i in range(num_products)]
+            part = code.op(f"udiv i64 {share}, {num_products}")
+            ends = [code.op(f"add nsw i64 {done}, {code.op(f'mul nsw i64 {part}, {i}')}") for i in range(num_products)]
             items_at = [self._item(code, at, items) for at in (*ends, code.op(f"add nsw i64 {done}, {share}"))]
 
             def widen(product: int) -> None:
@@ -129,7 +128,10 @@ class AmxWidening(Intrinsic):
                     stretch = code.op(f"udiv i64 {item}, {widening.sides}")
                     widening.widen_side(code, parts, stretch, code.op(f"urem i64 {item}, {widening.sides}"))
 
-            unit.step(code, lefts, right, str(stride), widen)
+            return widen
+
+        with unit.accumulators(code, c):
+            unit.steps(code, lefts, str(stride), b, k, each)
 
     @staticmethod
     def _item(code: Code, place: str, items: int | str) -> str:
