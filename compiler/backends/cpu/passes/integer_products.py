@@ -35,12 +35,15 @@ from compiler.ir.graph.values import Call, TupleGet
 from compiler.ir.loops.scalars import Format
 from compiler.ir.module import IRModule
 from compiler.ir.numbers import Kind, num_per_byte
-from compiler.ir.prove import prove_divisible
+from compiler.ir.prove import prove_divisible, prove_le
 from compiler.ir.types import TensorType
 from compiler.machine.formats import FOUR, PANEL4, TablePanels
 from compiler.machine.products import ProductTiles
 from compiler.ops.elementwise import CAST, MULTIPLY
+from compiler.ops.embedding import EMBEDDING
+from compiler.ops.index import TAKE
 from compiler.ops.manipulate import BROADCAST_TO
+from compiler.ops.operands import num_elements
 from compiler.ops.products.experts import EXPERT_INTEGER_LINEAR, EXPERT_LINEAR, EXPERT_WIDENED_LINEAR
 from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.products.integer_rows import QUANTIZE_ROWS, ROW_PLANES
@@ -67,23 +70,25 @@ class IntegerProducts:
         return columns
 
     def __call__(self, module: IRModule) -> IRModule:
-        values = {b.var: b.value for f in module.graph_functions.values() for b in f.body.bindings}
+        values: dict[Var, Value] = {}  # values of the new functions, by variables of the old ones
 
         def replace(builder: Builder, binding: Binding, value: Value) -> Value | None:
-            if not isinstance(value, Call) or value.op not in (LINEAR, EXPERT_LINEAR):
+            values[binding.var], before = value, binding.value
+            if not isinstance(value, Call) or not isinstance(before, Call) or value.op not in (LINEAR, EXPERT_LINEAR):
                 return None
             weight = _quantised(value, values)
             if weight is None:
                 return None
+            rows = _Rows.of(value.args[0], values.get(before.args[0]) if isinstance(before.args[0], Var) else None)
             if self._is_widened(weight):
-                return self._widened(builder, value, weight)
+                return self._widened(builder, value, weight, rows)
             format = next((tile.format for tile in self.tiles.integers if weight.fits(tile.format)), None)
             if format is None:
                 return None
             group = _part(weight, LONGEST[format.rows])
             if group is None:
                 return None
-            return self._integer(builder, value, weight, group, format)
+            return self._integer(builder, value, weight, rows, group, format)
 
         return rewrite_module(module, replace)
 
@@ -96,21 +101,21 @@ class IntegerProducts:
             return False
         return tile.widens(weight.length, weight.group)
 
-    def _integer(self, builder: Builder, linear: Call, weight: _Weight, group: int, format: Format) -> Value:
-        x, _, *rest = linear.args
+    def _integer(self, builder: Builder, linear: Call, weight: _Weight, rows: _Rows, group: int, format: Format) -> Value:
+        _, _, *rest = linear.args
         bits, each = ACTIVATION_BITS[weight.bits], 0 if group == weight.length else group
         is_coarse = self._has_coarse_rows(linear, weight, format)
         if is_coarse:
             bits, each = COARSE_BITS, COARSE_GROUP
         has_offset = weight.offset is not None
         wanted: dict[str, Any] = {"sums": True} if has_offset else {}
-        rows = builder.call(QUANTIZE_ROWS, x, bits=bits, group=each, dtype=str(format.rows), **wanted)
+        quantised = builder.call(QUANTIZE_ROWS, rows.table, bits=bits, group=each, dtype=str(format.rows), **wanted)
         panels = builder.call(PANEL_INTEGERS, weight.q, format=format.name, columns=self.columns)
         scales = weight.levels or (weight.scale if is_coarse else _for_parts(builder, weight, weight.scale, group),)
         offsets = weight.offset_levels or tuple(_for_parts(builder, weight, o, group) for o in _offsets(builder, weight))
         scale, *units = (builder.call(PANEL_SCALES, numbers, columns=self.columns) for numbers in scales)
         offsets = [builder.call(PANEL_SCALES, numbers, columns=self.columns) for numbers in offsets]
-        q, steps, total, *sums = (builder.emit(TupleGet(rows, i)) for i in range(3 + has_offset))
+        q, steps, total, *sums = rows.fields(builder, quantised, 3 + has_offset)
         attrs = {"format": format.name, "size": weight.size, "dtype": weight.out_dtype}
         attrs |= {} if weight.is_centred else {"centred": False}
         attrs |= ({"in_units": True} if weight.levels else {}) | ({"has_offset": True} if has_offset else {})
@@ -124,14 +129,39 @@ class IntegerProducts:
             return False
         return format.rows is DType.I8 and weight.length % COARSE_GROUP == 0 and weight.offset is None and not self.tiles.on_matrix_unit
 
-    def _widened(self, builder: Builder, linear: Call, weight: _Weight) -> Value:
-        x, *rest = linear.args
-        rows = builder.call(ROW_PLANES, x)
+    def _widened(self, builder: Builder, linear: Call, weight: _Weight, rows: _Rows) -> Value:
+        _, _, *rest = linear.args
+        quantised = builder.call(ROW_PLANES, rows.table)
         panels = builder.call(PANEL_INTEGERS, weight.q, format=PANEL4.name, columns=self.columns)
         scales = builder.call(PANEL_MULTIPLIERS, weight.scale, columns=self.columns)
-        parts, made = ([builder.emit(TupleGet(several, i)) for i in range(count)] for several, count in ((rows, 3), (scales, 2)))
+        parts, made = rows.fields(builder, quantised, 3), _fields(builder, scales, 2)
         op = WIDENED_LINEAR if linear.op is LINEAR else EXPERT_WIDENED_LINEAR
-        return Call(op, (*parts, panels, *made, *rest[1:]), {"size": weight.size, "dtype": weight.out_dtype})
+        return Call(op, (*parts, panels, *made, *rest), {"size": weight.size, "dtype": weight.out_dtype})
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The rows of a product. If they are rows of a table with at most as many rows, such as the tokens of experts, the table is quantised,
+    and its integers are looked up: each row is quantised once, and fewer bytes are copied."""
+
+    table: Atom
+    ids: Atom | None  # None: the rows are those of the table, in order
+
+    @staticmethod
+    def of(x: Atom, made: Value | None) -> _Rows:
+        """Return the rows of x, which is the result of `made` if that is given."""
+        if isinstance(made, Call) and made.op is EMBEDDING:
+            table, ids = made.args
+            given, wanted = type_of(table), type_of(ids)
+            assert isinstance(given, TensorType) and isinstance(wanted, TensorType), made
+            if given.shape and wanted.shape is not None and prove_le(given.shape[0], num_elements(wanted.shape)):
+                return _Rows(table, ids)
+        return _Rows(x, None)
+
+    def fields(self, builder: Builder, quantised: Atom, count: int) -> list[Atom]:
+        """Return the `count` results of the operator that quantised each row of the table, for the rows of the product."""
+        fields = _fields(builder, quantised, count)
+        return fields if self.ids is None else [builder.call(TAKE, field, self.ids, axis=0) for field in fields]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +193,10 @@ class _Weight:
         """Whether 0 is in the middle of the range of the stored numbers. Numbers of 4 bits with an offset are multiplied as stored:
         the smallest of them is 0."""
         return self.bits != 4 or self.offset is None
+
+
+def _fields(builder: Builder, several: Atom, count: int) -> list[Atom]:
+    return [builder.emit(TupleGet(several, i)) for i in range(count)]
 
 
 def _part(weight: _Weight, longest: int) -> int | None:

@@ -297,6 +297,65 @@ def test_rows_that_choose_a_widened_matrix(becomes: Callable[[Pass, str, str], N
     becomes(IntegerProducts(WIDENED), before, expected)
 
 
+def test_rows_of_a_small_table_are_quantised_before_they_are_looked_up(becomes: Callable[[Pass, str, str], None]) -> None:
+    """The table may have been changed by the pass, too."""
+    params = "x: f32[t, 64], i: i32[8*t], e: i32[8*t], q: u8[64, 32], s: f16[64, 2], p: u8[3, 6, 32], z: f16[3, 6, 2]"
+    before = f"""
+        func main({params}) -> f32[8*t, 6] {{
+          w = dequantize(q, s, bits=4, group=32, dtype="f32")
+          h = linear(x, w)
+          g = embedding(h, i)
+          u = dequantize(p, z, bits=4, group=32, dtype="f32")
+          y = expert_linear(g, u, e)
+          return y
+        }}
+    """
+    expected = f"""
+        func main({params}) -> f32[8*t, 6] {{
+          w = dequantize(q, s, bits=4, group=32, dtype="f32")
+          rows = row_planes(x)
+          panels = panel_integers(q, format="panel4", columns=4)
+          made = panel_multipliers(s, columns=4)
+          v = rows.0
+          r = rows.1
+          f = rows.2
+          m = made.0
+          c = made.1
+          h = widened_linear(v, r, f, panels, m, c, size=64, dtype="f32")
+          g = embedding(h, i)
+          u = dequantize(p, z, bits=4, group=32, dtype="f32")
+          rows2 = row_planes(h)
+          panels2 = panel_integers(p, format="panel4", columns=4)
+          made2 = panel_multipliers(z, columns=4)
+          v2 = rows2.0
+          r2 = rows2.1
+          f2 = rows2.2
+          v3 = take(v2, i, axis=0)
+          r3 = take(r2, i, axis=0)
+          f3 = take(f2, i, axis=0)
+          m2 = made2.0
+          c2 = made2.1
+          y = expert_widened_linear(v3, r3, f3, panels2, m2, c2, e, size=6, dtype="f32")
+          return y
+        }}
+    """
+    becomes(IntegerProducts(WIDENED), before, expected)
+
+
+def test_rows_of_a_large_table_are_quantised_after_they_are_looked_up() -> None:
+    """A vocabulary has more rows than a step has tokens."""
+    module = parse("""
+        func main(x: f32[1000, 64], i: i32[t], q: u8[6, 32], s: f16[6, 2]) -> f32[t, 6] {
+          g = embedding(x, i)
+          w = dequantize(q, s, bits=4, group=32, dtype="f32")
+          y = linear(g, w)
+          return y
+        }
+    """)
+    names = [b.value.op.name for b in IntegerProducts(WIDENED)(module).graph("main").body.bindings if isinstance(b.value, Call)]
+    assert names.index("embedding") < names.index("row_planes") and "take" not in names
+
+
 @pytest.mark.parametrize("in_units", [False, True])
 def test_rows_that_choose_a_matrix_with_offsets_are_integers(in_units: bool) -> None:
     """In a mixture, the zero points or shifts of the chosen matrix are subtracted."""
