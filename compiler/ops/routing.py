@@ -19,8 +19,9 @@ import numpy as np
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
+from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.write import Kernel, cast, equal, guard, index, less, select, total
+from compiler.ir.loops.write import Array, Kernel, bits_of, cast, equal, fold, guard, index, select
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_lt
 from compiler.ir.types import TensorType, TupleType, Type
@@ -31,7 +32,8 @@ from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
 
-F32, I32 = DType.F32, DType.I32
+F32, I32, I64 = DType.F32, DType.I32, DType.I64
+LOWEST = -(1 << 63)
 
 # --- top_experts -------------------------------------------------------------------------------------------------------
 
@@ -46,32 +48,39 @@ def _top_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
 
 
 def _top_nest(operands: Operands) -> Nest:
-    """Choose each expert that fewer than k experts beat. Its position in the result is the number of chosen experts before it."""
+    """Find the scores of the k best experts, from the best to the k-th. Then find the experts that are at least as good as the k-th, from
+    the lowest number to the highest."""
     k = Kernel()
     out, scores = k.arrays(output(operands), operands.buffer(0))
-    _, num_experts = scores.shape
-    better = k.workspace("better", *scores.shape, dtype=I32)
-    place = k.workspace("place", *scores.shape, dtype=I32)
+    num_tokens, num_experts = scores.shape
+    tokens, size, count = (num_tokens,), (num_experts,), operands.attrs["k"]
 
-    def score(t: Dim, e: Dim) -> Scalar:
+    def rank(t: Dim, e: Dim) -> Scalar:
+        """Return an integer that orders experts: by score, then by number, the lower number first. NaN ranks last."""
         value = cast(scores[t, e], F32)
-        return select(equal(value, value), value, -np.inf)  # NaN ranks last
+        bits = cast(bits_of(select(equal(value, value), value, -np.inf) + 0.0), I64)  # + 0.0 replaces -0.0 by 0.0
+        return select(bits < 0, bits * -1 - (1 << 31), bits) * (1 << 32) - index(e)
 
-    def is_chosen(t: Dim, e: Dim) -> Scalar:
-        return better[t, e] < operands.attrs["k"]
+    best, chosen = ([k.workspace(f"{name}{c}", *tokens, dtype=I64) for c in range(count)] for name in ("best", "chosen"))
+    for before, own in zip([None, *best], best, strict=False):
+        with k.nest(tokens) as (t,):
 
-    with k.nest(scores.shape) as (t, e):
+            def below(e: Dim, t: Dim = t, before: Array | None = before) -> Scalar:
+                return rank(t, e) if before is None else select(rank(t, e) < before[t], rank(t, e), LOWEST)
 
-        def is_better(r: Dim) -> Scalar:
-            return (score(t, e) < score(t, r)) | (equal(score(t, r), score(t, e)) & less(r, e))
+            own[t] = fold(ReduceFn.MAX, size, below)
+    for before, own in zip([None, *chosen], chosen, strict=False):
+        with k.nest(tokens) as (t,):
 
-        better[t, e] = total((num_experts,), lambda r: cast(is_better(r), I32))
-    with k.nest(scores.shape) as (t, e):
-        place[t, e] = total((num_experts,), lambda r: cast(is_chosen(t, r) & less(r, e), I32))
-    with k.nest(out.shape) as (t, c):
-        here = cast(index(c), I32)
-        out[t, c] = total((num_experts,), lambda r: select(is_chosen(t, r) & equal(place[t, r], here), cast(index(r), I32), 0))
-    enough = Dim.of(operands.attrs["k"])
+            def above(e: Dim, t: Dim = t, before: Array | None = before) -> Scalar:
+                found = ~(rank(t, e) < best[-1][t])
+                return select(found if before is None else found & (before[t] < index(e)), index(e), num_experts)
+
+            own[t] = fold(ReduceFn.MIN, size, above)
+    for c, own in enumerate(chosen):
+        with k.nest(tokens) as (t,):
+            out[t, c] = cast(own[t], I32)
+    enough = Dim.of(count)
     return Nest((out.buffer,), k.body(), equal=() if not prove_lt(num_experts, enough) else ((enough, num_experts),))
 
 
@@ -118,7 +127,7 @@ def _group_nest(operands: Operands) -> Nest:
         following[e] = guard(1, e, count, following[e - 1] + size[e - 1], 0)
     with k.nest(experts.shape) as (t, c):
         e = expert_at((t, c))
-        row = k.let("row", cast(following[e], DType.I64), tokens.shape[0] - 1)
+        row = k.let("row", cast(following[e], I64), tokens.shape[0] - 1)
         tokens[row] = cast(index(t), I32)
         chosen[row] = cast(index(e), I32)
         places[t, c] = cast(index(row), I32)

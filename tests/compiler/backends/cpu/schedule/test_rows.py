@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compiler.ir.loops.buffers import Scope
+from compiler.backends.cpu.schedule.rows import schedule_rows
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.dtypes import DType
+from compiler.ir.loops.buffers import Buffer, Scope
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Apply, Load
 from compiler.ir.loops.statements import Allocate, Store, Tile, When
 from compiler.ir.loops.visit import walk_scalars, walk_stmts
+from compiler.ir.loops.write import Kernel, total
 from compiler.machine.intrinsics.prefetch import Prefetch
 
 OPERATORS = {
@@ -106,8 +110,18 @@ def test_a_choice_for_a_whole_row_is_made_once(kernels: Callable[..., dict[str, 
     assert not any(isinstance(s, Load | Apply) for s in walk_scalars(choice.orelse))
 
 
-def test_a_stage_that_reads_what_other_rows_wrote_waits_for_them(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
-    """Each stage of `top_experts` reads what earlier stages computed for other elements of the row, so the stages do not share a pass over
-    the row."""
+def test_a_stage_that_reads_what_other_rows_wrote_waits_for_them() -> None:
+    """The second stage reads what the first stage computed for other rows, so the stages do not share a pass over a row."""
+    k, (n,) = Kernel(), [Dim.of(DimVar("n"))]
+    x, out = k.arrays(Buffer("x", (n,), DType.F32), Buffer("out", (n,), DType.F32))
+    held = k.workspace("held", n)
+    for target, source in ((held, x), (out, held)):
+        with k.nest((n,)) as (i,):
+            target[i] = total((n,), lambda r, source=source, i=i: source[r] * source[i])
+    prim = PrimFunc((x.buffer, out.buffer), 1, k.body())
+    assert schedule_rows(prim, 16) is None
+
+
+def test_the_best_experts_of_a_token_are_found_in_one_pass(kernels: Callable[..., dict[str, PrimFunc]]) -> None:
     found = kernels("func main(x: f32[t, 3]) -> object { y = top_experts(x, k=3) return y }")
-    assert [prim.attrs["schedule"] for prim in found.values()] == ["spatial"]
+    assert [prim.attrs["schedule"] for prim in found.values()] == ["rows"]
