@@ -332,9 +332,16 @@ lost.untold:
   br label %group.look
 
 run:
-  %begin = call i64 @split(i64 %n.now, i64 %chunk, i64 %chunks.now)
-  %chunk.next = add i64 %chunk, 1
-  %end = call i64 @split(i64 %n.now, i64 %chunk.next, i64 %chunks.now)
+  %span.count = sub i64 %span.end, %span.begin
+  %through.span = call i64 @split(i64 %n.now, i64 %span.end, i64 %chunks.now)
+  %before.span = call i64 @split(i64 %n.now, i64 %span.begin, i64 %chunks.now)
+  %span.n = sub i64 %through.span, %before.span
+  %rest = sub i64 %span.end, %chunk
+  %rest.next = sub i64 %rest, 1
+  %rest.n = call i64 @last_chunks(i64 %span.n, i64 %rest, i64 %span.count)
+  %rest.next.n = call i64 @last_chunks(i64 %span.n, i64 %rest.next, i64 %span.count)
+  %begin = sub i64 %through.span, %rest.n
+  %end = sub i64 %through.span, %rest.next.n
   %body = load ptr, ptr %record.now
   call void %body(ptr %buffers, ptr %dims, i64 %begin, i64 %end)
   %untold.next = add i64 %untold, 1
@@ -376,11 +383,25 @@ define internal i64 @first_chunk(i64 %chunks, i64 %threads.before, i64 %threads)
   ret i64 %first
 }
 
-; Return the first iteration of a chunk. Chunks of a record differ by at most one iteration, so threads with equally many chunks finish together.
+; Return the first iteration of the span that begins with this chunk. Spans with equally many chunks differ by at most one iteration.
 define internal i64 @split(i64 %n, i64 %chunk, i64 %chunks) alwaysinline {
   %scaled = mul i64 %n, %chunk
   %begin = udiv i64 %scaled, %chunks
   ret i64 %begin
+}
+
+; Return the number of iterations in the last `rest` of a span's `count` chunks. The span has n iterations. The lengths of its chunks fall
+; linearly, down to a single iteration: the last chunks are short, so that threads finish almost together.
+define internal i64 @last_chunks(i64 %n, i64 %rest, i64 %count) alwaysinline {
+  %more = sub i64 %n, %count
+  %rest.more = add i64 %rest, 1
+  %part = mul i64 %rest, %rest.more
+  %count.more = add i64 %count, 1
+  %whole = mul i64 %count, %count.more
+  %scaled = mul i64 %more, %part
+  %falling = udiv i64 %scaled, %whole
+  %result = add i64 %rest, %falling
+  ret i64 %result
 }
 
 ; Open the list to the helpers, run chunks with them, close the list, and wait until the last helper has left it.
