@@ -8,7 +8,7 @@ is a graph whose nodes read the heap. `runtime/device/registry.py` finds the dev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NewType, Protocol
 
@@ -87,6 +87,7 @@ class Bases:
     count: int
     registers: tuple[tuple[int, int], ...]  # (base, register) of each base whose tensor is read from a register at every run
     arena: int | None  # the base whose tensor is the arena of the call; None: the region does not use the arena
+    sizes: Mapping[int, int]  # number of bytes of each base that is a constant or a weight of known shape
 
 
 class Code(Protocol):

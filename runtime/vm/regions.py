@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from runtime.device.base import Bases, Launch
-from runtime.executable import Base, NativeLaunch, Region
+from runtime.executable import DTYPES, Base, NativeLaunch, Region, Slot, TensorSpec
 from runtime.vm.machine import Frame, Loader, Step
 
 
@@ -63,7 +64,17 @@ class _Numbers:
     @property
     def bases(self) -> Bases:
         varying = tuple((n, i) for (b, i), n in self._numbers.items() if b is Base.REGISTER and i not in self._weights)
-        return Bases(len(self._numbers), varying, self._numbers.get((Base.ARENA, 0)))
+        sizes = {n: size for (b, i), n in self._numbers.items() if n not in dict(varying) and (size := self._size(b, i))}
+        return Bases(len(self._numbers), varying, self._numbers.get((Base.ARENA, 0)), sizes)
+
+    def _size(self, base: Base, index: int) -> int | None:
+        """Return the number of bytes of a constant or a weight, or None if it is unknown."""
+        if base is Base.CONSTANT:
+            return self._loader.machine.executable.constants[index].nbytes
+        spec = self._loader.source.params[index].spec if base is Base.REGISTER else None
+        if not isinstance(spec, TensorSpec) or spec.dtype is None or spec.shape is None or any(isinstance(d, Slot) for d in spec.shape):
+            return None
+        return prod(d for d in spec.shape if isinstance(d, int)) * DTYPES[spec.dtype].itemsize
 
     def place(self, captured: Any) -> None:
         """Set the tensors of bases that do not change between runs: constants now, weights whenever they are bound."""

@@ -50,7 +50,7 @@ class CpuRegion:
 
     def __init__(self, team: Team, code: CpuCode, launches: Sequence[Launch], bases: Bases, function: str) -> None:
         records = [Record(code.address(x.body), code.address(x.grid), x.buffers, x.dims) for x in launches]
-        self._launches = LaunchList(records, bases.count)
+        self._launches = LaunchList(records, bases.count, bases.sizes, team.num_readers)
         self._words = self._launches.bases
         self._kernels = [launch.kernel for launch in launches]
         self._registers = bases.registers
@@ -59,7 +59,7 @@ class CpuRegion:
         self._run = team.run
 
     def place(self, base: int, tensor: Any) -> None:
-        self._words[base] = address_of(tensor)
+        self._launches.place(base, address_of(tensor))
 
     def prepare(self, heap: Any) -> None:
         """Do nothing: one launch list serves calls of all sizes."""

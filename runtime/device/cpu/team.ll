@@ -2,6 +2,7 @@
 ;
 ;     body, grid                            addresses of the native phase
 ;     num_buffers, num_dims
+;     first, end                            ranges of weights that the next product reads first
 ;     (base, slot) per buffer               address = bases[base] + heap[slot]
 ;     slot per dimension                    value = heap[slot]
 ;
@@ -17,16 +18,22 @@
 ; all other fields are used only in the first %Team. Each group has a span of a record's chunks, in proportion to its share of the threads.
 ; A thread claims chunks of its own group's span first, then of other groups' spans. The first group's span is never empty. When a record is
 ; opened, the state of the first group is advanced last, so this state tells which record is open.
+;
+; While a thread waits for others, it prefetches the weights that it will read first in the next product. A list has an array of ranges per
+; group, in the order in which the group's thread reads them. Ranges depend on no tensor, so prefetching does not need to wait for one.
 
 %Team = type {
   i64, i64, i64, [5 x i64],       ;  0  state: record << 32 | next chunk of the group's span   1  threads in earlier groups   2  threads in earlier groups and this one
   i64, i64, [6 x i64],            ;  4  done: finished chunks of the open record   5  number of groups
   i32, i32, [7 x i64],            ;  7  epoch: odd while a list is open      8  stop
   i32, i32, i32, i32, [6 x i64],  ; 10  active helpers  11  sleepers on state  12  sleepers on epoch   13  leader sleeps on active
-  %List, i64, i32                 ; 15  list   16  number of threads   17  spins before sleeping
+  %List, i64, i32, [6 x i64]      ; 15  list   16  number of threads   17  spins before sleeping
 }
 
-%List = type { ptr, i64, ptr, ptr, i64, i64 }  ; words, num_records, bases, heap, most buffers, most dims of a record
+; words, num_records, bases, heap, most buffers, most dims of a record, ranges, ranges per group
+%List = type { ptr, i64, ptr, ptr, i64, i64, ptr, i64 }
+%Range = type { ptr, i64 }       ; address, bytes
+%Ahead = type { ptr, ptr, i64 }  ; next range to prefetch, end of the ranges, bytes of the next range that were prefetched
 
 declare void @cpu_pause()
 declare void @sleep_while(ptr, i32)  ; sleep until woken, if the word still has that value; may return early
@@ -68,7 +75,7 @@ entry:
   %num_buffers = load i64, ptr %num_buffers.p
   %num_dims.p = getelementptr i64, ptr %record, i64 3
   %num_dims = load i64, ptr %num_dims.p
-  %operands = getelementptr i64, ptr %record, i64 4
+  %operands = getelementptr i64, ptr %record, i64 6
   br label %buffer
 
 buffer:
@@ -120,7 +127,7 @@ define internal ptr @skip(ptr %record) alwaysinline {
   %num_buffers = load i64, ptr %num_buffers.p
   %num_dims.p = getelementptr i64, ptr %record, i64 3
   %num_dims = load i64, ptr %num_dims.p
-  %operands = getelementptr i64, ptr %record, i64 4
+  %operands = getelementptr i64, ptr %record, i64 6
   %slots = getelementptr [2 x i64], ptr %operands, i64 %num_buffers
   %next = getelementptr i64, ptr %slots, i64 %num_dims
   ret ptr %next
@@ -200,6 +207,14 @@ entry:
   %shares = mul i64 %threads, 8  ; approximate number of chunks per record: a thread that loses its core delays only one chunk
   %buffers = alloca i64, i64 %max_buffers
   %dims = alloca i64, i64 %max_dims
+  %all.ranges.p = getelementptr %Team, ptr %team, i64 0, i32 15, i32 6
+  %all.ranges = load ptr, ptr %all.ranges.p
+  %num_ranges.p = getelementptr %Team, ptr %team, i64 0, i32 15, i32 7
+  %num_ranges = load i64, ptr %num_ranges.p
+  %ranges.index = mul i64 %group, %num_ranges
+  %ranges = getelementptr %Range, ptr %all.ranges, i64 %ranges.index
+  %ahead = alloca %Ahead
+  store %Ahead zeroinitializer, ptr %ahead
   br label %look
 
 look:
@@ -313,9 +328,10 @@ pass:  ; the record has no chunks: the thread that wins this exchange opens the 
   br i1 %passes, label %advance, label %look
 
 wait:
+  call void @look_ahead(ptr %ahead, ptr %record.now, ptr %ranges)
   %open.32 = trunc i64 %open to i32
   %sleepers.p = getelementptr %Team, ptr %team, i64 0, i32 11
-  call void @wait_while(ptr %team, ptr %record.word, i32 %open.32, ptr %sleepers.p)
+  call void @wait_while(ptr %team, ptr %record.word, i32 %open.32, ptr %sleepers.p, ptr %ahead)
   br label %look
 
 claim:
@@ -408,7 +424,7 @@ define internal i64 @last_chunks(i64 %n, i64 %rest, i64 %count) alwaysinline {
 define internal void @lead_list(ptr %team, ptr %list) {
 entry:
   %list.p = getelementptr %Team, ptr %team, i64 0, i32 15
-  call void @llvm.memcpy.p0.p0.i64(ptr %list.p, ptr %list, i64 48, i1 false)
+  call void @llvm.memcpy.p0.p0.i64(ptr %list.p, ptr %list, i64 64, i1 false)
   %groups.p = getelementptr %Team, ptr %team, i64 0, i32 5
   %groups = load i64, ptr %groups.p
   br label %reset
@@ -436,7 +452,7 @@ look:
   br i1 %alone, label %exit, label %wait
 
 wait:
-  call void @wait_while(ptr %team, ptr %active.p, i32 %active, ptr %asleep.p)
+  call void @wait_while(ptr %team, ptr %active.p, i32 %active, ptr %asleep.p, ptr null)
   br label %look
 
 exit:
@@ -457,7 +473,7 @@ entry:
 
 idle:
   %seen = phi i32 [ 0, %entry ], [ %epoch, %leave ]
-  call void @wait_while(ptr %team, ptr %epoch.p, i32 %seen, ptr %idle.p)
+  call void @wait_while(ptr %team, ptr %epoch.p, i32 %seen, ptr %idle.p, ptr null)
   %stop = load atomic i32, ptr %stop.p seq_cst, align 4
   %stopped = icmp ne i32 %stop, 0
   br i1 %stopped, label %exit, label %enter
@@ -492,9 +508,9 @@ define void @stop(ptr %team) {
 
 ; --- waiting -----------------------------------------------------------------------------------------------------------
 
-; Return soon after the word changes: spin for a while, then sleep. A sleeper counts itself before it checks the word for the last time,
-; and a thread that changes the word checks the count afterwards.
-define internal void @wait_while(ptr %team, ptr %word, i32 %value, ptr %sleepers) {
+; Return soon after the word changes: spin for a while, then sleep. While spinning, prefetch `ahead`, if it is not null. A sleeper counts
+; itself before it checks the word for the last time, and a thread that changes the word checks the count afterwards.
+define internal void @wait_while(ptr %team, ptr %word, i32 %value, ptr %sleepers, ptr %ahead) {
 entry:
   %spins.p = getelementptr %Team, ptr %team, i64 0, i32 17
   %spins = load i32, ptr %spins.p
@@ -507,7 +523,7 @@ spin:
   br i1 %changed, label %exit, label %again
 
 again:
-  call void @cpu_pause()
+  call void @prefetch_or_pause(ptr %ahead)
   %i.next = add i32 %i, 1
   %patient = icmp ult i32 %i.next, %spins
   br i1 %patient, label %spin, label %sleep
@@ -519,6 +535,79 @@ sleep:
   %woken = load atomic i32, ptr %word acquire, align 4
   %early = icmp eq i32 %woken, %value
   br i1 %early, label %sleep, label %exit
+
+exit:
+  ret void
+}
+
+; Let `ahead` begin with a record's ranges, unless it has already passed their beginning.
+define internal void @look_ahead(ptr %ahead, ptr %record, ptr %ranges) alwaysinline {
+entry:
+  %first.p = getelementptr i64, ptr %record, i64 4
+  %first.index = load i64, ptr %first.p
+  %first = getelementptr %Range, ptr %ranges, i64 %first.index
+  %end.index.p = getelementptr i64, ptr %record, i64 5
+  %end.index = load i64, ptr %end.index.p
+  %end = getelementptr %Range, ptr %ranges, i64 %end.index
+  %end.p = getelementptr %Ahead, ptr %ahead, i64 0, i32 1
+  store ptr %end, ptr %end.p
+  %next = load ptr, ptr %ahead
+  %passed = icmp uge ptr %next, %first
+  br i1 %passed, label %exit, label %begin
+
+begin:
+  store ptr %first, ptr %ahead
+  %bytes.p = getelementptr %Ahead, ptr %ahead, i64 0, i32 2
+  store i64 0, ptr %bytes.p
+  br label %exit
+
+exit:
+  ret void
+}
+
+; Prefetch a few lines. If none is left, pause.
+define internal void @prefetch_or_pause(ptr %ahead) alwaysinline {
+entry:
+  %none = icmp eq ptr %ahead, null
+  br i1 %none, label %pause, label %look
+
+look:
+  %range = load ptr, ptr %ahead
+  %end.p = getelementptr %Ahead, ptr %ahead, i64 0, i32 1
+  %end = load ptr, ptr %end.p
+  %more = icmp ult ptr %range, %end
+  br i1 %more, label %prefetch, label %pause
+
+prefetch:
+  %bytes.p = getelementptr %Ahead, ptr %ahead, i64 0, i32 2
+  %bytes = load i64, ptr %bytes.p
+  %address = load ptr, ptr %range
+  %place = getelementptr i8, ptr %address, i64 %bytes
+  br label %line
+
+line:
+  %at = phi i64 [ 0, %prefetch ], [ %at.next, %line ]
+  %line.p = getelementptr i8, ptr %place, i64 %at
+  call void @llvm.prefetch.p0(ptr %line.p, i32 0, i32 2, i32 1)  ; read data into all caches except L1
+  %at.next = add i64 %at, 64
+  %line.more = icmp ult i64 %at.next, 512
+  br i1 %line.more, label %line, label %count
+
+count:
+  %bytes.next = add i64 %bytes, 512
+  %size.p = getelementptr %Range, ptr %range, i64 0, i32 1
+  %size = load i64, ptr %size.p
+  %size.more = icmp ult i64 %bytes.next, %size
+  %range.next = getelementptr %Range, ptr %range, i64 1
+  %range.now = select i1 %size.more, ptr %range, ptr %range.next
+  %bytes.now = select i1 %size.more, i64 %bytes.next, i64 0
+  store ptr %range.now, ptr %ahead
+  store i64 %bytes.now, ptr %bytes.p
+  br label %exit
+
+pause:
+  call void @cpu_pause()
+  br label %exit
 
 exit:
   ret void
@@ -557,4 +646,5 @@ declare ptr @llvm.stacksave.p0()
 declare void @llvm.stackrestore.p0(ptr)
 declare i64 @llvm.smax.i64(i64, i64)
 declare i64 @llvm.umax.i64(i64, i64)
+declare void @llvm.prefetch.p0(ptr, i32, i32, i32)
 declare void @llvm.memcpy.p0.p0.i64(ptr, ptr, i64, i1)

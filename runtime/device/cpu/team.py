@@ -15,16 +15,18 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
 from numpy.typing import NDArray
 
+from runtime.device.cpu.ahead import Ahead
 from runtime.device.cpu.code import COPIES, ObjectCode
 from runtime.device.cpu.host import ARCH
 from runtime.device.cpu.memory import host_buffer
@@ -49,8 +51,8 @@ _PAUSE = {
 }
 
 # Layout of %Team in team.ll. There is one %Team per group.
-_TEAM_BYTES = 320
-_BEFORE, _THROUGH, _GROUPS, _ACTIVE, _THREADS, _SPINS = 8, 16, 72, 192, 304, 312
+_TEAM_BYTES = 384
+_BEFORE, _THROUGH, _GROUPS, _ACTIVE, _THREADS, _SPINS = 8, 16, 72, 192, 320, 328
 
 
 def native_module(arch: str, system: str) -> llvm.ModuleRef:
@@ -95,6 +97,9 @@ def _text(name: str) -> str:
     return (files("runtime.device.cpu") / name).read_text()
 
 
+NO_SIZES: Mapping[int, int] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     body: int  # address of the phase's function
@@ -102,25 +107,35 @@ class Record:
     buffers: tuple[tuple[int, int], ...]  # (number of the base, heap slot of the offset)
     dims: tuple[int, ...]  # heap slots
 
-    @property
-    def words(self) -> list[int]:
+    def words(self, ahead: range) -> list[int]:
+        """Return the words of the record. `ahead` are the numbers of the ranges that waiting threads prefetch."""
         pairs = [word for pair in self.buffers for word in pair]
-        return [self.body, self.grid, len(self.buffers), len(self.dims), *pairs, *self.dims]
+        return [self.body, self.grid, len(self.buffers), len(self.dims), ahead.start, ahead.stop, *pairs, *self.dims]
 
 
 class LaunchList:
     """A launch list, the struct %List of team.ll. The owner fills in `bases` and `heap`, which threads read during a run."""
 
-    def __init__(self, records: Sequence[Record], num_bases: int) -> None:
-        self._words = np.array([word for record in records for word in record.words], np.int64)
+    def __init__(self, records: Sequence[Record], num_bases: int, sizes: Mapping[int, int] = NO_SIZES, readers: int = 0) -> None:
+        """`sizes` has the number of bytes of each base that is a constant or a weight. `readers` is the team's `num_readers`."""
+        self._ahead = Ahead([[(base, sizes[base]) for base, _ in record.buffers if base in sizes] for record in records], readers)
+        words = (record.words(following) for record, following in zip(records, self._ahead.following, strict=True))
+        self._words = np.array([word for some in words for word in some], np.int64)
         self._bases = np.zeros(max(num_bases, 1), np.int64)
         self.bases = self._bases.data
         self._records = records
         most_buffers = max((len(r.buffers) for r in records), default=0)
         most_dims = max((len(r.dims) for r in records), default=0)
-        self._fields = np.array([self._words.ctypes.data, len(records), self._bases.ctypes.data, 0, most_buffers, most_dims], np.int64)
+        ahead = self._ahead.ranges.ctypes.data, self._ahead.ranges.shape[1]
+        fields = self._words.ctypes.data, len(records), self._bases.ctypes.data, 0, most_buffers, most_dims, *ahead
+        self._fields = np.array(fields, np.int64)
         self.heap = self._fields.data[3:4]  # holds the address of the heap
         self.address = self._fields.ctypes.data
+
+    def place(self, base: int, address: int) -> None:
+        """Set the address of a base that does not change between runs."""
+        self.bases[base] = address
+        self._ahead.place(base, address)
 
     def singles(self) -> Iterator[LaunchList]:
         """Yield one launch list per record. All of them use the bases and the heap of `self`."""
@@ -145,6 +160,8 @@ class Team:
         self._cores = tuple(cores)
         self._pinned = pinned and len(self._cores) >= num_threads and hasattr(os, "sched_setaffinity")
         self._groups = _groups(num_threads, nodes)
+        # The number of threads if each is a group, so that it knows which part of a product it reads first; otherwise 0.
+        self.num_readers = num_threads if 1 < num_threads == len(set(self._groups)) else 0
         native = _native()
         self._run_alone = native.run_alone
         self._lead = native.lead

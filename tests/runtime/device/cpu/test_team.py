@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -13,9 +14,10 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from runtime.device.cpu.code import ObjectCode
+from runtime.device.cpu.code import COPIES, ObjectCode
 from runtime.device.cpu.cores import available_cores
-from runtime.device.cpu.team import GUARD, STACK_SPARE, LaunchList, Record, Team, native_module
+from runtime.device.cpu.host import ARCH
+from runtime.device.cpu.team import GUARD, SLEEPING, STACK_SPARE, LaunchList, Record, Team, native_module
 
 
 @pytest.fixture(scope="module")
@@ -354,6 +356,58 @@ def test_the_loop_compiles_for_every_machine(arch: str, pause: str, system: str,
     module.verify()
     text = machine.emit_assembly(module)
     assert pause in text and sleep in text
+
+
+def test_a_waiting_thread_prefetches_the_next_ranges_once() -> None:
+    """Turns of waiting for a record continue with its ranges, unless the thread has prefetched them before, and then pause."""
+    lines = np.zeros(1 + 1000, np.int64)  # the number of recorded lines, and their addresses
+    recorder = f"""
+    define void @record_line(ptr %line, i32, i32, i32) {{
+      %number = atomicrmw add ptr inttoptr (i64 {lines.ctypes.data} to ptr), i64 1 seq_cst
+      %place = getelementptr i64, ptr inttoptr (i64 {lines.ctypes.data + 8} to ptr), i64 %number
+      %address = ptrtoint ptr %line to i64
+      store i64 %address, ptr %place
+      ret void
+    }}
+    define void @take_turns(ptr %ahead, ptr %record, ptr %ranges, i64 %turns) {{
+    entry:
+      call void @look_ahead(ptr %ahead, ptr %record, ptr %ranges)
+      br label %turn
+    turn:
+      %i = phi i64 [ 0, %entry ], [ %i.next, %turn ]
+      call void @prefetch_or_pause(ptr %ahead)
+      %i.next = add i64 %i, 1
+      %more = icmp ult i64 %i.next, %turns
+      br i1 %more, label %turn, label %exit
+    exit:
+      ret void
+    }}
+    """
+    text = str(native_module(ARCH, sys.platform)) + recorder
+    text = "".join(line for line in text.splitlines(keepends=True) if "declare void @llvm.prefetch" not in line)
+    module = llvm.parse_assembly(text.replace("@llvm.prefetch.p0", "@record_line"))
+    machine = llvm.Target.from_default_triple().create_target_machine(reloc="pic", codemodel="small")
+    native = ObjectCode(machine.emit_object(module), COPIES | SLEEPING)
+    take_turns = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)(native.address("take_turns"))
+
+    ranges = np.array([[1 << 20, 1024], [1 << 21, 300], [1 << 22, 2048]], np.int64)
+    records = [np.array(Record(0, 0, (), ()).words(ahead), np.int64) for ahead in (range(2), range(2, 3), range(0))]
+    ahead = np.zeros(3, np.int64)
+
+    def turns(record: int, count: int) -> list[int]:
+        lines[0] = 0
+        take_turns(ahead.ctypes.data, records[record].ctypes.data, ranges.ctypes.data, count)
+        return lines[1 : 1 + lines[0]].tolist()
+
+    def lines_of(begin: int, count: int) -> list[int]:
+        return [begin + 64 * n for n in range(count)]
+
+    assert turns(0, 1) == lines_of(1 << 20, 8)
+    assert turns(0, 2) == lines_of((1 << 20) + 512, 8) + lines_of(1 << 21, 8)
+    assert turns(0, 2) == []
+    assert turns(1, 3) == lines_of(1 << 22, 24)
+    assert turns(1, 9) == lines_of((1 << 22) + 24 * 64, 8)
+    assert turns(2, 1) == []
 
 
 @pytest.mark.skipif(len(available_cores()) < 2 or not hasattr(os, "sched_getaffinity"), reason="needs two cores")
