@@ -38,7 +38,6 @@ Read = Callable[["Frame"], Any]
 Builtin = Callable[["Loader", tuple[Arg, ...], int | None], Step]
 
 _RETURNED = -1
-_NO_REGISTERS: list[Any] = []
 
 
 class Frame:
@@ -48,8 +47,8 @@ class Frame:
     heap: memoryview
     heap_handle: HeapHandle
 
-    def __init__(self, device: Device, num_slots: int, literals: Sequence[int], no_arena: Memory) -> None:
-        self.registers: list[Any] = []
+    def __init__(self, device: Device, registers: list[Any], num_slots: int, literals: Sequence[int], no_arena: Memory) -> None:
+        self.registers = registers
         self.heap, self.heap_handle = device.heap([*[0] * num_slots, *literals, 0])
         self.arena = no_arena
         self.result: Any = None
@@ -69,9 +68,10 @@ class Function:
         self.regions: list[Region] = []
         # functions to call when weights are bound; regions store the addresses of weights
         self.on_bind: list[Callable[[list[Any]], None]] = []
-        self._num_registers = max(source.num_registers, len(source.params))
+        self._num_params = len(source.params)
+        self._no_inputs = [None] * self._num_inputs
+        self._no_values = [None] * max(source.num_registers - self._num_params, 0)
         self._use([None] * len(source.weights), [p.name for p in source.weights])
-        self._frames: list[Frame] = []
 
         loader = Loader(machine, self, builtins)
         varying = [i for i, p in enumerate(source.params) if not p.weight or mentions_slots(p.spec)]
@@ -102,8 +102,7 @@ class Function:
 
     def _use(self, weights: list[Any], missing: list[str]) -> None:
         self._weights, self._missing = weights, missing
-        unused = self._num_registers - self._num_inputs - len(weights)
-        self._registers = [*[None] * self._num_inputs, *weights, *[None] * unused]  # values of the registers at the beginning of a call
+        self._frames: list[Frame] = []  # whose registers hold these weights
         if not missing:
             for notify in self.on_bind:
                 notify(weights)
@@ -129,7 +128,7 @@ class Function:
         if len(args) != self._num_inputs or self._missing or machine.depth >= MAX_DEPTH:
             self._cannot_call(len(args))
         frame = self._frames.pop() if self._frames else self._new_frame()
-        registers = frame.registers = self._registers.copy()
+        registers = frame.registers
         registers[: self._num_inputs] = args
         self._match(registers, frame.heap, frame.heap_handle)
         for i in self.written:
@@ -144,8 +143,9 @@ class Function:
         finally:
             machine.depth -= 1
             machine.arena.leave()
-        # the frame must not keep tensors alive until the next call
-        frame.registers, frame.arena, frame.result = _NO_REGISTERS, machine.no_arena, None
+        # The frame must not keep tensors alive until the next call. Its weights stay: touching each of them would cost cache misses.
+        registers[: self._num_inputs], registers[self._num_params :] = self._no_inputs, self._no_values
+        frame.arena, frame.result = machine.no_arena, None
         self._frames.append(frame)
         return result
 
@@ -192,7 +192,8 @@ class Function:
         return frame
 
     def _new_frame(self) -> Frame:
-        return Frame(self._machine.device, len(self.source.slots), self._literals, self._machine.no_arena)
+        registers = [*self._no_inputs, *self._weights, *self._no_values]
+        return Frame(self._machine.device, registers, len(self.source.slots), self._literals, self._machine.no_arena)
 
     def _cannot_call(self, num_args: int) -> NoReturn:
         name = self.source.name
@@ -249,6 +250,7 @@ class Loader:
         self.machine = machine
         self.function = function
         self.source = function.source
+        self._weights = range(len(self.source.inputs), len(self.source.params))  # registers of the weights
         self._literals: dict[int, int] = {}  # value of a literal -> its index in the heap, after the slots
         self._builtins = builtins
         self._bounded: set[int] = set()
@@ -275,8 +277,8 @@ class Loader:
 
     def _call(self, dst: int | None, callee: str, args: tuple[Arg, ...]) -> Step:
         kind, _, name = callee.partition(".")
-        if dst is not None:
-            self.register(dst)
+        if dst is not None and self.register(dst) in self._weights:
+            raise self.invalid(f"register {dst} holds a weight and cannot be overwritten")
         if kind == "vm" and name:
             if name not in self._builtins:
                 raise UnknownName("builtin", callee, (f"vm.{n}" for n in self._builtins))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -267,3 +268,19 @@ def test_functions_pass_weights_to_each_other_like_arguments() -> None:
     assert s.call("outer", 5, passed)[1] is passed and s.call("inner", 5)[1] is bound
     with pytest.raises(ArgumentMismatch, match="inner: weight 'w': dimension 0: expected 2, got 3"):
         s.call("outer", 5, np.zeros(3, np.float32))
+
+
+def test_a_weight_cannot_be_overwritten() -> None:
+    """Calls do not set the registers of weights again."""
+    main = function("main", {}, [call(0, "vm.copy", Imm(1)), Ret(Reg(0))])
+    weight = ParamSpec("w", TensorSpec((2,), "f32"), weight=True)
+    with pytest.raises(InvalidProgram, match="main: register 0 holds a weight and cannot be overwritten"):
+        session(msgspec.structs.replace(main, params=(weight,)))
+
+
+def test_calls_use_the_weights_that_were_bound_last() -> None:
+    weight = ParamSpec("w", TensorSpec((2,), "f32"), weight=True)
+    s = session(VMFunction("main", (weight,), 1, (), (), (Ret(Reg(0)),)))
+    for number in range(3):
+        s.bind("main", {"w": np.full(2, number, np.float32)})
+        assert all(s.call("main")[0] == number for _ in range(2))
