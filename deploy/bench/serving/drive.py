@@ -85,7 +85,8 @@ class InProcess:
         self._beside_s = 0.0  # seconds spent on other work so far
 
     def run(self, prompts: Sequence[Prompt], late: Prompt | None = None, beside: Beside | None = None) -> list[Stream]:
-        """Run the engine until all streams have ended. Times of streams do not include the time of `beside`."""
+        """Run the engine until all streams have ended. Times of streams do not include the time of `beside`. If there is a late prompt,
+        `beside` begins when it arrives."""
         self._streams = {}
         began_s, num_before = self._now_s(), self.engine.timing.num_tokens
         coming = deque(sorted(prompts, key=lambda prompt: prompt.at_s))
@@ -97,11 +98,11 @@ class InProcess:
                 time.sleep(max(0.0, began_s + coming[0].at_s - self._now_s()))
                 continue
             self.engine.step()
-            if beside is not None:
+            if beside is not None and late is None:
                 self._let(beside, self.engine.timing.num_tokens - num_before)
             if late is not None and not coming and all(len(stream.times_s) >= LATE_AFTER for stream in self._streams.values()):
                 self._submit(late, self._now_s())
-                late = None
+                late, num_before = None, self.engine.timing.num_tokens
         self.engine.check_integrity()
         return list(self._streams.values())
 

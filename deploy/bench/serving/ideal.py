@@ -1,4 +1,5 @@
-"""The ideal of a load: the time that the model alone, without an engine, needs for the same tokens in the best order.
+"""The ideal of a load: the time that the model alone, without an engine, needs for the same tokens in the best order. The ideal of a late
+prompt is the same prompt without other streams.
 
 The speed of a shared machine changes within seconds. So the ideal runs in turns with the engine: after each step of the engine it catches
 up with the number of tokens that the engine has computed. Both use the same pages of the KV cache, so the engine's answers become
@@ -31,21 +32,34 @@ class Took:
 
 
 class Ideal:
-    """All prompts, in steps as large as possible, and then steps with one token of each client."""
+    """Steps with prompts, as large as possible, and then steps with one token of each client."""
 
-    def __init__(self, model: CompiledModel, num_clients: int) -> None:
+    def __init__(self, model: CompiledModel, prompts: Sequence[StepBatch], decoding: Sequence[StepBatch]) -> None:
+        self.took = Took()
+        self._model = model
+        self._num_prompts = len(prompts)  # steps with prompts
+        self._steps = [*prompts, *decoding]
+        self._num_done = self._num_tokens = 0  # steps and tokens so far
+
+    @staticmethod
+    def of_clients(model: CompiledModel, num_clients: int) -> Ideal:
         limits = model.limits
         together = max(1, min(num_clients, limits.max_tokens // NUM_PROMPT))
         counts = [min(together, num_clients - first) for first in range(0, num_clients, together)]
         contexts = range(NUM_PROMPT + 1, NUM_PROMPT + NUM_NEW)
-        self.took = Took()
-        self._model = model
-        self._num_prompts = len(counts)  # steps with prompts
-        self._steps: Sequence[StepBatch] = [
-            *(step_of(limits, num_seqs=count, num_each=NUM_PROMPT, context=NUM_PROMPT) for count in counts),
-            *(step_of(limits, num_seqs=num_clients, num_each=1, context=context) for context in contexts),
-        ]
-        self._num_done = self._num_tokens = 0  # steps and tokens so far
+        return Ideal(
+            model,
+            [step_of(limits, num_seqs=count, num_each=NUM_PROMPT, context=NUM_PROMPT) for count in counts],
+            [step_of(limits, num_seqs=num_clients, num_each=1, context=context) for context in contexts],
+        )
+
+    @staticmethod
+    def of_prompt(model: CompiledModel, num_tokens: int, chunk: int) -> Ideal:
+        """A single prompt in chunks of `chunk` tokens."""
+        ends = [*range(chunk, num_tokens, chunk), num_tokens]
+        starts = [0, *ends]
+        chunks = zip(starts, ends, strict=False)
+        return Ideal(model, [step_of(model.limits, num_seqs=1, num_each=end - start, context=end) for start, end in chunks], [])
 
     def run(self) -> Took:
         """Run all steps that are left."""

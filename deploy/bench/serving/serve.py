@@ -42,7 +42,7 @@ from server.models.state import ModelSpec
 CLIENTS = (1, 4, 8, 16, 32, 64)
 ARRIVAL_SHARE = 0.7  # rate of arrivals / rate that the model can serve
 NUM_SHARED = 1000
-NUM_ARRIVING, NUM_DECODING = 2000, 16
+NUM_ARRIVING, NUM_LATE, NUM_DECODING = 2000, 8, 16  # tokens of the late prompt; new tokens after it; streams that decode beside it
 HOST_SHARES = {1: 0.05, 32: 0.08}  # number of clients -> goal for the share of a step outside kernels
 JUDGED_CLIENTS = 32
 NAME = "bench"
@@ -80,9 +80,10 @@ def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
     limits, driver = model.limits, InProcess(loaded, temperature=options.temperature)
     if options.burst is None:
         figures = [figure for n in clients for figure in run_figures(driver, model, [f"{n} clients"], n)]
-        figures += mixed_figures(driver, Texts(limits.vocab_size), limits, "")
+        texts = Texts(limits.vocab_size)
+        figures += prefix_figures(driver, texts, limits, "") + arrival_figures(driver, model, texts)
     else:
-        figures = burst_figures(driver, model, options.burst) + arrival_figures(driver, Texts(limits.vocab_size), limits, "")
+        figures = burst_figures(driver, model, options.burst) + arrival_figures(driver, model, Texts(limits.vocab_size))
     driver.close()
     del loaded, model, driver  # servers load the model again
     if options.http:
@@ -105,7 +106,7 @@ def run_figures(driver: InProcess, model: CompiledModel, names: Sequence[str], n
     figures: list[Figure] = []
     compared: list[Figure] = []
     for number, name in enumerate(names):
-        ideal = Ideal(model, num_clients)
+        ideal = Ideal.of_clients(model, num_clients)
         busy_s, processor_s, began_s = -model.busy_s, -time.process_time(), time.perf_counter()
         streams = driver.run(texts.several(1000 * number + num_clients, num_clients), beside=ideal)
         wall_s, busy_s, processor_s = time.perf_counter() - began_s, busy_s + model.busy_s, processor_s + time.process_time()
@@ -142,14 +143,14 @@ def arrivals_figures(driver: InProcess, model: CompiledModel, num_clients: int) 
     """Let 2 * num_clients clients arrive at random. The ideal assumes that only the average number of simultaneous clients is unfinished
     when the last client arrives, and adds the time that the model needs for these."""
     random = np.random.default_rng(0)
-    capacity = num_clients / Ideal(model, num_clients).run().wall_s
+    capacity = num_clients / Ideal.of_clients(model, num_clients).run().wall_s
     gaps_s = random.exponential(1 / (ARRIVAL_SHARE * capacity), 2 * num_clients - 1)
     at_s = [0.0, *np.cumsum(gaps_s).tolist()]
     prompts = Texts(model.limits.vocab_size).several(77, len(at_s))
     streams = driver.run([replace(prompt, at_s=at) for prompt, at in zip(prompts, at_s, strict=True)])
     wall_s = max(stream.times_s[-1] for stream in streams) - streams[0].began_s
     at_once = sum(stream.times_s[-1] - stream.began_s for stream in streams) / wall_s
-    drain_s = Ideal(model, max(1, min(num_clients, round(at_once)))).run().wall_s
+    drain_s = Ideal.of_clients(model, max(1, min(num_clients, round(at_once)))).run().wall_s
     name = f"arrivals at {ARRIVAL_SHARE} of capacity"
     note = f"{wall_s:.1f} s; last arrival after {at_s[-1]:.1f} s; on average {at_once:.1f} at once, ideal {drain_s:.1f} s for them"
     goal = 0.95 if num_clients == JUDGED_CLIENTS else None
@@ -191,7 +192,8 @@ def http_figures(driver: OverHttp, limits: StepLimits, clients: Sequence[int], i
         figures += stream_figures(f"{n} clients over HTTP", streams)
         lost = 1 - throughput(streams) / rates[f"{n} clients: throughput"]
         figures.append(Figure(f"{n} clients over HTTP: share of throughput lost", lost, "", 0.08 if n == 32 else None))
-    return figures + mixed_figures(driver, texts, limits, "over HTTP, ")
+    where = "over HTTP, "
+    return figures + prefix_figures(driver, texts, limits, where) + arrival_over_http_figures(driver, texts, limits, where)
 
 
 def throughput(streams: Sequence[Stream]) -> float:
@@ -209,11 +211,6 @@ def stream_figures(name: str, streams: Sequence[Stream]) -> list[Figure]:
     ]
 
 
-def mixed_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str) -> list[Figure]:
-    """Run the patterns `prefix` and `arrival`."""
-    return [*prefix_figures(driver, texts, limits, where), *arrival_figures(driver, texts, limits, where)]
-
-
 def prefix_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str) -> list[Figure]:
     num_own, num_new = 16, 8
     if limits.max_context < NUM_SHARED + num_own + num_new:
@@ -224,19 +221,38 @@ def prefix_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str)
     return [Figure(f"{where}prefix: time to first token, second prompt / first", second / first, "", 0.15, note=note)]
 
 
-def arrival_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str) -> list[Figure]:
-    num_new = 8
-    if limits.max_context < NUM_ARRIVING + num_new:
+def arrival_figures(driver: InProcess, model: CompiledModel, texts: Texts) -> list[Figure]:
+    """Measure a long prompt that arrives while other streams run. The model computes the same prompt alone in turns with the engine."""
+    if not fits_late_prompt(model.limits):
         return []
-    prompts = texts.several(999, NUM_DECODING, num_new=256)
-    *others, late = driver.run(prompts, late=Prompt(texts.make(5, NUM_ARRIVING), num_new))
-    (alone,) = driver.run([Prompt(texts.make(6, NUM_ARRIVING), num_new)])
-    return late_figures(others, late, alone, where)
+    alone = Ideal.of_prompt(model, NUM_ARRIVING, driver.engine.scheduler.pace.prefill_budget(0))
+    *others, late = driver.run(decoding_prompts(texts), late=late_prompt(texts, 5), beside=alone)
+    return late_figures(others, late, alone.run().prompts_s, "")
 
 
-def late_figures(others: Sequence[Stream], late: Stream, alone: Stream, where: str) -> list[Figure]:
+def arrival_over_http_figures(driver: Driver, texts: Texts, limits: StepLimits, where: str) -> list[Figure]:
+    if not fits_late_prompt(limits):
+        return []
+    *others, late = driver.run(decoding_prompts(texts), late=late_prompt(texts, 5))
+    (alone,) = driver.run([late_prompt(texts, 6)])
+    return late_figures(others, late, alone.ttft_s, where)
+
+
+def fits_late_prompt(limits: StepLimits) -> bool:
+    return limits.max_context >= NUM_ARRIVING + NUM_LATE
+
+
+def late_prompt(texts: Texts, number: int) -> Prompt:
+    return Prompt(texts.make(number, NUM_ARRIVING), NUM_LATE)
+
+
+def decoding_prompts(texts: Texts) -> list[Prompt]:
+    return texts.several(999, NUM_DECODING, num_new=256)
+
+
+def late_figures(others: Sequence[Stream], late: Stream, alone_s: float, where: str) -> list[Figure]:
     """Measure how much longer a long prompt takes while other streams run, and the gaps between their tokens until the prompt's first
-    token."""
+    token. Alone, its first token comes after `alone_s`."""
     end_s = late.times_s[0]
     worst = max(b - a for s in others for a, b in zip(s.times_s, s.times_s[1:], strict=False) if b > late.began_s and a < end_s)
     quiet_s = max(stream.times_s[0] for stream in others)
@@ -246,11 +262,11 @@ def late_figures(others: Sequence[Stream], late: Stream, alone: Stream, where: s
     median = statistics.median(calm)
     note = (
         f"median {median * 1e3:.0f} ms, longest {worst * 1e3:.0f} ms (without the prompt {max(calm) * 1e3:.0f} ms), "
-        f"first token of the prompt {late.ttft_s * 1e3:.0f} ms"
+        f"first token of the prompt {late.ttft_s * 1e3:.0f} ms, alone {alone_s * 1e3:.0f} ms"
     )
     return [
         Figure(f"{where}arrival: longest gap of the other streams", worst * 1e3, "ms", MAX_GAP_MS, note=note),
-        Figure(f"{where}arrival: time to first token / same prompt alone", late.ttft_s / alone.ttft_s, "", 1.5),
+        Figure(f"{where}arrival: time to first token / same prompt alone", late.ttft_s / alone_s, "", 1.5),
     ]
 
 

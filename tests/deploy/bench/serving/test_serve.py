@@ -15,7 +15,7 @@ from typing import cast
 import pytest
 
 from deploy import demo
-from deploy.bench.serving.drive import InProcess, Prompt, Stream
+from deploy.bench.serving.drive import LATE_AFTER, InProcess, Prompt, Stream
 from deploy.bench.serving.ideal import Ideal
 from deploy.bench.serving.serve import late_figures, main, stream_figures
 from deploy.model_loading.load import load_model
@@ -105,7 +105,7 @@ def test_the_ideal_keeps_up_with_the_engine(monkeypatch: pytest.MonkeyPatch):
     model = Recorded()
     clock = SimpleNamespace(perf_counter=lambda: model.now_s, process_time=lambda: 0.0)
     monkeypatch.setattr("deploy.bench.serving.ideal.time", clock)
-    ideal = Ideal(cast("CompiledModel", model), 6)
+    ideal = Ideal.of_clients(cast("CompiledModel", model), 6)
     done: list[int] = []
     for num_tokens in (511, 512, 767, 768 + 11, 768 + 12):
         ideal.catch_up(num_tokens)
@@ -114,6 +114,25 @@ def test_the_ideal_keeps_up_with_the_engine(monkeypatch: pytest.MonkeyPatch):
     took = ideal.run()
     assert model.sizes == [512, 256, *[6] * 127]
     assert (took.prompts_s, took.decoding_s, took.wall_s) == (2.0, 127.0, 129.0)
+
+
+def test_a_prompt_alone_keeps_up_with_the_engine():
+    """The model computes 250 tokens in chunks of 100. Each chunk runs once the engine has computed as many tokens since the prompt
+    arrived."""
+    model = Recorded()
+    alone = Ideal.of_prompt(cast("CompiledModel", model), 250, 100)
+    for num_tokens, done in ((99, []), (116, [100]), (232, [100, 100]), (300, [100, 100, 50])):
+        alone.catch_up(num_tokens)
+        assert model.sizes == done
+
+
+def test_work_beside_a_late_prompt_begins_when_it_arrives():
+    loaded = load_model(Load("demo", str(demo.MODEL), max_batch=4), lambda _stage, _fraction: None)
+    driver, reading = InProcess(loaded, temperature=0.0), Reading()
+    stream, late = driver.run([Prompt((5, 6, 7), LATE_AFTER + 9)], late=Prompt((5,) * 20, 1), beside=reading)
+    driver.close()
+    assert reading.seen[0] in (1, 21), "the step after the arrival computes a token of the stream, and maybe the late prompt"
+    assert reading.seen[-1] <= 20 + 9 < stream.num_tokens and late.num_tokens == 1
 
 
 class Answering(BaseHTTPRequestHandler):
@@ -199,6 +218,6 @@ def test_what_a_late_prompt_costs_the_others():
     and 1 s otherwise. Gaps before all streams have started are ignored."""
     others = [stream(0.0, [1, 2, 3, 4, 7, 8, 9]), stream(0.0, [2.5, 3.5, 4.5, 6.5, 7.5, 8.5])]
     late = stream(4.2, [7.0])
-    gap, first = late_figures(others, late, stream(20.0, [21.75]), "")
+    gap, first = late_figures(others, late, 1.75, "")
     assert gap.value == 3000 and gap.goal == MAX_GAP_MS and gap.reached is False
     assert first.value == pytest.approx(1.6) and first.reached is False
