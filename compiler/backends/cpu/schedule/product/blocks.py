@@ -21,7 +21,7 @@ from compiler.machine.intrinsics.product import LINES_AT_ONCE, MatrixUnitOp, Pro
 from compiler.machine.products import ProductTile
 from compiler.machine.target import LINE_BYTES
 
-BLOCK_ROWS = 512  # rows that share one read of a panel into the first-level cache
+UNIT_BLOCK_ROWS = 512  # rows of a block on a matrix unit, which share one read of a panel into the first-level cache
 MOST_TOGETHER = 8  # maximum number of panels of a claim; their accumulators take 512 KB
 FEWEST_CLAIMS = 4  # minimum number of claims into which a block of rows is divided, so that threads can share the work
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import BLOCK_ROWS, Blocks, LinesAhead, Part, configure, multiply
+from compiler.backends.cpu.schedule.product.blocks import UNIT_BLOCK_ROWS, Blocks, LinesAhead, Part, configure, multiply
 from compiler.backends.cpu.schedule.product.panels import Panels, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Element, Point, TileOrigin, local_per_sum
 from compiler.idioms.product import GroupedSum, Product
@@ -141,7 +141,7 @@ class Groups:
     def write_in_memory(self, k: Kernel) -> None:
         sums = self.product.sums
         blocks = Blocks(Dim.of(sums[0].group), self.tile, self.product.num_columns, sum(s.num_planes for s in sums))
-        with Panels(self.product, self.tile.shape, together=blocks.together, block_rows=BLOCK_ROWS).claims(k) as claim:
+        with Panels(self.product, self.tile.shape, together=blocks.together, block_rows=UNIT_BLOCK_ROWS).claims(k) as claim:
             with k.scope():
                 self.write_block(k, blocks, claim.full_tiles)
             for rest in claim.rests(k):
@@ -151,7 +151,9 @@ class Groups:
     def write_block(self, k: Kernel, blocks: Blocks, tiles: Tiles) -> None:
         """Compute the sums of all tiles of full height, one part of k after another."""
         claim, shape, sums, num_planes = tiles.claim, self.tile.shape, self.product.sums, self.num_planes
-        exact = local_per_sum(k, self.product, "exact", blocks.together, BLOCK_ROWS * num_planes, shape.vectors, shape.lanes, dtype=I32)
+        exact = local_per_sum(
+            k, self.product, "exact", blocks.together, UNIT_BLOCK_ROWS * num_planes, shape.vectors, shape.lanes, dtype=I32
+        )
         configure(k, self.tile, tiles.rows * num_planes)
         for tile, part, ahead in blocks.tiles(k, tiles):
             beside, m = tile.panel - claim.panel, tile.first - claim.first

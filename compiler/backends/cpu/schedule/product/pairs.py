@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import BLOCK_ROWS, Blocks, LinesAhead, Part, configure, multiply
+from compiler.backends.cpu.schedule.product.blocks import UNIT_BLOCK_ROWS, Blocks, LinesAhead, Part, configure, multiply
 from compiler.backends.cpu.schedule.product.panels import Panels, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin, local_per_sum
 from compiler.idioms.product import Product
@@ -45,7 +45,7 @@ class Pairs:
 
     def write_on_unit(self, k: Kernel) -> None:
         blocks = Blocks(self.product.extent, self.tile, self.product.num_columns, len(self.product.sums))
-        with Panels(self.product, self.tile.shape, together=blocks.together, block_rows=BLOCK_ROWS).claims(k) as claim:
+        with Panels(self.product, self.tile.shape, together=blocks.together, block_rows=UNIT_BLOCK_ROWS).claims(k) as claim:
             with k.scope():
                 self.write_block(k, blocks, claim.full_tiles)
             for rest in claim.rests(k):
@@ -55,7 +55,7 @@ class Pairs:
     def write_block(self, k: Kernel, blocks: Blocks, tiles: Tiles) -> None:
         """Compute the sums of all tiles of full height, one part of k after another."""
         claim, shape = tiles.claim, self.tile.shape
-        accs = local_per_sum(k, self.product, "acc", blocks.together, BLOCK_ROWS, shape.vectors, shape.lanes)
+        accs = local_per_sum(k, self.product, "acc", blocks.together, UNIT_BLOCK_ROWS, shape.vectors, shape.lanes)
         configure(k, self.tile, tiles.rows)
         for tile, part, ahead in blocks.tiles(k, tiles):
             beside, m = tile.panel - claim.panel, tile.first - claim.first

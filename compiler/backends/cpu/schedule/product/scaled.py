@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import BLOCK_ROWS, Heights
+from compiler.backends.cpu.schedule.product.blocks import UNIT_BLOCK_ROWS, Heights
 from compiler.backends.cpu.schedule.product.panels import Claim, Panels
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin, local_per_sum
 from compiler.idioms.product import Product
@@ -76,8 +76,8 @@ class Scaled:
     # --- on a matrix unit ------------------------------------------------------------------------------------------------
 
     def write_on_unit(self, k: Kernel) -> None:
-        shape, rows = self.tile.shape, 1 if self.product.row_axis is None else BLOCK_ROWS
-        with Panels(self.product, shape, block_rows=BLOCK_ROWS).claims(k) as claim:
+        shape, rows = self.tile.shape, 1 if self.product.row_axis is None else UNIT_BLOCK_ROWS
+        with Panels(self.product, shape, block_rows=UNIT_BLOCK_ROWS).claims(k) as claim:
             totals = local_per_sum(k, self.product, "total", rows, shape.vectors, shape.lanes)
             for s, total in zip(self.product.sums, totals, strict=True):
                 self.add_on_unit(k, s, claim, total)

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import BLOCK_ROWS, Blocks, Heights, Part
+from compiler.backends.cpu.schedule.product.blocks import UNIT_BLOCK_ROWS, Blocks, Heights, Part
 from compiler.backends.cpu.schedule.product.panels import Claim, Panels, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Point, TileOrigin, local_per_sum
 from compiler.idioms.product import GroupedSum, Product
@@ -52,7 +52,7 @@ class Widened:
     def write(self, k: Kernel) -> None:
         p = self.product
         blocks = Blocks(Dim.of(p.sums[0].group), self.tile, p.num_columns, len(p.sums))
-        with Panels(p, self.tile.shape, together=blocks.together, block_rows=BLOCK_ROWS).claims(k) as claim:
+        with Panels(p, self.tile.shape, together=blocks.together, block_rows=UNIT_BLOCK_ROWS).claims(k) as claim:
             sums = [self.allocate(k, s, number, blocks.together) for number, s in enumerate(p.sums)]
             registers = Registers.of(k, claim)
             for s in sums:
@@ -96,7 +96,7 @@ class Widened:
                 self.add(k, sums, wide, registers, order, part + 1, panel)
 
     def allocate(self, k: Kernel, s: GroupedSum, number: int, together: int) -> WidenedSum:
-        shape, rows = self.tile.shape, TILE_ROWS if self.product.row_axis is None else BLOCK_ROWS
+        shape, rows = self.tile.shape, TILE_ROWS if self.product.row_axis is None else UNIT_BLOCK_ROWS
         exact = k.local(f"exact{number}", PLANES, together, rows, shape.vectors, shape.lanes, dtype=I32)
         return WidenedSum(s, exact, k.local(f"planes{number}", rows // TILE_ROWS, dtype=I32))
 
