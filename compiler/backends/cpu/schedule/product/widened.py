@@ -2,10 +2,9 @@
 
 A thread widens a part of a panel into memory that stays in the first-level cache, and multiplies all rows of its block by it. While the
 unit multiplies a part, vector instructions widen the part that is multiplied next (compiler/machine/intrinsics/amx_widening.py). The sum of
-a channel is exact, and is in memory between parts. If a claim has few rows, the sums of some of its rows at a time stay in the unit's
-registers over the whole of k (compiler/machine/intrinsics/amx_channels.py). A single row is multiplied on vectors instead, because widening
-would take longer than reading the weights (compiler/machine/intrinsics/dot_widened.py). All these sums are exact, so a row has the same
-bits either way.
+a channel is exact, and is in memory between parts. If the sums of all rows of a claim fit in the unit's registers, they stay there over the
+whole of k (compiler/machine/intrinsics/amx_channels.py). A single row is multiplied on vectors instead, because widening would take longer
+than reading the weights (compiler/machine/intrinsics/dot_widened.py). All these sums are exact, so a row has the same bits either way.
 
 A tile computes the second plane only if one of its rows needs two planes. Rows that need one plane ignore the sum of the second, so a row
 does not depend on the other rows of its tile.
@@ -38,7 +37,6 @@ from compiler.machine.intrinsics.widen_panel import COLUMNS, STRETCH, WidenPanel
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
-CHANNEL_ROWS = 192  # maximum number of rows of a claim that widens each panel anew for every MOST_REGISTERS registers of rows
 AWAKE_ROWS = 8  # rows that a thread stores between two instructions that keep the unit awake
 PLANES = 2  # maximum number of planes of a row
 
@@ -143,7 +141,7 @@ class Widened:
                         shares = (at // 2 * steps * share, share, items * (1 - plane))
                         k.tile(op, exact, rows, wide[turn % 2, ZERO], *parts, dims=(*dims, *shares))
 
-    # --- few rows on the matrix unit -----------------------------------------------------------------------------------
+    # --- rows whose sums fit in registers ------------------------------------------------------------------------------
 
     @property
     def has_channels(self) -> bool:
@@ -152,51 +150,50 @@ class Widened:
         return len(groups) == 1 and self.product.sums[0].group >= AHEAD * STEP
 
     def fits_registers(self, registers: Registers, sums: Sequence[WidenedSum]) -> Scalar:
-        """Return whether all sums of a claim are computed in registers: it has few rows, and no row needs two planes."""
+        """Return whether all sums of a claim fit in registers, and no row needs two planes."""
         rows = registers.claim.end - registers.claim.first
-        fits = less(self.few, rows) & less(rows, CHANNEL_ROWS + 1)
+        fits = less(self.few, rows) & less(rows, MOST_REGISTERS * TILE_ROWS + 1)
         for s in sums:
-            fits = fits & ~fold(ReduceFn.ANY, (registers.count,), lambda at, s=s: const(1, I32) < s.num_planes[at])
+            fits = fits & ~fold(ReduceFn.ANY, (dim_min(registers.count, MOST_REGISTERS),), lambda at, s=s: const(1, I32) < s.num_planes[at])
         return fits
 
     def write_channels(self, k: Kernel, blocks: Blocks, registers: Registers, sums: Sequence[WidenedSum]) -> None:
-        """Compute a claim of few rows panel by panel, with the sums of up to MOST_REGISTERS registers of rows in the unit's registers over
-        the whole of k. With more rows, each panel is widened for each group of registers; its weights are then in a cache."""
+        """Compute a claim of few rows panel by panel, with the sums in registers over the whole of k."""
         claim, columns, first = registers.claim, self.tile.shape.columns, sums[0]
         ring = k.local("ring", RING, STEP * columns, dtype=DType.I8)
         k.tile(AmxConfigureRows(), dims=(registers.height,))
         places = first.places(claim.point, claim.panel, ZERO)
         k.tile(self.widening(first), ring[0, ZERO], *places, *places, dims=(Dim.of(AHEAD * STEP),))
         last_panel = ceil_div(blocks.num_columns, columns) - 1
-        with k.scope(), claim.panels(k) as panel, registers.groups(k) as group:
-            turn = (panel - claim.panel) * group.num_groups + group.number
-            goes_on = k.let("goes_on", dim_min(claim.num_panels * group.num_groups - 1 - turn, 1), 1)
-            after = k.let("after", dim_min(panel + (group.number + 1) // group.num_groups, last_panel), last_panel)
+        with k.scope(), claim.panels(k) as panel:
+            beside = panel - claim.panel
+            goes_on = k.let("goes_on", dim_min(claim.num_panels - 1 - beside, 1), 1)
+            after = k.let("after", dim_min(panel + 1, last_panel), last_panel)
             for i, s in enumerate(sums):
                 is_last = i == len(sums) - 1
                 then = first.places(claim.point, after, ZERO) if is_last else sums[i + 1].places(claim.point, panel, ZERO)
                 following = AHEAD * goes_on if is_last else Dim.of(AHEAD)
-                slot = (turn * len(sums) + i) * (blocks.extent // STEP) % RING
-                row, *starts = (registers.start(group.first + at) for at in range(MOST_REGISTERS))
-                operands = s.row(claim.tile(panel, row, 1), ZERO, ZERO), ring[0, ZERO], *s.places(claim.point, panel, ZERO), *then
+                slot = (beside * len(sums) + i) * (blocks.extent // STEP) % RING
+                operands = s.row(claim.tile(panel, claim.first, 1), ZERO, ZERO), ring[0, ZERO], *s.places(claim.point, panel, ZERO), *then
+                starts = [registers.start(Dim.of(at)) - claim.first for at in range(1, MOST_REGISTERS)]
                 for count in range(1, MOST_REGISTERS + 1):
-                    with k.when(equal(index(group.count), count)):
+                    with k.when(equal(index(registers.count), count)):
                         op = AmxChannels(count, columns, shared_multiplier(s.grouped))
-                        dims = blocks.extent, s.stride, registers.height, *(start - row for start in starts), slot, following
+                        dims = blocks.extent, s.stride, registers.height, *starts, slot, following
                         k.tile(op, s.exact[0, ZERO, ZERO, ZERO, ZERO], *operands, dims=dims)
-            self.store_group(k, sums, registers, group, panel)
+            self.store_panel(k, sums, registers, panel)
 
-    def store_group(self, k: Kernel, sums: Sequence[WidenedSum], registers: Registers, group: Group, panel: Dim) -> None:
-        """Store the rows of a group of registers, and keep the unit awake meanwhile."""
-        claim, first = registers.claim, group.first * TILE_ROWS
-        rows = dim_min(claim.end - claim.first - first, group.count * TILE_ROWS)
+    def store_panel(self, k: Kernel, sums: Sequence[WidenedSum], registers: Registers, panel: Dim) -> None:
+        """Store all rows of a panel, and keep the unit awake meanwhile."""
+        claim = registers.claim
+        rows = claim.end - claim.first
         with k.serial("some", ceil_div(rows, AWAKE_ROWS)) as some:
             k.tile(AmxStayAwake())
             with k.serial("i", dim_min(rows - some * AWAKE_ROWS, AWAKE_ROWS)) as i:
-                m = first + some * AWAKE_ROWS + i
-                self.store_line(k, sums, ZERO, registers.place(m) - first, claim.tile(panel, claim.first + m, 1))
+                m = some * AWAKE_ROWS + i
+                self.store_line(k, sums, ZERO, registers.place(m), claim.tile(panel, claim.first + m, 1))
 
-    # --- few rows on vectors -------------------------------------------------------------------------------------------
+    # --- few rows ------------------------------------------------------------------------------------------------------
 
     def write_few(self, k: Kernel, sums: Sequence[WidenedSum], tiles: Tiles) -> None:
         """Compute the exact sums of a tile of few rows."""
@@ -331,15 +328,6 @@ class Registers:
         rows, last = dim_max(self.claim.end - self.claim.first, TILE_ROWS), (self.count - 1) * TILE_ROWS
         return m + dim_min(dim_max(m - last + 1, 0), 1) * (self.count * TILE_ROWS - rows)
 
-    @contextmanager
-    def groups(self, k: Kernel) -> Generator[Group]:
-        """Loop over groups of up to MOST_REGISTERS registers, whose counts differ by at most one."""
-        most = ceil_div(Dim.of(CHANNEL_ROWS), MOST_REGISTERS * TILE_ROWS)
-        num_groups = k.let("groups", dim_max(ceil_div(self.count, MOST_REGISTERS), 1), most, lower=1)
-        with k.serial("group", num_groups) as number:
-            first = k.let("register", number * self.count // num_groups, CHANNEL_ROWS // TILE_ROWS)
-            yield Group(number, num_groups, first, (number + 1) * self.count // num_groups - first)
-
     def tiles(self, k: Kernel) -> Iterator[tuple[int, Dim]]:
         """Yield each tile: its number of registers, and the first of them. The caller's `for` emits its code twice: for two registers, and
         for one."""
@@ -347,16 +335,6 @@ class Registers:
             yield 2, pair * 2
         with k.when(less(0, self.count % 2)):
             yield 1, self.count - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Registers of rows whose sums are in registers of the unit at the same time."""
-
-    number: Dim
-    num_groups: Dim
-    first: Dim  # index of the first register
-    count: Dim
 
 
 @dataclass(frozen=True, slots=True)

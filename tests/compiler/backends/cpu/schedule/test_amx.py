@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from compiler.backends.cpu.pipeline import pipeline
-from compiler.backends.cpu.schedule.product.widened import AWAKE_ROWS, CHANNEL_ROWS
+from compiler.backends.cpu.schedule.product.widened import AWAKE_ROWS
 from compiler.interpret.graph import Interpreter
 from compiler.ir.dtypes import DType
 from compiler.ir.text.parser import parse
-from compiler.machine.intrinsics.amx import TILE_ROWS
 from compiler.machine.intrinsics.dot_widened import LONGEST
 from compiler.machine.products import product_tiles
 from compiler.machine.target import Target
@@ -138,18 +137,18 @@ def test_rows_fill_registers_of_one_height(amx: Target, matrix_unit: Any, compil
     all rows use the same widened weights."""
     if matrix_unit.library is None:
         pytest.skip("a real unit counts no operations")
-    x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((CHANNEL_ROWS + 31, 1536), (64, 1536)))
+    x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((64 + 31, 1536), (64, 1536)))
     executable, before = compiled(WIDENED, amx), matrix_unit.counts
     in_threads(executable, 1, [x, w])
     configured, loads, _, products = (int(n) for n in matrix_unit.counts - before)
-    # Each of two claims has a panel, with 24 steps of 64 elements along k in two parts. Seven tiles have two registers of rows each.
-    claims, steps, parts, tiles = 2, 24, 2, 7
+    # Each of two claims has a panel, with 24 steps of 64 elements along k in two parts. Three tiles have two registers of rows each.
+    claims, steps, parts, tiles = 2, 24, 2, 3
     awake = 1024 // 64  # products that keep the unit awake while the first part is widened
     assert configured == claims
     assert products == claims * (steps * tiles * 4 + awake)
     # Parts after the first continue the sums of the part before, so they also load those sums.
     assert loads == claims * (steps * tiles * 4 + (parts - 1) * tiles * 4)
-    x[[40, -1], 7] = 400
+    x[[40, 95 - 1], 7] = 400
     before = matrix_unit.counts
     in_threads(executable, 1, [x, w])
     assert (matrix_unit.counts - before)[-1] == products + claims * steps * 2 * 4, "two tiles multiply their second planes, too"
@@ -158,26 +157,25 @@ def test_rows_fill_registers_of_one_height(amx: Target, matrix_unit: Any, compil
     assert (matrix_unit.counts - before)[0] == claims
 
 
-@pytest.mark.parametrize(("rows", "groups"), [(16, [1]), (31, [2]), (48, [3]), (49, [2, 2]), (101, [2, 2, 3]), (CHANNEL_ROWS, [3] * 4)])
+@pytest.mark.parametrize(("rows", "registers"), [(16, 1), (31, 2), (48, 3)])
 def test_sums_of_few_rows_stay_in_registers(
-    amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable], rows: int, groups: list[int]
+    amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable], rows: int, registers: int
 ) -> None:
-    """If few rows share a panel, groups of up to three registers of rows are multiplied by the whole panel. So sums are stored once, and
-    never loaded. The rows have the same bits as in a larger batch."""
-    x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((CHANNEL_ROWS + 1, 1536), (64, 1536)))
+    """If the sums of all rows fit in the registers of the unit, they are stored once, and never loaded. The rows have the same bits as in a
+    larger batch."""
+    x, w = (np.random.default_rng(0).normal(size=s).astype(np.float32) for s in ((49, 1536), (64, 1536)))
     executable = compiled(WIDENED, amx)
     whole, before = in_threads(executable, 1, [x, w]), matrix_unit.counts
     np.testing.assert_array_equal(in_threads(executable, 1, [x[:rows].copy(), w]), whole[:rows])
     if matrix_unit.library is None:
         pytest.skip("a real unit counts no operations")
     configured, loads, stores, products = (int(n) for n in matrix_unit.counts - before)
-    claims, steps, tops = 2, 24, [sum(groups[:number]) * TILE_ROWS for number in range(len(groups))]
-    awake = sum(-(-min(rows - top, group * TILE_ROWS) // AWAKE_ROWS) for top, group in zip(tops, groups, strict=True))
+    claims, steps, awake = 2, 24, -(-rows // AWAKE_ROWS)
     assert configured == claims
-    assert stores == claims * sum(groups) * 2
-    assert products == claims * (steps * sum(groups) * 2 + awake)
+    assert stores == claims * registers * 2
+    assert products == claims * (steps * registers * 2 + awake)
     # With three registers of rows, one register holds columns: four of its loads serve six products.
-    assert loads == claims * steps * sum({1: 3, 2: 4, 3: 7}[group] for group in groups)
+    assert loads == claims * steps * {1: 3, 2: 4, 3: 7}[registers]
 
 
 def widened(rows: int, length: int, group: int) -> tuple[str, list[Any]]:
@@ -234,13 +232,13 @@ def test_a_single_row_without_an_axis(amx: Target, compiled: Callable[[str, Targ
 
 
 CHOSEN = 576, 70  # elements along k, which leave a remainder after a part; columns
-COUNTS = [0, 1, 3, 16, 17, 0, 31, 32, 33, 47, 65, 150, 545]  # rows of each expert; 545 fill a block and leave a remainder
+COUNTS = [0, 1, 3, 16, 17, 0, 31, 32, 33, 47, 65, 545]  # rows of each expert; 545 fill a block and leave a remainder
 MATRICES = f"{len(COUNTS)}, {CHOSEN[1]}, {CHOSEN[0]}"
 EXPERTS = f"""
 func main(x: f32[m, {CHOSEN[0]}], g: f32[{MATRICES}], u: f32[{MATRICES}], e: i32[m], b: f32[{len(COUNTS)}, {CHOSEN[1]}]) -> object {{
   dataflow {{
     g2 = quantize(g, bits=4, group=32) gq = g2.0 gs = g2.1 gd = dequantize(gq, gs, bits=4, group=32)
-    u2 = quantize(u, bits=4, group=GROUP) uq = u2.0 us = u2.1 ud = dequantize(uq, us, bits=4, group=GROUP)
+    u2 = quantize(u, bits=4, group=64) uq = u2.0 us = u2.1 ud = dequantize(uq, us, bits=4, group=64)
     p = expert_linear(x, gd, e, b) q = expert_linear(x, ud, e) s = silu(p) y = multiply(s, q) r = (y, p)
   }}
   return r
@@ -248,21 +246,18 @@ func main(x: f32[m, {CHOSEN[0]}], g: f32[{MATRICES}], u: f32[{MATRICES}], e: i32
 """
 
 
-@pytest.mark.parametrize("group", [32, 64])
 def test_rows_of_experts_have_the_same_bits_in_any_batch(
-    amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable], group: int
+    amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable]
 ) -> None:
-    """Experts with no, one, few and many rows. The rows of an expert need not be adjacent. Sums stay in registers only if both products
-    have groups of the same length."""
-    text = EXPERTS.replace("GROUP", str(group))
+    """Experts with no, one, few and many rows. The rows of an expert need not be adjacent."""
     rng, (k, n), before = np.random.default_rng(0), CHOSEN, matrix_unit.counts
     chosen = np.repeat(np.arange(len(COUNTS), dtype=np.int32), COUNTS)
     x = rng.normal(size=(len(chosen), k)).astype(np.float32)
-    x[1:240:41, 5] = x[400::41, 5] = 400  # rows that need a second plane; the expert with 150 rows has none
+    x[1::41, 5] = 400  # rows that need a second plane
     weights = [rng.normal(size=(len(COUNTS), n, k)).astype(np.float32) for _ in range(2)]
-    bias, executable = rng.normal(size=(len(COUNTS), n)).astype(np.float32), compiled(text, amx)
+    bias, executable = rng.normal(size=(len(COUNTS), n)).astype(np.float32), compiled(EXPERTS, amx)
     whole = flat(in_threads(executable, 2, [x, *weights, chosen, bias]))
-    meant = flat(Interpreter(pipeline(amx).until("legalize")(parse(text))).call("main", x, *weights, chosen, bias))
+    meant = flat(Interpreter(pipeline(amx).until("legalize")(parse(EXPERTS))).call("main", x, *weights, chosen, bias))
     np.testing.assert_allclose(whole, meant, rtol=1e-4, atol=1e-5 * np.abs(meant).max())
     some = rng.permutation(len(chosen))
     for rows in (some, some[:100], some[:5], some[:1], np.arange(len(chosen))[::-1][:40]):
