@@ -250,7 +250,7 @@ class Loader:
         self.machine = machine
         self.function = function
         self.source = function.source
-        self._weights = range(len(self.source.inputs), len(self.source.params))  # registers of the weights
+        self.weights = range(len(self.source.inputs), len(self.source.params))  # registers of the weights
         self._literals: dict[int, int] = {}  # value of a literal -> its index in the heap, after the slots
         self._builtins = builtins
         self._bounded: set[int] = set()
@@ -277,7 +277,7 @@ class Loader:
 
     def _call(self, dst: int | None, callee: str, args: tuple[Arg, ...]) -> Step:
         kind, _, name = callee.partition(".")
-        if dst is not None and self.register(dst) in self._weights:
+        if dst is not None and self.register(dst) in self.weights:
             raise self.invalid(f"register {dst} holds a weight and cannot be overwritten")
         if kind == "vm" and name:
             if name not in self._builtins:

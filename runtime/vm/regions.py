@@ -51,8 +51,6 @@ class _Numbers:
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
         self._numbers: dict[tuple[Base, int], int] = {}
-        source = loader.source
-        self._weights = range(len(source.inputs), len(source.params))  # registers of the weights
 
     def number(self, base: Base, index: int) -> int:
         if base is Base.REGISTER:
@@ -63,15 +61,15 @@ class _Numbers:
 
     @property
     def bases(self) -> Bases:
-        varying = tuple((n, i) for (b, i), n in self._numbers.items() if b is Base.REGISTER and i not in self._weights)
-        sizes = {n: size for (b, i), n in self._numbers.items() if n not in dict(varying) and (size := self._size(b, i))}
+        varying = tuple((n, i) for (b, i), n in self._numbers.items() if b is Base.REGISTER and i not in self._loader.weights)
+        sizes = {n: size for (b, i), n in self._numbers.items() if (size := self._size(b, i))}
         return Bases(len(self._numbers), varying, self._numbers.get((Base.ARENA, 0)), sizes)
 
     def _size(self, base: Base, index: int) -> int | None:
         """Return the number of bytes of a constant or a weight, or None if it is unknown."""
         if base is Base.CONSTANT:
             return self._loader.machine.executable.constants[index].nbytes
-        spec = self._loader.source.params[index].spec if base is Base.REGISTER else None
+        spec = self._loader.source.params[index].spec if base is Base.REGISTER and index in self._loader.weights else None
         if not isinstance(spec, TensorSpec) or spec.dtype is None or spec.shape is None or any(isinstance(d, Slot) for d in spec.shape):
             return None
         return prod(d for d in spec.shape if isinstance(d, int)) * DTYPES[spec.dtype].itemsize
@@ -81,7 +79,9 @@ class _Numbers:
         for (base, index), number in self._numbers.items():
             if base is Base.CONSTANT:
                 captured.place(number, self._loader.constant(index))
-        bound = [(n, i - self._weights.start) for (b, i), n in self._numbers.items() if b is Base.REGISTER and i in self._weights]
+        bound = [
+            (n, i - self._loader.weights.start) for (b, i), n in self._numbers.items() if b is Base.REGISTER and i in self._loader.weights
+        ]
 
         def on_bind(values: list[Any]) -> None:
             for number, weight in bound:
