@@ -38,7 +38,8 @@ from compiler.ir.dtypes import DType
 from compiler.ir.text.parser import parse
 from compiler.machine.target import Target, of_gpu
 from deploy.bench.card_peer import CARD_PEERS
-from deploy.bench.compute.model import CardSubject, Case, Model, Work, measure_on_card
+from deploy.bench.compute.case import Case, Work
+from deploy.bench.compute.model import CardSubject, Model, measure_on_card
 from deploy.bench.limits import Limits
 from deploy.bench.planned import Sizes, planned_bytes
 from deploy.bench.synthetic import llama_config, synthetic_config

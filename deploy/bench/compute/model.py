@@ -18,7 +18,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ from compiler.machine.target import NAMED, Target, get, host, of_gpu
 from deploy.bench import card_peer
 from deploy.bench.card_peer import CARD_PEERS
 from deploy.bench.checkpoint import write_checkpoint
+from deploy.bench.compute.case import Case, Work
 from deploy.bench.gguf_file import Q4_K_M, write_gguf
 from deploy.bench.limits import CardGauge, Gauge, Limits
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check, version_of
@@ -67,26 +68,6 @@ LONG = 32768  # a hybrid also decodes one token after a context of this length
 # Largest permitted difference of a peer's logits from ours, relative to the norm of ours. If both round random 4-bit weights in their own
 # way, the logits differ by 0.8 after 24 layers; with unrelated weights they differ by 1.4.
 MOST_DIFFERENCE = 1.0
-
-
-class Case(NamedTuple):
-    """A step with `tokens` new tokens, split among the sequences. After the step, each sequence has `context` tokens."""
-
-    tokens: int
-    sequences: int
-    context: int
-
-    @property
-    def is_prefill(self) -> bool:
-        return self.sequences < self.tokens
-
-    def __str__(self) -> str:
-        return f"prefill {self.tokens}" if self.is_prefill else f"decode {self.sequences} x {self.context}"
-
-
-class Work(NamedTuple):
-    num_bytes: float  # bytes read
-    operations: float
 
 
 @dataclass(frozen=True, slots=True)

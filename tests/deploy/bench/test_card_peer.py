@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from deploy.bench import card_peer
-from deploy.bench.compute.model import CardSubject, Case, Compared, Model, measure_on_card
+from deploy.bench.compute.case import Case
+from deploy.bench.compute.model import CardSubject, Compared, Model, measure_on_card
 from deploy.bench.limits import Limits
 from deploy.bench.synthetic import llama_config, synthetic_config
 from server.settings import SettingsError

@@ -20,7 +20,8 @@ from compiler.frontend.layers.nn import WeightFormat
 from compiler.frontend.mixture import Mixture
 from deploy.bench import peer, synthetic
 from deploy.bench.compute import kernels, model
-from deploy.bench.compute.model import Case, Compared, Row, Work, measure_peer
+from deploy.bench.compute.case import Case, Work
+from deploy.bench.compute.model import Compared, Row, measure_peer
 from deploy.bench.limits import Limits
 from deploy.bench.peer import Package, Subject
 from deploy.bench.synthetic import RandomWeights, shapes_of, synthetic_config

@@ -1,0 +1,25 @@
+"""A step that `relaxserve bench model` measures, and the work that a model does in it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Case(NamedTuple):
+    """A step with `tokens` new tokens, split among the sequences. After the step, each sequence has `context` tokens."""
+
+    tokens: int
+    sequences: int
+    context: int
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.sequences < self.tokens
+
+    def __str__(self) -> str:
+        return f"prefill {self.tokens}" if self.is_prefill else f"decode {self.sequences} x {self.context}"
+
+
+class Work(NamedTuple):
+    num_bytes: float  # bytes read
+    operations: float
