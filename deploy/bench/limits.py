@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,6 +140,13 @@ class Limits:
         return max(num_bytes / self.bytes_per_s, operations / self.flops)
 
 
+class Turn(NamedTuple):
+    """One run of each of several steps, and the limits measured after them."""
+
+    seconds: tuple[float, ...]  # time of each run
+    limits: Limits
+
+
 class Gauge:
     """Kernels that only read memory, or only multiply. They run alternately with a measurement, since both limits of a shared machine
     change from second to second. `held` is the format of the weights, which determines the unit that multiplies."""
@@ -172,15 +179,21 @@ class Gauge:
         """Return the shortest time of several runs, and the best limits measured between them. All are readings of equal length. Where a
         core's other hyper-thread belongs to another machine, that machine rests for milliseconds at a time: a peak of one millisecond would
         be one that no step reaches."""
-        run()
         self._read_s = self._multiply_s = best = math.inf
-        end = time.perf_counter() + seconds
-        for number in range(most):
-            best = min(best, passed := _seconds(run))
+        for (passed,) in _turns([run], seconds, most):
+            best = min(best, passed)
             self.sample(min(max(passed, SHORTEST_S), LONGEST_S))
-            if number >= 2 and time.perf_counter() > end:
-                break
         return best, self.limits
+
+    def in_turns(self, runs: Sequence[Callable[[], object]], *, seconds: float, most: int) -> list[Turn]:
+        """Time each of the runs once per turn, and measure the limits after each turn. Changes of the machine's speed that last longer than
+        a turn affect all runs of the turn alike."""
+        found: list[Turn] = []
+        for passed in _turns(runs, seconds, most):
+            self._read_s = self._multiply_s = math.inf
+            self.sample()
+            found.append(Turn(passed, self.limits))
+        return found
 
 
 class CardGauge(Gauge):
@@ -223,6 +236,20 @@ def _seconds(run: Callable[[], object]) -> float:
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
+
+
+def _turns(runs: Sequence[Callable[[], object]], seconds: float, most: int) -> Iterator[tuple[float, ...]]:
+    """Time one run of each per turn, for `most` turns or until `seconds` have passed, but for at least three turns. Do not count the first
+    run of each, which touches memory that is not mapped yet. Every second turn is in reverse order, because a step takes about one
+    percent less time if it comes first in its turn."""
+    for run in runs:
+        run()
+    end = time.perf_counter() + seconds
+    for number in range(most):
+        step = -1 if number % 2 else 1
+        yield tuple([_seconds(run) for run in runs[::step]][::step])
+        if number >= 2 and time.perf_counter() > end:
+            return
 
 
 def mean_seconds(run: Callable[[], object], span_s: float) -> float:
