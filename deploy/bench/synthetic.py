@@ -56,11 +56,15 @@ FP8_SCALE = "_scale_inv"  # ending of the names of scales
 HEAD_SIZES = (64, 80, 96, 128, 256)
 
 
+def check_shape(name: str, option: str) -> None:
+    if name not in SHAPES:
+        raise SettingsError(f"{option} is {name!r}; expected one of {', '.join(SHAPES)}")
+
+
 def synthetic_config(name: str, *, head_size: int | None = None, kv_heads: int | None = None, layers: int | None = None) -> ModelConfig:
     """Return the configuration of a shape. `head_size`, `kv_heads` and `layers` replace those of the shape; the number of heads does not
     change."""
-    if name not in SHAPES:
-        raise SettingsError(f"--synthetic is {name!r}; expected one of {', '.join(SHAPES)}")
+    check_shape(name, "--synthetic")
     hidden, own_layers, heads, own_kv_heads, own_size, ffn, vocab = SHAPES[name]
     if heads % (kv_heads := kv_heads or own_kv_heads):
         raise SettingsError(f"--kv-heads is {kv_heads}; expected a divisor of the {heads} heads of {name}")

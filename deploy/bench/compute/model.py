@@ -4,7 +4,8 @@ The limit time is the larger of bytes / bandwidth and operations / peak. Bytes a
 which it attends. Operations are two per weight and token, and two per head and element of a key or of a value. In a mixture, only the
 weights of the chosen experts count, as many as independent choices give on average. A hybrid also reads and writes a state per sequence,
 with eight operations per token and element of the state. The head multiplies one token per sequence. For a model with windows, the command
-also states how many pages a sequence holds in each cache group while it grows.
+also states how many pages a sequence holds in each cache group while it grows. With --beside, the steps of a second shape run in turns with
+those of the first, and the command divides the shares of the first by those of the second.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ from compiler.machine.target import NAMED, Target, get, host, of_gpu
 from deploy.bench import card_peer
 from deploy.bench.card_peer import CARD_PEERS
 from deploy.bench.checkpoint import write_checkpoint
+from deploy.bench.compute import beside
+from deploy.bench.compute.beside import Quotients, quotients
 from deploy.bench.compute.case import Case, Work
 from deploy.bench.gguf_file import Q4_K_M, write_gguf
 from deploy.bench.limits import CardGauge, Gauge, Limits
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check, version_of
-from deploy.bench.synthetic import FP8, HEAD_SIZES, RandomWeights, fp8_model, gates_attention, shapes_of, synthetic_config
+from deploy.bench.synthetic import FP8, HEAD_SIZES, RandomWeights, check_shape, fp8_model, gates_attention, shapes_of, synthetic_config
 from deploy.model_loading.costs import tables_of
 from deploy.model_loading.files import dtypes_of
 from runtime.cache_groups import KV_DTYPES, PAGE_SIZE, CacheGroup
@@ -268,6 +271,17 @@ def measure(steps: Steps, works: Mapping[Case, Work], gauge: Gauge) -> list[Row]
     return rows
 
 
+def measure_beside(shape: str, options: argparse.Namespace, model: Model, gauge: Gauge) -> list[Quotients]:
+    """Measure the steps of a model in turns with those of another shape, to which options that replace a part of a shape do not apply."""
+    whole = {"synthetic": shape, "head_size": None, "kv_heads": None, "layers": None}
+    other = model_of(argparse.Namespace(**{**vars(options), **whole}), options.device)
+    of_other = other.works
+    works = {case: (work, of_other[case]) for case, work in model.works.items() if case in of_other}
+    found = quotients((model.prepared, other.prepared), works, gauge)
+    other.session.close()
+    return found
+
+
 def lengthening(model: Model) -> float | None:
     """Return the time of decoding one token after the longest context over the time after the shortest, of steps that run in turn. Return
     None for models whose state grows with the context."""
@@ -426,9 +440,15 @@ def main(argv: list[str] | None = None) -> None:
     parser = model_options(__doc__)
     names = list(dict.fromkeys((*PEERS, *CARD_PEERS)))
     parser.add_argument("--peer", action="append", default=[], choices=names, help="another engine beside it, where installed; repeatable")
+    parser.add_argument(
+        "--beside", metavar="SHAPE", help="also divide each share by that of another shape, whose steps run in turns with it"
+    )
     parser.add_argument("--device", default=CPU, help="cpu, cuda, or one of several GPUs as cuda:1")
     parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has the peers on a GPU; default: this one")
     options = parser.parse_args(argv)
+    shape: str | None = options.beside
+    if shape is not None:
+        check_shape(shape, "--beside")
     for name in options.peer:
         if options.device == CPU:
             check(name, options.quantize)
@@ -439,6 +459,7 @@ def main(argv: list[str] | None = None) -> None:
     works = model.works
     rows, limits, longer = measure(model.prepared, works, gauge), gauge.limits, lengthening(model)
     grown = growth(model)
+    divided = [] if shape is None else measure_beside(shape, options, model, gauge)
     logits = np.array(model.session.download(model.prepared(*next(iter(works)))()))
     subject = Subject(model.config, RandomWeights(shapes_of(model.config)), options.quantize, model.session.num_threads)
     model.session.close()
@@ -452,10 +473,13 @@ def main(argv: list[str] | None = None) -> None:
         compared = {name: asdict(peer) for name, peer in peers.items()}
         found = {"limits": asdict(limits), "rows": [asdict(r) for r in rows], "peers": compared}
         found |= {"growth": [asdict(group) for group in grown]} if grown else {}
+        found |= {"beside": {"shape": shape, "rows": [asdict(row) for row in divided]}} if shape is not None else {}
         print(json.dumps(found if longer is None else {**found, "lengthening": longer}, indent=1))
         return
     title = f"{options.synthetic} {options.quantize}: {limits.bytes_per_s / 1e9:.1f} GB/s, {limits.flops / 1e9:.0f} GFLOP/s"
     Console().print(table_of(title, rows, peers))
+    if shape is not None:
+        Console().print(beside.table_of(f"{options.synthetic} in turns with {shape}", shape, divided))
     for group in grown:
         print(f"a sequence of one, two, three and four windows holds {group.pages} pages of the group with window {group.window}")
     if longer is not None:

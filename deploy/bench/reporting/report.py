@@ -81,7 +81,7 @@ def _title(record: Record) -> str:
 
 
 def _of_model(found: Any) -> Iterator[Table]:
-    """Yield the only table of `relaxserve bench model`."""
+    """Yield the table of `relaxserve bench model`, and with --beside the table of the quotients of both models' shares."""
     peers = [f"{peer_title(name)} {version}" for name, peer in found["peers"].items() if (version := peer.get("version"))]
     longer = [f"decoding after the longest context takes {ratio:.2f} times as long" for ratio in (found.get("lengthening"),) if ratio]
     grown = [
@@ -90,6 +90,25 @@ def _of_model(found: Any) -> Iterator[Table]:
         for group in found.get("growth", [])
     ]
     yield Table("", "; ".join((_conditions(found["limits"]), *longer, *grown, *peers)), _beside_peers(found["rows"], found["peers"]))
+    if (beside := found.get("beside")) is not None:
+        explained = "medians and quartiles over all turns; the share of the peak counts operations only, also where memory is the limit"
+        yield Table(f"in turns with {beside['shape']}", explained, _quotients(beside["rows"], beside["shape"]))
+
+
+def _quotients(rows: Sequence[Row], shape: str) -> list[Row]:
+    """Return the rows that divide a model's shares by those of another shape."""
+    columns = {"limit": f"share of the limit / that of {shape}", "peak": f"share of the peak / that of {shape}"}
+    return [
+        {
+            "step": row["name"],
+            **{
+                column: f"{_text(row[share]['median'])} ({_text(row[share]['lower'])} to {_text(row[share]['upper'])})"
+                for share, column in columns.items()
+            },
+            "turns": row["turns"],
+        }
+        for row in rows
+    ]
 
 
 def _of_kernels(found: Any) -> Iterator[Table]:

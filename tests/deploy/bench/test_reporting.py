@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -114,6 +115,18 @@ def test_a_model_and_its_peers_share_a_table(capsys):
     assert "| MB read | GFLOP | llama.cpp, tokens per second | speedup over llama.cpp |" in text
     assert "| prefill 512 | 100 | 0.5 | 2 | 3 | 40 | 2.5 |" in text
     assert "| prefill 512 | 100 | 0.5 | 2 | 3 |\n" in written([model_record(capsys, steps=("prefill 512",), peers=())])
+
+
+def test_a_model_in_turns_with_another_has_a_second_table(capsys):
+    quartiles = {"limit": {"lower": 0.5, "median": 0.75, "upper": 0.875}, "peak": {"lower": 0.25, "median": 0.5, "upper": 0.625}}
+    plain = model_record(capsys, steps=("prefill 512",), peers=())
+    beside = {"shape": "0.5b", "rows": [{"name": "prefill 512", **quartiles, "turns": 12}]}
+    text = written([replace(plain, arguments=("--beside", "0.5b"), found={**plain.found, "beside": beside})])
+    assert "| prefill 512 | 100 | 0.5 | 2 | 3 |\n" in text
+    assert "**in turns with 0.5b**: `relaxserve bench model --beside 0.5b`, 2026-01-02, commit abc; medians and quartiles" in text
+    assert "| step | share of the limit / that of 0.5b | share of the peak / that of 0.5b | turns |" in text
+    assert "| prefill 512 | 0.75 (0.5 to 0.875) | 0.5 (0.25 to 0.625) | 12 |\n" in text
+    assert "in turns with" not in written([plain])
 
 
 def test_the_chart_of_this_checkout_is_made_of_its_records():
