@@ -14,11 +14,15 @@ Ints = NDArray[np.int32]
 
 
 def step_arguments(
-    groups: Sequence[CacheGroup], tokens: Ints, positions: Ints, query_starts: Ints, slots: Sequence[Ints], tables: Sequence[Ints]
+    groups: Sequence[CacheGroup],
+    tokens: Ints,
+    positions: Ints,
+    query_starts: Ints,
+    seq_ids: Ints,
+    slots: Sequence[Ints],
+    tables: Sequence[Ints],
 ) -> tuple[Any, ...]:
     """Return the arguments of the step that precede `logit_rows`. `slots` and `tables` have one entry per cache group."""
-    lengths = np.diff(query_starts)
-    seq_ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
     paged = [not group.keeps_states for group in groups]
     held = (places for places, is_paged in zip(slots, paged, strict=True) if is_paged)
     shown = (table for table, is_paged in zip(tables, paged, strict=True) if is_paged)

@@ -84,18 +84,19 @@ def _context_s(model: StepModel) -> float:
 def step_of(limits: StepLimits, *, num_seqs: int, num_each: int, context: int) -> StepBatch:
     """Build a step of equal sequences. It computes the last `num_each` tokens of each sequence's context."""
     positions = np.tile(np.arange(context - num_each, context), num_seqs).astype(np.int32)
-    owners = np.repeat(np.arange(num_seqs), num_each)
+    seq_ids = np.repeat(np.arange(num_seqs, dtype=np.int32), num_each)
     starts = (np.arange(num_seqs + 1) * num_each).astype(np.int32)
     last = starts[1:] - 1
     places: list[Places] = []
     for group in limits.groups:
         size = group.page_size
         tables = tables_of(group, num_seqs, -(-context // size))
-        places.append(Places(tables[owners, positions // size] * size + positions % size, tables))
+        places.append(Places(tables[seq_ids, positions // size] * size + positions % size, tables))
     return StepBatch(
         tokens=np.arange(num_seqs * num_each, dtype=np.int32) % limits.vocab_size,
         positions=positions,
         query_starts=starts,
+        seq_ids=seq_ids,
         context_lens=np.full(num_seqs, context, np.int32),
         places=tuple(places),
         logit_rows=last if limits.generates else NO_ROWS,

@@ -51,7 +51,7 @@ class Served:
             zero, one = np.zeros(1, np.int32), np.ones(1, np.int32)
             rows = (zero, NO_ROWS) if self.step_model.limits.generates else (NO_ROWS, zero)
             places = tuple(Places(zero, zero[None]) for _ in self.step_model.limits.groups)  # page 0, which no sequence owns
-            padding = StepBatch(zero, zero, np.arange(2, dtype=np.int32), one, places, *rows)
+            padding = StepBatch(zero, zero, np.arange(2, dtype=np.int32), zero, one, places, *rows)
             logits = self.step_model.run(padding)
             return bool(np.isfinite(self.step_model.download(logits)).all() and np.isfinite(self.step_model.hidden()).all())
         return self.embed_model is None or bool(np.isfinite(self.embed_model.run([[0]], [None])).all())
@@ -112,7 +112,7 @@ class _Stepping:
 
     def _call(self, entry: str, batch: StepBatch, *rows: NDArray[np.int32]) -> Any:
         slots, tables = [places.slots for places in batch.places], [places.page_tables for places in batch.places]
-        step = step_arguments(self._pool.groups, batch.tokens, batch.positions, batch.query_starts, slots, tables)
+        step = step_arguments(self._pool.groups, batch.tokens, batch.positions, batch.query_starts, batch.seq_ids, slots, tables)
         return self._session.call(entry, *step, *rows, *self._pool.arguments, views=True)
 
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:

@@ -138,6 +138,8 @@ class NullModel:
             _expect(token_id, "token id", 0, limits.vocab_size - 1)
         _expect(int(batch.context_lens.max()), "context", 1, limits.max_context)
         owners = np.repeat(np.arange(num_seqs), counts)
+        if batch.seq_ids.dtype != np.int32 or not np.array_equal(batch.seq_ids, owners):
+            raise BatchError("seq_ids must be the sequences that follow from query_starts, in 32 bits")
         starts = batch.context_lens - counts
         positions = starts[owners] + np.arange(num_tokens) - batch.query_starts[owners]
         if not np.array_equal(batch.positions, positions):

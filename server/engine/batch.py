@@ -83,20 +83,21 @@ class BatchBuilder:
         query_starts = np.array(ends, np.int32)
         counts = query_starts[1:] - query_starts[:-1]
         if at == num_seqs:  # every sequence runs a single token
-            owners, positions = self._ramp[:num_seqs], starts
+            seq_ids, positions = self._ramp[:num_seqs], starts
         else:
-            owners = np.repeat(self._ramp[:num_seqs], counts)
-            positions = (starts - query_starts[:-1])[owners] + self._ramp[:at]
+            seq_ids = np.repeat(self._ramp[:num_seqs], counts)
+            positions = (starts - query_starts[:-1])[seq_ids] + self._ramp[:at]
         assert at == plan.num_tokens, plan
         places: list[Places] = []
         for held, size, most in zip(self._tables, self._page_sizes, num_pages, strict=True):
             tables = np.take(held[:, :most], rows, axis=0)
             pages, offsets = np.divmod(positions, size)
-            places.append(Places(tables[owners, pages] * size + offsets, tables))
+            places.append(Places(tables[seq_ids, pages] * size + offsets, tables))
         batch = StepBatch(
             tokens=tokens,
             positions=positions,
             query_starts=query_starts,
+            seq_ids=seq_ids,
             context_lens=starts + counts,
             places=tuple(places),
             logit_rows=np.array(logit_rows, np.int32),

@@ -36,6 +36,7 @@ class StepBatch:
     tokens: NDArray[np.int32]  # [t]
     positions: NDArray[np.int32]  # [t] position of each token in its sequence
     query_starts: NDArray[np.int32]  # [s + 1] first token of each sequence; the last entry is t
+    seq_ids: NDArray[np.int32]  # [t] number of each token's sequence in this step, ascending
     context_lens: NDArray[np.int32]  # [s] tokens of the sequence after this step
     places: tuple[Places, ...]  # one per cache group
     logit_rows: NDArray[np.int32]  # [r] tokens whose logits are requested, ascending

@@ -185,13 +185,13 @@ class Model:
         each = tokens // sequences
         tables = [tables_of(group, sequences, -(-context // group.page_size)) for group in self.limits]
         positions = np.tile(np.arange(context - each, context), sequences).astype(np.int32)
-        seq_ids = np.repeat(np.arange(sequences), each)
+        seq_ids = np.repeat(np.arange(sequences, dtype=np.int32), each)
         sizes = [group.page_size for group in self.limits]
         slots = [table[seq_ids, positions // size] * size + positions % size for table, size in zip(tables, sizes, strict=True)]
         rows = (np.arange(sequences) * each + each - 1).astype(np.int32)
         ids = np.arange(tokens, dtype=np.int32) % self.config.vocab_size
         starts = np.arange(sequences + 1, dtype=np.int32) * each
-        return *step_arguments(self.groups, ids, positions, starts, slots, tables), rows, *self.pool.arguments
+        return *step_arguments(self.groups, ids, positions, starts, seq_ids, slots, tables), rows, *self.pool.arguments
 
     def run(self, args: Any) -> Any:
         return self.session.call(ENTRY, *args, views=True)

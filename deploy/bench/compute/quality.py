@@ -138,6 +138,7 @@ class Texts:
                 tokens=next_tokens(position, found[-1] if found else None),
                 positions=np.full(self.num_seqs, position, np.int32),
                 query_starts=starts,
+                seq_ids=rows,
                 context_lens=np.full(self.num_seqs, position + 1, np.int32),
                 places=tuple(_places(table, position, size) for table, size in zip(tables, sizes, strict=True)),
                 logit_rows=rows,

@@ -135,17 +135,17 @@ class Sequences:
         self.lengths.update(zip(pieces, stops, strict=True))
         tokens = np.concatenate([np.asarray(piece) for piece in pieces.values()]).astype(np.int32)
         positions = np.concatenate([np.arange(*ends) for ends in zip(starts, stops, strict=True)]).astype(np.int32)
-        owners = np.repeat(np.arange(len(pieces)), [len(piece) for piece in pieces.values()])
+        seq_ids = np.repeat(np.arange(len(pieces), dtype=np.int32), [len(piece) for piece in pieces.values()])
         slots, tables = [], []
         for cache in self.caches:
             own = [cache.table(name, start, stop) for name, start, stop in zip(pieces, starts, stops, strict=True)]
             tables.append(np.array([np.pad(table, (0, max(map(len, own)) - len(table))) for table in own], np.int32))
             size = cache.group.page_size
-            slots.append(tables[-1][owners, positions // size] * size + positions % size)
+            slots.append(tables[-1][seq_ids, positions // size] * size + positions % size)
         arrays = (array for cache in self.caches for array in cache.arrays)
         rows_wanted = np.arange(len(tokens), dtype=np.int32)
         query_starts = np.append(0, ends).astype(np.int32)
-        step = step_arguments([cache.group for cache in self.caches], tokens, positions, query_starts, slots, tables)
+        step = step_arguments([cache.group for cache in self.caches], tokens, positions, query_starts, seq_ids, slots, tables)
         rows = self.session.call(self.entry, *step, rows_wanted, *arrays)
         return dict(zip(pieces, np.split(rows, ends[:-1]), strict=True))
 

@@ -59,7 +59,7 @@ def native(model: Servable, quantize: str = "bf16", prompt: list[int] | None = N
         pages = np.arange(1, 1 + -(-end // PAGE_SIZE), dtype=np.int32)[None]
         places = tuple(Places(PAGE_SIZE + positions, pages) for _ in step.limits.groups)
         starts, lens, last = (np.array(x, np.int32) for x in ([0, len(tokens)], [end], [len(tokens) - 1]))
-        batch = StepBatch(np.array(tokens, np.int32), positions, starts, lens, places, last)
+        batch = StepBatch(np.array(tokens, np.int32), positions, starts, np.zeros_like(positions), lens, places, last)
         rows.append(step.download(step.run(batch))[0])
         found.append(int(rows[-1].argmax()))
         tokens = found[-1:]

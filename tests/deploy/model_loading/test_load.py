@@ -118,7 +118,7 @@ def piece(tokens: Any, start: int, end: int, num_groups: int = 1) -> StepBatch:
     pages = np.arange(1, 2 + (end - 1) // PAGE_SIZE, dtype=np.int32)[None]
     count = np.array([end - start], np.int32)
     places = (Places(place + PAGE_SIZE, pages),) * num_groups
-    return StepBatch(tokens[start:end], place, np.append(0, count).astype(np.int32), count * 0 + end, places, count - 1)
+    return StepBatch(tokens[start:end], place, np.append(0, count).astype(np.int32), place * 0, count * 0 + end, places, count - 1)
 
 
 def close(actual: Any, expected: Any) -> None:
