@@ -139,6 +139,10 @@ class Limits:
     def seconds(self, num_bytes: float, operations: float) -> float:
         return max(num_bytes / self.bytes_per_s, operations / self.flops)
 
+    def share(self, num_bytes: float, operations: float, measured_s: float) -> float:
+        """Return the share of the limit that was reached: the shortest possible time over the measured time."""
+        return self.seconds(num_bytes, operations) / measured_s
+
 
 class Turn(NamedTuple):
     """One run of each of several steps, and the limits measured after them."""
@@ -232,7 +236,7 @@ def _session(text: str, threads: int | None, target: Target | None) -> Session:
     return Session(compile_module(parse(text), Options(target or host())), device_threads=threads, pinned=True)
 
 
-def _seconds(run: Callable[[], object]) -> float:
+def seconds_of(run: Callable[[], object]) -> float:
     started = time.perf_counter()
     run()
     return time.perf_counter() - started
@@ -247,7 +251,7 @@ def _turns(runs: Sequence[Callable[[], object]], seconds: float, most: int) -> I
     end = time.perf_counter() + seconds
     for number in range(most):
         step = -1 if number % 2 else 1
-        yield tuple([_seconds(run) for run in runs[::step]][::step])
+        yield tuple([seconds_of(run) for run in runs[::step]][::step])
         if number >= 2 and time.perf_counter() > end:
             return
 

@@ -59,7 +59,7 @@ def _divided(share: Callable[[Work, float, Limits], float], pair: tuple[Work, Wo
 
 
 def _limit_share(work: Work, seconds: float, limits: Limits) -> float:
-    return limits.seconds(*work) / seconds
+    return limits.share(*work, seconds)
 
 
 def _peak_share(work: Work, seconds: float, limits: Limits) -> float:

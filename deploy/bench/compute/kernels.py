@@ -81,7 +81,7 @@ def measure(model: Model, products: Gauge, others: Gauge) -> list[Row]:
         for kernel, took in seconds.items():
             w = work.get(kernel, Work())
             limits = (products if w.multiplies_weights else others).limits
-            share = limits.seconds(w.num_bytes, w.operations) / took
+            share = limits.share(w.num_bytes, w.operations, took)
             rows.append(Row(name, kernel, count[kernel], took, w.num_bytes, w.operations, share))
     order = {row.step: number for number, row in enumerate(reversed(rows))}
     return sorted(rows, key=lambda row: (-order[row.step], -row.lost_s))

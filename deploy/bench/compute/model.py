@@ -14,7 +14,6 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import prod
@@ -44,7 +43,7 @@ from deploy.bench.compute import beside
 from deploy.bench.compute.beside import Quotients, quotients
 from deploy.bench.compute.case import Case, Work
 from deploy.bench.gguf_file import Q4_K_M, write_gguf
-from deploy.bench.limits import CardGauge, Gauge, Limits
+from deploy.bench.limits import CardGauge, Gauge, Limits, seconds_of
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check, version_of
 from deploy.bench.synthetic import FP8, HEAD_SIZES, RandomWeights, check_shape, fp8_model, gates_attention, shapes_of, synthetic_config
 from deploy.model_loading.costs import tables_of
@@ -266,7 +265,7 @@ def measure(steps: Steps, works: Mapping[Case, Work], gauge: Gauge) -> list[Row]
     for case, work in works.items():
         run = steps(*case)
         seconds, limits = gauge.beside(run, seconds=2.0 if case.is_prefill else 1.5, most=5 if case.is_prefill else 20)
-        share = limits.seconds(work.num_bytes, work.operations) / seconds
+        share = limits.share(*work, seconds)
         rows.append(Row(str(case), case.tokens / seconds, work.num_bytes, work.operations, share))
     return rows
 
@@ -310,12 +309,6 @@ def growth(model: Model) -> list[Growth]:
             for group, count in zip(found, most, strict=True):
                 group.pages.append(count)
     return found
-
-
-def seconds_of(run: Run) -> float:
-    begun = time.perf_counter()
-    run()
-    return time.perf_counter() - begun
 
 
 def measure_peer(name: str, subject: Subject, works: Mapping[Case, Work], gauge: Gauge, logits: NDArray[Any]) -> Compared:
@@ -365,7 +358,7 @@ def _measure_kind(kind: str, version: str, folder: Path, subject: CardSubject) -
     with card_peer.at_work(kind, folder, cases, subject.device, subject.python) as peer:
         differs = _checked(kind, peer.difference(cases[0], subject.logits))
         seconds = {case: peer.seconds(case) for case in cases}
-    shares = {case: limits.seconds(work.num_bytes, work.operations) / seconds[case] for case, work in subject.works.items()}
+    shares = {case: limits.share(*work, seconds[case]) for case, work in subject.works.items()}
     rows = [Row(str(case), case.tokens / seconds[case], *work, shares[case]) for case, work in subject.works.items()]
     return Compared(differs, rows, version)
 
