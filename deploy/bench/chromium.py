@@ -43,6 +43,9 @@ KEYS = {
     "Backspace": (8, ""),
     " ": (32, " "),
 }
+# Parts of the errors that Chromium reports when a page navigates during a command. Which one depends on whether the new document runs in
+# another process, and on how far the command was.
+NAVIGATED = ("context", "navigated")
 MODIFIERS = {"Alt": 1, "Control": 2, "Meta": 4, "Shift": 8}
 # Finds the first visible element that matches a selector and, if a text is given, has this text or label.
 FIND = """(selector, text) => [...document.querySelectorAll(selector)].find(element => {
@@ -58,6 +61,10 @@ def installed() -> str | None:
 
 class ProtocolError(AssertionError):
     """Chromium refused a command, or an exception occurred in a page."""
+
+
+class NavigatedError(ProtocolError):
+    """The page navigated while Chromium executed a command in it."""
 
 
 class Chromium:
@@ -87,7 +94,8 @@ class Chromium:
         while (message := self._receive(until, method)).get("id") != wanted:
             self._deliver(message)
         if "error" in message:
-            raise ProtocolError(f"{method}: {message['error']['message']}")
+            text = message["error"]["message"]
+            raise (NavigatedError if any(part in text for part in NAVIGATED) else ProtocolError)(f"{method}: {text}")
         return message["result"]
 
     def deliver_events(self) -> None:
@@ -214,8 +222,8 @@ class Page:
             try:
                 if value := self.js(expression):
                     return value
-            except ProtocolError as error:
-                if time.monotonic() > until or "context" not in str(error).lower():
+            except NavigatedError:
+                if time.monotonic() > until:
                     raise
             if time.monotonic() > until:
                 raise AssertionError(f"not true within {timeout_s:.0f} s: {expression}; faults: {self.faults}; text: {self.text()[-1500:]}")
