@@ -64,7 +64,7 @@ class BatchBuilder:
         hidden_rows: list[int] = []
         num_pages = [0] * len(self._tables)
         at = 0
-        for item in plan.items.values():
+        for item in plan.in_order:
             seq, count = item.seq, item.count
             if count == 1 or item.stop > seq.num_known:
                 missing.append((at, item))

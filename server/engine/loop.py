@@ -28,7 +28,7 @@ from server.messages import Abort, Embed, Stats, Submit
 
 @dataclass(slots=True)
 class Outputs:
-    """What the engine takes from the rows of a step. Rows are numbered in the order of the plan's items, without texts to embed."""
+    """What the engine takes from the rows of a step. Rows are numbered in the order of the batch, without texts to embed."""
 
     vectors: list[Item] = field(default_factory=list[Item])  # texts to embed
     prompts: list[tuple[Sequence, int, int]] = field(default_factory=list[tuple[Sequence, int, int]])  # first row, number of rows
@@ -125,7 +125,8 @@ class Engine:
         meanwhile."""
         outputs = Outputs()
         at = 0
-        for seq, item in plan.items.items():
+        for item in plan.in_order:
+            seq = item.seq
             if seq.request.embed is not None:
                 outputs.vectors.append(item)
                 continue

@@ -55,6 +55,12 @@ class Plan:
     def num_decode(self) -> int:
         return self.num_tokens - self.num_prefill
 
+    @property
+    def in_order(self) -> list[Item]:
+        """The items in their order in the batch: the longest first, so that the first prompt begins at a tile of attention, and prompts
+        whose lengths are multiples of a tile leave no tile to two sequences. Tokens of a shared tile are computed one by one."""
+        return sorted(self.items.values(), key=lambda item: item.count, reverse=True)
+
 
 class Scheduler:
     def __init__(self, limits: StepLimits, pace: Pace | None = None) -> None:

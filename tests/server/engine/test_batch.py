@@ -6,14 +6,15 @@ import threading
 
 import pytest
 
+from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.scheduling.scheduler import Plan
-from server.engine.step_model import StepBatch
+from server.engine.step_model import Logits, StepBatch
 from server.messages import Abort, SamplingParams, Submit
 
 
-def submit(name: str) -> Submit:
-    return Submit(name, (1, 2, 3, len(name)), SamplingParams(30, temperature=0.0, ignore_eos=True))
+def submit(name: str, num_prompt: int = 4) -> Submit:
+    return Submit(name, (*range(1, num_prompt), len(name)), SamplingParams(30, temperature=0.0, ignore_eos=True))
 
 
 def test_arrays_are_built_beside_the_device_and_anew_after_a_change(rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,3 +41,28 @@ def test_arrays_are_built_beside_the_device_and_anew_after_a_change(rig, monkeyp
         assert by_caller == [True, False], "built by the caller for this step, and beside it for the next step"
     expected = alone.run()["a", 0].token_ids
     assert one.run()["a", 0].token_ids == expected
+
+
+@pytest.mark.parametrize("engine_class", [Engine, OverlappedEngine])
+def test_prompts_stand_before_single_tokens(rig, monkeypatch: pytest.MonkeyPatch, engine_class: type[Engine]) -> None:
+    """Attention computes the first tokens of a prompt faster if no other tokens share their tile."""
+    streams, prompts = [submit("a"), submit("bb")], [submit("ccc", 20), submit("dddd", 32)]
+    one, alone = rig(engine_class), rig()
+    for each in streams:
+        one.engine.submit(each)
+    one.steps(3)
+    model, begins = one.engine._model, list[list[int]]()
+    run = model.run
+
+    def spy(batch: StepBatch) -> Logits:
+        begins.append(batch.query_starts.tolist())
+        return run(batch)
+
+    monkeypatch.setattr(model, "run", spy)
+    for each in prompts:
+        one.engine.submit(each)
+    outcomes = one.run()
+    assert begins[0] == [0, 32, 52, 53, 54]
+    assert {name: outcome.token_ids for name, outcome in outcomes.items()} == {
+        name: outcome.token_ids for each in (*streams, *prompts) for name, outcome in alone.run([each]).items()
+    }
