@@ -78,6 +78,9 @@ class RowState:
     bias_values: NDArray[np.float32] = field(init=False)
     seen: Seen | None = field(init=False)  # None: no penalties
     numbers: tuple[float, ...] = field(init=False)  # in the order of runtime.sampling.Number
+    seed: int = field(init=False)  # this and the next two: the settings that stay the same, in the order of runtime.sampling.Setting
+    drawing: tuple[int, int, int, int] = field(init=False)  # CHOICE to TYPICAL_P
+    reporting: tuple[int, int] = field(init=False)  # TOP and PROCESSED
 
     def __post_init__(self) -> None:
         params = self.params
@@ -89,6 +92,10 @@ class RowState:
         sharpness = min(1 / params.temperature, SHARPEST) if params.temperature > 0 else 0.0
         reach = -math.log(params.min_p) if params.min_p > 0 else math.inf
         self.numbers = sharpness, reach, *penalties
+        top_p, typical_p = (min(round(p * SHARE_ONE), SHARE_ONE) for p in (params.top_p, params.typical_p))
+        self.seed = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
+        self.drawing = self.choice, params.top_k, top_p, typical_p
+        self.reporting = -1 if params.logprobs is None else min(params.logprobs, NUM_TOP), int(params.processed_logprobs)
         self.is_plain = not params.logit_bias and self.seen is None
 
     @property
@@ -103,11 +110,7 @@ class RowState:
 
     def settings(self, mask: int) -> tuple[int, ...]:
         """Return the row's integers in the order of runtime.sampling.Setting. `mask` is the index of the row's mask, or -1."""
-        params = self.params
-        seed = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
-        shares = (min(round(p * SHARE_ONE), SHARE_ONE) for p in (params.top_p, params.typical_p))
-        top = -1 if params.logprobs is None else min(params.logprobs, NUM_TOP)
-        return seed, self.position, self.choice, params.top_k, *shares, mask, top, int(params.processed_logprobs)
+        return self.seed, self.position, *self.drawing, mask, *self.reporting
 
 
 class Sampler:
