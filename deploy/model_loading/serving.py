@@ -14,6 +14,7 @@ from compiler.frontend.decoder import BOTH, HIDDEN
 from compiler.frontend.encoder import ENTRY as ENCODE
 from compiler.frontend.sampler import LOGPROBS_ENTRY, SAMPLE_ENTRY
 from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode
+from runtime.cache_groups import CacheGroup
 from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
 from runtime.sampling import Logprobs, SampleBatch, Sampled
@@ -85,6 +86,12 @@ def _vector_size(config: ModelConfig) -> int:
     return config.embedding.size_of(config.hidden_size) if config.classes is None else len(config.classes.names)
 
 
+def arguments_of(batch: StepBatch, groups: Sequence[CacheGroup]) -> tuple[Any, ...]:
+    """Return the arguments of a compiled step that precede its rows."""
+    slots, tables = [places.slots for places in batch.places], [places.page_tables for places in batch.places]
+    return step_arguments(groups, batch.tokens, batch.positions, batch.query_starts, batch.seq_ids, slots, tables)
+
+
 class _Stepping:
     """A decoder with its KV pool. Each call runs one step."""
 
@@ -111,9 +118,7 @@ class _Stepping:
         self._pool.copy_page(group, source, target)
 
     def _call(self, entry: str, batch: StepBatch, *rows: NDArray[np.int32]) -> Any:
-        slots, tables = [places.slots for places in batch.places], [places.page_tables for places in batch.places]
-        step = step_arguments(self._pool.groups, batch.tokens, batch.positions, batch.query_starts, batch.seq_ids, slots, tables)
-        return self._session.call(entry, *step, *rows, *self._pool.arguments, views=True)
+        return self._session.call(entry, *arguments_of(batch, self._pool.groups), *rows, *self._pool.arguments, views=True)
 
     def sample(self, logits: Logits, batch: SampleBatch) -> Sampled:
         return Sampled.of(self._session.call(SAMPLE_ENTRY, logits, *batch.arrays, keep_last=True))

@@ -46,8 +46,9 @@ from deploy.bench.gguf_file import Q4_K_M, write_gguf
 from deploy.bench.limits import CardGauge, Gauge, Limits, seconds_of
 from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check, version_of
 from deploy.bench.synthetic import FP8, HEAD_SIZES, RandomWeights, check_shape, fp8_model, gates_attention, shapes_of, synthetic_config
-from deploy.model_loading.costs import tables_of
+from deploy.model_loading.costs import step_of
 from deploy.model_loading.files import dtypes_of
+from deploy.model_loading.serving import arguments_of
 from runtime.cache_groups import KV_DTYPES, PAGE_SIZE, CacheGroup
 from runtime.device.base import Device
 from runtime.device.cpu.system_memory import system_memory
@@ -56,10 +57,9 @@ from runtime.device.registry import CPU, number_of
 from runtime.kv_pool import KVPool
 from runtime.memory import MemoryAccount
 from runtime.session import Session
-from runtime.step_arguments import step_arguments
 from server.engine.scheduling.cache_pool import CachePool, Held
 from server.engine.scheduling.page_pool import Chain, PageList, PagePool
-from server.engine.step_model import GroupLimits
+from server.engine.step_model import GroupLimits, StepLimits
 from server.settings import SettingsError
 
 PREFILLS = (128, 512, 2048)
@@ -144,9 +144,9 @@ class Model:
         pages = 1 + max(BATCHES) * (max(CONTEXTS) // PAGE_SIZE + 1)
         self.pages = min(pages, 1 + (4 << 30) // sum(group.bytes_per_page for group in self.groups if not group.keeps_states))
         counts = [1 + max(BATCHES) if group.keeps_states else self.pages for group in self.groups]
-        self.limits = [
-            GroupLimits(count, group.window, page_size=group.page_size) for count, group in zip(counts, self.groups, strict=True)
-        ]
+        counted = zip(counts, self.groups, strict=True)
+        limits = tuple(GroupLimits(count, group.window, group.keeps_states, group.page_size) for count, group in counted)
+        self.limits = StepLimits(config.vocab_size, bounds.max_context, bounds.max_tokens, bounds.max_seqs, limits)
         self.pool = KVPool(self.groups, counts, MemoryAccount(), self.session.device)
         fill(self.pool, self.session.device)
 
@@ -181,16 +181,8 @@ class Model:
     def step(self, tokens: int, sequences: int, context: int) -> Any:
         """Return the arguments of a step with `tokens` new tokens, split among the sequences. After the step, each sequence has `context`
         tokens."""
-        each = tokens // sequences
-        tables = [tables_of(group, sequences, -(-context // group.page_size)) for group in self.limits]
-        positions = np.tile(np.arange(context - each, context), sequences).astype(np.int32)
-        seq_ids = np.repeat(np.arange(sequences, dtype=np.int32), each)
-        sizes = [group.page_size for group in self.limits]
-        slots = [table[seq_ids, positions // size] * size + positions % size for table, size in zip(tables, sizes, strict=True)]
-        rows = (np.arange(sequences) * each + each - 1).astype(np.int32)
-        ids = np.arange(tokens, dtype=np.int32) % self.config.vocab_size
-        starts = np.arange(sequences + 1, dtype=np.int32) * each
-        return *step_arguments(self.groups, ids, positions, starts, seq_ids, slots, tables), rows, *self.pool.arguments
+        batch = step_of(self.limits, num_seqs=sequences, num_each=tokens // sequences, context=context)
+        return *arguments_of(batch, self.groups), batch.logit_rows, *self.pool.arguments
 
     def run(self, args: Any) -> Any:
         return self.session.call(ENTRY, *args, views=True)
@@ -293,11 +285,11 @@ def lengthening(model: Model) -> float | None:
 def growth(model: Model) -> list[Growth]:
     """Measure how many pages of the engine's cache pool a sequence holds in each group, while it grows token by token to four times the
     longest window. Return [] for models without windows."""
-    windows = [group.window for group in model.limits if group.window is not None and not group.keeps_states]
+    windows = [group.window for group in model.limits.groups if group.window is not None and not group.keeps_states]
     if not windows or any(group.keeps_states for group in model.groups):
         return []
     token_ids = list(range(num_tokens := 4 * max(windows)))
-    limits = [replace(group, num_pages=2 + num_tokens // PAGE_SIZE) for group in model.limits]
+    limits = [replace(group, num_pages=2 + num_tokens // PAGE_SIZE) for group in model.limits.groups]
     pool = CachePool(tuple(PagePool(group, 1) for group in limits))
     held = Held(Chain(b""), tuple(PageList(page_size=group.page_size) for group in limits))
     found, most = [Growth(group.window, []) for group in limits], [0] * len(limits)
