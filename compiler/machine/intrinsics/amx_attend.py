@@ -26,14 +26,15 @@ SHARE_BITS = 16  # fractional bits of a number of rows
 @tile_op
 class AmxAttend(Intrinsic):
     """amx_attend(weights, scores, maximum, sums, rescale, later scores, queries, keys, products, earlier weights, values)
-    dims(key panels, value panels): compute
+    dims(seen panels, key panels, value panels, earlier panels): compute
 
-    softmax_rows(weights, scores, maximum, sums, rescale)
-    later scores[panels, rows, 32] = queries[rows, depth] * keys[panels, depth / 2, 64]
-    products[value panels, rows, 32] = earlier weights[rows, panels * 32] * values[value panels, panels * 16, 64]
+    softmax_rows(weights, scores, maximum, sums, rescale), of the first `seen panels` panels
+    later scores[key panels, rows, 32] = queries[rows, depth] * keys[key panels, depth / 2, 64]
+    products[value panels, rows, 32] = earlier weights[rows, earlier panels * 32] * values[value panels, earlier panels * 16, 64]
 
-    A dimension is 0 if the tile must not compute that product; otherwise it is the number of panels. Keys and values are interleaved in
-    pairs, as in amx_bf16. The configuration of the unit is that of a product of `rows` rows.
+    Arrays have room for `panels` panels of keys; at least one panel is seen. The number of key panels, or of value panels, is 0 if the tile
+    must not compute that product. Keys and values are interleaved in pairs, as in amx_bf16. The configuration of the unit is that of a
+    product of `rows` rows. For each number of seen panels, there is separate code, whose loops over them are unrolled.
     """
 
     name: ClassVar[str] = "amx_attend"
@@ -52,7 +53,7 @@ class AmxAttend(Intrinsic):
 
     @property
     def dims(self) -> tuple[str, ...]:
-        return ("key panels", "value panels")
+        return ("seen panels", "key panels", "value panels", "earlier panels")
 
     @property
     def softmax(self) -> SoftmaxRows:
@@ -69,39 +70,45 @@ class AmxAttend(Intrinsic):
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
         (*softmax, scores, queries, keys, products, weights, values), unit, block = arrays, self.unit, self.panels * PANEL
-        self.softmax.meaning(softmax, (self.rows,))
-        for p in range(dims[0]):
+        seen, key_panels, value_panels, earlier = dims
+        self.softmax.meaning_of(softmax, self.rows, seen)
+        for p in range(key_panels):
             unit.meaning((scores[p * self.rows * PANEL :], queries, keys[p * self.depth * PANEL :]), (self.depth, self.depth))
-        for p in range(dims[1]):
-            unit.meaning((products[p * self.rows * PANEL :], weights, values[p * block * PANEL :]), (block, block))
+        for p in range(value_panels):
+            unit.meaning((products[p * self.rows * PANEL :], weights, values[p * block * PANEL :]), (earlier * PANEL, block))
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
         *of_softmax, scores, queries, keys, products, weights, values = pointers
-        softmax = BlockSoftmax(code, *of_softmax, rows=self.rows, panels=self.panels)
-        with code.loop("0", str(self.rows), runs=True) as row:
-            softmax.raise_maximum(row)
-        softmax.find_rescale(str(self.rows))
+        panels, key_panels, value_panels, earlier = map(str, dims)
         steps = self.depth // STEP
-        share = -(-(self.rows << SHARE_BITS) // (self.panels * (steps + self.value_panels)))
-        key_panels, value_panels = map(str, dims)
-        before = code.op(f"mul nsw i64 {key_panels}, {steps * share}")
-        done = code.op(f"add nsw i64 {before}, {code.op(f'mul nsw i64 {value_panels}, {self.panels * share}')}")
-        self._multiply(code, softmax, (scores, queries, keys), (key_panels, steps), ("0", share))
-        self._multiply(code, softmax, (products, weights, values), (value_panels, self.panels), (before, share))
-        softmax.weigh_rows(self._row(code, done), str(self.rows), target)
+        of_keys, of_values = code.op(f"mul nsw i64 {key_panels}, {steps}"), code.op(f"mul nsw i64 {value_panels}, {earlier}")
+        total = code.op(f"call i64 @llvm.smax.i64(i64 {code.op(f'add nsw i64 {of_keys}, {of_values}')}, i64 1)")
+        share = code.op(f"add nsw i64 {code.op(f'sdiv i64 {self.rows << SHARE_BITS}, {total}')}, 1")
+        before = code.op(f"mul nsw i64 {of_keys}, {share}")
+        done = code.op(f"add nsw i64 {before}, {code.op(f'mul nsw i64 {of_values}, {share}')}")
+        for seen in range(1, self.panels + 1):
+            softmax = BlockSoftmax(code, *of_softmax, rows=self.rows, panels=self.panels, seen=seen)
+            with code.when(code.op(f"icmp eq i64 {panels}, {seen}")):
+                with code.loop("0", str(self.rows), runs=True) as row:
+                    softmax.raise_maximum(row)
+                softmax.find_rescale(str(self.rows))
+                self._multiply(code, softmax, (scores, queries, keys), (key_panels, steps, str(steps)), ("0", share))
+                self._multiply(code, softmax, (products, weights, values), (value_panels, self.panels, earlier), (before, share))
+                softmax.weigh_rows(self._row(code, done), str(self.rows), target)
 
     def _multiply(
-        self, code: Code, softmax: BlockSoftmax, operands: Sequence[str], extents: tuple[str, int], share: tuple[str, int]
+        self, code: Code, softmax: BlockSoftmax, operands: Sequence[str], extents: tuple[str, int, str], share: tuple[str, str]
     ) -> None:
-        """Multiply rows by panels, and compute weights meanwhile. `extents` are the numbers of panels, and of steps along k. `share` is the
-        number of rows whose weights are computed before, and that of each step; both have SHARE_BITS fractional bits."""
-        (c, a, b), (panels, steps), (first, each) = operands, extents, share
-        unit, stride, size = AmxBf16(self.rows, PANEL, fresh=True), steps * TILE_BYTES, TILE_ROWS * ROW_BYTES
+        """Multiply rows by panels, and compute weights meanwhile. `extents` are the number of panels, and the numbers of steps along k for
+        which there is room and that are taken. `share` is the number of rows whose weights are computed before, and that of each step; both
+        have SHARE_BITS fractional bits."""
+        (c, a, b), (panels, most, steps), (first, each) = operands, extents, share
+        unit, stride, size = AmxBf16(self.rows, PANEL, fresh=True), most * TILE_BYTES, TILE_ROWS * ROW_BYTES
         with code.loop("0", panels) as panel:
             result, columns = (
-                code.op(f"getelementptr [{n} x i8], ptr {base}, i64 {panel}") for base, n in ((c, self.rows * ROW_BYTES), (b, steps * size))
+                code.op(f"getelementptr [{n} x i8], ptr {base}, i64 {panel}") for base, n in ((c, self.rows * ROW_BYTES), (b, most * size))
             )
-            with unit.accumulators(code, result), code.loop("0", str(steps), runs=True) as step:
+            with unit.accumulators(code, result), code.loop("0", steps, runs=True) as step:
                 left = code.op(f"getelementptr [{TILE_BYTES} x i8], ptr {a}, i64 {step}")
                 right = code.op(f"getelementptr [{size} x i8], ptr {columns}, i64 {step}")
                 lefts = [code.op(f"getelementptr i8, ptr {left}, i64 {top * stride}") for top in range(0, self.rows, TILE_ROWS)]

@@ -73,11 +73,16 @@ class SoftmaxRows(Intrinsic):
         return ("count",)
 
     def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
-        (weights, scores, maximum, sums, rescale), (count,), keys = arrays, dims, self.panels * PANEL
-        of_rows = scores[: self.rows * keys].reshape(self.panels, self.rows, 2, LANES)[:, :count].swapaxes(0, 1).reshape(count, -1, LANES)
+        self.meaning_of(arrays, dims[0], self.panels)
+
+    def meaning_of(self, arrays: Sequence[Array], count: int, seen: int) -> None:
+        """Compute the softmax of `count` rows from their first `seen` panels. The weights of other panels stay as they are."""
+        weights, scores, maximum, sums, rescale = arrays
+        of_panels = scores[: self.panels * self.rows * PANEL].reshape(self.panels, self.rows, 2, LANES)
+        of_rows = of_panels[:seen, :count].swapaxes(0, 1).reshape(count, -1, LANES)
         with np.errstate(invalid="ignore"):
             highest = maximum[:count].copy()
-            for some in of_rows.reshape(count, keys).T:
+            for some in of_rows.reshape(count, -1).T:
                 highest = np.where(highest < some, some, highest)
             rescale[:count] = power(maximum[:count] - highest, LONG)
             maximum[:count] = highest
@@ -87,10 +92,11 @@ class SoftmaxRows(Intrinsic):
                 added = added + found[:, v]
             before = sums[: count * LANES].reshape(count, LANES)
             before[...] = numpy_fma(before, rescale[:count, None], added)
-        weights[: count * keys].reshape(count, -1, LANES)[...] = flushed(found).astype(DType.BF16.numpy)
+        written = weights[: count * self.panels * PANEL].reshape(count, -1, LANES)[:, : found.shape[1]]
+        written[...] = flushed(found).astype(DType.BF16.numpy)
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        softmax, count = BlockSoftmax(code, *pointers, rows=self.rows, panels=self.panels), str(dims[0])
+        softmax, count = BlockSoftmax(code, *pointers, rows=self.rows, panels=self.panels, seen=self.panels), str(dims[0])
         with code.loop("0", count) as row:
             softmax.raise_maximum(row)
         softmax.find_rescale(count)
@@ -99,7 +105,7 @@ class SoftmaxRows(Intrinsic):
 
 @dataclass(frozen=True, slots=True)
 class BlockSoftmax:
-    """Writes the parts of the softmax of a block. The pointers are the operands of `SoftmaxRows`."""
+    """Writes the parts of the softmax of the first `seen` panels of a block. The pointers are the operands of `SoftmaxRows`."""
 
     code: Code
     weights: str
@@ -109,12 +115,13 @@ class BlockSoftmax:
     rescale: str
     rows: int
     panels: int
+    seen: int
 
     def raise_maximum(self, row: str) -> None:
         """Raise the maximum of a row, and write the exponent of its factor to `rescale`."""
         code, old = self.code, self._number(self.maximum, row)
         highest = self._score(row, 0)
-        for v in range(1, 2 * self.panels):
+        for v in range(1, 2 * self.seen):
             highest = _larger(code, highest, self._score(row, v), LANES)
         for half in (8, 4, 2, 1):
             order = vector_literal("i32", [(lane + half) % LANES for lane in range(LANES)])
@@ -146,7 +153,7 @@ class BlockSoftmax:
         code = self.code
         maximum = broadcast(code, self._number(self.maximum, row), "float", LANES)
         added, weights = "", self._at(self.weights, row, 2 * PANEL * self.panels)
-        for panel in range(self.panels):
+        for panel in range(self.seen):
             both: list[str] = []
             for half in range(2):
                 x = code.op(f"fsub {_NUMBERS} {self._score(row, 2 * panel + half)}, {maximum}")

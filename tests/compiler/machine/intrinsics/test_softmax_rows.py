@@ -90,6 +90,8 @@ def test_products_do_not_disturb_the_softmax(
 
     keys = [np.zeros((PANELS, rows, 32), np.float32), random(rows, depth), random(PANELS, depth // 2, 64)]
     values = [np.zeros((value_panels, rows, 32), np.float32), random(rows, PANELS * 32), random(value_panels, PANELS * 16, 64)]
-    for panels in ((PANELS, value_panels), (0, value_panels), (PANELS, 0), (0, 0)):
-        arrays = [a.copy() for a in (*rows_of(rng, rows), *keys, *values)]
-        check(run_native, amx, AmxAttend(rows, PANELS, depth, value_panels), rows, arrays, panels)
+    for key_panels, of_values in ((PANELS, value_panels), (0, value_panels), (PANELS, 0), (0, 0)):
+        for seen, earlier in ((PANELS, PANELS), (1, 2), (2, 1), (3, 3)):
+            arrays = [a.copy() for a in (*rows_of(rng, rows), *keys, *values)]
+            dims = seen, min(key_panels, seen), of_values, earlier
+            check(run_native, amx, AmxAttend(rows, PANELS, depth, value_panels), rows, arrays, dims)

@@ -23,7 +23,7 @@ from math import log
 from compiler.backends.cpu.schedule.attention.rows import F32, HeadPage, Rows, Span, VisibleRange, masked, prefetch
 from compiler.backends.cpu.schedule.attention.turned import TurnedValues
 from compiler.backends.cpu.schedule.folds import fold_halves
-from compiler.ir.dims import Dim, dim_min
+from compiler.ir.dims import Dim, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Array, Kernel, cast, fma, less
@@ -189,12 +189,14 @@ class MatrixUnit:
                 at, scores = v * PAGE + lane, self.rows.scores
                 scores[buffer, panel, m, at] = capped(scores[buffer, panel, m, at], self.softcap) * LOG2_E
 
-    def hide(self, k: Kernel, buffer: Dim, count: Dim | int, visible: Callable[[Dim], VisibleRange], start: Dim) -> None:
-        """Set scores to -inf where a row does not see the key. `start` is the position of the block's first key."""
+    def hide(
+        self, k: Kernel, buffer: Dim, count: Dim | int, visible: Callable[[Dim], VisibleRange], start: Dim, span: Span = WHOLE
+    ) -> None:
+        """Set scores in the panels of `span` to -inf where a row does not see the key. `start` is the position of the block's first key."""
         scores = self.rows.scores
         with k.serial("m", count) as m:
             seen = visible(m)
-            with k.nest((PANELS, PANEL_PAGES)) as (panel, v), k.vector(PAGE) as lane:
+            with span.panels(k) as panel, k.serial("v", PANEL_PAGES) as v, k.vector(PAGE) as lane:
                 at = v * PAGE + lane
                 scores[buffer, panel, m, at] = masked(seen, start + panel * PANEL + at, scores[buffer, panel, m, at])
 
@@ -211,24 +213,25 @@ class MatrixUnit:
 
     # --- a block with many rows ----------------------------------------------------------------------------------------
 
-    def attend(self, k: Kernel, count: Dim, panels: Dim, prepare: Callable[[Dim, Dim], None]) -> None:
-        """Add a block to `count` times `height` rows. Its first `panels` panels of keys, and all its values, are loaded. The softmax of
-        some rows takes place while the unit multiplies those after and before them, in the other buffer. `prepare` changes the scores of
-        some rows, given their number and buffer, before their softmax: it must hide the keys of other panels."""
+    def attend(self, k: Kernel, count: Dim, seen: Callable[[Dim], Dim], prepare: Callable[[Dim, Dim], None]) -> None:
+        """Add a block, whose keys and values are loaded, to `count` times `height` rows. Given the number of a product, `seen` returns how
+        many panels its rows see, at least one. The softmax of some rows takes place while the unit multiplies those after and before them,
+        in the other buffer. `prepare` changes the scores of a product, given its number and buffer, before their softmax."""
         rows, height, depth, zero = self.rows, self.height, depth_of(self.size), Dim.of(0)
         last, stage = count - 1, AmxAttend(height, PANELS, depth, self.products.shape[0].const)
-        with k.serial("c", panels) as panel:
+        with k.serial("c", seen(zero)) as panel:
             self.multiply_keys(k, panel, panel, zero, zero)
         with k.serial("io", count) as io:
             buffer, other, later = io % 2, (io + 1) % 2, dim_min(io + 1, last)
             prepare(io, buffer)
             keys = rows.scores[other, 0, 0, 0], rows.queries[later * height, 0], self.keys[0, 0, 0]
             values = self.products[0, 0, 0], rows.weights[other, 0, 0], self.loaded[0, 0, 0]
-            given = dim_min(1, last - io) * panels, dim_min(1, io) * self.products.shape[0]
+            key_panels, value_panels = dim_min(1, last - io) * seen(later), dim_min(1, io) * self.products.shape[0]
+            given = seen(io), key_panels, value_panels, seen(dim_max(0, io - 1))
             k.tile(stage, *self.softmax(buffer, io * height), *keys, *values, dims=given)
             with k.when(less(zero, io)):
                 self.add_rows(k, (io - 1) * height, other)
-        self.multiply_values(k, zero, WHOLE, zero, fresh=True, buffer=last % 2)
+        self.multiply_values(k, zero, Span(zero, seen(last)), zero, fresh=True, buffer=last % 2)
         self.add_rows(k, last * height, last % 2)
 
     def add_rows(self, k: Kernel, first: Dim, buffer: Dim) -> None:

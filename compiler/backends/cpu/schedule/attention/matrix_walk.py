@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 from compiler.backends.cpu.schedule.attention.matrix import BLOCK, FIRST, PANEL, PANEL_PAGES, PANELS, SPLIT, WHOLE, MatrixUnit
-from compiler.backends.cpu.schedule.attention.operands import Heads, PagedOperands, Token, TokenTile
+from compiler.backends.cpu.schedule.attention.operands import I64, Heads, PagedOperands, Token, TokenTile
 from compiler.backends.cpu.schedule.attention.rows import HeadPage, NextPage, Span, VisibleRange
-from compiler.ir.dims import Dim, dim_max, dim_min
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
+from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Load, Scalar
-from compiler.ir.loops.write import Kernel, equal, less_equal
+from compiler.ir.loops.write import Array, Kernel, equal, less_equal
 from compiler.ops.attention.kv_cache import KEYS, PAGE, VALUES
 
 
@@ -124,9 +126,16 @@ class MatrixTileWalk:
     operands: PagedOperands
     unit: MatrixUnit
     tile: TokenTile
+    reach: Array  # [products, 2]: the smallest and the largest position of the tokens of each product
+
+    @staticmethod
+    def make(k: Kernel, operands: PagedOperands, unit: MatrixUnit, tile: TokenTile) -> MatrixTileWalk:
+        most = unit.rows.queries.shape[0] // unit.height
+        return MatrixTileWalk(operands, unit, tile, k.local("reach", most, 2, dtype=I64))
 
     def write(self, k: Kernel) -> None:
         operands, tile = self.operands, self.tile
+        self.find_reach(k)
         low = k.let("low", operands.low(tile.first_position))
         begin = k.let("begin", dim_max(low // BLOCK, tile.split * SPLIT))
         end = dim_min(tile.last_position // BLOCK + 1, tile.split * SPLIT + SPLIT)
@@ -145,17 +154,19 @@ class MatrixTileWalk:
         with k.when(whole), WHOLE.panels(k) as panel:
             unit.load_values(k, self.panel(k, block, panel, VALUES), panel, None)
         with k.orelse():
-            self.load_values(k, block, block.low, block.high)
+            self.load_values(k, block, Span(Dim.of(0), block.span.end), block.low, block.high)
             unit.look_for_infinite(k, infinite, self.seen_by_some(block))
         with k.when(equal(infinite[0], 0.0)):
-            unit.attend(k, self.num_products, block.span.end, lambda io, buffer: self.prepare(k, block, io, buffer, whole))
+            seen = partial(self.seen_panels, k, block)
+            unit.attend(k, self.num_products, seen, lambda io, buffer: self.prepare(k, block, io, buffer, whole))
         with k.orelse(), k.serial("io", self.num_products) as io:
             self.one_by_one(k, block, io)
 
     def prepare(self, k: Kernel, block: _Block, io: Dim, buffer: Dim, whole: Scalar) -> None:
         self.unit.cap(k, buffer, self.unit.height)
         with k.when(~whole):
-            self.unit.hide(k, buffer, self.unit.height, lambda m: self.visible(k, io * self.unit.height + m), block.start)
+            first, span = io * self.unit.height, self.partly_seen(k, block, io)
+            self.unit.hide(k, buffer, self.unit.height, lambda m: self.visible(k, first + m), block.start, span)
 
     def one_by_one(self, k: Kernel, block: _Block, io: Dim) -> None:
         """Add a block to the rows of a product, with the values that each of them sees."""
@@ -167,9 +178,32 @@ class MatrixTileWalk:
         unit.update_softmax(k, first, unit.height)
         with k.serial("m", unit.height) as m:
             visible = self.visible(k, first + m)
-            self.load_values(k, block, visible.low, visible.high)
+            self.load_values(k, block, WHOLE, visible.low, visible.high)
             unit.multiply_values(k, FIRST, WHOLE, FIRST, fresh=True)
             unit.add(k, m, first + m)
+
+    def find_reach(self, k: Kernel) -> None:
+        """Store the smallest and the largest position of the tokens of each product."""
+        height, group = self.unit.height, self.operands.group
+        with k.serial("io", self.num_products) as io:
+            first, last = io * height // group, (io * height + (height - 1)) // group
+            for end, fn in enumerate((ReduceFn.MIN, ReduceFn.MAX)):
+                token = self.operands.token_of(self.tile.first, first)
+                self.reach[io, end] = self.operands.extreme_position(token, last - first + 1, fn)
+
+    def seen_panels(self, k: Kernel, block: _Block, io: Dim) -> Dim:
+        """Return how many panels of a block the rows of a product see, but at least one."""
+        last = k.let("last", self.reach[io, 1])
+        return dim_min(block.span.end, ceil_div(dim_max(1, last + 1 - block.start), PANEL))
+
+    def partly_seen(self, k: Kernel, block: _Block, io: Dim) -> Span:
+        """Return the span of the panels that the rows of a product see, without those that all of them see whole. With a window, return all
+        panels that they see."""
+        end = self.seen_panels(k, block, io)
+        if self.operands.node.window:
+            return Span(Dim.of(0), end)
+        first = k.let("first", self.reach[io, 0])
+        return Span(dim_min(end, dim_max(0, first + 1 - block.start) // PANEL), end)
 
     def seen_by_some(self, block: _Block) -> list[tuple[Dim, Dim]]:
         """Return the ranges of keys that only some rows see: the first and the last key, counted from the beginning of the block."""
@@ -184,8 +218,8 @@ class MatrixTileWalk:
         pages, after = block.panel(k, number, self.tile.kv_head), (block.number + 1) * (PANELS * PANEL_PAGES) + number * PANEL_PAGES
         return [replace(page, next_page=NextPage(Dim.of(half), block.page(k, after + v))) for v, page in enumerate(pages)]
 
-    def load_values(self, k: Kernel, block: _Block, low: Dim, high: Dim) -> None:
-        with WHOLE.panels(k) as panel:
+    def load_values(self, k: Kernel, block: _Block, span: Span, low: Dim, high: Dim) -> None:
+        with span.panels(k) as panel:
             self.unit.load_values(k, block.panel(k, panel, self.tile.kv_head), panel, (low, high))
 
     @property

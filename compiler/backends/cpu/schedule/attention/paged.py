@@ -202,7 +202,7 @@ class _PagedAttention:
             IntegerTileWalk(operands, operands.integer_unit(k, rows, layer), tile).write(k)
         elif operands.on_matrix_unit:
             with operands.matrix_unit(k, rows, layer, operands.tile_tokens * operands.group, matrix.PANELS) as unit:
-                MatrixTileWalk(operands, unit, tile).write(k)
+                MatrixTileWalk.make(k, operands, unit, tile).write(k)
         else:
             TileWalk(operands, operands.vector_unit(k, rows, layer), tile).write(k)
         with tile.tokens(k) as (token, first), k.when(less(token.begin, token.end)), tile.rows(k, first) as row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,7 @@ from compiler.interpret.graph import Interpreter
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.text.parser import parse
 from compiler.ir.text.printer import canonical_text
+from compiler.machine.intrinsics.amx_attend import AmxAttend
 from compiler.machine.products import product_tiles
 from compiler.machine.target import NAMED, Target, host
 from runtime.session import Session
@@ -345,6 +346,21 @@ def test_adjacent_tiles_of_a_prompt_share_keys(run: Callable[..., NDArray[np.flo
         np.testing.assert_array_equal(np.concatenate(parts), whole)
     for row in range(0, len(rows), 9):
         np.testing.assert_array_equal(run(case, args, slice(row, row + 1), amx)[0], whole[row])
+
+
+def test_products_skip_keys_that_their_rows_do_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product has the rows of 16 tokens here, and a panel 32 keys."""
+    case, taken, meaning = Case(2, 1, 32, "bf16"), list[Sequence[int]](), AmxAttend.meaning
+
+    def spy(op: AmxAttend, arrays: Sequence[NDArray[Any]], dims: Sequence[int]) -> None:
+        taken.append(dims)
+        meaning(op, arrays, dims)
+
+    monkeypatch.setattr(AmxAttend, "meaning", spy)
+    args = case.arguments(np.random.default_rng(0), [(0, p) for p in range(16, 80)])
+    Interpreter(pipeline(NAMED["amx"]).until("schedule_kernels")(parse(case.program))).call("main", *args)
+    seen, keys, _, earlier = zip(*taken, strict=True)
+    assert (seen, keys, earlier) == ((2, 3, 1, 2), (3, 0, 2, 0), (2, 2, 1, 1)), "the last tile comes first"
 
 
 @pytest.mark.parametrize("value_size", [0, 32])
