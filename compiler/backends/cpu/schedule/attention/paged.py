@@ -1,11 +1,11 @@
 """The kernel of paged attention: its phases, and the work items that threads claim in each phase.
 
 The kernel cuts the batch's tokens into tiles. If all tokens of a tile belong to one sequence, and the tile is at least half full, a work
-item is the tile with one kv head, for all splits. Other tokens are computed one by one. If sequences have several splits, each of the first
-FEW_TOKENS tokens has one item per split: it writes the split's softmax state to workspace, and a second phase merges the splits. Each later
-token is one item. If there are few items, the kernel also cuts each item into parts by kv heads. Tiles with the same kv head follow each
-other, because their keys and values then stay in a cache. On a matrix unit, one work item computes several adjacent tiles of a sequence
-together.
+item is the tile with one kv head, for all splits. Other tokens are computed one by one. If sequences have several splits, each of the last
+FEW_TOKENS tokens has one item per split: it writes the split's softmax state to workspace, and a second phase merges the splits. Each
+token before them is one item. If there are few items, the kernel also cuts each item into parts by kv heads. Tiles with the same kv head
+follow each other, because their keys and values then stay in a cache. On a matrix unit, one work item computes several adjacent tiles of a
+sequence together.
 """
 
 from __future__ import annotations
@@ -68,19 +68,22 @@ class _PagedAttention:
         num_splits = ceil_div(operands.tables.shape[1], operands.split_pages)
         few, several = dim_min(FEW_TOKENS, num_tokens), dim_min(1, dim_max(0, num_splits - 1))
         heads, kv_heads, tiles = Dim.of(operands.heads), Dim.of(operands.kv_heads), ceil_div(num_tokens, operands.tile_tokens)
-        split_tokens = few * several  # number of tokens whose splits are work items
+        split_tokens = few * several  # number of tokens whose splits are work items; the engine places single tokens last
+        others = num_tokens - split_tokens
         splits = self.softmaxes(k.workspace, "split", few, heads, num_splits)
 
         parts = self.parts(few * num_splits)
-        with phase(k, token=split_tokens, split=num_splits, part=parts) as (token, split, part), self.when_not_in_tile(k, token):
-            self.store_split(k, token, split, operands.part_of_heads(k, part, parts), splits)
-        with phase(k, token=split_tokens, head=heads) as (token, head), self.when_not_in_tile(k, token):
-            self.merge_splits(k, token, head, splits)
-        parts = self.parts(num_tokens)
-        with phase(k, token=num_tokens - split_tokens, part=parts) as (i, part):
-            token = k.let("token", i + split_tokens)
+        with phase(k, i=split_tokens, split=num_splits, part=parts) as (i, split, part):
+            token = k.let("token", others + i)
             with self.when_not_in_tile(k, token):
-                self.attend_token(k, token, operands.part_of_heads(k, part, parts))
+                self.store_split(k, token, i, split, operands.part_of_heads(k, part, parts), splits)
+        with phase(k, i=split_tokens, head=heads) as (i, head):
+            token = k.let("token", others + i)
+            with self.when_not_in_tile(k, token):
+                self.merge_splits(k, token, i, head, splits)
+        parts = self.parts(num_tokens)
+        with phase(k, token=others, part=parts) as (token, part), self.when_not_in_tile(k, token):
+            self.attend_token(k, token, operands.part_of_heads(k, part, parts))
         if operands.most_tiles == 1:
             with phase(k, kv=kv_heads, tile=tiles) as (kv, tile), k.when(operands.shares_sequence(tile)):
                 self.attend_tiles(k, tile, Dim.of(1), kv)
@@ -135,11 +138,11 @@ class _PagedAttention:
             with heads.each(k) as head:
                 yield head
 
-    def store_split(self, k: Kernel, token: Dim, split: Dim, heads: Heads, splits: PartialSoftmaxes) -> None:
+    def store_split(self, k: Kernel, token: Dim, place: Dim, split: Dim, heads: Heads, splits: PartialSoftmaxes) -> None:
         rows = self.rows_of_token(k)
         self.load_queries(k, token, heads, rows)
         with self.walked_heads(k, token, split, heads, rows) as head:
-            splits.store(k, (token, head, split), self.of_row(k, rows, head))
+            splits.store(k, (place, head, split), self.of_row(k, rows, head))
 
     def attend_token(self, k: Kernel, token: Dim, heads: Heads) -> None:
         operands, rows = self.operands, self.rows_of_token(k)
@@ -161,14 +164,14 @@ class _PagedAttention:
     def rows_of_token(self, k: Kernel) -> Rows:
         return self.operands.allocate_rows(k, self.operands.heads, STRETCH, in_tile=False)
 
-    def merge_splits(self, k: Kernel, token: Dim, head: Dim, splits: PartialSoftmaxes) -> None:
-        """Merge the splits of a row, which the first phase wrote to workspace."""
+    def merge_splits(self, k: Kernel, token: Dim, place: Dim, head: Dim, splits: PartialSoftmaxes) -> None:
+        """Merge the splits of a row, which the first phase wrote to workspace at `place`."""
         joined, row = self.softmaxes(k.local, "joined", 1), Dim.of(0)
         joined.store(k, (row,), self.initial(head))
         with k.scope():
             position = self.operands.position(k, token)
             with self.operands.splits(k, position, position) as split:
-                joined.merge(k, (row,), splits.at(token, head, split))
+                joined.merge(k, (row,), splits.at(place, head, split))
         self.store_result(k, token, head, joined.at(row))
 
     # --- tiles of tokens -----------------------------------------------------------------------------------------------
