@@ -1127,6 +1127,30 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
         },
         experts=("feed_forward", "w1", "w3", "w2"),
     ),
+    "lfm2_vl": Causal(
+        {
+            "model_type": "lfm2_vl",
+            "text_config": {
+                "model_type": "lfm2",
+                **{key: value for key, value in TINY.items() if key not in ("rms_norm_eps", "hidden_act", "tie_word_embeddings")},
+                "norm_eps": 1e-5,
+                "layer_types": ["conv", "full_attention"],
+                "conv_L_cache": 3,
+                "block_auto_adjust_ff_dim": False,
+            },
+            "vision_config": {
+                "model_type": "siglip2_vision_model",
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 1,
+                "patch_size": 2,
+                "num_patches": 4,
+            },
+            "projector_hidden_size": 16,
+            "tie_embedding": True,
+        }
+    ),
     "granitemoe": Causal(
         {
             "model_type": "granitemoe",

@@ -288,3 +288,12 @@ def test_infinity_may_be_written_as_an_object(tmp_path: Path) -> None:
     values = falcon_h1(time_step_limit=[0.0, {"__float__": "Infinity"}])
     (tmp_path / "config.json").write_text(json.dumps(values))
     assert load_config(tmp_path) == parse_config(falcon_h1(time_step_limit=[0.0, math.inf]))
+
+
+def test_the_head_of_lfm2_vl_is_that_of_the_outer_model() -> None:
+    text = small("lfm2", num_key_value_heads=2, tie_embedding=True)
+    assert parse_config({"model_type": "lfm2_vl", "text_config": text}) == parse_config(text)
+    for name in ("tie_word_embeddings", "tie_embedding"):
+        assert not parse_config({"model_type": "lfm2_vl", "text_config": text, name: False}).tie_word_embeddings
+    with pytest.raises(ConfigError, match=r"model_type of text_config of config.json is 'lfm2_moe', expected lfm2"):
+        parse_config({"model_type": "lfm2_vl", "text_config": {**text, "model_type": "lfm2_moe"}})
