@@ -64,10 +64,11 @@ class EncoderConfig:
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """Queries are multiplied by `1 + beta * log(1 + position // original_context)`."""
+    """Queries are multiplied by `1 + beta * log(1 + (position + ahead) // original_context)`."""
 
     beta: float
     original_context: int
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,7 @@ class ModelConfig:
     norm: Norm = Norm.RMS  # norm of the residual stream
     norm_offset: float = 0.0  # added to the weights of norms
     unrotated: frozenset[int] = frozenset()  # layers without rotation of queries and keys
+    chunked: bool = False  # whether windows are chunks: see `compiler/frontend/layers/chunks.py`
     query_growth: QueryGrowth | None = None
     convolution: ShortConvolution | None = None
     recurrence: Recurrence | None = None

@@ -44,6 +44,7 @@ class Mixture:
     sparse_limit: float | None = None
     normalized: bool = True  # divide the shares of the chosen experts by their sum
     scale: float = 1.0  # factor that multiplies the shares after normalisation
+    scales_inputs: bool = False  # whether a share multiplies the input of an expert instead of its output; a token then has one expert
     num_groups: int = 1  # number of groups of experts; a token chooses among the experts of its best groups
     num_chosen_groups: int = 1
     shared_size: int = 0  # intermediate size of the shared expert, which processes every token; 0: no shared expert

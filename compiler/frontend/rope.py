@@ -121,7 +121,8 @@ class Rope:
 def _llama3(plain: NDArray[np.float64], scaling: Llama3Scaling) -> NDArray[np.float64]:
     turns_in_context = scaling.original_context * plain / (2 * math.pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
-    keep = np.clip((turns_in_context - scaling.low_freq_factor) / span, 0, 1)
+    above = turns_in_context - scaling.low_freq_factor
+    keep = np.clip(above / span, 0, 1) if span else above >= 0
     return keep * plain + (1 - keep) * plain / scaling.factor
 
 
@@ -181,8 +182,8 @@ def _read_scaling(config: Fields, fields: Fields, size: int) -> RopeScaling | No
             return DynamicScaling(_at_least_one(fields, "factor"), original)
         case "llama3":
             low, high = fields.number("low_freq_factor"), fields.number("high_freq_factor")
-            if not low < high:
-                raise fields.error("low_freq_factor", f"less than high_freq_factor ({high})")
+            if not low <= high:
+                raise fields.error("low_freq_factor", f"at most high_freq_factor ({high})")
             return Llama3Scaling(fields.number("factor"), low, high, original)
         case "yarn":
             factor = fields.number("factor", declared / original)

@@ -23,6 +23,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -1151,6 +1152,72 @@ CASES: dict[str, Causal | Encoder | Classifier] = {
             "tie_embedding": True,
         }
     ),
+    # The third layer does not rotate and attends to all earlier tokens; its queries grow every 12 tokens. Other layers attend to chunks.
+    # The first and the third layer are dense.
+    "llama4": Causal(
+        {
+            "model_type": "llama4",
+            "tie_word_embeddings": False,
+            "text_config": {
+                "model_type": "llama4_text",
+                **{key: value for key, value in SIZES.items() if key != "rope_theta"},
+                "head_dim": 16,
+                "num_hidden_layers": 4,
+                "intermediate_size": 32,
+                "intermediate_size_mlp": 48,
+                "num_local_experts": 6,
+                "num_experts_per_tok": 1,
+                "interleave_moe_layer_step": 2,
+                "use_qk_norm": True,
+                "no_rope_layers": [1, 1, 0, 1],
+                "attention_chunk_size": 32,
+                "attn_temperature_tuning": True,
+                "floor_scale": 12,
+                "attn_scale": 0.5,
+                "rope_theta": 500000.0,
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 16.0,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 1.0,
+                    "original_max_position_embeddings": 32,
+                },
+            },
+            "vision_config": {
+                "model_type": "llama4_vision_model",
+                "hidden_size": 16,
+                "intermediate_size": 64,
+                "num_attention_heads": 2,
+                "num_hidden_layers": 1,
+                "patch_size": 2,
+                "image_size": 4,
+                "vision_output_dim": 16,
+                "projector_input_dim": 16,
+                "projector_output_dim": 16,
+            },
+        }
+    ),
+    # Experts in every layer, in a file without images; queries and keys have no norm, and a layer with chunks does not rotate.
+    "llama4-text": Causal(
+        {
+            "model_type": "llama4_text",
+            "architectures": ["Llama4ForCausalLM"],
+            **TINY,
+            "head_dim": 16,
+            "num_hidden_layers": 3,
+            "intermediate_size": 24,
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "moe_layers": [0, 1, 2],
+            "use_qk_norm": False,
+            "no_rope_layers": [1, 0, 1],
+            "layer_types": ["chunked_attention", "chunked_attention", "full_attention"],
+            "attention_chunk_size": 16,
+            "floor_scale": 16,
+            "attn_scale": 0.4,
+        }
+    ),
     "granitemoe": Causal(
         {
             "model_type": "granitemoe",
@@ -1586,14 +1653,14 @@ def forward_rounded(model: torch.nn.Module, ids: list[int], full_length: int | N
         return (inputs[0].bfloat16().float(),)
 
     for layer in model.modules():
-        if isinstance(layer, torch.nn.Linear):
+        if isinstance(layer, torch.nn.Linear) and not type(layer).__name__.endswith("Router"):
             layer.weight.copy_(layer.weight.bfloat16())
             layer.register_forward_pre_hook(round_rows)
     experts = [parameter for name, parameter in model.named_parameters() if ".experts." in name]
     for parameter in experts:
         parameter.copy_(parameter.bfloat16())
     places = {parameter.untyped_storage().data_ptr() for parameter in experts}
-    linear, matmul = torch.nn.functional.linear, torch.Tensor.__matmul__
+    linear, matmul, bmm = torch.nn.functional.linear, torch.Tensor.__matmul__, torch.bmm
 
     def rounding(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Replace torch's `linear` in experts, and round the rows that experts multiply. Experts are no modules, so hooks cannot do this.
@@ -1604,7 +1671,14 @@ def forward_rounded(model: torch.nn.Module, ids: list[int], full_length: int | N
         """Replace the operator @, by which gpt-oss multiplies rows by experts, and round the rows."""
         return matmul(x.bfloat16().float() if weight.untyped_storage().data_ptr() in places else x, weight)
 
-    with patch.object(torch.nn.functional, "linear", rounding), patch.object(torch.Tensor, "__matmul__", rounding_product):
+    def rounding_batch(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Replace `bmm`, by which Llama 4 multiplies rows by experts, and round the rows."""
+        return bmm(x.bfloat16().float() if weight.untyped_storage().data_ptr() in places else x, weight)
+
+    replaced = ((torch.nn.functional, "linear", rounding), (torch.Tensor, "__matmul__", rounding_product), (torch, "bmm", rounding_batch))
+    with ExitStack() as patches:
+        for patched in replaced:
+            patches.enter_context(patch.object(*patched))
         return forward(model, ids, full_length)[0]
 
 
@@ -1638,20 +1712,28 @@ def rope_tables(model: torch.nn.Module) -> dict[str, np.ndarray]:
 
 def make_causal(case: Causal, directory: Path) -> str:
     model = load(AutoModelForCausalLM if case.text is case.config else AutoModelForImageTextToText, directory, **case.fields)
+    # transformers does not run the whole Llama 4 without images
+    decoder = model.language_model if model.config.model_type == "llama4" else model
     for seed in itertools.count():
         draw(model, case.gain, seed, case.dtype)
         prompt = np.random.default_rng(seed).integers(3, case.text["vocab_size"], PROMPT).tolist()
-        if (continuation := greedy(model, prompt, case.full_length)) is not None:
+        if (continuation := greedy(decoder, prompt, case.full_length)) is not None:
             break
-    logits, hidden = forward(model, prompt, case.full_length)
+    logits, hidden = forward(decoder, prompt, case.full_length)
     options: Any = {"renamed": case.renamed, "experts": case.experts, "transposed": case.transposed}
     options |= {"grouped": case.grouped, "num_groups": case.text.get("num_key_value_heads", 1)}
     if not case.saves_itself:
         save_weights(model, directory, dtype=case.dtype, num_shards=case.num_shards, **options)
-    arrays = {"prompt": np.int32(prompt), "logits": logits, "hidden": hidden, "continuation": np.int32(continuation), **rope_tables(model)}
+    arrays = {
+        "prompt": np.int32(prompt),
+        "logits": logits,
+        "hidden": hidden,
+        "continuation": np.int32(continuation),
+        **rope_tables(decoder),
+    }
     # f16 models are computed in f32, and bf16 logits of the tiny models would test nothing that larger models do not test.
     if case.dtype != torch.float16 and case.text["hidden_size"] > TINY["hidden_size"]:
-        arrays["logits_bf16"] = forward_rounded(model, prompt, case.full_length)
+        arrays["logits_bf16"] = forward_rounded(decoder, prompt, case.full_length)
     np.savez_compressed(directory / "golden.npz", **arrays)
     if case.saves_itself:
         model.to(case.dtype).save_pretrained(directory)

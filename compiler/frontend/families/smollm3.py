@@ -13,7 +13,7 @@ from compiler.frontend.fields import Fields
 def read(fields: Fields) -> ModelConfig:
     fields.fill(rope_theta=2e6, tie_word_embeddings=True, num_key_value_heads=4)
     config, bias = rotating_whole_heads(read_decoder(fields)), fields.flag("attention_bias", False)
-    unrotated = _read_unrotated(fields, config.num_layers)
+    unrotated = read_unrotated(fields, config.num_layers)
     window = fields.integer("sliding_window", None)
     fields.skip("max_window_layers")  # a field of Qwen2 that files contain and no version reads
     return replace(
@@ -26,10 +26,11 @@ def read(fields: Fields) -> ModelConfig:
     )
 
 
-def _read_unrotated(fields: Fields, num_layers: int) -> frozenset[int]:
-    """Return the layers that do not rotate. Despite its name, `no_rope_layers` has a 1 for each layer that rotates."""
+def read_unrotated(fields: Fields, num_layers: int) -> frozenset[int]:
+    """Return the layers that do not rotate. Despite its name, `no_rope_layers` has a 1 for each layer that rotates. An empty list counts as
+    absent."""
     period = fields.integer("no_rope_layer_interval", 4)
-    rotates = fields.raw("no_rope_layers", [int((layer + 1) % period != 0) for layer in range(num_layers)])
+    rotates = fields.raw("no_rope_layers") or [int((layer + 1) % period != 0) for layer in range(num_layers)]
     if not isinstance(rotates, list) or len(rotates) < num_layers or any(value not in (0, 1) for value in rotates):
         raise fields.error("no_rope_layers", f"a list of {num_layers} entries, each 0 or 1")
     return frozenset(layer for layer in range(num_layers) if not rotates[layer])

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from compiler.frontend.classes import Classes
 from compiler.frontend.config import Activation, Heads, ModelConfig, Norm
+from compiler.frontend.layers.chunks import Places, in_chunks
 from compiler.frontend.layers.nn import Net, WeightFormat
 from compiler.frontend.layers.xielu import xielu
 from compiler.frontend.reranker import Verdict
@@ -90,6 +91,7 @@ class Step:
     appended: dict[Cache, tuple[Atom, ...]] = field(default_factory=dict["Cache", tuple[Atom, ...]])
     layer_inputs: Var | None = None  # [tokens, layers, size]: see LayerInputs
     angles: dict[Rope, tuple[Var, Var]] = field(default_factory=dict[Rope, tuple[Var, Var]])
+    places: dict[Cache, Places] = field(default_factory=dict["Cache", Places])  # of the caches of layers with chunks
 
     def angles_of(self, rope: Rope) -> tuple[Var, Var]:
         """Return the cosines and sines of this step's positions, computed once for all layers with the same rope."""
@@ -98,6 +100,16 @@ class Step:
             both = self.net.call(ROPE_ANGLES, self.batch.positions, Constant(frequencies), scale=scale)
             self.angles[rope] = self.net.field(both, 0), self.net.field(both, 1)
         return self.angles[rope]
+
+    def places_of(self, cache: KVCache, chunk: int) -> Places:
+        """Return where attention to a cache finds the tokens of this step. `chunk` is the size of the layer's chunks, or 0."""
+        whole = Places(self.batch.seq_ids, self.batch.positions, cache.page_tables)
+        if not 0 < chunk < self.max_context:
+            return whole
+        if cache not in self.places:
+            assert isinstance(self.t.upper, int), self.t
+            self.places[cache] = in_chunks(self.net, whole, chunk, self.t.upper, self.max_context)
+        return self.places[cache]
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,21 +296,22 @@ def attend_kept(layer: Layer, q: Var, out: str = OUT, *, gate: Var | None = None
 def mix(layer: Layer, q: Var) -> Var:
     """Attend to the cache. Return each head's weighted sum of values: [tokens, heads, size of a value]."""
     step, c, net = layer.step, layer.step.config, layer.step.net
-    batch, (cache, index) = step.batch, layer.cache
+    (cache, index), window = layer.cache, c.windows[layer.number] or 0
+    places = step.places_of(cache, window if c.chunked else 0)
     pages, *scales = step.appended[cache]
     sinks = [net.vector(layer.name(SINKS), c.num_heads)] if c.sinks else []
     return net.call(
         PAGED_ATTENTION,
         q,
         pages,
-        cache.page_tables,
-        batch.seq_ids,
-        batch.positions,
+        places.page_tables,
+        places.seq_ids,
+        places.positions,
         index,
         *scales,
         *sinks,
         scale=c.attention_scale,
-        window=c.windows[layer.number] or 0,
+        window=window,
         softcap=c.attention_softcap or 0.0,
         value_size=layer.heads.value_size or 0,
     )
@@ -315,7 +328,8 @@ def grow(layer: Layer, q: Var) -> Var:
     growth, step, net = layer.step.config.query_growth, layer.step, layer.step.net
     if growth is None:
         return q
-    contexts = net.call(FLOOR_DIVIDE, step.batch.positions, ScalarValue(growth.original_context, "i32"))
+    positions = net.add(step.batch.positions, ScalarValue(growth.ahead, "i32")) if growth.ahead else step.batch.positions
+    contexts = net.call(FLOOR_DIVIDE, positions, ScalarValue(growth.original_context, "i32"))
     logs = net.call(LOG, net.call(ADD, net.call(CAST, contexts, dtype="f32"), ScalarValue(1.0, "f32")))
     factor = net.call(ADD, net.scale(logs, growth.beta), ScalarValue(1.0, "f32"))
     return net.call(MULTIPLY, q, net.reshape(factor, step.t, 1, 1))

@@ -39,11 +39,14 @@ def experts(layer: Layer, h: Var, m: Mixture, names: ExpertNames, *, routed: Var
     chosen, shares = _route(layer, h if routed is None else routed, m, names)
     rows = net.call(GROUP_ROWS, chosen, count=m.num_experts)
     tokens, numbers, places = (net.field(rows, i) for i in range(3))
-    x = net.call(EMBEDDING, h, tokens)
+    x = net.call(EMBEDDING, net.call(MULTIPLY, h, shares) if m.scales_inputs else h, tokens)
     *widening, down = (layer.name(joint_name(name)) for name in names.of_experts)
     wide = [net.expert_linear(x, name, numbers, m.num_experts, outer, m.size, bias=m.bias) for name in widening]
     y = net.expert_linear(_activated(layer, wide, m), down, numbers, m.num_experts, m.size, outer, bias=m.bias)
-    found = net.call(SUM_ROWS, y, places, shares)
+    if m.scales_inputs:
+        found = net.call(EMBEDDING, y, net.reshape(places, layer.step.t))
+    else:
+        found = net.call(SUM_ROWS, y, places, shares)
     if names.shared is None or not m.shared_size:
         return found
     both, back = (f"{names.shared}.gate_proj", f"{names.shared}.up_proj"), f"{names.shared}.down_proj"
@@ -74,7 +77,7 @@ def _route(layer: Layer, h: Var, m: Mixture, names: ExpertNames) -> tuple[Var, V
     if m.sparse_limit is not None:
         return _mix_sparsely(net, found, m, m.sparse_limit)
     scores = net.call(SOFTMAX, found) if m.scoring is Scoring.SOFTMAX else net.call(SIGMOID, found)
-    judged = scores
+    judged = found if m.scales_inputs else scores  # sigmoids of large logits are equal
     if names.correction is not None:
         judged = net.add(scores, _correction(layer, names.correction, names.correction_rank, m.num_experts))
     chosen = net.call(TOP_EXPERTS, judged if m.num_groups == 1 else _in_best_groups(layer, judged, m), k=m.num_chosen)

@@ -12,7 +12,7 @@ import pytest
 from runtime.executable import Call
 
 # (model, weight format). The quick cases cover grouped heads, soft caps with windows, quantised weights, mixtures of experts (which group
-# rows of different sequences by expert), attention sinks, states, latents, shared pages and several residual streams.
+# rows of different sequences by expert), attention sinks, states, latents, shared pages, several residual streams and attention to chunks.
 QUICK = [
     ("llama", "f32"),
     ("gemma2", "f32"),
@@ -27,6 +27,7 @@ QUICK = [
     ("gemma3n", "bf16"),
     ("gemma4", "bf16"),
     ("deepseek_v2", "int8"),
+    ("llama4", "bf16"),
 ]
 # Other families, whose layers are of the same kinds as in the quick cases.
 SLOW = [

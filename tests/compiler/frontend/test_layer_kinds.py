@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compiler.frontend.cache_groups import groups_of
-from compiler.frontend.config import Activation, AltUp, Heads, Latent, LayerInputs
+from compiler.frontend.config import Activation, AltUp, Heads, Latent, LayerInputs, QueryGrowth
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.registry import load_config, parse_config, weights_of
 from compiler.frontend.rope import ProportionalScaling, Rope
@@ -288,6 +288,64 @@ def test_infinity_may_be_written_as_an_object(tmp_path: Path) -> None:
     values = falcon_h1(time_step_limit=[0.0, {"__float__": "Infinity"}])
     (tmp_path / "config.json").write_text(json.dumps(values))
     assert load_config(tmp_path) == parse_config(falcon_h1(time_step_limit=[0.0, math.inf]))
+
+
+def llama4(**changes: Any) -> dict[str, Any]:
+    return small("llama4_text", **{"num_hidden_layers": 4, "num_attention_heads": 8, **changes})
+
+
+def test_llama_4_has_the_defaults_of_transformers() -> None:
+    config = parse_config(llama4())
+    assert (config.unrotated, config.windows, config.chunked) == ({3}, (8192, 8192, 8192, None), True)
+    assert (config.rope, config.query_growth) == (Rope(5e5, 128, interleaved=True), QueryGrowth(0.1, 8192, ahead=1))
+    assert (config.head_norms, config.norm_eps, config.num_kv_heads, config.max_context) == (True, 1e-5, 8, 131_072)
+    assert config.intermediate_size == 16384 and config.mixture is not None
+    assert (config.mixture.num_experts, config.mixture.size, config.mixture.shared_size) == (16, 128, 128)
+    assert config.mixture.dense_layers == frozenset() and config.mixture.scales_inputs
+
+
+def test_llama_4_states_its_kinds_of_layers() -> None:
+    def dense(**changes: Any) -> frozenset[int]:
+        found = parse_config(llama4(**changes)).mixture
+        assert found is not None
+        return found.dense_layers
+
+    assert dense(interleave_moe_layer_step=2) == {0, 2}
+    assert dense(interleave_moe_layer_step=2, moe_layers=[0]) == {1, 2, 3}
+    assert parse_config(llama4(no_rope_layers=[])) == parse_config(llama4())
+    assert parse_config(llama4(no_rope_layers=[0, 1, 1, 1])).windows == (None, 8192, 8192, 8192)
+    assert parse_config(llama4(attention_chunk_size=None)).windows == (None,) * 4
+    kinds = ["full_attention", "chunked_attention"] * 2
+    assert parse_config(llama4(layer_types=kinds, attention_chunk_size=64)).windows == (None, 64) * 2
+    assert parse_config(llama4(attn_temperature_tuning=4)) == parse_config(llama4())  # of files that have a number instead of a flag
+    assert parse_config(llama4(attn_temperature_tuning=False)).query_growth is None
+
+
+def test_a_llama_4_within_a_multimodal_model_is_the_same() -> None:
+    assert parse_config({"model_type": "llama4", "text_config": llama4(), "vision_config": {"novel": 1}}) == parse_config(llama4())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("attention_chunk_size", 8200, "a multiple of 16, the tokens of a page of keys"),
+        ("attn_temperature_tuning", "on", "true or false"),
+        ("num_experts_per_tok", 2, "1, as in all models of the family"),
+        ("moe_layers", [4], "a list of layers from 0 to 3"),
+        ("layer_types", ["sliding_attention"] * 4, "a list of 4 entries, each chunked_attention or full_attention"),
+        ("no_rope_layers", [1, 2, 1, 1], "a list of 4 entries, each 0 or 1"),
+    ],
+)
+def test_what_llama_4_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
+    with pytest.raises(ConfigError, match=f"{field} of .* expected {expected}"):
+        parse_config(llama4(**{field: value}))
+
+
+def test_layers_with_chunks_free_pages_of_earlier_chunks() -> None:
+    """A chunk has no more tokens than a window of its size, so the cache treats it as a window."""
+    config = parse_config(llama4(attention_chunk_size=64))
+    assert [(group.layers, group.window) for group in groups_of(config, DType.BF16, 128)] == [((3,), None), ((0, 1, 2), 64)]
+    assert [(group.layers, group.window) for group in groups_of(config, DType.BF16, 64)] == [((0, 1, 2, 3), None)]
 
 
 def test_the_head_of_lfm2_vl_is_that_of_the_outer_model() -> None:

@@ -1,0 +1,124 @@
+"""Llama 4 (Scout, Maverick): rotary positions and attention to chunks in most layers, all earlier tokens in the other layers. Mixtures of
+experts, each with a shared expert, alternate with plain MLPs. Images are not read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from compiler.frontend.config import (
+    ModelConfig,
+    QueryGrowth,
+    read_decoder,
+    read_kinds,
+    rotating_neighbours,
+    rotating_whole_heads,
+    text_fields,
+)
+from compiler.frontend.families.smollm3 import read_unrotated
+from compiler.frontend.family import DecoderFamily
+from compiler.frontend.fields import Fields
+from compiler.frontend.layers.decoder import Layer, attend, gated_mlp, grow, pre_norm, project_qkv, rotate
+from compiler.frontend.layers.mixture import experts
+from compiler.frontend.mixture import ExpertNames, Mixture, Scoring, read_mixture
+from compiler.ir.graph.atoms import Var
+from runtime.cache_groups import PAGE_SIZE
+
+NAMES = ExpertNames(
+    "feed_forward.router",
+    "feed_forward.experts.*.gate_proj",
+    "feed_forward.experts.*.up_proj",
+    "feed_forward.experts.*.down_proj",
+    shared="feed_forward.shared_expert",
+    stacked=("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
+    halves=True,
+    inputs_first=True,
+)
+GATE_UP, DOWN = ("feed_forward.gate_proj", "feed_forward.up_proj"), "feed_forward.down_proj"
+CHUNKED = "chunked_attention"
+DEFAULTS = {
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_key_value_heads": 8,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 1,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 500_000.0,
+}
+
+
+def read(fields: Fields) -> ModelConfig:
+    if fields.text("model_type") == "llama4":
+        fields = text_fields(fields, {"model_type": "llama4_text"})
+    fields.fill(**DEFAULTS)
+    fields.skip("for_llm_compressor")  # says how a script stored the experts, which is seen in the files
+    dense_size = fields.integer("intermediate_size_mlp")
+    config = read_decoder(fields, eps=1e-5, default_head_dim=128, intermediate_size=dense_size)
+    config, bias = rotating_neighbours(rotating_whole_heads(config)), fields.flag("attention_bias", False)
+    unrotated = read_unrotated(fields, config.num_layers)
+    return replace(
+        config,
+        qkv_bias=bias,
+        output_bias=bias,
+        head_norms=fields.flag("use_qk_norm", True),
+        unrotated=unrotated,
+        windows=_read_chunks(fields, config.num_layers, unrotated),
+        chunked=True,
+        query_growth=_read_growth(fields),
+        mixture=_read_mixture(fields, config.num_layers),
+    )
+
+
+def _read_chunks(fields: Fields, num_layers: int, unrotated: frozenset[int]) -> tuple[int | None, ...]:
+    """Return the chunk size of each layer with chunks, and None for the other layers."""
+    size = fields.integer("attention_chunk_size", None if "attention_chunk_size" in fields.values else 8192)
+    if size is not None and size % PAGE_SIZE:
+        raise fields.error("attention_chunk_size", f"a multiple of {PAGE_SIZE}, the tokens of a page of keys")
+    rule = ["full_attention" if size is None or layer in unrotated else CHUNKED for layer in range(num_layers)]
+    kinds = read_kinds(fields, rule, (CHUNKED, "full_attention"))
+    if size is None and CHUNKED in kinds:
+        raise fields.error("attention_chunk_size", f"a number of tokens, as layer_types has {CHUNKED}")
+    return tuple(size if kind == CHUNKED else None for kind in kinds)
+
+
+def _read_growth(fields: Fields) -> QueryGrowth | None:
+    """Return how queries grow in layers without rotation. Some files have an integer in place of the flag."""
+    is_on = fields.raw("attn_temperature_tuning", True)
+    if type(is_on) not in (bool, int):
+        raise fields.error("attn_temperature_tuning", "true or false")
+    growth = QueryGrowth(fields.number("attn_scale", 0.1), fields.integer("floor_scale", 8192), ahead=1)
+    return growth if is_on else None
+
+
+def _read_mixture(fields: Fields, num_layers: int) -> Mixture:
+    found = read_mixture(fields, "num_local_experts", "intermediate_size", normalized=False)
+    if found.num_chosen != 1:
+        raise fields.error("num_experts_per_tok", "1, as in all models of the family")
+    step = fields.integer("interleave_moe_layer_step", 1)
+    sparse = fields.raw("moe_layers", list(range(step - 1, num_layers, step)))
+    if not isinstance(sparse, list) or not all(type(layer) is int and 0 <= layer < num_layers for layer in sparse):
+        raise fields.error("moe_layers", f"a list of layers from 0 to {num_layers - 1}")
+    dense = frozenset(range(num_layers)) - frozenset(sparse)
+    return replace(found, scoring=Scoring.SIGMOID, scales_inputs=True, shared_size=found.size, dense_layers=dense)
+
+
+def layer(at: Layer, x: Var) -> Var:
+    return pre_norm(at, x, _attention, _feed)
+
+
+def _attention(at: Layer, h: Var) -> Var:
+    c, (q, k, v) = at.step.config, project_qkv(at, h)
+    if at.number in c.unrotated:
+        return attend(at, grow(at, q), k, v)
+    q, k = rotate(at, q), rotate(at, k)
+    if c.head_norms:
+        q, k = (at.step.net.unit_norm(x, c.head_dim, c.norm_eps) for x in (q, k))
+    return attend(at, q, k, v)
+
+
+def _feed(at: Layer, h: Var) -> Var:
+    found = at.step.config.mixture
+    assert found is not None, at.step.config
+    return gated_mlp(at, h, GATE_UP, DOWN) if at.number in found.dense_layers else experts(at, h, found, NAMES)
+
+
+FAMILY = DecoderFamily(("llama4", "llama4_text"), read, layer, experts=NAMES)

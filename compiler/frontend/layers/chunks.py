@@ -1,0 +1,69 @@
+"""Attention to chunks. A sequence is cut into chunks at multiples of their size, and a token attends to the tokens of its own chunk up to
+itself.
+
+The attention operator has no chunks. It reads the tokens of a sequence that are in the same chunk as a sequence of their own: its page
+table has the pages of the chunk, and its positions begin at 0. So every kernel and every export supports chunks, and the bits of a row do
+not depend on how a prompt was divided into steps. The cache treats a chunk as a window of the same size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.frontend.layers.nn import Net
+from compiler.ir.dims import Dim, DimLike, dim_min
+from compiler.ir.graph.atoms import Atom, ScalarValue, Var
+from compiler.ir.types import TensorType
+from compiler.ops.attention.kv_cache import PAGE
+from compiler.ops.create import ARANGE
+from compiler.ops.elementwise import ADD, EQUAL, FLOOR_DIVIDE, MULTIPLY, SUBTRACT, WHERE
+from compiler.ops.index import GATHER, TAKE
+from compiler.ops.reduce import MIN
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the tokens of a step are, as attention sees it: the sequence and the position of each token, and each sequence's pages."""
+
+    seq_ids: Var
+    positions: Var
+    page_tables: Var
+
+
+def in_chunks(net: Net, whole: Places, size: int, most_tokens: int, max_context: int) -> Places:
+    """Return the places in which each sequence is replaced by the chunks that have tokens in this step. A step has at most `most_tokens`
+    tokens, and a sequence at most `max_context`."""
+    num_chunks = -(-max_context // size)
+    each = min(num_chunks, -(-(most_tokens - 1) // size) + 1)  # most chunks of one sequence that have tokens in a step
+    (s, p), (t,) = _shape(whole.page_tables), _shape(whole.seq_ids)
+    pages = size // PAGE
+    w = dim_min(p, pages)  # length of a chunk's page table
+
+    chunks = net.call(FLOOR_DIVIDE, whole.positions, _int(size))
+    is_own = net.call(EQUAL, net.reshape(whole.seq_ids, 1, t), net.reshape(_count(net, s), s, 1))
+    # The first chunk of each sequence that has tokens in this step.
+    first = net.call(MIN, net.call(WHERE, is_own, net.reshape(chunks, 1, t), _int(num_chunks)), axes=[1])
+    number = net.call(SUBTRACT, chunks, net.call(TAKE, first, whole.seq_ids, axis=0))
+    # The indices, in a sequence's page table, of the pages of its chunks: [s, each, w].
+    later = net.reshape(net.call(MULTIPLY, _count(net, each), _int(pages)), 1, each, 1)
+    begin = net.add(net.reshape(net.call(MULTIPLY, first, _int(pages)), s, 1, 1), later)
+    index = net.add(begin, net.reshape(_count(net, w), 1, 1, w))
+    tables = net.call(GATHER, whole.page_tables, net.reshape(index, s, each * w), axis=1)
+    return Places(
+        seq_ids=net.call(ADD, net.call(MULTIPLY, whole.seq_ids, _int(each)), number),
+        positions=net.call(SUBTRACT, whole.positions, net.call(MULTIPLY, chunks, _int(size))),
+        page_tables=net.reshape(tables, each * s, w),
+    )
+
+
+def _int(value: int) -> ScalarValue:
+    return ScalarValue(value, "i32")
+
+
+def _count(net: Net, stop: DimLike) -> Var:
+    return net.call(ARANGE, stop=stop, dtype="i32")
+
+
+def _shape(x: Atom) -> tuple[Dim, ...]:
+    assert isinstance(x, Var) and isinstance(x.type, TensorType) and x.type.shape is not None, x
+    return x.type.shape
