@@ -358,6 +358,14 @@ CONVERTERS = {
         norm_shift=1.0,
         changes=with_split_projections,
     ),
+    "llama4": Converter(
+        {
+            "expert_count": "num_local_experts",
+            "feed_forward_length": "intermediate_size_mlp",
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        {**LLAMA.values, "interleave_moe_layer_step": lambda values: values.get("interleave_moe_layer_step", 1)},
+    ),
     "gpt-oss": Converter({**WINDOW, "expert_count": "num_local_experts", "expert_feed_forward_length": "intermediate_size"}),
     "mistral3": Converter(
         {"rope_scaling_yarn_log_mul": "mscale_all_dim", "attn_temperature_scale": "llama_4_scaling_beta"}, LLAMA.values, permutes=True
@@ -643,7 +651,7 @@ def renamed(name: str) -> str:
     name = name.replace("dt_bias", "dt_proj.bias" if ".mixer." not in name else "dt.bias")
     name = name.replace("e_score_correction_bias", "e_score_correction.bias").replace("expert_bias", "expert_bias.bias")
     name = re.sub(r"block_sparse_moe\.(gate|up|down)_proj", r"mlp.experts.\1_proj", name)
-    name = re.sub(r"^model\.(layers\.\d+\.feed_forward\.experts)", r"\1", name)
+    name = re.sub(r"^model\.(layers\.\d+\.feed_forward\.experts\.w\d)", r"\1", name)
     return re.sub(r"^backbone(\.layers\.\d+)\.mixer\.experts", r"model\1.mlp.experts", name)
 
 

@@ -3,7 +3,9 @@ experts, each with a shared expert, alternate with plain MLPs. Images are not re
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from dataclasses import replace
+from typing import Any
 
 from compiler.frontend.config import (
     ModelConfig,
@@ -14,8 +16,9 @@ from compiler.frontend.config import (
     rotating_whole_heads,
     text_fields,
 )
+from compiler.frontend.errors import ConfigError
 from compiler.frontend.families.smollm3 import read_unrotated
-from compiler.frontend.family import DecoderFamily
+from compiler.frontend.family import DecoderFamily, Gguf
 from compiler.frontend.fields import Fields
 from compiler.frontend.layers.decoder import Layer, attend, gated_mlp, grow, pre_norm, project_qkv, rotate
 from compiler.frontend.layers.mixture import experts
@@ -121,4 +124,38 @@ def _feed(at: Layer, h: Var) -> Var:
     return gated_mlp(at, h, GATE_UP, DOWN) if at.number in found.dense_layers else experts(at, h, found, NAMES)
 
 
-FAMILY = DecoderFamily(("llama4", "llama4_text"), read, layer, experts=NAMES)
+WITHOUT_NORMS = 128  # number of experts of Maverick, the model whose queries and keys have no norm
+
+
+def complete(config: dict[str, Any], metadata: Mapping[str, Any], tensors: Container[str]) -> None:
+    """Add whether queries and keys have a norm. Files do not state it; llama.cpp knows it by the number of experts. All published
+    models have the defaults of the other fields that files do not state."""
+    if metadata.get("attention.sliding_window") == 0:
+        raise ConfigError("attention.sliding_window of a GGUF file of Llama 4 is 0, expected chunks; load the safetensors files instead")
+    config["use_qk_norm"] = config.get("num_local_experts") != WITHOUT_NORMS
+
+
+GGUF = Gguf(
+    "llama4",
+    {
+        "expert_count": "num_local_experts",
+        "feed_forward_length": "intermediate_size_mlp",
+        "expert_feed_forward_length": "intermediate_size",
+        "interleave_moe_layer_step": "interleave_moe_layer_step",
+    },
+    {
+        "ffn_gate": GATE_UP[0],
+        "ffn_up": GATE_UP[1],
+        "ffn_down": DOWN,
+        "ffn_gate_inp": NAMES.router,
+        "ffn_gate_exps": "feed_forward.experts.gate_proj",
+        "ffn_up_exps": "feed_forward.experts.up_proj",
+        "ffn_down_exps": "feed_forward.experts.down_proj",
+        "ffn_gate_shexp": f"{NAMES.shared}.gate_proj",
+        "ffn_up_shexp": f"{NAMES.shared}.up_proj",
+        "ffn_down_shexp": f"{NAMES.shared}.down_proj",
+    },
+    biases={"attention_bias": "attn_output"},
+    complete=complete,
+)
+FAMILY = DecoderFamily(("llama4_text", "llama4"), read, layer, experts=NAMES, gguf=GGUF)

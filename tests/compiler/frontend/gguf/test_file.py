@@ -20,8 +20,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from compiler.frontend.config import BranchFactors, LayerInputs, ModelConfig
-from compiler.frontend.errors import DamagedFile, ModelError, UnknownModel
+from compiler.frontend.config import BranchFactors, LayerInputs, ModelConfig, QueryGrowth
+from compiler.frontend.errors import ConfigError, DamagedFile, ModelError, UnknownModel
+from compiler.frontend.families import llama4
 from compiler.frontend.families.phimoe import MSCALE
 from compiler.frontend.gguf.dequantize import FORMATS, dequantize, form_of, split
 from compiler.frontend.gguf.file import OTHER_FORMATS, GgufFile
@@ -303,6 +304,7 @@ OWN_NAMES = {
     "lfm2": ("lfm2",),
     "lfm2moe": ("lfm2_moe",),
     "llama": ("llama", "llama-bias-tied", "mistral-wide-heads", "mixtral"),
+    "llama4": ("llama4-text",),
     "minicpm": ("minicpm",),
     "minimax-m2": ("minimax_m2",),
     "mistral3": ("ministral3", "mistral3"),
@@ -361,6 +363,14 @@ LOST: dict[str, dict[str, Any]] = {
     "starcoder2": {"windows": (None, None)},
     # GGUF does not store the factor of the experts' output. It is 1 in all published models.
     "lfm2_moe": {"mixture": replace(LFM2_MOE, scale=1.0)},
+    # GGUF stores neither which layers rotate and have chunks, nor norms and growth of queries. The reader uses what the published models
+    # have.
+    "llama4-text": {
+        "windows": (8192,) * 3,
+        "unrotated": frozenset(),
+        "head_norms": True,
+        "query_growth": QueryGrowth(0.1, 8192, ahead=1),
+    },
     **{case: {"apart": True} for case in APART},
     # Converters multiply the weights by the factors.
     **{
@@ -451,6 +461,16 @@ def test_a_program_holds_the_integers_of_a_model(tmp_path: Path, kind: str, stac
         attrs = {"bits": form.bits, "group": form.group, "shifted": form.offset is Offset.SHIFT, "dtype": "f32", "kind": form.kind}
         parts = [held.read(f"{name}.{part}") for part in form.parts]
         np.testing.assert_array_equal(INTERPRET["dequantize"](*parts, **attrs), model.read(name))
+
+
+def test_maverick_has_no_norms_of_queries(tmp_path: Path) -> None:
+    for count, has_norms in ((16, True), (128, False)):
+        config = {"num_local_experts": count}
+        llama4.complete(config, {}, ())
+        assert config["use_qk_norm"] is has_norms
+    path = convert("llama4-text", "llama4", tmp_path / "m.gguf", lambda writer: writer.add_sliding_window(0))
+    with pytest.raises(ConfigError, match=r"attention\.sliding_window of .* is 0, expected chunks"):
+        GgufModel(path)
 
 
 def require_tensors(model: GgufModel, expected: dict[str, np.ndarray]) -> None:
