@@ -30,7 +30,9 @@ def read_unrotated(fields: Fields, num_layers: int) -> frozenset[int]:
     """Return the layers that do not rotate. Despite its name, `no_rope_layers` has a 1 for each layer that rotates. An empty list counts as
     absent."""
     period = fields.integer("no_rope_layer_interval", 4)
-    rotates = fields.raw("no_rope_layers") or [int((layer + 1) % period != 0) for layer in range(num_layers)]
+    rotates = fields.raw("no_rope_layers")
+    if rotates is None or rotates == []:
+        rotates = [int((layer + 1) % period != 0) for layer in range(num_layers)]
     if not isinstance(rotates, list) or len(rotates) < num_layers or any(value not in (0, 1) for value in rotates):
         raise fields.error("no_rope_layers", f"a list of {num_layers} entries, each 0 or 1")
     return frozenset(layer for layer in range(num_layers) if not rotates[layer])

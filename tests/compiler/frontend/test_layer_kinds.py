@@ -334,6 +334,7 @@ def test_a_llama_4_within_a_multimodal_model_is_the_same() -> None:
         ("moe_layers", [4], "a list of layers from 0 to 3"),
         ("layer_types", ["sliding_attention"] * 4, "a list of 4 entries, each chunked_attention or full_attention"),
         ("no_rope_layers", [1, 2, 1, 1], "a list of 4 entries, each 0 or 1"),
+        ("no_rope_layers", False, "a list of 4 entries, each 0 or 1"),
     ],
 )
 def test_what_llama_4_does_not_have_is_refused_by_name(field: str, value: object, expected: str) -> None:
