@@ -82,10 +82,10 @@ class AmxAttend(Intrinsic):
         panels, key_panels, value_panels, earlier = map(str, dims)
         steps = self.depth // STEP
         of_keys, of_values = code.op(f"mul nsw i64 {key_panels}, {steps}"), code.op(f"mul nsw i64 {value_panels}, {earlier}")
-        total = code.op(f"call i64 @llvm.smax.i64(i64 {code.op(f'add nsw i64 {of_keys}, {of_values}')}, i64 1)")
-        share = code.op(f"add nsw i64 {code.op(f'sdiv i64 {self.rows << SHARE_BITS}, {total}')}, 1")
-        before = code.op(f"mul nsw i64 {of_keys}, {share}")
-        done = code.op(f"add nsw i64 {before}, {code.op(f'mul nsw i64 {of_values}, {share}')}")
+        total = code.op(f"add nsw i64 {of_keys}, {of_values}")
+        divisor = code.op(f"call i64 @llvm.smax.i64(i64 {total}, i64 1)")
+        share = code.op(f"add nsw i64 {code.op(f'sdiv i64 {self.rows << SHARE_BITS}, {divisor}')}, 1")
+        before, done = (code.op(f"mul nsw i64 {count}, {share}") for count in (of_keys, total))
         for seen in range(1, self.panels + 1):
             softmax = BlockSoftmax(code, *of_softmax, rows=self.rows, panels=self.panels, seen=seen)
             with code.when(code.op(f"icmp eq i64 {panels}, {seen}")):
