@@ -10,20 +10,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from server.engine.request import Sequence
 from server.engine.scheduling.scheduler import Item, Plan
 from server.engine.step_model import NO_ROWS, Places, StepBatch, StepLimits
 
+Ints = NDArray[np.int32]
+
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The arrays of a plan that had changed `num_changes` times."""
+    """The arrays of a plan that had changed `num_changes` times. Tokens that were not drawn yet are missing: some of those of `unfinished`,
+    and all of those of `singles`."""
 
     plan: Plan
     num_changes: int
     batch: StepBatch
-    missing: list[tuple[int, Item]]  # items with tokens that were not drawn yet, and where they begin in the batch
+    unfinished: list[tuple[int, Item]]  # items of several tokens, and where they begin in the batch
+    singles: list[Item]  # items of one token, the last ones of the batch
 
     def shows(self, plan: Plan) -> bool:
         return plan is self.plan and plan.num_changes == self.num_changes
@@ -34,7 +39,7 @@ class BatchBuilder:
         self._page_sizes = [group.page_size for group in limits.groups]
         self._tables = [np.zeros((limits.max_seqs, -(-limits.max_context // size)), np.int32) for size in self._page_sizes]
         # per row: the sequence that its table shows, and the version of that sequence's pages
-        self._table_state: list[tuple[Sequence | None, int]] = [(None, 0)] * limits.max_seqs
+        self._shown: list[tuple[Sequence | None, int]] = [(None, 0)] * limits.max_seqs
         self._ramp = np.arange(max(limits.max_tokens, limits.max_seqs) + 1, dtype=np.int32)
         self._prepared: _Prepared | None = None
 
@@ -46,68 +51,79 @@ class BatchBuilder:
         if prepared is None or not prepared.shows(plan):
             prepared = self._built(plan)
         tokens = prepared.batch.tokens
-        for at, item in prepared.missing:
-            if item.count == 1:
-                tokens[at] = item.seq.token_ids[item.start]
-            else:
-                tokens[at : at + item.count] = item.seq.token_ids[item.start : item.stop]
+        for at, item in prepared.unfinished:
+            tokens[at : at + item.count] = item.seq.token_ids[item.start : item.stop]
+        if prepared.singles:
+            tokens[-len(prepared.singles) :] = [item.seq.token_ids[item.start] for item in prepared.singles]
         return prepared.batch
 
     def _built(self, plan: Plan) -> _Prepared:
-        num_seqs = len(plan.items)
-        tokens = np.zeros(plan.num_tokens, np.int32)
-        missing: list[tuple[int, Item]] = []
-        begins: list[int] = []
-        rows: list[int] = []
-        ends: list[int] = [0]  # end of each sequence's tokens in the batch
-        logit_rows: list[int] = []
-        hidden_rows: list[int] = []
-        num_pages = [0] * len(self._tables)
+        items, num_tokens = plan.in_order, plan.num_tokens
+        num_longer = sum(item.count > 1 for item in items)
+        tokens = np.zeros(num_tokens, np.int32)
+        unfinished: list[tuple[int, Item]] = []
         at = 0
-        for item in plan.in_order:
-            seq, count = item.seq, item.count
-            if count == 1 or item.stop > seq.num_known:
-                missing.append((at, item))
+        for item in items[:num_longer]:
+            if item.stop > item.seq.num_known:
+                unfinished.append((at, item))
             else:
-                tokens[at : at + count] = seq.token_ids[item.start : item.stop]
-            at += count
-            begins.append(item.start)
-            rows.append(seq.slot)
-            ends.append(at)
-            (hidden_rows if seq.request.embed is not None else logit_rows).extend(range(at - item.num_rows, at))
-            num_pages = [max(most, len(held.pages)) for most, held in zip(num_pages, seq.held.lists, strict=True)]
-            if self._table_state[seq.slot] != (seq, seq.held.version):
-                self._show(seq)
+                tokens[at : at + item.count] = item.seq.token_ids[item.start : item.stop]
+            at += item.count
 
-        starts = np.array(begins, np.int32)
-        query_starts = np.array(ends, np.int32)
-        counts = query_starts[1:] - query_starts[:-1]
-        if at == num_seqs:  # every sequence runs a single token
-            seq_ids, positions = self._ramp[:num_seqs], starts
+        starts = np.array([item.start for item in items], np.int32)
+        if num_longer:
+            counts = np.array([item.count for item in items], np.int32)
+            query_starts = np.zeros(len(items) + 1, np.int32)
+            np.cumsum(counts, out=query_starts[1:])
+            seq_ids = np.repeat(self._ramp[: len(items)], counts)
+            positions, context_lens = (starts - query_starts[:-1])[seq_ids] + self._ramp[:num_tokens], starts + counts
         else:
-            seq_ids = np.repeat(self._ramp[:num_seqs], counts)
-            positions = (starts - query_starts[:-1])[seq_ids] + self._ramp[:at]
-        assert at == plan.num_tokens, plan
-        places: list[Places] = []
-        for held, size, most in zip(self._tables, self._page_sizes, num_pages, strict=True):
-            tables = np.take(held[:, :most], rows, axis=0)
-            pages, offsets = np.divmod(positions, size)
-            places.append(Places(tables[seq_ids, pages] * size + offsets, tables))
+            query_starts, seq_ids, positions, context_lens = self._ramp[: len(items) + 1], self._ramp[: len(items)], starts, starts + 1
+        logit_rows, hidden_rows = self._requested(items, query_starts[1:])
         batch = StepBatch(
             tokens=tokens,
             positions=positions,
             query_starts=query_starts,
             seq_ids=seq_ids,
-            context_lens=starts + counts,
-            places=tuple(places),
-            logit_rows=np.array(logit_rows, np.int32),
-            hidden_rows=np.array(hidden_rows, np.int32) if hidden_rows else NO_ROWS,
+            context_lens=context_lens,
+            places=self._places(items, seq_ids, positions, int(context_lens.max())),
+            logit_rows=logit_rows,
+            hidden_rows=hidden_rows,
         )
-        return _Prepared(plan, plan.num_changes, batch, missing)
+        assert query_starts[-1] == num_tokens, plan
+        return _Prepared(plan, plan.num_changes, batch, unfinished, items[num_longer:])
+
+    def _requested(self, items: list[Item], ends: Ints) -> tuple[Ints, Ints]:
+        """Return the rows of logits and of hidden states that the items request: the last rows of each item, which end at `ends`."""
+        num_rows = [item.num_rows for item in items]
+        if sum(num_rows) == ends[-1]:
+            rows = self._ramp[: ends[-1]]
+        else:
+            rows = np.repeat(ends - np.cumsum(num_rows, dtype=np.int32), num_rows) + self._ramp[: sum(num_rows)]
+        embeds = [item.seq.request.embed is not None for item in items]
+        if not any(embeds):
+            return rows, NO_ROWS
+        are_hidden = np.repeat(embeds, num_rows)
+        return rows[~are_hidden], rows[are_hidden]
+
+    def _places(self, items: list[Item], seq_ids: Ints, positions: Ints, longest: int) -> tuple[Places, ...]:
+        """Return where each group stores the tokens. `longest` is the length of the longest context."""
+        slots: list[int] = []
+        for item in items:
+            seq = item.seq
+            slots.append(seq.slot)
+            if self._shown[seq.slot] != (seq, seq.held.version):
+                self._show(seq)
+        places: list[Places] = []
+        for held, size in zip(self._tables, self._page_sizes, strict=True):
+            tables = np.take(held[:, : -(-longest // size)], slots, axis=0)
+            pages, offsets = np.divmod(positions, size)
+            places.append(Places(tables[seq_ids, pages] * size + offsets, tables))
+        return tuple(places)
 
     def _show(self, seq: Sequence) -> None:
         for tables, held in zip(self._tables, seq.held.lists, strict=True):
             row = tables[seq.slot]
             row[: len(held.pages)] = held.pages
             row[len(held.pages) :] = 0
-        self._table_state[seq.slot] = seq, seq.held.version
+        self._shown[seq.slot] = seq, seq.held.version

@@ -46,7 +46,7 @@ def payload_bytes(header: bytes) -> int:
 class WorkerChannel:
     def __init__(self, connection: socket.socket, *, on_lost: Callable[[], None]) -> None:
         self.inbox: queue.Queue[FromFront] = queue.Queue(INBOX_MESSAGES)
-        self._outbox: queue.Queue[FromWorker | None] = queue.Queue()  # `has_room` bounds it, so `send` never blocks
+        self._outbox: queue.SimpleQueue[FromWorker | None] = queue.SimpleQueue()  # `has_room` bounds it, so `send` never blocks
         self._socket = connection
         self._on_lost = on_lost
         self._is_closing = False

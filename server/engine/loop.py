@@ -124,16 +124,17 @@ class Engine:
         """Return what the engine takes from each row of a step. This depends only on tokens before the step, so the device may run
         meanwhile."""
         outputs = Outputs()
+        finished, parked = Stage.FINISHED, Stage.PARKED
         at = 0
         for item in plan.in_order:
             seq = item.seq
             if seq.request.embed is not None:
                 outputs.vectors.append(item)
                 continue
-            if seq.stage is not Stage.FINISHED:
+            if seq.stage is not finished:
                 if seq.prompt_logprobs is not None and seq.wants_prompt_logprobs:
                     outputs.prompts.append((seq, at, item.num_rows - item.draws))
-                if item.draws and seq.stage is not Stage.PARKED:
+                if item.draws and seq.stage is not parked:
                     outputs.drawing.append(seq)
                     outputs.places.append(at + item.num_rows - 1)
             at += item.num_rows
@@ -156,9 +157,10 @@ class Engine:
         for seq, drawn in zip(drawing, results, strict=True):
             if seq.matcher is not None and drawn.error is None:
                 seq.matcher.prefetch(drawn.token_id)
+        finished, take = Stage.FINISHED, self._requests.take
         for seq, drawn in zip(drawing, results, strict=True):
-            if seq.stage is not Stage.FINISHED:  # another choice may have failed the request just now
-                self._requests.take(seq, drawn)
+            if seq.stage is not finished:  # another choice may have failed the request just now
+                take(seq, drawn)
 
     def _deliver(self, items: list[Item]) -> None:
         """Pass on the vectors of texts to embed: one vector per token when it is computed, or only the vector of the last token. A request

@@ -3,9 +3,10 @@ same tokens."""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+from server.engine.helper import Helper
 from server.engine.loop import Engine, Outputs
 from server.engine.scheduling.scheduler import Plan
 
@@ -17,7 +18,7 @@ class OverlappedEngine(Engine):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._helper = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._helper: Helper[Outputs] = Helper("engine")
         self._is_planned = False  # the scheduler's open plan is for the next step
 
     def step(self) -> bool:
@@ -28,9 +29,12 @@ class OverlappedEngine(Engine):
             return False
         launched = self._clock()
         batch = self._batches.build(plan)
-        preparing = self._helper.submit(self._prepare, plan)
-        logits, kernel_s = self._run(plan, batch)
-        self._sample(plan, logits, preparing.result())
+        self._helper.begin(partial(self._prepare, plan))
+        try:
+            logits, kernel_s = self._run(plan, batch)
+        finally:
+            outputs = self._helper.result()
+        self._sample(plan, logits, outputs)
         self._record(plan, self._clock() - launched, kernel_s)
         return True
 
@@ -54,5 +58,5 @@ class OverlappedEngine(Engine):
         return outputs
 
     def close(self) -> None:
-        self._helper.shutdown()
+        self._helper.close()
         super().close()

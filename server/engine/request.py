@@ -130,7 +130,8 @@ class Sequence:
         self.row.advance(token_id)
         if self.matcher is not None:
             self.matcher.advance([token_id])
-        return self.ending
+            return self.ending
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_len else None
 
     def drop(self, num_tokens: int) -> None:
         """Remove the last tokens, none of which was sent to the client."""

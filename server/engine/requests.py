@@ -144,6 +144,10 @@ class Requests:
     # --- tokens ----------------------------------------------------------------------------------------------------------
 
     def take(self, seq: Sequence, drawn: Drawn) -> None:
+        if seq.matcher is None and drawn.error is None:
+            reason = seq.append(drawn.token_id)
+            self._send(seq, () if seq.stop_token_id is not None else (drawn.token_id,), reason, _as_tuple(drawn.logprob))
+            return
         try:
             self._take(seq, drawn)
         except ConstraintError as error:
@@ -167,7 +171,7 @@ class Requests:
         if reason is None:
             forced, reason = seq.follow()
             joined += forced
-        self._tell(seq, joined, reason, () if drawn.logprob is None else (drawn.logprob,))
+        self._tell(seq, joined, reason, _as_tuple(drawn.logprob))
 
     def take_prompt(self, seq: Sequence, logprobs: list[TokenLogprob]) -> None:
         """Collect the log-probabilities of the prompt tokens that come next in `seq`."""
@@ -213,23 +217,27 @@ class Requests:
             seq.unsent_ids, seq.unsent_logprobs = token_ids, logprobs
             return
         seq.unsent_ids, seq.unsent_logprobs = [], ()
+        self._send(seq, tuple(token_ids), reason, logprobs)
+
+    def _send(self, seq: Sequence, token_ids: tuple[int, ...], reason: FinishReason | None, logprobs: tuple[TokenLogprob, ...]) -> None:
         if reason is not None:
             self._end(seq, reason, token_ids, logprobs)
         elif token_ids:
             self._outbox.add(self._event(seq, token_ids, logprobs))
 
-    def _event(self, seq: Sequence, token_ids: list[int], logprobs: tuple[TokenLogprob, ...]) -> TokenEvent:
-        prompt_logprobs, seq.prompt_logprobs = seq.prompt_logprobs, None
-        request = seq.request
+    def _event(self, seq: Sequence, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> TokenEvent:
+        request, prompt_logprobs = seq.request, seq.prompt_logprobs
+        seq.prompt_logprobs = None
+        is_complete = prompt_logprobs is not None and len(prompt_logprobs) == seq.num_prompt
         return TokenEvent(
             request.submit.request_id,
             seq.choice,
-            tuple(token_ids),
-            logprobs=logprobs,
-            finish_reason=seq.finish_reason,
-            stop_token_id=seq.stop_token_id,
-            num_cached=request.num_cached or 0,
-            prompt_logprobs=tuple(prompt_logprobs) if prompt_logprobs is not None and len(prompt_logprobs) == seq.num_prompt else (),
+            token_ids,
+            logprobs,
+            seq.finish_reason,
+            seq.stop_token_id,
+            request.num_cached or 0,
+            tuple(prompt_logprobs) if prompt_logprobs is not None and is_complete else (),
         )
 
     # --- endings ---------------------------------------------------------------------------------------------------------
@@ -256,7 +264,7 @@ class Requests:
         self,
         seq: Sequence,
         reason: FinishReason,
-        token_ids: list[int] | None = None,
+        token_ids: tuple[int, ...] = (),
         logprobs: tuple[TokenLogprob, ...] = (),
     ) -> None:
         """End one choice and free its pages within this step."""
@@ -267,7 +275,7 @@ class Requests:
             return
         self._finish(seq)
         seq.finish_reason = reason
-        self._outbox.add(self._event(seq, token_ids or [], logprobs))
+        self._outbox.add(self._event(seq, token_ids, logprobs))
         if seq.request.is_finished:
             del self.living[seq.request.submit.request_id]
 
@@ -296,6 +304,10 @@ class Requests:
         self._parked.discard(seq)
         self._scheduler.finish(seq)
         seq.matcher = None  # drops the last reference, which may end a process
+
+
+def _as_tuple(logprob: TokenLogprob | None) -> tuple[TokenLogprob, ...]:
+    return () if logprob is None else (logprob,)
 
 
 def _whose(error: ConstraintError) -> ErrorCode:

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
-from runtime.sampling import NOT_A_NUMBER, NUM_TOP, SHARE_ONE, WEIGHT_BITS, Logprobs, SampleBatch
+from runtime.sampling import NOT_A_NUMBER, NUM_TOP, SHARE_ONE, WEIGHT_BITS, Logprobs, SampleBatch, Setting
 from server.constraints.matcher import Mask
 from server.engine.step_model import Logits, StepModel
 from server.messages import ErrorCode, SamplingParams, TokenLogprob
 
 Ids = NDArray[np.int32]
+Lists = tuple[Ids, Ids, NDArray[Any], Ids, Ids, NDArray[Any]]  # of biases and of seen tokens, in the order of SampleBatch
 
 SHARPEST = 1e30  # largest 1 / temperature
 NONE = np.empty(0, np.int32)
@@ -31,8 +33,7 @@ class SamplingError(Exception):
     code = ErrorCode.GENERATION_FAILED
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
+class Drawn(Struct, frozen=True):
     token_id: int
     logprob: TokenLogprob | None = None
     error: SamplingError | None = None
@@ -72,15 +73,13 @@ class RowState:
     params: SamplingParams
     choice: int
     prompt_ids: Sequence[int]
-    num_drawn: int = 0
+    position: int = field(init=False)  # of the next token to draw, in the sequence
     is_plain: bool = field(init=False)  # the request has no bias and no penalties, which would change logits
     bias_ids: Ids = field(init=False)
     bias_values: NDArray[np.float32] = field(init=False)
     seen: Seen | None = field(init=False)  # None: no penalties
     numbers: tuple[float, ...] = field(init=False)  # in the order of runtime.sampling.Number
-    seed: int = field(init=False)  # this and the next two: the settings that stay the same, in the order of runtime.sampling.Setting
-    drawing: tuple[int, int, int, int] = field(init=False)  # CHOICE to TYPICAL_P
-    reporting: tuple[int, int] = field(init=False)  # TOP and PROCESSED
+    settings: tuple[int, ...] = field(init=False)  # in the order of runtime.sampling.Setting, with -1 for POSITION and MASK
 
     def __post_init__(self) -> None:
         params = self.params
@@ -93,30 +92,23 @@ class RowState:
         reach = -math.log(params.min_p) if params.min_p > 0 else math.inf
         self.numbers = sharpness, reach, *penalties
         top_p, typical_p = (min(round(p * SHARE_ONE), SHARE_ONE) for p in (params.top_p, params.typical_p))
-        self.seed = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
-        self.drawing = self.choice, params.top_k, top_p, typical_p
-        self.reporting = -1 if params.logprobs is None else min(params.logprobs, NUM_TOP), int(params.processed_logprobs)
+        seed = params.seed - (1 << 64) if params.seed >= 1 << 63 else params.seed
+        top = -1 if params.logprobs is None else min(params.logprobs, NUM_TOP)
+        self.settings = seed, -1, self.choice, params.top_k, top_p, typical_p, -1, top, int(params.processed_logprobs)
         self.is_plain = not params.logit_bias and self.seen is None
-
-    @property
-    def position(self) -> int:
-        """The position in the sequence of the token to draw next."""
-        return len(self.prompt_ids) + self.num_drawn
+        self.position = len(self.prompt_ids)
 
     def advance(self, token_id: int) -> None:
-        self.num_drawn += 1
+        self.position += 1
         if self.seen is not None:
             self.seen.add(token_id)
-
-    def settings(self, mask: int) -> tuple[int, ...]:
-        """Return the row's integers in the order of runtime.sampling.Setting. `mask` is the index of the row's mask, or -1."""
-        return self.seed, self.position, *self.drawing, mask, *self.reporting
 
 
 class Sampler:
     def __init__(self, model: StepModel) -> None:
         self._model = model
         limits = model.limits
+        self._same = _Same()
         self._masks: Mask = np.empty((limits.max_seqs, -(-limits.vocab_size // 32)), np.int32)
 
     def sample(
@@ -154,22 +146,18 @@ class Sampler:
         return {token_id: _logprob(token_id, found, i).logprob for ids, found in by_chunk for i, token_id in enumerate(ids.tolist())}
 
     def _batch(self, rows: Sequence[RowState], masks: Sequence[Mask | None], places: Sequence[int]) -> SampleBatch:
-        settings: list[tuple[int, ...]] = []
+        if rows != self._same.rows:
+            self._same = _Same.of(rows)
+        settings = self._same.settings.copy()
+        settings[:, Setting.POSITION] = [row.position for row in rows]
         num_masks = 0
-        for row, mask in zip(rows, masks, strict=True):
+        for i, mask in enumerate(masks):
             if mask is not None:
                 self._masks[num_masks] = mask
-            settings.append(row.settings(-1 if mask is None else num_masks))
-            num_masks += mask is not None
-        seen = [row.seen for row in rows]
-        return SampleBatch(
-            np.array(places, np.int32),
-            np.array([row.numbers for row in rows], np.float32),
-            np.array(settings, np.int64),
-            *_listed([row.bias_ids for row in rows], [row.bias_values for row in rows]),
-            *_listed([NONE if s is None else s.ids for s in seen], [NONE if s is None else s.counts for s in seen]),
-            self._masks[:num_masks],
-        )
+                settings[i, Setting.MASK] = num_masks
+                num_masks += 1
+        lists = self._same.lists or _lists(rows)
+        return SampleBatch(np.array(places, np.int32), self._same.numbers, settings, *lists, self._masks[:num_masks])
 
     def _drawn(self, row: RowState, token_id: int, logprobs: Logprobs, i: int) -> Drawn:
         if token_id >= 0:
@@ -190,6 +178,29 @@ def _logprob(token_id: int, logprobs: Logprobs, i: int) -> TokenLogprob:
     top_pairs = zip(logprobs.top_ids[i].tolist(), logprobs.top_distances[i].tolist(), strict=True)
     top = tuple((other, -distance - normaliser) for other, distance in top_pairs if other >= 0)
     return TokenLogprob(token_id, -float(logprobs.distances[i]) - normaliser, int(logprobs.ranks[i]), top)
+
+
+@dataclass(frozen=True, slots=True)
+class _Same:
+    """The parts of a batch that stay the same as long as its rows are the same sequences."""
+
+    rows: Sequence[RowState] = ()
+    numbers: NDArray[np.float32] = field(default_factory=lambda: NONE.view(np.float32))
+    settings: NDArray[np.int64] = field(default_factory=lambda: NONE.astype(np.int64))
+    lists: Lists | None = None  # None: they change, because a row has penalties
+
+    @staticmethod
+    def of(rows: Sequence[RowState]) -> _Same:
+        numbers, settings = np.array([row.numbers for row in rows], np.float32), np.array([row.settings for row in rows], np.int64)
+        return _Same(rows, numbers, settings, _lists(rows) if all(row.seen is None for row in rows) else None)
+
+
+def _lists(rows: Sequence[RowState]) -> Lists:
+    seen = [row.seen for row in rows]
+    return (
+        *_listed([row.bias_ids for row in rows], [row.bias_values for row in rows]),
+        *_listed([NONE if s is None else s.ids for s in seen], [NONE if s is None else s.counts for s in seen]),
+    )
 
 
 def _listed(ids: list[Ids], values: list[NDArray[Any]]) -> tuple[Ids, Ids, NDArray[Any]]:

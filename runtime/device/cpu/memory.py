@@ -38,7 +38,10 @@ _first_byte = ctypes.c_char.from_buffer
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """Return the same address as `array.ctypes.data`, four times as fast if the memory is writable and not empty."""
+    """Return the same address as `array.ctypes.data`, four times as fast if the memory is writable. Return 0 for an empty array, which has
+    no bytes to point at."""
+    if not array.size:
+        return 0
     try:
         return ctypes.addressof(_first_byte(array.data))
     except (TypeError, ValueError, BufferError):

@@ -20,10 +20,18 @@ class Held:
     chain: Chain
     lists: tuple[PageList, ...]
     version: int = 0  # changes whenever a list of pages does
+    # The next two save work for most tokens. Both are 0 if unknown.
+    num_writable: int = 0  # `make_writable` has nothing to do until the sequence needs a position from this one on
+    num_unpublished: int = 0  # `publish` has nothing to do while fewer tokens than this are computed
 
     @staticmethod
     def nothing(limits: StepLimits, salt: str) -> Held:
         return Held(Chain(salt.encode()), tuple(PageList(page_size=group.page_size) for group in limits.groups))
+
+    def change(self) -> None:
+        """Record that a list of pages has changed."""
+        self.version += 1
+        self.num_writable = self.num_unpublished = 0
 
 
 @dataclass(slots=True)
@@ -59,7 +67,7 @@ class CachePool:
                 break
         for pool, pages in zip(self.pools, held.lists, strict=True):
             pool.hold(pages, held.chain, token_ids, found)
-        held.version += 1
+        held.change()
         return found
 
     def count_reuse(self, num_queried: int, num_found: int) -> None:
@@ -76,7 +84,8 @@ class CachePool:
         for pool, pages, taken in zip(self.pools, source.lists, target.lists, strict=True):
             pool.fork(pages, taken, num_tokens)
         target.chain.digests = source.chain.digests[: num_tokens // PAGE_SIZE]
-        target.version += 1
+        target.change()
+        source.num_writable = 0  # its last page may be shared now
         return num_tokens
 
     def _last_stop(self, num_tokens: int) -> int:
@@ -97,21 +106,25 @@ class CachePool:
     def make_writable(self, held: Held, start: int, stop: int) -> list[Copy] | None:
         """Give `held` private pages for the positions start .. stop, and take back pages that no later token reads. Return the page
         copies to make before the step, or None if there are not enough pages."""
-        is_writable = True
-        for pool, pages in zip(self.pools, held.lists, strict=True):
-            held.version += pool.give_back_past(pages, start)
-            is_writable = is_writable and pool.is_writable(pages, start, stop)
-        if is_writable:
-            return []
         lists = list(zip(self.pools, held.lists, strict=True))
-        if any(pool.num_needed(pages, start, stop) > pool.num_available for pool, pages in lists):
-            return None
-        held.version += 1
-        return [(group, *copy) for group, (pool, pages) in enumerate(lists) for copy in pool.make_writable(pages, start, stop)]
+        for pool, pages in lists:
+            if pool.give_back_past(pages, start):
+                held.change()
+        copies: list[Copy] = []
+        if not all(pool.is_writable(pages, start, stop) for pool, pages in lists):
+            if any(pool.num_needed(pages, start, stop) > pool.num_available for pool, pages in lists):
+                return None
+            held.change()
+            copies = [(group, *copy) for group, (pool, pages) in enumerate(lists) for copy in pool.make_writable(pages, start, stop)]
+        held.num_writable = min(pool.num_writable(pages, stop) for pool, pages in lists)
+        return copies
 
     def publish(self, held: Held, token_ids: Sequence[int], num_computed: int) -> None:
+        """Publish the full pages among the first `num_computed` tokens."""
         for pool, pages in zip(self.pools, held.lists, strict=True):
             pool.publish(pages, held.chain, token_ids, num_computed)
+        held.num_writable = 0  # a published page is not private, and pages that are published may be given back
+        held.num_unpublished = min((pages.num_published + 1) * pages.page_size for pages in held.lists)
 
     # --- pages to give back --------------------------------------------------------------------------------------------------
 
@@ -125,15 +138,17 @@ class CachePool:
             return self.reuse(held, token_ids, num_computed)
         for pool, pages in zip(self.pools, held.lists, strict=True):
             pool.rewind(pages, num_computed)
-        held.version += 1
+        held.change()
         return num_computed
 
     def release(self, held: Held) -> None:
         for pool, pages in zip(self.pools, held.lists, strict=True):
             pool.release(pages)
-        held.version += 1
+        held.change()
 
     def check_integrity(self, holders: Iterable[Held]) -> None:
         holders = list(holders)
         for group, pool in enumerate(self.pools):
             pool.check_integrity(held.lists[group] for held in holders)
+            for held in holders:
+                pool.check_limits(held.lists[group], held.num_writable, held.num_unpublished)

@@ -161,6 +161,12 @@ class PagePool:
             pages.append(self._take())
         return copies
 
+    def num_writable(self, held: PageList, stop: int) -> int:
+        """Return the end of the last page of the positions up to `stop`, which `make_writable` has just prepared, or the first position
+        from which `give_back_past` can give back a page, if that comes first."""
+        end = -(-stop // self.page_size) * self.page_size
+        return end if self._window is None else min(end, (held.num_returned + 1) * self.page_size + self._window - 1)
+
     def publish(self, held: PageList, chain: Chain, token_ids: Sequence[int], num_computed: int) -> None:
         """Publish the full pages among the first `num_computed` tokens. A page stays private if another page with the same content is
         published: two pages under one digest would make eviction ambiguous."""
@@ -222,6 +228,14 @@ class PagePool:
             raise IntegrityError("the tables of published pages and of their digests contradict each other")
         if any(page in self._digest_of for page in self._free) or any(p not in self._digest_of for p in self._cached):
             raise IntegrityError("a free page is published, or a cached page is not")
+
+    def check_limits(self, held: PageList, num_writable: int, num_unpublished: int) -> None:
+        """Raise IntegrityError if `make_writable` or `publish` would be left out although it has something to do."""
+        last = num_writable - 1
+        if num_writable and not (self.is_writable(held, last, num_writable) and num_writable <= self.num_writable(held, num_writable)):
+            raise IntegrityError(f"position {last} cannot be written, or pages before it must be given back first: {held}")
+        if num_unpublished > (held.num_published + 1) * self.page_size:
+            raise IntegrityError(f"pages are to be published only after {num_unpublished} tokens, which is too late: {held}")
 
     def _name(self, chain: Chain, index: int, token_ids: Sequence[int]) -> bytes:
         """Return the digest under which full page `index` is published."""

@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from server.engine.request import Request, Sequence, Stage
 from server.engine.scheduling.cache_pool import CachePool, Copy
 from server.engine.scheduling.fair_queue import FairQueue
@@ -23,8 +25,7 @@ from server.engine.step_model import StepLimits
 from server.messages import MAX_GAP_MS
 
 
-@dataclass(slots=True, eq=False)
-class Item:
+class Item(Struct, eq=False):
     """Tokens start .. start + count of a sequence in a plan. The last `num_rows` of them give rows of logits: one row to draw the next
     token from, or more if log-probabilities of the prompt are requested."""
 
@@ -50,6 +51,24 @@ class Plan:
     num_prefill: int = 0  # prompt tokens, which num_tokens includes
     num_context: int = 0
     num_changes: int = 0  # how often items were added, removed or changed
+
+    def add(self, item: Item) -> None:
+        self.items[item.seq] = item
+        self.num_changes += 1
+        self.num_tokens += item.count
+        self.num_rows += item.num_rows
+        if item.is_prefill:
+            self.num_prefill += item.count
+            self.num_context += item.num_context
+
+    def remove(self, item: Item) -> None:
+        del self.items[item.seq]
+        self.num_changes += 1
+        self.num_tokens -= item.count
+        self.num_rows -= item.num_rows
+        if item.is_prefill:
+            self.num_prefill -= item.count
+            self.num_context -= item.num_context
 
     @property
     def num_decode(self) -> int:
@@ -128,8 +147,9 @@ class Scheduler:
     def schedule(self) -> Plan:
         assert not self._open.items
         for seq in self._launched:
-            if seq.stage is Stage.RUNNING:
-                self.pool.publish(seq.held, seq.token_ids, min(seq.num_computed, seq.num_known))
+            if seq.slot >= 0:  # it still runs
+                if seq.num_computed >= seq.held.num_unpublished:
+                    self._publish(seq)
                 if seq.request.followers and seq is seq.request.leader and seq.num_computed >= seq.num_prompt:
                     for follower in seq.request.followers:
                         self.queue.push(follower)
@@ -198,13 +218,15 @@ class Scheduler:
     # --- the two parts of a plan -----------------------------------------------------------------------------------------
 
     def _plan_decodes(self) -> None:
-        max_tokens = self.limits.max_tokens
+        plan, max_tokens = self._open, self.limits.max_tokens
+        queue = self.queue if len(self.queue) else None  # most steps have an empty queue, and a sequence is soon found not to be in it
         for seq in list(self.running):
-            if seq.stage is not Stage.RUNNING or seq.num_tokens >= seq.max_len or seq in self.queue:
-                continue  # preempted just now, or its last token is awaited, or its prompt is not computed
-            count = min(seq.num_to_compute, max_tokens - self._open.num_tokens)
-            if count > 0 and self._place(seq, count, num_rows=1, is_prefill=False):
-                self.queue.charge(seq.fairness_key, count)
+            num_tokens = len(seq.token_ids) + seq.num_awaited
+            if num_tokens >= seq.max_len or seq.slot < 0 or (queue is not None and seq in queue):
+                continue  # its last token is awaited, or it was preempted just now, or its prompt is not computed
+            count = min(num_tokens - seq.num_computed, max_tokens - plan.num_tokens)
+            if count > 0 and self._place(seq, count, num_rows=1, is_prefill=False) and queue is not None:
+                queue.charge(seq.fairness_key, count)
 
     def _plan_prompt(self, seq: Sequence, budget: int) -> None:
         """Plan the next chunk of a prompt."""
@@ -232,22 +254,17 @@ class Scheduler:
         """Add the next `count` tokens of `seq` to the plan. Preempt worse-ranked sequences if pages are short. Return False if `seq` itself
         was preempted."""
         start = seq.num_computed
-        while (copies := self.pool.make_writable(seq.held, start, start + count)) is None:
-            if not self._preempt_worst(seq):
-                return False
-        draws = start + count == seq.num_tokens
-        plan = self._open
+        if start + count > seq.held.num_writable:
+            while (copies := self.pool.make_writable(seq.held, start, start + count)) is None:
+                if not self._preempt_worst(seq):
+                    return False
+            self._open.copies += copies
+        draws = start + count == len(seq.token_ids) + seq.num_awaited
         wanted = num_rows if draws or seq.num_rows_known is not None else 0
         assert draws <= wanted <= count, (seq, wanted)
         # A single token reads its context as a decoding sequence does, so the context costs nothing extra.
         num_context = self.pace.context_tokens(start) if is_prefill and count > 1 else 0
-        plan.num_changes += 1
-        plan.items[seq] = Item(seq, start, count, wanted, draws, is_prefill, num_context)
-        plan.copies += copies
-        plan.num_tokens += count
-        plan.num_prefill += count * is_prefill
-        plan.num_context += num_context
-        plan.num_rows += wanted
+        self._open.add(Item(seq, start, count, wanted, draws, is_prefill, num_context))
         seq.num_computed += count
         seq.num_awaited += draws
         return True
@@ -337,22 +354,20 @@ class Scheduler:
     def _vacate(self, seq: Sequence) -> None:
         """Give back the slot and the pages of a sequence. Its full pages stay in the prefix cache."""
         if seq.stage is Stage.RUNNING:
-            self.pool.publish(seq.held, seq.token_ids, min(seq.num_computed, seq.num_known))
+            self._publish(seq)
             self.running.remove(seq)
             self._slots.append(seq.slot)
             seq.slot = -1
         self.pool.release(seq.held)
         seq.num_reused = seq.num_computed = 0
 
+    def _publish(self, seq: Sequence) -> None:
+        self.pool.publish(seq.held, seq.token_ids, min(seq.num_computed, seq.num_known))
+
     def _unplan(self, seq: Sequence) -> None:
-        item = self._open.items.pop(seq, None)
+        item = self._open.items.get(seq)
         if item is None:
             return
-        plan = self._open
-        plan.num_changes += 1
-        plan.num_tokens -= item.count
-        plan.num_prefill -= item.count * item.is_prefill
-        plan.num_context -= item.num_context
-        plan.num_rows -= item.num_rows
+        self._open.remove(item)
         seq.num_computed -= item.count
         seq.num_awaited -= item.draws

@@ -93,6 +93,24 @@ def test_a_shared_page_is_copied_before_it_is_written(groups: tuple[int, ...]) -
     pool.check_integrity([leader, follower])
 
 
+@pytest.mark.parametrize("change", ["fork", "rewind", "release"])
+def test_pages_are_checked_again_after_they_change(change: str) -> None:
+    """Between two changes of its pages, a sequence asks the pool only when it reaches a new page."""
+    pool = pool_of(10)
+    held = filled(pool, 40)
+    assert pool.make_writable(held, 40, 41) == [] and held.num_writable == 48
+    others = list[Held]()
+    if change == "fork":
+        others.append(nothing(pool))
+        pool.fork(held, others[0], 40)
+    elif change == "rewind":
+        assert pool.rewind(held, TEXT[:20], 19) == 19
+    else:
+        pool.release(held)
+    pool.check_integrity([held, *others])
+    assert held.num_writable == 0
+
+
 def test_a_published_page_is_copied_even_if_nobody_else_holds_it() -> None:
     pool = pool_of(10)
     held = filled(pool, 32)

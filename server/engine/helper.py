@@ -1,0 +1,50 @@
+"""A thread that makes one call at a time for its owner. Between the owner's thread and this one, values pass through two queues written in
+C, which takes a tenth of the time that an executor takes."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+Calls = SimpleQueue[Callable[[], T] | None]
+Results = SimpleQueue[T | BaseException]
+
+
+class Helper(Generic[T]):
+    def __init__(self, name: str) -> None:
+        self._calls: Calls[T] = SimpleQueue()  # None ends the thread
+        self._results: Results[T] = SimpleQueue()
+        self._thread = threading.Thread(target=_serve, args=(self._calls, self._results), name=name, daemon=True)
+        self._thread.start()
+        self._end = weakref.finalize(self, self._calls.put, None)
+
+    def begin(self, call: Callable[[], T]) -> None:
+        """Begin a call. Each call needs a `result` before the next one begins."""
+        self._calls.put(call)
+
+    def result(self) -> T:
+        """Wait until the call has ended. Return its result, or raise its error."""
+        result = self._results.get()
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    def close(self) -> None:
+        self._end()
+        self._thread.join()
+
+
+def _serve(calls: Calls[T], results: Results[T]) -> None:
+    while (call := calls.get()) is not None:
+        try:
+            result: T | BaseException = call()
+        except BaseException as error:
+            result = error
+        del call  # it may hold the last reference to the owner, whose end would end this thread
+        results.put(result)
+        del result
