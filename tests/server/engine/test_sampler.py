@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from compiler.ops.philox import random_bits
 from deploy.test_doubles.model import NullLogits, NullModel
+from runtime.sampling import Setting
 from server.constraints.matcher import Mask, Matcher
 from server.constraints.rules import Bans, matcher_of
 from server.engine.sampler import RowState, Sampler
@@ -234,3 +235,33 @@ def test_what_cannot_be_drawn_is_an_error_of_its_row() -> None:
     assert first.error is not None and "no token is left" in str(first.error)
     assert second.error is not None and "not a number" in str(second.error)
     assert third.error is None and 0 <= third.token_id < VOCAB
+
+
+def test_a_batch_does_not_depend_on_the_batch_before_it() -> None:
+    """Batches of the same rows share what does not change. Positions, masks and tokens seen so far do."""
+    used = sampler_of(VOCAB)
+    plain, biased, penalised = (
+        row_of(SamplingParams(9, **given))
+        for given in ({"seed": 7}, {"logit_bias": ((5, 2.0),), "temperature": 0.5}, {"presence_penalty": 1.0, "seed": 8})
+    )
+    mask = bits([1, 2])
+    steps = [
+        ([plain, biased], [None, None]),
+        ([plain, biased], [mask, None]),
+        ([plain, biased], [None, mask]),
+        ([plain, penalised], [None, None]),
+        ([plain, penalised], [None, None]),
+        ([biased], [None]),
+        ([penalised, plain, biased], [mask, None, mask]),
+    ]
+    for number, (rows, masks) in enumerate(steps):
+        places = list(range(number, number + len(rows)))
+        batch, expected = used.prepare(rows, masks, places), sampler_of(VOCAB).prepare(rows, masks, places)
+        assert batch is not None and expected is not None
+        for array, other in zip(batch.arrays, expected.arrays, strict=True):
+            np.testing.assert_array_equal(array, other)
+            assert array.dtype == other.dtype
+        positions = [len(row.prompt_ids) + number for row in rows]
+        assert batch.settings[:, Setting.POSITION].tolist() == positions
+        for row in (plain, biased, penalised):
+            row.advance(11 + number)
