@@ -100,10 +100,12 @@ class ProductTile:
     def on_matrix_unit(self) -> bool:
         return isinstance(self.op, MatrixUnitOp)
 
-    def product(self, rows: int, *, fresh: bool = False) -> ProductOp:
-        """Return the operation for this number of rows. With `fresh`, a matrix unit overwrites the result instead of adding to it. Other
-        tiles ignore `fresh`."""
-        return replace(self.op, rows=rows, fresh=fresh) if isinstance(self.op, MatrixUnitOp) else replace(self.op, rows=rows)
+    def product(self, rows: int, *, fresh: bool = False, counted: bool = False) -> ProductOp:
+        """Return the operation for this number of rows. With `fresh`, a matrix unit overwrites the result instead of adding to it; with
+        `counted`, this is the largest number of rows. Other tiles ignore both."""
+        if isinstance(self.op, MatrixUnitOp):
+            return replace(self.op, rows=rows, fresh=fresh, counted=counted)
+        return replace(self.op, rows=rows)
 
     def takes(self, s: Contraction, row_axis: DimVar | None) -> bool:
         """Return whether the tile can read the rows of the contraction, and whether its columns can be packed for the tile."""

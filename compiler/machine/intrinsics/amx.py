@@ -25,6 +25,7 @@ from compiler.machine.target import Target
 After = Callable[[int], None]  # writes code after a product, which has this number in its step
 
 TILE_ROWS, TILE_BYTES = 16, 64
+_FIRST, _SECOND, _COLUMNS = (0, 1, 4), (2, 3, 5), (6, 7)  # registers: those of the first 16 rows, of the other rows, of columns of b
 LINES_OF_SUMS = 4  # cache lines of accumulators that a step prefetches
 
 
@@ -66,15 +67,46 @@ class AmxConfigure(Intrinsic):
     def configuration(self, code: Code) -> str:
         """Write the configuration of 64 bytes: palette 1 in byte 0, the bytes per row of each register (u16) from byte 16, and the rows of
         each register (u8) from byte 48. Return its place."""
-        heights = _heights(self.rows)
+        first, *_, last = 2 * _heights(self.rows)
         config = bytearray(64)
         config[0] = 1
-        tiles = {0: heights[0], 1: heights[0], 2: heights[-1], 3: heights[-1], 4: heights[0], 5: heights[-1], 6: TILE_ROWS, 7: TILE_ROWS}
-        for tile, height in tiles.items():
-            config[16 + 2 * tile], config[48 + tile] = TILE_BYTES, height
+        for registers, height in ((_FIRST, first), (_SECOND, last), (_COLUMNS, TILE_ROWS)):
+            for register in registers:
+                config[16 + 2 * register], config[48 + register] = TILE_BYTES, height
         place = code.alloca("<64 x i8>")
         code.do(f"store <64 x i8> {vector_literal('i8', config)}, ptr {place}, align 64")
         return place
+
+
+@tile_op
+class AmxConfigureRows(Intrinsic):
+    """amx_configure_rows() dims(rows): set the height of the AMX registers for tiles of 1 to 32 rows. Up to 16 rows are the height of every
+    register of rows. Of more rows, the first register holds 16, and the second holds the others."""
+
+    name: ClassVar[str] = "amx_configure_rows"
+    needs: ClassVar[Features] = AmxConfigure.needs
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return ()
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        return ("rows",)
+
+    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
+        return
+
+    def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
+        place = AmxConfigure(TILE_ROWS).configuration(code)
+        others = code.op(f"sub nsw i64 {dims[0]}, {TILE_ROWS}")
+        several = code.op(f"icmp sgt i64 {others}, 0")
+        heights = [code.op(f"select i1 {several}, i64 {x}, i64 {dims[0]}") for x in (TILE_ROWS, others)]
+        for registers, height in zip((_FIRST, _SECOND), heights, strict=True):
+            height = code.op(f"trunc i64 {height} to i8")
+            for register in registers:
+                code.do(f"store i8 {height}, ptr {code.op(f'getelementptr i8, ptr {place}, i64 {48 + register}')}, align 1")
+        configure(code, place)
 
 
 @tile_op
@@ -101,15 +133,16 @@ class AmxStayAwake(Intrinsic):
 
 @dataclass(frozen=True, slots=True)
 class _AmxProduct(MatrixUnitOp):
-    """amx(c, a, b, later?) dims(k, stride, first?, lines?): a product as in product.py. `?` marks operands and dimensions that exist only
-    with `prefetching`. A step along k reads 64 bytes of each row of a, so k must be a multiple of the elements in 64 bytes."""
+    """amx(c, a, b, later?) dims(k, stride, first?, lines?, height?): a product as in product.py. `?` marks operands and dimensions that
+    exist only with `prefetching` or `counted`. A step along k reads 64 bytes of each row of a, so k must be a multiple of the elements in
+    64 bytes."""
 
     product: ClassVar[str]  # name of the instruction
     packed: ClassVar[int]
 
     @property
     def configuration(self) -> TileOp:
-        return AmxConfigure(self.rows)
+        return AmxConfigureRows() if self.counted else AmxConfigure(self.rows)
 
     def problems(self) -> Iterator[str]:
         yield from _wrong_rows(self.rows)
@@ -117,13 +150,13 @@ class _AmxProduct(MatrixUnitOp):
             yield f"columns are {self.columns}, expected {TILE_ROWS} or {2 * TILE_ROWS}"
 
     def matrices(self, arrays: Sequence[Array], dims: Sequence[int]) -> tuple[Array, Array, Array]:
-        c, a, b = matrices(self, self.packed, arrays[:3], dims[:2])
+        c, a, b = matrices(self, self.packed, arrays[:3], dims[:2], dims[-1] if self.counted else self.rows)
         if self.fresh:
             c[...] = 0
         return c, a, b
 
     def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        (c, a, b, *later), (k, stride, *share) = pointers, dims
+        (c, a, b, *later), (k, stride, *share) = pointers, dims[: 4 if self.prefetching else 2]
 
         def prefetch(step: str) -> After:
             if self.in_block:  # a quarter of a register of the accumulators that follow, into L1
@@ -131,7 +164,7 @@ class _AmxProduct(MatrixUnitOp):
                 prefetch_lines(code, following, 4 * self.rows * self.columns, LINES_OF_SUMS * TILE_BYTES, far=False)
             if later:
                 _prefetch_later(code, later[0], step, *share)
-            elif self.rows <= TILE_ROWS and not self.cached_panel:  # with few rows the product waits for the panel, which is not in a cache
+            elif not self.in_block and not self.cached_panel:  # with few rows the product waits for the panel, which is not in a cache
                 right = code.op(f"getelementptr [{self.step_bytes} x i8], ptr {b}, i64 {step}")
                 prefetch_lines(code, right, 2 * self.step_bytes, self.step_bytes, far=False)
             return _nothing

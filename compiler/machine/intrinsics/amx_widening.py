@@ -15,38 +15,12 @@ import numpy as np
 from compiler.ir.dtypes import DType
 from compiler.ir.tiles import Array, Operand, tile_op
 from compiler.llvm.ssa import Code
-from compiler.machine.intrinsics.amx import TILE_BYTES, TILE_ROWS, After, AmxConfigure, AmxI8ByI8, configure
+from compiler.machine.intrinsics.amx import TILE_BYTES, TILE_ROWS, After, AmxI8ByI8
 from compiler.machine.intrinsics.base import Features, Intrinsic
 from compiler.machine.intrinsics.widen_panel import COLUMNS, STRETCH, WidenPanel
 from compiler.machine.target import Target
 
 SHARE_BITS = 16  # fractional bits of a step's share of what is widened
-
-
-@tile_op
-class AmxConfigureRows(Intrinsic):
-    """amx_configure_rows() dims(rows): set the height of the registers of c and a, 1 to 16 rows, for the tiles that follow."""
-
-    name: ClassVar[str] = "amx_configure_rows"
-    needs: ClassVar[Features] = AmxConfigure.needs
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        return ()
-
-    @property
-    def dims(self) -> tuple[str, ...]:
-        return ("rows",)
-
-    def meaning(self, arrays: Sequence[Array], dims: Sequence[int]) -> None:
-        return
-
-    def emit(self, code: Code, pointers: Sequence[str], dims: Sequence[int | str], target: Target) -> None:
-        height = code.op(f"trunc i64 {dims[0]} to i8")
-        place = AmxConfigure(TILE_ROWS).configuration(code)
-        for tile in range(6):
-            code.do(f"store i8 {height}, ptr {code.op(f'getelementptr i8, ptr {place}, i64 {48 + tile}')}, align 1")
-        configure(code, place)
 
 
 @tile_op

@@ -45,12 +45,14 @@ class MatrixUnitOp(ProductOp):
     """A product on a matrix unit, which must be configured first. The unit multiplies faster than caches deliver its operands.
 
     With `prefetching`, a fourth operand is memory that a later product reads, and dims are (k, stride, first, lines). Each step along k
-    prefetches `lines` cache lines of it, a multiple of LINES_AT_ONCE; the first step begins at line `first`.
+    prefetches `lines` cache lines of it, a multiple of LINES_AT_ONCE; the first step begins at line `first`. With `counted`, the last of
+    dims is the number of rows, at most `rows`, for which the unit is configured.
     """
 
     fresh: bool = False  # the product overwrites c; otherwise it is added to c
     cached_panel: bool = False  # b is in L1, so the product does not prefetch it
     prefetching: bool = False
+    counted: bool = False  # the number of rows is known only at run time
     in_block: bool = False  # one of several products with the same panel: rows come from L2, and the accumulators of the next follow c
 
     @property
@@ -60,17 +62,20 @@ class MatrixUnitOp(ProductOp):
 
     @property
     def dims(self) -> tuple[str, ...]:
-        return ("k", "stride", *(("first", "lines") if self.prefetching else ()))
+        return ("k", "stride", *(("first", "lines") if self.prefetching else ()), *(("height",) if self.counted else ()))
 
     @property
     def configuration(self) -> TileOp:
-        """The tile that configures the matrix unit for this product."""
+        """The tile that configures the matrix unit for this product. If the product is `counted`, it takes the number of rows."""
         raise NotImplementedError
 
 
-def matrices(op: ProductOp, packed: int, arrays: Sequence[Array], dims: Sequence[int]) -> tuple[Array, Array, Array]:
-    """Return views of the operands: c [rows, columns], a [rows, k / packed, packed], b [k / packed, columns, packed]."""
-    (c, a, b), (k, stride), (rows, columns) = arrays, dims, (op.rows, op.columns)
+def matrices(
+    op: ProductOp, packed: int, arrays: Sequence[Array], dims: Sequence[int], rows: int | None = None
+) -> tuple[Array, Array, Array]:
+    """Return views of the operands: c [rows, columns], a [rows, k / packed, packed], b [k / packed, columns, packed]. `rows` defaults to
+    those of the operation."""
+    (c, a, b), (k, stride), (rows, columns) = arrays, dims, (op.rows if rows is None else rows, op.columns)
     left = np.stack([a[i * stride : i * stride + k] for i in range(rows)])
     panel = b[: k * columns].reshape(k // packed, columns, packed)
     return c[: rows * columns].reshape(rows, columns), left.reshape(rows, k // packed, packed), panel

@@ -21,9 +21,9 @@ from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.statements import For, LoopKind, Seq, Tile
 from compiler.ir.tiles import TileOp
-from compiler.machine.intrinsics.amx import AmxBf16, AmxI8ByI8, AmxI8ByU8, AmxStayAwake
+from compiler.machine.intrinsics.amx import AmxBf16, AmxConfigureRows, AmxI8ByI8, AmxI8ByU8, AmxStayAwake
 from compiler.machine.intrinsics.amx_channels import AHEAD, RING, STEP, AmxChannels
-from compiler.machine.intrinsics.amx_widening import AmxConfigureRows, AmxWidening
+from compiler.machine.intrinsics.amx_widening import AmxWidening
 from compiler.machine.intrinsics.product import MatrixUnitOp
 from compiler.machine.target import Target
 

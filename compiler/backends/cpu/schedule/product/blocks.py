@@ -17,6 +17,7 @@ from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.loops.scalars import Load
 from compiler.ir.loops.write import Kernel, less
 from compiler.ir.prove import prove_divisible, prove_le
+from compiler.machine.intrinsics.amx import TILE_ROWS
 from compiler.machine.intrinsics.product import LINES_AT_ONCE, MatrixUnitOp, ProductOp
 from compiler.machine.products import ProductTile
 from compiler.machine.target import LINE_BYTES
@@ -123,43 +124,63 @@ def configure(k: Kernel, tile: ProductTile, rows: int) -> None:
         k.tile(op.configuration)
 
 
+def configure_counted(k: Kernel, tile: ProductTile, num_rows: Dim) -> None:
+    """Configure the matrix unit for tiles whose number of rows is known only at run time."""
+    op = tile.product(tile.shape.rows, counted=True)
+    assert isinstance(op, MatrixUnitOp), op
+    k.tile(op.configuration, dims=(num_rows,))
+
+
 @dataclass(frozen=True, slots=True)
 class Heights:
-    """All tiles of a claim's block of rows: those of full height, and the rest."""
+    """All tiles of a claim's block of rows on a matrix unit: those of full height, and the remaining rows."""
 
     claim: Claim
     tile: ProductTile
 
-    @property
-    def all(self) -> list[Tiles]:
-        return [self.claim.full_tiles, *self.claim.rest_tiles]
-
     def configure(self, k: Kernel) -> None:
         """Configure the matrix unit, before `each`."""
-        for tiles in self.all:
-            with k.when(tiles.exist):
-                configure(k, self.tile, tiles.rows)
+        full = self.claim.full_tiles
+        with k.when(full.exist):
+            configure(k, self.tile, full.rows)
+        with k.orelse():
+            configure_counted(k, self.tile, self.claim.end - self.claim.first)
 
-    def each(self, k: Kernel, panel: Dim) -> Iterator[TileOrigin]:
-        """Yield the tiles of a panel. The caller's `for` emits its code once per height. If there are several heights, tiles of another
-        height have changed the configuration."""
-        several = less(1, sum((dim_min(tiles.count, 1) for tiles in self.all), ZERO))
-        for tiles in self.all:
-            with k.when(tiles.exist):
-                with k.when(several):
-                    configure(k, self.tile, tiles.rows)
-                with tiles.first_rows(k) as row:
-                    yield self.claim.tile(panel, row, tiles.rows)
+    def each(self, k: Kernel, panel: Dim) -> Iterator[tuple[TileOrigin, Dim | None]]:
+        """Yield the tiles of a panel, each with its number of rows if that is known only at run time. The caller's `for` emits its code
+        once per height. If there are several heights, tiles of another height have changed the configuration."""
+        full = self.claim.full_tiles
+        rest = (self.claim.end - self.claim.first) % full.rows
+        several = less(0, full.count) & less(0, rest)
+        with k.when(full.exist):
+            with k.when(several):
+                configure(k, self.tile, full.rows)
+            with full.first_rows(k) as row:
+                yield self.claim.tile(panel, row, full.rows), None
+        for remainder in self.claim.remainders(k, TILE_ROWS):
+            with k.when(several):
+                configure_counted(k, self.tile, remainder.num_rows)
+            yield self.claim.tile(panel, remainder.first, remainder.most), remainder.num_rows
 
 
 def multiply(
-    k: Kernel, op: ProductOp, sums: Load, rows: Load, columns: Load, part: Part, stride: Dim, ahead: LinesAhead | None = None
+    k: Kernel,
+    op: ProductOp,
+    sums: Load,
+    rows: Load,
+    columns: Load,
+    part: Part,
+    stride: Dim,
+    *,
+    ahead: LinesAhead | None = None,
+    height: Dim | None = None,
 ) -> None:
-    """Add the products of a part of the contracted axis to `sums`. `stride` is the number of elements from one row to the next."""
+    """Add the products of a part of the contracted axis to `sums`. `stride` is the number of elements from one row to the next. `height` is
+    the number of rows of a `counted` operation."""
     if ahead is None:
-        k.tile(op, sums, rows, columns, dims=(part.depth, stride))
+        k.tile(op, sums, rows, columns, dims=(part.depth, stride, *(() if height is None else (height,))))
     else:
-        assert isinstance(op, MatrixUnitOp), op
+        assert isinstance(op, MatrixUnitOp) and height is None, op
         later = Load(columns.buffer, (*columns.indices[:-3], ahead.panel, ahead.index, ZERO))
         k.tile(
             replace(op, prefetching=True, in_block=True), sums, rows, columns, later, dims=(part.depth, stride, ahead.first, ahead.lines)

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import UNIT_BLOCK_ROWS, Blocks, LinesAhead, Part, configure, multiply
-from compiler.backends.cpu.schedule.product.panels import Panels, Tiles
+from compiler.backends.cpu.schedule.product.blocks import UNIT_BLOCK_ROWS, Blocks, LinesAhead, Part, configure, configure_counted, multiply
+from compiler.backends.cpu.schedule.product.panels import Panels, Remainder, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Element, Point, TileOrigin, local_per_sum
 from compiler.idioms.product import GroupedSum, Product
 from compiler.ir.dims import Dim, ceil_div, dim_min
@@ -27,6 +27,7 @@ from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, const
 from compiler.ir.prove import prove_divisible
+from compiler.machine.intrinsics.amx import TILE_ROWS
 from compiler.machine.products import ProductTile
 
 F32, I32 = DType.F32, DType.I32
@@ -144,9 +145,8 @@ class Groups:
         with Panels(self.product, self.tile.shape, together=blocks.together, block_rows=UNIT_BLOCK_ROWS).claims(k) as claim:
             with k.scope():
                 self.write_block(k, blocks, claim.full_tiles)
-            for rest in claim.rests(k):
-                with rest.each(k) as tile:
-                    self.write_tile(k, tile)
+            for rest in claim.remainders(k, TILE_ROWS // self.num_planes):
+                self.write_rest(k, rest)
 
     def write_block(self, k: Kernel, blocks: Blocks, tiles: Tiles) -> None:
         """Compute the sums of all tiles of full height, one part of k after another."""
@@ -158,29 +158,55 @@ class Groups:
         for tile, part, ahead in blocks.tiles(k, tiles):
             beside, m = tile.panel - claim.panel, tile.first - claim.first
             for s, e in zip(sums, exact, strict=True):
-                self.add(k, s, e[beside, m * num_planes, ZERO, ZERO], tile, part, ahead, fresh=part.is_first)
-        accs = local_per_sum(k, self.product, "acc", 1, shape.vectors, shape.lanes)
+                self.add(k, s, e[beside, m * num_planes, ZERO, ZERO], tile, part, ahead=ahead, fresh=part.is_first)
         with claim.lines(k, tiles.num_rows) as (m, beside, line):
-            for s, acc in zip(sums, accs, strict=True):
-                self.begin(k, s, line, acc)
-            with line.elements(k) as at:
-                for s, e, acc in zip(sums, exact, accs, strict=True):
-                    place = {**line.at(*at), s.axis: ZERO}
-                    planes = [begin + e[beside, m * num_planes + plane, *at[1:]] for plane, begin in enumerate(begins(s, place))]
-                    acc[at] += rewrite_dims(s.node.exact(planes), place) * rewrite_dims(s.node.factor, place)
-                line.store(k, at, [acc[at] for acc in accs])
+            self.store_line(k, line, exact, beside, m)
+
+    def write_rest(self, k: Kernel, rest: Remainder) -> None:
+        """Compute the sums of the remaining rows, over the whole of k at once."""
+        shape, sums, height = self.tile.shape, self.product.sums, rest.num_rows * self.num_planes
+        exact = local_per_sum(k, self.product, "exact", 1, rest.most * self.num_planes, shape.vectors, shape.lanes, dtype=I32)
+        configure_counted(k, self.tile, height)
+        with rest.each(k) as tile:
+            for s, e in zip(sums, exact, strict=True):
+                self.add(k, s, e[ZERO, ZERO, ZERO, ZERO], tile, Part(ZERO, Dim.of(s.group)), fresh=True, height=height)
+            with rest.lines(k, tile) as (m, line):
+                self.store_line(k, line, exact, ZERO, m)
+
+    def store_line(self, k: Kernel, line: TileOrigin, exact: Sequence[Array], beside: Dim, m: Dim) -> None:
+        """Store one row of the result. A channel is one group, so its exact sum times its factor is the whole sum."""
+        sums, shape, num_planes = self.product.sums, self.tile.shape, self.num_planes
+        accs = local_per_sum(k, self.product, "acc", 1, shape.vectors, shape.lanes)
+        for s, acc in zip(sums, accs, strict=True):
+            self.begin(k, s, line, acc)
+        with line.elements(k) as at:
+            for s, e, acc in zip(sums, exact, accs, strict=True):
+                place = {**line.at(*at), s.axis: ZERO}
+                planes = [begin + e[beside, m * num_planes + plane, *at[1:]] for plane, begin in enumerate(begins(s, place))]
+                acc[at] += rewrite_dims(s.node.exact(planes), place) * rewrite_dims(s.node.factor, place)
+            line.store(k, at, [acc[at] for acc in accs])
 
     # --- helpers of both kinds of sums --------------------------------------------------------------------------------
 
     def add(
-        self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part, ahead: LinesAhead | None = None, *, fresh: bool = False
+        self,
+        k: Kernel,
+        s: GroupedSum,
+        exact: Load,
+        tile: TileOrigin,
+        part: Part,
+        *,
+        ahead: LinesAhead | None = None,
+        fresh: bool = False,
+        height: Dim | None = None,
     ) -> None:
-        """Add the products of a part of k to the exact sums, or overwrite them."""
+        """Add the products of a part of k to the exact sums, or overwrite them. `height` is the number of rows, counted with their planes,
+        if it is known only at run time."""
         row = tuple(d.substitute(tile.corner) for d in s.q.indices[:-2])
         rows = Load(s.q.buffer, (*row, ZERO, part.begin))
         columns = self.panel(s, tile, part.begin)
-        op = self.tile.product(tile.shape.rows * s.num_planes, fresh=fresh)
-        multiply(k, op, exact, rows, columns, part, s.q.buffer.shape[-1], ahead)
+        op = self.tile.product(tile.shape.rows * s.num_planes, fresh=fresh, counted=height is not None)
+        multiply(k, op, exact, rows, columns, part, s.q.buffer.shape[-1], ahead=ahead, height=height)
 
     def panel(self, s: GroupedSum, tile: TileOrigin, k: Dim) -> Load:
         """Return the place of element k of the tile's first column."""

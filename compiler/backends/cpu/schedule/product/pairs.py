@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import UNIT_BLOCK_ROWS, Blocks, LinesAhead, Part, configure, multiply
-from compiler.backends.cpu.schedule.product.panels import Panels, Tiles
+from compiler.backends.cpu.schedule.product.blocks import UNIT_BLOCK_ROWS, Blocks, LinesAhead, Part, configure, configure_counted, multiply
+from compiler.backends.cpu.schedule.product.panels import Panels, Remainder, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin, local_per_sum
 from compiler.idioms.product import Product
 from compiler.ir.dims import Dim
 from compiler.ir.loops.scalars import Contraction, Load
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Array, Kernel
+from compiler.machine.intrinsics.amx import TILE_ROWS
 from compiler.machine.products import ProductTile
 
 
@@ -48,9 +49,8 @@ class Pairs:
         with Panels(self.product, self.tile.shape, together=blocks.together, block_rows=UNIT_BLOCK_ROWS).claims(k) as claim:
             with k.scope():
                 self.write_block(k, blocks, claim.full_tiles)
-            for rest in claim.rests(k):
-                with rest.each(k) as tile:
-                    self.write_rest(k, tile)
+            for rest in claim.remainders(k, TILE_ROWS):
+                self.write_rest(k, rest)
 
     def write_block(self, k: Kernel, blocks: Blocks, tiles: Tiles) -> None:
         """Compute the sums of all tiles of full height, one part of k after another."""
@@ -60,19 +60,20 @@ class Pairs:
         for tile, part, ahead in blocks.tiles(k, tiles):
             beside, m = tile.panel - claim.panel, tile.first - claim.first
             for s, acc in zip(self.product.sums, accs, strict=True):
-                self.add(k, s, acc[beside, m, ZERO, ZERO], tile, part, ahead)
+                self.add(k, s, acc[beside, m, ZERO, ZERO], tile, part, ahead=ahead)
         with claim.lines(k, tiles.num_rows) as (m, beside, line):
             self.store_line(k, line, accs, beside, m)
 
-    def write_rest(self, k: Kernel, tile: TileOrigin) -> None:
-        """Compute the sums of a tile of less than full height, over the whole of k at once."""
-        shape = tile.shape
-        accs = local_per_sum(k, self.product, "acc", 1, shape.rows, shape.vectors, shape.lanes)
-        configure(k, self.tile, shape.rows)
-        for s, acc in zip(self.product.sums, accs, strict=True):
-            self.add(k, s, acc[ZERO, ZERO, ZERO, ZERO], tile, self.all_of_k)
-        with tile.lines(k) as (m, line):
-            self.store_line(k, line, accs, ZERO, m)
+    def write_rest(self, k: Kernel, rest: Remainder) -> None:
+        """Compute the sums of the remaining rows, over the whole of k at once."""
+        shape = self.tile.shape
+        accs = local_per_sum(k, self.product, "acc", 1, rest.most, shape.vectors, shape.lanes)
+        configure_counted(k, self.tile, rest.num_rows)
+        with rest.each(k) as tile:
+            for s, acc in zip(self.product.sums, accs, strict=True):
+                self.add(k, s, acc[ZERO, ZERO, ZERO, ZERO], tile, self.all_of_k, height=rest.num_rows)
+            with rest.lines(k, tile) as (m, line):
+                self.store_line(k, line, accs, ZERO, m)
 
     def store_line(self, k: Kernel, line: TileOrigin, accs: Sequence[Array], beside: Dim, m: Dim) -> None:
         """Store one row of the result. The caller's loop over rows is not unrolled, because the code of an epilogue can be long."""
@@ -83,12 +84,22 @@ class Pairs:
     def all_of_k(self) -> Part:
         return Part(ZERO, self.product.extent)
 
-    def add(self, k: Kernel, s: Contraction, acc: Load, tile: TileOrigin, part: Part, ahead: LinesAhead | None = None) -> None:
+    def add(
+        self,
+        k: Kernel,
+        s: Contraction,
+        acc: Load,
+        tile: TileOrigin,
+        part: Part,
+        *,
+        ahead: LinesAhead | None = None,
+        height: Dim | None = None,
+    ) -> None:
         """Add the products of a part of k to the accumulators. On a matrix unit, the first part overwrites them."""
         factors = self.tile.factors(s)
         assert factors is not None, s
         place = {**tile.corner, s.axes[0][0]: part.begin}
         rows, columns = (rewrite_dims(factor, place) for factor in factors)
         assert isinstance(rows, Load) and isinstance(columns, Load)
-        op = self.tile.product(tile.shape.rows, fresh=part.is_first)
-        multiply(k, op, acc, rows, columns, part, self.product.stride(factors[0]), ahead)
+        op = self.tile.product(tile.shape.rows, fresh=part.is_first, counted=height is not None)
+        multiply(k, op, acc, rows, columns, part, self.product.stride(factors[0]), ahead=ahead, height=height)

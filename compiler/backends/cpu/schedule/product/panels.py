@@ -5,8 +5,9 @@
             with tiles.each(k) as tile:    # one tile
 
 A thread claims a block of rows with one panel. With many rows, or with a single row, a claim has as many panels as the caller requests.
-A block of rows is divided into tiles of the largest height, and its remaining rows into tiles whose heights are powers of two. The bits of
-a row must not depend on its tile. The caller's `for` emits its code once per height.
+A block of rows is divided into tiles of the largest height. On vectors, its remaining rows are divided into tiles whose heights are powers
+of two. A matrix unit computes them as one tile, `claim.remainders`, whose height is known only at run time. The bits of a row must not
+depend on its tile. The caller's `for` emits its code once per height.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from compiler.backends.cpu.schedule.product.choices import chosen_blocks
-from compiler.backends.cpu.schedule.product.tile_origin import Point, TileOrigin
+from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Point, TileOrigin
 from compiler.idioms.product import AnyProduct
 from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min, product_of
 from compiler.ir.loops.scalars import Scalar
@@ -131,10 +132,42 @@ class Claim:
         sizes = [1 << bit for bit in reversed(range(self.rows.bit_length() - 1))]
         return [Tiles(self, size, self.end - left + left // (2 * size) * (2 * size), left // size % 2, is_rest=True) for size in sizes]
 
+    def remainders(self, k: Kernel, register: int) -> Iterator[Remainder]:
+        """Yield the rows that do not fill a full tile, as one tile. The caller's `for` emits its code once for as many rows as one register
+        holds, and once for more rows."""
+        left = k.let("left", (self.end - self.first) % self.rows, self.rows - 1) if self.rows > 1 else ZERO
+        least = 1
+        for most in sorted({min(register, self.rows), self.rows}) if self.rows > 1 else ():
+            with k.when(less(least - 1, left) & less(left, most + 1)):
+                yield Remainder(self, most, self.end - left, left)
+            least = most + 1
+
     @property
     def rows(self) -> int:
         """The largest number of rows of a tile. If a product has no row axis, this is 1."""
         return 1 if self.walk.product.row_axis is None else self.walk.shape.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Remainder:
+    """The rows of a claim after its tiles of full height, as one tile."""
+
+    claim: Claim
+    most: int  # largest number of rows for which the caller's code is executed
+    first: Dim
+    num_rows: Dim  # number of rows, known only at run time
+
+    @contextmanager
+    def each(self, k: Kernel) -> Generator[TileOrigin]:
+        """Loop over all panels of the claim. Yield the tile of `most` rows, of which `num_rows` exist."""
+        with self.claim.panels(k) as panel:
+            yield self.claim.tile(panel, self.first, self.most)
+
+    @contextmanager
+    def lines(self, k: Kernel, tile: TileOrigin) -> Generator[tuple[Dim, TileOrigin]]:
+        """Loop over the rows of a tile. Yield the number of each row in the tile, and the tile of that one row."""
+        with k.serial("m", self.num_rows) as m:
+            yield m, self.claim.tile(tile.panel, self.first + m, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import UNIT_BLOCK_ROWS, Heights
+from compiler.backends.cpu.schedule.product.blocks import UNIT_BLOCK_ROWS, Heights, Part, multiply
 from compiler.backends.cpu.schedule.product.panels import Claim, Panels
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, TileOrigin, local_per_sum
 from compiler.idioms.product import Product
@@ -116,9 +116,11 @@ class Scaled:
             columns = self.columns(numbers, claim.tile(claim.panel, claim.first, 1), g, begin + some * step)
             k.tile(self.tile.widen, pairs[some * (step * self.tile.shape.columns)], columns, dims=(Dim.of(step),))
             k.tile(AmxStayAwake())
-        for tile in heights.each(k, claim.panel):
-            op, place = self.tile.product(tile.shape.rows, fresh=begin == ZERO), acc[tile.first - claim.first, ZERO, ZERO]
-            k.tile(op, place, numbers.row(tile, g, begin), pairs[ZERO], dims=(length, self.product.stride(numbers.rows)))
+        stride = self.product.stride(numbers.rows)
+        for tile, height in heights.each(k, claim.panel):
+            op = self.tile.product(tile.shape.rows, fresh=begin == ZERO, counted=height is not None)
+            place, row = acc[tile.first - claim.first, ZERO, ZERO], numbers.row(tile, g, begin)
+            multiply(k, op, place, row, pairs[ZERO], Part(begin, length), stride, height=height)
 
 
 @dataclass(frozen=True, slots=True)

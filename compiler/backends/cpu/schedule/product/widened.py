@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from compiler.backends.cpu.schedule.product.blocks import UNIT_BLOCK_ROWS, Blocks, Heights, Part
+from compiler.backends.cpu.schedule.product.blocks import UNIT_BLOCK_ROWS, Blocks, Part
 from compiler.backends.cpu.schedule.product.panels import Claim, Panels, Tiles
 from compiler.backends.cpu.schedule.product.tile_origin import ZERO, Point, TileOrigin, local_per_sum
 from compiler.idioms.product import GroupedSum, Product
@@ -28,9 +28,9 @@ from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.visit import rewrite_dims
 from compiler.ir.loops.write import Array, Kernel, cast, const, equal, fma, fold, index, less, maximum, total
 from compiler.machine.formats import EIGHTHS, PANEL4
-from compiler.machine.intrinsics.amx import TILE_ROWS, AmxStayAwake
+from compiler.machine.intrinsics.amx import TILE_ROWS, AmxConfigureRows, AmxStayAwake
 from compiler.machine.intrinsics.amx_channels import AHEAD, MOST_REGISTERS, RING, STEP, AmxChannels
-from compiler.machine.intrinsics.amx_widening import SHARE_BITS, AmxConfigureRows, AmxWidening
+from compiler.machine.intrinsics.amx_widening import SHARE_BITS, AmxWidening
 from compiler.machine.intrinsics.dot_widened import LONGEST, DotWidened
 from compiler.machine.intrinsics.group_sums import GroupSums
 from compiler.machine.intrinsics.widen_panel import COLUMNS, STRETCH, WidenPanel
@@ -67,7 +67,7 @@ class Widened:
         """Compute a claim of any number of rows. The sums are in memory between parts of k."""
         claim = registers.claim
         with k.when(less(claim.end - claim.first, self.few + 1)):
-            for tiles in (tiles for tiles in Heights(claim, self.tile).all if tiles.rows <= self.few):
+            for tiles in (tiles for tiles in (claim.full_tiles, *claim.rest_tiles) if tiles.rows <= self.few):
                 with k.when(tiles.exist):
                     self.write_few(k, sums, tiles)
         with k.orelse():

@@ -21,7 +21,7 @@ from runtime.device.cpu.team import STACK_SPARE
 from runtime.executable import Executable
 from runtime.session import Session
 
-ROWS = [1, 2, 8, 15, 16, 17, 32, 33, 64, 65]
+ROWS = [1, 2, 3, 7, 8, 9, 15, 16, 17, 23, 31, 32, 33, 47, 64, 65]
 # K leaves a remainder after several parts along k, and N after several pairs of panels. With a single row, a product with SOME columns
 # computes several panels at once. A product with FEW columns computes one panel at a time.
 K, N, SOME, FEW = 576, 530, 140, 70
@@ -98,6 +98,21 @@ def test_rows_have_the_same_bits_in_any_batch(
         some = flat(in_threads(executable, num_threads, of_rows(slice(-rows, None))))
         np.testing.assert_array_equal(some, whole[-rows:], err_msg=f"{rows} rows, {num_threads} threads")
     assert matrix_unit.library is None or (matrix_unit.counts - before)[-1] > 0
+
+
+@pytest.mark.parametrize("program", ["bf16", "gated", "int8"])
+def test_rows_that_fill_no_tile_read_their_columns_once(
+    amx: Target, matrix_unit: Any, compiled: Callable[[str, Target], Executable], program: str
+) -> None:
+    """The remaining rows are one tile of any height: fewer rows make the unit load and multiply as many registers as more rows."""
+    if matrix_unit.library is None:
+        pytest.skip("a real unit counts no operations")
+    executable, counts = compiled(PROGRAMS[program][0], amx), list[list[int]]()
+    for rows in (1, 3, 7, 8):
+        before = matrix_unit.counts
+        in_threads(executable, 1, arguments(program, rows))
+        counts.append((matrix_unit.counts - before).tolist())
+    assert counts[0][-1] > 0 and counts == counts[:1] * 4
 
 
 def test_channels_that_fill_no_tile_go_through_vectors(
