@@ -5,9 +5,10 @@
             with tiles.each(k) as tile:    # one tile
 
 A thread claims a block of rows with one panel. With many rows, or with a single row, a claim has as many panels as the caller requests.
-A block of rows is divided into tiles of the largest height. On vectors, its remaining rows are divided into tiles whose heights are powers
-of two. A matrix unit computes them as one tile, `claim.remainders`, whose height is known only at run time. The bits of a row must not
-depend on its tile. The caller's `for` emits its code once per height.
+A block of rows is divided into tiles of the largest height. Each further tile reads the panel again, so the remaining rows should be few
+tiles. On vectors, these have the heights 4, 8 and so on, and the last one has one to three rows. A matrix unit computes all remaining rows
+as one tile, `claim.remainders`, whose height is known only at run time. The bits of a row must not depend on its tile. The caller's `for`
+emits its code once per height.
 """
 
 from __future__ import annotations
@@ -129,8 +130,12 @@ class Claim:
     @property
     def rest_tiles(self) -> list[Tiles]:
         left = (self.end - self.first) % self.rows
-        sizes = [1 << bit for bit in reversed(range(self.rows.bit_length() - 1))]
-        return [Tiles(self, size, self.end - left + left // (2 * size) * (2 * size), left // size % 2, is_rest=True) for size in sizes]
+        sizes = [size for size in (16, 8, 4) if size < self.rows]
+        tiles = [Tiles(self, size, self.end - left + left // (2 * size) * (2 * size), left // size % 2, is_rest=True) for size in sizes]
+        last = left % 4
+        # number of rows of the last tile -> 1 if it has that many, else 0
+        exist = {3: last // 3, 2: last % 3 // 2, 1: last % 2 * (1 - last // 3)} if self.rows > 2 else {1: last}
+        return [*tiles, *(Tiles(self, size, self.end - last, count, is_rest=True) for size, count in exist.items() if size < self.rows)]
 
     def remainders(self, k: Kernel, register: int) -> Iterator[Remainder]:
         """Yield the rows that do not fill a full tile, as one tile. The caller's `for` emits its code once for as many rows as one register
@@ -176,7 +181,7 @@ class Tiles:
     most one tile of fewer rows."""
 
     claim: Claim
-    rows: int  # number of rows of a tile, a power of two
+    rows: int  # number of rows of a tile
     first: Dim
     count: Dim
     is_rest: bool = False
