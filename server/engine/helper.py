@@ -1,5 +1,5 @@
 """A thread that makes one call at a time for its owner. Between the owner's thread and this one, values pass through two queues written in
-C, which takes a tenth of the time that an executor takes."""
+C, which takes a third of the time that an executor takes."""
 
 from __future__ import annotations
 

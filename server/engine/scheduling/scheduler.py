@@ -219,7 +219,7 @@ class Scheduler:
 
     def _plan_decodes(self) -> None:
         plan, max_tokens = self._open, self.limits.max_tokens
-        queue = self.queue if len(self.queue) else None  # most steps have an empty queue, and a sequence is soon found not to be in it
+        queue = self.queue if len(self.queue) else None  # None: no prompt waits, so nothing is looked up or charged
         for seq in list(self.running):
             num_tokens = len(seq.token_ids) + seq.num_awaited
             if num_tokens >= seq.max_len or seq.slot < 0 or (queue is not None and seq in queue):
