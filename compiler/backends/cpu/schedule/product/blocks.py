@@ -146,9 +146,9 @@ class Heights:
         with k.orelse():
             configure_counted(k, self.tile, self.claim.end - self.claim.first)
 
-    def each(self, k: Kernel, panel: Dim) -> Iterator[tuple[TileOrigin, Dim | None]]:
-        """Yield the tiles of a panel, each with its number of rows if that is known only at run time. The caller's `for` emits its code
-        once per height. If there are several heights, tiles of another height have changed the configuration."""
+    def each(self, k: Kernel, panel: Dim) -> Iterator[TileOrigin]:
+        """Yield the tiles of a panel. The caller's `for` emits its code once per height. If there are several heights, tiles of another
+        height have changed the configuration."""
         full = self.claim.full_tiles
         rest = (self.claim.end - self.claim.first) % full.rows
         several = less(0, full.count) & less(0, rest)
@@ -156,11 +156,11 @@ class Heights:
             with k.when(several):
                 configure(k, self.tile, full.rows)
             with full.first_rows(k) as row:
-                yield self.claim.tile(panel, row, full.rows), None
+                yield self.claim.tile(panel, row, full.rows)
         for remainder in self.claim.remainders(k, TILE_ROWS):
             with k.when(several):
                 configure_counted(k, self.tile, remainder.num_rows)
-            yield self.claim.tile(panel, remainder.first, remainder.most), remainder.num_rows
+            yield remainder.tile(panel)
 
 
 def multiply(

@@ -158,19 +158,19 @@ class Groups:
         for tile, part, ahead in blocks.tiles(k, tiles):
             beside, m = tile.panel - claim.panel, tile.first - claim.first
             for s, e in zip(sums, exact, strict=True):
-                self.add(k, s, e[beside, m * num_planes, ZERO, ZERO], tile, part, ahead=ahead, fresh=part.is_first)
+                self.add(k, s, e[beside, m * num_planes, ZERO, ZERO], tile, part, ahead, fresh=part.is_first)
         with claim.lines(k, tiles.num_rows) as (m, beside, line):
             self.store_line(k, line, exact, beside, m)
 
     def write_rest(self, k: Kernel, rest: Remainder) -> None:
         """Compute the sums of the remaining rows, over the whole of k at once."""
-        shape, sums, height = self.tile.shape, self.product.sums, rest.num_rows * self.num_planes
+        shape, sums = self.tile.shape, self.product.sums
         exact = local_per_sum(k, self.product, "exact", 1, rest.most * self.num_planes, shape.vectors, shape.lanes, dtype=I32)
-        configure_counted(k, self.tile, height)
+        configure_counted(k, self.tile, rest.num_rows * self.num_planes)
         with rest.each(k) as tile:
             for s, e in zip(sums, exact, strict=True):
-                self.add(k, s, e[ZERO, ZERO, ZERO, ZERO], tile, Part(ZERO, Dim.of(s.group)), fresh=True, height=height)
-            with rest.lines(k, tile) as (m, line):
+                self.add(k, s, e[ZERO, ZERO, ZERO, ZERO], tile, Part(ZERO, Dim.of(s.group)), fresh=True)
+            with tile.lines(k) as (m, line):
                 self.store_line(k, line, exact, ZERO, m)
 
     def store_line(self, k: Kernel, line: TileOrigin, exact: Sequence[Array], beside: Dim, m: Dim) -> None:
@@ -189,22 +189,13 @@ class Groups:
     # --- helpers of both kinds of sums --------------------------------------------------------------------------------
 
     def add(
-        self,
-        k: Kernel,
-        s: GroupedSum,
-        exact: Load,
-        tile: TileOrigin,
-        part: Part,
-        *,
-        ahead: LinesAhead | None = None,
-        fresh: bool = False,
-        height: Dim | None = None,
+        self, k: Kernel, s: GroupedSum, exact: Load, tile: TileOrigin, part: Part, ahead: LinesAhead | None = None, *, fresh: bool = False
     ) -> None:
-        """Add the products of a part of k to the exact sums, or overwrite them. `height` is the number of rows, counted with their planes,
-        if it is known only at run time."""
+        """Add the products of a part of k to the exact sums, or overwrite them."""
         row = tuple(d.substitute(tile.corner) for d in s.q.indices[:-2])
         rows = Load(s.q.buffer, (*row, ZERO, part.begin))
         columns = self.panel(s, tile, part.begin)
+        height = None if tile.height is None else tile.height * s.num_planes
         op = self.tile.product(tile.shape.rows * s.num_planes, fresh=fresh, counted=height is not None)
         multiply(k, op, exact, rows, columns, part, s.q.buffer.shape[-1], ahead=ahead, height=height)
 

@@ -60,7 +60,7 @@ class Pairs:
         for tile, part, ahead in blocks.tiles(k, tiles):
             beside, m = tile.panel - claim.panel, tile.first - claim.first
             for s, acc in zip(self.product.sums, accs, strict=True):
-                self.add(k, s, acc[beside, m, ZERO, ZERO], tile, part, ahead=ahead)
+                self.add(k, s, acc[beside, m, ZERO, ZERO], tile, part, ahead)
         with claim.lines(k, tiles.num_rows) as (m, beside, line):
             self.store_line(k, line, accs, beside, m)
 
@@ -71,8 +71,8 @@ class Pairs:
         configure_counted(k, self.tile, rest.num_rows)
         with rest.each(k) as tile:
             for s, acc in zip(self.product.sums, accs, strict=True):
-                self.add(k, s, acc[ZERO, ZERO, ZERO, ZERO], tile, self.all_of_k, height=rest.num_rows)
-            with rest.lines(k, tile) as (m, line):
+                self.add(k, s, acc[ZERO, ZERO, ZERO, ZERO], tile, self.all_of_k)
+            with tile.lines(k) as (m, line):
                 self.store_line(k, line, accs, ZERO, m)
 
     def store_line(self, k: Kernel, line: TileOrigin, accs: Sequence[Array], beside: Dim, m: Dim) -> None:
@@ -84,22 +84,12 @@ class Pairs:
     def all_of_k(self) -> Part:
         return Part(ZERO, self.product.extent)
 
-    def add(
-        self,
-        k: Kernel,
-        s: Contraction,
-        acc: Load,
-        tile: TileOrigin,
-        part: Part,
-        *,
-        ahead: LinesAhead | None = None,
-        height: Dim | None = None,
-    ) -> None:
+    def add(self, k: Kernel, s: Contraction, acc: Load, tile: TileOrigin, part: Part, ahead: LinesAhead | None = None) -> None:
         """Add the products of a part of k to the accumulators. On a matrix unit, the first part overwrites them."""
         factors = self.tile.factors(s)
         assert factors is not None, s
         place = {**tile.corner, s.axes[0][0]: part.begin}
         rows, columns = (rewrite_dims(factor, place) for factor in factors)
         assert isinstance(rows, Load) and isinstance(columns, Load)
-        op = self.tile.product(tile.shape.rows, fresh=part.is_first, counted=height is not None)
-        multiply(k, op, acc, rows, columns, part, self.product.stride(factors[0]), ahead=ahead, height=height)
+        op = self.tile.product(tile.shape.rows, fresh=part.is_first, counted=tile.height is not None)
+        multiply(k, op, acc, rows, columns, part, self.product.stride(factors[0]), ahead=ahead, height=tile.height)

@@ -107,12 +107,9 @@ class Claim:
     # --- tiles ---------------------------------------------------------------------------------------------------------
 
     def tiles(self, k: Kernel) -> Iterator[Tiles]:
+        """Yield the tiles of full height, then those of the remaining rows. If a single row computes `abreast` panels together, yield its
+        tile twice: for claims of that many panels, and for claims of fewer panels."""
         yield self.full_tiles
-        yield from self.rests(k)
-
-    def rests(self, k: Kernel) -> Iterator[Tiles]:
-        """Yield the tiles of the rows that do not fill a full tile. If a single row computes `abreast` panels together, yield its tile
-        twice: for claims of that many panels, and for claims of fewer panels."""
         for rest in self.rest_tiles:
             with k.when(rest.exist):
                 if rest.rows > 1 or self.walk.abreast == 1:
@@ -164,15 +161,11 @@ class Remainder:
 
     @contextmanager
     def each(self, k: Kernel) -> Generator[TileOrigin]:
-        """Loop over all panels of the claim. Yield the tile of `most` rows, of which `num_rows` exist."""
         with self.claim.panels(k) as panel:
-            yield self.claim.tile(panel, self.first, self.most)
+            yield self.tile(panel)
 
-    @contextmanager
-    def lines(self, k: Kernel, tile: TileOrigin) -> Generator[tuple[Dim, TileOrigin]]:
-        """Loop over the rows of a tile. Yield the number of each row in the tile, and the tile of that one row."""
-        with k.serial("m", self.num_rows) as m:
-            yield m, self.claim.tile(tile.panel, self.first + m, 1)
+    def tile(self, panel: Dim) -> TileOrigin:
+        return replace(self.claim.tile(panel, self.first, self.most), height=self.num_rows)
 
 
 @dataclass(frozen=True, slots=True)

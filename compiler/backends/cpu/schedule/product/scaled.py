@@ -117,10 +117,10 @@ class Scaled:
             k.tile(self.tile.widen, pairs[some * (step * self.tile.shape.columns)], columns, dims=(Dim.of(step),))
             k.tile(AmxStayAwake())
         stride = self.product.stride(numbers.rows)
-        for tile, height in heights.each(k, claim.panel):
-            op = self.tile.product(tile.shape.rows, fresh=begin == ZERO, counted=height is not None)
+        for tile in heights.each(k, claim.panel):
+            op = self.tile.product(tile.shape.rows, fresh=begin == ZERO, counted=tile.height is not None)
             place, row = acc[tile.first - claim.first, ZERO, ZERO], numbers.row(tile, g, begin)
-            multiply(k, op, place, row, pairs[ZERO], Part(begin, length), stride, height=height)
+            multiply(k, op, place, row, pairs[ZERO], Part(begin, length), stride, height=tile.height)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,15 @@ Element = tuple[Dim, Dim, Dim]  # a row, vector and lane of a tile
 
 @dataclass(frozen=True, slots=True)
 class TileOrigin:
-    """A tile: `shape.rows` rows from row `first`, and the columns of `panel`. The nest's other axes have the values of `point`."""
+    """A tile: `shape.rows` rows from row `first`, and the columns of `panel`. The nest's other axes have the values of `point`. A number of
+    rows that is known only at run time is `height`, and `shape.rows` is its largest value."""
 
     product: AnyProduct
     shape: TileShape
     point: Point
     panel: Dim
     first: Dim
+    height: Dim | None = None
 
     @contextmanager
     def elements(self, k: Kernel) -> Generator[Element]:
@@ -47,8 +49,8 @@ class TileOrigin:
     @contextmanager
     def lines(self, k: Kernel) -> Generator[tuple[Dim, TileOrigin]]:
         """Loop over the rows of the tile. Yield the number of each row in the tile, and the tile of that one row."""
-        with k.serial("m", self.shape.rows) as m:
-            yield m, replace(self, shape=replace(self.shape, rows=1), first=self.first + m)
+        with k.serial("m", self.shape.rows if self.height is None else self.height) as m:
+            yield m, replace(self, shape=replace(self.shape, rows=1), first=self.first + m, height=None)
 
     def at(self, m: Dim, v: Dim, lane: Dim) -> Point:
         """Return the value of each axis of the nest at an element of the tile."""
