@@ -144,10 +144,6 @@ class Requests:
     # --- tokens ----------------------------------------------------------------------------------------------------------
 
     def take(self, seq: Sequence, drawn: Drawn) -> None:
-        if seq.matcher is None and drawn.error is None:
-            reason = seq.append(drawn.token_id)
-            self._send(seq, () if seq.stop_token_id is not None else (drawn.token_id,), reason, _as_tuple(drawn.logprob))
-            return
         try:
             self._take(seq, drawn)
         except ConstraintError as error:
@@ -168,10 +164,14 @@ class Requests:
             return
         reason = seq.append(drawn.token_id)
         joined = [] if seq.stop_token_id is not None else [drawn.token_id]
+        logprobs = () if drawn.logprob is None else (drawn.logprob,)
+        if seq.matcher is None:
+            self._send(seq, tuple(joined), reason, logprobs)
+            return
         if reason is None:
             forced, reason = seq.follow()
             joined += forced
-        self._tell(seq, joined, reason, _as_tuple(drawn.logprob))
+        self._tell(seq, joined, reason, logprobs)
 
     def take_prompt(self, seq: Sequence, logprobs: list[TokenLogprob]) -> None:
         """Collect the log-probabilities of the prompt tokens that come next in `seq`."""
@@ -304,10 +304,6 @@ class Requests:
         self._parked.discard(seq)
         self._scheduler.finish(seq)
         seq.matcher = None  # drops the last reference, which may end a process
-
-
-def _as_tuple(logprob: TokenLogprob | None) -> tuple[TokenLogprob, ...]:
-    return () if logprob is None else (logprob,)
 
 
 def _whose(error: ConstraintError) -> ErrorCode:
