@@ -2,6 +2,7 @@
 
 RuntimeFault
   DamagedFile            a stored file does not hold what was written
+  UnsafeCache            another user could write to the cache, and so run code in this process
   IncompatibleExecutable an executable was written by another version, or for another machine
   UnresolvedSymbol       object code needs a symbol that nothing defines
   InvalidProgram         the instructions are not ones that our compiler emits
@@ -29,6 +30,10 @@ class DamagedFile(RuntimeFault):
     def __init__(self, path: Path, section: str, problem: str) -> None:
         super().__init__(f"{path}: section {section!r} is damaged: {problem}")
         self.path, self.section, self.problem = path, section, problem
+
+
+class UnsafeCache(RuntimeFault):
+    pass
 
 
 class IncompatibleExecutable(RuntimeFault):

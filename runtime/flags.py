@@ -21,6 +21,7 @@ class Flags:
     verify: bool = False
     no_cache: bool = False
     cache: Path = field(default_factory=lambda: xdg_folder("XDG_CACHE_HOME", ".cache") / "relaxserve")
+    cache_key_file: Path | None = None
     threads: int | None = None
     target: str | None = None
 
@@ -76,6 +77,7 @@ SWITCHES = (
     _Switch("RELAXSERVE_VERIFY", "verify", _yes_or_no, "0 or 1", "verify the IR between passes"),
     _Switch("RELAXSERVE_NO_CACHE", "no_cache", _yes_or_no, "0 or 1", "compile every program, and neither read nor write the cache"),
     _Switch("RELAXSERVE_CACHE", "cache", _path, "a directory", "where compiled programs and packed weights are stored"),
+    _Switch("RELAXSERVE_CACHE_KEY_FILE", "cache_key_file", _path, "a file", "key of a cache that replicas share, kept outside the cache"),
     _Switch("RELAXSERVE_THREADS", "threads", _count, "a number of at least 1", "threads per model instead of all usable cores"),
     _Switch("RELAXSERVE_TARGET", "target", _name, "a target of compiler/machine/target.py", "use only the instructions of this target"),
 )
