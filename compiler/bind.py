@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from compiler.frontend.weights import WeightSource
 from runtime.device.base import Device, Tensor
-from runtime.errors import DamagedFile
+from runtime.errors import DamagedFile, UnsafeCache
 from runtime.executable import DTYPES, Executable, ParamSpec, TensorSpec, VMFunction
+from runtime.sealed import key_of
 from runtime.sections import SectionFile, align, writing
 from runtime.session import Session
 
@@ -108,27 +109,34 @@ def _prepared(
 ) -> Mapping[str, Array | Tensor]:
     if kept_in is not None and (found := _found(kept_in, computed)) is not None:
         return _resident(device, found)
-    names = iter([p.name for p in computed])
-    made = ([*zip(islice(names, len(results)), results, strict=True)] for results in _results(host, preparations, source))
-    made = _counted(made, sum(map(_num_bytes, computed)), progress)
-    if kept_in is None:
-        return _side_by_side(device, made, sum(align(_num_bytes(p)) for p in computed))
-    with writing(kept_in, {p.name: _num_bytes(p) for p in computed}) as put:
-        for group in made:
-            for name, value in group:
-                put(name, host.download(value).reshape(-1).view(np.uint8).data)
-    return _resident(device, _mapped(kept_in, computed))
+
+    def made() -> Generator[Group]:
+        names = iter([p.name for p in computed])
+        groups = ([*zip(islice(names, len(results)), results, strict=True)] for results in _results(host, preparations, source))
+        return _counted(groups, sum(map(_num_bytes, computed)), progress)
+
+    if kept_in is not None:
+        try:
+            with writing(kept_in, {p.name: _num_bytes(p) for p in computed}, key_of(kept_in.parent)) as put:
+                for group in made():
+                    for name, value in group:
+                        put(name, host.download(value).reshape(-1).view(np.uint8).data)
+            return _resident(device, _mapped(kept_in, computed))
+        except OSError as error:  # a full or read-only disk; if a file of the checkpoint fails, it fails again below
+            log.warning("packed weights cannot be stored as %s: %s; they stay in memory", kept_in, error.strerror or error)
+    return _side_by_side(device, made(), sum(align(_num_bytes(p)) for p in computed))
 
 
 def _found(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array] | None:
     """Return the arrays that an earlier start wrote to the file, or None if the file is missing or damaged."""
     try:
         arrays = _mapped(path, computed)
-    except FileNotFoundError:
+    except OSError:  # it is missing, or the folder cannot be read
         return None
-    except DamagedFile as fault:
+    except (DamagedFile, UnsafeCache) as fault:
         log.warning("%s; it is removed and built again", fault)
-        path.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
         return None
     with suppress(OSError):  # the folder may be read-only
         os.utime(path)  # the age of the file is the time since its last use
@@ -177,7 +185,7 @@ def _row_major(array: Any) -> Array:
 
 
 def _mapped(path: Path, computed: Sequence[ParamSpec]) -> Mapping[str, Array]:
-    file = SectionFile(path)
+    file = SectionFile(path, key_of(path.parent))
     arrays: dict[str, Array] = {}
     for param in computed:
         shape, dtype = _spec(param)

@@ -5,6 +5,9 @@ cover the requested ones: an executable that was planned for 4096 tokens serves 
 that cover them, and narrows its checks to the requested ranges. This module knows nothing about programs, so a server can manage the folder
 without a compiler.
 
+Executables are machine code, so each is sealed together with its ranges (runtime/sealed.py), and nothing of it is used before the seal is
+verified.
+
 A small JSON file next to each executable, its sidecar, states the ranges, so that a look-up need not open every executable. The checks of
 the executable itself take precedence: if its sidecar states other ranges, the entry is damaged.
 """
@@ -29,6 +32,7 @@ from msgspec import Meta
 from compiler.report import say
 from runtime.errors import DamagedFile, RuntimeFault
 from runtime.executable import Bound, Executable, Slot, VMFunction
+from runtime.sealed import key_of, make_private, require_private
 
 log = logging.getLogger(__name__)
 
@@ -93,11 +97,18 @@ class Cache:
         self.folder = folder
 
     def find(self, key: Key) -> Executable | None:
-        """Return an executable that covers the key, or None. A damaged file counts as absent, and is removed so that it is built again."""
+        """Return an executable that covers the key, or None. A damaged file, or one with another seal, counts as absent, and is removed so
+        that it is built again. Raise UnsafeCache if another user can write to the folder."""
+        require_private(self.folder)
         found = sorted((e for e in self.entries(key.digest) if e.covers(key)), key=lambda e: e.breadth)
+        try:
+            seals = key_of(self.folder) if found else b""
+        except OSError as error:  # the key belongs to another user, or is missing from a read-only folder
+            log.warning("the cache %s is not used: its key cannot be read: %s", self.folder, error)
+            return None
         for entry in found:
             try:
-                executable = load(entry)
+                executable = load(entry, seals)
             except RuntimeFault as fault:
                 log.warning("%s; it is removed, and the program compiled again", fault)
                 with suppress(OSError):  # the folder may be read-only
@@ -114,10 +125,11 @@ class Cache:
         return None
 
     def store(self, key: Key, executable: Executable) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        require_private(self.folder)
+        make_private(self.folder)
         ranges = msgspec.json.encode(key.ranges)
         path = self.folder / f"{key.digest}-{hashlib.sha256(ranges).hexdigest()[:8]}{SUFFIX}"
-        executable.save(path)
+        executable.save(path, ranges.decode())
         fresh = path.with_suffix(f".json.{os.getpid()}")
         fresh.write_bytes(ranges)
         # replaces the old file instead of opening it: if it were a FIFO, opening it would wait for a reader
@@ -142,7 +154,8 @@ class Cache:
     def verify(self, path: Path) -> None:
         """Read one executable and its sidecar completely. Raises a RuntimeFault or an OSError if one of them is damaged."""
         status = path.stat()
-        load(Entry(path, path.stem.split("-")[0], _sidecar(path), status.st_size, status.st_mtime))
+        entry = Entry(path, path.stem.split("-")[0], _sidecar(path), status.st_size, status.st_mtime)
+        load(entry, key_of(self.folder))
 
     def export(self, archive: Path, entries: Iterable[Entry]) -> None:
         """Write the entries to one file, which another machine of the same kind can import."""
@@ -155,7 +168,8 @@ class Cache:
             raise CacheError(f"{archive} cannot be written: {error.strerror}; name a file in a writable folder with free space") from None
 
     def load_archive(self, archive: Path) -> list[Entry]:
-        """Import the entries that `export` wrote. All are verified before any is imported."""
+        """Import the entries that `export` wrote. All are verified before any is imported. Their seals must be those of this folder's key,
+        because an archive is code too."""
         try:
             return self._taken(archive)
         except OSError as error:
@@ -164,7 +178,8 @@ class Cache:
             ) from error
 
     def _taken(self, archive: Path) -> list[Entry]:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        require_private(self.folder)
+        make_private(self.folder)
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=".import-") as scratch:
             arrived = Cache(Path(scratch))
             try:
@@ -177,12 +192,19 @@ class Cache:
                             or not _NAME.fullmatch(member.name.removesuffix(path.suffix))
                         ):
                             raise CacheError(f"{archive} holds {member.name!r}; expected only files that `cache export` writes")
+                        (arrived.folder / path).touch(mode=0o600)
                         (arrived.folder / path).write_bytes(content.read())
             except tarfile.TarError as error:
                 raise CacheError(f"{archive} is not an archive of cache entries ({error}); write one with `cache export`") from None
-            entries = list(arrived.entries())
+            entries, seals = list(arrived.entries()), key_of(self.folder)
             for entry in entries:
-                load(entry)
+                try:
+                    load(entry, seals)
+                except DamagedFile as fault:
+                    raise CacheError(
+                        f"{archive} holds {entry.path.name}, which is damaged or sealed with another key ({fault.problem}); set "
+                        "RELAXSERVE_CACHE_KEY_FILE to the same key for the export and the import"
+                    ) from fault
             for entry in entries:
                 os.replace(entry.path.with_suffix(".json"), self.folder / entry.path.with_suffix(".json").name)
                 os.replace(entry.path, self.folder / entry.path.name)
@@ -197,9 +219,9 @@ class Cache:
 # --- ranges, of the sidecar and of the executable ------------------------------------------------------------------------
 
 
-def load(entry: Entry) -> Executable:
+def load(entry: Entry, key: bytes) -> Executable:
     """Load the executable of an entry. Raises DamagedFile unless it is whole and checks the ranges that the sidecar states."""
-    executable = Executable.load(entry.path)
+    executable = Executable.load(entry.path, msgspec.json.encode(entry.ranges).decode(), key)
     for name, ranges in entry.ranges.items():
         function = executable.meta.functions.get(name)
         if function is None or len(function.variables) != len(ranges):

@@ -23,8 +23,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -32,19 +32,19 @@ from pathlib import Path
 from compiler.cache import SUFFIX as PROGRAM_SUFFIX
 from compiler.cache import Cache
 from deploy.use import markers_of
-from runtime import flags
+from runtime import flags, sealed
 from runtime.device.cuda.assembled import SUFFIX as ASSEMBLED_SUFFIX
-from runtime.device.cuda.assembled import read as read_assembled
 from runtime.errors import RuntimeFault
+from runtime.sealed import key_of, require_private
 from runtime.sections import SectionFile
-from server.interfaces import CachedModel, LoadError
-from server.messages import ErrorCode
+from server.interfaces import CachedModel
 
 WEIGHTS_SUFFIX = ".rsw"
 COSTS_SUFFIX = ".costs"
 MODELS_SUFFIX = ".models"
 MOST_MODELS = 8  # maximum number of sources listed per program
 ABANDONED_S = 3600.0  # temporary files unchanged for this many seconds are leftovers, because a running load writes more often
+NOT_CACHED = "%s cannot be stored in the cache %s: %s; free space there or set RELAXSERVE_CACHE, or the next start takes as long"
 _KEY = re.compile(r"[0-9a-f]{32}")
 _OURS = re.compile(r"\.import-.+|\.[0-9a-f]{32}\.\w+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|costs|models|cubin)(\..+)?")
 
@@ -78,6 +78,11 @@ class Kept:
         self.executables = Cache(folder / "executables")
         self._weights = folder / "weights"
         self._exports = folder / "exports"
+
+    def require_private(self) -> None:
+        """Raise UnsafeCache if another user can write to one of the folders."""
+        for folder in (self.folder, self.executables.folder, self._weights, self._exports):
+            require_private(folder)
 
     def weights_of(self, key: str, digest: str) -> Path:
         """Return the path of the packed weights of one program and one checkpoint."""
@@ -153,10 +158,10 @@ class Kept:
             yield path, _fault(lambda path=path: self.executables.verify(path))
         for item in self._packed():
             path = item.paths[0]
-            yield path, _fault(lambda path=path: SectionFile(path).verify())
+            yield path, _fault(lambda path=path: SectionFile(path, key_of(path.parent)).verify())
         for item in self._assembled():
             path = item.paths[0]
-            yield path, _fault(lambda path=path: read_assembled(path))
+            yield path, _fault(lambda path=path: sealed.load(path))
         for item in self._exported():
             path = item.paths[0]
             yield path, _fault(lambda path=path: _verify_export(path))
@@ -215,9 +220,13 @@ class Kept:
 
 
 def kept() -> Kept | None:
-    """Return the cache of this process, or None if RELAXSERVE_NO_CACHE disables it."""
+    """Return the cache of this process, or None if RELAXSERVE_NO_CACHE disables it. Raise UnsafeCache if another user can write to it."""
     switches = flags.current()
-    return None if switches.no_cache else Kept(switches.cache)
+    if switches.no_cache:
+        return None
+    cache = Kept(switches.cache)
+    cache.require_private()
+    return cache
 
 
 def _verify_export(folder: Path) -> None:
@@ -253,13 +262,3 @@ def _remove(items: Sequence[Item]) -> None:
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise CannotRemove(f"{path} cannot be removed: {error.strerror}; remove it as the user that owns the folder") from error
-
-
-@contextmanager
-def kept_in(folder: Path) -> Generator[None]:
-    """Turn an OSError from the cache, such as a full or read-only disk, into a LoadError with a remedy."""
-    try:
-        yield
-    except OSError as error:
-        remedy = "free space there, set RELAXSERVE_CACHE to another folder, or disable the cache with RELAXSERVE_NO_CACHE=1"
-        raise LoadError(ErrorCode.LOAD_FAILED, f"the cache {folder} cannot be used: {error.strerror or error}; {remedy}") from error

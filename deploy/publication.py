@@ -15,6 +15,7 @@ from deploy.cache import kept
 from deploy.export.kept import export_kept
 from deploy.export.web import export_web
 from deploy.model_loading.servable import require_servable, silent
+from runtime.sealed import is_shared
 from server.interfaces import LoadError
 from server.messages import Load
 
@@ -28,7 +29,7 @@ def main() -> None:
     try:
         model = require_servable(msgspec.structs.replace(load, max_batch=1, target="host", device="cpu"), silent)
         cache, folder = kept(), Path(sys.argv[1])
-        if cache is None:
+        if cache is None or is_shared():  # browsers run the files of an export, and no seal protects them
             export_web(model, load.name, folder)
         else:
             export_kept(model, load.name, folder, cache)

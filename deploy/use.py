@@ -11,7 +11,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from runtime.errors import DamagedFile
+from runtime.errors import DamagedFile, UnsafeCache
+from runtime.sealed import key_of
 from runtime.sections import SectionFile
 
 log = logging.getLogger(__name__)
@@ -81,10 +82,10 @@ def begin_use(
 def _is_sound(path: Path, progress: Callable[[float], None]) -> bool:
     """Verify a file. Return True if it is undamaged or missing, or if it was damaged and is removed now."""
     try:
-        SectionFile(path).verify(progress)
+        SectionFile(path, key_of(path.parent)).verify(progress)
     except FileNotFoundError:
         return True
-    except DamagedFile as fault:
+    except (DamagedFile, UnsafeCache) as fault:
         return remove_damaged(path, str(fault))
     return True
 

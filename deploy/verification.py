@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from runtime.errors import DamagedFile
+from runtime.errors import DamagedFile, RuntimeFault, UnsafeCache
 from runtime.launch import command
+from runtime.sealed import key_of
 from runtime.sections import SectionFile
 
 COMMAND = command("deploy.verification")
@@ -37,10 +38,10 @@ def main(paths: Sequence[Path]) -> None:
             print(fault, flush=True)
 
 
-def _faults(path: Path) -> Iterator[DamagedFile]:
+def _faults(path: Path) -> Iterator[RuntimeFault]:
     try:
-        SectionFile(path).verify_slowly(_Pace())
-    except DamagedFile as fault:
+        SectionFile(path, key_of(path.parent)).verify_slowly(_Pace())
+    except (DamagedFile, UnsafeCache) as fault:
         yield fault
     except OSError:  # another process has removed the file; the worker keeps what it has mapped, and the next start builds the file again
         return

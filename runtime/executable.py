@@ -42,7 +42,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime import sections
+from runtime import sealed, sections
 from runtime.errors import DamagedFile, IncompatibleExecutable
 
 FORMAT_VERSION = 4
@@ -298,13 +298,15 @@ class Executable:
         names = (f"{entry}{PREPARATION}{number}" for number in count())
         return tuple(known[name] for name in takewhile(known.__contains__, names))
 
-    def save(self, path: Path) -> None:
-        sections.write(path, {"version": _encode(_Version(FORMAT_VERSION)), **_sections_of(self, "")})
+    def save(self, path: Path, ranges: str = "") -> None:
+        """Write and seal an executable. `ranges` is sealed with it: the ranges of its variables, which the cache stores beside it."""
+        content = sections.packed({"version": _encode(_Version(FORMAT_VERSION)), **_sections_of(self, "")})
+        sealed.store(path, content, _label(path, ranges))
 
     @staticmethod
-    def load(path: Path) -> Executable:
-        """Read an executable and verify every section. Constants are read-only views of the mapped file."""
-        file = sections.SectionFile(path)
+    def load(path: Path, ranges: str = "", key: bytes | None = None) -> Executable:
+        """Read an executable, and verify its seal and then every section. Constants are read-only views of the bytes that were read."""
+        file = sections.SectionFile(path, content=sealed.load(path, _label(path, ranges), key))
         version = _decode(file, "version", _Version)
         if version.format_version != FORMAT_VERSION:
             raise IncompatibleExecutable(
@@ -314,6 +316,10 @@ class Executable:
 
 
 _PREPARING = "preparing/"
+
+
+def _label(path: Path, ranges: str) -> str:
+    return f"{path.name} {ranges}" if ranges else path.name
 
 
 def _encode(value: Any) -> bytes:

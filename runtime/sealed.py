@@ -24,6 +24,7 @@ import tempfile
 from contextlib import suppress
 from functools import cache
 from io import BufferedReader
+from itertools import takewhile
 from pathlib import Path
 
 from runtime import flags
@@ -46,7 +47,7 @@ def store(path: Path, content: bytes, name: str = "") -> None:
     _write(path, seal(content, name or path.name, key_of(path.parent)))
 
 
-def load(path: Path, name: str = "") -> memoryview:
+def load(path: Path, name: str = "", key: bytes | None = None) -> memoryview:
     """Return the content of a file that `store` wrote, copied into memory and aligned to pages. A mapped file could change after its seal
     is verified."""
     with opened(path) as file:
@@ -56,7 +57,7 @@ def load(path: Path, name: str = "") -> memoryview:
         sealed = mmap.mmap(-1, size)
         if file.readinto(sealed) != size:
             raise DamagedFile(path, "seal", "the file was cut while it was read")
-    content = unseal(memoryview(sealed), name or path.name, key_of(path.parent))
+    content = unseal(memoryview(sealed), name or path.name, key or key_of(path.parent))
     if content is None:
         raise DamagedFile(path, "seal", "it was made with another key, or the file was changed afterwards")
     return content.toreadonly()
@@ -102,8 +103,8 @@ def is_shared() -> bool:
 
 
 def key_of(folder: Path) -> bytes:
-    """Return the key of a folder's files, and make it if there is none. Raise OSError if it cannot be read or made, and UnsafeCache if others
-    can change or read it."""
+    """Return the key of a folder's files, and make it if there is none. Raise OSError if it cannot be read or made, and UnsafeCache if
+    others can change or read it."""
     named = flags.current().cache_key_file
     if named is not None:
         return _named_key(named)
@@ -182,9 +183,9 @@ def opened(path: Path) -> BufferedReader:
 
 def make_private(folder: Path) -> None:
     """Create a folder and its missing parents for this user alone, whatever the umask says."""
-    if not folder.is_dir():
-        make_private(folder.parent)
-        folder.mkdir(mode=0o700, exist_ok=True)
+    missing = takewhile(lambda path: not path.exists(), (folder, *folder.parents))
+    for path in reversed([*missing]):
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _require_trusted(path: Path, status: os.stat_result, command: str) -> None:

@@ -1,7 +1,8 @@
 """A file of named sections, each with a checksum: the format of executables and packed weights on disk.
 
-    magic | header length | sha256 of the header | header (MessagePack: name, offset, size, CRC-32 of each section) | sections
+    magic | header length | digest of the header | header (MessagePack: name, offset, size, CRC-32 of each section) | sections
 
+The digest is a SHA-256, or with a key the seal of runtime/sealed.py, so that only the holder of the key can write the file.
 A CRC detects every single flipped bit and is several times as fast as a cryptographic digest, which matters because gigabytes of weights
 are verified. Sections begin at multiples of 64 bytes, so arrays in them are aligned when the file is mapped. Files with equal content are
 equal byte for byte.
@@ -10,6 +11,7 @@ equal byte for byte.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import mmap
 import os
 import struct
@@ -18,12 +20,14 @@ import zlib
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
 import msgspec
 
 from runtime.errors import DamagedFile
+from runtime.sealed import make_private, opened, seal_of
 
 MAGIC = b"RLXSECT2"
 ALIGNMENT = 64
@@ -39,39 +43,29 @@ class Section(msgspec.Struct, frozen=True):
     crc32: int
 
 
-def write(path: Path, contents: Mapping[str, bytes | memoryview]) -> None:
+Put = Callable[[str, memoryview], None]
+
+
+def packed(contents: Mapping[str, bytes | memoryview]) -> bytes:
+    """Return the bytes of a file with these sections."""
     views = {name: memoryview(content).cast("B") for name, content in contents.items()}
-    with writing(path, {name: view.nbytes for name, view in views.items()}) as put:
+    file = BytesIO()
+    with _filling(file, {name: view.nbytes for name, view in views.items()}, _plain_digest) as put:
         for name, view in views.items():
             put(name, view)
+    return file.getvalue()
 
 
 @contextmanager
-def writing(path: Path, sizes: Mapping[str, int]) -> Generator[Callable[[str, memoryview], None]]:
+def writing(path: Path, sizes: Mapping[str, int], key: bytes | None = None) -> Generator[Put]:
     """Write a file whose sections arrive one by one, in any order. Readers see either the old file or the complete new file, even after a
     power failure."""
-    table = _layout(sizes)
-    missing = set(sizes)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private(path.parent)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as file:
-            # an empty last section also lies within the file
-            file.truncate(max((s.offset + s.size for s in table.values()), default=0))
-
-            def put(name: str, content: memoryview) -> None:
-                section = table[name]
-                assert content.nbytes == section.size, f"section {name!r} has {content.nbytes} bytes, {section.size} were announced"
-                file.seek(section.offset)
-                file.write(content)
-                table[name] = msgspec.structs.replace(section, crc32=zlib.crc32(content))
-                missing.discard(name)
-
-            yield put
-            assert not missing, f"sections without content: {', '.join(missing)}"
-            header = msgspec.msgpack.encode(list(table.values()))
-            file.seek(0)
-            file.write(_PREFIX.pack(MAGIC, len(header), hashlib.sha256(header).digest()) + header)
+            with _filling(file, sizes, _digest_of(path, key)) as put:
+                yield put
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -79,6 +73,39 @@ def writing(path: Path, sizes: Mapping[str, int]) -> Generator[Callable[[str, me
         os.unlink(temporary)
         raise
     _sync_directory(path.parent)
+
+
+@contextmanager
+def _filling(file: IO[bytes], sizes: Mapping[str, int], digest: Callable[[bytes], bytes]) -> Generator[Put]:
+    table = _layout(sizes)
+    missing = set(sizes)
+
+    def put(name: str, content: memoryview) -> None:
+        section = table[name]
+        assert content.nbytes == section.size, f"section {name!r} has {content.nbytes} bytes, {section.size} were announced"
+        file.seek(section.offset)
+        file.write(content)
+        table[name] = msgspec.structs.replace(section, crc32=zlib.crc32(content))
+        missing.discard(name)
+
+    # an empty last section also lies within the file
+    if num_bytes := max((s.offset + s.size for s in table.values()), default=0):
+        file.seek(num_bytes - 1)
+        file.write(b"\0")
+    yield put
+    assert not missing, f"sections without content: {', '.join(missing)}"
+    header = msgspec.msgpack.encode(list(table.values()))
+    file.seek(0)
+    file.write(_PREFIX.pack(MAGIC, len(header), digest(header)) + header)
+
+
+def _plain_digest(header: bytes) -> bytes:
+    return hashlib.sha256(header).digest()
+
+
+def _digest_of(path: Path, key: bytes | None) -> Callable[[bytes], bytes]:
+    """Return the function that computes the digest of a file's header. With a key it is a seal, which includes the name of the file."""
+    return _plain_digest if key is None else lambda header: seal_of(header, path.name, key)
 
 
 def _layout(sizes: Mapping[str, int]) -> dict[str, Section]:
@@ -110,22 +137,20 @@ def _sync_directory(directory: Path) -> None:
 class SectionFile:
     """A mapped file of sections. Views stay valid as long as anything refers to them, even if the file is replaced meanwhile."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, key: bytes | None = None, *, content: memoryview | None = None) -> None:
+        """Read the header of a file: of the content that the caller has in memory, or of the file itself, which is then mapped."""
         self.path = path
-        if path.exists() and not path.is_file():  # opening a pipe would wait for a writer
-            raise DamagedFile(path, "header", "it is not a regular file")
-        with path.open("rb") as file:
-            self._map = _map(file)
-        self._sections = self._read_header()
+        self._map: memoryview = _mapped(path) if content is None else content
+        self._sections = self._read_header(_digest_of(path, key))
 
-    def _read_header(self) -> dict[str, Section]:
+    def _read_header(self, digest_of: Callable[[bytes], bytes]) -> dict[str, Section]:
         if len(self._map) < _PREFIX.size:
             raise DamagedFile(self.path, "header", f"the file has {len(self._map)} bytes, expected at least {_PREFIX.size}")
         magic, length, digest = _PREFIX.unpack_from(self._map)
         if magic != MAGIC:
             raise DamagedFile(self.path, "header", f"it starts with {magic!r}, not {MAGIC!r}")
-        header = self._map[_PREFIX.size : _PREFIX.size + length]
-        if len(header) != length or hashlib.sha256(header).digest() != digest:
+        header = bytes(self._map[_PREFIX.size : _PREFIX.size + length])
+        if len(header) != length or not hmac.compare_digest(digest_of(header), digest):
             raise DamagedFile(self.path, "header", "its digest differs")
         try:
             table = msgspec.msgpack.decode(header, type=list[Section])
@@ -145,7 +170,7 @@ class SectionFile:
         section = self._sections.get(name)
         if section is None:
             raise DamagedFile(self.path, name, "it is missing")
-        view = memoryview(self._map)[section.offset : section.offset + section.size]
+        view = self._map[section.offset : section.offset + section.size]
         if verify and zlib.crc32(view) != section.crc32:
             raise DamagedFile(self.path, name, "its checksum differs")
         return view
@@ -170,7 +195,8 @@ class SectionFile:
             raise DamagedFile(self.path, name, "its checksum differs")
 
 
-def _map(file: BinaryIO) -> mmap.mmap | bytes:
+def _mapped(path: Path) -> memoryview:
     """Map the file, or return no bytes for an empty file, which cannot be mapped."""
-    size = os.fstat(file.fileno()).st_size
-    return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b"")

@@ -26,7 +26,7 @@ from deploy.use import remove_damaged
 from deploy.verification import damage_of
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.registry import number_of
-from runtime.errors import OutOfMemory
+from runtime.errors import OutOfMemory, UnsafeCache
 from runtime.session import Session
 from server.engine.scheduling.pace import Pace
 from server.engine.step_model import StepModel
@@ -126,7 +126,7 @@ def _refusals() -> Generator[None]:
     """Turn errors of the model and of the machine into a LoadError."""
     try:
         yield
-    except ModelError as error:
+    except (ModelError, UnsafeCache) as error:
         raise LoadError(ErrorCode.LOAD_REFUSED, str(error)) from error
     # the plan fitted, but the memory is missing: another process took it, or memory_limit_bytes exceeds the machine's memory
     except OutOfMemory as error:

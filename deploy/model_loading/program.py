@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
-from compiler.cache import Cache
+from compiler.cache import Cache, Key
 from compiler.ir.module import IRModule
 from compiler.machine.target import Target
 from compiler.signature import key_of, signature
-from deploy.cache import kept, kept_in
+from deploy.cache import NOT_CACHED, kept
 from deploy.model_loading.servable import Progress, silent
 from runtime.executable import Executable
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +30,25 @@ def compile_model(module: IRModule, cache: Cache | None, target: Target, progres
     progress("compile", 0.0)
     entry = next(iter(module.graph_functions))  # name of the step; the other functions work on its results
     key = key_of(module, target.key)
-    found = cache.find(key) if cache is not None else None
+    found = _found(cache, key)
     started = time.perf_counter()
     executable = _compiled(module, target, progress) if found is None else found
     elapsed = 0.0 if found is not None else time.perf_counter() - started
     if found is None and cache is not None:
-        with kept_in(cache.folder):
+        try:
             cache.store(key, executable)
+        except OSError as error:  # a full or read-only disk
+            log.warning(NOT_CACHED, "the compiled program", cache.folder, error.strerror or error)
     progress("compile", 1.0)
     return Compiled(executable, signature(module, entry), key.digest, found is not None, elapsed)
+
+
+def _found(cache: Cache | None, key: Key) -> Executable | None:
+    try:
+        return None if cache is None else cache.find(key)
+    except OSError as error:
+        log.warning("the cache %s cannot be read: %s; the program is compiled", cache and cache.folder, error.strerror or error)
+        return None
 
 
 def _compiled(module: IRModule, target: Target, progress: Progress) -> Executable:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import logging
 from functools import partial
 from pathlib import Path
 
 from compiler.bind import bind_weights
-from deploy.cache import kept, kept_in
+from deploy.cache import NOT_CACHED, kept
 from deploy.model_loading.program import Compiled
 from deploy.model_loading.servable import Progress, Servable
 from deploy.use import begin_use
 from runtime.session import Session
 from server.messages import Load
+
+log = logging.getLogger(__name__)
 
 
 def bind(session: Session, model: Servable, compiled: Compiled, load: Load, progress: Progress) -> Path | None:
@@ -22,8 +24,9 @@ def bind(session: Session, model: Servable, compiled: Compiled, load: Load, prog
     packed = None
     if folder is not None:
         place = folder.weights_of(compiled.key, model.mode.weights.digest())
-        with kept_in(place.parent):
+        try:
             packed = begin_use(place, verify=load.verify, restart=load.restart, progress=partial(progress, "verify"))
-    with nullcontext() if packed is None else kept_in(packed.parent):
-        bind_weights(session, compiled.executable, model.mode.entry, model.mode.weights, packed, partial(progress, "pack"))
+        except OSError as error:
+            log.warning(NOT_CACHED, "packed weights", place.parent, error.strerror or error)
+    bind_weights(session, compiled.executable, model.mode.entry, model.mode.weights, packed, partial(progress, "pack"))
     return packed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tarfile
 from functools import cache as cache_results
 from pathlib import Path
@@ -17,8 +18,9 @@ from compiler.driver import compile_module
 from compiler.ir.text.parser import parse
 from compiler.signature import key_of, signature
 from runtime import flags
-from runtime.errors import BoundExceeded, DamagedFile
+from runtime.errors import BoundExceeded, DamagedFile, UnsafeCache
 from runtime.executable import Executable
+from runtime.sealed import KEY_FILE
 from runtime.session import Session
 
 assert compiler.ops
@@ -201,7 +203,11 @@ def test_a_named_pipe_in_an_entry_s_place_is_replaced(suffix: str, tmp_path: Pat
     path.with_suffix(suffix).unlink()
     os.mkfifo(path.with_suffix(suffix))
     cache.store(key(text()), executable)
-    assert cache.find(key(text())) is not None and sorted(file.suffix for file in tmp_path.iterdir()) == [".json", ".rsx"]
+    assert cache.find(key(text())) is not None
+    assert sorted(file.suffix for file in tmp_path.iterdir() if file.name != KEY_FILE) == [
+        ".json",
+        ".rsx",
+    ]
 
 
 def test_a_damaged_entry_is_removed_and_counts_as_absent(tmp_path: Path, executable: Executable, caplog: pytest.LogCaptureFixture) -> None:
@@ -212,7 +218,7 @@ def test_a_damaged_entry_is_removed_and_counts_as_absent(tmp_path: Path, executa
     path.write_bytes(content)
     assert cache.find(key(text())) is None
     assert str(path) in caplog.text
-    assert not list(tmp_path.iterdir())
+    assert [file.name for file in tmp_path.iterdir()] == [KEY_FILE]
 
 
 def test_a_folder_that_may_only_be_read_serves(tmp_path: Path, executable: Executable, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,6 +263,9 @@ def test_an_archive_carries_entries_to_another_folder(tmp_path: Path) -> None:
         here.store(key(text(upper)), made(upper))
     archive = tmp_path / "all.tar"
     here.export(archive, here.entries())
+    there.folder.mkdir()
+    shutil.copyfile(here.folder / KEY_FILE, there.folder / KEY_FILE)
+    (there.folder / KEY_FILE).chmod(0o600)
     assert {e.path.name for e in there.load_archive(archive)} == {e.path.name for e in here.entries()}
     assert there.find(key(text("8"))) is not None
     assert sorted(p.name for p in there.folder.iterdir()) == sorted(p.name for p in here.folder.iterdir())
@@ -299,6 +308,49 @@ def test_a_damaged_executable_in_an_archive_leaves_the_cache_as_it_was(tmp_path:
     path.write_bytes(path.read_bytes()[:-100] + bytes(100))
     archive = tmp_path / "bad.tar"
     here.export(archive, here.entries())
-    with pytest.raises(DamagedFile):
+    with pytest.raises(CacheError, match="damaged or sealed with another key"):
         there.load_archive(archive)
-    assert not list(there.folder.iterdir())
+    assert not list(there.entries())
+
+
+def test_an_archive_of_another_key_is_refused(tmp_path: Path, executable: Executable) -> None:
+    """Issue 37, A.5: an archive is code, so its seals must be those of this installation or of a shared key."""
+    here, there = Cache(tmp_path / "here"), Cache(tmp_path / "there")
+    here.store(key(text()), executable)
+    here.export(tmp_path / "all.tar", here.entries())
+    with pytest.raises(CacheError, match=r"another key.*RELAXSERVE_CACHE_KEY_FILE"):
+        there.load_archive(tmp_path / "all.tar")
+    assert not list(there.entries())
+
+
+# --- who may write to the folder -----------------------------------------------------------------------------------------
+
+
+def test_code_of_whoever_lacks_the_key_is_compiled_again(tmp_path: Path, executable: Executable, caplog: pytest.LogCaptureFixture) -> None:
+    """Issue 37, A.5: an entry with valid checksums but a seal of another key counts as damaged, and the log says so."""
+    hostile, cache = Cache(tmp_path / "hostile"), Cache(tmp_path / "cache")
+    cache.store(key(text()), executable)
+    path = hostile.store(key(text()), executable)
+    (cache.folder / path.name).write_bytes(path.read_bytes())
+    assert cache.find(key(text())) is None
+    assert "another key" in caplog.text and not list(cache.entries())
+
+
+def test_a_sidecar_is_sealed_with_its_executable(tmp_path: Path) -> None:
+    """Issue 37, A.5: ranges that an executable cannot check, such as expressions, cannot be exchanged either."""
+    cache = Cache(tmp_path)
+    path = cache.store(key(text()), made())
+    sidecar = path.with_suffix(".json")
+    sidecar.write_bytes(sidecar.read_bytes().replace(b"64", b"65"))
+    with pytest.raises(DamagedFile, match="seal"):
+        cache.verify(path)
+
+
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, executable: Executable) -> None:
+    """Issue 37, A.5."""
+    cache = Cache(tmp_path)
+    cache.store(key(text()), executable)
+    tmp_path.chmod(0o777)
+    for use in (lambda: cache.find(key(text())), lambda: cache.store(key(text()), executable)):
+        with pytest.raises(UnsafeCache, match=f"owner {os.geteuid()}, .*mode 0777.*chmod go-w {tmp_path}"):
+            use()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from compiler.cache import Cache, Key, Range
 from deploy.cache import ABANDONED_S, CannotRemove, Item, Kept, Part
-from runtime import sections
+from runtime import sealed, sections
 from runtime.executable import Bound, Executable, ExecutableMeta, VMFunction
 
 KEYS = [digit * 32 for digit in "abc"]
@@ -33,7 +32,8 @@ def program(kept: Kept, key: str, *, upper: int = 8, age_s: float = 0.0) -> Path
 
 def weights(kept: Kept, key: str, digest: str = DIGEST, *, age_s: float = 0.0) -> Path:
     path = kept.weights_of(key, digest)
-    sections.write(path, {"w": bytes(SIZE)})
+    with sections.writing(path, {"w": SIZE}, sealed.key_of(path.parent)) as put:
+        put("w", memoryview(bytes(SIZE)))
     return aged(path, age_s)
 
 
@@ -47,7 +47,7 @@ def names(items: list[Item]) -> list[str]:
 
 
 def files(kept: Kept) -> set[str]:
-    return {path.name for path in kept.folder.rglob("*") if path.is_file()}
+    return {path.name for path in kept.folder.rglob("*") if path.is_file() and path.name != sealed.KEY_FILE}
 
 
 def test_weights_go_with_the_last_program_that_reads_them(kept: Kept) -> None:
@@ -129,7 +129,8 @@ def test_what_is_not_ours_stays(kept: Kept) -> None:
 def test_what_is_mapped_is_read_on(kept: Kept) -> None:
     program(kept, KEYS[0])
     path = kept.weights_of(KEYS[0], DIGEST)
-    sections.write(path, {"w": np.arange(5000, dtype=np.int64).tobytes()})
+    with sections.writing(path, {"w": 40_000}) as put:
+        put("w", memoryview(np.arange(5000, dtype=np.int64)).cast("B"))
     mapped = np.frombuffer(sections.SectionFile(path).read("w", verify=False), np.int64)
     kept.prune(keep_bytes=0)
     assert not path.exists() and mapped.sum() == 5000 * 4999 // 2
@@ -152,14 +153,14 @@ def test_verifying_names_what_is_damaged_and_what_is_sound(kept: Kept) -> None:
     packed = [weights(kept, key) for key in KEYS[:2]]
     assert [(path, fault) for path, fault in kept.verify()] == [(path, "") for path in (*programs, *packed)]
     programs[0].with_suffix(".json").write_text("{")
-    for path, section in ((programs[1], "program"), (packed[1], "w")):
+    for path, section, keys in ((programs[1], "program", ()), (packed[1], "w", (sealed.key_of(packed[1].parent),))):
         content = bytearray(path.read_bytes())
-        content[sections.SectionFile(path)._sections[section].offset] ^= 1
+        content[sections.SectionFile(path, *keys)._sections[section].offset] ^= 1
         path.write_bytes(content)
     programs[2].with_suffix(".json").unlink()
     faults = dict(kept.verify())
     assert "section 'sidecar' is damaged" in faults[programs[0]] and "section 'sidecar' is damaged: it is missing" in faults[programs[2]]
-    assert "section 'program' is damaged" in faults[programs[1]] and "section 'w' is damaged: its checksum differs" in faults[packed[1]]
+    assert "section 'seal' is damaged" in faults[programs[1]] and "section 'w' is damaged: its checksum differs" in faults[packed[1]]
     assert faults[packed[0]] == ""
     for path, fault in faults.items():
         if fault:
@@ -225,11 +226,11 @@ def test_assembled_code_goes_with_its_program_and_is_verified(kept: Kept) -> Non
     used, orphan = (kept.assembled_of(key).with_name(f"{key}-{DIGEST[:16]}.cubin") for key in KEYS[:2])
     path = program(kept, KEYS[0])
     for file in (used, orphan):
-        file.write_bytes(hashlib.sha256(b"code").digest() + b"code")
+        sealed.store(file, b"code")
     assert names(kept.prune()) == [orphan.name] and used.exists()
     assert [fault for file, fault in kept.verify() if file == used] == [""]
     used.write_bytes(used.read_bytes()[:-1])
     ((_, fault),) = ((file, fault) for file, fault in kept.verify() if fault)
-    assert "checksum" in fault
+    assert "section 'seal' is damaged" in fault
     kept.remove(used)
     assert not used.exists() and path.exists() and path.with_suffix(".json").exists()

@@ -17,6 +17,7 @@ from deploy import use
 from deploy.use import begin_use, left_behind, markers_of
 from deploy.verification import damage_of
 from runtime import sections
+from runtime.sealed import key_of
 from runtime.sections import SectionFile
 
 ROOT = Path(__file__).parents[2]
@@ -30,10 +31,16 @@ input()
 """
 
 
+def write(path: Path, contents: dict[str, bytes]) -> None:
+    with sections.writing(path, {name: len(content) for name, content in contents.items()}, key_of(path.parent)) as put:
+        for name, content in contents.items():
+            put(name, memoryview(content))
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "weights" / "w.rsw"
-    sections.write(path, {"a": bytes(100), "b": bytes(range(256)) * 4000})
+    write(path, {"a": bytes(100), "b": bytes(range(256)) * 4000})
     return path
 
 
@@ -135,7 +142,7 @@ def test_a_folder_that_may_only_be_read_needs_no_marker(path: Path, monkeypatch:
 @pytest.mark.parametrize("section", ["a", "b"])
 def test_another_process_tells_what_is_damaged(section: str, path: Path) -> None:
     assert damage_of([path]) == ""
-    flip(path, SectionFile(path)._sections[section].offset)
+    flip(path, SectionFile(path, key_of(path.parent))._sections[section].offset)
     assert damage_of([path]) == f"{path}: section {section!r} is damaged: its checksum differs"
     path.unlink()
     assert damage_of([path]) == "", "a missing file is not damaged: it is built again"
@@ -149,7 +156,7 @@ def test_verification_runs_when_nothing_else_does() -> None:
 
 def test_verification_ends_with_its_worker(path: Path) -> None:
     """A verification process ends when its worker ends, because nobody would read its result."""
-    sections.write(path, {"large": bytes(64 << 20)})
+    write(path, {"large": bytes(64 << 20)})
     script = "import os, sys, subprocess; print(subprocess.Popen([sys.executable, '-m', 'deploy.verification', sys.argv[1]]).pid)"
     orphan = int(subprocess.run([sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, check=True).stdout)
     while _runs(orphan):

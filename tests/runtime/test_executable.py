@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compiler.ir.dtypes import DType
-from runtime import sections
+from runtime import sealed, sections
 from runtime.errors import DamagedFile, IncompatibleExecutable, RuntimeFault
 from runtime.executable import (
     DTYPES,
@@ -99,7 +99,7 @@ def test_equal_programs_give_equal_bytes(path: Path, tmp_path: Path) -> None:
     again = program()
     again.texts["main.ir"] = again.texts.pop("main.ir")  # equal content with another order of entries
     again.save(tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == path.read_bytes()
+    assert sealed.load(tmp_path / "again") == sealed.load(path)
 
 
 def test_element_types_are_those_of_the_compiler() -> None:
@@ -117,17 +117,25 @@ def test_a_damaged_section_is_named(path: Path, name: str) -> None:
     content = bytearray(path.read_bytes())
     at = file._sections[name].offset
     content[at] ^= 255
-    path.write_bytes(content)
+    sealed.store(path, bytes(content[: -sealed.SEAL_BYTES]))
     with pytest.raises(DamagedFile) as error:
         Executable.load(path)
     assert error.value.section == name and str(path) in str(error.value)
 
 
+def test_nothing_is_parsed_before_the_seal_is_verified(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 37, A.5: with valid checksums but another key, not even the table of sections is read."""
+    (path.parent / sealed.KEY_FILE).unlink()
+    monkeypatch.setattr(sections, "SectionFile", None)
+    with pytest.raises(DamagedFile, match="seal"):
+        Executable.load(path)
+
+
 def replace_section(path: Path, name: str, content: bytes) -> None:
-    """Replace a section of a file, with a valid checksum for the new content."""
+    """Replace a section of a file, with a valid checksum and seal for the new content."""
     file = sections.SectionFile(path)
     old = {n: bytes(file.read(n)) for n in file.names}
-    sections.write(path, {**old, name: content})
+    sealed.store(path, sections.packed({**old, name: content}))
 
 
 def test_another_format_is_not_read(path: Path) -> None:
@@ -167,6 +175,6 @@ def test_a_program_with_flipped_bytes_gives_a_typed_error_or_loads(path: Path, t
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     fuzzed = tmp_path / "fuzzed"
-    sections.write(fuzzed, {n: bytes(content) if n == "program" else bytes(file.read(n)) for n in file.names})
+    sealed.store(fuzzed, sections.packed({n: bytes(content) if n == "program" else bytes(file.read(n)) for n in file.names}))
     with contextlib.suppress(RuntimeFault):
         Executable.load(fuzzed)

@@ -16,10 +16,16 @@ from runtime.sections import SectionFile
 CONTENT = {"one": b"first", "empty": b"", "große": bytes(range(256)) * 9}
 
 
+def write(path: Path, contents: dict[str, bytes], key: bytes | None = None) -> None:
+    with sections.writing(path, {name: len(content) for name, content in contents.items()}, key) as put:
+        for name, content in contents.items():
+            put(name, memoryview(content))
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "new" / "file"
-    sections.write(path, CONTENT)
+    write(path, CONTENT)
     return path
 
 
@@ -34,8 +40,25 @@ def test_sections_are_aligned_views_of_the_file(path: Path) -> None:
 
 
 def test_equal_content_gives_equal_bytes(path: Path, tmp_path: Path) -> None:
-    sections.write(tmp_path / "again", CONTENT)
+    write(tmp_path / "again", CONTENT)
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
+
+
+def test_bytes_in_memory_are_those_of_a_file(path: Path) -> None:
+    assert sections.packed(CONTENT) == path.read_bytes()
+    file = SectionFile(Path("none"), content=memoryview(path.read_bytes()))
+    assert {name: bytes(file.read(name)) for name in file.names} == CONTENT
+
+
+def test_a_header_is_sealed_by_the_key_and_the_name(path: Path) -> None:
+    """Issue 37, A.5: sizes and checksums of packed weights are those that an installation with the key wrote."""
+    write(path, CONTENT, b"key")
+    SectionFile(path, b"key").verify()
+    for key in (None, b"other"):
+        with pytest.raises(DamagedFile, match="digest differs"):
+            SectionFile(path, key)
+    with pytest.raises(DamagedFile, match="digest differs"):
+        SectionFile(path.rename(path.with_name("other")), b"key")
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
@@ -47,7 +70,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_a_view_outlives_the_replacement_of_its_file(path: Path) -> None:
     view = SectionFile(path).read("one")
-    sections.write(path, {"one": b"other"})
+    write(path, {"one": b"other"})
     assert bytes(view) == b"first" and bytes(SectionFile(path).read("one")) == b"other"
 
 
@@ -76,7 +99,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(path: Path, monkeyp
     before = path.read_bytes()
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="no space"):
-        sections.write(path, {"one": b"new"})
+        write(path, {"one": b"new"})
     assert path.read_bytes() == before and list(path.parent.iterdir()) == [path]
 
 

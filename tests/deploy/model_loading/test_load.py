@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -43,6 +45,7 @@ from deploy.model_loading.tokenizer import load_tokenizer
 from deploy.verification import damage_of
 from runtime.cache_groups import PAGE_SIZE
 from runtime.executable import Executable
+from runtime.sealed import key_of
 from runtime.sections import SectionFile
 from server.engine.step_model import GroupLimits, Places, StepBatch
 from server.engine.worker import LoadedModel, engine_of
@@ -494,7 +497,7 @@ def test_packed_weights_with_a_flipped_bit_are_built_again(
     sound = embedded(load(folder_of("bert"), quantize="int8"), [[5, 6, 7]])
     (packed,) = (item.paths[0] for item in Kept(tmp_path).items() if item.part is Part.WEIGHTS)
     content = bytearray(packed.read_bytes())
-    largest = max(SectionFile(packed)._sections.values(), key=lambda section: section.size)
+    largest = max(SectionFile(packed, key_of(packed.parent))._sections.values(), key=lambda section: section.size)
     content[largest.offset + largest.size // 2] ^= 64
     packed.unlink()  # do not overwrite the file, because the first load has mapped it
     packed.write_bytes(content)
@@ -511,11 +514,58 @@ def test_packed_weights_with_a_flipped_bit_are_built_again(
     assert damage_of([packed]) == ""
 
 
-def test_a_cache_that_cannot_be_written_is_named(folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def refuse_writes(monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """Let everything that creates a file in the cache fail, as on a full or read-only disk. The tests may run as root, whom modes do not
+    stop."""
+
+    def refuse(*_: object, **__: object) -> tuple[int, str]:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS], ids=["full", "read-only"])
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_a_cache_that_cannot_be_written_is_done_without(
+    error: int,
+    has_folder: bool,
+    folder_of: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Issue 37, A.6: a full or read-only cache costs time at the start, and the log says so; the model is served."""
+    sound = embedded(load(folder_of("bert"), quantize="int8"), [[5, 6, 7]])
+    if has_folder:
+        for name in ("executables", "weights"):
+            (tmp_path / name).mkdir()
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
+    refuse_writes(monkeypatch, error)
+    np.testing.assert_array_equal(embedded(load(folder_of("bert"), quantize="int8"), [[5, 6, 7]]), sound)
+    assert "the compiled program cannot be stored in the cache" in caplog.text and "packed weights cannot be stored" in caplog.text
+    assert os.strerror(error) in caplog.text
+
+
+def test_a_cache_that_is_no_folder_is_done_without(
+    folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(program, "_compiled", lambda *_: None)
-    with pytest.raises(LoadError, match=r"the cache .*/file/executables cannot be used: Not a directory; free space there, set"):
+    load(folder_of("bert"), quantize="int8")
+    assert "file/executables: Not a directory; free space there or set RELAXSERVE_CACHE" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["", "executables", "weights", "exports"])
+def test_a_cache_that_others_can_write_to_is_refused(
+    part: str, folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Issue 37, A.5: the refusal comes before anything is compiled or read."""
+    (tmp_path / part).mkdir(exist_ok=True)
+    (tmp_path / part).chmod(0o777)
+    monkeypatch.setenv("RELAXSERVE_CACHE", str(tmp_path))
+    monkeypatch.setattr(program, "_compiled", None)
+    with pytest.raises(LoadError, match=rf"the cache {tmp_path / part} can be written by others \(owner \d+, .*mode 0777.*chmod go-w"):
         load(folder_of("llama"))
 
 
@@ -677,6 +727,7 @@ def test_a_gguf_file_with_a_pooling_embeds(tmp_path: Path) -> None:
 
 SECOND_START = """
 import sys
+import tempfile
 from math import prod
 from pathlib import Path
 opened = []
