@@ -232,7 +232,7 @@ def kept() -> Kept | None:
 def _verify_export(folder: Path) -> None:
     try:
         levels = json.loads((folder / "program.json").read_bytes())["levels"]
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RuntimeFault(f"program.json is damaged: {error}") from error
     for level in levels:
         for shard in level["shards"]:

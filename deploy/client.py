@@ -132,7 +132,7 @@ def _parsed(body: bytes) -> dict[str, Any]:
     """Return the JSON of an error envelope, or {} for any other body."""
     try:
         answer = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return answer if isinstance(answer, dict) and isinstance(answer.get("error"), dict) else {}
 

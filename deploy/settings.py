@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import reprlib
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -152,8 +153,8 @@ def parse(name: str, text: str, where: str) -> Any:
     expected, read = _KINDS["bytes" if name.endswith("_bytes") else kind]
     try:
         return read(text)
-    except ValueError:
-        raise SettingsError(f"{where} is {text!r}; expected {expected}") from None
+    except (ValueError, OverflowError):
+        raise SettingsError(f"{where} is {_shown(text)}; expected {expected}") from None
 
 
 def num_bytes(text: str) -> int:
@@ -181,11 +182,32 @@ def _flag(text: str) -> bool:
 def _path(text: str) -> Path:
     if not text:
         raise ValueError(text)
-    return Path(text).expanduser()
+    return Path(_text(text)).expanduser()
+
+
+def _text(text: str) -> str:
+    """Return the text. Raise ValueError if it has a zero byte, or is no Unicode: then it can be neither a path nor an address."""
+    if "\0" in text:
+        raise ValueError(text)
+    text.encode()
+    return text
+
+
+def _key(key: object) -> str:
+    return key if isinstance(key, str) else _shown(key)
+
+
+def _shown(value: object) -> str:
+    """Return the beginning of a value for a message. Values of a file may be nested without end, and Python does not write integers of more
+    than 4300 digits."""
+    try:
+        return reprlib.repr(value) if isinstance(value, list | dict) else f"{value!r:.80}"
+    except ValueError:
+        return "an integer of thousands of digits"
 
 
 _KINDS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "str": ("a text", str),
+    "str": ("a text", _text),
     "int": ("a whole number", int),
     "float": ("a number of seconds", float),
     "bool": ("true or false", _flag),
@@ -232,8 +254,10 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
         document = yaml.load(path.read_text() if _STREAM.fullmatch(str(path)) else regular(path).read_text(), _Loader)
     except OSError as error:
         raise SettingsError(f"configuration {path}: {error.strerror}; name a file that can be read") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # the last two: bytes, dates and integers that Python has no value for
         raise SettingsError(f"configuration {path} is not YAML: {error}") from error
+    except RecursionError:
+        raise SettingsError(f"configuration {path} is nested too deeply; expected settings, and a list of models") from None
     if document is None:
         return {}, []
     if not isinstance(document, dict):
@@ -242,19 +266,19 @@ def read_config(path: Path) -> tuple[dict[str, Any], list[ModelSpec]]:
     values: dict[str, Any] = {}
     specs: list[ModelSpec] = []
     for key, value in document.items():
-        where = f"{key} in {path}"
+        where = f"{_key(key)} in {path}"
         if key == "models":
             specs = [_spec(entry, f"model {number} in {path}") for number, entry in enumerate(_list(value, where), 1)]
         elif key in names:
             values[key] = _from_yaml(key, value, where)
         else:
-            raise SettingsError(f"{where} is no setting{_nearest(str(key), [*names, 'models'])}")
+            raise SettingsError(f"{where} is no setting{_nearest(where.removesuffix(f' in {path}'), [*names, 'models'])}")
     return values, specs
 
 
 def _list(value: object, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise SettingsError(f"{where} is {value!r:.80}; expected a list")
+        raise SettingsError(f"{where} is {_shown(value)}; expected a list")
     return value
 
 
@@ -270,26 +294,32 @@ def _from_yaml(name: str, value: object, where: str) -> Any:
             )
         return tuple(value)
     if not isinstance(value, str | int | float | bool):
-        raise SettingsError(f"{where} is {value!r:.80}; expected a single value")
-    return parse(name, str(value), where)
+        raise SettingsError(f"{where} is {_shown(value)}; expected a single value")
+    try:
+        text = str(value)
+    except ValueError:
+        raise SettingsError(f"{where} is {_shown(value)}; expected {_KINDS['bytes' if name.endswith('_bytes') else 'int'][0]}") from None
+    return parse(name, text, where)
 
 
 def _spec(entry: object, where: str) -> ModelSpec:
     if isinstance(entry, str):
         return model_spec(entry)
     if not isinstance(entry, dict) or not isinstance(entry.get("source"), str):
-        raise SettingsError(f"{where} is {entry!r:.80}; expected PATH_OR_ID[=NAME], or fields with a source")
+        raise SettingsError(f"{where} is {_shown(entry)}; expected PATH_OR_ID[=NAME], or fields with a source")
     for key in entry:
         if key not in MODEL_KEYS:
-            raise SettingsError(f"{key} of {where} is no field of a model{_nearest(str(key), MODEL_KEYS)}; known: {', '.join(MODEL_KEYS)}")
+            raise SettingsError(
+                f"{_key(key)} of {where} is no field of a model{_nearest(_key(key), MODEL_KEYS)}; known: {', '.join(MODEL_KEYS)}"
+            )
     named = model_spec(entry["source"])
     values = {"name": named.name, **entry, "source": named.source}
     if isinstance(size := values.get("kv_cache_bytes"), str):
         try:
             values["kv_cache_bytes"] = num_bytes_or_share(size)
-        except ValueError:
+        except (ValueError, OverflowError):
             raise SettingsError(
-                f"kv_cache_bytes of {where} is {size!r}; expected a number of bytes, such as 64M or 2G, or a share, such as 50%"
+                f"kv_cache_bytes of {where} is {_shown(size)}; expected a number of bytes, such as 64M or 2G, or a share, such as 50%"
             ) from None
     try:
         return msgspec.convert(values, ModelSpec)
@@ -297,7 +327,7 @@ def _spec(entry: object, where: str) -> ModelSpec:
         expectation, _, place = str(error).partition(" - at `$.")
         key = re.split(r"\W", place)[0]
         expected = expectation[:1].lower() + expectation[1:]
-        raise SettingsError(f"{key} of {where} is {values.get(key)!r:.80}; {expected}") from error
+        raise SettingsError(f"{key} of {where} is {_shown(values.get(key))}; {expected}") from error
 
 
 def model_spec(text: str) -> ModelSpec:

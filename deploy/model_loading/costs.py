@@ -128,7 +128,7 @@ def _read(path: Path) -> Measured | None:
     try:
         with regular(path).open("rb") as file:
             costs = msgspec.json.decode(file.read(MAX_FILE_BYTES), type=Measured)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     usable = all(size > 0 and 0 < seconds < MOST_S for size, seconds in costs.steps.items()) and 0 <= costs.context_s < MOST_S
     return costs if costs.steps and usable else None

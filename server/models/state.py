@@ -17,6 +17,7 @@ from runtime.files import regular
 from server.messages import MAX_GAP_MS
 
 LEAST_CONTEXT, MOST_SEQUENCES, LONGEST_GAP_MS = 16, 4096, 3_600_000  # limits on a model's settings
+LEAST_FREE_BYTES = 4096
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$"  # names of models and aliases
 NAMED = "letters, digits and ._:/- of which the first is a letter or digit, 128 at most"
 
@@ -66,7 +67,7 @@ def read_state(path: Path) -> SavedState:
         return msgspec.json.decode(regular(path).read_bytes(), type=SavedState)
     except FileNotFoundError:
         return SavedState()
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise StateError(f"state file {path}: {error}; repair it, or remove it to start with no models") from error
     except OSError as error:
         raise StateError(f"state file {path}: {error.strerror}; name a file that can be read and written") from error
@@ -75,10 +76,13 @@ def read_state(path: Path) -> SavedState:
 def require_writable(path: Path) -> None:
     """Raise StateError unless the state file can be written, so that the server fails at its start and not after the first load."""
     try:
-        _fresh(path).touch()
-        _fresh(path).unlink()
+        try:
+            with _fresh(path).open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, LEAST_FREE_BYTES)  # a full disk still takes an empty file
+        finally:
+            _fresh(path).unlink(missing_ok=True)
     except OSError as error:
-        raise StateError(f"state file {path}: {error.strerror}; name a file in a folder that can be written") from error
+        raise StateError(f"state file {path}: {error.strerror}; name a file in a folder that can be written and has free space") from error
 
 
 @contextmanager
@@ -91,7 +95,7 @@ def exclusive(path: Path) -> Generator[None]:
     lock = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("a+b")
+        file = lock.open("a+b", buffering=0)  # nothing remains to be written when it is closed
     except OSError as error:
         raise StateError(f"state file {path}: {lock}: {error.strerror}; name a file in a folder that can be written") from error
     with file:
@@ -105,9 +109,11 @@ def exclusive(path: Path) -> Generator[None]:
             ) from None
         except OSError as error:
             raise StateError(f"state file {path} cannot be locked: {error.strerror}; name a file on a local disk") from error
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n".encode())
-        file.flush()
+        try:
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n".encode())
+        except OSError as error:
+            raise StateError(f"state file {path}: {lock}: {error.strerror}; free space there, or name a file on another disk") from error
         yield
 
 

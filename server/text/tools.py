@@ -319,6 +319,6 @@ class _CallScanner:
         span, self._span = self._span, ""
         try:
             return json.loads(span)
-        except ValueError:
+        except (ValueError, RecursionError):
             self.failed = True
             return None

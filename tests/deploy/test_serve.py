@@ -29,6 +29,35 @@ def test_a_state_file_that_cannot_be_used_stops_the_start(file: str, complaint: 
         serve(ServerSettings(port=0, state_file=tmp_path / file), [], greet)
 
 
+@pytest.mark.parametrize("content", [b'{"a":' * 100_000, b'{"x":' + b"[" * 100_000, b'{"models":[{"name":"\xff","source":"b"}]}'])
+def test_a_hostile_state_file_stops_the_start(content: bytes, tmp_path: Path) -> None:
+    """Issue 37, A.6."""
+    (tmp_path / "state.json").write_bytes(content)
+    with pytest.raises(StateError, match="repair it, or remove it"), own_state(tmp_path / "state.json"):
+        raise AssertionError("it started")
+
+
+@pytest.mark.parametrize("room", [0, 100])
+def test_a_full_disk_under_the_state_file_stops_the_start(room: int, tmp_path: Path) -> None:
+    """Issue 37, A.6: a full disk takes an empty file, so names can be created and nothing written. Here a limit on the
+    size of files makes writes fail: already that of the lock, or only that of the state."""
+    program = """
+import resource, sys
+from pathlib import Path
+from deploy.serve import own_state
+from server.models.state import StateError
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]),) * 2)
+try:
+    with own_state(Path(sys.argv[1])): print("started")
+except StateError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", program, tmp_path / "state.json", str(room)]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    assert "free space" in ended.stdout and "File too large" in ended.stdout
+    assert ended.stderr == "" and not (tmp_path / "state.json.new").exists()
+
+
 def test_two_servers_do_not_share_a_state_file(tmp_path: Path) -> None:
     """A second server with the same state file is refused, because each server would overwrite the models that the other has recorded."""
     state = tmp_path / "folder" / "state.json"

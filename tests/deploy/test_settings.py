@@ -196,3 +196,35 @@ def test_variables_that_kubernetes_injects_for_a_service_are_no_settings() -> No
     assert settings.port == ServerSettings().port and settings.strict
     config = {"RELAXSERVE_PORT": "9000", "RELAXSERVE_CONFIG": ""}
     assert service_links(config) == () and gather({}, config)[0].port == 9000
+
+
+HUGE = "0x" + "f" * 5000  # has more digits than Python writes or reads in decimal
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        pytest.param("[" * 5000 + "]" * 5000, "nested too deeply", id="nested lists"),
+        pytest.param("\n".join(" " * level + "a:" for level in range(1200)), "nested too deeply", id="nested mappings"),
+        pytest.param("port: " + "9" * 5000, "is not YAML: Exceeds the limit", id="5,000 digits"),
+        pytest.param("port: " + "1:" * 3000 + "1", "port .* is an integer of thousands of digits; expected a whole number", id="base 60"),
+        pytest.param(f"port: {HUGE}", "port .* is an integer of thousands of digits; expected a whole number", id="hexadecimal"),
+        pytest.param(f"max_body_bytes: {HUGE}", "expected a number of bytes", id="bytes"),
+        pytest.param(f"models: {HUGE}", "models .* expected a list", id="list"),
+        pytest.param(f"models: [{HUGE}]", r"model 1 .* expected PATH_OR_ID\[=NAME\]", id="model"),
+        pytest.param(
+            f"models: [{{source: a, max_batch: {HUGE}}}]", "max_batch of model 1 .* is an integer of thousands of digits", id="field"
+        ),
+        pytest.param("models: [{source: a, kv_cache_bytes: '" + "9" * 400 + "'}]", "kv_cache_bytes of model 1", id="size of a model"),
+        pytest.param("max_body_bytes: '" + "9" * 400 + "'", "max_body_bytes .* expected a number of bytes", id="size"),
+        pytest.param("port: 2026-99-99", "is not YAML: month must be", id="date"),
+        pytest.param(f"? {HUGE}\n: 1", "is no setting", id="key"),
+        pytest.param('state_file: "\\0"', "state_file .* expected a path", id="zero byte"),
+        pytest.param('host: "\\ud800"', "host .* expected a text", id="surrogate"),
+    ],
+)
+def test_a_hostile_configuration_is_refused_in_one_line(text: str, complaint: str, tmp_path: Path) -> None:
+    """Issue 37, A.6: YAML nested 5,000 deep and integers of 5,000 digits ended in tracebacks."""
+    with pytest.raises(SettingsError, match=complaint) as refused:
+        gather({}, {}, config=write(tmp_path, text))
+    assert len(str(refused.value)) < 600

@@ -45,7 +45,7 @@ class Block:
         """The arguments of a call as an object. If the call was cut off, its arguments are not valid JSON, and the object is empty."""
         try:
             read = msgspec.json.decode(self.text or "{}")
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             return {}
         return cast("Mapping[str, Any]", read) if isinstance(read, dict) else {}
 

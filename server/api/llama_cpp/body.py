@@ -110,12 +110,12 @@ class LlamaSampling(SamplingBody):
             if isinstance(token, bool | float) or value is True or not isinstance(value, bool | int | float):
                 where = f"logit_bias[{index}]"
                 raise invalid(where, f"{where} is {[token, value]!r:.60}; expected a token id or a text, and a number or false")
-            bias = NEVER if value is False else float(value)
+            bias = NEVER if value is False else value
             if abs(bias) > -NEVER:
-                raise invalid(f"logit_bias[{index}]", f"logit_bias[{index}] has the bias {bias:g}; expected -100 to 100")
+                raise invalid(f"logit_bias[{index}]", f"logit_bias[{index}] has the bias {bias!r:.20}; expected -100 to 100")
             is_id = isinstance(token, int) or (isinstance(self.logit_bias, dict) and token.isascii() and token.isdigit())
-            ids = [int(token)] if is_id else tokenizer.encode(str(token), False)
-            found |= {str(token_id): bias for token_id in ids}
+            ids = [token] if is_id else tokenizer.encode(str(token), False)
+            found |= {str(token_id): float(bias) for token_id in ids}
         return found
 
 

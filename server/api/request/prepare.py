@@ -303,7 +303,7 @@ def _choice(choices: list[str] | None, param: str, most: int) -> Constraint | No
 
 def _logit_bias(bias: Mapping[str, float], tokenizer: Tokenizer) -> tuple[tuple[int, float], ...]:
     for key in bias:
-        if not (key.isascii() and key.isdigit() and int(key) < tokenizer.vocab_size):
+        if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < tokenizer.vocab_size):
             last = tokenizer.vocab_size - 1
             raise invalid("logit_bias", f"logit_bias has the key {key!r:.40}; expected a token id from 0 to {last}")
     return tuple((int(key), value) for key, value in bias.items())
