@@ -21,6 +21,7 @@ import yaml
 from deploy import demo
 from runtime.files import regular
 from runtime.flags import SWITCHES
+from server.models.sources import real
 from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
 
@@ -340,5 +341,5 @@ def model_spec(text: str) -> ModelSpec:
         return ModelSpec(name or demo.NAME, demo.NAME)
     if source[0] in "/.~" and not path.exists():
         raise SettingsError(f"model {source!r} does not exist; expected a folder, a .gguf file, or a hub id such as ORGANISATION/NAME")
-    resolved = path.resolve()
+    resolved = real(path)
     return ModelSpec(name or resolved.name, str(resolved) if path.exists() else source)

@@ -41,11 +41,15 @@ OPEN_PATHS = frozenset({"/", "/docs", *HEALTH_PATHS})
 OPEN_FILES = "/console/"  # files of the console and of the docs page
 WEB_PAGE_SUFFIXES = (".html", ".mjs", ".css")
 WEB_PAGES = re.compile(rf"/web/.+(/|{'|'.join(map(re.escape, WEB_PAGE_SUFFIXES))})")  # other files of a published model need a key
-ADMIN_PATHS = re.compile(
-    r"/admin(/.*)?|/models(/(load|unload))?|/v1/models/.*/(load|unload)|/v2/repository/.*"
-    r"|/(sleep|wake_up|is_sleeping)|/api/(pull|delete)",
-    re.DOTALL,
+ADMIN_PATTERNS = (  # proxies deny these too: `python -m deploy.nginx` writes them into deploy/nginx/nginx.conf
+    "/admin(/.*)?",
+    "/models(/(load|unload))?",
+    "/v1/models/.*/(load|unload)",
+    "/v2/repository/.*",
+    "/(sleep|wake_up|is_sleeping)",
+    "/api/(pull|delete)",
 )
+ADMIN_PATHS = re.compile("|".join(ADMIN_PATTERNS), re.DOTALL)
 
 
 def access_of(path: str, *, open_metrics: bool) -> Access:
