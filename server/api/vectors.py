@@ -162,7 +162,7 @@ async def _embed_all(
 
     async def embed(ids: Sequence[int], second: int | None) -> Vector:
         async with turns:
-            asked = Embed(secrets.token_hex(12), tuple(ids), normalize, who.key_digest, deadline, per_token, second)
+            asked = Embed(secrets.token_hex(12), tuple(ids), normalize, who.key_digest, deadline, per_token, who.salt(), second)
             vector = np.frombuffer((await loaded.worker.embed(asked)).vector, dtype="<f4")
         if per_token:
             return vector.reshape(len(ids), -1)
