@@ -86,7 +86,7 @@ class Gateway:
                 passed = self._guard.check(scope["method"], scope["path"], headers)
                 body = await self._read_body(headers, receive)
                 record.received_s = time.monotonic()
-                scope["relaxserve.caller"] = Caller(request_id, passed.key_digest, passed.access, began_s, len(body), record)
+                scope["relaxserve.caller"] = Caller(request_id, passed.key_digest, passed.access, began_s, len(body), record, passed.tenant)
                 if scope["method"] == "HEAD":
                     await self._app({**scope, "method": "GET"}, _without_client(body), _head_only(send_with_headers))
                 else:
