@@ -123,8 +123,8 @@ class GuardedProtocol(HttpToolsProtocol):
         return not self.transport.is_closing()
 
     def _probe(self) -> None:
-        """Write to a client whose end cannot be seen: it has stopped sending, or it has sent so much that reading is paused. If it has stopped
-        reading too, it resets the connection. Streams need no such writes, because they write often."""
+        """Write to a client whose end cannot be seen: it has stopped sending, or it has sent so much that reading is paused. If it has
+        stopped reading too, it resets the connection. Streams need no such writes, because they write often."""
         self._probe_timer = None
         if not self._waits_for_answer or self.transport.is_closing() or (self._is_reading and not self._at_eof):
             return
@@ -165,8 +165,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        cycle: RequestResponseCycle | None = self.cycle  # uvicorn's type leaves out that there is none before the first request
-        return cycle is not None and not cycle.response_complete
+        return bool(self.cycle) and not self.cycle.response_complete
 
     @property
     def _waits_for_answer(self) -> bool:
