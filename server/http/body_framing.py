@@ -12,7 +12,7 @@ from typing import Protocol
 
 from server.errors import BAD_REQUEST, ApiError
 
-PIECE_BYTES = 16 << 10  # received bytes that are decoded in a row
+PIECE_BYTES = 8 << 10  # received bytes that are decoded in a row
 MAX_LINE_BYTES = 4 << 10
 SIZE_LINE = re.compile(rb"([0-9A-Fa-f]{1,12})(?:[ \t]*;[^\r\n\0]*)?")
 TRAILER_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\r\n\0]*")

@@ -7,6 +7,7 @@ requests wait unparsed, in a buffer of bounded size, until the answer is complet
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -145,8 +146,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self.is_lingering = True
         self._received.clear()
         self._read(True)
-        if self._socket.can_write_eof():
-            self._socket.write_eof()
+        with suppress(OSError):  # the client may have reset the connection already, which asyncio reports on reading
+            if self._socket.can_write_eof():
+                self._socket.write_eof()
         if self._header_timer is not None:
             self._header_timer.cancel()
         self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)

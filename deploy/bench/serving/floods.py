@@ -98,7 +98,7 @@ SHAPES: Mapping[str, Shape] = {
 }
 
 
-class _Budget:
+class Budget:
     """The bytes that all connections may send together, as a rate."""
 
     def __init__(self, rate: float) -> None:
@@ -110,7 +110,7 @@ class _Budget:
         await asyncio.sleep(self._free_s - time.monotonic())
 
 
-async def _attack(address: Address, shape: Shape, budget: _Budget, stop: Event) -> None:
+async def attack(address: Address, shape: Shape, budget: Budget, stop: Event) -> None:
     while not stop.is_set():
         with suppress(OSError):
             reader, writer = await asyncio.open_connection(*address)
@@ -139,8 +139,8 @@ async def _read_all(reader: asyncio.StreamReader) -> None:
 
 def _flood(address: Address, name: str, num_connections: int, stop: Event) -> None:
     async def run() -> None:
-        budget = _Budget(RATE)
-        await asyncio.gather(*(_attack(address, SHAPES[name], budget, stop) for _ in range(num_connections)))
+        budget = Budget(RATE)
+        await asyncio.gather(*(attack(address, SHAPES[name], budget, stop) for _ in range(num_connections)))
 
     asyncio.run(run())
 
