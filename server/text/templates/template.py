@@ -71,7 +71,7 @@ class ChatTemplate:
         self._with_tools = self._plain if tool_source is None else _Compiled.of(tool_source)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self.source, self.special_tokens, self.tool_source)
+        return rebuilt, (self.source, self.special_tokens, self.tool_source)
 
     def render(
         self,
@@ -178,7 +178,7 @@ def _with_text(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
 
 
-def _rebuilt(source: str, special_tokens: Mapping[str, str], tool_source: str | None) -> ChatTemplate:
+def rebuilt(source: str, special_tokens: Mapping[str, str], tool_source: str | None) -> ChatTemplate:
     return ChatTemplate(source, special_tokens, tool_source=tool_source)
 
 
