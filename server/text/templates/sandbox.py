@@ -15,6 +15,7 @@ A template comes from the network with a model, and processes the messages of cl
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from types import FunctionType
@@ -309,7 +310,9 @@ class MeteredEnvironment(SandboxedEnvironment):
                 raise TemplateLimit(f"line {node.lineno} holds an integer of more than {MAX_INT_BITS} bits")
         if num_nodes > MAX_NODES:
             raise TemplateLimit(f"the template has {num_nodes} nodes; at most {MAX_NODES} are allowed")
-        return self.from_string(_MeterTree().visit(tree))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # Python's remarks about the generated code, such as on `{{ 3[1:] }}`
+            return self.from_string(_MeterTree().visit(tree))
 
     def rendered(self, template: jinja2.Template, names: Mapping[str, Any], meter: Meter) -> str:
         """Return the text of `template`. The meter is no variable, so no name in the template or in `names` can stand for it."""
