@@ -14,6 +14,7 @@ import gc
 import os
 import pickle
 import resource
+import select
 import signal
 import socket
 import time
@@ -31,6 +32,7 @@ from server.text.templates.meter import Limits
 from server.text.templates.template import LIMITS, ChatTemplate, TemplateError, TemplateLimitError, TemplateRejection
 
 TAKEN, GONE = b"\1", b"\2"  # what a fork says first: it has begun a rendering, or the front is gone
+ORDINARY_S = 0.005  # an ordinary rendering takes a fifth of this
 MAX_COMPILE_S = 10.0  # CPU time for compiling a template; the largest allowed template takes a fifth of it
 SLACK_S = 2.0  # seconds beyond the meter's limit, so that the meter stops a template first: its error names the template's line
 SLACK_FACTOR = 2  # the kernel's memory limit divided by the meter's, because the meter counts characters, which have 1 to 4 bytes
@@ -106,7 +108,10 @@ def _next_fork(control: socket.socket, render: Render | TemplateError) -> bytes:
         return TAKEN
     else:
         os.close(writing)
-        return os.read(reading, 1)
+        said = os.read(reading, 1)
+        if said == TAKEN:  # an ordinary rendering ends first, so that starting the next fork takes no time from it
+            select.select([reading], [], [], ORDINARY_S)
+        return said
     finally:
         os.close(reading)
 
@@ -127,10 +132,12 @@ def _serve(control: socket.socket, parent: int, render: Render | TemplateError) 
         if not fds:
             return
         os.dup2(fds[0], 0)
-        os.closerange(3, 1 << 20)
+        os.dup2(parent, 3)  # the parent sees the end of this fork by the end of the pipe
+        os.closerange(4, 1 << 20)
         _limit(resource.RLIMIT_NOFILE, 0)  # only now, because receiving a descriptor opens it
         _send(0, TAKEN)
         _answer(0, _rendered(0, render))
+        os.close(0)  # before this fork ends, because freeing its memory takes time
     except ConnectionError:
         pass  # the front has closed the connection
     except BaseException:
