@@ -115,9 +115,25 @@ class CachedModel:
     used_at: float
 
 
+class Renderer(Protocol):
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] | None,
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        variables: Mapping[str, object],
+    ) -> str: ...
+
+
 class ChatTemplate(Protocol):
     @property
     def source(self) -> str: ...
+
+    def renderer(self) -> Renderer:
+        """Return what renders the template for an event loop."""
+        ...
 
     def render(
         self,

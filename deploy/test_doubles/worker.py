@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
+from typing import Any
 
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.base import CardUsage
@@ -52,10 +53,23 @@ class NullDefaults:
     repetition_penalty: float | None = None
 
 
+class NullRenderer:
+    """Renders on the event loop: no text from outside is a null template."""
+
+    def __init__(self, template: NullTemplate) -> None:
+        self._template = template
+
+    async def render(self, *args: Any, **options: Any) -> str:
+        return self._template.render(*args, **options)
+
+
 class NullTemplate:
     """Renders `<|role|>text` per message, with tools and tool calls as JSON lines."""
 
     source = "{# of the null model #}"
+
+    def renderer(self) -> NullRenderer:
+        return NullRenderer(self)
 
     def render(
         self,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
 
-from server.interfaces import CachedModel, Outage, ProgressCallback, Tokenizer, WorkerHandle
+from server.interfaces import CachedModel, Outage, ProgressCallback, Renderer, Tokenizer, WorkerHandle
 from server.messages import Ready
 from server.metrics import IDLE, UNUSED, ModelReading
 from server.models.admission import Admission
@@ -17,7 +17,6 @@ from server.models.operations import Operation
 from server.models.processes import usage_of
 from server.models.state import ModelSpec
 from server.text.dialect import Dialect
-from server.text.templates.renderer import Renderer
 
 MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
 LoadTokenizer = Callable[[str], Tokenizer]

@@ -14,7 +14,6 @@ from server.models.model import Loaded, LoadTokenizer, MakeWorker
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
 from server.text.dialect import Dialect
-from server.text.templates.renderer import Renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,5 +56,5 @@ class Starter:
             max_queued_tokens=self.settings.max_queued_tokens,
             max_constraints=self.settings.max_key_constraints,
         )
-        renderer = None if tokenizer.chat_template is None else Renderer(tokenizer.chat_template)
+        renderer = None if tokenizer.chat_template is None else tokenizer.chat_template.renderer()
         return Loaded(worker, ready, tokenizer, dialect, admission, renderer)

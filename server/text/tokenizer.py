@@ -10,7 +10,8 @@ from typing import Any
 import tokenizers
 
 from server.text.pairs import PairTemplate
-from server.text.templates.template import ChatTemplate, TemplateError
+from server.text.templates.outside import OutsideTemplate
+from server.text.templates.template import TemplateError
 from server.text.tokenizer_files import ModelFilesError, TokenizerFiles
 
 MAX_SANE_CONTEXT = 1 << 30  # "no limit" is written as 1e30 in many tokenizer_config.json
@@ -54,7 +55,7 @@ class Tokenizer:
         self.eos_ids: tuple[int, ...] = found.eos_ids()
         self.max_context: int | None = _max_context(found)
         self.generation_defaults: GenerationDefaults = _generation_defaults(found.object("generation_config.json"))
-        self.chat_template: ChatTemplate | None = _chat_template(found, special_tokens)
+        self.chat_template: OutsideTemplate | None = _chat_template(found, special_tokens)
         self.pair_template: PairTemplate = self._pair_template()
         self._added: dict[int, str] = {id: token.content for id, token in added.items()}
         self.special_texts: Mapping[int, bytes] = {
@@ -153,7 +154,7 @@ def _generation_defaults(source: Mapping[str, Any]) -> GenerationDefaults:
     return GenerationDefaults(**values)
 
 
-def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
+def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> OutsideTemplate | None:
     """Return the chat template. It is in its own file (newer models), or in tokenizer_config.json as a string or as a list of named
     templates, of which `default` and `tool_use` are used."""
     declared = files.object("tokenizer_config.json").get("chat_template") or files.object("chat_template.json").get("chat_template")
@@ -169,7 +170,7 @@ def _chat_template(files: TokenizerFiles, special_tokens: Mapping[str, str]) -> 
     if not isinstance(default, str):
         return None
     try:
-        return ChatTemplate(default, special_tokens, tool_source=tool_use if isinstance(tool_use, str) else None)
+        return OutsideTemplate(default, special_tokens, tool_source=tool_use if isinstance(tool_use, str) else None)
     except TemplateError as error:
         raise ModelFilesError(f"the chat template is broken: {error}; correct it, or remove it to serve the model without one") from error
 

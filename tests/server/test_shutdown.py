@@ -148,3 +148,56 @@ def test_a_second_interrupt_ends_streams_by_an_error(spawn):
     assert heard[-1] == "[DONE]" and json.loads(heard[-2])["error"]["code"] == "shutting_down"
     assert len(heard) < 4000
     process.wait(60)
+
+
+UNMETERED = """
+from server.text.templates.meter import Meter
+from server.text.templates.template import ChatTemplate
+
+class Unmetered:
+    def __reduce__(self):
+        return unmetered, ()
+
+def unmetered():
+    Meter.step = Meter.charge = Meter._look = lambda *_: None
+    return ChatTemplate("{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", {})
+"""
+RENDERING = """
+from unmetered_at_shutdown import Unmetered
+from deploy.test_doubles.worker import NullTemplate
+from server.text.templates.renderer import Renderer
+NullTemplate.renderer = lambda self: Renderer(Unmetered())
+"""
+
+
+def test_a_template_without_a_meter_does_not_outlive_sigterm(spawn, tmp_path, monkeypatch):
+    """How good, issue 37: SIGTERM ends the server within `drain_s` + 5 s while templates without a meter render. A busy machine may be late
+    once, so three servers may try."""
+    (tmp_path / "unmetered_at_shutdown.py").write_text(UNMETERED)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(f"{__name__}.PROGRAM", PROGRAM.replace("\nport, ", f"{RENDERING}\nport, "))
+    drain_s, took_s = 1.0, []
+    for _ in range(3):
+        process, url = spawn(drain_s)
+        body = {"model": "null", "messages": [{"role": "user", "content": "hi"}]}
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(httpx.post, f"{url}/v1/chat/completions", json=body, timeout=120) for _ in range(4)]
+            while not renderings_of(process.pid):
+                assert httpx.get(f"{url}/health/live", timeout=60).status_code == 200
+            process.send_signal(signal.SIGTERM)
+            began_s = time.monotonic()
+            process.wait(120)
+            took_s.append(time.monotonic() - began_s)
+            assert not any(answer.exception() is None and answer.result().status_code == 200 for answer in asked)
+        if took_s[-1] < drain_s + 5:
+            return
+    raise AssertionError(f"the servers took {took_s} s to end")
+
+
+def renderings_of(pid: int) -> bool:
+    """Return whether the server's process of a template has a fork that renders, besides the fork that waits."""
+    return any(len(children_of(child)) > 1 for child in children_of(pid))
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]

@@ -16,8 +16,8 @@ import markupsafe
 from jinja2.runtime import Context, Undefined
 from jinja2.utils import pass_context
 
-from server.text.templates.meter import Meter, TemplateLimit, meter_of
-from server.text.templates.metered_text import call_text, format_percent, items_of
+from server.text.templates.meter import ITEM_BYTES, Meter, TemplateLimit, check_key, meter_of
+from server.text.templates.metered_text import call_text, format_percent, items_of, num_lines
 
 # Jinja's own tables, declared here without exact signatures
 FILTERS: Mapping[str, Callable[..., Any]] = jinja2.filters.FILTERS
@@ -28,7 +28,7 @@ MAX_ATTRIBUTE_PARTS = 16  # dots and commas in an attribute such as "a.b.c", whi
 # fmt: off
 SCALAR_FILTERS = ("abs", "count", "d", "default", "float", "int", "length")  # examine a single value
 ITEM_FILTERS = ("first", "items", "last", "map", "reject", "rejectattr", "reverse", "select", "selectattr")
-COMPARING_FILTERS = ("dictsort", "groupby", "max", "min", "sort", "unique")
+COMPARING_FILTERS = ("dictsort", "groupby", "max", "min", "sort")
 SHALLOW_TESTS = (
     "boolean", "callable", "defined", "false", "float", "integer", "iterable",
     "mapping", "none", "number", "sameas", "sequence", "string", "true", "undefined",
@@ -49,7 +49,8 @@ def _jinja(function: Callable[..., Any], *, by_item: bool = False, deep: bool = 
         meter = meter_of(context)
         meter.step()
         if deep:
-            meter.charge(sum(map(meter.measure, (value, *args, *kwargs.values()))))
+            num_keys = 1 + sum(arg.count(",") for arg in (*args, *kwargs.values()) if isinstance(arg, str))  # sort makes each key
+            meter.charge(num_keys * sum(map(meter.measure, (value, *args, *kwargs.values()))))
         if by_item:
             _check_attributes((*args, *kwargs.values()))
             if deep or not isinstance(value, dict | str | Undefined):
@@ -140,7 +141,7 @@ def _indent(context: Context, value: Any, /, width: int | str = 4, first: bool =
     meter = meter_of(context)
     text = _text(meter, value)
     one = len(width) if isinstance(width, str) else int(width)
-    meter.charge(4 * (len(text) + (text.count("\n") + 1) * max(one, 0)))
+    meter.charge(4 * len(text) + num_lines(text) * (ITEM_BYTES + 4 * max(one, 0)))
     return FILTERS["indent"](text, width, first, blank)
 
 
@@ -208,6 +209,18 @@ def _list(context: Context, value: Any, /) -> list[Any]:
 
 
 @pass_context
+def _unique(context: Context, value: Any, /, case_sensitive: bool = False, attribute: str | int | None = None) -> list[Any]:
+    meter = meter_of(context)
+    items = items_of(meter, value)
+    keys = items if attribute is None else context.environment.call_filter("map", items, kwargs={"attribute": attribute}, context=context)
+    for key in keys:
+        meter.charge(meter.measure(key))
+        if not isinstance(key, Undefined):
+            check_key(key)
+    return items_of(meter, FILTERS["unique"](context.environment, items, case_sensitive, attribute))
+
+
+@pass_context
 def _sum(context: Context, value: Any, /, attribute: str | int | None = None, start: Any = 0) -> Any:
     if not isinstance(start, int | float):
         raise TemplateLimit("sum adds numbers only")
@@ -233,7 +246,7 @@ def metered_filters() -> dict[str, Callable[..., Any]]:
     table |= {name: _method(name) for name in ("capitalize", "lower", "upper")}
     table |= {"e": _escape, "escape": _escape, "forceescape": _escape, "safe": _string, "string": _string, "title": _title}
     table |= {"trim": _trim, "replace": _replace, "truncate": _truncate, "indent": _indent, "format": _format, "join": _join}
-    return table | {"tojson": _tojson, "attr": _attr, "list": _list, "sum": _sum, "round": _round}
+    return table | {"tojson": _tojson, "attr": _attr, "list": _list, "unique": _unique, "sum": _sum, "round": _round}
 
 
 def _number(value: Any) -> Any:

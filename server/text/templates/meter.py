@@ -18,9 +18,8 @@ STEPS_PER_LOOK = 16  # reading a thread's clock costs as much as a few steps
 CHARS_PER_STEP = 1 << 12  # scanning this many characters takes about as long as a step
 ITEM_BYTES = 80  # bytes counted for a list item: its slot, and a short text
 
-METER = "the meter"  # not an identifier, so templates cannot name it
-
 SCALARS = frozenset((NoneType, bool, int, float))
+KEYS = SCALARS | {str}
 SEQUENCES = frozenset((list, tuple, range, GroupTuple, type({}.keys()), type({}.values()), type({}.items())))
 
 
@@ -57,6 +56,7 @@ class Meter:
 
     def step(self, num_chars: int = 0) -> None:
         """Count an operation that scans `num_chars` characters."""
+        _check_count(num_chars)
         self._steps += 1 + num_chars // CHARS_PER_STEP
         if self._steps >= STEPS_PER_LOOK:
             self._steps = 0
@@ -67,6 +67,7 @@ class Meter:
             raise TemplateLimit(f"rendering takes longer than {self.limits.time_s:g} s")
 
     def charge(self, num_bytes: int) -> None:
+        _check_count(num_bytes)
         self._left_bytes -= num_bytes
         if self._left_bytes < 0:
             raise TemplateLimit(f"rendering handles more than {self.limits.memory_bytes} bytes")
@@ -109,5 +110,23 @@ class Meter:
         return size
 
 
+def _check_count(number: int) -> None:
+    """Refuse a number that would refund the meter, or that would compare as neither less nor more, such as NaN."""
+    if type(number) is not int or number < 0:
+        raise TemplateLimit(f"the meter is charged {number!r}; expected a count, 0 or more")
+
+
+def check_key(value: object) -> None:
+    """Refuse a tuple as a key, among others: a template can make any number of tuples with one hash, because -1 and -2 have the same."""
+    if type(value) not in KEYS:
+        raise TypeError(f"a {type(value).__name__} cannot be a key")
+
+
+class MeteredContext(Context):
+    """The variables of one rendering, and its meter."""
+
+    meter: Meter
+
+
 def meter_of(context: Context) -> Meter:
-    return context.parent[METER]
+    return cast(MeteredContext, context).meter

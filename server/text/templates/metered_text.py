@@ -55,10 +55,15 @@ def _most_bytes(meter: Meter, name: str, text: str, args: tuple[Any, ...]) -> in
     if name == "join" and isinstance(first, list):
         return meter.measure(first) + len(text) * len(first)
     if name == "splitlines":
-        return _parts_bytes(sum(map(text.count, LINE_ENDS)))
+        return _parts_bytes(num_lines(text))
     if name in ("split", "rsplit"):
         return _parts_bytes(text.count(first) if isinstance(first, str) and first else len(text) // 2)
     return 0
+
+
+def num_lines(text: str) -> int:
+    """Return the number of lines of `text`, as `str.splitlines` counts them, or somewhat more."""
+    return sum(map(text.count, LINE_ENDS)) + 1
 
 
 def _parts_bytes(count: int) -> int:

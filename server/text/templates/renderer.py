@@ -1,8 +1,7 @@
-"""A chat template as the front uses it: short renderings run in the front itself, long ones in a separate process.
+"""A chat template as the front uses it: every rendering runs in `server.text.templates.render_process`, never on the event loop.
 
-Rendering an ordinary conversation takes a fraction of a millisecond, less than a call to another process. A rendering that exceeds
-`IN_PLACE` would delay other streams: a long conversation, or a template that a message sends into a long loop. Rendering has no side
-effects, so it is started again in `server.text.templates.render_process`.
+A template comes from outside, so the kernel limits it, whatever its own meter counts. Rendering has no side effects, so a rendering whose
+process was killed is started again.
 """
 
 from __future__ import annotations
@@ -15,19 +14,17 @@ import socket
 import subprocess
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from runtime.launch import command
-from server.interfaces import ChatTemplate
-from server.text.templates.meter import Limits
-from server.text.templates.render_process import SLACK_FACTOR, SLACK_S, TAKEN, Outcome
+from server.text.templates.render_process import CHECK, SLACK_FACTOR, SLACK_S, TAKEN, Outcome
 from server.text.templates.template import LIMITS, TemplateError, TemplateLimitError
 
 COMMAND = command("server.text.templates.render_process")
-IN_PLACE = Limits(time_s=0.005, memory_bytes=2 << 20)
 MAX_AT_ONCE = 8  # largest number of processes that render at a time
 PATIENCE_S = 20.0  # seconds to wait for a rendering that may use 4 s of CPU time; it is tried twice, within the minute that clients wait
 MOST_ASKED = 30  # largest number of tries until a process accepts a rendering
@@ -35,10 +32,10 @@ CHUNK_BYTES = 1 << 20
 
 
 class Renderer:
-    """Renders a template on one event loop. Long renderings run in a separate process, which starts with the first of them and ends with
-    this object."""
+    """Renders a template for one event loop. The template's process starts with this object, is replaced if it dies, and ends with it."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: object) -> None:
+        """`template` is sent to the process by pickle, and has a method `render` there."""
         self._template = template
         self._process: _Process | None = None
         self._slots = asyncio.Semaphore(MAX_AT_ONCE)
@@ -53,24 +50,33 @@ class Renderer:
         variables: Mapping[str, Any],
     ) -> str:
         """Return the rendered prompt. Raise TemplateError if rendering fails."""
-        args = (messages, tools, add_generation_prompt, continue_final_message)
-        with suppress(TemplateLimitError):
-            return self._template.render(*args, variables=variables, limits=IN_PLACE)
-        try:
-            work = pickle.dumps((args, {"variables": variables}))
-        except RecursionError as error:
-            raise TemplateError("the messages nest too deeply") from error
-        num_lost = num_late = 0
+        work = _work((messages, tools, add_generation_prompt, continue_final_message), {"variables": variables})
         async with self._slots:
-            for _ in range(MOST_ASKED):
-                answer = await self._ask(work)
-                if answer is not None and len(answer) > len(TAKEN):
-                    return msgspec.msgpack.decode(answer[len(TAKEN) :], type=Outcome).result()
-                num_lost += answer == TAKEN
-                num_late += answer is None
-                if num_lost + num_late == 2:
-                    break
-                await asyncio.sleep(0.01)  # a process that is being killed may still accept work and never answer
+            return await self._rendered(work)
+
+    def render_blocking(self, args: tuple[Any, ...], options: Mapping[str, Any]) -> str:
+        """Do as `render` does, on a thread without an event loop of the server."""
+        return self._wait(_work(args, options))
+
+    def check(self) -> None:
+        """Raise TemplateError if the template is broken. This blocks."""
+        self._wait(CHECK)
+
+    def _wait(self, work: bytes) -> str:
+        with ThreadPoolExecutor(1) as thread:  # the caller's thread may run an event loop, which can hold no second one
+            return thread.submit(asyncio.run, self._rendered(work)).result()
+
+    async def _rendered(self, work: bytes) -> str:
+        num_lost = num_late = 0
+        for _ in range(MOST_ASKED):
+            answer = await self._ask(work)
+            if answer is not None and len(answer) > len(TAKEN):
+                return msgspec.msgpack.decode(answer[len(TAKEN) :], type=Outcome).result()
+            num_lost += answer == TAKEN
+            num_late += answer is None
+            if num_lost + num_late == 2:
+                break
+            await asyncio.sleep(0.01)  # a process that is being killed may still accept work and never answer
         if num_late:
             raise TemplateError(f"the template was not rendered within {PATIENCE_S:g} s because the server is busy; try again later")
         if num_lost < 2:
@@ -114,8 +120,15 @@ class Renderer:
         return self._process
 
 
+def _work(args: tuple[Any, ...], options: Mapping[str, Any]) -> bytes:
+    try:
+        return pickle.dumps((args, options))
+    except RecursionError as error:
+        raise TemplateError("the messages nest too deeply") from error
+
+
 class _Process:
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: object) -> None:
         self._control, far = socket.socketpair()
         recipe = os.memfd_create("template")
         try:

@@ -15,13 +15,15 @@ A template comes from the network with a model, and processes the messages of cl
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from types import FunctionType
 from typing import Any, NoReturn, cast
 
 import jinja2
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro, Undefined
@@ -30,7 +32,17 @@ from jinja2.utils import Cycler, Joiner, Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
 from server.text.templates.filters import metered_filters, metered_tests
-from server.text.templates.meter import MAX_INT_BITS, SCALARS, GroupTuple, Meter, TemplateLimit, TemplateRaise, meter_of
+from server.text.templates.meter import (
+    MAX_INT_BITS,
+    SCALARS,
+    GroupTuple,
+    Meter,
+    MeteredContext,
+    TemplateLimit,
+    TemplateRaise,
+    check_key,
+    meter_of,
+)
 from server.text.templates.metered_text import MAX_PADDING, STR_METHODS, call_text, format_percent
 
 # Ordinary templates have one node per seven characters. Compiling a node takes a tenth of a millisecond.
@@ -68,7 +80,6 @@ ATTRIBUTES: dict[type, frozenset[str]] = {
     Cycler: frozenset(("current",)),
     GroupTuple: frozenset(("grouper", "list")),
 }
-KEYS = SCALARS | {str}
 INDEXED = frozenset((str, list, tuple, range, GroupTuple))
 COMPARING = frozenset(("changed", "count", "get", "index"))  # methods that compare or hash their argument
 
@@ -134,62 +145,61 @@ FUNCTIONS = frozenset(GLOBALS.values())
 
 # --- the syntax tree ------------------------------------------------------------------------------------------------------
 
-# Names of the filters that the rewritten tree uses. Most are not identifiers, so templates cannot write them. A template that calls
-# `step` itself only spends its own budget.
-STEP, COMPARED, SEARCHED, MADE, KEY, CONCAT = "step", "compared value", "searched value", "made value", "key value", "joined text"
+# The functions that the rewritten tree calls. They are in no table that a template can look names up in: only the tree's rewriting makes
+# the node `EnvironmentAttribute`, which no template text parses to, and only `_Generator` writes a call of it.
 
 
-@pass_context
 def _step(context: Context, num_chars: int) -> bool:
     meter_of(context).charge(num_chars)
     return True
 
 
-@pass_context
 def _compared(context: Context, value: object) -> object:
     meter = meter_of(context)
     meter.step(meter.measure(value))
     return value
 
 
-@pass_context
 def _searched(context: Context, value: object) -> object:
     """Charge for a search, except in a dict: looking up a key compares no nested values, and templates often search tool schemas by key."""
     return value if type(value) is dict else _compared(context, value)
 
 
-@pass_context
 def _made(context: Context, value: object) -> object:
     meter_of(context).charge_value(value)
     return value
 
 
-@pass_context
 def _key(context: Context, value: object) -> object:
-    if type(value) not in KEYS:
-        raise TypeError(f"a {type(value).__name__} cannot be a key")
+    check_key(value)
     return value
 
 
-@pass_context
 def _concat(context: Context, *values: object) -> str:
     meter = meter_of(context)
     meter.charge(2 * sum(map(meter.measure, values)))
     return "".join(map(str, values))
 
 
-TREE_FILTERS: dict[str, Callable[..., Any]] = {
-    STEP: _step,
-    COMPARED: _compared,
-    SEARCHED: _searched,
-    MADE: _made,
-    KEY: _key,
-    CONCAT: _concat,
-}
+def _metered(function: Callable[..., Any], value: nodes.Expr, *others: nodes.Expr) -> nodes.Call:
+    """Return a call of one of the functions above, which `MeteredEnvironment` has as attributes of the same names."""
+    target = nodes.EnvironmentAttribute(function.__name__, lineno=value.lineno)
+    return nodes.Call(target, [value, *others], [], None, None, lineno=value.lineno)
 
 
-def _filtered(value: nodes.Expr, name: str, *args: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(value, name, list(args), [], None, None, lineno=value.lineno)
+class _Generator(CodeGenerator):
+    """Writes calls of the meter's functions. `MeteredEnvironment.call` would refuse them."""
+
+    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
+        if not isinstance(node.node, nodes.EnvironmentAttribute):
+            super().visit_Call(node, frame, forward_caller=forward_caller)
+            return
+        self.visit(node.node, frame)
+        self.write("(context")
+        for arg in node.args:
+            self.write(", ")
+            self.visit(arg, frame)
+        self.write(")")
 
 
 class _MeterTree(NodeTransformer):
@@ -199,14 +209,14 @@ class _MeterTree(NodeTransformer):
         """Prepend a step that charges for the literal text that one iteration may write, because that text never appears as a value."""
         template = nodes.Template(body)
         literal = sum(len(data.data) for data in template.find_all(nodes.TemplateData))
-        step = nodes.ExprStmt(_filtered(nodes.Const(literal), STEP))
+        step = nodes.ExprStmt(_metered(_step, nodes.Const(literal)))
         return [step, *body]
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         node = cast(nodes.For, self.generic_visit(node))
         node.body = self._with_step(node.body)
         if node.test is not None:
-            node.test = nodes.And(_filtered(nodes.Const(0), STEP), node.test)
+            node.test = nodes.And(_metered(_step, nodes.Const(0)), node.test)
         return node
 
     def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
@@ -221,24 +231,24 @@ class _MeterTree(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
         node = cast(nodes.Compare, self.generic_visit(node))
-        node.expr = _filtered(node.expr, COMPARED)
+        node.expr = _metered(_compared, node.expr)
         for operand in node.ops:
-            operand.expr = _filtered(operand.expr, SEARCHED if operand.op in ("in", "notin") else COMPARED)
+            operand.expr = _metered(_searched if operand.op in ("in", "notin") else _compared, operand.expr)
         return node
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         first, *others = cast(nodes.Concat, self.generic_visit(node)).nodes
-        return _filtered(first, CONCAT, *others)
+        return _metered(_concat, first, *others)
 
     def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
         node = cast(nodes.Getitem, self.generic_visit(node))
         if isinstance(node.arg, nodes.Slice):
-            return _filtered(node, MADE)
+            return _metered(_made, node)
         return node
 
     def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
         node = cast(nodes.Pair, self.generic_visit(node))
-        node.key = _filtered(node.key, KEY)
+        node.key = _metered(_key, node.key)
         return node
 
 
@@ -265,6 +275,14 @@ def _output(context: Context, value: object) -> str:
 class MeteredEnvironment(SandboxedEnvironment):
     """The environment that model templates expect: trimmed blocks, loop controls, `raise_exception`, `strftime_now`, plain `tojson`."""
 
+    context_class = MeteredContext
+    code_generator_class = _Generator
+    _step = staticmethod(_step)
+    _compared = staticmethod(_compared)
+    _searched = staticmethod(_searched)
+    _made = staticmethod(_made)
+    _key = staticmethod(_key)
+    _concat = staticmethod(_concat)
     intercepted_binops = frozenset(("+", "-", "*", "**", "%", "/", "//"))
 
     def __init__(self) -> None:
@@ -274,7 +292,7 @@ class MeteredEnvironment(SandboxedEnvironment):
             finalize=_output,
             extensions=["jinja2.ext.loopcontrols", _Generation],
         )
-        self.filters = metered_filters() | TREE_FILTERS
+        self.filters = metered_filters()
         self.tests = metered_tests()
         self.globals = dict(GLOBALS)
 
@@ -292,7 +310,18 @@ class MeteredEnvironment(SandboxedEnvironment):
                 raise TemplateLimit(f"line {node.lineno} holds an integer of more than {MAX_INT_BITS} bits")
         if num_nodes > MAX_NODES:
             raise TemplateLimit(f"the template has {num_nodes} nodes; at most {MAX_NODES} are allowed")
-        return self.from_string(_MeterTree().visit(tree))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # Python's remarks about the generated code, such as on `{{ 3[1:] }}`
+            return self.from_string(_MeterTree().visit(tree))
+
+    def rendered(self, template: jinja2.Template, names: Mapping[str, Any], meter: Meter) -> str:
+        """Return the text of `template`. The meter is no variable, so no name in the template or in `names` can stand for it."""
+        context = cast(MeteredContext, template.new_context(dict(names)))
+        context.meter = meter
+        try:
+            return "".join(template.root_render_func(context))
+        except Exception:
+            self.handle_exception()  # raises the error with the template's own line numbers
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return `obj.attribute`. A method comes before an item of that name, as in Jinja."""
@@ -317,8 +346,7 @@ class MeteredEnvironment(SandboxedEnvironment):
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Return `obj[argument]`. An item comes before a method of that name, as in Jinja."""
         kind = type(obj)
-        if type(argument) not in KEYS:
-            raise TypeError(f"a {type(argument).__name__} cannot be a key")
+        check_key(argument)
         if kind is dict and argument in obj:
             return obj[argument]
         if kind in INDEXED and isinstance(argument, int):

@@ -15,7 +15,7 @@ from typing import Any
 
 import jinja2
 
-from server.text.templates.meter import METER, Limits, Meter, TemplateLimit, TemplateRaise
+from server.text.templates.meter import Limits, Meter, TemplateLimit, TemplateRaise
 from server.text.templates.sandbox import GLOBALS, MeteredEnvironment
 
 LIMITS = Limits(time_s=2.0, memory_bytes=256 << 20)
@@ -49,12 +49,14 @@ class TemplateLimitError(TemplateError):
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
+    environment: MeteredEnvironment
     template: jinja2.Template
     tests_none: bool  # whether it compares a content with none
 
     @staticmethod
     def of(source: str) -> _Compiled:
-        return _Compiled(_compile(source), TESTS_NONE.search(source) is not None)
+        environment = MeteredEnvironment()
+        return _Compiled(environment, _compile(environment, source), TESTS_NONE.search(source) is not None)
 
 
 class ChatTemplate:
@@ -69,7 +71,7 @@ class ChatTemplate:
         self._with_tools = self._plain if tool_source is None else _Compiled.of(tool_source)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self.source, self.special_tokens, self.tool_source)
+        return rebuilt, (self.source, self.special_tokens, self.tool_source)
 
     def render(
         self,
@@ -109,10 +111,9 @@ class ChatTemplate:
             "messages": messages,
             "tools": tools or None,  # None, not []: some templates test `tools is not none`, others `if tools`
             "add_generation_prompt": add_generation_prompt,
-            METER: Meter(limits),
         }
         try:
-            text = "".join(compiled.template.generate(names))
+            text = compiled.environment.rendered(compiled.template, names, Meter(limits))
         except Exception as error:  # a template can provoke any exception: TypeError, KeyError, RecursionError, ...
             # This is not remembered: the failure may be due to these arguments, and a prompt must not depend on earlier requests.
             written = _with_written_arguments(messages) if isinstance(error, TypeError) else None
@@ -177,7 +178,7 @@ def _with_text(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
 
 
-def _rebuilt(source: str, special_tokens: Mapping[str, str], tool_source: str | None) -> ChatTemplate:
+def rebuilt(source: str, special_tokens: Mapping[str, str], tool_source: str | None) -> ChatTemplate:
     return ChatTemplate(source, special_tokens, tool_source=tool_source)
 
 
@@ -188,13 +189,13 @@ def _marker_beside(values: object) -> str:
     return MARKER + FILLER * (longest + 1)
 
 
-def _compile(source: str) -> jinja2.Template:
+def _compile(environment: MeteredEnvironment, source: str) -> jinja2.Template:
     if (found := _lone_surrogate(source)) is not None:
         surrogate, position = found
         message = f"the template has {surrogate}, half of a surrogate pair, which is no character"
         raise TemplateError(message, source.count("\n", 0, position) + 1)
     try:
-        return MeteredEnvironment().template(source)
+        return environment.template(source)
     except Exception as error:  # syntax errors, and RecursionError or MemoryError if it nests too deeply
         raise _translate(error) from error
 

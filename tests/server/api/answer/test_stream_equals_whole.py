@@ -43,7 +43,6 @@ from server.models.state import ModelSpec
 from server.settings import ServerSettings
 from server.text.answer import AnswerRules
 from server.text.dialect import Dialect
-from server.text.templates.renderer import Renderer
 
 LlamaCompletions = list[LlamaCompletion]
 OPENAI = (ChatChunk, ChatCompletion, CompletionChunk, Completion, ResponseEvent, ResponseObject)
@@ -93,7 +92,7 @@ def cut(data: bytes, cuts: list[int]) -> list[list[int]]:
 def loaded(worker: NullWorker) -> tuple[Model, Loaded]:
     ready = asyncio.run(worker.start())
     admission = Admission("null", max_running=64, max_queued=64, max_queued_tokens=1 << 20)
-    made = Loaded(worker, ready, ByteTokenizer(), Dialect.of(ByteTokenizer(), "hermes", True), admission, Renderer(NullTemplate()))
+    made = Loaded(worker, ready, ByteTokenizer(), Dialect.of(ByteTokenizer(), "hermes", True), admission, NullTemplate().renderer())
     return Model(ModelSpec("null", "null"), Operation("load", "null"), loaded=made), made
 
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from deploy.test_doubles.worker import ByteTokenizer
-from server.text.templates.template import ChatTemplate
+from server.text.templates.outside import OutsideTemplate
 
 SOURCE = """{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}
 {%- if 'round' in messages[-1].content -%}
@@ -20,7 +20,7 @@ SOURCE = """{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.tool
 class TemplateTokenizer(ByteTokenizer):
     def __init__(self) -> None:
         super().__init__()
-        self.chat_template = ChatTemplate(SOURCE, {})
+        self.chat_template = OutsideTemplate(SOURCE, {})
 
 
 pytestmark = pytest.mark.parametrize("shared_server", [{"tokenizer": TemplateTokenizer()}], indirect=True)

@@ -3,10 +3,11 @@ exceeds a limit."""
 
 import time
 import tracemalloc
+from typing import Any
 
 import pytest
 
-from server.text.templates.meter import Limits
+from server.text.templates.meter import Limits, Meter, TemplateLimit
 from server.text.templates.template import ChatTemplate, TemplateError
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "  Grüße <b> & 'co' "}]
@@ -14,6 +15,10 @@ MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "conten
 BIG = "{% set ns = namespace(s='x' * 1000, l=[0], t=(1,)) %}"
 SHARED = (
     "{% set ns = namespace(l=[0], m=[0]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% set ns.m = [ns.m, ns.m] %}{% endfor %}"
+)
+# Item A.1 of issue 37: -1 and -2 have the same hash, so these 1024 tuples have it, too.
+EQUAL_HASHES = "{% set ns = namespace(l=[()]) %}" + (
+    "{% set n = namespace(l=[]) %}{% for t in ns.l %}{% set n.l = n.l + [t + (-1,), t + (-2,)] %}{% endfor %}{% set ns.l = n.l %}" * 10
 )
 HOSTILE = {
     "nested loops": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
@@ -90,6 +95,10 @@ HOSTILE = {
     "a list of letters": "{{ ('x' * 3000000) | list | length }}",
     "sorted letters": "{{ ('x' * 3000000) | sort | length }}",
     "wide separators": "{{ ([0] * 10000) | tojson(separators=(',' * 10000, ':')) }}",
+    "line ends of every kind": "{{ ('a\\r' * 100000) | indent('x' * 10000) }}",
+    "many sort keys of long text": "{{ (['x' * 1000] * 4000) | sort(attribute='0,0,0,0,0,0,0,0') | length }}",
+    "tuples of equal hashes": EQUAL_HASHES + "{{ ns.l | unique | list | length }}",
+    "keys of equal hashes": EQUAL_HASHES + "{{ ns.l | groupby('0') | unique(attribute='list') | list | length }}",
     "named steps": "{% for a in range(100000) %}{{ range(100000) | map('made value') | list | length }}{% endfor %}",
 }  # fmt: skip
 
@@ -147,6 +156,32 @@ def test_no_template_runs_away(source: str) -> None:
         assert took_s < 3.0, "0.1 s, times about ten for tracing, is exceeded"
     finally:
         tracemalloc.stop()
+
+
+INTERNAL = ("step", "_step", "compared value", "made value", "key value", "joined text", "_made", "_key", "_concat", "_output", "finalize")
+
+
+@pytest.mark.parametrize("name", INTERNAL)
+def test_names_of_the_sandbox_mean_nothing_in_a_template(name: str) -> None:
+    """Item A.1 of issue 37: a template that called the filter `step` with a negative number refunded the meter."""
+    template = ChatTemplate(f"{{{{ [-9] | map({name!r}) | list }}}}", {})
+    with pytest.raises(TemplateError, match="No filter named"):
+        template.render(MESSAGES)
+    with pytest.raises(TemplateError, match="No test named"):
+        ChatTemplate(f"{{{{ [-9] | select({name!r}) | list }}}}", {}).render(MESSAGES)
+    if name.isidentifier():
+        assert ChatTemplate(f"{{{{ {name} is defined }}}}{{{{ messages[0].{name} is defined }}}}", {}).render(MESSAGES) == "FalseFalse"
+        with pytest.raises(TemplateError, match="No filter named"):
+            ChatTemplate(f"{{{{ -9 | {name} }}}}", {}).render(MESSAGES)
+
+
+@pytest.mark.parametrize("number", [-1, -(10**30), True, 1.5, float("nan"), "1", None])
+def test_the_meter_takes_counts_only(number: Any) -> None:
+    """Item A.1 of issue 37: no value that is not a count reaches the meter."""
+    meter = Meter(Limits(time_s=1.0, memory_bytes=1000))
+    for take in (meter.charge, meter.step):
+        with pytest.raises(TemplateLimit, match="expected a count"):
+            take(number)
 
 
 @pytest.mark.parametrize("source", ESCAPES.values(), ids=ESCAPES.keys())

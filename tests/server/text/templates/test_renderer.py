@@ -1,4 +1,4 @@
-"""Long conversations are rendered in a separate process. The prompt is the same as if the front rendered it, and no other request waits."""
+"""Templates are rendered in a separate process. The prompt is the same as if the front rendered it, and no other request waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from server.text.templates.renderer import Renderer
+from server.text.templates.outside import OutsideTemplate
+from server.text.templates.renderer import PATIENCE_S, Renderer
+from server.text.templates.sandbox import MeteredEnvironment
 from server.text.templates.template import ChatTemplate, TemplateError, TemplateLimitError, TemplateRejection
 
 MESSAGES = [{"role": "user", "content": "Grüße 世界 "}] * 2000
@@ -37,10 +39,70 @@ def process_of_after(renderer: Renderer) -> int:
     return process_of(renderer)
 
 
-def test_short_conversations_need_no_process() -> None:
-    renderer = Renderer(ChatTemplate(SOURCE, {"bos_token": "<s>"}))
-    assert asyncio.run(rendered(renderer, MESSAGES[:1], extra=1)).startswith("<s>Grüße")
-    assert renderer._process is None
+def test_nothing_from_outside_is_compiled_or_rendered_in_the_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Item A.1 of issue 37: a template from outside is compiled, checked and rendered in its process, also when it is short."""
+
+    def refuse(*_args: object) -> None:
+        raise AssertionError("the front runs a template")
+
+    monkeypatch.setattr(MeteredEnvironment, "template", refuse)
+    monkeypatch.setattr(MeteredEnvironment, "rendered", refuse)
+    template = OutsideTemplate(SOURCE, {"bos_token": "<s>"})
+    assert asyncio.run(rendered(template.renderer(), MESSAGES[:1], extra=1)).startswith("<s>Grüße")
+    assert template.render(MESSAGES[:1], variables={"extra": 1}).endswith("1")
+    with pytest.raises(TemplateError, match="line 2") as caught:
+        OutsideTemplate("fine\n{% if %}", {})
+    assert caught.value.line == 2
+
+
+UNMETERED = """
+from server.text.templates.meter import Meter
+from server.text.templates.template import ChatTemplate
+
+class Unmetered:
+    def __reduce__(self):
+        return unmetered, ()
+
+def unmetered():
+    Meter.step = Meter.charge = Meter._look = lambda *_: None
+    loops = "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}"
+    source = "{% if messages[0].content == 'spin' %}" + loops + "{% endif %}"
+    return ChatTemplate(source, {})
+"""
+
+
+@pytest.mark.usefixtures("without_collector")
+def test_without_the_meter_no_template_delays_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the meter disabled, the kernel ends a template that never ends, and the event loop takes turns all the while. CPU time of the
+    front's thread between two turns does not depend on other processes."""
+    (tmp_path / "unmetered_of_test.py").write_text(UNMETERED)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    renderer = Renderer(importlib.import_module("unmetered_of_test").Unmetered())
+    delays_s: list[float] = []
+
+    async def turns() -> None:
+        last_s = time.thread_time()
+        while True:
+            await asyncio.sleep(0.001)
+            delays_s.append(time.thread_time() - last_s)
+            last_s = time.thread_time()
+
+    async def hostile() -> None:
+        await rendered(renderer, [{"content": "start"}])
+        task = asyncio.create_task(turns())
+        async with asyncio.timeout(PATIENCE_S):
+            while len(children_of(process_of(renderer)).split()) != 1:
+                await asyncio.sleep(0.01)
+            asking = asyncio.create_task(rendered(renderer, [{"content": "spin"}]))
+            while len(delays_s) < 200:
+                await asyncio.sleep(0.01)
+        assert not asking.done()
+        asking.cancel()
+        task.cancel()
+
+    asyncio.run(hostile())
+    assert max(delays_s) < 0.05
 
 
 def test_long_conversations_give_the_same_text() -> None:
@@ -114,7 +176,7 @@ def test_a_stopped_process_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """If a signal stops the rendering process, the first attempt times out. The second attempt runs in a new process and has enough
     time."""
     renderer = Renderer(ChatTemplate(SOURCE, {"bos_token": ""}))
-    os.kill(stopped := process_of_after(renderer), signal.SIGSTOP)
+    os.killpg(stopped := process_of_after(renderer), signal.SIGSTOP)
     start = renderer._started
 
     def started() -> object:
@@ -136,7 +198,7 @@ def test_two_late_renderings_are_reported_as_a_busy_server(monkeypatch: pytest.M
 
     def stopped() -> object:
         process = start()
-        os.kill(process_of(renderer), signal.SIGSTOP)
+        os.killpg(process_of(renderer), signal.SIGSTOP)
         return process
 
     monkeypatch.setattr(renderer, "_started", stopped)
@@ -163,10 +225,10 @@ def test_who_hangs_up_ends_the_rendering_and_the_last_reference_ends_the_process
     async def hung_up(renderer: Renderer) -> None:
         await rendered(renderer, MESSAGES[:1])
         task = asyncio.create_task(rendered(renderer, MESSAGES[:2]))
-        while not children_of(process_of(renderer)):
+        while len(children_of(process_of(renderer)).split()) < 2:  # the rendering, and the fork that waits for the next one
             await asyncio.sleep(0.01)
         task.cancel()
-        while children_of(process_of(renderer)):
+        while len(children_of(process_of(renderer)).split()) > 1:
             await asyncio.sleep(0.01)
 
     renderer = Renderer(ChatTemplate("{% if messages | length > 1 %}" + LOOP + "{% else %}{{ 'x' * 3000000 }}{% endif %}", {}))
@@ -184,12 +246,9 @@ def children_of(pid: int) -> str:
 
 INTRUDER = """
 import socket
-from server.text.templates.template import TemplateLimitError
 
 class Intruder:
-    def render(self, messages, *args, limits=None, **options):
-        if limits is not None:
-            raise TemplateLimitError("too long to be rendered in place")
+    def render(self, messages, *args, **options):
         while messages[0]["content"] == "spin":
             pass
         attempts = {"file": lambda: open("/proc/self/environ"), "socket": socket.socket, "memory": lambda: bytearray(4 << 30)}

@@ -1,0 +1,52 @@
+"""A chat template from outside, such as a model's file. This process neither compiles nor renders it: `Renderer`'s process does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.text.templates.meter import Limits
+from server.text.templates.renderer import Renderer
+from server.text.templates.template import LIMITS, rebuilt
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """Becomes a compiled template where it is unpickled, which is in the process that renders."""
+
+    source: str
+    special_tokens: dict[str, str]
+    tool_source: str | None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuilt, (self.source, self.special_tokens, self.tool_source)
+
+
+class OutsideTemplate:
+    """The text of a template, and the process that renders it. Raises TemplateError if the template is broken."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, tool_source: str | None = None) -> None:
+        """The arguments are those of `ChatTemplate`."""
+        self.source = source
+        self.special_tokens = dict(special_tokens)
+        self.tool_source = tool_source
+        self._renderer = Renderer(_Recipe(source, self.special_tokens, tool_source))
+        self._renderer.check()
+
+    def renderer(self) -> Renderer:
+        return self._renderer
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        *,
+        variables: Mapping[str, Any] | None = None,
+        limits: Limits = LIMITS,
+    ) -> str:
+        """Return the prompt. This blocks, so only commands and threads without an event loop may call it."""
+        options = {"variables": variables or {}, "limits": limits}
+        return self._renderer.render_blocking((messages, tools, add_generation_prompt, continue_final_message), options)
