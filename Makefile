@@ -6,7 +6,7 @@ ARGS   ?=
 AXE    := 4.10.3
 # Tests of a group run on one worker, in the order of tests/conftest.py. Tests spend a third of their time waiting for processes and timers,
 # so two cores can run four workers. -W error is in pyproject.toml.
-PYTEST := $(BIN)/pytest -n 4 --dist loadgroup --no-loadscope-reorder -q
+PYTEST := $(BIN)/pytest -n 4 --dist loadgroup --no-loadscope-reorder -q -p tests.check.plugin
 LEAST  := $(if $(filter x86_64 amd64,$(shell uname -m)),x86-64-v3,aarch64-neon)
 # Tests whose compiled code depends on the CPU; `make test-lesser` repeats them with code for the oldest supported CPU. tests.lesser leaves them
 # out on a CPU without further features, where `make pytest` has run the same code. Tests of schedules always run on every target of the CPU.
@@ -20,7 +20,7 @@ TOLD   := tests/compiler/machine/test_target.py tests/deploy/cli/test_compiler.p
 # otherwise compile all its imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup serve test pytest test-lesser test-slow test-reach lint types bench image clean
+.PHONY: help setup serve check test ci pytest test-lesser test-slow test-reach lint types bench image clean
 
 help:               ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -80,9 +80,17 @@ lint: $(VENV)/tests ## format, lint and import contracts
 types: $(VENV)/tests ## the strict type checker
 	$(BIN)/basedpyright
 
+# Where BASE is not given: the commit where the branch left its upstream, or else the last commit.
+check: $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## check a change in five minutes: lint, types, and the tests it can reach
+	@$(BIN)/python -m tests.check $(if $(BASE),--base $(BASE)) $(ARGS)
+
 test: lint $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda ## lint, types and all tests except the slow ones
 	@$(MAKE) --no-print-directory -j 2 types pytest
 	@$(MAKE) --no-print-directory test-lesser
+
+ci: ## run `make test` as CI does: on what is committed, in a clean clone
+	@folder=$$(mktemp -d) && git clone -q . $$folder/relaxserve && echo "testing $$(git rev-parse --short HEAD) in $$folder" \
+	  && CI=true bash $$folder/relaxserve/.ci/run && rm -rf $$folder
 
 pytest: $(VENV)/minilm $(VENV)/clients $(VENV)/browser $(VENV)/pycuda
 	$(PYTEST) $(ARGS)

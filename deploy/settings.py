@@ -21,6 +21,7 @@ import yaml
 from deploy import demo
 from runtime.files import regular
 from runtime.flags import SWITCHES
+from server.models.sources import real
 from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
 
@@ -47,7 +48,7 @@ SETTINGS = (
     Setting("insecure", LISTEN, "Serve other machines without API keys."),
     Setting("allowed_hosts", LISTEN, "Further Host header to accept while no API keys are set; may be repeated."),
     Setting("cors_origins", LISTEN, "Origin whose web pages may call the API; may be repeated."),
-    Setting("api_keys", KEYS, "Keys of clients, separated by commas.", in_arguments=False),
+    Setting("api_keys", KEYS, "Keys of clients, separated by commas; KEY group=NAME shares cached prompts.", in_arguments=False),
     Setting("api_key_file", KEYS, "File with one API key per line, read again when it changes."),
     Setting("admin_keys", KEYS, "Keys for /admin, separated by commas.", in_arguments=False),
     Setting("admin_key_file", KEYS, "File with one key for /admin per line, read again when it changes."),
@@ -70,6 +71,7 @@ SETTINGS = (
     Setting("max_stop_chars", LIMITS, "Longest stop string."),
     Setting("max_queued_requests", LIMITS, "Maximum number of sequences per model that wait for a place in the batch."),
     Setting("max_queued_tokens", LIMITS, "Maximum number of waiting prompt tokens per model."),
+    Setting("max_key_constraints", LIMITS, "Maximum number of different schemas and grammars that a key uses at once, per model."),
     Setting("max_timeout_s", TIMES, "Longest timeout that a request may ask for."),
     Setting("response_store_s", TIMES, "How long a response is stored after its last use."),
     Setting("header_timeout_s", TIMES, "Longest time from a request's first byte to the end of its headers."),
@@ -340,5 +342,5 @@ def model_spec(text: str) -> ModelSpec:
         return ModelSpec(name or demo.NAME, demo.NAME)
     if source[0] in "/.~" and not path.exists():
         raise SettingsError(f"model {source!r} does not exist; expected a folder, a .gguf file, or a hub id such as ORGANISATION/NAME")
-    resolved = path.resolve()
+    resolved = real(path)
     return ModelSpec(name or resolved.name, str(resolved) if path.exists() else source)

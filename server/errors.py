@@ -220,6 +220,14 @@ BODY_TOO_COMPLEX = ErrorKind(
 )
 HEADERS_TOO_LARGE = ErrorKind("headers_too_large", 431, INVALID, "The request line and headers exceed `max_header_bytes`.", "Shorten them.")
 QUEUE_FULL = ErrorKind("queue_full", 429, OVERLOADED, "The model's queue is full.", "Wait for `Retry-After`.", retry=True)
+KEY_QUOTA = ErrorKind(
+    "key_quota_exceeded",
+    429,
+    OVERLOADED,
+    "The API key has too many requests, or too many different constraints, at once.",
+    "Wait for `Retry-After`, or for running requests of the key.",
+    retry=True,
+)
 CLIENT_CLOSED = ErrorKind("client_closed", 499, INVALID, "The client closed the connection; appears in logs and metrics only.", "None.")
 INTERNAL = ErrorKind(ErrorCode.INTERNAL_ERROR, 500, SERVER, "The server has a bug.", "Report it with the `x-request-id`.")
 GENERATION_FAILED = ErrorKind(

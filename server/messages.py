@@ -151,7 +151,7 @@ class Submit(Message, frozen=True, tag=True):
     finished: tuple[int, ...] = ()
     priority: int = 0  # lower values run earlier
     fairness_key: str = ""
-    cache_salt: str = ""
+    cache_salt: str = ""  # cached state is shared only between requests with the same salt, which has the tenant
     deadline: float | None = None
 
 
@@ -162,6 +162,7 @@ class Embed(Message, frozen=True, tag=True):
     fairness_key: str = ""
     deadline: float | None = None
     per_token: bool = False  # one vector per token instead of one for the text
+    cache_salt: str = ""
     second: int | None = None  # index where the second text of a pair begins, for models that distinguish the two
 
 

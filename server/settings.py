@@ -49,6 +49,7 @@ class ServerSettings:
     max_stop_chars: int = 256
     max_queued_requests: int = 256  # limit on waiting requests per model, in addition to the size of its batch
     max_queued_tokens: int = 1 << 20  # limit on prompt tokens that are admitted and not yet prefilled, per model
+    max_key_constraints: int = 64  # different constraints of one key's running and waiting requests, per model
     response_store_bytes: int = 64 << 20  # total size of responses stored for later requests; 0: store none
     response_store_s: float = 86400.0  # time for which responses are stored after their last use
     max_timeout_s: float = 3600.0  # longest deadline that a request may set

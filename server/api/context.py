@@ -25,6 +25,16 @@ class Caller:
     arrived_s: float = field(default_factory=time.monotonic)
     num_body_bytes: int = 0
     record: RequestRecord = field(default_factory=lambda: RequestRecord(""))
+    tenant: str = ""  # requests of one tenant may reuse each other's cached state: a key's digest, a group of keys, or "" without keys
+
+    @property
+    def quota_key(self) -> str:
+        """Return the name under which quotas count the caller's key, or "" on a server without keys."""
+        return self.key_digest if self.tenant else ""
+
+    def salt(self, asked: str | None = None) -> str:
+        """Return the salt of cached state: the tenant, combined with the salt that the request asks for. No tenant has a colon."""
+        return f"{self.tenant}:{asked or ''}" if self.tenant else asked or ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from server.api.openai.completions import token_ids
 from server.api.request.prepare import context_of, deadline_of, invalid
 from server.api.request.schema import EmbeddingBody, Prompts
 from server.api.request.texts import kept_of, too_long
-from server.errors import DEADLINE_EXCEEDED, NOT_AN_EMBEDDER, QUEUE_FULL, UNSUPPORTED_FIELD, ApiError, of_request
+from server.errors import DEADLINE_EXCEEDED, NOT_AN_EMBEDDER, UNSUPPORTED_FIELD, ApiError, of_request
 from server.interfaces import RequestError
 from server.messages import Embed, Ready
 from server.metrics import ENGINE
@@ -129,9 +129,9 @@ async def embed_all(
     record = caller(request).record
     most = min(len(prompts), loaded.admission.max_at_once)
     try:
-        lease = loaded.admission.admit(most, sum(heapq.nlargest(most, map(len, prompts))))
-    except ApiError:
-        context.metrics.rejected.labels(*labels, QUEUE_FULL.code).inc()
+        lease = loaded.admission.admit(most, sum(heapq.nlargest(most, map(len, prompts))), caller(request).quota_key)
+    except ApiError as error:
+        context.metrics.rejected.labels(*labels, error.kind.code).inc()
         raise
     record.submit(model.spec.name, time.monotonic())
     try:
@@ -162,7 +162,7 @@ async def _embed_all(
 
     async def embed(ids: Sequence[int], second: int | None) -> Vector:
         async with turns:
-            asked = Embed(secrets.token_hex(12), tuple(ids), normalize, who.key_digest, deadline, per_token, second)
+            asked = Embed(secrets.token_hex(12), tuple(ids), normalize, who.key_digest, deadline, per_token, who.salt(), second)
             vector = np.frombuffer((await loaded.worker.embed(asked)).vector, dtype="<f4")
         if per_token:
             return vector.reshape(len(ids), -1)

@@ -1,20 +1,47 @@
-"""Slots that limit how many grammars are compiled at a time."""
+"""Slots that limit how many grammars are compiled at a time. API keys take turns, so one key's grammars do not hold up those of others."""
 
 from __future__ import annotations
 
 import weakref
+from collections import Counter
+
+NUM_EXTRA = 1  # further slots, for keys that compile nothing yet
 
 
 class CompileSlots:
     def __init__(self, num_at_once: int) -> None:
         self._num_at_once = num_at_once
-        self._taken: weakref.WeakSet[object] = weakref.WeakSet()  # weak: a grammar that no request waits for frees its slot
+        # Weak: a grammar that no request waits for frees its slot, or leaves the queue.
+        self._taken: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
+        self._waiting: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
+        self._passed_over: weakref.WeakSet[object] = weakref.WeakSet()  # grammars that waited for another key's turn
+        self._turns: dict[str, int] = {}  # by key: when it last took a slot
+        self._num_turns = 0
 
-    def take(self, who: object) -> bool:
-        if who not in self._taken and len(self._taken) >= self._num_at_once:
+    def take(self, who: object, key: str = "") -> bool:
+        """Take a slot for a grammar of a key, unless all are taken or it is another key's turn. Ask again until a slot is given."""
+        if who in self._taken:
+            return True
+        self._waiting[who] = key
+        num_taken = Counter(self._taken.values())
+        if num_taken.total() >= self._num_at_once + (0 if num_taken[key] else NUM_EXTRA):
             return False
-        self._taken.add(who)
+        if (first := min(self._waiting.values(), key=lambda one: (num_taken[one], self._turns.get(one, 0)))) != key:
+            if who not in self._passed_over:
+                self._passed_over.add(who)
+                return False
+            self._forget(first)  # its grammars have not asked since the last time that this one asked
+        self._passed_over.clear()
+        del self._waiting[who]
+        self._taken[who] = key
+        self._num_turns += 1
+        alive = {*self._waiting.values(), *self._taken.values()}
+        self._turns = {one: turn for one, turn in self._turns.items() if one in alive} | {key: self._num_turns}
         return True
 
     def give_back(self, who: object) -> None:
-        self._taken.discard(who)
+        self._taken.pop(who, None)
+
+    def _forget(self, key: str) -> None:
+        for who in [who for who, other in self._waiting.items() if other == key]:
+            del self._waiting[who]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -51,30 +51,32 @@ class ConstraintCompiler:
         )
         self._zygote = Zygote(self._settings, tokenizer_json)
         self._slots = CompileSlots(self.limits.num_compiling)
-        self._grammars: weakref.WeakValueDictionary[Source, Grammar] = weakref.WeakValueDictionary()  # all grammars in use
-        self._cached: OrderedDict[Source, Grammar] = OrderedDict()  # least recently used first; keeps its grammars alive
+        # all grammars in use, by salt and source: how fast a constraint is ready tells nothing about those of other tenants
+        self._grammars: weakref.WeakValueDictionary[tuple[str, Source], Grammar] = weakref.WeakValueDictionary()
+        self._cached: OrderedDict[tuple[str, Source], Grammar] = OrderedDict()  # least recently used first; keeps its grammars alive
 
     def warm(self) -> None:
         """Start the zygote now, not with the first constraint, because loading the tokenizer of a large vocabulary takes a second."""
         self._zygote.start()
 
-    def open(self, constraint: Constraint, token_ids: Sequence[int] = ()) -> Matcher:
+    def open(self, constraint: Constraint, token_ids: Sequence[int] = (), *, salt: str = "", key: str = "") -> Matcher:
         """Return a matcher for a sequence that has the tokens `token_ids` already. If the constraint is faulty, the matcher's `poll` raises
-        the error."""
-        grammar = self._grammar(constraint, constraint.source)
+        the error. Only requests with the same salt share a compiled grammar; API keys take turns at compiling."""
+        grammar = self._grammar(constraint, constraint.source, salt, key)
         if constraint.trigger is None:
             return IsolatedMatcher(grammar, token_ids)
-        grammars = [grammar, self._grammar(constraint, constraint.fallback)] if constraint.fallback else [grammar]
+        grammars = [grammar, self._grammar(constraint, constraint.fallback, salt, key)] if constraint.fallback else [grammar]
         return LazyMatcher(grammars, constraint.trigger, self._settings.vocab_size, token_ids)
 
     def close(self) -> None:
         self._zygote.close()
 
-    def _grammar(self, constraint: Constraint, text: str) -> Grammar:
+    def _grammar(self, constraint: Constraint, text: str, salt: str, key: str) -> Grammar:
         source = Source(constraint.kind, text, constraint.head)
-        grammar = self._grammars.get(source)
+        grammar = self._grammars.get((salt, source))
         if grammar is None or grammar.error is not None:
-            grammar = self._grammars[source] = Grammar(source, self._settings, self._zygote, self._slots, self._keep)
+            grammar = Grammar(source, self._settings, self._zygote, self._slots, self._keep, salt=salt, key=key)
+            self._grammars[salt, source] = grammar
             num_bytes, most = len(text.encode()) + len(constraint.head.encode()), self.limits.source_bytes
             if num_bytes > most:
                 grammar.error = ConstraintError(f"the {constraint.kind} has {num_bytes} bytes, expected at most {most}: shorten it")
@@ -83,11 +85,18 @@ class ConstraintCompiler:
         return grammar
 
     def _keep(self, grammar: Grammar) -> None:
-        """Cache a compiled grammar. A grammar that is not compiled yet is kept alive only by the requests that wait for it."""
-        self._cached[grammar.source] = grammar
-        self._cached.move_to_end(grammar.source)
-        while len(self._cached) > self.limits.num_cached or self._cached_bytes() > self.limits.cached_bytes:
-            self._cached.popitem(last=False)
+        """Cache a compiled grammar, and drop the least recently used ones of the API key that has most in the cache. So no key evicts the
+        grammars of others. A grammar that is not compiled yet is kept alive only by the requests that wait for it."""
+        self._cached[grammar.salt, grammar.source] = grammar
+        self._cached.move_to_end((grammar.salt, grammar.source))
+        while len(self._cached) > self.limits.num_cached:
+            self._drop(Counter(one.key for one in self._cached.values()))
+        while sum(one.memory_bytes for one in self._cached.values()) > self.limits.cached_bytes:
+            num_bytes: Counter[str] = Counter()
+            for one in self._cached.values():
+                num_bytes[one.key] += one.memory_bytes
+            self._drop(num_bytes)
 
-    def _cached_bytes(self) -> int:
-        return sum(grammar.memory_bytes for grammar in self._cached.values())
+    def _drop(self, taken: Counter[str]) -> None:
+        most = max(taken.values())
+        del self._cached[next(name for name, grammar in self._cached.items() if taken[grammar.key] == most)]

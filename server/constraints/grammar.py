@@ -19,9 +19,20 @@ class Grammar:
     grammar."""
 
     def __init__(
-        self, source: Source, settings: GrammarSettings, zygote: Zygote, slots: CompileSlots, on_compiled: Callable[[Grammar], None]
+        self,
+        source: Source,
+        settings: GrammarSettings,
+        zygote: Zygote,
+        slots: CompileSlots,
+        on_compiled: Callable[[Grammar], None],
+        *,
+        salt: str = "",
+        key: str = "",
     ) -> None:
+        """`key` identifies the API key whose request brought the grammar first."""
         self.source = source
+        self.salt = salt
+        self.key = key
         self.settings = settings
         self.memory_bytes = 0  # memory that the compiled grammar takes
         self.error: ConstraintError | None = None
@@ -61,7 +72,7 @@ class Grammar:
         """Do the next step of compiling. Return False if the next step has to wait."""
         socket = self._socket
         if socket is None:
-            if not self._retries.is_due or not self._slots.take(self):
+            if not self._retries.is_due or not self._slots.take(self, self.key):
                 return False
             self._socket = socket = self._zygote.open_child()
             socket.send(framed(msgspec.msgpack.encode(self.source)))

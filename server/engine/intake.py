@@ -66,7 +66,12 @@ def open_text(embed: Embed, arrival: int, *, limits: StepLimits) -> Request:
     if not limits.embedding_size:
         raise RequestError(ErrorCode.NOT_AN_EMBEDDING_MODEL, "this model generates text and gives no embeddings")
     submit = Submit(
-        embed.request_id, embed.prompt_ids, SamplingParams(max_tokens=0), fairness_key=embed.fairness_key, deadline=embed.deadline
+        embed.request_id,
+        embed.prompt_ids,
+        SamplingParams(max_tokens=0),
+        fairness_key=embed.fairness_key,
+        cache_salt=embed.cache_salt,
+        deadline=embed.deadline,
     )
     _check_ids(submit, limits.vocab_size)
     num_tokens = len(embed.prompt_ids)

@@ -91,7 +91,7 @@ class Requests:
                 grammar = None
                 if constraint is not None and self._constraints is not None:
                     self._compiling[seq] = None
-                    grammar = self._constraints.open(constraint, emitted)
+                    grammar = self._constraints.open(constraint, emitted, salt=submit.cache_salt, key=submit.fairness_key)
                 seq.matcher = matcher_of(bans, grammar, emitted)
         return request
 

@@ -41,11 +41,15 @@ OPEN_PATHS = frozenset({"/", "/docs", *HEALTH_PATHS})
 OPEN_FILES = "/console/"  # files of the console and of the docs page
 WEB_PAGE_SUFFIXES = (".html", ".mjs", ".css")
 WEB_PAGES = re.compile(rf"/web/.+(/|{'|'.join(map(re.escape, WEB_PAGE_SUFFIXES))})")  # other files of a published model need a key
-ADMIN_PATHS = re.compile(
-    r"/admin(/.*)?|/models(/(load|unload))?|/v1/models/.*/(load|unload)|/v2/repository/.*"
-    r"|/(sleep|wake_up|is_sleeping)|/api/(pull|delete)",
-    re.DOTALL,
+ADMIN_PATTERNS = (  # proxies deny these too: `python -m deploy.nginx` writes them into deploy/nginx/nginx.conf
+    "/admin(/.*)?",
+    "/models(/(load|unload))?",
+    "/v1/models/.*/(load|unload)",
+    "/v2/repository/.*",
+    "/(sleep|wake_up|is_sleeping)",
+    "/api/(pull|delete)",
 )
+ADMIN_PATHS = re.compile("|".join(ADMIN_PATTERNS), re.DOTALL)
 
 
 def access_of(path: str, *, open_metrics: bool) -> Access:
@@ -54,25 +58,39 @@ def access_of(path: str, *, open_metrics: bool) -> Access:
     return Access.ADMIN if ADMIN_PATHS.fullmatch(path) else Access.KEY
 
 
+GROUPED = re.compile(r"(\S.*?)\s+group=(.*)")
+GROUP_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A key of the ring, and the tenant whose cached state its requests may reuse: the key alone, or its group."""
+
+    digest: bytes
+    tenant: str
+
+
 class KeyRing:
-    """A set of keys, given in the settings or in a file. The file is read again when it changes."""
+    """A set of keys, given in the settings or in a file. The file is read again when it changes. `KEY group=NAME` puts a key into a
+    group."""
 
     def __init__(self, keys: Sequence[str], file: Path | None, setting: str) -> None:
-        self._given = [_digest(_checked(key, setting)) for key in keys]
+        self._given = [_known(key, setting) for key in keys]
         self._file = file
         self._stamp: tuple[int, int] | None = None
-        self._read: list[bytes] = []
+        self._read: list[Known] = []
         self._fault = ""  # the last fault that was logged
         self.exists = bool(keys) or file is not None
         self._refresh()
 
-    def holds(self, key: str) -> bool:
-        """Return whether `key` is in the set. Every key is compared in constant time, so the time reveals neither which key matches nor how
-        much of it."""
+    def tenant_of(self, key: str) -> str | None:
+        """Return the tenant of `key`, or None if the key is not in the set. Every key is compared in constant time, so the time reveals
+        neither which key matches nor how much of it."""
         self._refresh()
-        digest, found = _digest(key), False
+        digest, found = _digest(key), None
         for known in (*self._given, *self._read):
-            found |= hmac.compare_digest(known, digest)
+            if hmac.compare_digest(known.digest, digest):
+                found = known.tenant
         return found
 
     def _refresh(self) -> None:
@@ -89,7 +107,7 @@ class KeyRing:
             keys = [line for line in lines if line and not line.startswith("#")]
             if not keys and self._stamp is None:
                 raise SettingsError("the file has no key; expected one per line")
-            self._read = [_digest(_checked(key, "a line")) for key in keys]
+            self._read = [_known(key, "a line") for key in keys]
             self._stamp = stamp
         except (OSError, UnicodeDecodeError, SettingsError) as error:
             if self._stamp is None:
@@ -106,6 +124,7 @@ class Passed:
 
     access: Access
     key_digest: str = ""  # identifies the key without revealing it
+    tenant: str = ""  # requests of one tenant may reuse each other's cached state; empty: the server has no keys
 
 
 class Guard:
@@ -129,9 +148,10 @@ class Guard:
         key = _bearer(headers.get("authorization", "")) or headers.get("x-api-key", "")
         if access is Access.OPEN:
             return Passed(access)
-        is_admin = self._admin.exists and bool(key) and self._admin.holds(key)
-        if not is_admin:
-            if self._api.exists and not (key and self._api.holds(key)):
+        tenant = self._admin.tenant_of(key) if self._admin.exists and key else None
+        if tenant is None:
+            tenant = self._api.tenant_of(key) if self._api.exists and key else None
+            if self._api.exists and tenant is None:
                 fault = "is wrong" if key else "is missing"
                 raise ApiError(INVALID_API_KEY, f"the API key {fault}", headers={"www-authenticate": "Bearer"})
             if access is Access.ADMIN and self._admin.exists:
@@ -144,7 +164,7 @@ class Guard:
                 )
         if access is Access.ADMIN and method in ("POST", "PUT", "PATCH"):
             _check_json(headers)
-        return Passed(access, _digest(key).hex()[:16] if key else "")
+        return Passed(access, _short(_digest(key)) if key else "", tenant if self._api.exists and tenant else "")
 
     def _check_host(self, host: str) -> None:
         name = re.sub(r":\d+$", "", host.lower())
@@ -202,5 +222,20 @@ def _checked(key: str, where: str) -> str:
     return key
 
 
+def _known(line: str, where: str) -> Known:
+    """Read `KEY`, or `KEY group=NAME`."""
+    if (found := GROUPED.fullmatch(line)) is None:
+        digest = _digest(_checked(line, where))
+        return Known(digest, _short(digest))
+    key, group = found.groups()
+    if not GROUP_NAME.fullmatch(group):
+        raise SettingsError(f"{where} has the group {group!r:.80}; expected KEY group=NAME, with a name of letters, digits and ._-")
+    return Known(_digest(_checked(key, where)), f"group/{group}")  # no digest has a slash, so no group has the name of a key
+
+
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
+
+
+def _short(digest: bytes) -> str:
+    return digest.hex()[:16]

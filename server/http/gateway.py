@@ -26,7 +26,7 @@ from server.errors import (
     ApiError,
     ErrorShape,
 )
-from server.http.auth import Guard
+from server.http.auth import Access, Guard
 from server.http.connections import PROBES
 from server.http.json_scan import PIECE_BYTES, JsonScan
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
@@ -84,9 +84,10 @@ class Gateway:
         try:
             try:
                 passed = self._guard.check(scope["method"], scope["path"], headers)
-                body = await self._read_body(headers, receive)
+                # No open path has a use for a body, and reading one costs time, for which clients without a key must not ask.
+                body = b"" if passed.access is Access.OPEN else await self._read_body(headers, receive)
                 record.received_s = time.monotonic()
-                scope["relaxserve.caller"] = Caller(request_id, passed.key_digest, passed.access, began_s, len(body), record)
+                scope["relaxserve.caller"] = Caller(request_id, passed.key_digest, passed.access, began_s, len(body), record, passed.tenant)
                 if scope["method"] == "HEAD":
                     await self._app({**scope, "method": "GET"}, _without_client(body), _head_only(send_with_headers))
                 else:
@@ -121,47 +122,54 @@ class Gateway:
         """Read the whole body, because no endpoint can begin without it. Limit its size, its number of values and the time it takes."""
         limit, declared = self._settings.max_body_bytes, headers.get("content-length", "")
         if declared.isdigit() and int(declared) > limit:
-            raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes", headers={"connection": "close"})
-        body, scan, decode = bytearray(), JsonScan(), _decoder(headers.get("content-encoding", ""))
+            raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes")
+        body, scan, decode, num_received = bytearray(), JsonScan(), _decoder(headers.get("content-encoding", "")), 0
         try:
             async with asyncio.timeout(self._settings.body_timeout_s):
                 while True:
                     message = await receive()
-                    for num_taken, piece in enumerate(decode(message.get("body", b""))):
+                    if message["type"] == "http.disconnect":
+                        raise ApiError(CLIENT_CLOSED, "the client closed the connection before it had sent the whole body")
+                    num_received += len(message.get("body", b""))
+                    is_last = not message.get("more_body", False)
+                    if is_last and not num_received:
+                        return b""  # nothing is compressed
+                    for num_taken, piece in enumerate(decode(message.get("body", b""), is_last)):
                         if num_taken:
                             await asyncio.sleep(0)
-                        if len(body) + len(piece) > limit:
+                        if max(num_received, len(body) + len(piece)) > limit:
                             raise ApiError(BODY_TOO_LARGE, f"the body is larger than {limit} bytes")
                         scan.feed(piece)
                         body += piece
-                    if not message.get("more_body", False):
+                    if is_last:
                         return bytes(body)
-        except ApiError as error:
-            error.headers["connection"] = "close"  # the client is still sending the body, and nothing will read it
-            raise
         except TimeoutError:
-            waited_s = self._settings.body_timeout_s
-            message = f"the body did not arrive within {waited_s:g} s"
-            raise ApiError(REQUEST_TIMEOUT, message, headers={"connection": "close"}) from None
+            raise ApiError(REQUEST_TIMEOUT, f"the body did not arrive within {self._settings.body_timeout_s:g} s") from None
 
 
-def _decoder(encoding: str) -> Callable[[bytes], Iterator[bytes]]:
-    """Return a function that decodes received bytes into pieces of bounded size. So the same limits apply to a compressed body as to a
-    plain one."""
+def _decoder(encoding: str) -> Callable[[bytes, bool], Iterator[bytes]]:
+    """Return a function that decodes received bytes, which may be the last, into pieces of bounded size. So the same limits apply to a
+    compressed body as to a plain one. A compressed body must end with its checksum, and nothing may follow."""
     encoding = encoding.strip().lower()
     if encoding in ("", "identity"):
-        return lambda data: (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
+        return lambda data, _is_last: (data[at : at + PIECE_BYTES] for at in range(0, len(data), PIECE_BYTES))
     if encoding not in ("gzip", "x-gzip", "deflate"):
         raise ApiError(UNSUPPORTED_ENCODING, f"content-encoding is {encoding!r:.40}; expected gzip, deflate or none")
     unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)  # detects gzip and zlib by their headers
 
-    def decode(data: bytes) -> Iterator[bytes]:
+    def decode(data: bytes, is_last: bool) -> Iterator[bytes]:
         try:
             while data and not unpack.eof:
                 yield unpack.decompress(data, PIECE_BYTES)
                 data = unpack.unconsumed_tail
+            if is_last:
+                yield unpack.flush()
         except zlib.error as error:
             raise ApiError(INVALID_JSON, f"content-encoding is {encoding}, but the body cannot be decoded: {error}") from error
+        if data or unpack.unused_data:
+            raise ApiError(INVALID_JSON, f"content-encoding is {encoding}, but bytes follow the end of the compressed body")
+        if is_last and not unpack.eof:
+            raise ApiError(INVALID_JSON, f"content-encoding is {encoding}, but the body ends before its checksum; send all of it")
 
     return decode
 

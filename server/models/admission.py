@@ -4,31 +4,44 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
+from typing import TypeVar
 
-from server.errors import QUEUE_FULL, ApiError
+from server.errors import KEY_QUOTA, QUEUE_FULL, ApiError
+from server.messages import Constraint
+
+T = TypeVar("T")
 
 SMOOTHING = 0.2  # weight of the newest completion in the estimated time between completions
+KEY_SHARE = 7  # a key may hold this many times the places that are free: 7/8 of all places if it is alone
 FIRST_GUESS_S = 0.5  # seconds between completions to assume until a full model has completed a request
 
 
 class Admission:
     """Counts the running and waiting sequences of one model, and its prompt tokens that no step has read yet."""
 
-    def __init__(self, model: str, *, max_running: int, max_queued: int, max_queued_tokens: int) -> None:
+    def __init__(self, model: str, *, max_running: int, max_queued: int, max_queued_tokens: int, max_constraints: int = 64) -> None:
         self.model = model
         self.max_sequences = max_running + max_queued
         self.max_running = max_running
         # sequences of one request that may be in the worker: a full batch that runs, and a full batch that waits
         self.max_at_once = min(2 * max_running, self.max_sequences)
         self.max_queued_tokens = max_queued_tokens
+        self.max_constraints = max_constraints  # different constraints of one key
         self.num_sequences = 0
         self.num_queued_tokens = 0
+        self.held: Counter[str] = Counter()  # sequences of each key
+        self.constraints: dict[str, Counter[Constraint]] = {}  # by key: its running and waiting requests with each constraint
         self._pace_s = FIRST_GUESS_S  # estimated seconds between completions while the model is full
         self._full_since: float | None = None  # time of the last completion, or time when the model became full; None: not full
 
-    def admit(self, num_sequences: int, num_tokens: int) -> Lease:
+    def admit(self, num_sequences: int, num_tokens: int, key: str = "", constraint: Constraint | None = None) -> Lease:
         """Admit a request. If the queue has no room, raise QUEUE_FULL with the time after which to retry. A request is always admitted if
-        no other request is, because otherwise a retry could never succeed."""
+        no other request is, because otherwise a retry could never succeed. `key` identifies the API key, on a server that has keys."""
+        if key and self.num_sequences and self.num_sequences + num_sequences > self.max_running:
+            self._check_share(key, num_sequences)
+        if key and constraint is not None:
+            self._check_constraints(key, constraint)
         too_many = self.num_sequences + num_sequences - self.max_sequences
         too_long = self.num_queued_tokens and self.num_queued_tokens + num_tokens > self.max_queued_tokens
         if (self.num_sequences and too_many > 0) or too_long:
@@ -48,7 +61,30 @@ class Admission:
         self.num_queued_tokens += num_tokens
         if self._full_since is None and self.num_sequences >= self.max_running:
             self._full_since = time.monotonic()
-        return Lease(self, num_sequences, num_tokens)
+        return Lease(self, num_sequences, num_tokens, key, constraint)
+
+    def _check_share(self, key: str, num_sequences: int) -> None:
+        """Raise KEY_QUOTA if a key would hold more than KEY_SHARE times the places that are free then. So a key alone may hold most places,
+        several keys share them, and some stay free for keys that have none. The rule holds only while requests wait."""
+        held, num_free = self.held[key], self.max_sequences - self.num_sequences - num_sequences
+        if held and held + num_sequences > KEY_SHARE * max(0, num_free):
+            raise self._over_quota(
+                f"your key has {held} sequences at model {self.model!r}, and {num_free + num_sequences} of {self.max_sequences} places are "
+                f"free; expected at most {KEY_SHARE} times the places left free, and this request adds {num_sequences}"
+            )
+
+    def _check_constraints(self, key: str, constraint: Constraint) -> None:
+        held = self.constraints.get(key, {})
+        if constraint not in held and len(held) >= self.max_constraints:
+            raise self._over_quota(
+                f"your key has requests with {len(held)} different constraints at model {self.model!r}; expected at most "
+                f"{self.max_constraints} (max_key_constraints)"
+            )
+
+    def _over_quota(self, found: str) -> ApiError:
+        wait_s = max(1, math.ceil(self._pace_s))
+        headers = {"retry-after": str(wait_s), **self.headers()}
+        return ApiError(KEY_QUOTA, f"{found}; wait for your running requests, or retry in {wait_s} s", headers=headers)
 
     def headers(self) -> dict[str, str]:
         remaining = max(0, self.max_sequences - self.num_sequences)
@@ -76,7 +112,13 @@ class Admission:
 class Lease:
     """The sequences and prompt tokens of one admitted request. `prefilled` and `release` may be called more than once."""
 
-    def __init__(self, admission: Admission, num_sequences: int, num_tokens: int) -> None:
+    def __init__(self, admission: Admission, num_sequences: int, num_tokens: int, key: str, constraint: Constraint | None) -> None:
+        self._key = key
+        self._constraint = constraint
+        if key:
+            admission.held[key] += num_sequences
+            if constraint is not None:
+                admission.constraints.setdefault(key, Counter())[constraint] += 1
         self._admission = admission
         self._num_sequences = num_sequences
         self._num_tokens = num_tokens
@@ -89,4 +131,20 @@ class Lease:
         self.prefilled()
         if self._num_sequences:
             self._admission.ended(self._num_sequences)
+            if self._key:
+                self._return_quota()
             self._num_sequences = 0
+
+    def _return_quota(self) -> None:
+        admission, key = self._admission, self._key
+        _subtract(admission.held, key, self._num_sequences)
+        if self._constraint is not None:
+            _subtract(admission.constraints[key], self._constraint, 1)
+            if not admission.constraints[key]:
+                del admission.constraints[key]
+
+
+def _subtract(counter: Counter[T], name: T, num: int) -> None:
+    counter[name] -= num
+    if not counter[name]:
+        del counter[name]

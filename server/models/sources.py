@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
 from dataclasses import dataclass
@@ -19,9 +20,9 @@ MOST_ENTRIES = 4096
 
 def resolve(source: str, settings: ServerSettings) -> str:
     """Return a path that exists below the model root, or a hub id; raise ApiError otherwise. Symbolic links are resolved first."""
-    root = settings.model_root.resolve()
+    root = real(settings.model_root)
     try:
-        path = (root / source).resolve()
+        path = real(root / source)
         exists = path.exists()
     except (OSError, ValueError) as error:  # too long, or contains a zero byte
         raise _invalid(source, "cannot be a path") from error
@@ -35,11 +36,17 @@ def resolve(source: str, settings: ServerSettings) -> str:
     raise _invalid(source, f"does not exist below the model root{hub}")
 
 
+def real(path: Path) -> Path:
+    """Return a path without symbolic links. A link that leads to itself stays, and does not exist; `Path.resolve` raises RuntimeError."""
+    return Path(os.path.realpath(path))
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A model below the model root that may be loaded."""
 
     source: str  # the name that a load request gives as source
+    path: str  # the source that a loaded model has
     num_bytes: int
     modified_s: float
 
@@ -70,7 +77,9 @@ def offered(settings: ServerSettings) -> list[Offer]:
 
 def _offer(root: Path, path: Path, files: list[Path]) -> Offer:
     states = [file.stat() for file in files]
-    return Offer(str(path.relative_to(root)), sum(state.st_size for state in states), max(state.st_mtime for state in states))
+    return Offer(
+        str(path.relative_to(root)), str(real(path)), sum(state.st_size for state in states), max(state.st_mtime for state in states)
+    )
 
 
 def _invalid(source: str, why: str) -> ApiError:

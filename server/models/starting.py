@@ -55,6 +55,7 @@ class Starter:
             max_running=spec.max_batch,
             max_queued=self.settings.max_queued_requests,
             max_queued_tokens=self.settings.max_queued_tokens,
+            max_constraints=self.settings.max_key_constraints,
         )
         renderer = None if tokenizer.chat_template is None else Renderer(tokenizer.chat_template)
         return Loaded(worker, ready, tokenizer, dialect, admission, renderer)

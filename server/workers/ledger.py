@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 
 from server.interfaces import RequestError
-from server.messages import Embed, Embedding, Submit, TokenEvent
+from server.messages import Embed, Embedding, FinishReason, Submit, TokenEvent
 
 CRASH = 1.0  # blame for a crash of the worker
 KILLED = 1 / 32  # blame for a kill from outside: it says little about the requests, but recurring kills must not restart workers for ever
@@ -24,12 +24,17 @@ class Job:
     only this job was accused. Both are cleared when the job makes progress."""
 
     in_worker: bool = False
+    is_shelved: bool = False  # the job waits for its client, and is not to be submitted now
     blame: float = 0.0
     proof: float = 0.0
 
     @property
     def is_suspect(self) -> bool:
         return self.blame >= SUSPECT
+
+    def lost(self) -> None:
+        """Record that no worker runs the job any more."""
+        self.in_worker = False
 
     def clear(self) -> None:
         self.blame = self.proof = 0.0
@@ -38,13 +43,25 @@ class Job:
 J = TypeVar("J", bound=Job)
 
 
+MOST_UNREAD = 64  # events per choice that the client has not read; with more, the request leaves the worker
+FEW_UNREAD = 16  # events per choice; with so few, the request returns to the worker
+
+
 @dataclass(slots=True, eq=False)
 class Generation(Job):
+    """A request that generates. While its client does not read, it is shelved: it leaves the worker, which then computes other requests,
+    and continues later as after the death of a worker.
+
+        in the worker -- too much is unread --> leaving -- the worker has ended all choices --> shelved -- little is unread --> to submit
+    """
+
     submit: Submit = field(kw_only=True)
+    is_leaving: bool = False  # the worker was told to abort the request
+    ended: set[int] = field(default_factory=set[int])  # choices that the worker has ended because the request leaves
     emitted: list[list[int]] = field(init=False)
     finished: set[int] = field(init=False)
     dropped: set[int] = field(default_factory=set[int])  # finished choices that the front itself ended
-    # Unbounded: max_tokens and num_choices limit it, and a client that reads slowly must not hold up the others.
+    # Not bounded itself, because a client that reads slowly must not hold up the others.
     news: asyncio.Queue[TokenEvent | RequestError | None] = field(init=False)
     num_cached: int | None = None
 
@@ -58,6 +75,30 @@ class Generation(Job):
     def is_finished(self) -> bool:
         return len(self.finished) == self.submit.num_choices
 
+    @property
+    def is_unread(self) -> bool:
+        return self.news.qsize() > MOST_UNREAD * self.submit.num_choices
+
+    @property
+    def may_return(self) -> bool:
+        """True if the request is shelved, and the client reads again."""
+        return self.is_shelved and self.news.qsize() <= self._few_unread
+
+    @property
+    def _few_unread(self) -> int:
+        return FEW_UNREAD * self.submit.num_choices
+
+    def lost(self) -> None:
+        Job.lost(self)
+        self.is_shelved |= self.is_leaving and self.news.qsize() > self._few_unread
+        self.is_leaving = False
+        self.ended.clear()
+
+    def _leave(self) -> None:
+        """Leave the worker once it has ended all choices that were to continue."""
+        if self.is_leaving and len(self.ended | self.finished) == self.submit.num_choices:
+            self.lost()
+
     def message(self) -> Submit:
         return msgspec.structs.replace(self.submit, emitted=tuple(map(tuple, self.emitted)), finished=tuple(sorted(self.finished)))
 
@@ -65,6 +106,10 @@ class Generation(Job):
         if event.choice in self.finished:
             return  # the front has ended this choice, and the worker did not know yet
         self.clear()
+        if self.is_leaving and event.finish_reason is FinishReason.ABORT:
+            self.ended.add(event.choice)
+            self._leave()
+            return
         if self.num_cached is None:
             self.num_cached = event.num_cached
         elif event.num_cached != self.num_cached:  # the client has already received the first worker's figure
@@ -72,11 +117,13 @@ class Generation(Job):
         self.emitted[event.choice].extend(event.token_ids)
         if event.finish_reason is not None:
             self.finished.add(event.choice)
+            self._leave()
         self.news.put_nowait(event)
 
     def drop(self, choice: int) -> None:
         self.finished.add(choice)
         self.dropped.add(choice)
+        self._leave()
         if self.is_finished:
             self.news.put_nowait(None)
 
@@ -111,7 +158,7 @@ def assign_blame(jobs: Iterable[J], weight: float) -> J | None:
     accused = [job for job in present if job.is_suspect] or present
     for job in present:
         job.blame += weight
-        job.in_worker = False
+        job.lost()
     if len(accused) != 1:
         return None
     (job,) = accused
@@ -121,7 +168,7 @@ def assign_blame(jobs: Iterable[J], weight: float) -> J | None:
 
 def next_to_run(jobs: Iterable[J]) -> list[J]:
     """Return the jobs to submit now. Suspects run one at a time and before all other jobs, so that only one job can cause a death."""
-    jobs = list(jobs)
+    jobs = [job for job in jobs if not job.is_shelved]
     suspects = [job for job in jobs if job.is_suspect]
     if any(job.in_worker for job in suspects):
         return []

@@ -131,6 +131,9 @@ class Supervisor:
         try:
             while not (job.is_finished and job.news.empty()):
                 news = await job.news.get()
+                if job.may_return:
+                    job.is_shelved = False
+                    self._hand_over()
                 if isinstance(news, RequestError):
                     raise news
                 if news is not None and news.choice not in job.dropped:
@@ -147,6 +150,8 @@ class Supervisor:
                 self._worker.send(Abort(request_id, choice))
             if job.is_finished:
                 self._let_go(request_id, job)
+            elif not job.in_worker:
+                self._hand_over()
 
     async def embed(self, embed: Embed) -> Embedding:
         job = Embedded(embed=embed)
@@ -229,13 +234,22 @@ class Supervisor:
     def _let_go(self, request_id: str, job: Generation | Embedded) -> None:
         """Forget a job that no worker needs to run any more. Its client may still be reading events."""
         del self._jobs[request_id]
-        if job.is_suspect:
+        if job.is_suspect or job.is_shelved:  # others may have waited for it
             self._hand_over()
+
+    def _shelve(self, request_id: str, job: Generation) -> None:
+        """Take a request out of the worker, because its client does not read. A worker that drains would not take it back."""
+        if self.state is not WorkerState.DRAINING and self._worker is not None:
+            job.is_leaving = True
+            self._worker.send(Abort(request_id))
 
     def _hand_over(self) -> None:
         """Submit the jobs that may run now."""
         if self._worker is None:
             return  # the restart will do this
+        if self.state is WorkerState.DRAINING:
+            for job in self._jobs.values():
+                job.is_shelved = False  # the worker takes no requests later
         for job in next_to_run(self._jobs.values()):
             job.in_worker = True
             self._worker.send(job.message())
@@ -312,7 +326,7 @@ class Supervisor:
         """Wait until `wake` is called, then start another worker."""
         await worker.close(self._care.stop_s)
         for job in self._jobs.values():
-            job.in_worker = False
+            job.lost()
         self.stats = None
         self._is_down.set()
         await self._is_called.wait()
@@ -387,6 +401,10 @@ class Supervisor:
                         job.record(event)
                         if job.is_finished:
                             self._let_go(event.request_id, job)
+                        elif job.is_unread and job.in_worker and not job.is_leaving:
+                            self._shelve(event.request_id, job)
+                        elif not job.in_worker:
+                            self._hand_over()  # it has left, and its client has read everything meanwhile
                         if was_suspect:
                             self._hand_over()
             case Embedding():

@@ -6,16 +6,24 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from posixpath import normpath
+from urllib.parse import unquote
 
+import httpx
 import pytest
+import yaml
 
+from deploy.nginx.__main__ import with_admin_paths
 from deploy.settings import PREFIX, SETTINGS, num_bytes
 from runtime.flags import SWITCHES
+from server.http.auth import Access, access_of
 from server.settings import ServerSettings
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 NGINX = (DEPLOY / "nginx" / "nginx.conf").read_text()
+COMPOSE = (DEPLOY / "compose.yaml").read_text()
 UNIT = (DEPLOY / "systemd" / "relaxserve.service").read_text()
 
 
@@ -32,20 +40,74 @@ def test_nginx_passes_streams_on_as_they_come() -> None:
 
 def test_nginx_waits_as_long_as_the_server_and_takes_what_it_takes() -> None:
     settings = ServerSettings()
-    (read_s,) = (float(value.removesuffix("s")) for value in directive("proxy_read_timeout"))
+    (read_s,) = {float(value.removesuffix("s")) for value in directive("proxy_read_timeout")}
     assert read_s >= settings.max_timeout_s > settings.heartbeat_s
     (size,) = directive("client_max_body_size")
     assert num_bytes(size) == settings.max_body_bytes
 
 
-def test_nginx_takes_the_file(tmp_path: Path) -> None:
-    nginx = shutil.which("nginx")
-    if nginx is None:
+def test_nginx_denies_the_paths_of_the_administration() -> None:
+    """Issue 37, A.5: the file has the list of server/http/auth.py; `python -m deploy.nginx` writes it."""
+    assert with_admin_paths(NGINX) == NGINX
+    assert re.search(r'"\(\?s\)\^\(.*\)\$" \{\n\s+allow 127\.0\.0\.1;\n\s+deny all;', NGINX)
+
+
+def whole(folder: Path, listen: str) -> Path:
+    """Write the file without TLS, because the test has no certificate, as the configuration of a whole server."""
+    plain = re.sub(r"^\s*ssl_\w+ .*;$", "", NGINX, flags=re.MULTILINE).replace("listen 443 ssl;", listen)
+    plain = plain.replace("allow 127.0.0.1;", "").replace("server 127.0.0.1:8000;", f"server unix:{folder}/none;")
+    temporary = " ".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
+    path = folder / "nginx.conf"
+    path.write_text(f"daemon off; pid {folder}/pid; error_log {folder}/log; events {{}} http {{ access_log off; {temporary} {plain} }}")
+    return path
+
+
+@pytest.fixture
+def nginx() -> str:
+    found = shutil.which("nginx")
+    if found is None:
         pytest.skip("nginx is not installed")
-    plain = re.sub(r"listen 443 ssl;|^\s*ssl_\w+ .*;$", "", NGINX, flags=re.MULTILINE)  # remove TLS, because the test has no certificate
-    whole = f"pid {tmp_path}/pid; error_log {tmp_path}/log; events {{}} http {{ access_log off; {plain} }}"
-    (tmp_path / "nginx.conf").write_text(whole)
-    subprocess.run([nginx, "-t", "-q", "-c", tmp_path / "nginx.conf"], check=True)
+    return found
+
+
+def test_nginx_takes_the_file(nginx: str, tmp_path: Path) -> None:
+    subprocess.run([nginx, "-t", "-q", "-c", whole(tmp_path, "")], check=True)
+
+
+def test_a_running_nginx_denies_what_the_server_counts_to_the_administration(nginx: str, tmp_path: Path) -> None:
+    """Issue 37, A.5. There is no server behind this nginx, so it answers 502 for what it passes on."""
+    names = ["", "/", "/x", "/x/load", "/load", "/unload", "/a/b/unload", "/index", "/a%0Ab/load", "ing"]
+    roots = [
+        "/admin",
+        "/models",
+        "/v1/models",
+        "/v2/models",
+        "/v2/repository",
+        "/sleep",
+        "/wake_up",
+        "/is_sleeping",
+        "/api/pull",
+        "/api/delete",
+    ]
+    paths = [f"{root}{name}" for root in roots for name in names] + [
+        "/api/delete",
+        "//admin/models",
+        "/v1/../sleep",
+        "/%61dmin",
+        "/v1/chat/completions",
+    ]
+    server = tmp_path / "socket"
+    with subprocess.Popen([nginx, "-c", whole(tmp_path, f"listen unix:{server};")]) as process:
+        try:
+            while not server.exists() and process.poll() is None:
+                time.sleep(0.01)
+            with httpx.Client(transport=httpx.HTTPTransport(uds=str(server)), base_url="http://x") as client:
+                seen = {path: client.get(f"http://x{path}").status_code for path in paths}
+        finally:
+            process.terminate()
+    plain = {path: normpath(unquote(path).replace("//", "/")) + "/" * (path.endswith("/")) for path in paths}
+    expected = {path: 403 if access_of(plain[path], open_metrics=False) is Access.ADMIN else 502 for path in paths}
+    assert seen == expected and list(seen.values()).count(403) > 30
 
 
 def test_the_unit_names_settings_that_exist() -> None:
@@ -69,3 +131,19 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     unit.write_text(UNIT.replace("/opt/relaxserve/bin/relaxserve", str(command)))
     verified = subprocess.run([analyze, "verify", "--man=no", unit], capture_output=True, text=True)
     assert [line for line in verified.stderr.splitlines() if "relaxserve.service" in line] == []
+
+
+# --- compose -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_container_has_limits() -> None:
+    """Issue 37, A.5."""
+    for name, service in yaml.safe_load(COMPOSE)["services"].items():
+        assert service["mem_limit"] and service["pids_limit"] > 0, name
+
+
+def test_grafana_has_no_password_of_its_own() -> None:
+    """Issue 37, A.5: compose does not start without a password."""
+    environment = yaml.safe_load(COMPOSE)["services"]["grafana"]["environment"]
+    assert environment["GF_SECURITY_ADMIN_PASSWORD"].startswith("${GRAFANA_PASSWORD:?")
+    assert "admin / admin" not in COMPOSE

@@ -247,3 +247,56 @@ def test_when_all_connections_are_busy_probes_are_answered_and_requests_told_to_
     while server.complete(max_tokens=1).status_code != 200:
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "permission", "body", "status"),
+    [
+        ({"api_keys": ("a-long-key",)}, "", b" " * 4_000_000, 401),
+        ({"strict": True}, "", json.dumps({"prompt": "x", **{f"unknown {i}": 0 for i in range(20_000)}}).encode() + b" " * 3_000_000, 400),
+        ({}, "", b"[" + b"{}," * 1_000_000 + b"{}]", 413),
+        ({"max_body_bytes": 4_000_000}, "", b" " * 5_000_000, 413),
+        ({"max_header_bytes": 4096}, "x: " + "y" * 5000 + "\r\n", b" " * 4_000_000, 431),
+    ],
+)
+def test_early_refusals_of_large_bodies_arrive(serve, options, permission, body, status):
+    """A.6: a client that sends its whole body before it reads gets the error, not a reset."""
+    server = serve(**options)
+    with server.connect() as sock:
+        sock.sendall(f"{HEAD}{permission}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        time.sleep(0.1)  # the answer waits in the socket; a reset would destroy it
+        answer = b""
+        while part := sock.recv(1 << 16):
+            answer += part
+    assert int(answer.split()[1]) == status, answer
+
+
+def test_a_refused_body_is_not_read_for_ever(serve, monkeypatch):
+    """A.6: the server reads on within limits of bytes and of time."""
+    server = serve(max_body_bytes=100_000)
+    with server.connect() as sock, pytest.raises(ConnectionError):
+        sock.sendall(f"{HEAD}content-length: {1 << 40}\r\n\r\n".encode())
+        for _ in range(1000):
+            sock.sendall(b" " * 100_000)
+    monkeypatch.setattr("server.http.protocol.LINGER_S", 0.1)
+    with server.connect() as sock:
+        sock.sendall(f"{HEAD}content-length: {1 << 40}\r\n\r\n".encode())
+        server.read_all(sock)
+        end = time.monotonic() + 60
+        while server.server.server_state.connections and time.monotonic() < end:
+            time.sleep(0.01)
+        assert not server.server.server_state.connections
+
+
+def test_a_client_that_leaves_is_noticed_while_reading_is_paused(serve, answering):
+    """A.3: the server stops reading a client that pipelines too much, and still sees it leave."""
+    server = serve(script=answering("x" * 4000, interval_s=0.05))
+    body = json.dumps({"prompt": "x", "max_tokens": 2000}).encode()
+    with server.connect() as sock:
+        sock.sendall(f"{HEAD}content-length: {len(body)}\r\n\r\n".encode() + body + b"GET / HTTP/1.1\r\nhost: x\r\n\r\n" * 10_000)
+        end = time.monotonic() + 60
+        while not server.worker.running and time.monotonic() < end:
+            time.sleep(0.005)
+    while not server.worker.aborted and time.monotonic() < end:
+        time.sleep(0.005)
+    assert server.worker.aborted, "the worker still writes for a client that is gone"

@@ -177,13 +177,14 @@ class OverHttp:
                 stream.num_tokens = usage["completion_tokens"]
 
 
-async def post_stream(host: str, port: int, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+async def post_stream(host: str, port: int, body: Mapping[str, Any], key: str = "") -> AsyncGenerator[dict[str, Any], None]:
     """Yield the events of `/v1/completions`. Raise RuntimeError for any answer that is not a complete stream."""
     reader, writer = await asyncio.open_connection(host, port)
     try:
         content = json.dumps({**body, "stream": True}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(content)}"
-        writer.write(f"{head}\r\n\r\n".encode() + content)
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(content)}\r\n"
+        permission = f"authorization: Bearer {key}\r\n" if key else ""
+        writer.write(f"{head}{permission}\r\n".encode() + content)
         if b" 200 " not in (status := await reader.readline()):
             raise RuntimeError(f"the server answered {status.decode().strip()}: {(await reader.read(2000)).decode()}")
         async for line in reader:

@@ -1,5 +1,5 @@
-"""`relaxserve bench hostile`: check that no request within the limits delays another stream, or a request to `/health/live`, by more than
-50 ms.
+"""`relaxserve bench hostile`: check that neither requests within the limits nor floods of connections delay a stream, or a request to
+`/health/live`.
 
 A separate server process serves the model. A client process reads a stream, and requests `/health/live` again and again (the probe).
 Another process sends requests, one after another: for each field of each endpoint in `/openapi.json`, one request per kind of large value.
@@ -8,8 +8,11 @@ field are sent. The figure `without requests` is measured in the same way while 
 the machine. The machine delays requests at random, whereas a harmful request causes a delay every time. So fields beyond the goal are sent
 again, in up to five rounds, and the smallest figure of all rounds counts.
 
-A step that computes prompts or texts delays streams by up to `max_gap_ms`. The model is loaded with a `max_gap_ms` of 10, far below the
-goal of 50 ms, because other processes on the same cores make a step longer than planned.
+A step that computes prompts or texts delays streams by up to `max_gap_ms`, which has its default unless `--max-gap-ms` sets it.
+
+Then 100 connections without a key send each shape of `deploy/bench/serving/floods.py`, to a server with a key. A figure is the longest
+pause of a stream with the key, the longest wait of the probe, or the growth of the front's memory. `/health/live` has a goal of 50 ms, the
+stream one of 100 ms, and the memory one of 100 MB.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ import asyncio
 import http.client
 import json
 import multiprocessing
+import resource
 import tempfile
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
@@ -33,12 +37,16 @@ from deploy import demo
 from deploy.bench.checkpoint import model_folder
 from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import post_stream
+from deploy.bench.serving.floods import SHAPES, flooding
 from deploy.bench.serving.start import NAME, server
 from server.http.json_scan import MAX_DEPTH, MAX_ESCAPES, MAX_NUMBERS, MAX_PARTS
+from server.messages import MAX_GAP_MS
 from server.settings import ServerSettings
 
 GOAL_MS = 50.0
-MAX_GAP_MS = 10  # value of `max_gap_ms` with which the model is loaded
+FLOOD_STREAM_GOAL_MS, FLOOD_GROWTH_GOAL_MB = 100.0, 100.0
+FLOOD_S = 60.0  # time for which each shape of connections is sent
+KEY = "the-key-of-the-stream"
 MOST_BYTES = ServerSettings().max_body_bytes
 NOTHING, OWN_LIMIT = "without requests", "largest allowed value"
 QUIET_S, EVERY = 0.5, 8  # length of a pause without requests, and the number of fields between two such pauses
@@ -193,11 +201,11 @@ class Watched:
         return 1000 * stream, 1000 * probe
 
 
-def _watch(address: Address, pipe: Connection, running: Event, stop: Event) -> None:
-    pipe.send(asyncio.run(_watching(address, running, stop)))
+def _watch(address: Address, key: str, pipe: Connection, running: Event, stop: Event) -> None:
+    pipe.send(asyncio.run(_watching(address, key, running, stop)))
 
 
-async def _watching(address: Address, running: Event, stop: Event) -> Watched:
+async def _watching(address: Address, key: str, running: Event, stop: Event) -> Watched:
     """Read streams and send probes until `stop` is set. Set `running` once both a stream and a probe have been answered."""
     watched = Watched()
 
@@ -205,7 +213,7 @@ async def _watching(address: Address, running: Event, stop: Event) -> Watched:
         while not stop.is_set():
             body = {"model": NAME, "prompt": "Once", "max_tokens": 900, "temperature": 1.0, "ignore_eos": True}
             last_s = 0.0
-            async for _event in post_stream(*address, body):
+            async for _event in post_stream(*address, body, key):
                 now_s = time.monotonic()
                 if last_s:
                     watched.stream.append((last_s, now_s))
@@ -232,13 +240,13 @@ async def _watching(address: Address, running: Event, stop: Event) -> Watched:
 
 
 @contextmanager
-def watching(address: Address) -> Generator[list[Watched]]:
+def watching(address: Address, key: str = "") -> Generator[list[Watched]]:
     """Watch the server from another process. After the `with` block, the yielded list contains the result."""
     # a separate process, because preparing requests in this process would delay the measurement
     context = multiprocessing.get_context("spawn")
     receiving, sending = context.Pipe(duplex=False)
     running, stop = context.Event(), context.Event()
-    process = context.Process(target=_watch, args=(address, sending, running, stop))
+    process = context.Process(target=_watch, args=(address, key, sending, running, stop))
     process.start()
     seen: list[Watched] = []
     try:
@@ -342,6 +350,34 @@ def figures(found: Mapping[str, Delay]) -> list[Figure]:
     return [*described, Figure("worst of all fields", worst, "ms", GOAL_MS)]
 
 
+def measure_floods(address: Address, front_id: int, seconds: float, only: str) -> list[Figure]:
+    """Return the figures of each shape, after those of as long a time without a flood."""
+    with watching(address, KEY) as seen:
+        spans: dict[str, tuple[float, float, float]] = {}
+        for name in ("no connections", *(name for name in SHAPES if only in name)):
+            before_mb = _memory_mb(front_id)
+            with flooding(address, name) if name in SHAPES else nullcontext():
+                began_s, growth_mb = time.monotonic(), 0.0
+                while time.monotonic() < began_s + seconds:
+                    time.sleep(0.1)
+                    growth_mb = max(growth_mb, _memory_mb(front_id) - before_mb)
+                spans[name] = began_s, time.monotonic(), growth_mb
+    described: list[Figure] = []
+    for name, (began_s, ended_s, growth_mb) in spans.items():
+        stream_ms, probe_ms = seen[0].worst_ms(began_s, ended_s)
+        goals = (FLOOD_STREAM_GOAL_MS, GOAL_MS, FLOOD_GROWTH_GOAL_MB) if name in SHAPES else (None, None, None)
+        described += [
+            Figure(f"{name}: stream", stream_ms, "ms", goals[0]),
+            Figure(f"{name}: probe", probe_ms, "ms", goals[1]),
+            Figure(f"{name}: growth of the front", growth_mb, "MB", goals[2]),
+        ]
+    return described
+
+
+def _memory_mb(process_id: int) -> float:
+    return int(Path(f"/proc/{process_id}/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+
+
 def fetch_document(address: Address) -> Schema:
     connection = http.client.HTTPConnection(*address, timeout=TIMEOUT_S)
     connection.request("GET", "/openapi.json")
@@ -365,16 +401,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--model", default=demo.NAME, help=f"{demo.NAME}, a path, or a synthetic model as in bench serve")
     parser.add_argument("--quantize", default="bf16")
-    parser.add_argument("--only", default="", help="only fields whose `METHOD PATH FIELD` contains this text")
+    parser.add_argument("--kind", choices=("all", "fields", "connections"), default="all")
+    parser.add_argument("--only", default="", help="only fields whose `METHOD PATH FIELD`, and shapes whose name, contains this text")
+    parser.add_argument("--seconds", type=float, default=FLOOD_S, help="time for which each shape of connections is sent")
+    parser.add_argument("--max-gap-ms", type=int, default=MAX_GAP_MS, help="value of `max_gap_ms` with which the model is loaded")
     parser.add_argument("--rounds", type=int, default=MOST_ROUNDS, help="maximum number of rounds in which fields beyond the goal are sent")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
-    with (
-        model_folder(options.model) as folder,
-        tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as cache,
-        server(folder, options.quantize, Path(cache), MAX_GAP_MS) as address,
-    ):
-        report(figures(measure(address, fetch_document(address), options.only, options.rounds)), as_json=options.json)
+    found: list[Figure] = []
+    with model_folder(options.model) as folder, tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as cache:
+        if options.kind != "connections":
+            with server(folder, options.quantize, Path(cache), options.max_gap_ms) as (address, _):
+                found += figures(measure(address, fetch_document(address), options.only, options.rounds))
+        if options.kind != "fields":
+            with server(folder, options.quantize, Path(cache), options.max_gap_ms, KEY) as (address, front_id):
+                found += measure_floods(address, front_id, options.seconds, options.only)
+    report(found, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -35,14 +35,15 @@ NUM_STREAMED = 256
 
 
 @contextmanager
-def server(folder: Path, quantize: str, cache: Path, max_gap_ms: int = MAX_GAP_MS) -> Generator[tuple[str, int]]:
-    """Start `relaxserve serve`. Yield the server's address once the server has printed it."""
+def server(folder: Path, quantize: str, cache: Path, max_gap_ms: int = MAX_GAP_MS, key: str = "") -> Generator[tuple[tuple[str, int], int]]:
+    """Start `relaxserve serve`, with `key` as its only key. Yield its address, once it has printed it, and the id of its
+    front's process."""
     config = cache / "models.yaml"
     config.write_text(
         f"models:\n- {{name: {NAME}, source: {folder.resolve()}, quantize: {quantize}, max_gap_ms: {max_gap_ms}, embeddings: true}}\n"
     )
     command = (sys.executable, "-c", "from deploy.cli import main; main()", "serve", "--port", "0", "--config", str(config))
-    environment = {**os.environ, "RELAXSERVE_CACHE": str(cache)}
+    environment = {**os.environ, "RELAXSERVE_CACHE": str(cache), "RELAXSERVE_API_KEYS": key}
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         said = ""
@@ -52,7 +53,7 @@ def server(folder: Path, quantize: str, cache: Path, max_gap_ms: int = MAX_GAP_M
                 if not line:
                     raise RuntimeError(f"the server ended before it printed its address: {said}")
                 said += line
-            yield found[1], int(found[2])
+            yield (found[1], int(found[2])), process.pid
         finally:
             process.send_signal(signal.SIGTERM)
             process.communicate()
@@ -78,14 +79,14 @@ def measure(folder: Path, quantize: str) -> list[Figure]:
         figures = [
             Figure(f"time to first token, {name}", start_s(folder, quantize, Path(cache)), "s", goal_s) for name, goal_s in GOALS.items()
         ]
-        with server(folder, quantize, Path(cache)) as address:
+        with server(folder, quantize, Path(cache)) as (address, _):
             streamed = asyncio.run(rate(address))
     return [*figures, Figure("speed of one stream", streamed, "tokens/s", RATE, at_least=True)]
 
 
 def start_s(folder: Path, quantize: str, cache: Path) -> float:
     began_s = time.perf_counter()
-    with server(folder, quantize, cache) as address:
+    with server(folder, quantize, cache) as (address, _):
         asyncio.run(first_token(address))
         return time.perf_counter() - began_s
 

@@ -123,9 +123,9 @@ def router(context: Context) -> APIRouter:
 
     async def idle(known: Collection[str]) -> list[str]:
         """Return the models below the model root that may be loaded and are not loaded yet."""
-        root, offers = settings.model_root.resolve(), await asyncio.to_thread(offered, settings)
+        offers = await asyncio.to_thread(offered, settings)
         used = {model.spec.source for model in registry.models()}
-        return [offer.source for offer in offers if offer.source not in known and str((root / offer.source).resolve()) not in used]
+        return [offer.source for offer in offers if offer.source not in known and offer.path not in used]
 
     return routes
 

@@ -126,13 +126,13 @@ def router(context: Context) -> APIRouter:
         loaded: dict[str, list[str]] = {}
         for model in registry.models():
             loaded.setdefault(model.spec.source, []).append(model.spec.name)
-        root, offers = settings.model_root.resolve(), await asyncio.to_thread(offered, settings)
+        offers = await asyncio.to_thread(offered, settings)
         data: list[OfferedModel] = [
             {
                 "source": offer.source,
                 "bytes": offer.num_bytes,
                 "modified_at": offer.modified_s,
-                "loaded_as": loaded.get(str((root / offer.source).resolve()), []),
+                "loaded_as": loaded.get(offer.path, []),
             }
             for offer in offers
         ]

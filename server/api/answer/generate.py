@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from server.api.answer.shapes import UsageCounts
 from server.api.context import Caller
-from server.errors import DEADLINE_EXCEEDED, GENERATION_FAILED, QUEUE_FULL, SHUTTING_DOWN, ApiError, of_request
+from server.errors import DEADLINE_EXCEEDED, GENERATION_FAILED, SHUTTING_DOWN, ApiError, of_request
 from server.interfaces import RequestError
 from server.messages import FinishReason, Submit, TokenEvent, TokenLogprob
 from server.metrics import ModelSeries
@@ -117,6 +117,7 @@ class Generation:
         self._metrics = metrics
         self._arrived_s = caller.arrived_s
         self._record = caller.record
+        self._quota_key = caller.quota_key
         self._submitted_s = time.monotonic()
         self._running = set(range(job.submit.num_choices))
         self._first_s: float | None = None
@@ -126,9 +127,9 @@ class Generation:
     async def steps(self) -> AsyncGenerator[Step, None]:
         submit, worker = self._job.submit, self._loaded.worker
         try:
-            lease = self._loaded.admission.admit(submit.num_choices, len(submit.prompt_ids))
-        except ApiError:
-            self._metrics.metrics.rejected.labels(*self._metrics.labels, QUEUE_FULL.code).inc()
+            lease = self._loaded.admission.admit(submit.num_choices, len(submit.prompt_ids), self._quota_key, submit.params.constraint)
+        except ApiError as error:
+            self._metrics.metrics.rejected.labels(*self._metrics.labels, error.kind.code).inc()
             raise
         running = self._running
         self._record.submit(self._metrics.labels[0], self._submitted_s)

@@ -171,7 +171,7 @@ def job_of(
         num_choices=num_choices,
         priority=body.priority or 0,
         fairness_key=caller.key_digest,
-        cache_salt=body.cache_salt or "",
+        cache_salt=caller.salt(body.cache_salt),
         deadline=deadline_of(body.timeout, settings),
     )
     return Job(submit, stop_rules(body, settings), shown)

@@ -14,9 +14,12 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.settings import PREFIX, SETTINGS, read_config
-from server.http.auth import OPEN_PATHS
+from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullWorker
+from server.app import create_app
+from server.http.auth import OPEN_PATHS, Access, access_of
 from server.messages import Stats
 from server.metrics import Metrics, ModelReading
+from server.models.registry import Registry
 from server.settings import ServerSettings
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
@@ -109,6 +112,8 @@ CONTAINER = record(
     volumeMounts=array(record("name mountPath", name=TEXT, mountPath=TEXT, subPath=TEXT, readOnly=FLAG)),
 )
 VOLUME = record("name", name=TEXT, emptyDir=record(), configMap=record("name", name=TEXT), secret=record("secretName", secretName=TEXT))
+PEER = record("", podSelector=SELECTOR, namespaceSelector=SELECTOR, ipBlock=record("cidr", cidr=TEXT, **{"except": array(TEXT)}))
+POLICY_PORT = record("port", port=PORT, protocol={"enum": ["TCP", "UDP"]})
 POD = record(
     "containers",
     enableServiceLinks=FLAG,
@@ -160,6 +165,13 @@ SPECS: dict[tuple[str, str], Any] = {
         clusterIP={"const": "None"},
         publishNotReadyAddresses=FLAG,
         ports=array(record("port", name=TEXT, port=PORT, targetPort=PORT)),
+    ),
+    ("networking.k8s.io/v1", "NetworkPolicy"): record(
+        "podSelector",
+        podSelector=SELECTOR,
+        policyTypes=array({"enum": ["Ingress", "Egress"]}),
+        ingress=array(record("from ports", **{"from": array(PEER)}, ports=array(POLICY_PORT))),
+        egress=array(record("ports", to=array(PEER), ports=array(POLICY_PORT))),
     ),
     ("policy/v1", "PodDisruptionBudget"): record("selector", maxUnavailable=COUNT, minAvailable=COUNT, selector=SELECTOR),
     ("autoscaling/v2", "HorizontalPodAutoscaler"): record(
@@ -216,8 +228,12 @@ SPECS: dict[tuple[str, str], Any] = {
             record(
                 "backendRefs",
                 matches=array(
-                    record(path=record("value", type={"enum": ["Exact", "PathPrefix"]}, value={"type": "string", "pattern": "^/"}))
-                ),
+                    record(
+                        path=record("value", type={"enum": ["Exact", "PathPrefix"]}, value={"type": "string", "pattern": "^/"}),
+                        method={"enum": ["GET", "POST", "DELETE"]},
+                    )
+                )
+                | {"maxItems": 8},
                 backendRefs=array(REFERENCE),
                 timeouts=record(request={"type": "string", "pattern": r"^\d+(ms|s|m|h)$"}),
             )
@@ -344,14 +360,46 @@ def test_references_lead_to_what_is_there() -> None:
                     target = document["spec"]["scaleTargetRef"]
                     assert (target["kind"], target["name"]) in names
                 case "HTTPRoute":
-                    (backend,) = document["spec"]["rules"][0]["backendRefs"]
-                    assert (backend["kind"], backend["name"]) in names
+                    for rule in document["spec"]["rules"]:
+                        (backend,) = rule["backendRefs"]
+                        assert (backend["kind"], backend["name"]) in names
                 case "StatefulSet":
                     assert ("Service", document["spec"]["serviceName"]) in names
                 case "InferenceService":
                     assert ("ServingRuntime", document["spec"]["predictor"]["model"]["runtime"]) in names
                 case _:
                     pass
+
+
+def _api() -> dict[str, Any]:
+    options = ServerSettings()
+    worker = NullWorker(NullScript())
+    return create_app(options, Registry(options, lambda _spec, _progress: worker, lambda _source: ByteTokenizer())).openapi()
+
+
+def test_the_route_passes_all_clients_need_and_no_administration() -> None:
+    """Issue 37, A.5: the gateway's route agrees with the list of server/http/auth.py."""
+    matches = [match for rule in of_kind(FOLDER / "overlays" / "gateway", "HTTPRoute")["spec"]["rules"] for match in rule["matches"]]
+
+    def passes(method: str, path: str) -> bool:
+        prefixes = [match["path"]["value"] for match in matches if match.get("method", method) == method]
+        return any(path == prefix or path.startswith(f"{prefix}/") for prefix in prefixes)
+
+    for path, operations in _api()["paths"].items():
+        for method in (name.upper() for name in operations):
+            is_open = path.startswith("/v1/") and access_of(path, open_metrics=False) is not Access.ADMIN
+            assert passes(method, path) is is_open, (method, path)
+
+
+def test_a_policy_lets_only_labelled_clients_reach_the_replicas() -> None:
+    """Issue 37, A.5."""
+    policy, pods = (of_kind(FOLDER / "base", kind)["spec"] for kind in ("NetworkPolicy", "StatefulSet"))
+    assert policy["podSelector"]["matchLabels"].items() <= pods["template"]["metadata"]["labels"].items()
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    (rule,) = policy["ingress"]
+    assert all(selector["matchLabels"] for peer in rule["from"] for selector in peer.values())
+    (container,) = pods["template"]["spec"]["containers"]
+    assert {port["port"] for port in rule["ports"]} <= {port["name"] for port in container["ports"]}
 
 
 def test_every_metric_that_is_read_exists() -> None:

@@ -541,6 +541,35 @@ def test_what_the_root_offers_is_listed(serve, folder):
     assert client.get("/models").json()["data"][0]["status"] == {"value": "sleeping"}
 
 
+@pytest.mark.parametrize("name", ["loop", "loop.gguf", "org/loop", "model/loop.safetensors"])
+def test_a_link_to_itself_below_the_root_is_no_source(name, serve, folder):
+    """Issue 37, A.6: five admin paths answered 500 for a symbolic link that leads to itself."""
+    server = serve(initial=())
+    root, client = server.settings.model_root, server.http()
+    (root / "model").mkdir(parents=True)
+    (root / "model" / "config.json").write_text("{}")
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).symlink_to(root / name)
+    assert [one["source"] for one in client.get("/admin/sources").json()["data"]] == ["model"]
+    assert list(index(client)) == ["model"] and [one["id"] for one in client.get("/models").json()["data"]] == ["model"]
+    answers = [
+        client.post("/admin/models", json={"source": name}),
+        client.post("/admin/models", json={"source": f"{name}/deeper"}),
+        client.post("/models/load", json={"model": name}),
+        client.post(f"/v2/repository/models/{name}/load"),
+        client.post("/api/pull", json={"model": name}),
+        client.request("DELETE", "/api/delete", json={"model": name}),
+    ]
+    assert {answer.status_code for answer in answers} <= {400, 404}, [answer.text for answer in answers]
+
+
+def test_a_root_that_is_a_link_to_itself_offers_nothing(serve, folder):
+    (folder / "loop").symlink_to("loop")
+    client = serve(initial=(), model_root=folder / "loop").http()
+    assert client.get("/admin/sources").json()["data"] == []
+    assert client.post("/admin/models", json={"source": "a"}).status_code == 400
+
+
 def test_a_root_that_is_not_there_offers_nothing(serve, folder):
     assert serve(initial=(), model_root=folder / "none").http().get("/admin/sources").json()["data"] == []
 

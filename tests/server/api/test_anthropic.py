@@ -11,9 +11,9 @@ from server.api.anthropic.body import MessagesBody
 from server.api.request.fields import UNSUPPORTED
 from server.messages import ConstraintKind, Thinking
 from server.models.state import ModelSpec
+from tests.lazily import imported_later
 
-anthropic = pytest.importorskip("anthropic")
-Message = anthropic.types.Message
+anthropic = imported_later("anthropic")
 
 SAID = "Hello from the null device."
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
@@ -40,13 +40,13 @@ def prompt_of(server) -> str:
     return bytes(i for i in server.worker.submits[-1].prompt_ids if i < 256).decode()
 
 
-def ask(client, **fields) -> Message:
+def ask(client, **fields) -> anthropic.types.Message:
     return client.messages.create(**{"model": "null", "max_tokens": 100, "messages": HI, **fields})
 
 
-def checked(message: Message) -> Message:
+def checked(message: anthropic.types.Message) -> anthropic.types.Message:
     """Validate the message strictly against the Anthropic client's own type, and return it."""
-    return Message.model_validate_json(message.model_dump_json(exclude_unset=True), strict=True)
+    return anthropic.types.Message.model_validate_json(message.model_dump_json(exclude_unset=True), strict=True)
 
 
 def test_whole_answer(server, connect):

@@ -9,8 +9,9 @@ import httpx
 import pytest
 
 from deploy.test_doubles.worker import NullScript
+from tests.lazily import imported_later
 
-cohere = pytest.importorskip("cohere", reason="needs cohere: make .venv/clients")
+cohere = imported_later("cohere")
 
 DOCUMENTS = ["alpha", "beta", "gamma"]
 pytestmark = pytest.mark.parametrize("shared_server", [{"script": NullScript(embedding_size=8)}], indirect=True, ids=[""], scope="module")

@@ -11,10 +11,10 @@ import pytest
 
 from deploy.test_doubles.worker import NullScript
 from server.messages import ConstraintKind
+from tests.lazily import imported_later
 from tests.server.api.foreign_clients import ADD, CALL, HERMES, HI, LONG, SAID, SCHEMA
 
-langchain = pytest.importorskip("langchain_openai", reason="needs langchain_openai: make .venv/clients")
-exceptions = pytest.importorskip("langchain_core.exceptions", reason="needs langchain_core.exceptions: make .venv/clients")
+langchain = imported_later("langchain_openai")
 
 BOTH = pytest.mark.parametrize("use_responses_api", [False, True], ids=["chat", "responses"])
 
@@ -72,6 +72,8 @@ def test_an_answer_is_read_as_a_schema_says(serve, answering, connect, use_respo
 
 @BOTH
 def test_a_conversation_that_is_too_long_is_known_as_such(server, connect, use_responses_api):
+    from langchain_core import exceptions
+
     with pytest.raises(exceptions.ContextOverflowError, match="maximum context length is 4096 tokens"):
         connect(server, use_responses_api=use_responses_api).invoke(LONG)
 

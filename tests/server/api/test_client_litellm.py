@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 from deploy.test_doubles.worker import NullScript
+from tests.lazily import imported_later
 from tests.server.api.foreign_clients import ADD, CALL, HERMES, HI, LONG, SAID, SCHEMA
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # without this, importing LiteLLM downloads a price list
-litellm = pytest.importorskip("litellm", reason="needs litellm: make .venv/clients")
+litellm = imported_later("litellm")
 
 KEY = "a-key-of-a-client"
 # name of the model in LiteLLM -> path of the API that LiteLLM uses for this name

@@ -13,8 +13,8 @@ from server.constraints.matcher import LATE, Mask, Matcher
 from server.messages import Constraint
 
 
-def matcher_of(compiler: ConstraintCompiler, constraint: Constraint) -> Matcher:
-    return answered(compiler.open(constraint))
+def matcher_of(compiler: ConstraintCompiler, constraint: Constraint, **sharing: str) -> Matcher:
+    return answered(compiler.open(constraint, **sharing))
 
 
 def answered(matcher: Matcher) -> Matcher:

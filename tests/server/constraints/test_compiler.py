@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 
+from server.constraints.compile_slots import CompileSlots
 from server.constraints.compiler import ConstraintCompiler, ConstraintLimits
 from server.constraints.matcher import ConstraintError
 from server.engine.loop import Engine
@@ -184,6 +185,49 @@ def test_compiled_constraints_are_shared_and_bounded(tokenizer_json) -> None:
     cached = []
     for constraint in (REGEX, GRAMMAR, CHOICE):
         matcher_of(compiler, constraint)
-        cached.append([source.kind for source in compiler._cached])
+        cached.append([source.kind for _, source in compiler._cached])
     assert cached == [["choice", "regex"], ["regex", "grammar"], ["grammar", "choice"]]
     compiler.close()
+
+
+def test_no_key_evicts_the_grammars_of_others_or_learns_of_them(tokenizer_json) -> None:
+    """Issue 37, item 4 (tenants): keys share no compiled grammar, and a key that compiles many loses its own."""
+    compiler = ConstraintCompiler(tokenizer_json, eos_ids=[EOS], vocab_size=VOCAB, limits=ConstraintLimits(num_cached=3))
+    victim = matcher_of(compiler, CHOICE, salt="victim:", key="victim")
+    other = compiler.open(CHOICE, salt="other:", key="other")
+    assert other._grammar is not victim._grammar and not other._grammar.is_compiled
+    for num in range(5):
+        matcher_of(compiler, Constraint(ConstraintKind.REGEX, f"a{{{num + 1}}}"), salt="other:", key="other")
+    assert [salt for salt, _ in compiler._cached] == ["victim:", "other:", "other:"]
+    assert compiler.open(CHOICE, salt="victim:", key="victim")._grammar.is_compiled
+    compiler.close()
+
+
+class Compiling:
+    """A grammar that waits for a slot or has one."""
+
+
+def test_keys_take_turns_at_compiling() -> None:
+    """Issue 37, item 4 (tenants): a key with many grammars delays another key by at most one of them, and not by its whole queue."""
+    slots = CompileSlots(1)
+    flood, late, third = [Compiling() for _ in range(5)], [Compiling() for _ in range(2)], Compiling()
+    assert [slots.take(one, "flood") for one in flood] == [True, False, False, False, False]
+    assert [slots.take(one, "late") for one in late] == [True, False], "a key that compiles nothing gets a further slot"
+    assert not slots.take(third, "third")
+    slots.give_back(flood[0])
+    assert not slots.take(flood[1], "flood") and slots.take(third, "third"), "the key without a slot is first"
+    slots.give_back(late[0])
+    slots.give_back(third)
+    assert slots.take(flood[1], "flood"), "the turn goes to the key that took a slot longest ago"
+    assert slots.take(flood[1], "flood"), "a slot is kept until it is given back"
+
+
+def test_a_key_that_no_longer_asks_holds_up_nobody() -> None:
+    slots, first, gone, waits = CompileSlots(1), Compiling(), Compiling(), Compiling()
+    assert slots.take(first, "a") and slots.take(waits, "b")
+    assert not slots.take(gone, "c")
+    slots.give_back(first)
+    slots.give_back(waits)
+    again = Compiling()
+    assert not slots.take(again, "a"), "the other key is first"
+    assert slots.take(again, "a"), "the other key did not ask in between"

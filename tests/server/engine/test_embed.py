@@ -237,3 +237,17 @@ def test_texts_are_unit_vectors_unless_asked_otherwise(rig) -> None:
     one.engine.embed(Embed("unit", (1, 2)))
     one.run()
     assert np.linalg.norm(np.frombuffer(one.embedded["unit"].vector, "<f4")) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_texts_share_pages_only_within_a_tenant(rig) -> None:
+    """Issue 37, item 4 (tenants): a decoder that embeds reuses pages of the same salt only."""
+    num_tokens = []
+    for salt in ("victim:", "spy:"):
+        one = rig(limits=DECODER)
+        one.engine.embed(Embed("first", tuple(range(1, 65)), cache_salt="victim:"))
+        one.run()
+        before = one.engine.stats().num_step_tokens
+        one.engine.embed(Embed("second", tuple(range(1, 65)), cache_salt=salt))
+        one.run()
+        num_tokens.append(one.engine.stats().num_step_tokens - before)
+    assert num_tokens == [16, 64]

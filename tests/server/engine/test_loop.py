@@ -206,3 +206,21 @@ def test_scheduling_64_streams_takes_little_time(rig) -> None:
     for _ in range(40):
         one.step()
     assert min(spent_s) <= 0.6e-3
+
+
+@ENGINES
+def test_the_prefix_cache_is_no_oracle_for_other_tenants(rig, engine) -> None:
+    """Issue 37, item 4 (tenants): a right guess of another tenant's prompt has as many cached and computed tokens as a wrong guess, so
+    neither `cached_tokens` nor the time to the first token tells them apart. The answer does not depend on the salt."""
+    secret, wrong = tuple(range(1, 130)), tuple(range(129, 0, -1))
+    found = []
+    for guess in (secret, wrong):
+        one = rig(engine)
+        one.run([Submit("victim", secret, GREEDY, cache_salt="victim:")])
+        before = one.engine.stats()
+        one.run([Submit("spy", guess, GREEDY, cache_salt="spy:")])
+        after = one.engine.stats()
+        found.append((one.num_cached["spy"], after.num_step_tokens - before.num_step_tokens, after.num_steps - before.num_steps))
+        if guess is secret:
+            assert one.outcomes["spy", 0] == one.outcomes["victim", 0]
+    assert found[0] == found[1] and found[0][0] == 0

@@ -103,10 +103,10 @@ def test_key_file_is_read_again_when_it_changes(tmp_path):
     file = tmp_path / "keys"
     file.write_text(f"# keys\n\n{KEY}\n")
     ring = KeyRing((), file, "api_keys")
-    assert ring.holds(KEY) and not ring.holds("") and not ring.holds("# keys")
+    assert ring.tenant_of(KEY) and not ring.tenant_of("") and not ring.tenant_of("# keys")
     file.write_text("another-key\n")
     os.utime(file, ns=(1, 1))
-    assert ring.holds("another-key") and not ring.holds(KEY)
+    assert ring.tenant_of("another-key") and not ring.tenant_of(KEY)
 
 
 def test_a_key_file_that_vanishes_keeps_its_keys(tmp_path):
@@ -114,7 +114,7 @@ def test_a_key_file_that_vanishes_keeps_its_keys(tmp_path):
     file.write_text(KEY)
     ring = KeyRing((), file, "api_keys")
     file.unlink()
-    assert ring.holds(KEY)
+    assert ring.tenant_of(KEY)
 
 
 @pytest.mark.parametrize(

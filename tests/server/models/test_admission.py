@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from server.errors import QUEUE_FULL, ApiError
+from server.errors import KEY_QUOTA, QUEUE_FULL, ApiError
+from server.messages import Constraint, ConstraintKind
 from server.models.admission import Admission
 
 
@@ -79,3 +80,35 @@ def test_a_model_without_a_queue_has_a_pace_too(clock):
     headers = refused(admission)
     assert float(headers["retry-after-ms"]) == pytest.approx(20_000, rel=0.05)
     assert float(headers["x-ratelimit-reset-requests"].removesuffix("s")) == pytest.approx(20, rel=0.05)
+
+
+def test_a_key_leaves_places_for_others():
+    """Issue 37, item 4 (tenants): a key that waits may hold 7/8 of all places, and a key that holds none is admitted."""
+    admission = Admission("m", max_running=2, max_queued=14, max_queued_tokens=1000)
+    leases = [admission.admit(1, 1, "greedy") for _ in range(14)]
+    with pytest.raises(ApiError, match="your key has 14 sequences at model 'm', and 2 of 16 places are free") as caught:
+        admission.admit(1, 1, "greedy")
+    assert caught.value.kind is KEY_QUOTA and int(caught.value.headers["retry-after"]) >= 1
+    leases.append(admission.admit(1, 1, "modest"))
+    for lease in leases:
+        lease.release()
+    assert not admission.held and admission.num_sequences == 0
+
+
+def test_a_batch_that_is_not_full_knows_no_quota():
+    admission = Admission("m", max_running=4, max_queued=0, max_queued_tokens=1000)
+    for _ in range(4):
+        admission.admit(1, 1, "only")
+
+
+def test_constraints_of_a_key_are_counted_while_they_are_in_use():
+    admission = Admission("m", max_running=8, max_queued=8, max_queued_tokens=1000, max_constraints=1)
+    one, two = (Constraint(ConstraintKind.REGEX, source) for source in ("a", "b"))
+    leases = [admission.admit(1, 1, "key", one) for _ in range(2)]
+    with pytest.raises(ApiError, match="1 different constraints"):
+        admission.admit(1, 1, "key", two)
+    admission.admit(1, 1, "other", two)
+    for lease in leases:
+        lease.release()
+        lease.release()
+    admission.admit(1, 1, "key", two)

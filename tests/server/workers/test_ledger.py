@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from server.messages import FinishReason, SamplingParams, Submit, TokenEvent
-from server.workers.ledger import CRASH, KILLED, Generation, Job, assign_blame, next_to_run
+from server.workers.ledger import CRASH, KILLED, MOST_UNREAD, Generation, Job, assign_blame, next_to_run
 
 
 def jobs(num: int) -> list[Job]:
@@ -86,5 +86,58 @@ def test_progress_clears() -> None:
         assert [event.num_cached for event in heard] == [16, 16], "cache hits of a later worker are not reported"
         job.drop(0)
         assert job.is_finished and job.news.get_nowait() is None
+
+    asyncio.run(scenario())
+
+
+def event_of(choice: int, *token_ids: int, ends: FinishReason | None = None) -> TokenEvent:
+    return TokenEvent("a", choice, token_ids, finish_reason=ends)
+
+
+def test_an_unread_request_leaves_the_worker_and_returns_once_it_is_read() -> None:
+    """Issue 37, item 4 (tenants): a stream that nobody reads is not computed any further. Once it is read, it continues after the tokens
+    that its client gets, like a request whose worker has died."""
+
+    async def scenario() -> None:
+        job = Generation(submit=Submit("a", (1,), SamplingParams(max_tokens=1000), num_choices=2, cache_salt="tenant:"))
+        other = Generation(submit=Submit("b", (1,), SamplingParams(max_tokens=1000)))
+        job.in_worker = True
+        while not job.is_unread:
+            job.record(event_of(0, 5))
+        assert job.news.qsize() == 2 * MOST_UNREAD + 1
+        job.is_leaving = True
+        job.record(event_of(1, 6))  # was on its way
+        job.record(event_of(0, ends=FinishReason.ABORT))
+        assert job.in_worker and not job.is_shelved, "the other choice has not ended yet"
+        job.record(event_of(1, ends=FinishReason.ABORT))
+        assert job.is_shelved and not job.in_worker and next_to_run([job, other]) == [other]
+        heard: list[TokenEvent | None] = []
+        while not job.may_return:
+            heard.append(await job.news.get())
+        job.is_shelved = False
+        assert next_to_run([job]) == [job]
+        assert job.message().emitted == ((5,) * (2 * MOST_UNREAD + 1), (6,)) and job.message().finished == ()
+        assert job.message().cache_salt == "tenant:"
+        assert all(event is not None and event.finish_reason is None for event in heard)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_leaves_is_shelved_when_its_last_choice_ends_in_any_way() -> None:
+    async def scenario() -> None:
+        for end in ("dropped", "finished", "died"):
+            job = Generation(submit=Submit("a", (1,), SamplingParams(max_tokens=1000), num_choices=2))
+            job.in_worker = job.is_leaving = True
+            for _ in range(2 * MOST_UNREAD + 1):
+                job.news.put_nowait(event_of(0, 5))
+            job.record(event_of(0, ends=FinishReason.ABORT))
+            match end:
+                case "dropped":
+                    job.drop(1)
+                case "finished":
+                    job.record(event_of(1, ends=FinishReason.LENGTH))
+                case _:
+                    assign_blame([job], KILLED)
+            assert job.is_shelved and not job.in_worker and not job.is_leaving, end
 
     asyncio.run(scenario())

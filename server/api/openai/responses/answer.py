@@ -25,7 +25,7 @@ from server.api.openai.responses.shapes import (
     ResponseUsage,
 )
 from server.api.request.prepare import ChatPlan
-from server.errors import QUEUE_FULL, ApiError
+from server.errors import KEY_QUOTA, QUEUE_FULL, ApiError
 from server.models.model import Loaded, Model
 
 PREFIXES = {Kind.THOUGHT: "rs", Kind.TEXT: "msg", Kind.CALL: "fc"}
@@ -125,7 +125,7 @@ class ResponseAnswer(BlockAnswer):
         return [self.snapshot()]
 
     def fail(self, error: ApiError) -> None:
-        code = "rate_limit_exceeded" if error.kind is QUEUE_FULL else "server_error"
+        code = "rate_limit_exceeded" if error.kind in (QUEUE_FULL, KEY_QUOTA) else "server_error"
         self._fault = {"code": code, "message": error.message}
         self.end_early("failed")
 

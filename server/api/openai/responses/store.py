@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -42,10 +42,15 @@ class ResponseStore:
         self._kept: OrderedDict[str, Stored] = OrderedDict()  # least recently used first
         self._running: dict[str, Stored] = {}  # responses in progress; their bytes are not counted, and admission limits their number
         self._items: dict[str, str] = {}  # by item id: the id of a response that has the item
-        self.num_bytes = 0
+        self._bytes_of: Counter[str] = Counter()  # bytes of the stored responses of each owner
+
+    @property
+    def num_bytes(self) -> int:
+        return self._bytes_of.total()
 
     def put(self, stored: Stored) -> None:
-        """Store a response, and remove the least recently used ones to make room. A response that alone exceeds the limit is not stored."""
+        """Store a response. To make room, remove the least recently used ones of the owner that stores most, so that no owner removes the
+        responses of others. A response that alone exceeds the limit is not stored."""
         if stored.is_running:
             self._running[stored.id] = stored
             return
@@ -53,7 +58,7 @@ class ResponseStore:
         if stored.num_bytes > self._max_bytes:
             return
         self._kept[stored.id] = stored
-        self.num_bytes += stored.num_bytes
+        self._count(stored.owner, stored.num_bytes)
         self._items |= dict.fromkeys((item_id for items in (stored.context, stored.output) for item_id, _ in items), stored.id)
         self._forget_old()
 
@@ -88,15 +93,20 @@ class ResponseStore:
 
     def _forget_old(self) -> None:
         oldest_s = time.monotonic() - self._max_age_s
-        while self._kept:
-            first = next(iter(self._kept.values()))
-            if first.used_s >= oldest_s and self.num_bytes <= self._max_bytes:
-                return
+        while self._kept and (first := next(iter(self._kept.values()))).used_s < oldest_s:
             self._remove(first)
+        while self.num_bytes > self._max_bytes:
+            most = max(self._bytes_of.values())
+            self._remove(next(stored for stored in self._kept.values() if self._bytes_of[stored.owner] == most))
+
+    def _count(self, owner: str, num_bytes: int) -> None:
+        self._bytes_of[owner] += num_bytes
+        if not self._bytes_of[owner]:
+            del self._bytes_of[owner]
 
     def _remove(self, stored: Stored) -> None:
         del self._kept[stored.id]
-        self.num_bytes -= stored.num_bytes
+        self._count(stored.owner, -stored.num_bytes)
         for item_id in [known for items in (stored.context, stored.output) for known, _ in items]:
             if self._items.get(item_id) == stored.id:
                 del self._items[item_id]

@@ -13,7 +13,7 @@ def test_it_tries_a_field_in_every_shape_beside_a_stream_and_a_probe(capsys: pyt
     """The benchmark sends one field with values of every JSON shape, while a stream and health probes run. tests/server/test_delays.py
     tests the other fields."""
     name = "POST /detokenize tokens"
-    main(["--json", "--only", name, "--rounds", "1"])
+    main(["--json", "--kind", "fields", "--only", name, "--rounds", "1"])
     found = {figure["name"]: figure for figure in json.loads(capsys.readouterr().out)}
     assert set(found) == {"without requests", "worst of all fields", name}
     assert all(figure["value"] > 0 for figure in found.values())

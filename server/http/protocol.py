@@ -1,0 +1,365 @@
+"""One connection of the HTTP server: uvicorn's protocol, with limits on slow and greedy clients.
+
+The parser gets the head of one request, and nothing that follows. The body goes through `server/http/body_framing.py`. Bytes of further
+requests wait unparsed, in a buffer of bounded size, until the answer is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import httptools
+from starlette.types import Message, Send
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from server.errors import BAD_REQUEST, HEADERS_TOO_LARGE, TOO_MANY_CONNECTIONS, ApiError
+from server.http.body_framing import Body, MeasuredBody, body_of
+from server.http.connections import PROBES, Connections
+from server.http.turns import Turns
+from server.http.write_coalescing import CoalescingTransport, Outbox
+from server.settings import ServerSettings
+
+MAX_HEADERS = 128
+MAX_UNREAD_BYTES = 64 << 10  # received bytes that wait; reading pauses beyond them
+HEAD_END = b"\r\n\r\n"
+PROBE_S = 0.1  # seconds between writes to a client whose end cannot be seen: if it has stopped reading too, it resets the connection
+STILL_WORKING = b"HTTP/1.1 100 Continue\r\n\r\n"  # may be sent any number of times before an answer
+LINGER_S = 10.0  # seconds for which a refused body is still read, so that the client reads the error before it sees a reset
+LINGER_BODIES = 2  # bodies of the largest allowed size that are still read
+
+
+class _Transport(CoalescingTransport):
+    """The transport that uvicorn sees. uvicorn pauses reading when a body waits for the application; the protocol then decodes no further,
+    but still reads up to `MAX_UNREAD_BYTES`. Otherwise it could not see the client leave."""
+
+    def __init__(self, transport: asyncio.Transport, outbox: Outbox, protocol: GuardedProtocol) -> None:
+        super().__init__(transport, outbox)
+        self._protocol = protocol
+
+    def close(self) -> None:
+        if not self._protocol.lingers():
+            super().close()
+
+    def is_closing(self) -> bool:
+        return self._protocol.is_lingering or super().is_closing()
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        self._protocol.wait_for_turn()
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """A connection with limits. It is closed if it sends no request, if its headers take too long or too much space, or if the client
+    reads nothing. Clients of HTTP/1.0 get answers that they understand."""
+
+    limits: ServerSettings  # set on a subclass, because uvicorn makes the instances
+    outbox: Outbox
+    held: Connections
+    turns: Turns
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.is_lingering = False
+        self._received = bytearray()  # received and not parsed
+        self._body: Body | None = None  # of the request whose head has been parsed; None: the next bytes are a head
+        self._head_tail = b""  # the last bytes of the head so far, in which the empty line may begin
+        self._num_head_bytes = 0
+        self._waits_for_turn = False
+        self._is_fresh = True  # the request did not wait for an earlier answer
+        self._is_reading = True
+        self._at_eof = False
+        self._num_lingering_bytes = 0
+        self._is_refused = False
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+
+    # the connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # the type is as narrow as uvicorn's
+        self._socket = transport
+        self._outgoing = _Transport(transport, self.outbox, self)
+        super().connection_made(self._outgoing)
+        self._header_timer = self.loop.call_later(self.limits.keep_alive_s, transport.abort)
+        self.held.opened(self)
+
+    def give_way(self) -> None:
+        self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.held.closed(self)
+        for timer in (self._header_timer, self._write_timer, self._probe_timer, self._linger_timer):
+            if timer is not None:
+                timer.cancel()
+        self._received.clear()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_lingering:
+            self._num_lingering_bytes += len(data)
+            if self._num_lingering_bytes > LINGER_BODIES * self.limits.max_body_bytes:
+                self.transport.close()
+            return
+        self._is_fresh = not (self._waits_for_turn or self._is_answering)
+        self._received += data
+        self._advance()
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn returns None and closes
+        """Return whether to keep the connection open to send pending answers. The client has closed its sending half, or both halves: TCP
+        does not tell which."""
+        self._at_eof = True
+        if self.transport.get_extra_info("ssl_object") is not None or self.is_lingering:
+            self.transport.close()  # sends the delayed end of an answer first; asyncio would close its own transport without it
+            return False
+        if self._is_answering and not self._received:
+            self.cycle.keep_alive = False
+        self._advance()
+        return not self.transport.is_closing()
+
+    def _probe(self) -> None:
+        """Write to a client whose end cannot be seen: it has stopped sending, or it has sent so much that reading is paused. If it has
+        stopped reading too, it resets the connection. Streams need no such writes, because they write often."""
+        self._probe_timer = None
+        if not self._waits_for_answer or self.transport.is_closing() or (self._is_reading and not self._at_eof):
+            return
+        if self.cycle.scope["http_version"] == "1.0":  # HTTP/1.0 has no interim answers
+            self._probe_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
+            return
+        if not self.cycle.response_started:
+            self.transport.write(STILL_WORKING)
+        self._probe_timer = self.loop.call_later(PROBE_S, self._probe)
+
+    def lingers(self) -> bool:
+        """Return whether the connection stays open to read what the client still sends. Closing it at once would reset it, and a reset may
+        destroy the answer on its way."""
+        is_sending = bool(self._received) or self._body is not None or self._is_refused
+        if self.is_lingering or self._at_eof or self._socket.is_closing() or not is_sending:
+            return False
+        self._outgoing.flush()
+        self.is_lingering = True
+        self._received.clear()
+        self._read(True)
+        with suppress(OSError):  # the client may have reset the connection already, which asyncio reports on reading
+            if self._socket.can_write_eof():
+                self._socket.write_eof()
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+        self._linger_timer = self.loop.call_later(LINGER_S, self.transport.close)
+        return True
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+        super().resume_writing()
+
+    # received bytes
+
+    @property
+    def _is_answering(self) -> bool:
+        return bool(self.cycle) and not self.cycle.response_complete
+
+    @property
+    def _waits_for_answer(self) -> bool:
+        """Whether the whole request is here, and its answer is not complete."""
+        return self._is_answering and self._body is None
+
+    @property
+    def _is_blocked(self) -> bool:
+        """Whether received bytes must wait: for the end of the answer, or for the application to take what it has of the body."""
+        return self.flow.read_paused or self._waits_for_answer
+
+    def wait_for_turn(self) -> None:
+        """Continue with the received bytes after other connections had their turns."""
+        if (self._received or self._at_eof) and not self._waits_for_turn:
+            self._waits_for_turn = True
+            self.turns.add(self._take_turn, is_fresh=False)
+
+    def _take_turn(self) -> None:
+        self._waits_for_turn = False
+        self._advance(may_decode=True)
+
+    def _advance(self, *, may_decode: bool = False) -> None:
+        """Parse received bytes as far as possible. One piece of a chunked body is decoded if `may_decode`. Other pieces wait for turns,
+        because many small chunks take long."""
+        while self._received and not (self._waits_for_turn or self._is_blocked or self.transport.is_closing()):
+            num_before = len(self._received)
+            if self._body is None:
+                self._take_head()
+            elif isinstance(self._body, MeasuredBody) or may_decode:
+                may_decode = False
+                self._take_body(self._body)
+            else:
+                self.wait_for_turn()
+            if len(self._received) == num_before:
+                break
+        if self.transport.is_closing():
+            return
+        if self._at_eof and not (self._waits_for_turn or self._is_blocked):
+            self.transport.close()
+            return
+        self._read(len(self._received) < MAX_UNREAD_BYTES)
+        if self._probe_timer is None:
+            self._probe()
+
+    def _read(self, wanted: bool) -> None:
+        if wanted != self._is_reading and not self._socket.is_closing():
+            self._is_reading = wanted
+            (self._socket.resume_reading if wanted else self._socket.pause_reading)()
+
+    def _take_head(self) -> None:
+        """Give the parser the received part of the head, but nothing beyond it."""
+        self._unset_keepalive_if_required()
+        if not self._num_head_bytes:
+            self.parser = httptools.HttpRequestParser(self)
+        most = self.limits.max_header_bytes - self._num_head_bytes
+        window = self._head_tail + self._received[: most + 1]
+        end = window.find(HEAD_END)
+        num_bytes = len(window) - len(self._head_tail) if end < 0 else end + len(HEAD_END) - len(self._head_tail)
+        piece = bytes(self._received[:num_bytes])
+        self._head_tail = bytes(window[-len(HEAD_END) + 1 :])
+        self._num_head_bytes += num_bytes
+        del self._received[:num_bytes]
+        if num_bytes > most:
+            self._refuse(self._headers_too_large())
+            return
+        if end >= 0:
+            self._head_tail = b""
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            pass  # a server may ignore an upgrade and answer in HTTP/1.1
+        except httptools.HttpParserError as error:
+            cause = error.__context__  # the error of a callback
+            self._refuse(cause if isinstance(cause, ApiError) else ApiError(BAD_REQUEST, f"the request is not valid HTTP: {error}"))
+
+    def _take_body(self, body: Body) -> None:
+        try:
+            data = body.take(self._received)
+        except ApiError as error:
+            self._refuse(error)
+            return
+        if data:
+            self.on_body(data)
+        if body.is_complete:
+            self._body = None
+            super().on_message_complete()
+
+    # the parser's calls
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+        self._header_timer = self.loop.call_later(self.limits.header_timeout_s, self.transport.abort)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > MAX_HEADERS:
+            raise self._headers_too_large()
+
+    def on_headers_complete(self) -> None:
+        self._num_head_bytes = 0
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+        version = self.parser.get_http_version()
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (version == "1.1" and not num_hosts):
+            raise ApiError(BAD_REQUEST, f"the request has {num_hosts} host headers; expected one")
+        body = body_of(self.headers, version, self.limits.max_header_bytes)
+        if not self.held.takes(self, self.url.partition(b"?")[0]):
+            raise ApiError(TOO_MANY_CONNECTIONS, f"all {self.held.most} connections of this server are busy; retry later")
+        self.held.works(self)
+        super().on_headers_complete()
+        if version == "1.0":
+            self.cycle.keep_alive = self.parser.should_keep_alive()
+            self.cycle.waiting_for_100_continue = False
+            self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign]  # uvicorn makes the instances of this class, too
+        if body.is_complete:
+            super().on_message_complete()
+        else:
+            self._body = body
+            self.cycle.send = _closing_early(self.cycle)  # type: ignore[method-assign]
+
+    def on_message_complete(self) -> None:
+        """Do nothing, because the parser sees no bodies."""
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """Start the application in a turn. A pipelined request has had its turn, and a probe that was not pipelined does not wait."""
+        if not self._is_fresh or cycle.scope["raw_path"] in PROBES:
+            super()._start_asgi_task(cycle, app)
+        else:
+            self.turns.add(partial(self._start_fresh, cycle, app), is_fresh=True)
+
+    def _start_fresh(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if not cycle.disconnected:
+            super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            return
+        self.held.rests(self)
+        self.wait_for_turn()
+
+    # refusals
+
+    def _headers_too_large(self) -> ApiError:
+        return ApiError(HEADERS_TOO_LARGE, f"the headers exceed {self.limits.max_header_bytes} bytes or {MAX_HEADERS} fields")
+
+    def _refuse(self, error: ApiError) -> None:
+        """Send an error for a request that is not valid HTTP, in the envelope of every other error, unless another answer has begun."""
+        self._is_refused = True
+        if self._is_answering:
+            self.cycle.disconnected = True  # the application gets no more of the body, and sends no answer
+            self.cycle.message_event.set()
+        if not (self._is_answering and self.cycle.response_started):
+            body = error.body()
+            headers = {"content-type": "application/json", "content-length": len(body), "connection": "close", **error.response_headers()}
+            lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            self.transport.write(f"HTTP/1.1 {error.kind.status} {error.kind.code}\r\n{lines}\r\n".encode() + body)
+        self.transport.close()
+
+
+def _closing_early(cycle: RequestResponseCycle) -> Send:
+    """Return a `send` that closes the connection after an answer that begins before the whole body is here."""
+    send: Send = cycle.send  # type: ignore[assignment]  # uvicorn's types of messages are narrower
+
+    async def send_and_close(message: Message) -> None:
+        if message["type"] == "http.response.start" and cycle.more_body:
+            cycle.keep_alive = False
+        await send(message)
+
+    return send_and_close
+
+
+def _without_chunks(cycle: RequestResponseCycle) -> Send:
+    """Return a `send` for HTTP/1.0, which has no chunked encoding. An answer without a length ends when the connection closes. After an
+    answer with a length, the connection stays open only if the client asked for that; a header then confirms it."""
+    send: Send = cycle.send  # type: ignore[assignment]  # uvicorn's types of messages are narrower
+    is_measured = True
+
+    async def send_plainly(message: Message) -> None:
+        nonlocal is_measured
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message["headers"]}
+            is_measured = b"content-length" in names
+            if not is_measured:
+                cycle.chunked_encoding = cycle.keep_alive = False
+            elif cycle.keep_alive and b"connection" not in names:
+                message = {**message, "headers": [*message["headers"], (b"connection", b"keep-alive")]}
+        elif not is_measured:
+            cycle.expected_content_length = len(message.get("body", b""))  # uvicorn refuses a body of another length
+        await send(message)
+
+    return send_plainly

@@ -1,0 +1,32 @@
+"""Turns for work on requests: in each iteration of the event loop, one piece of each queue.
+
+Many connections can each have work at the same moment. If all of it ran in one iteration, streams and probes would wait for the sum.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+Work = Callable[[], None]
+
+
+class Turns:
+    """The work that waits on one event loop."""
+
+    def __init__(self) -> None:
+        self._fresh: deque[Work] = deque()  # requests of clients that had no answer outstanding
+        self._further: deque[Work] = deque()  # pipelined requests and pieces of chunked bodies, which must not delay fresh requests
+
+    def add(self, work: Work, *, is_fresh: bool) -> None:
+        if not (self._fresh or self._further):
+            asyncio.get_running_loop().call_soon(self._take)
+        (self._fresh if is_fresh else self._further).append(work)
+
+    def _take(self) -> None:
+        chosen = [queue.popleft() for queue in (self._fresh, self._further) if queue]
+        if self._fresh or self._further:
+            asyncio.get_running_loop().call_soon(self._take)
+        for work in chosen:
+            work()
