@@ -8,6 +8,8 @@
 
     weights/KEY-CHECKPOINT.rsw.used-*   markers of processes that use the weights (deploy/use.py)
 
+    kernels/KEY.code                    machine code of one kernel, for programs that have the same kernel (compiler/codegen/kept.py)
+
     exports/KEY/                        exports for browsers (deploy/export/kept.py)
     web/*                               files that running servers publish; a start removes those of a killed server
 
@@ -46,7 +48,7 @@ MOST_MODELS = 8  # maximum number of sources listed per program
 ABANDONED_S = 3600.0  # temporary files unchanged for this many seconds are leftovers, because a running load writes more often
 NOT_CACHED = "%s cannot be stored in the cache %s: %s; free space there or set RELAXSERVE_CACHE, or the next start takes as long"
 _KEY = re.compile(r"[0-9a-f]{32}")
-_OURS = re.compile(r"\.import-.+|\.[0-9a-f]{32}\.\w+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|costs|models|cubin)(\..+)?")
+_OURS = re.compile(r"\.import-.+|\.[0-9a-f]{32}\.\w+|\.?[0-9a-f]{32}(-[0-9a-f]+)?\.(rsx|json|rsw|costs|models|cubin|code)(\..+)?")
 
 
 class CannotRemove(RuntimeFault):
@@ -58,6 +60,7 @@ class Part(StrEnum):
     WEIGHTS = "packed weights"
     ASSEMBLED = "code assembled for GPUs"
     EXPORT = "exports for browsers"
+    KERNEL = "machine code of kernels"
     LEFTOVER = "leftovers of interrupted loads"
 
 
@@ -77,11 +80,12 @@ class Kept:
         self.folder = folder
         self.executables = Cache(folder / "executables")
         self._weights = folder / "weights"
+        self._kernels = folder / "kernels"
         self._exports = folder / "exports"
 
     def require_private(self) -> None:
         """Raise UnsafeCache if another user can write to one of the folders."""
-        for folder in (self.folder, self.executables.folder, self._weights, self._exports):
+        for folder in (self.folder, self.executables.folder, self._weights, self._kernels, self._exports):
             require_private(folder)
 
     def weights_of(self, key: str, digest: str) -> Path:
@@ -130,7 +134,7 @@ class Kept:
             used = (w.used_s for w in weights if w.key == program.key)
             programs[number] = replace(program, used_s=max((program.used_s, *used)))
         assembled = list(self._assembled())
-        found = [*programs, *weights, *assembled, *self._exported()]
+        found = [*programs, *weights, *assembled, *self._kept_kernels(), *self._exported()]
         return [*found, *self._leftovers({path for item in found for path in item.paths})]
 
     def prune(self, *, keep_bytes: int | None = None, keep_s: float = 0.0, dry_run: bool = False) -> list[Item]:
@@ -139,7 +143,9 @@ class Kept:
         removed items."""
         items = self.items()
         keys = {item.key for item in items if item.part is Part.PROGRAM}
-        going = [item for item in items if item.part is not Part.EXPORT and (item.part is Part.LEFTOVER or item.key not in keys)]
+        going = [
+            item for item in items if item.part not in (Part.EXPORT, Part.KERNEL) and (item.part is Part.LEFTOVER or item.key not in keys)
+        ]
         if keep_bytes is not None:
             staying = sorted((item for item in items if item not in going), key=lambda item: (item.used_s, item.part is Part.PROGRAM))
             total, now = sum(item.num_bytes for item in staying), time.time()
@@ -159,7 +165,7 @@ class Kept:
         for item in self._packed():
             path = item.paths[0]
             yield path, _fault(lambda path=path: SectionFile(path, key_of(path.parent)).verify())
-        for item in self._assembled():
+        for item in (*self._assembled(), *self._kept_kernels()):
             path = item.paths[0]
             yield path, _fault(lambda path=path: sealed.load(path))
         for item in self._exported():
@@ -203,6 +209,13 @@ class Kept:
                     status = path.stat()
                     yield Item(Part.ASSEMBLED, (path,), path.name.split("-")[0], status.st_size, status.st_mtime)
 
+    def _kept_kernels(self) -> Iterator[Item]:
+        for path in sorted(self._kernels.glob("*.code")):
+            if _OURS.fullmatch(path.name):
+                with suppress(FileNotFoundError):
+                    status = path.stat()
+                    yield Item(Part.KERNEL, (path,), path.stem, status.st_size, status.st_mtime)
+
     def _exported(self) -> Iterator[Item]:
         for path in sorted(self._exports.glob("*")):
             if _KEY.fullmatch(path.name):
@@ -211,7 +224,7 @@ class Kept:
 
     def _leftovers(self, of_items: set[Path]) -> Iterator[Item]:
         now = time.time()
-        for path in (*self.executables.folder.glob("*"), *self._weights.glob("*"), *self._exports.glob(".*")):
+        for path in (*self.executables.folder.glob("*"), *self._weights.glob("*"), *self._kernels.glob("*"), *self._exports.glob(".*")):
             if path not in of_items and _OURS.fullmatch(path.name):
                 with suppress(FileNotFoundError):
                     status = path.stat()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from compiler.bytecode.kernel import KernelCode
-from compiler.codegen.link import LinkedCode
+from compiler.codegen.link import Emit, LinkedCode
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.machine.target import Target
 from compiler.passes.base import Instrument, Pipeline
@@ -21,7 +21,8 @@ class Backend:
     pipeline: Callable[[Target, tuple[Instrument, ...]], Pipeline]
     # Emit one scheduled kernel, under the given name, as LLVM IR.
     emit: Callable[[str, PrimFunc, Target], KernelCode]
-    # Link all kernels. The string is LLVM IR of further functions, such as those that compute shapes on the host.
-    link: Callable[[Iterable[KernelCode], Target, str], LinkedCode]
+    # Link all kernels. The string is LLVM IR of further functions, such as those that compute shapes on the host. If `Emit`
+    # is given, it makes the machine code.
+    link: Callable[[Iterable[KernelCode], Target, str, Emit | None], LinkedCode]
     # Whether the machine itself can prepare weights when they are bound. Otherwise the host prepares them.
     prepares_weights: bool

@@ -1,5 +1,8 @@
 """Compile kernels to one object file.
 
+Each kernel is compiled by itself, under the name `kernel`, and the objects are merged (relocatable.py). So the code of a kernel depends on
+its LLVM IR and the target alone, and can be kept for other programs (kept.py).
+
 The object is freestanding: it defines every function that it calls. The attribute `no-builtins` keeps LLVM from replacing loops by calls of
 memset and memcpy.
 """
@@ -7,8 +10,8 @@ memset and memcpy.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -17,8 +20,9 @@ import llvmlite.binding as llvm
 from compiler.bytecode.kernel import KernelCode
 from compiler.codegen import vector_math
 from compiler.codegen.halves import with_conversions
+from compiler.codegen.relocatable import KERNEL, merged
 from compiler.ir.loops.functions import Fn
-from compiler.machine.target import Target
+from compiler.machine.target import GPU, Target
 from runtime.executable import HostCode
 
 ATTRIBUTES: Final = 'attributes #0 = { nounwind "no-builtins" }'
@@ -42,11 +46,28 @@ class LinkedCode:
             return llvm_machine(self.target).emit_assembly(module)
 
 
-def link(kernels: Iterable[KernelCode], target: Target, extra: str = "") -> LinkedCode:
-    """Compile and link all kernels. `extra` is LLVM IR of further functions, such as those that compute shapes."""
-    text = module_text(kernels, target, extra)
+Emit = Callable[[str, Target], bytes]  # returns the machine code of a module of LLVM IR: an object, or PTX for a GPU
+
+
+def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: Emit | None = None) -> LinkedCode:
+    """Compile and link all kernels. `extra` is LLVM IR of further functions, such as those that compute shapes.
+    `emit` replaces `emitted`."""
+    kernels, emit = list(kernels), emit or emitted
+    texts = [(kernel.name, module_text([_anonymous(kernel)], target)) for kernel in kernels]
+    if extra or not kernels:
+        texts.append(("", module_text([], target, extra)))
+    objects = [(name, emit(text, target)) for name, text in texts]
+    return LinkedCode(merged(objects, target.arch), module_text(kernels, target, extra), target)
+
+
+def emitted(text: str, target: Target) -> bytes:
     with optimised(text, target) as module:
-        return LinkedCode(llvm_machine(target).emit_object(module), text, target)
+        machine = llvm_machine(target)
+        return machine.emit_assembly(module).encode() if target.system == GPU else machine.emit_object(module)
+
+
+def _anonymous(kernel: KernelCode) -> KernelCode:
+    return replace(kernel, text=kernel.text.replace(f"@{kernel.name}.p", f"@{KERNEL}.p"))
 
 
 def module_text(kernels: Iterable[KernelCode], target: Target, extra: str = "", attributes: str = ATTRIBUTES) -> str:

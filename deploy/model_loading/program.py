@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from compiler.cache import Cache, Key
 from compiler.ir.module import IRModule
 from compiler.machine.target import Target
+from compiler.report import say
 from compiler.signature import key_of, signature
 from deploy.cache import NOT_CACHED, kept
 from deploy.model_loading.servable import Progress, silent
@@ -32,7 +33,7 @@ def compile_model(module: IRModule, cache: Cache | None, target: Target, progres
     key = key_of(module, target.key)
     found = _found(cache, key)
     started = time.perf_counter()
-    executable = _compiled(module, target, progress) if found is None else found
+    executable = _compiled(module, cache, target, progress) if found is None else found
     elapsed = 0.0 if found is not None else time.perf_counter() - started
     if found is None and cache is not None:
         try:
@@ -51,11 +52,18 @@ def _found(cache: Cache | None, key: Key) -> Executable | None:
         return None
 
 
-def _compiled(module: IRModule, target: Target, progress: Progress) -> Executable:
+def _compiled(module: IRModule, cache: Cache | None, target: Target, progress: Progress) -> Executable:
     # imported only here: a start from the cache needs no compiler and is faster without its imports
+    from compiler.codegen.kept import KeptCode
     from compiler.driver import Options, compile_module
 
-    return compile_module(module, Options(target, progress=lambda fraction: progress("compile", fraction)))
+    kernels = None if cache is None else KeptCode(cache.folder.with_name("kernels"))
+    options = Options(target, progress=lambda fraction: progress("compile", fraction), emit=kernels and kernels.emit)
+    executable = compile_module(module, options)
+    if kernels is not None:
+        say(1, f"cache: {kernels.num_reused} of {kernels.num_reused + kernels.num_emitted} modules of machine code are reused")
+        kernels.trim()
+    return executable
 
 
 def executable_cache() -> Cache | None:

@@ -13,7 +13,7 @@ MACHINES = {"x86_64": 62, "aarch64": 183, "riscv64": 243}
 HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 SECTION = struct.Struct("<IIQQQQIIQQ")
 SYMBOL = struct.Struct("<IBBHQQ")
-_RELOCATION = struct.Struct("<QQq")
+RELOCATION = struct.Struct("<QQq")
 
 _RELOCATABLE = 1  # type of a relocatable file
 _SYMBOLS, _RELOCATIONS, _NO_BITS = 2, 4, 8  # types of sections
@@ -128,6 +128,6 @@ def _symbols(code: bytes, table: Section, sections: Sequence[Section]) -> Iterat
 def _relocations(code: bytes, table: Section, sections: Sequence[Section]) -> Iterator[Relocation]:
     if not sections[table.info].is_loaded:
         return  # skip relocations of debug information
-    for at in range(table.offset, table.offset + table.size, _RELOCATION.size):
-        offset, info, addend = _RELOCATION.unpack_from(code, at)
+    for at in range(table.offset, table.offset + table.size, RELOCATION.size):
+        offset, info, addend = RELOCATION.unpack_from(code, at)
         yield Relocation(table.info, offset, info & 0xFFFFFFFF, info >> 32, addend)

@@ -23,6 +23,7 @@ from gguf.constants import GGMLQuantizationType, PoolingType
 from safetensors.numpy import save_file
 
 from compiler.cache import Cache
+from compiler.cache import load as load_entry
 from compiler.frontend.decoder import BOTH
 from compiler.frontend.reranker import QWEN3
 from compiler.frontend.weights import open_safetensors
@@ -44,7 +45,6 @@ from deploy.model_loading.servable import Progress, silent
 from deploy.model_loading.tokenizer import load_tokenizer
 from deploy.verification import damage_of
 from runtime.cache_groups import PAGE_SIZE
-from runtime.executable import Executable
 from runtime.sealed import key_of
 from runtime.sections import SectionFile
 from server.engine.step_model import GroupLimits, Places, StepBatch
@@ -573,7 +573,7 @@ def test_a_lesser_target_gets_code_of_its_own(folder_of: Callable[[str], Path], 
     least = "x86-64-v3" if host().arch == "x86_64" else "aarch64-neon"
     lesser = load(folder_of("roberta"), target=least)
     (entry,) = Cache(cache_folder / "executables").entries(lesser.ready.signature)
-    assert Executable.load(entry.path).meta.target == NAMED[least].key
+    assert load_entry(entry, key_of(entry.path.parent)).meta.target == NAMED[least].key
     shared = load(folder_of("roberta")).ready.signature == lesser.ready.signature
     assert shared == (host().key == NAMED[least].key), "the programs are equal exactly on a machine of the least target"
     with pytest.raises(LoadError, match="unknown target 'avx3'; known: host, ") as refused:
