@@ -33,6 +33,7 @@ class KeptCode:
         self.folder = folder
         self.num_reused = self.num_emitted = 0
         self._most_bytes = most_bytes
+        self._can_store = True
 
     def emit(self, text: str, target: Target) -> bytes:
         path = self.folder / f"{key_of(text, target)}{SUFFIX}"
@@ -43,12 +44,17 @@ class KeptCode:
             return code
         code = emitted(text, target)
         self.num_emitted += 1
+        if self._can_store:
+            self._store(path, code)
+        return code
+
+    def _store(self, path: Path, code: bytes) -> None:
         try:
             sealed.require_private(self.folder)
             sealed.store(path, code)
         except (OSError, RuntimeFault) as error:  # a full or read-only disk, or a folder that others can write to
             log.warning("machine code cannot be kept in %s: %s; the next compilation takes longer", self.folder, error)
-        return code
+            self._can_store = False
 
     def paths(self) -> list[Path]:
         return sorted(self.folder.glob(f"*{SUFFIX}"))

@@ -54,6 +54,13 @@ def test_a_changed_entry_is_compiled_again(tmp_path: Path, at: int) -> None:
     assert second.num_reused == 0 and executable.object_code == compiled(None).object_code
 
 
+def test_a_folder_that_takes_nothing_is_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    executable = compiled(kernels := KeptCode(tmp_path / "file"))
+    assert kernels.num_emitted > 1 and executable.object_code == compiled(None).object_code
+    assert [record.levelname for record in caplog.records] == ["WARNING"] and str(tmp_path) in caplog.text
+
+
 def test_entries_that_were_used_least_recently_go_first(tmp_path: Path) -> None:
     compiled(kernels := KeptCode(tmp_path))
     assert all(path.stat().st_mode & 0o077 == 0 for path in kernels.paths())

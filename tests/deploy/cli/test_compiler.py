@@ -185,12 +185,18 @@ def test_run_checks_the_bounds_of_hand_written_loop_nests(tmp_path: Path, shifte
 
 
 def test_cache_lists_exports_imports_and_prunes(tmp_path: Path) -> None:
-    with flags.scope(cache=tmp_path / "here"):
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o400)
+    with flags.scope(cache=tmp_path / "here", cache_key_file=key):
         step = PROGRAM.replace("main(", "step(")
         compile_model(parse(step), Cache(tmp_path / "here" / "executables"), host())
         assert "n0 1..64" in printed("cache", "ls")
         assert "wrote 1 entries" in printed("cache", "export", tmp_path / "all.tar")
-    with flags.scope(cache=tmp_path / "there"):
+    with flags.scope(cache=tmp_path / "elsewhere"):
+        refused = call("cache", "import", tmp_path / "all.tar")
+        assert "set RELAXSERVE_CACHE_KEY_FILE to the same key" in str(refused.exception), "another installation has another key"
+    with flags.scope(cache=tmp_path / "there", cache_key_file=key):
         assert "imported 1 entries" in printed("cache", "import", tmp_path / "all.tar")
         for harmless in (("--keep", "1G"), ("--keep-days", "1"), ("--keep", "0", "--dry-run"), ()):
             printed("cache", "prune", *harmless)
@@ -211,6 +217,7 @@ def test_cache_prune_says_what_went_per_kind(tmp_path: Path) -> None:
                 f"packed weights: {verb} 1, 2.0 KB",
                 f"code assembled for GPUs: {verb} none",
                 f"exports for browsers: {verb} none",
+                f"machine code of kernels: {verb} none",
                 f"leftovers of interrupted loads: {verb} none",
             ]
     assert not orphan.exists()
