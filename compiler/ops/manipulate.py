@@ -154,7 +154,7 @@ def _permute_nest(operands: Operands) -> Nest:
 
 
 PERMUTE_DIMS = define(
-    "permute_dims", "x", _permute_type, lambda x, axes: np.ascontiguousarray(np.transpose(x, axes)), _permute_nest, {"axes": None}
+    "permute_dims", "x", _permute_type, lambda x, axes: np.array(np.transpose(x, axes), order="C"), _permute_nest, {"axes": None}
 )
 
 
@@ -174,7 +174,7 @@ def _flip_nest(operands: Operands) -> Nest:
     return Nest((out.buffer,), k.body())
 
 
-FLIP = define("flip", "x", _flip_type, lambda x, axes: np.ascontiguousarray(np.flip(x, axes)), _flip_nest, {"axes": REQUIRED})
+FLIP = define("flip", "x", _flip_type, lambda x, axes: np.array(np.flip(x, axes), order="C"), _flip_nest, {"axes": REQUIRED})
 
 
 # --- slices and splits -------------------------------------------------------------------------------------------------

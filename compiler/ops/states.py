@@ -163,8 +163,13 @@ def _conv_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     length = _vector(args, 3, "seq_ids", "[t]")
     if x.shape is not None and length is not None:
         agree(x.shape[0], length, "the length of seq_ids")
-    _vector(args, 4, "starts", "[s + 1]")
+    _agree_starts(before, _vector(args, 4, "starts", "[s + 1]"))
     return x
+
+
+def _agree_starts(before: TensorType, length: Dim | None) -> None:
+    if before.shape is not None and length is not None:
+        agree(before.shape[0] + 1, length, "the length of starts")
 
 
 def _conv_nest(operands: Operands) -> Nest:
@@ -178,7 +183,7 @@ def _conv_nest(operands: Operands) -> Nest:
         with k.nest((size,)) as (j,):
             sum_ = total((rows + 1,), lambda r: _input(x, before, t - rows + r, sequence, start, j) * cast(weight[r, j], F32))
             out[t, j] = cast(sum_, out.dtype)
-    wanted = {1: (rows + 1, size), 2: (before.shape[0], rows, size), 3: (tokens,)}
+    wanted = {1: (rows + 1, size), 2: (before.shape[0], rows, size), 3: (tokens,), 4: (before.shape[0] + 1,)}
     return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted))
 
 
@@ -195,8 +200,10 @@ CAUSAL_CONV = define("causal_conv", "x, weight, before, seq_ids, starts", _conv_
 
 def _tails_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     x, before = _rows_type(args, 1)
-    _vector(args, 2, "seq_ids", "[t]")
-    _vector(args, 3, "starts", "[s + 1]")
+    length = _vector(args, 2, "seq_ids", "[t]")
+    if x.shape is not None and length is not None:
+        agree(x.shape[0], length, "the length of seq_ids")
+    _agree_starts(before, _vector(args, 3, "starts", "[s + 1]"))
     count = _vector(args, 4, "saved", "[m]")
     if before.shape is None or count is None:
         return TensorType(None, x.dtype, 3)
@@ -213,7 +220,8 @@ def _tails_nest(operands: Operands) -> Nest:
         sequence, start = _sequence_of(k, seq_ids, starts, token)
         with k.nest((rows, size)) as (r, j):
             out[m, r, j] = cast(_input(x, before, token + 1 - rows + r, sequence, start, j), out.dtype)
-    return Nest((out.buffer,), k.body(), checks=unproved(operands, {1: (before.shape[0], rows, x.shape[1])}))
+    wanted = {1: (before.shape[0], rows, x.shape[1]), 2: (x.shape[0],), 3: (before.shape[0] + 1,)}
+    return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted))
 
 
 def _tails_numpy(x: Any, before: Any, seq_ids: Any, starts: Any, saved: Any) -> Any:

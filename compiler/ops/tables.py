@@ -19,7 +19,7 @@ from compiler.ir.graph.atoms import Atom
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Const, ScalarParam
 from compiler.ir.loops.statements import Stmt
-from compiler.ir.op import OPS, Deduce, OpDef, Registry
+from compiler.ir.op import OPS, Deduce, OpDef, Registry, Relations, no_relations
 from compiler.ir.types import Type
 
 # A tensor is a NumPy array, a shape is a tuple of ints, a scalar is a number, and a tuple is a tuple of these.
@@ -117,10 +117,11 @@ def define(
     *,
     pure: bool = True,
     view: bool = False,
+    relations: Relations = no_relations,
 ) -> OpDef:
     """Add one operator to every table. `operands` names its operands: "x, weight, bias?" or "*xs". Without `legalize`, the virtual machine
-    itself must execute the operator."""
-    op = OPS.add(name, OpDef(name, dict(attributes or {}), _counted(operands, deduce), pure))
+    itself must execute the operator. `relations` is called with operands and attributes that `deduce` accepts."""
+    op = OPS.add(name, OpDef(name, dict(attributes or {}), _counted(operands, deduce), pure, relations))
     INTERPRET.add(name, interpret)
     if legalize is not None:
         LEGALIZE.add(name, legalize)

@@ -11,7 +11,8 @@
     call_tir     operands and outputs have the extents that the loop nest          match_casts
                  declares, its variables lie within their ranges
     annotation   a value has the annotation that its binding states                a match_cast
-    operator     operands agree                                                    match_casts, from the operator's legalization
+    operator     the relations that the operator declares hold                     match_casts
+                 operands agree                                                    match_casts, from the operator's legalization
     shape        no extent of a new tensor is negative                             a match_cast of the extent
 
 Before: annotations may promise more than deduction proves. After: deduction proves every annotation, so later passes can rely on
@@ -115,12 +116,21 @@ class _Checks:
                 value = self._call(value, self.module.prim(name), ())
             case Alloc(type=type_):
                 require_extents(self._emit, type_, (), f"shape of {var.name!r}")
-            case Call() | CallLibrary():
+            case Call():
+                self._related(value, var)
+                require_extents(self._emit, var.type, _existing(value), f"shape of {var.name!r}")
+            case CallLibrary():
                 require_extents(self._emit, var.type, _existing(value), f"shape of {var.name!r}")
             case _:
                 pass
         made = binding if value is binding.value else Binding(var, value)
         return [*self.before, *self._annotated(made)]
+
+    def _related(self, call: Call, var: Var) -> None:
+        """Check the relations on which the operator's lowering relies."""
+        args = tuple(type_of(a, lambda name: self.module.graph(name).type) for a in call.args)
+        for relation in call.op.relations(args, {**call.op.attributes, **call.attrs}):
+            require_equal(self._emit, relation.expected, relation.given, f"{call.op.name} {var.name!r}, {relation.sentence}")
 
     def _emit(self, cast: MatchCast) -> Var:
         var = Var("checked", cast.type)

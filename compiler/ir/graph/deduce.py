@@ -3,7 +3,7 @@ so bindings that a pass rebuilds are deduced again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +27,7 @@ from compiler.ir.types import (
     erase,
     substitute,
 )
+from runtime.library import LIBRARY
 
 Signature = Callable[[str], FuncType]  # returns the signature of a graph-level function, by name
 
@@ -55,6 +56,8 @@ def deduce(value: Value, signature: Signature, scope: Set[DimVar]) -> Type:
         case Call():
             return _operator(value, signature)
         case CallTir(out=out) | CallLibrary(out=out):
+            if isinstance(value, CallLibrary):
+                require_library(value)
             return out[0] if len(out) == 1 else TupleType(out)
         case CallFunc():
             return _function(value, signature)
@@ -78,6 +81,14 @@ def deduce(value: Value, signature: Signature, scope: Set[DimVar]) -> Type:
             return TupleType(())
 
 
+def require_library(call: CallLibrary) -> None:
+    """Raise AnnotationError if a routine of the runtime cannot be called with these operands and attributes."""
+    known = LIBRARY.get(call.name)
+    sized = all(isinstance(t, TensorType) and t.shape is not None for t in call.out)
+    if known is not None and (problem := known.problem(len(call.args), call.attrs, len(call.out), sized=sized)):
+        raise AnnotationError(f"call_library {problem}")
+
+
 def _operator(call: Call, signature: Signature) -> Type:
     op = call.op
     unknown = set(call.attrs) - set(op.attributes)
@@ -87,14 +98,18 @@ def _operator(call: Call, signature: Signature) -> Type:
     missing = [name for name, default in attrs.items() if default is REQUIRED]
     if missing:
         raise AnnotationError(f"{op.name} needs the attribute {', '.join(missing)}")
-    args = tuple(type_of(a, signature) for a in call.args)
+    return operator_type(op, tuple(type_of(a, signature) for a in call.args), attrs)
+
+
+def operator_type(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
+    """Deduce the annotation of a call with these operands. Raise AnnotationError if the operator cannot take them."""
     try:
         stated = tuple(attrs.items())
         hash(stated)  # a list cannot be hashed, so annotations of calls with a list attribute are not cached
     except TypeError:
         stated = None
     try:
-        return op.deduce(args, attrs) if stated is None else _remembered(op, args, stated)
+        return _related(op, args, attrs) if stated is None else _remembered(op, args, stated)
     except AnnotationError as error:
         raise AnnotationError(f"{op.name}({', '.join(map(str, args))}): {error}") from None
 
@@ -102,7 +117,15 @@ def _operator(call: Call, signature: Signature) -> Type:
 @lru_cache(maxsize=4096)
 def _remembered(op: OpDef, args: tuple[Type, ...], attrs: tuple[tuple[str, Any], ...]) -> Type:
     """Deduce the annotation of a call and cache it. It depends only on annotations and attributes, and layers repeat the same calls."""
-    return op.deduce(args, dict(attrs))
+    return _related(op, args, dict(attrs))
+
+
+def _related(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
+    type_ = op.deduce(args, attrs)
+    for relation in op.relations(args, attrs):
+        if relation.is_violated:
+            raise AnnotationError(relation.sentence)
+    return type_
 
 
 def _function(call: CallFunc, signature: Signature) -> Type:

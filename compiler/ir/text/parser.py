@@ -238,9 +238,7 @@ class _Parser(ValueParser):
         try:
             return deduce(value, self._signature_of, set(self.scope.defined.values()))
         except AnnotationError as error:
-            raise self.error(
-                f"{name.text} has no annotation, and none can be deduced: {error}; in function {self._reading!r}", name
-            ) from error
+            raise self.error(f"{name.text}: {error}; in function {self._reading!r}", name) from error
         except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             # An operator's rule may rely on the number and kind of its operands and attributes. The text may state wrong ones, so the rule
             # may raise any error.

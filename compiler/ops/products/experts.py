@@ -17,8 +17,8 @@ from compiler.ir.types import TensorType, Type
 from compiler.ops.broadcast import output
 from compiler.ops.index import clamped_index, something_to_read
 from compiler.ops.operands import agree, dtype_attr, tensor_operand, unproved, wants_float, wants_int
-from compiler.ops.products.integer import integer_nest, integer_numpy, integer_type
-from compiler.ops.products.widened import widened_nest, widened_numpy, widened_type
+from compiler.ops.products.integer import integer_nest, integer_numpy, integer_relations, integer_type
+from compiler.ops.products.widened import widened_nest, widened_numpy, widened_relations, widened_type
 from compiler.ops.tables import Nest, Operands, define
 
 F32 = DType.F32
@@ -109,6 +109,7 @@ EXPERT_INTEGER_LINEAR = define(
     _integer_numpy,
     partial(integer_nest, chooses=True),
     {"format": "panel8", "size": REQUIRED, "dtype": "f32", "centred": True, "in_units": False, "has_offset": False},
+    relations=integer_relations,
 )
 
 
@@ -132,4 +133,5 @@ EXPERT_WIDENED_LINEAR = define(
     _widened_numpy,
     partial(widened_nest, chooses=True),
     {"size": REQUIRED, "dtype": "f32"},
+    relations=widened_relations,
 )

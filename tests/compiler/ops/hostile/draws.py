@@ -1,8 +1,8 @@
 """Random calls of one operator with hostile sizes, attributes and indices.
 
-`table.py` has a row per operator. A row states a valid call in numbers, through the methods of `Draw`. Each method keeps what the row states
-with high probability, and otherwise replaces it: an extent by a wrong one, a number by a symbolic variable, an attribute by one of another
-kind, an index by one outside its range. So a row need not know the rules of its operator.
+`table.py` has a row per operator. A row states a valid call, through the methods of `Draw`. Each method keeps what the row states
+with high probability, and otherwise replaces it: an extent by a wrong one, an attribute by one of another kind, an index by one outside its
+range. Numbers may become symbolic variables. So a row need not know the rules of its operator.
 """
 
 from __future__ import annotations

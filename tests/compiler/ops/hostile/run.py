@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import faulthandler
 import json
+import resource
+import signal
 import sys
 from contextlib import suppress
 from random import Random
@@ -32,6 +34,8 @@ from tests.compiler.random_programs.programs import Unfit
 assert table  # the import registers all rows
 
 CALLS = 3
+MOST_BYTES = 8 << 30  # of address space; guards take up 32 MiB per block
+MOST_S = 15  # a draw that takes longer ends the process by SIGALRM
 # Largest difference of floats, relative to the largest element. Elements are small, so that most sums are exact.
 TOLERANCE = 2e-2
 REFUSED = "refused"
@@ -65,7 +69,9 @@ def difference(expected: Any, actual: Any) -> str:
         return "" if all(refused) else f"the interpreter: {said[0]}; compiled code: {said[1]}"
     if isinstance(expected, tuple):
         return next((d for e, a in zip(expected, actual, strict=True) if (d := difference(e, a))), "")
-    e, a = np.asarray(expected), np.asarray(actual)
+    if not isinstance(expected, np.ndarray):
+        return "" if expected == actual else f"the interpreter: {expected}; compiled code: {actual}"
+    e, a = expected, np.asarray(actual)
     if (e.shape, e.dtype) != (a.shape, a.dtype):
         return f"the interpreter: {e.dtype}{e.shape}; compiled code: {a.dtype}{a.shape}"
     e, a = (x.astype(np.float64) if x.dtype.kind in "fV" else x for x in (e, a))
@@ -76,7 +82,7 @@ def difference(expected: Any, actual: Any) -> str:
 
 def run(seed: int, op: str) -> dict[str, Any]:
     """Return the counts of outcomes, and what is wrong."""
-    draw, counts = Draw(Random(seed)), dict.fromkeys(("computed", "refused", "uncompiled"), 0)
+    draw, counts = Draw(Random(seed)), dict[str, Any](computed=0, refused=0, uncompiled=0)
     try:
         ROWS[op](draw)
         module = draw.module(op)
@@ -109,10 +115,12 @@ def run(seed: int, op: str) -> dict[str, Any]:
 
 def main(argv: list[str]) -> None:
     faulthandler.enable()
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     first, last, operators = int(argv[0]), int(argv[1]), argv[2:] or sorted(ROWS)
     for seed in range(first, last):
         op = operators[seed % len(operators)]
         print(f"draw {seed} {op}", flush=True)
+        signal.alarm(MOST_S)
         print(json.dumps(run(seed, op)), flush=True)
 
 

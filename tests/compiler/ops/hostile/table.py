@@ -10,6 +10,7 @@ from math import prod
 import numpy as np
 
 from compiler.ir.dtypes import DType
+from compiler.ir.graph.atoms import Atom
 from compiler.machine.formats import PANELS
 from runtime.cache_groups import PAGE_SIZE as PAGE
 from runtime.sampling import Number, Setting
@@ -54,7 +55,7 @@ def _inverted(draw: Draw) -> None:
 def _operands(draw: Draw, count: int, dtypes: list[DType]) -> None:
     shape, dtype = _shape(draw), draw.one_of(dtypes)
     inner = [[n if draw.chance(0.7) else 1 for n in shape[draw.random.randint(0, len(shape)) :]] for _ in range(count - 1)]
-    operands = [draw.tensor(shape, dtype), *(draw.tensor(s, dtype) for s in inner)]
+    operands: list[Atom] = [draw.tensor(shape, dtype), *(draw.tensor(s, dtype) for s in inner)]
     if count > 1 and dtype is not BOOL and draw.chance(0.2):
         operands[-1] = draw.scalar(2)
     draw.call(*operands)

@@ -1,5 +1,5 @@
-"""Every operator with random attributes, sizes and indices, between guard pages in a child process: no signal ends the process, no exception
-other than a named error is raised, and interpreter and compiled code agree (the result, or that both refuse the call)."""
+"""Every operator with random attributes, sizes and indices, between guard pages in a child process: no signal ends the process, only named
+errors are raised, and interpreter and compiled code agree (the result, or that both refuse the call)."""
 
 from __future__ import annotations
 
