@@ -104,7 +104,7 @@ class Draw:
         dims = [self.dim(n) for n in shape]
         if self.chance(self.hostile / 4):
             dims = self.one_of([dims[1:], [*dims, Dim.of(1)]])
-        var, numbers = Var(f"x{len(self.params)}", tensor(dims, dtype)), np.random.default_rng(self.random.getrandbits(32))
+        var, numbers = Var(f"x{len(self.params)}", tensor(tuple(dims), dtype)), np.random.default_rng(self.random.getrandbits(32))
 
         def array(sizes: Mapping[DimVar, int]) -> Any:
             extents = tuple(d.evaluate(sizes) for d in dims)

@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -38,7 +39,11 @@ MOST_BYTES = 8 << 30  # of address space; guards take up 32 MiB per block
 MOST_S = 15  # a draw that takes longer ends the process by SIGALRM
 # Largest difference of floats, relative to the largest element. Elements are small, so that most sums are exact.
 TOLERANCE = 2e-2
-REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    message: str
 
 
 def interpreted(module: IRModule, inputs: tuple[Any, ...]) -> Any:
@@ -46,7 +51,7 @@ def interpreted(module: IRModule, inputs: tuple[Any, ...]) -> Any:
         with np.errstate(all="ignore"):
             return Interpreter(module).call("main", *(np.array(a) if isinstance(a, np.ndarray) else a for a in inputs))
     except CompileError as error:
-        return REFUSED, str(error)
+        return Refused(str(error))
 
 
 def computed(executable: Executable, inputs: tuple[Any, ...], walls: Walls) -> Any:
@@ -56,17 +61,16 @@ def computed(executable: Executable, inputs: tuple[Any, ...], walls: Walls) -> A
     try:
         return session.call("main", *map(walls.around, inputs))
     except RuntimeFault as error:
-        return REFUSED, str(error)
+        return Refused(str(error))
     finally:
         session.close()
 
 
 def difference(expected: Any, actual: Any) -> str:
     """Say how two results differ, or return "". Refusals agree, whatever their messages say."""
-    refused = [isinstance(r, tuple) and len(r) == 2 and isinstance(r[0], str) for r in (expected, actual)]
-    if any(refused):
-        said = [r[1] if isinstance(r, tuple) and was else "computed" for r, was in zip((expected, actual), refused, strict=True)]
-        return "" if all(refused) else f"the interpreter: {said[0]}; compiled code: {said[1]}"
+    if isinstance(expected, Refused) or isinstance(actual, Refused):
+        said = [r.message if isinstance(r, Refused) else "computed" for r in (expected, actual)]
+        return f"the interpreter: {said[0]}; compiled code: {said[1]}" if "computed" in said else ""
     if isinstance(expected, tuple):
         return next((d for e, a in zip(expected, actual, strict=True) if (d := difference(e, a))), "")
     if not isinstance(expected, np.ndarray):
@@ -109,7 +113,7 @@ def run(seed: int, op: str) -> dict[str, Any]:
             return {**counts, "wrong": f"compiled code: {error!r}{text}"}
         if found:
             return {**counts, "wrong": found + text}
-        counts["refused" if isinstance(expected, tuple) and isinstance(expected[0], str) else "computed"] += 1
+        counts["refused" if isinstance(expected, Refused) else "computed"] += 1
     return counts
 
 

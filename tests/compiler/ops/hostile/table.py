@@ -1,4 +1,4 @@
-"""One row per operator: how to draw a call of it. A new operator gets a row here; `test_hostile.py` fails without it.
+"""One row per operator: how to draw a call of it. A new operator gets a row here; `tests/compiler/ops/test_hostile.py` fails without it.
 
 A row states a valid call. `Draw.tensor`, `indices`, `listed`, `scalar`, `place` and `call` make sizes, indices and attributes hostile.
 """
