@@ -58,7 +58,7 @@ F32, I8, I16, I32, U8 = DType.F32, DType.I8, DType.I16, DType.I32, DType.U8
 
 def _format(attrs: Attrs) -> Panels:
     name = attrs["format"]
-    if name not in PANELS:
+    if not isinstance(name, str) or name not in PANELS:
         raise AnnotationError(f"attribute format is {name!r}, expected one of {', '.join(PANELS)}")
     return PANELS[name]
 
@@ -137,7 +137,7 @@ def _scales_nest(operands: Operands) -> Nest:
 def scales_numpy(scale: Any, *, columns: int) -> Any:
     *matrix, n, groups = scale.shape
     padded = np.pad(scale, (*[(0, 0)] * len(matrix), (0, -n % columns), (0, 0)))
-    return padded.reshape(*matrix, -1, columns, groups).swapaxes(-1, -2)
+    return padded.reshape(*matrix, -(-n // columns), columns, groups).swapaxes(-1, -2)
 
 
 PANEL_SCALES = define("panel_scales", "scale", _scales_type, scales_numpy, _scales_nest, {"columns": REQUIRED})

@@ -113,6 +113,9 @@ def widened_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
         raise AnnotationError(f"planes has rank {planes.ndim}, expected at least 2: [..., 2, in]")
     if multipliers.shape is not None:
         constant(multipliers.shape[-1], "the number of columns of multipliers")
+    for name, given_panels in (("panels", panels), ("channel_scale", channel)):
+        if given_panels.shape is not None:
+            constant(given_panels.shape[-1], f"dimension {rank - 1} of {name}")
     if planes.shape is None or multipliers.shape is None:
         return TensorType(None, dtype, None if planes.ndim is None else planes.ndim - 1)
     for wanted, operand, name in zip(_wanted(planes.shape, multipliers.shape, size), given, _NAMES, strict=True):
