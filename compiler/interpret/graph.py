@@ -7,7 +7,7 @@ Values are arrays (tensors), tuples of ints (shapes), NumPy scalars or ints (sca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -28,6 +28,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type
 from compiler.ops.tables import INTERPRET
 from runtime.library import routine
+from runtime.vm.matching import readable
 
 
 class MismatchError(CompileError):
@@ -75,7 +76,7 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
             return
         expected = wanted.evaluate(dims)
         if expected != actual:
-            raise MismatchError(f"{place}: {where} is {actual}, expected {wanted} = {expected}")
+            raise MismatchError(f"{place}: {where} is {actual}, expected {readable(str(wanted), expected)}")
 
     match type_:
         case TensorType(shape=shape, dtype=dtype, ndim=ndim):
@@ -131,8 +132,10 @@ def _type_of_value(value: Any, stated: Type) -> Type:
             return TensorType(tuple(Dim.of(n) for n in value.shape), DType.from_numpy(value.dtype))
         case tuple() if isinstance(stated, TupleType):
             return TupleType(tuple(_type_of_value(v, t) for v, t in zip(value, stated.fields, strict=True)))
-        case tuple() if isinstance(stated, ShapeType):
+        case tuple() if isinstance(stated, ShapeType) or all(isinstance(n, int) for n in value):
             return ShapeType(tuple(Dim.of(int(n)) for n in value))
+        case tuple():
+            return TupleType(tuple(_type_of_value(v, ObjectType()) for v in value))
         case _ if isinstance(stated, ScalarType) and stated.value is not None:
             return ScalarType(stated.dtype, Dim.of(int(value)))
         case _:
@@ -175,13 +178,13 @@ class _Frame:
             case FuncRef(name=name):
                 return Closure(name)
 
-    def attributes(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
-        """Evaluate the dimensions among the attributes, also inside lists."""
+    def attributes(self, attrs: Mapping[str, Any], number: Callable[[int], Any] = int) -> dict[str, Any]:
+        """Evaluate the dimensions among the attributes, also inside lists. `number` makes an attribute from a value."""
 
         def known(value: Any) -> Any:
             match value:
                 case Dim() | DimVar():
-                    return Dim.of(value).evaluate(self.dims)
+                    return number(Dim.of(value).evaluate(self.dims))
                 case list() | tuple():
                     return tuple(known(item) for item in value)
                 case _:
@@ -196,10 +199,13 @@ class _Frame:
             case Copy(value=atom):
                 return self.atom(atom)
             case Call(op=op, args=args, attrs=attrs):
-                values, given = [self.atom(a) for a in args], self.attributes({**op.attributes, **attrs})
-                require_relations(value, values, given)
-                with np.errstate(all="ignore"):
-                    result = INTERPRET[op.name](*values, **given)
+                values, given = [self.atom(a) for a in args], {**op.attributes, **attrs}
+                require_relations(value, values, self.attributes(given, Dim.of))  # deductions tell a literal from a symbolic attribute
+                try:
+                    with np.errstate(all="ignore"):
+                        result = INTERPRET[op.name](*values, **self.attributes(given))
+                except MemoryError as error:
+                    raise InterpretError(f"{op.name}: {error}") from None
                 return np.asarray(result) if isinstance(result, np.generic) else result  # NumPy turns tensors of rank 0 into scalars
             case CallTir():
                 return self._call_tir(value)

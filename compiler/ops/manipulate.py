@@ -190,7 +190,9 @@ def _span(attrs: Attrs, extent: Dim) -> tuple[Dim, Dim]:
 def _slice_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     x = tensor_operand(args, 0, "x")
     for name in ("begin", "end"):
-        if attrs[name] is not None and prove_lt(dim_attr(attrs, name), 0):
+        if attrs[name] is not None:
+            dim_attr(attrs, name)
+        if isinstance(attrs[name], int) and attrs[name] < 0:  # a symbolic number is clamped
             raise AnnotationError(
                 f"attribute {name} is {attrs[name]}, expected at least 0; to count from the end, subtract from the extent"
             )

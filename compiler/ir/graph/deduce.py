@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from compiler.ir.dims import Dim, DimVar
@@ -28,6 +29,8 @@ from compiler.ir.types import (
     substitute,
 )
 from runtime.library import LIBRARY
+
+MOST_BYTES = 1 << 48  # the address space of a process is smaller
 
 Signature = Callable[[str], FuncType]  # returns the signature of a graph-level function, by name
 
@@ -125,7 +128,46 @@ def _related(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Typ
     for relation in op.relations(args, attrs):
         if relation.is_violated:
             raise AnnotationError(relation.sentence)
+    require_size(type_)
     return type_
+
+
+def require_alike(value: If, signature: Signature) -> None:
+    """Raise AnnotationError if the branches give values of different kinds, element types or ranks. The join of their annotations would
+    forget the difference, and only an annotation that the program states may ask for that."""
+    sides = tuple(type_of(b.result, signature) for b in (value.then, value.orelse))
+    if difference := _difference(*sides):
+        given = f"the branches give {sides[0]} and {sides[1]}, whose {difference} differ"
+        raise AnnotationError(f"{given}; make them equal, or annotate the binding, for example with `object`")
+
+
+def _difference(a: Type, b: Type) -> str:
+    match a, b:
+        case (ObjectType(), _) | (_, ObjectType()):
+            return ""
+        case (TensorType(), TensorType()) | (ScalarType(), ScalarType()) if None not in (a.dtype, b.dtype) and a.dtype != b.dtype:
+            return "element types"
+        case (TensorType(), TensorType()) | (ShapeType(), ShapeType()) if None not in (a.ndim, b.ndim) and a.ndim != b.ndim:
+            return "ranks"
+        case TupleType(), TupleType() if len(a.fields) == len(b.fields):
+            return next((d for x, y in zip(a.fields, b.fields, strict=True) if (d := _difference(x, y))), "")
+        case TupleType(), TupleType():
+            return "numbers of fields"
+        case _:
+            return "" if type(a) is type(b) else "kinds"
+
+
+def require_size(type_: Type) -> None:
+    """Raise AnnotationError if a tensor is proved not to fit in any address space."""
+    match type_:
+        case TensorType(shape=tuple() as shape, dtype=DType() as dtype) if all(d.is_const for d in shape):
+            if (num_bytes := prod(d.const for d in shape) * dtype.num_bytes) > MOST_BYTES:
+                raise AnnotationError(f"the result {type_} has {num_bytes} bytes, expected at most {MOST_BYTES}")
+        case TupleType(fields=fields):
+            for inner in fields:
+                require_size(inner)
+        case _:
+            pass
 
 
 def _function(call: CallFunc, signature: Signature) -> Type:
