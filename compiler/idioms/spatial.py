@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.statements import For, Let, LoopKind, Stmt, Store, When
-from compiler.ir.loops.visit import loads, rewrite_dims, statements
+from compiler.ir.loops.visit import free_dims, loads, rewrite_dims, statements
 from compiler.ir.loops.write import Kernel
 
 Axes = tuple[tuple[DimVar, Dim], ...]
@@ -39,7 +39,7 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
             case Let(var=var, value=value, body=body):
                 lets.append((var, value))
                 stmt = body
-            case When(cond=found, then=then, orelse=None) if cond is None and not lets:
+            case When(cond=found, then=then, orelse=None) if cond is None and not {var for var, _ in lets} & set(free_dims(found)):
                 cond, rows, stmt = found, len(axes), then
             case Store(buffer=buffer, value=value):
                 carried = any(load.buffer is buffer for load in loads(value))

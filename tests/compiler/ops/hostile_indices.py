@@ -95,7 +95,7 @@ def module_of(name: str, values: tuple[Any, ...], shapes: str | None, attrs: dic
     given, dims, atoms = [s.strip() for s in shapes.split(",")] if shapes else [], dict[str, DimVar](), list[Atom]()
     for operand_name, value in zip(OPERANDS[name], values, strict=False):
         shape = given.pop(0) if isinstance(value, np.ndarray) and given else None
-        is_index = isinstance(value, int) and operand_name in INDICES[name]
+        is_index = isinstance(value, int) and operand_name in INDICES.get(name, {})
         atoms.append(Var(operand_name, ScalarType(DType.I64)) if is_index else operand(value, shape, dims, operand_name))
     return program(OPS[name], atoms, attrs)
 
