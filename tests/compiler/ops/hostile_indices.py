@@ -33,10 +33,11 @@ from runtime.executable import Executable
 from runtime.sampling import SHARE_ONE, Number, Setting
 from runtime.session import Session
 from tests.compiler.ops.conftest import close, operand, program
-from tests.compiler.ops.test_compiled import CASES
+from tests.compiler.ops.test_compiled import CASES as COMPILED
 from tests.compiler.random_programs.guarded import Walls
 
 Case = tuple[str, tuple[Any, ...], str | None, dict[str, Any]]
+CASES: dict[str, tuple[tuple[Any, ...], str | None, dict[str, Any]]] = {**COMPILED}  # type: ignore[dict-item]
 RNG = np.random.default_rng(5)
 ROWS, VOCAB = 4, 130
 PAGED = "t 4 {0}, 2 2 p 2 {1}, s m, t, t"
@@ -84,7 +85,7 @@ def attention() -> Iterator[Case]:
 
 
 def cases() -> list[Case]:
-    return [*sampling(), *attention(), *((name, *case) for name, case in CASES.items() if name in INDICES)]
+    return [*sampling(), *attention(), *((name, *CASES[name]) for name in CASES if name in INDICES)]
 
 
 # --- one case ----------------------------------------------------------------------------------------------------------

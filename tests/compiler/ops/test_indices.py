@@ -38,12 +38,11 @@ from compiler.passes import legalize
 from compiler.passes.share_subexpressions import share_subexpressions
 from runtime.errors import ArgumentMismatch
 from runtime.session import Session
-from tests.compiler.ops.hostile_indices import Case, cases, module_of
-from tests.compiler.ops.test_compiled import CASES
+from tests.compiler.ops.hostile_indices import CASES, Case, cases, module_of
 
 ROOT = Path(__file__).parents[3]
 Run = Callable[..., Any]
-ALL: list[Case] = [*cases(), *((name, *case) for name, case in CASES.items() if name not in INDICES)]
+ALL: list[Case] = [*cases(), *((name, *CASES[name]) for name in CASES if name not in INDICES)]
 
 
 # --- declarations ------------------------------------------------------------------------------------------------------
