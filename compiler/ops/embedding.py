@@ -21,6 +21,7 @@ from compiler.ir.relations import Relation, at_most
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import output
 from compiler.ops.index import clamped_index, something_to_read
+from compiler.ops.indices import Extent, clamped
 from compiler.ops.operands import agree, bool_attr, float_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
@@ -50,10 +51,10 @@ def _embedding_nest(operands: Operands) -> Nest:
 
 
 def _embedding_numpy(table: Any, ids: Any) -> Any:
-    return table[np.clip(ids.astype(np.int64), 0, table.shape[0] - 1)]
+    return table[ids]
 
 
-EMBEDDING = define("embedding", "table, ids", _embedding_type, _embedding_numpy, _embedding_nest)
+EMBEDDING = define("embedding", "table, ids", _embedding_type, _embedding_numpy, _embedding_nest, indices={"ids": clamped(Extent("table"))})
 
 
 # --- rotary embedding --------------------------------------------------------------------------------------------------

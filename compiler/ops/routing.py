@@ -27,6 +27,7 @@ from compiler.ir.relations import Relation, at_most
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import output, sized_buffer
 from compiler.ops.index import clamped_index
+from compiler.ops.indices import Extent, clamped
 from compiler.ops.operands import agree, int_attr, num_elements, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
@@ -141,14 +142,16 @@ def _group_nest(operands: Operands) -> Nest:
 
 
 def _group_numpy(experts: Any, *, count: int) -> Any:
-    flat = np.clip(experts.reshape(-1), 0, count - 1).astype(np.int32)
+    flat = experts.reshape(-1).astype(np.int32)
     order = np.argsort(flat, kind="stable")
     places = np.empty(len(flat), np.int32)
     places[order] = np.arange(len(flat))
     return (order // max(1, experts.shape[1])).astype(np.int32), flat[order], places.reshape(experts.shape)
 
 
-GROUP_ROWS = define("group_rows", "experts", _group_type, _group_numpy, _group_nest, {"count": REQUIRED})
+GROUP_ROWS = define(
+    "group_rows", "experts", _group_type, _group_numpy, _group_nest, {"count": REQUIRED}, indices={"experts": clamped("count")}
+)
 
 
 # --- sum_rows ----------------------------------------------------------------------------------------------------------
@@ -185,9 +188,9 @@ def _sum_nest(operands: Operands) -> Nest:
 
 
 def _sum_numpy(y: Any, places: Any, shares: Any) -> Any:
-    found = y[np.clip(places, 0, max(0, len(y) - 1))].astype(np.float32) * shares.astype(np.float32)[..., None]  # [tokens, k, size]
+    found = y[places].astype(np.float32) * shares.astype(np.float32)[..., None]  # [tokens, k, size]
     return np.add.accumulate(found, axis=1, dtype=np.float32)[:, -1].astype(y.dtype)
 
 
 # out[t] = shares[t, 0] * y[places[t, 0]] + shares[t, 1] * y[places[t, 1]] + ..., added in this order.
-SUM_ROWS = define("sum_rows", "y, places, shares", _sum_type, _sum_numpy, _sum_nest)
+SUM_ROWS = define("sum_rows", "y, places, shares", _sum_type, _sum_numpy, _sum_nest, indices={"places": clamped(Extent("y"))})

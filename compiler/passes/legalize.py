@@ -24,6 +24,7 @@ from compiler.ops.tables import LEGALIZE, Fit, Library, Nest, Operands, Place, U
 from compiler.passes.check_facts import require_broadcast, require_equal, require_tensors, require_type
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_module
+from compiler.passes.safe_indices import with_safe_indices
 from compiler.passes.share_subexpressions import freeze
 
 
@@ -36,7 +37,8 @@ def legalize(module: IRModule) -> IRModule:
             return None
         if not outliner:
             outliner.append(Outliner(builder, module))
-        return _repeated(builder, outliner[0], binding.var, value, known)
+        safe = with_safe_indices(builder, outliner[0], binding.var, value)
+        return _repeated(builder, outliner[0], binding.var, safe, known)
 
     return rewrite_module(module, replace)
 

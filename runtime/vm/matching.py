@@ -296,8 +296,8 @@ def word_scalar(word: int, dtype: np.dtype[Any]) -> int | float | bool:
 
 
 def readable(formula: str, value: int) -> str:
-    """Return the formula and its value. Formulas with `min` and `max` are those of checks; the place says in words what they require."""
-    return str(value) if "min(" in formula or "max(" in formula else f"{formula} = {value}"
+    """Return the formula and its value. A long formula with `min` or `max` comes from a check, whose place says in words what it requires."""
+    return str(value) if len(formula) > 24 and ("min(" in formula or "max(" in formula) else f"{formula} = {value}"
 
 
 def _dtype(name: str) -> np.dtype[Any]:

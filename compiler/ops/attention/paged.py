@@ -22,6 +22,7 @@ from compiler.ir.types import TensorType, Type
 from compiler.ops.attention.dense import check_attributes, heads_share
 from compiler.ops.attention.kv_cache import PAGE, TOKENS, cache_operand, check_layer, check_per_token, layer_operand, scales_operand
 from compiler.ops.broadcast import output
+from compiler.ops.indices import Extent, checked, clamped
 from compiler.ops.operands import agree, float_attr, int_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
@@ -125,4 +126,10 @@ PAGED_ATTENTION = define(
     _attention_node,
     {"scale": REQUIRED, "window": 0, "softcap": 0.0, "value_size": 0},
     relations=lambda args, _: heads_share(args[0], args[1], 3),
+    indices={
+        "page_tables": clamped(Extent("cache", 2), ahead=True),
+        "seq_ids": clamped(Extent("page_tables"), ahead=True),
+        "positions": clamped(Extent("page_tables", 1, PAGE), ahead=True),
+        "layer": checked(Extent("cache")),
+    },
 )

@@ -25,6 +25,7 @@ from compiler.ir.relations import Relation
 from compiler.ir.types import TensorType, Type
 from compiler.ops.attention.plain import text_bounds
 from compiler.ops.broadcast import output
+from compiler.ops.indices import Extent, owners, starts_of
 from compiler.ops.operands import agree, float_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
@@ -93,6 +94,7 @@ RAGGED_ATTENTION = define(
     _attention_node,
     {"scale": REQUIRED},
     relations=_attention_relations,
+    indices={"starts": starts_of(Extent("q")), "text_ids": owners("starts")},
 )
 
 
@@ -140,5 +142,6 @@ def _max_numpy(x: Any, starts: Any) -> Any:
     return np.array(found, x.dtype).reshape(-1, x.shape[1])
 
 
-RAGGED_MEAN = define("ragged_mean", "x, starts", _pooled_type, _mean_numpy, _mean_nest)
-RAGGED_MAX = define("ragged_max", "x, starts", _pooled_type, _max_numpy, _max_nest)
+STARTS = {"starts": starts_of(Extent("x"))}
+RAGGED_MEAN = define("ragged_mean", "x, starts", _pooled_type, _mean_numpy, _mean_nest, indices=STARTS)
+RAGGED_MAX = define("ragged_max", "x, starts", _pooled_type, _max_numpy, _max_nest, indices=STARTS)
