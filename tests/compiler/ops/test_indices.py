@@ -203,6 +203,9 @@ def test_all_layers_share_the_safe_copies():
     calls = [line for line in text.splitlines() if "call_tir" in line]
     assert len([line for line in calls if "clamp_indices" in line]) == 3, text
     assert len([line for line in calls if "paged_attention" in line]) == 3, text
+    checks = [line.partition("=")[2] for line in text.splitlines() if "match_cast" in line]
+    assert sorted(checks) == sorted(set(checks)), text
+    assert len([check for check in checks if "I64" in check or "i64" in check]) == 2, text
 
 
 # --- the campaign ------------------------------------------------------------------------------------------------------
