@@ -1,5 +1,5 @@
-"""Eliminate common subexpressions: replace a pure value by an equal earlier value of the same body. A branch may also reuse values computed
-before it, but code outside a branch never reuses values computed in it."""
+"""Eliminate common subexpressions: replace a pure value, or a check, by an equal earlier one of the same body. A branch may also reuse
+values computed before it, but code outside a branch never reuses values computed in it."""
 
 from __future__ import annotations
 
