@@ -6,7 +6,7 @@ arrays. All other routines return new arrays, whose shapes depend on data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,21 @@ class Routine:
     outputs: tuple[str, ...]
     compute: Callable[..., tuple[Array, ...]]
     fresh: bool = False  # the routine returns new arrays instead of filling given ones
+
+    def problem(self, num_inputs: int, attributes: Collection[str], num_outputs: int, *, sized: bool) -> str:
+        """Say why a program cannot call the routine like this, or return "". `sized` says whether the program states the extents of all
+        outputs."""
+        if num_inputs != len(self.inputs):
+            return f"{self.name} has {num_inputs} operands, expected ({', '.join(self.inputs)})"
+        if missing := [name for name in self.attributes if name not in attributes]:
+            return f"{self.name} needs the attribute {', '.join(missing)}"
+        if unknown := sorted({*attributes} - {*self.attributes, "effect"}):
+            return f"{self.name} has no attribute {', '.join(unknown)}; it has: {', '.join(self.attributes) or 'none'}"
+        if num_outputs != len(self.outputs):
+            return f"{self.name} has {len(self.outputs)} results ({', '.join(self.outputs)}), but {num_outputs} are stated"
+        if sized and self.fresh:
+            return f"the extents of the result of {self.name} depend on data; state only its rank, and name the extents by a match_cast"
+        return ""
 
     @property
     def num_args(self) -> int:

@@ -1,15 +1,16 @@
 """Match spatial nests: loops around one store whose iterations are independent, because none reads the buffer that the nest stores to. The
-nest may also read integers between its loops."""
+nest may also read integers between its loops, and skip points of its outer loops."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.loops.scalars import Scalar
-from compiler.ir.loops.statements import For, Let, LoopKind, Stmt, Store
-from compiler.ir.loops.visit import loads, rewrite_dims, statements
+from compiler.ir.loops.statements import For, Let, LoopKind, Stmt, Store, When
+from compiler.ir.loops.visit import free_dims, loads, rewrite_dims, statements
 from compiler.ir.loops.write import Kernel
 
 Axes = tuple[tuple[DimVar, Dim], ...]
@@ -20,11 +21,14 @@ class SpatialNest:
     axes: Axes
     lets: tuple[tuple[DimVar, Scalar], ...]
     store: Store
+    cond: Scalar | None = None  # the nest computes only points at which this holds; integers are read only there
 
 
 def match_spatial(stmt: Stmt) -> SpatialNest | None:
     axes: list[tuple[DimVar, Dim]] = []
     lets: list[tuple[DimVar, Scalar]] = []
+    cond: Scalar | None = None
+    rows = 0  # number of axes around the condition
     while True:
         match stmt:
             case For(var=var, extent=extent, body=body, kind=LoopKind.SERIAL):
@@ -35,9 +39,13 @@ def match_spatial(stmt: Stmt) -> SpatialNest | None:
             case Let(var=var, value=value, body=body):
                 lets.append((var, value))
                 stmt = body
+            case When(cond=found, then=then, orelse=None) if cond is None and not {var for var, _ in lets} & set(free_dims(found)):
+                cond, rows, stmt = found, len(axes), then
             case Store(buffer=buffer, value=value):
                 carried = any(load.buffer is buffer for load in loads(value))
-                return None if carried or not axes else SpatialNest(tuple(axes), tuple(lets), stmt)
+                # A condition on single elements usually keeps two of them from writing one place in any order, as in `scatter`.
+                whole_rows = cond is None or rows < len(axes)
+                return None if carried or not axes or not whole_rows else SpatialNest(tuple(axes), tuple(lets), stmt, cond)
             case _:
                 return None
 
@@ -47,6 +55,16 @@ def stages(stmt: Stmt) -> list[Stmt]:
     if isinstance(stmt, Let):
         return [Let(stmt.var, stmt.value, s) for s in stages(stmt.body)]
     return [s for inner in statements(stmt) for s in (stages(inner) if isinstance(inner, Let) else [inner])]
+
+
+@contextmanager
+def where_computed(k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim]) -> Generator[None]:
+    """Open the block that runs if the nest computes the point."""
+    if nest.cond is None:
+        yield
+        return
+    with k.when(rewrite_dims(nest.cond, point)):
+        yield
 
 
 def read_integers(k: Kernel, nest: SpatialNest, point: Mapping[DimVar, Dim]) -> dict[DimVar, Dim]:

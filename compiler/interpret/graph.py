@@ -7,7 +7,7 @@ Values are arrays (tensors), tuples of ints (shapes), NumPy scalars or ints (sca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from compiler.interpret.loops import InterpretError, run_prim, uninitialised
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
-from compiler.ir.errors import CompileError
+from compiler.ir.errors import AnnotationError, CompileError
 from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, ShapeValue, Var
+from compiler.ir.graph.deduce import operator_type, require_library, type_of
 from compiler.ir.graph.function import Body, If, Value
 from compiler.ir.graph.values import Alloc, Call, CallFunc, CallLibrary, CallTir, Copy, Launch, MakeTuple, MatchCast, TupleGet
 from compiler.ir.loops.buffers import Buffer
@@ -27,6 +28,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type
 from compiler.ops.tables import INTERPRET
 from runtime.library import routine
+from runtime.vm.matching import readable
 
 
 class MismatchError(CompileError):
@@ -74,7 +76,7 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
             return
         expected = wanted.evaluate(dims)
         if expected != actual:
-            raise MismatchError(f"{place}: {where} is {actual}, expected {wanted} = {expected}")
+            raise MismatchError(f"{place}: {where} is {actual}, expected {readable(str(wanted), expected)}")
 
     match type_:
         case TensorType(shape=shape, dtype=dtype, ndim=ndim):
@@ -106,6 +108,38 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
                 raise MismatchError(f"{place}: expected a function, got {type(value).__name__}")
         case ObjectType():
             return
+
+
+def require_relations(call: Call, values: Sequence[Any], attrs: Mapping[str, Any]) -> None:
+    """Deduce a call again from the sizes of its operands, so that an operator refuses here what it refuses during compilation if all sizes
+    are constants. NumPy alone would broadcast some operands that compiled code refuses."""
+    op, stated = call.op, [type_of(a) for a in call.args]
+    types = tuple(_type_of_value(value, type_) for value, type_ in zip(values, stated, strict=True))
+    try:
+        # A deduction may require that a literal fits into an element type. Compiled code converts all other numbers.
+        operator_type(op, tuple(s if isinstance(s, ScalarType) else t for s, t in zip(stated, types, strict=True)), attrs)
+    except AnnotationError as error:
+        raise MismatchError(str(error)) from None
+    for relation in op.relations(types, attrs):
+        if relation.is_violated:
+            raise MismatchError(f"{op.name}: {relation.sentence}")
+
+
+def _type_of_value(value: Any, stated: Type) -> Type:
+    """Return the annotation of a value with all sizes as constants."""
+    match value:
+        case np.ndarray():
+            return TensorType(tuple(Dim.of(n) for n in value.shape), DType.from_numpy(value.dtype))
+        case tuple() if isinstance(stated, TupleType):
+            return TupleType(tuple(_type_of_value(v, t) for v, t in zip(value, stated.fields, strict=True)))
+        case tuple() if isinstance(stated, ShapeType) or all(isinstance(n, int) for n in value):
+            return ShapeType(tuple(Dim.of(int(n)) for n in value))
+        case tuple():
+            return TupleType(tuple(_type_of_value(v, ObjectType()) for v in value))
+        case _ if isinstance(stated, ScalarType) and stated.value is not None:
+            return ScalarType(stated.dtype, Dim.of(int(value)))
+        case _:
+            return stated
 
 
 def check_bounds(dims: dict[DimVar, int], place: str) -> None:
@@ -144,13 +178,13 @@ class _Frame:
             case FuncRef(name=name):
                 return Closure(name)
 
-    def attributes(self, attrs: Mapping[str, Any]) -> dict[str, Any]:
-        """Evaluate the dimensions among the attributes, also inside lists."""
+    def attributes(self, attrs: Mapping[str, Any], number: Callable[[int], Any] = int) -> dict[str, Any]:
+        """Evaluate the dimensions among the attributes, also inside lists. `number` makes an attribute from a value."""
 
         def known(value: Any) -> Any:
             match value:
                 case Dim() | DimVar():
-                    return Dim.of(value).evaluate(self.dims)
+                    return number(Dim.of(value).evaluate(self.dims))
                 case list() | tuple():
                     return tuple(known(item) for item in value)
                 case _:
@@ -165,12 +199,18 @@ class _Frame:
             case Copy(value=atom):
                 return self.atom(atom)
             case Call(op=op, args=args, attrs=attrs):
-                with np.errstate(all="ignore"):
-                    result = INTERPRET[op.name](*map(self.atom, args), **self.attributes({**op.attributes, **attrs}))
+                values, given = [self.atom(a) for a in args], {**op.attributes, **attrs}
+                require_relations(value, values, self.attributes(given, Dim.of))  # deductions tell a literal from a symbolic attribute
+                try:
+                    with np.errstate(all="ignore"):
+                        result = INTERPRET[op.name](*values, **self.attributes(given))
+                except MemoryError as error:
+                    raise InterpretError(f"{op.name}: {error}") from None
                 return np.asarray(result) if isinstance(result, np.generic) else result  # NumPy turns tensors of rank 0 into scalars
             case CallTir():
                 return self._call_tir(value)
             case CallLibrary(name=name, args=args, attrs=attrs):
+                require_library(value)
                 outs = _compute(name, [self.atom(a) for a in args], self.attributes(attrs))
                 return outs[0] if len(outs) == 1 else outs
             case CallFunc(callee=callee, args=args):

@@ -3,24 +3,31 @@ meanings (NumPy function, loop nest, pattern) are in tables keyed by the operato
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from compiler.ir.relations import Relation
 from compiler.ir.types import Type
 
 Deduce = Callable[[tuple[Type, ...], Mapping[str, Any]], Type]
+Relations = Callable[[tuple[Type, ...], Mapping[str, Any]], Iterable[Relation]]
+
+
+def no_relations(_: tuple[Type, ...], __: Mapping[str, Any]) -> Iterable[Relation]:
+    return ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpDef:
-    """An operator. `attributes` maps each attribute's name to its default, or to `REQUIRED`. Passes may remove or share calls of `pure`
-    operators."""
+    """An operator. `attributes` maps each attribute's name to its default, or to `REQUIRED`. `relations` has the
+    relations of sizes on which the lowering relies. Passes may remove or share calls of `pure` operators."""
 
     name: str
     attributes: Mapping[str, Any]
     deduce: Deduce
     pure: bool = True
+    relations: Relations = no_relations
 
 
 REQUIRED: Any = object()

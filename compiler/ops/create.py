@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Kernel, cast, guard, index, less_equal, select
 from compiler.ir.op import REQUIRED
-from compiler.ir.prove import prove_lt
+from compiler.ir.relations import Relation, at_least
 from compiler.ir.types import ObjectType, ScalarType, ShapeType, TensorType, Type
 from compiler.ops.broadcast import element, output
 from compiler.ops.manipulate import wanted_shape
@@ -130,9 +130,6 @@ def _widths(attrs: Attrs, ndim: int) -> tuple[tuple[Dim, Dim], ...]:
     before, after = dims_attr(attrs, "before"), dims_attr(attrs, "after")
     if len(before) != ndim or len(after) != ndim:
         raise AnnotationError(f"attributes before and after have {len(before)} and {len(after)} widths, expected {ndim} of each")
-    for width in (*before, *after):
-        if prove_lt(width, 0):
-            raise AnnotationError(f"a width is {width}, expected at least 0")
     return tuple(zip(before, after, strict=True))
 
 
@@ -145,6 +142,12 @@ def _pad_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     if x.shape is None:
         return x
     return TensorType(tuple(b + d + a for d, (b, a) in zip(x.shape, widths, strict=True)), x.dtype)
+
+
+def _pad_relations(_: tuple[Type, ...], attrs: Attrs) -> Iterable[Relation]:
+    for name in ("before", "after"):
+        for axis, width in enumerate(dims_attr(attrs, name)):
+            yield at_least(width, 0, f"entry {axis} of attribute {name}")
 
 
 def _pad_nest(operands: Operands) -> Nest:
@@ -166,7 +169,7 @@ def _pad_numpy(x: Any, before: tuple[int, ...], after: tuple[int, ...], value: f
     return np.pad(x, widths, constant_values=np.asarray(value).astype(x.dtype)) if widths else x.copy()
 
 
-PAD = define("pad", "x", _pad_type, _pad_numpy, _pad_nest, {"before": REQUIRED, "after": REQUIRED, "value": 0})
+PAD = define("pad", "x", _pad_type, _pad_numpy, _pad_nest, {"before": REQUIRED, "after": REQUIRED, "value": 0}, relations=_pad_relations)
 
 
 def _tril_type(args: tuple[Type, ...], attrs: Attrs) -> Type:

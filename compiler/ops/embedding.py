@@ -6,21 +6,22 @@ sines and cosines.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from compiler.ir.dims import Dim, dim_min
+from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Kernel, cast, cos, guard, sin
-from compiler.ir.prove import prove_le, prove_lt
+from compiler.ir.relations import Relation, at_most
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import output
 from compiler.ops.index import clamped_index, something_to_read
+from compiler.ops.indices import Extent, clamped
 from compiler.ops.operands import agree, bool_attr, float_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
@@ -50,10 +51,10 @@ def _embedding_nest(operands: Operands) -> Nest:
 
 
 def _embedding_numpy(table: Any, ids: Any) -> Any:
-    return table[np.clip(ids.astype(np.int64), 0, table.shape[0] - 1)]
+    return table[ids]
 
 
-EMBEDDING = define("embedding", "table, ids", _embedding_type, _embedding_numpy, _embedding_nest)
+EMBEDDING = define("embedding", "table, ids", _embedding_type, _embedding_numpy, _embedding_nest, indices={"ids": clamped(Extent("table"))})
 
 
 # --- rotary embedding --------------------------------------------------------------------------------------------------
@@ -101,11 +102,15 @@ def _rope_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
             raise AnnotationError(f"{name} holds {table.dtype}, expected f32")
         if x.shape is not None and table.shape is not None:
             agree(x.shape[0], table.shape[0], f"the number of tokens of {name}")
-            if prove_lt(x.shape[2], table.shape[1] * 2):
-                raise AnnotationError(f"{name} has {table.shape[1]} pairs, expected at most half of {x.shape[2]}, the elements of x")
     if tables[0].shape is not None and tables[1].shape is not None:
         agree(tables[0].shape[1], tables[1].shape[1], "the number of pairs of sin")
     return x
+
+
+def _rope_relations(args: tuple[Type, ...], _: Mapping[str, Any]) -> Iterable[Relation]:
+    x, cos = args[:2]
+    if isinstance(x, TensorType) and isinstance(cos, TensorType) and x.shape is not None and cos.shape is not None:
+        yield at_most(cos.shape[1] * 2, x.shape[2], "twice the number of pairs", "the number of elements per head of x")
 
 
 def _rope_nest(operands: Operands) -> Nest:
@@ -130,8 +135,7 @@ def _rope_nest(operands: Operands) -> Nest:
             upper = guard(half, j, half * 2, second(j - half, j - half), own)
             rotated = guard(0, j, half, first(j, j + half), upper)
         out[t, h, j] = cast(rotated, out.dtype)
-    tokens, _, size = x.shape
-    table = (tokens, half if prove_le(half * 2, size) else dim_min(half, size // 2))
+    table = (x.shape[0], half)
     return Nest((out.buffer,), k.body(), checks=unproved(operands, {1: table, 2: table}))
 
 
@@ -149,4 +153,4 @@ def _rope_numpy(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any:
     return np.concatenate([turned, tail], -1).astype(x.dtype)
 
 
-ROPE = define("rope", "x, cos, sin", _rope_type, _rope_numpy, _rope_nest, {"interleaved": False})
+ROPE = define("rope", "x, cos, sin", _rope_type, _rope_numpy, _rope_nest, {"interleaved": False}, relations=_rope_relations)

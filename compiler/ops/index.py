@@ -20,6 +20,7 @@ from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_eq
 from compiler.ir.types import TensorType, Type
 from compiler.ops.broadcast import output
+from compiler.ops.indices import Extent, clamped, skipped
 from compiler.ops.operands import agree, axis_attr, num_elements, same_dtype, tensor_operand, unproved, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
@@ -36,6 +37,12 @@ def something_to_read(extent: Dim, indices: Sequence[Dim]) -> tuple[tuple[Dim, D
     elements, a case that clamping cannot handle."""
     wanted = dim_max(extent, dim_min(num_elements(indices), 1))
     return () if prove_eq(wanted, extent) else ((wanted, extent),)
+
+
+def inside(value: Scalar, extent: Dim) -> Scalar:
+    """Return whether an index is in 0 .. extent - 1."""
+    wide = cast(value, DType.I64)
+    return (wide >= 0) & (wide < extent)
 
 
 def clamped_index(k: Kernel, name: str, value: Scalar, extent: Dim) -> Dim:
@@ -70,13 +77,12 @@ def _take_nest(operands: Operands) -> Nest:
 
 
 def _take_numpy(x: Any, indices: Any, axis: int) -> Any:
-    if indices.size and not x.shape[axis]:
-        raise IndexError(f"axis {axis} has no elements, but {indices.size} indices read it")
-    return np.take(x, indices, axis, mode="clip")
+    return np.take(x, indices, axis)
 
 
 # out = x[..., indices, ...]; the indices replace the axis `axis`.
-TAKE = define("take", "x, indices", _take_type, _take_numpy, _take_nest, {"axis": REQUIRED})
+ALONG = Extent("x", "axis")
+TAKE = define("take", "x, indices", _take_type, _take_numpy, _take_nest, {"axis": REQUIRED}, indices={"indices": clamped(ALONG)})
 
 
 # --- gather: element by element ----------------------------------------------------------------------------------------
@@ -117,11 +123,11 @@ def _gather_nest(operands: Operands) -> Nest:
 
 
 def _gather_numpy(x: Any, indices: Any, axis: int) -> Any:
-    return np.take_along_axis(x, np.clip(indices.astype(np.int64), 0, x.shape[axis] - 1), axis)
+    return np.take_along_axis(x, indices.astype(np.int64), axis)
 
 
 # out[..., i, ...] = x[..., indices[..., i, ...], ...]
-GATHER = define("gather", "x, indices", _gather_type, _gather_numpy, _gather_nest, {"axis": REQUIRED})
+GATHER = define("gather", "x, indices", _gather_type, _gather_numpy, _gather_nest, {"axis": REQUIRED}, indices={"indices": clamped(ALONG)})
 
 
 # --- scatter -----------------------------------------------------------------------------------------------------------
@@ -144,11 +150,9 @@ def _write_updates(k: Kernel, operands: Operands, out: Array) -> Checks:
     x, indices, updates = k.arrays(*(operands.buffer(i) for i in range(3)))
     axis = axis_attr(operands.attrs, len(x.shape))
     extent = x.shape[axis]
-    with k.nest(indices.shape) as at:
-        given = cast(indices[at], DType.I64)
-        with k.when((given >= 0) & (given < extent)):
-            index = clamped_index(k, "index", given, extent)
-            out[_replaced(at, axis, index)] = updates[at]
+    with k.nest(indices.shape) as at, k.when(inside(indices[at], extent)):
+        index = clamped_index(k, "index", indices[at], extent)
+        out[_replaced(at, axis, index)] = updates[at]
     wanted = _replaced(x.shape, axis, indices.shape[axis])
     return unproved(operands, {1: wanted, 2: wanted})
 
@@ -179,9 +183,24 @@ def _scatter_numpy(x: Any, indices: Any, updates: Any, axis: int) -> Any:
 
 
 # out = x, except that out[..., indices[..., i, ...], ...] = updates[..., i, ...].
-SCATTER = define("scatter", "x, indices, updates", _scatter_type, _scatter_numpy, _scatter_nest, {"axis": REQUIRED})
+SCATTER = define(
+    "scatter",
+    "x, indices, updates",
+    _scatter_type,
+    _scatter_numpy,
+    _scatter_nest,
+    {"axis": REQUIRED},
+    indices={"indices": skipped(ALONG)},
+)
 
 # Like scatter, but overwrites x, so nothing may read x afterwards.
 SCATTER_INPLACE = define(
-    "scatter_inplace", "x, indices, updates", _scatter_type, _scatter_numpy, _scatter_inplace_nest, {"axis": REQUIRED}, pure=False
+    "scatter_inplace",
+    "x, indices, updates",
+    _scatter_type,
+    _scatter_numpy,
+    _scatter_inplace_nest,
+    {"axis": REQUIRED},
+    pure=False,
+    indices={"indices": skipped(ALONG)},
 )

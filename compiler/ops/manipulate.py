@@ -154,7 +154,7 @@ def _permute_nest(operands: Operands) -> Nest:
 
 
 PERMUTE_DIMS = define(
-    "permute_dims", "x", _permute_type, lambda x, axes: np.ascontiguousarray(np.transpose(x, axes)), _permute_nest, {"axes": None}
+    "permute_dims", "x", _permute_type, lambda x, axes: np.array(np.transpose(x, axes), order="C"), _permute_nest, {"axes": None}
 )
 
 
@@ -174,7 +174,7 @@ def _flip_nest(operands: Operands) -> Nest:
     return Nest((out.buffer,), k.body())
 
 
-FLIP = define("flip", "x", _flip_type, lambda x, axes: np.ascontiguousarray(np.flip(x, axes)), _flip_nest, {"axes": REQUIRED})
+FLIP = define("flip", "x", _flip_type, lambda x, axes: np.array(np.flip(x, axes), order="C"), _flip_nest, {"axes": REQUIRED})
 
 
 # --- slices and splits -------------------------------------------------------------------------------------------------
@@ -190,7 +190,9 @@ def _span(attrs: Attrs, extent: Dim) -> tuple[Dim, Dim]:
 def _slice_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     x = tensor_operand(args, 0, "x")
     for name in ("begin", "end"):
-        if attrs[name] is not None and prove_lt(dim_attr(attrs, name), 0):
+        if attrs[name] is not None:
+            dim_attr(attrs, name)
+        if isinstance(attrs[name], int) and attrs[name] < 0:  # a symbolic number is clamped
             raise AnnotationError(
                 f"attribute {name} is {attrs[name]}, expected at least 0; to count from the end, subtract from the extent"
             )

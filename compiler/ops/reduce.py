@@ -6,7 +6,7 @@ function. argmax and argmin need at least one element.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Kernel, cast, fold, guard, index
 from compiler.ir.op import REQUIRED, OpDef
-from compiler.ir.prove import prove_lt
+from compiler.ir.relations import Relation, at_least, at_most
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import ONE, output
 from compiler.ops.operands import axes_attr, axis_attr, bool_attr, dim_attr, num_elements, tensor_operand, wants_float
@@ -145,14 +145,19 @@ def _place_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     if x.ndim is None:
         return TensorType(None, DType.I64)
     axis = axis_attr(attrs, x.ndim)
-    if x.shape is not None and prove_lt(x.shape[axis], 1):
-        raise AnnotationError(f"dimension {axis} is {x.shape[axis]}, expected at least 1")
     return _folded(x, (axis,), keepdims, DType.I64)
+
+
+def _some(args: tuple[Type, ...], attrs: Attrs) -> Iterable[Relation]:
+    """An extreme has a place only among at least one element."""
+    if isinstance(x := args[0], TensorType) and x.shape is not None:
+        axis = axis_attr(attrs, len(x.shape))
+        yield at_least(x.shape[axis], 1, f"dimension {axis}")
 
 
 def _place(name: str, fn: ReduceFn, numpy: Callable[..., Any]) -> OpDef:
     """Define an operator that returns the index of an extreme (argmax or argmin). The first of equal elements wins, and a NaN counts as the
-    extreme. Along an axis without elements the index is 0."""
+    extreme."""
 
     def nest(operands: Operands) -> Nest:
         k = Kernel()
@@ -163,11 +168,9 @@ def _place(name: str, fn: ReduceFn, numpy: Callable[..., Any]) -> OpDef:
         return Nest((out.buffer,), k.body())
 
     def interpret(x: Any, axis: int, keepdims: bool) -> Any:
-        if x.shape[axis]:
-            return np.asarray(numpy(x, axis=axis, keepdims=keepdims)).astype(np.int64)
-        return np.zeros(np.sum(x, axis=axis, keepdims=keepdims).shape, np.int64)
+        return np.asarray(numpy(x, axis=axis, keepdims=keepdims)).astype(np.int64)
 
-    return define(name, "x", _place_type, interpret, nest, {"axis": REQUIRED, "keepdims": False})
+    return define(name, "x", _place_type, interpret, nest, {"axis": REQUIRED, "keepdims": False}, relations=_some)
 
 
 ARGMAX = _place("argmax", ReduceFn.ARGMAX, np.argmax)
@@ -245,14 +248,22 @@ def _topk_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     axis = axis_attr(attrs, x.ndim)
     if x.shape is None:
         return TupleType((x, _places(x)))
-    if prove_lt(x.shape[axis], k) or prove_lt(k, 0):
-        raise AnnotationError(f"attribute k is {k}, expected 0 .. {x.shape[axis]}, the extent of dimension {axis}")
     values = TensorType((*x.shape[:axis], k, *x.shape[axis + 1 :]), x.dtype)
     return TupleType((values, _places(values)))
+
+
+def _topk_relations(args: tuple[Type, ...], attrs: Attrs) -> Iterable[Relation]:
+    k = dim_attr(attrs, "k")
+    yield at_least(k, 0, "attribute k")
+    if isinstance(x := args[0], TensorType) and x.shape is not None:
+        axis = axis_attr(attrs, len(x.shape))
+        yield at_most(k, x.shape[axis], "attribute k", f"the extent of dimension {axis}")
 
 
 def _topk_numpy(x: Any, k: int, axis: int, largest: bool) -> Any:
     return routine("topk").compute(x, k, axis, largest)
 
 
-TOP_K = define("top_k", "x", _topk_type, _topk_numpy, _routine("topk"), {"k": REQUIRED, "axis": -1, "largest": True})
+TOP_K = define(
+    "top_k", "x", _topk_type, _topk_numpy, _routine("topk"), {"k": REQUIRED, "axis": -1, "largest": True}, relations=_topk_relations
+)

@@ -11,7 +11,7 @@ in which a token's outputs are added depends neither on ties nor on the other to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,10 +23,11 @@ from compiler.ir.loops.functions import ReduceFn
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, Kernel, bits_of, cast, equal, fold, guard, index, select
 from compiler.ir.op import REQUIRED
-from compiler.ir.prove import prove_lt
+from compiler.ir.relations import Relation, at_most
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import output, sized_buffer
 from compiler.ops.index import clamped_index
+from compiler.ops.indices import Extent, clamped
 from compiler.ops.operands import agree, int_attr, num_elements, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
@@ -34,17 +35,23 @@ Attrs = Mapping[str, Any]
 
 F32, I32, I64 = DType.F32, DType.I32, DType.I64
 LOWEST = -(1 << 63)
+MOST_CHOICES = 64  # largest number of experts per token
 
 # --- top_experts -------------------------------------------------------------------------------------------------------
 
 
 def _top_type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     scores, k = wants_float(tensor_operand(args, 0, "scores", ndim=2, layout="[tokens, experts]"), "scores"), int_attr(attrs, "k", 1)
+    if k > MOST_CHOICES:
+        raise AnnotationError(f"attribute k is {k}, expected at most {MOST_CHOICES}: the loop nest has a copy of its code per choice")
     if scores.shape is None:
         return TensorType(None, I32, 2)
-    if prove_lt(scores.shape[1], k):
-        raise AnnotationError(f"attribute k is {k}, expected at most {scores.shape[1]}, the number of experts")
     return TensorType((scores.shape[0], Dim.of(k)), I32)
+
+
+def _top_relations(args: tuple[Type, ...], attrs: Attrs) -> Iterable[Relation]:
+    if isinstance(scores := args[0], TensorType) and scores.shape is not None:
+        yield at_most(int_attr(attrs, "k"), scores.shape[1], "attribute k", "the number of experts")
 
 
 def _top_nest(operands: Operands) -> Nest:
@@ -80,8 +87,7 @@ def _top_nest(operands: Operands) -> Nest:
     for c, own in enumerate(chosen):
         with k.nest(tokens) as (t,):
             out[t, c] = cast(own[t], I32)
-    enough = Dim.of(count)
-    return Nest((out.buffer,), k.body(), equal=() if not prove_lt(num_experts, enough) else ((enough, num_experts),))
+    return Nest((out.buffer,), k.body())
 
 
 def _top_numpy(scores: Any, *, k: int) -> Any:
@@ -90,7 +96,7 @@ def _top_numpy(scores: Any, *, k: int) -> Any:
     return np.sort(order[:, :k], axis=1).astype(np.int32)
 
 
-TOP_EXPERTS = define("top_experts", "scores", _top_type, _top_numpy, _top_nest, {"k": REQUIRED})
+TOP_EXPERTS = define("top_experts", "scores", _top_type, _top_numpy, _top_nest, {"k": REQUIRED}, relations=_top_relations)
 
 
 # --- group_rows --------------------------------------------------------------------------------------------------------
@@ -136,14 +142,16 @@ def _group_nest(operands: Operands) -> Nest:
 
 
 def _group_numpy(experts: Any, *, count: int) -> Any:
-    flat = np.clip(experts.reshape(-1), 0, count - 1).astype(np.int32)
+    flat = experts.reshape(-1).astype(np.int32)
     order = np.argsort(flat, kind="stable")
     places = np.empty(len(flat), np.int32)
     places[order] = np.arange(len(flat))
     return (order // max(1, experts.shape[1])).astype(np.int32), flat[order], places.reshape(experts.shape)
 
 
-GROUP_ROWS = define("group_rows", "experts", _group_type, _group_numpy, _group_nest, {"count": REQUIRED})
+GROUP_ROWS = define(
+    "group_rows", "experts", _group_type, _group_numpy, _group_nest, {"count": REQUIRED}, indices={"experts": clamped("count")}
+)
 
 
 # --- sum_rows ----------------------------------------------------------------------------------------------------------
@@ -180,9 +188,9 @@ def _sum_nest(operands: Operands) -> Nest:
 
 
 def _sum_numpy(y: Any, places: Any, shares: Any) -> Any:
-    found = y[np.clip(places, 0, max(0, len(y) - 1))].astype(np.float32) * shares.astype(np.float32)[..., None]  # [tokens, k, size]
+    found = y[places].astype(np.float32) * shares.astype(np.float32)[..., None]  # [tokens, k, size]
     return np.add.accumulate(found, axis=1, dtype=np.float32)[:, -1].astype(y.dtype)
 
 
 # out[t] = shares[t, 0] * y[places[t, 0]] + shares[t, 1] * y[places[t, 1]] + ..., added in this order.
-SUM_ROWS = define("sum_rows", "y, places, shares", _sum_type, _sum_numpy, _sum_nest)
+SUM_ROWS = define("sum_rows", "y, places, shares", _sum_type, _sum_numpy, _sum_nest, indices={"places": clamped(Extent("y"))})

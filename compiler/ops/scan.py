@@ -34,6 +34,8 @@ from compiler.machine.intrinsics.prefetch import Prefetch
 from compiler.machine.target import LINE_BYTES
 from compiler.ops.attention.kv_cache import bound_layer, check_layer, layer_operand
 from compiler.ops.broadcast import sized_buffer
+from compiler.ops.index import inside
+from compiler.ops.indices import Extent, checked, skipped, starts_of, zeroed
 from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, UnknownShape, define
 
@@ -57,10 +59,11 @@ def _numpy(
     width, each = block_width(size), heads // k.shape[1]
     blocks = heads, size // width, k.shape[2], width
     q, k = (np.repeat(x.astype(np.float32), each, axis=1) for x in (q, k))
-    kept = {int(token): page for token, page in zip(saved, pages, strict=True)}
+    pages = pages.astype(np.int64)
     for s, source in enumerate(sources):
         held = states[layer, source] if source else np.zeros_like(states[layer, 0])
         state = held.reshape(blocks).swapaxes(1, 2).reshape(heads, -1, size).astype(np.float32)
+        following = int((saved.astype(np.int64) < starts[s]).sum())
         for t in range(starts[s], starts[s + 1]):
             state = state * decay[t, :, None, None].astype(np.float32)
             u = v[t].astype(np.float32)
@@ -68,8 +71,11 @@ def _numpy(
                 u = beta[t, :, None].astype(np.float32) * (u - (state * k[t, :, :, None]).sum(1))
             state = state + k[t, :, :, None] * u[:, None, :]
             out[t] = (state * q[t, :, :, None]).sum(1)
-            if t in kept:
-                states[layer, kept[t]] = state.reshape(heads, -1, size // width, width).swapaxes(1, 2).reshape(-1)
+            if following < len(saved) and saved[following] == t:
+                if 0 <= pages[following] < states.shape[1]:
+                    held = state.reshape(heads, -1, size // width, width).swapaxes(1, 2)
+                    states[layer, pages[following]] = held.reshape(-1)
+                following += 1
     return out, states
 
 
@@ -200,13 +206,18 @@ class _Scan:
                 t = kernel.let("t", index(start + j), self.last)
                 self._prefetch(kernel.let("ahead", minimum(index(t + AHEAD), index(self.last)), self.last), h, b * self.width)
                 self._step(state, products, t, h, b * self.width)
-                m = kernel.let("m", minimum(following[0], index(saved.shape[0] - 1)), saved.shape[0] - 1)
-                with kernel.when(equal(cast(saved[m], I64), index(t))):
-                    page = kernel.let("page", cast(pages[m], I64))
-                    with kernel.serial("r", self.rows) as r, self._columns() as first, kernel.vector(self.lanes) as lane:
-                        c = first + lane
-                        self.states[layer, page, block + r * self.width + c] = cast(state[r, c], self.states.dtype)
-                    following[0] = following[0] + 1
+                with kernel.when(following[0] < index(saved.shape[0])):
+                    m = kernel.let("m", following[0], saved.shape[0] - 1)
+                    with kernel.when(equal(cast(saved[m], I64), index(t))):
+                        with kernel.when(inside(pages[m], self.states.shape[1])):
+                            self._save(state, layer, kernel.let("page", cast(pages[m], I64), self.states.shape[1] - 1), block)
+                        following[0] = following[0] + 1
+
+    def _save(self, state: Array, layer: Dim, page: Dim, block: Dim) -> None:
+        kernel = self.kernel
+        with kernel.serial("r", self.rows) as r, self._columns() as first, kernel.vector(self.lanes) as lane:
+            c = first + lane
+            self.states[layer, page, block + r * self.width + c] = cast(state[r, c], self.states.dtype)
 
     def _begin(self, state: Array, layer: Dim, source: Dim, block: Dim) -> None:
         """Read the state, and prefetch the next block, which the thread probably computes next."""
@@ -295,4 +306,16 @@ def _over(sums: Array, column: Dim) -> Scalar:
     return sum((sums[part, column] for part in range(1, sums.shape[0].const)), start=sums[0, column])
 
 
-STATE_SCAN = define("state_scan", ", ".join(OPERANDS) + "?", _type, _numpy, _nest)
+STATE_SCAN = define(
+    "state_scan",
+    ", ".join(OPERANDS) + "?",
+    _type,
+    _numpy,
+    _nest,
+    indices={
+        "sources": zeroed(Extent("states", 1), ahead=True),
+        "starts": starts_of(Extent("v")),
+        "pages": skipped(Extent("states", 1)),
+        "layer": checked(Extent("states")),
+    },
+)

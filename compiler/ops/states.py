@@ -27,6 +27,8 @@ from compiler.ir.loops.write import Array, Kernel, cast, const, guard, total
 from compiler.ir.types import TensorType, Type
 from compiler.ops.attention.kv_cache import bound_layer, check_layer, layer_operand
 from compiler.ops.broadcast import output
+from compiler.ops.index import inside
+from compiler.ops.indices import Extent, checked, clamped, owners, skipped, starts_of, zeroed
 from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
@@ -59,17 +61,27 @@ def _read_nest(operands: Operands) -> Nest:
     with k.scope():
         layer = bound_layer(k, layer_operand(operands.places[2]), states.buffer)
         with k.nest((out.shape[0],)) as (s,):
-            page = k.let("page", cast(sources[s], I64))
+            page = k.let("page", cast(sources[s], I64), lower=-(1 << 63))
             with k.nest((out.shape[1],)) as (j,):
                 out[s, j] = guard(1, page, states.shape[1], states[layer, page, j], const(0.0, out.dtype))
     return Nest((out.buffer,), k.body())
 
 
 def _read_numpy(states: Any, sources: Any, layer: Any) -> Any:
-    return np.where(sources[:, None] == 0, states.dtype.type(0), states[layer, sources])
+    found = np.zeros((len(sources), states.shape[2]), states.dtype)
+    found[sources != 0] = states[layer, sources[sources != 0]]
+    return found
 
 
-STATE_READ = define("state_read", "states, sources, layer", _read_type, _read_numpy, _read_nest)
+LAYER, PAGES = checked(Extent("states")), Extent("states", 1)
+STATE_READ = define(
+    "state_read",
+    "states, sources, layer",
+    _read_type,
+    _read_numpy,
+    _read_nest,
+    indices={"sources": zeroed(PAGES), "layer": LAYER},
+)
 
 
 def _write_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
@@ -91,8 +103,8 @@ def _write_nest(operands: Operands) -> Nest:
     x, numbers = k.arrays(values, pages)
     with k.scope():
         layer = bound_layer(k, layer_operand(operands.places[3]), held)
-        with k.nest((x.shape[0],)) as (m,):
-            page = k.let("page", cast(numbers[m], I64))
+        with k.nest((x.shape[0],)) as (m,), k.when(inside(numbers[m], held.shape[1])):
+            page = k.let("page", cast(numbers[m], I64), held.shape[1] - 1)
             with k.nest((x.shape[1],)) as (j,):
                 out[layer, page, j] = cast(x[m, j], out.dtype)
     wanted = {1: (values.shape[0], held.shape[2]), 2: (values.shape[0],)}
@@ -100,12 +112,20 @@ def _write_nest(operands: Operands) -> Nest:
 
 
 def _write_numpy(states: Any, values: Any, pages: Any, layer: Any) -> Any:
-    states = states.copy()
-    states[layer, pages] = values
+    states, wide = states.copy(), pages.astype(np.int64)
+    kept = (wide >= 0) & (wide < states.shape[1])
+    states[layer, wide[kept]] = values[kept]
     return states
 
 
-STATE_WRITE = define("state_write", "states, values, pages, layer", _write_type, _write_numpy, _write_nest)
+STATE_WRITE = define(
+    "state_write",
+    "states, values, pages, layer",
+    _write_type,
+    _write_numpy,
+    _write_nest,
+    indices={"pages": skipped(PAGES), "layer": LAYER},
+)
 
 
 # --- causal convolution ------------------------------------------------------------------------------------------------
@@ -163,8 +183,13 @@ def _conv_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     length = _vector(args, 3, "seq_ids", "[t]")
     if x.shape is not None and length is not None:
         agree(x.shape[0], length, "the length of seq_ids")
-    _vector(args, 4, "starts", "[s + 1]")
+    _agree_starts(before, _vector(args, 4, "starts", "[s + 1]"))
     return x
+
+
+def _agree_starts(before: TensorType, length: Dim | None) -> None:
+    if before.shape is not None and length is not None:
+        agree(before.shape[0] + 1, length, "the length of starts")
 
 
 def _conv_nest(operands: Operands) -> Nest:
@@ -178,7 +203,7 @@ def _conv_nest(operands: Operands) -> Nest:
         with k.nest((size,)) as (j,):
             sum_ = total((rows + 1,), lambda r: _input(x, before, t - rows + r, sequence, start, j) * cast(weight[r, j], F32))
             out[t, j] = cast(sum_, out.dtype)
-    wanted = {1: (rows + 1, size), 2: (before.shape[0], rows, size), 3: (tokens,)}
+    wanted = {1: (rows + 1, size), 2: (before.shape[0], rows, size), 3: (tokens,), 4: (before.shape[0] + 1,)}
     return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted))
 
 
@@ -190,13 +215,16 @@ def _conv_numpy(x: Any, weight: Any, before: Any, seq_ids: Any, starts: Any) -> 
     return out.astype(x.dtype)
 
 
-CAUSAL_CONV = define("causal_conv", "x, weight, before, seq_ids, starts", _conv_type, _conv_numpy, _conv_nest)
+BY_SEQUENCE = {"starts": starts_of(Extent("x")), "seq_ids": owners("starts")}
+CAUSAL_CONV = define("causal_conv", "x, weight, before, seq_ids, starts", _conv_type, _conv_numpy, _conv_nest, indices=BY_SEQUENCE)
 
 
 def _tails_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     x, before = _rows_type(args, 1)
-    _vector(args, 2, "seq_ids", "[t]")
-    _vector(args, 3, "starts", "[s + 1]")
+    length = _vector(args, 2, "seq_ids", "[t]")
+    if x.shape is not None and length is not None:
+        agree(x.shape[0], length, "the length of seq_ids")
+    _agree_starts(before, _vector(args, 3, "starts", "[s + 1]"))
     count = _vector(args, 4, "saved", "[m]")
     if before.shape is None or count is None:
         return TensorType(None, x.dtype, 3)
@@ -213,7 +241,8 @@ def _tails_nest(operands: Operands) -> Nest:
         sequence, start = _sequence_of(k, seq_ids, starts, token)
         with k.nest((rows, size)) as (r, j):
             out[m, r, j] = cast(_input(x, before, token + 1 - rows + r, sequence, start, j), out.dtype)
-    return Nest((out.buffer,), k.body(), checks=unproved(operands, {1: (before.shape[0], rows, x.shape[1])}))
+    wanted = {1: (before.shape[0], rows, x.shape[1]), 2: (x.shape[0],), 3: (before.shape[0] + 1,)}
+    return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted))
 
 
 def _tails_numpy(x: Any, before: Any, seq_ids: Any, starts: Any, saved: Any) -> Any:
@@ -221,4 +250,11 @@ def _tails_numpy(x: Any, before: Any, seq_ids: Any, starts: Any, saved: Any) -> 
     return np.array(tails, x.dtype).reshape(len(saved), *before.shape[1:])
 
 
-INPUT_TAILS = define("input_tails", "x, before, seq_ids, starts, saved", _tails_type, _tails_numpy, _tails_nest)
+INPUT_TAILS = define(
+    "input_tails",
+    "x, before, seq_ids, starts, saved",
+    _tails_type,
+    _tails_numpy,
+    _tails_nest,
+    indices={**BY_SEQUENCE, "saved": clamped(Extent("x"), ahead=True)},
+)

@@ -3,6 +3,7 @@
     OPS         name, attributes, deduction of the annotation       (in `compiler/ir/op.py`)
     INTERPRET   what the operator computes, in NumPy
     LEGALIZE    the loop nest that computes it
+    INDICES     the operands whose elements are indices, and what happens to an index outside its range
 
 A module of operators fills all tables through `define`; `tests/compiler/ops` reports missing entries.
 """
@@ -19,8 +20,9 @@ from compiler.ir.graph.atoms import Atom
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Const, ScalarParam
 from compiler.ir.loops.statements import Stmt
-from compiler.ir.op import OPS, Deduce, OpDef, Registry
+from compiler.ir.op import OPS, Deduce, OpDef, Registry, Relations, no_relations
 from compiler.ir.types import Type
+from compiler.ops.indices import Indices, with_safe_indices
 
 # A tensor is a NumPy array, a shape is a tuple of ints, a scalar is a number, and a tuple is a tuple of these.
 Interpret = Callable[..., Any]  # (*values, **attributes) -> value
@@ -104,6 +106,8 @@ Legalize = Callable[[Operands], Nest | Library | View]
 
 INTERPRET: Registry[Interpret] = Registry("interpretation of operator")
 LEGALIZE: Registry[Legalize] = Registry("loop nest of operator")
+INDICES: dict[str, Indices] = {}  # operators without index operands are not in it
+OPERANDS: dict[str, tuple[str, ...]] = {}  # the names of an operator's operands, without marks
 VIEWS: set[str] = set()  # operators without a kernel: the virtual machine gives the memory its new shape
 
 
@@ -117,10 +121,17 @@ def define(
     *,
     pure: bool = True,
     view: bool = False,
+    relations: Relations = no_relations,
+    indices: Indices | None = None,
 ) -> OpDef:
     """Add one operator to every table. `operands` names its operands: "x, weight, bias?" or "*xs". Without `legalize`, the virtual machine
-    itself must execute the operator."""
-    op = OPS.add(name, OpDef(name, dict(attributes or {}), _counted(operands, deduce), pure))
+    itself must execute the operator. `relations` is called with operands and attributes that `deduce` accepts. `indices` has an entry for
+    each operand whose elements are used as indices."""
+    op = OPS.add(name, OpDef(name, dict(attributes or {}), _counted(operands, deduce), pure, relations))
+    OPERANDS[name] = tuple(operand.strip(" *?") for operand in operands.split(",")) if operands else ()
+    if indices:
+        INDICES[name] = indices
+        interpret = with_safe_indices(name, OPERANDS[name], indices, interpret)
     INTERPRET.add(name, interpret)
     if legalize is not None:
         LEGALIZE.add(name, legalize)

@@ -10,8 +10,9 @@
                  of the callee checks the arguments)
     call_tir     operands and outputs have the extents that the loop nest          match_casts
                  declares, its variables lie within their ranges
-    annotation   a value has the annotation that its binding states                a match_cast
-    operator     operands agree                                                    match_casts, from the operator's legalization
+    annotation   a value has the annotation that its binding states                a match_cast; branches that do not match are refused
+    operator     the relations that the operator declares hold                     match_casts
+                 operands agree                                                    match_casts, from the operator's legalization
     shape        no extent of a new tensor is negative                             a match_cast of the extent
 
 Before: annotations may promise more than deduction proves. After: deduction proves every annotation, so later passes can rely on
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field, replace
 
 from compiler.ir.dims import Dim, DimVar, dim_max, dim_min
 from compiler.ir.dtypes import DType
+from compiler.ir.errors import AnnotationError
 from compiler.ir.graph.atoms import Atom, ScalarValue, Var
 from compiler.ir.graph.deduce import deduce, type_of
 from compiler.ir.graph.function import Binding, Block, Body, Function, If, Value
@@ -37,6 +39,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.prove import prove_eq, prove_le
 from compiler.ir.subsume import Level, subsumes
 from compiler.ir.types import FuncType, ObjectType, ScalarType, TensorType, TupleType, Type, dims_of
+from compiler.ir.verify.graph import unjoined
 
 Emit = Callable[[MatchCast], Var]
 
@@ -49,6 +52,10 @@ def require_type(emit: Emit, atom: Atom, wanted: Type, boundary: str) -> Atom:
     return atom if proved else emit(MatchCast(atom, wanted, boundary))
 
 
+def require_tensors(emit: Emit, atoms: Sequence[Atom], boundary: str) -> tuple[Atom, ...]:
+    return tuple(require_type(emit, atom, TensorType(None, None), f"{boundary}, operand {i}") for i, atom in enumerate(atoms))
+
+
 def require_equal(emit: Emit, wanted: Dim, given: Dim, boundary: str) -> None:
     if not prove_eq(wanted, given):
         emit(MatchCast(ScalarValue(given), ScalarType(DType.I64, wanted), boundary))
@@ -57,7 +64,7 @@ def require_equal(emit: Emit, wanted: Dim, given: Dim, boundary: str) -> None:
 def require_broadcast(emit: Emit, wanted: Dim, given: Dim, boundary: str) -> None:
     """Require that the extent `given` is 1 or `wanted`."""
     differs = dim_min(1, dim_max(given - 1, 1 - given))  # 0 if `given` is 1, else 1
-    require_equal(emit, 1 + (wanted - 1) * differs, given, f"{boundary} (1 or {wanted})")
+    require_equal(emit, 1 + (wanted - 1) * differs, given, boundary)
 
 
 def require_extents(emit: Emit, type_: Type, known: Sequence[Dim], boundary: str) -> None:
@@ -115,12 +122,23 @@ class _Checks:
                 value = self._call(value, self.module.prim(name), ())
             case Alloc(type=type_):
                 require_extents(self._emit, type_, (), f"shape of {var.name!r}")
-            case Call() | CallLibrary():
+            case Call():
+                self._related(value, var)
+                require_extents(self._emit, var.type, _existing(value), f"shape of {var.name!r}")
+            case CallLibrary(name=name, args=args):
+                made = require_tensors(self._emit, args, f"call_library {name}")
+                value = value if made == args else replace(value, args=made)
                 require_extents(self._emit, var.type, _existing(value), f"shape of {var.name!r}")
             case _:
                 pass
         made = binding if value is binding.value else Binding(var, value)
         return [*self.before, *self._annotated(made)]
+
+    def _related(self, call: Call, var: Var) -> None:
+        """Check the relations on which the operator's lowering relies."""
+        args = tuple(type_of(a, lambda name: self.module.graph(name).type) for a in call.args)
+        for relation in call.op.relations(args, {**call.op.attributes, **call.attrs}):
+            require_equal(self._emit, relation.expected, relation.given, f"{call.op.name} {var.name!r}, {relation.sentence}")
 
     def _emit(self, cast: MatchCast) -> Var:
         var = Var("checked", cast.type)
@@ -130,7 +148,9 @@ class _Checks:
     def _annotated(self, binding: Binding) -> list[Binding]:
         """Return the binding, followed by a check of its annotation if the annotation is not proved."""
         var, value = binding.var, binding.value
-        if isinstance(value, If | Launch):  # the verifier requires that the annotation of an If is proved; a launch has no value
+        if isinstance(value, If) and (problem := unjoined(self.module, var, value)):
+            raise AnnotationError(f"binding {var.name!r}: {problem}")
+        if isinstance(value, If | Launch):  # a launch has no value
             return [binding]
         deduced, boundary = deduce(value, lambda name: self.module.graph(name).type, set()), f"annotation of {var.name!r}"
         if isinstance(value, CallTir):

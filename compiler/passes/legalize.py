@@ -20,10 +20,11 @@ from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Const, ScalarParam
 from compiler.ir.module import IRModule
 from compiler.ir.types import ScalarType, TensorType, TupleType, Type
-from compiler.ops.tables import LEGALIZE, Library, Nest, Operands, Place, UnknownShape, View
-from compiler.passes.check_facts import require_broadcast, require_equal, require_type
+from compiler.ops.tables import LEGALIZE, Fit, Library, Nest, Operands, Place, UnknownShape, View
+from compiler.passes.check_facts import require_broadcast, require_equal, require_tensors, require_type
 from compiler.passes.outline import Outliner
 from compiler.passes.rewrite import rewrite_module
+from compiler.passes.safe_indices import with_safe_indices
 from compiler.passes.share_subexpressions import freeze
 
 
@@ -36,7 +37,8 @@ def legalize(module: IRModule) -> IRModule:
             return None
         if not outliner:
             outliner.append(Outliner(builder, module))
-        return _repeated(builder, outliner[0], binding.var, value, known)
+        safe = with_safe_indices(builder, outliner[0], binding.var, value)
+        return _repeated(builder, outliner[0], binding.var, safe, known)
 
     return rewrite_module(module, replace)
 
@@ -69,15 +71,15 @@ def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Val
         legal = LEGALIZE[name](operands)
     except UnknownShape as error:
         raise UnknownShape(f"{name} ({var.name}): {error}") from None
-    if isinstance(legal, Library):
-        return CallLibrary(legal.name, args, _fields(var.type), legal.attrs)
     boundary = f"{name} {var.name!r}"
+    if isinstance(legal, Library):
+        return CallLibrary(legal.name, require_tensors(builder.emit, args, boundary), _fields(var.type), legal.attrs)
     for wanted, given in legal.equal:
         require_equal(builder.emit, wanted, given, boundary)
     if isinstance(legal, View):
         return call if legal.equal else None
     for fit in legal.fits:
-        require_broadcast(builder.emit, fit.wanted, fit.given, f"{boundary}, operand {fit.operand}, dimension {fit.axis}")
+        require_broadcast(builder.emit, fit.wanted, fit.given, _fit_text(boundary, fit, args[fit.operand]))
     args = _checked(builder, args, legal, boundary)
     pairs: list[tuple[Buffer | ScalarParam, Atom]] = []
     numbers: dict[int, int] = {}  # index of an operand -> index among the operands that the function reads
@@ -92,6 +94,11 @@ def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Val
         return MakeTuple((builder.emit(made),))
     # emitted here, so that no other call reuses the value without its checks
     return builder.emit(made) if legal.equal or legal.fits else made
+
+
+def _fit_text(boundary: str, fit: Fit, operand: Atom) -> str:
+    name = f" {operand.name!r}" if isinstance(operand, Var) else ""
+    return f"{boundary}, operand {fit.operand}{name}, dimension {fit.axis}: {fit.given} is neither 1 nor the extent of the result"
 
 
 def _checked(builder: Builder, args: tuple[Atom, ...], nest: Nest, boundary: str) -> tuple[Atom, ...]:

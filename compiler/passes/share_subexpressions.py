@@ -1,5 +1,5 @@
-"""Eliminate common subexpressions: replace a pure value by an equal earlier value of the same body. A branch may also reuse values computed
-before it, but code outside a branch never reuses values computed in it."""
+"""Eliminate common subexpressions: replace a pure value, or a check, by an equal earlier one of the same body. A branch may also reuse
+values computed before it, but code outside a branch never reuses values computed in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.function import Binding, Block, Body, Function, If, Value
-from compiler.ir.graph.values import Call, CallTir, Copy, MakeTuple, TupleGet
+from compiler.ir.graph.values import Call, CallTir, Copy, MakeTuple, MatchCast, TupleGet
 from compiler.ir.graph.visit import map_operands, operands
 from compiler.ir.module import IRModule
 
@@ -73,6 +73,8 @@ def _key(value: Value) -> Hashable | None:
             return ("get", _atom_key(atom), index)
         case Copy(value=atom):
             return ("copy", _atom_key(atom))
+        case MatchCast(value=atom, type=type_):  # what passed a check passes it again; the error names the first boundary
+            return ("check", _atom_key(atom), type_)
         case _:
             return None
 

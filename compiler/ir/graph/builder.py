@@ -19,7 +19,7 @@ from typing import Any
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.errors import AnnotationError
 from compiler.ir.graph.atoms import Atom, Var
-from compiler.ir.graph.deduce import deduce, type_of
+from compiler.ir.graph.deduce import deduce, require_alike, type_of
 from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If, Value
 from compiler.ir.graph.values import Call, MatchCast
 from compiler.ir.loops.prim_func import PrimFunc
@@ -152,7 +152,9 @@ class Builder:
         return self.emit(MatchCast(value, type_), name)
 
     def branches(self, cond: Atom, then: Body, orelse: Body, name: str = "") -> Var:
-        return self.emit(If(cond, then, orelse), name)
+        value = If(cond, then, orelse)
+        require_alike(value, self.signature)
+        return self.emit(value, name)
 
     def signature(self, name: str) -> FuncType:
         func = self._functions.get(name)

@@ -3,8 +3,9 @@ so bindings that a pass rebuilds are deduced again."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from compiler.ir.dims import Dim, DimVar
@@ -27,6 +28,9 @@ from compiler.ir.types import (
     erase,
     substitute,
 )
+from runtime.library import LIBRARY
+
+MOST_BYTES = 1 << 48  # the address space of a process is smaller
 
 Signature = Callable[[str], FuncType]  # returns the signature of a graph-level function, by name
 
@@ -55,6 +59,8 @@ def deduce(value: Value, signature: Signature, scope: Set[DimVar]) -> Type:
         case Call():
             return _operator(value, signature)
         case CallTir(out=out) | CallLibrary(out=out):
+            if isinstance(value, CallLibrary):
+                require_library(value)
             return out[0] if len(out) == 1 else TupleType(out)
         case CallFunc():
             return _function(value, signature)
@@ -78,6 +84,14 @@ def deduce(value: Value, signature: Signature, scope: Set[DimVar]) -> Type:
             return TupleType(())
 
 
+def require_library(call: CallLibrary) -> None:
+    """Raise AnnotationError if a routine of the runtime cannot be called with these operands and attributes."""
+    known = LIBRARY.get(call.name)
+    sized = all(isinstance(t, TensorType) and t.shape is not None for t in call.out)
+    if known is not None and (problem := known.problem(len(call.args), call.attrs, len(call.out), sized=sized)):
+        raise AnnotationError(f"call_library {problem}")
+
+
 def _operator(call: Call, signature: Signature) -> Type:
     op = call.op
     unknown = set(call.attrs) - set(op.attributes)
@@ -87,14 +101,18 @@ def _operator(call: Call, signature: Signature) -> Type:
     missing = [name for name, default in attrs.items() if default is REQUIRED]
     if missing:
         raise AnnotationError(f"{op.name} needs the attribute {', '.join(missing)}")
-    args = tuple(type_of(a, signature) for a in call.args)
+    return operator_type(op, tuple(type_of(a, signature) for a in call.args), attrs)
+
+
+def operator_type(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
+    """Deduce the annotation of a call with these operands. Raise AnnotationError if the operator cannot take them."""
     try:
         stated = tuple(attrs.items())
         hash(stated)  # a list cannot be hashed, so annotations of calls with a list attribute are not cached
     except TypeError:
         stated = None
     try:
-        return op.deduce(args, attrs) if stated is None else _remembered(op, args, stated)
+        return _related(op, args, attrs) if stated is None else _remembered(op, args, stated)
     except AnnotationError as error:
         raise AnnotationError(f"{op.name}({', '.join(map(str, args))}): {error}") from None
 
@@ -102,7 +120,54 @@ def _operator(call: Call, signature: Signature) -> Type:
 @lru_cache(maxsize=4096)
 def _remembered(op: OpDef, args: tuple[Type, ...], attrs: tuple[tuple[str, Any], ...]) -> Type:
     """Deduce the annotation of a call and cache it. It depends only on annotations and attributes, and layers repeat the same calls."""
-    return op.deduce(args, dict(attrs))
+    return _related(op, args, dict(attrs))
+
+
+def _related(op: OpDef, args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
+    type_ = op.deduce(args, attrs)
+    for relation in op.relations(args, attrs):
+        if relation.is_violated:
+            raise AnnotationError(relation.sentence)
+    require_size(type_)
+    return type_
+
+
+def require_alike(value: If, signature: Signature) -> None:
+    """Raise AnnotationError if the branches give values of different kinds, element types or ranks. The join of their annotations would
+    forget the difference, and only an annotation that the program states may ask for that."""
+    sides = tuple(type_of(b.result, signature) for b in (value.then, value.orelse))
+    if difference := _difference(*sides):
+        given = f"the branches give {sides[0]} and {sides[1]}, whose {difference} differ"
+        raise AnnotationError(f"{given}; make them equal, or annotate the binding, for example with `object`")
+
+
+def _difference(a: Type, b: Type) -> str:
+    match a, b:
+        case (ObjectType(), _) | (_, ObjectType()):
+            return ""
+        case (TensorType(), TensorType()) | (ScalarType(), ScalarType()) if None not in (a.dtype, b.dtype) and a.dtype != b.dtype:
+            return "element types"
+        case (TensorType(), TensorType()) | (ShapeType(), ShapeType()) if None not in (a.ndim, b.ndim) and a.ndim != b.ndim:
+            return "ranks"
+        case TupleType(), TupleType() if len(a.fields) == len(b.fields):
+            return next((d for x, y in zip(a.fields, b.fields, strict=True) if (d := _difference(x, y))), "")
+        case TupleType(), TupleType():
+            return "numbers of fields"
+        case _:
+            return "" if type(a) is type(b) else "kinds"
+
+
+def require_size(type_: Type) -> None:
+    """Raise AnnotationError if a tensor is proved not to fit in any address space."""
+    match type_:
+        case TensorType(shape=tuple() as shape, dtype=DType() as dtype) if all(d.is_const for d in shape):
+            if (num_bytes := prod(d.const for d in shape) * dtype.num_bytes) > MOST_BYTES:
+                raise AnnotationError(f"the result {type_} has {num_bytes} bytes, expected at most {MOST_BYTES}")
+        case TupleType(fields=fields):
+            for inner in fields:
+                require_size(inner)
+        case _:
+            pass
 
 
 def _function(call: CallFunc, signature: Signature) -> Type:

@@ -66,7 +66,7 @@ from dataclasses import dataclass
 from compiler.ir.dims import DimVar
 from compiler.ir.errors import AnnotationError
 from compiler.ir.graph.atoms import Var
-from compiler.ir.graph.deduce import deduce
+from compiler.ir.graph.deduce import deduce, require_alike
 from compiler.ir.graph.function import Binding, Block, BlockKind, Body, Function, If, Value
 from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.module import IRModule
@@ -236,11 +236,11 @@ class _Parser(ValueParser):
 
     def _deduced(self, name: Token, value: Value) -> Type:
         try:
+            if isinstance(value, If):
+                require_alike(value, self._signature_of)
             return deduce(value, self._signature_of, set(self.scope.defined.values()))
         except AnnotationError as error:
-            raise self.error(
-                f"{name.text} has no annotation, and none can be deduced: {error}; in function {self._reading!r}", name
-            ) from error
+            raise self.error(f"{name.text}: {error}; in function {self._reading!r}", name) from error
         except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
             # An operator's rule may rely on the number and kind of its operands and attributes. The text may state wrong ones, so the rule
             # may raise any error.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
-from compiler.ir.graph.atoms import Atom, FuncRef, ScalarValue, Var
+from compiler.ir.graph.atoms import Atom, Constant, FuncRef, ScalarValue, Var
 from compiler.ir.graph.deduce import deduce, type_of
 from compiler.ir.graph.function import Binding, BlockKind, Body, Function, If
 from compiler.ir.graph.values import Alloc, Call, CallFunc, CallTir, Launch, MatchCast
@@ -273,14 +273,18 @@ def annotations_hold(module: IRModule, func: Function) -> Iterator[Problem]:
 def branches_join(module: IRModule, func: Function) -> Iterator[Problem]:
     """The result of a branch is not checked at run time, so it must be proved to match the annotation of the If."""
     for binding, _ in bound_sites(func):
-        if not isinstance(binding.value, If):
-            continue
-        for name, side in (("first", binding.value.then), ("second", binding.value.orelse)):
-            given = type_of(side.result, lambda name: _signature(module, name))
-            verdict = subsumes(binding.var.type, given)
-            if verdict.level is not Level.PASS:
-                text = f"annotated {_text(binding.var.type)}, but the {name} branch gives {_text(given)}: {verdict.reason}"
-                yield Problem(binding, text)
+        if isinstance(binding.value, If) and (text := unjoined(module, binding.var, binding.value)):
+            yield Problem(binding, text)
+
+
+def unjoined(module: IRModule, var: Var, value: If) -> str:
+    """Say which branch is not proved to match the annotation, or return ""."""
+    for name, side in (("first", value.then), ("second", value.orelse)):
+        given = type_of(side.result, lambda name: _signature(module, name))
+        verdict = subsumes(var.type, given)
+        if verdict.level is not Level.PASS:
+            return f"annotated {_text(var.type)}, but the {name} branch gives {_text(given)}: {verdict.reason}"
+    return ""
 
 
 def conditions_are_bool(module: IRModule, func: Function) -> Iterator[Problem]:
@@ -380,8 +384,9 @@ def _inplace_fits(binding: Binding, args: tuple[Atom, ...], out: tuple[Type, ...
         return
     taken = [i for i in inplace if i is not None]
     for i in taken:
-        if not 0 <= i < len(args) or not isinstance(args[i], Var):
-            yield Problem(binding, f"an output reuses argument {i}, expected the index of a variable among the {len(args)} arguments")
+        # `protect_operands` copies a constant before a call writes to it.
+        if not 0 <= i < len(args) or not isinstance(args[i], Var | Constant):
+            yield Problem(binding, f"an output reuses argument {i}, expected the index of a tensor among the {len(args)} arguments")
         elif taken.count(i) > 1:
             yield Problem(binding, f"several outputs reuse argument {i}, expected at most one")
     for i, type_ in zip(inplace, out, strict=False):

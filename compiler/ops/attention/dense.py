@@ -9,7 +9,7 @@ to the keys up to `i + keys - queries`; with a window, only to the last `window`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Kernel, cast, const, contract, equal, exp, guard, largest, maximum, select, total
 from compiler.ir.op import REQUIRED
-from compiler.ir.prove import prove_eq, prove_ne
+from compiler.ir.relations import Relation, multiple
 from compiler.ir.types import TensorType, Type
 from compiler.ops.attention.plain import capped
 from compiler.ops.broadcast import Shape, broadcast_shapes, element, fits, output
@@ -40,9 +40,10 @@ def check_attributes(attrs: Attrs) -> None:
         raise AnnotationError(f"attribute softcap is {attrs['softcap']}, expected a cap above 0, or 0 for none")
 
 
-def agree_heads(heads: Dim, kv_heads: Dim) -> None:
-    if prove_eq(kv_heads, 0) or prove_ne(heads % kv_heads, 0):
-        raise AnnotationError(f"q has {heads} heads, expected a multiple of {kv_heads}, the number of kv heads")
+def heads_share(q: Type, keys: Type, axis: int) -> Iterable[Relation]:
+    """Require that equally many query heads read each kv head. `axis` is the axis of the kv heads."""
+    if isinstance(q, TensorType) and isinstance(keys, TensorType) and q.shape is not None and keys.shape is not None:
+        yield from multiple(q.shape[1], keys.shape[axis], "the number of heads of q", "the number of kv heads")
 
 
 def _type(args: tuple[Type, ...], attrs: Attrs) -> Type:
@@ -56,7 +57,6 @@ def _type(args: tuple[Type, ...], attrs: Attrs) -> Type:
     agree(size, k.shape[3], "the size of k")
     for i in range(3):
         agree(k.shape[i], v.shape[i], f"dimension {i} of v")
-    agree_heads(heads, k.shape[1])
     if len(args) > 3:
         mask, scores = tensor_operand(args, 3, "mask"), (batch, heads, queries, k.shape[2])
         if mask.dtype not in (None, DType.BOOL) and not mask.dtype.is_float:
@@ -126,4 +126,12 @@ def _numpy(q: Any, k: Any, v: Any, mask: Any = None, *, scale: float, causal: bo
     return (weights @ wide_v / np.where(total == 0, np.float32(1), total)).astype(q.dtype)
 
 
-ATTENTION = define("attention", "q, k, v, mask?", _type, _numpy, _nest, {"scale": REQUIRED, "causal": False, "window": 0, "softcap": 0.0})
+ATTENTION = define(
+    "attention",
+    "q, k, v, mask?",
+    _type,
+    _numpy,
+    _nest,
+    {"scale": REQUIRED, "causal": False, "window": 0, "softcap": 0.0},
+    relations=lambda args, _: heads_share(args[0], args[1], 1),
+)

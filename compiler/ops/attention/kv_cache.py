@@ -16,7 +16,8 @@ maps the largest magnitude of a token's head to 127.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Const, Scalar, ScalarParam
 from compiler.ir.loops.write import Array, Kernel, cast, largest, round_half_even
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, Type
+from compiler.ops.index import inside
+from compiler.ops.indices import Extent, checked, skipped
 from compiler.ops.operands import agree, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, Place, define
 from runtime.cache_groups import PAGE_SIZE as PAGE
@@ -137,20 +140,22 @@ def _append_nest(operands: Operands, names: str) -> Nest:
     return Nest((cache.buffer, scales.buffer), kernel.body(), inplace=(0, at + 2), checks=unproved(operands, wanted))
 
 
-def _place(kernel: Kernel, slots: Buffer, t: Dim) -> tuple[Dim, Dim]:
-    """Return the page of a token and its offset in the page."""
-    slot = kernel.let("slot", cast(kernel.array(slots)[t], DType.I64))
-    return slot // PAGE, slot % PAGE
+@contextmanager
+def _each_slot(kernel: Kernel, slots: Buffer, pages: Dim) -> Generator[tuple[Dim, Dim, Dim]]:
+    """Loop over the tokens whose slot exists. Yield the token, the page of its slot and the offset in the page."""
+    with kernel.nest(slots.shape) as (t,):
+        given = kernel.array(slots)[t]
+        with kernel.when(inside(given, pages * PAGE)):
+            slot = kernel.let("slot", cast(given, DType.I64), pages * PAGE - 1)
+            yield t, slot // PAGE, slot % PAGE
 
 
 def _write_scales(kernel: Kernel, layer: Dim, scales: Array, sources: Sequence[Buffer], slots: Buffer) -> None:
     """Write the scales of the keys, then the scales of the values if they are given, to the cache."""
     for which, x in enumerate(kernel.arrays(*sources)):
-        tokens, heads, size = x.shape
-        with kernel.nest((tokens,)) as (t,):
-            page, offset = _place(kernel, slots, t)
-            with kernel.nest((heads,)) as (h,):
-                scales[layer, which, page, h, offset] = cast(_magnitude(x, t, h, size) / 127.0, scales.dtype)
+        _, heads, size = x.shape
+        with _each_slot(kernel, slots, scales.shape[2]) as (t, page, offset), kernel.nest((heads,)) as (h,):
+            scales[layer, which, page, h, offset] = cast(_magnitude(x, t, h, size) / 127.0, scales.dtype)
 
 
 def _magnitude(x: Array, t: Dim, h: Dim, size: Dim) -> Scalar:
@@ -160,19 +165,20 @@ def _magnitude(x: Array, t: Dim, h: Dim, size: Dim) -> Scalar:
 def _write_cache(kernel: Kernel, layer: Dim, cache: Array, scales: Array | None, sources: Sequence[Buffer], slots: Buffer) -> None:
     """Write the keys, then the values if they are given, to their slots in the cache."""
     for which, (x, index) in enumerate(zip(kernel.arrays(*sources), (key_index, value_index), strict=False)):
-        tokens, heads, size = x.shape
-        with kernel.nest((tokens,)) as (t,):
-            page, offset = _place(kernel, slots, t)
-            with kernel.nest((heads, size)) as (h, j):
-                value: Scalar = x[t, h, j]
-                if scales is not None:
-                    value = round_half_even(cast(value, F32) / cast(scales[layer, which, page, h, offset], F32))
-                cache[layer, which, page, h, index(size, offset, j)] = cast(value, cache.dtype)
+        _, heads, size = x.shape
+        with _each_slot(kernel, slots, cache.shape[2]) as (t, page, offset), kernel.nest((heads, size)) as (h, j):
+            value: Scalar = x[t, h, j]
+            if scales is not None:
+                value = round_half_even(cast(value, F32) / cast(scales[layer, which, page, h, offset], F32))
+            cache[layer, which, page, h, index(size, offset, j)] = cast(value, cache.dtype)
 
 
 def _append_numpy(cache: Any, sources: Sequence[Any], slots: Any, layer: Any, scales: Any) -> Any:
-    cache, pages = cache.copy(), slots // PAGE
-    size = sources[0].shape[2]
+    cache, size = cache.copy(), sources[0].shape[2]
+    wide = slots.astype(np.int64)
+    kept = (wide >= 0) & (wide < cache.shape[2] * PAGE)
+    slots, sources = wide[kept], [x[kept] for x in sources]
+    pages = slots // PAGE
     scales = None if scales is None else scales.copy()
     for which, x in enumerate(sources):
         if scales is not None:
@@ -189,12 +195,14 @@ def _append_numpy(cache: Any, sources: Sequence[Any], slots: Any, layer: Any, sc
     return cache if scales is None else (cache, scales)
 
 
+SLOTS, LAYER = skipped(Extent("cache", 2, PAGE)), checked(Extent("cache"))
 KV_APPEND = define(
     "kv_append",
     "cache, k, v, slots, layer, scales?",
     lambda args, _: _append_type(args, "kv"),
     lambda cache, k, v, slots, layer, scales=None: _append_numpy(cache, (k, v), slots, layer, scales),
     lambda operands: _append_nest(operands, "kv"),
+    indices={"slots": SLOTS, "layer": LAYER},
 )
 KEY_APPEND = define(
     "key_append",
@@ -202,4 +210,5 @@ KEY_APPEND = define(
     lambda args, _: _append_type(args, "k"),
     lambda cache, k, slots, layer, scales=None: _append_numpy(cache, (k,), slots, layer, scales),
     lambda operands: _append_nest(operands, "k"),
+    indices={"slots": SLOTS, "layer": LAYER},
 )

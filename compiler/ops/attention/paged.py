@@ -19,9 +19,10 @@ from compiler.ir.loops.attention import Attention, Paged
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_le
 from compiler.ir.types import TensorType, Type
-from compiler.ops.attention.dense import agree_heads, check_attributes
+from compiler.ops.attention.dense import check_attributes, heads_share
 from compiler.ops.attention.kv_cache import PAGE, TOKENS, cache_operand, check_layer, check_per_token, layer_operand, scales_operand
 from compiler.ops.broadcast import output
+from compiler.ops.indices import Extent, checked, clamped
 from compiler.ops.operands import agree, float_attr, int_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
@@ -34,8 +35,6 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
     cache = cache_operand(args, 1, 1 if value_size else 2, None, size)
     if value_size and size is not None and not prove_le(value_size, size):
         raise AnnotationError(f"attribute value_size is {value_size}, expected at most {size}, the size of a key")
-    if cache.shape is not None and heads is not None:
-        agree_heads(heads, cache.shape[3])
     wants_int(tensor_operand(args, 2, "page_tables", ndim=2, layout="[sequences, pages]"), "page_tables")
     check_per_token(args, 3, "seq_ids", tokens)
     check_per_token(args, 4, "positions", tokens)
@@ -126,4 +125,11 @@ PAGED_ATTENTION = define(
     _attention_numpy,
     _attention_node,
     {"scale": REQUIRED, "window": 0, "softcap": 0.0, "value_size": 0},
+    relations=lambda args, _: heads_share(args[0], args[1], 3),
+    indices={
+        "page_tables": clamped(Extent("cache", 2), ahead=True),
+        "seq_ids": clamped(Extent("page_tables"), ahead=True),
+        "positions": clamped(Extent("page_tables", 1, PAGE), ahead=True),
+        "layer": checked(Extent("cache")),
+    },
 )

@@ -9,7 +9,7 @@ Every token attends to all tokens of its text. If the operand `bias` is given, `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -17,15 +17,15 @@ import numpy as np
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.attention import Attention, Ragged
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Kernel, cast, index, largest, total
 from compiler.ir.op import REQUIRED
-from compiler.ir.prove import prove_eq
+from compiler.ir.relations import Relation
 from compiler.ir.types import TensorType, Type
 from compiler.ops.attention.plain import text_bounds
 from compiler.ops.broadcast import output
+from compiler.ops.indices import Extent, owners, starts_of
 from compiler.ops.operands import agree, float_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
@@ -51,9 +51,14 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
         bias = wants_float(tensor_operand(args, 5, "bias", ndim=2, layout="[heads, 2 * distance + 1]"), "bias")
         if q.shape is not None and bias.shape is not None:
             agree(q.shape[1], bias.shape[0], "the number of heads of bias")
-        if bias.shape is not None and prove_eq(bias.shape[1] % 2, 0):
-            raise AnnotationError(f"bias has {bias.shape[1]} entries per head, expected an odd number: one per distance -m .. m")
     return q
+
+
+def _attention_relations(args: tuple[Type, ...], _: Mapping[str, Any]) -> Iterable[Relation]:
+    """The bias has one entry per distance -m .. m, so an odd number of entries per head."""
+    if len(args) > 5 and isinstance(bias := args[5], TensorType) and bias.shape is not None:
+        sentence = f"bias has {bias.shape[1]} entries per head, expected an odd number: one per distance -m .. m"
+        yield Relation(bias.shape[1] % 2, Dim.of(1), sentence)
 
 
 def _attention_node(operands: Operands) -> Nest:
@@ -88,6 +93,8 @@ RAGGED_ATTENTION = define(
     _attention_numpy,
     _attention_node,
     {"scale": REQUIRED},
+    relations=_attention_relations,
+    indices={"starts": starts_of(Extent("q")), "text_ids": owners("starts")},
 )
 
 
@@ -135,5 +142,6 @@ def _max_numpy(x: Any, starts: Any) -> Any:
     return np.array(found, x.dtype).reshape(-1, x.shape[1])
 
 
-RAGGED_MEAN = define("ragged_mean", "x, starts", _pooled_type, _mean_numpy, _mean_nest)
-RAGGED_MAX = define("ragged_max", "x, starts", _pooled_type, _max_numpy, _max_nest)
+STARTS = {"starts": starts_of(Extent("x"))}
+RAGGED_MEAN = define("ragged_mean", "x, starts", _pooled_type, _mean_numpy, _mean_nest, indices=STARTS)
+RAGGED_MAX = define("ragged_max", "x, starts", _pooled_type, _max_numpy, _max_nest, indices=STARTS)

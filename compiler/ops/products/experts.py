@@ -16,12 +16,14 @@ from compiler.ir.op import REQUIRED
 from compiler.ir.types import TensorType, Type
 from compiler.ops.broadcast import output
 from compiler.ops.index import clamped_index, something_to_read
+from compiler.ops.indices import Extent, clamped
 from compiler.ops.operands import agree, dtype_attr, tensor_operand, unproved, wants_float, wants_int
-from compiler.ops.products.integer import integer_nest, integer_numpy, integer_type
-from compiler.ops.products.widened import widened_nest, widened_numpy, widened_type
+from compiler.ops.products.integer import integer_nest, integer_numpy, integer_relations, integer_type
+from compiler.ops.products.widened import widened_nest, widened_numpy, widened_relations, widened_type
 from compiler.ops.tables import Nest, Operands, define
 
 F32 = DType.F32
+OF_WEIGHT, OF_PANELS = ({"experts": clamped(Extent(name))} for name in ("weight", "panels"))
 
 # --- expert_linear -----------------------------------------------------------------------------------------------------
 
@@ -63,27 +65,31 @@ def _linear_nest(operands: Operands) -> Nest:
 
 
 def _linear_numpy(x: Any, w: Any, experts: Any, bias: Any = None, *, out_dtype: str | None, tolerates: str | None) -> Any:
-    chosen = np.clip(experts, 0, len(w) - 1)
     out = np.empty((len(x), w.shape[1]), np.float32)
-    for e in np.unique(chosen):
-        out[chosen == e] = x[chosen == e].astype(np.float32) @ w[e].astype(np.float32).T
+    for e in np.unique(experts):
+        out[experts == e] = x[experts == e].astype(np.float32) @ w[e].astype(np.float32).T
     if bias is not None:
-        out += bias[chosen].astype(np.float32)
+        out += bias[experts].astype(np.float32)
     return out.astype(x.dtype if out_dtype is None else DType(out_dtype).numpy)
 
 
 # out[j] = x[j] @ weight[experts[j]].T + bias[experts[j]]. `tolerates` means the same as for `linear`.
 EXPERT_LINEAR = define(
-    "expert_linear", "x, weight, experts, bias?", _linear_type, _linear_numpy, _linear_nest, {"out_dtype": None, "tolerates": None}
+    "expert_linear",
+    "x, weight, experts, bias?",
+    _linear_type,
+    _linear_numpy,
+    _linear_nest,
+    {"out_dtype": None, "tolerates": None},
+    indices=OF_WEIGHT,
 )
 
 
-def _by_expert(experts: Any, num_experts: int, size: int, dtype: str, of_expert: Callable[[int, Any], Any]) -> Any:
+def _by_expert(experts: Any, size: int, dtype: str, of_expert: Callable[[int, Any], Any]) -> Any:
     """Return the rows that `of_expert` computes for each expert and the mask of the rows that chose it."""
-    chosen = np.clip(experts, 0, num_experts - 1)
-    out = np.empty((len(chosen), size), DType(dtype).numpy)
-    for e in np.unique(chosen):
-        out[chosen == e] = of_expert(e, chosen == e)
+    out = np.empty((len(experts), size), DType(dtype).numpy)
+    for e in np.unique(experts):
+        out[experts == e] = of_expert(e, experts == e)
     return out
 
 
@@ -98,7 +104,7 @@ def _integer_numpy(q: Any, scale: Any, total: Any, panels: Any, weight_scale: An
             own[sums] = others[sums][of]
         return integer_numpy(q[of], scale[of], total[of], panels[e], weight_scale[e], *own, **attrs)
 
-    return _by_expert(experts, len(panels), attrs["size"], attrs["dtype"], of_expert)
+    return _by_expert(experts, attrs["size"], attrs["dtype"], of_expert)
 
 
 # Like `integer_linear`, but with panels [experts, panels, ...]: each row multiplies the panels of its expert.
@@ -109,6 +115,8 @@ EXPERT_INTEGER_LINEAR = define(
     _integer_numpy,
     partial(integer_nest, chooses=True),
     {"format": "panel8", "size": REQUIRED, "dtype": "f32", "centred": True, "in_units": False, "has_offset": False},
+    relations=integer_relations,
+    indices=OF_PANELS,
 )
 
 
@@ -121,7 +129,7 @@ def _widened_numpy(*args: Any, size: int, dtype: str) -> Any:
     def of_expert(e: int, of: Any) -> Any:
         return widened_numpy(*(x[of] for x in of_rows), *(x[e] for x in (*of_experts, *bias)), size=size, dtype=dtype)
 
-    return _by_expert(experts, len(of_experts[0]), size, dtype, of_expert)
+    return _by_expert(experts, size, dtype, of_expert)
 
 
 # Like `widened_linear`, but with panels [experts, panels, ...]: each row multiplies the panels of its expert.
@@ -132,4 +140,6 @@ EXPERT_WIDENED_LINEAR = define(
     _widened_numpy,
     partial(widened_nest, chooses=True),
     {"size": REQUIRED, "dtype": "f32"},
+    relations=widened_relations,
+    indices=OF_PANELS,
 )

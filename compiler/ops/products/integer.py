@@ -22,7 +22,7 @@ neighbouring groups share the float `unit[n, u]`. Offsets are then i8 multiples 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +39,7 @@ from compiler.ir.loops.write import Array, Kernel, cast, contract, contract_grou
 from compiler.ir.numbers import num_per_byte
 from compiler.ir.op import REQUIRED
 from compiler.ir.prove import prove_divisible
+from compiler.ir.relations import Relation, multiple
 from compiler.ir.types import TensorType, Type
 from compiler.machine.formats import FOUR, PANELS, Panels
 from compiler.ops.broadcast import output
@@ -57,7 +58,7 @@ F32, I8, I16, I32, U8 = DType.F32, DType.I8, DType.I16, DType.I32, DType.U8
 
 def _format(attrs: Attrs) -> Panels:
     name = attrs["format"]
-    if name not in PANELS:
+    if not isinstance(name, str) or name not in PANELS:
         raise AnnotationError(f"attribute format is {name!r}, expected one of {', '.join(PANELS)}")
     return PANELS[name]
 
@@ -136,7 +137,7 @@ def _scales_nest(operands: Operands) -> Nest:
 def scales_numpy(scale: Any, *, columns: int) -> Any:
     *matrix, n, groups = scale.shape
     padded = np.pad(scale, (*[(0, 0)] * len(matrix), (0, -n % columns), (0, 0)))
-    return padded.reshape(*matrix, -1, columns, groups).swapaxes(-1, -2)
+    return padded.reshape(*matrix, -(-n // columns), columns, groups).swapaxes(-1, -2)
 
 
 PANEL_SCALES = define("panel_scales", "scale", _scales_type, scales_numpy, _scales_nest, {"columns": REQUIRED})
@@ -165,8 +166,13 @@ def integer_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
         wants_float(weight_scale, "weight_scale")
     if q.ndim is not None and q.ndim < 2:
         raise AnnotationError(f"q has rank {q.ndim}, expected at least 2: [..., planes, in]")
+    if weight_scale.shape is not None:
+        constant(weight_scale.shape[-1], "the number of columns of weight_scale")
     if q.shape is None or scale.shape is None or total.shape is None or panels.shape is None or weight_scale.shape is None:
         return TensorType(None, dtype, None if q.ndim is None else q.ndim - 1)
+    if scale.ndim == 0:
+        raise AnnotationError("scale has rank 0, expected at least 1: [..., groups]")
+    constant(panels.shape[-1], "dimension -1 of panels")
     *row, planes, length = q.shape
     groups = scale.shape[-1]
     weight_groups = Dim.of(1) if weight_scale.shape[-2] == Dim.of(1) else groups
@@ -229,8 +235,25 @@ class _Optional:
         return _Optional(*places, bias=at + sum(present))
 
 
+def constant(extent: Dim, what: str, least: int = 1) -> int:
+    """Return an extent that a loop nest needs as a number."""
+    if not extent.is_const or extent.const < least:
+        raise AnnotationError(f"{what} is {extent}, expected a number of at least {least}")
+    return extent.const
+
+
+def integer_relations(args: tuple[Type, ...], attrs: Attrs) -> Iterable[Relation]:
+    """The groups divide a row, and lines of panels have no rest."""
+    q, scale = args[:2]
+    if isinstance(q, TensorType) and isinstance(scale, TensorType) and q.shape is not None and scale.shape is not None:
+        yield from multiple(q.shape[-1], scale.shape[-1], "the last dimension of q", "the number of groups")
+        yield from multiple(q.shape[-1], _format(attrs).depth, "the last dimension of q", "the depth of a line of panels")
+
+
 def same_shape(wanted: tuple[Dim, ...], given: TensorType, name: str) -> None:
-    for d, (w, g) in enumerate(zip(wanted, given.shape or wanted, strict=True)):
+    if given.shape is not None and len(given.shape) != len(wanted):
+        raise AnnotationError(f"{name} has rank {len(given.shape)}, expected {len(wanted)}")
+    for d, (w, g) in enumerate(zip(wanted, wanted if given.shape is None else given.shape, strict=True)):
         agree(w, g, f"dimension {d} of {name}")
 
 
@@ -353,4 +376,5 @@ INTEGER_LINEAR = define(
     integer_numpy,
     integer_nest,
     {"format": "panel8", "size": REQUIRED, "dtype": "f32", "centred": True, "in_units": False, "has_offset": False},
+    relations=integer_relations,
 )

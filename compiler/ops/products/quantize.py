@@ -221,7 +221,8 @@ def _quantize_nest(operands: Operands) -> Nest:
 
 def _quantize_numpy(x: Any, *, bits: int, group: int, symmetric: bool, dtype: str) -> Any:
     one = np.float32(1)
-    grouped = x.astype(np.float32).reshape(*x.shape[:-1], -1 if x.shape[-1] else 1, group or x.shape[-1])
+    length = x.shape[-1]
+    grouped = x.astype(np.float32).reshape(*x.shape[:-1], length // group if group else 1, group or length)
     low, high = grouped.min(-1, initial=0), grouped.max(-1, initial=0)
     span = np.maximum(high, -low) / np.float32(MOST[bits]) if symmetric else (high - low) / np.float32(2**bits - 1)
     scale = span.astype(DType(dtype).numpy)

@@ -13,7 +13,7 @@ two planes, and is zero in all other rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -27,12 +27,13 @@ from compiler.ir.fma import numpy_fma
 from compiler.ir.loops.scalars import Contraction, Load, Scalar
 from compiler.ir.loops.write import Kernel, cast, const, contract, contract_groups, guard, largest, round_half_even, select
 from compiler.ir.op import REQUIRED
+from compiler.ir.relations import Relation, multiple
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.machine.formats import EIGHTHS, FOUR, PANEL4, WIDENED4
 from compiler.ops.broadcast import output, sized_buffer
 from compiler.ops.index import clamped_index, something_to_read
 from compiler.ops.operands import dtype_attr, int_attr, tensor_operand, unproved, wants_float, wants_int
-from compiler.ops.products.integer import matrices_operand, same_shape, scales_numpy
+from compiler.ops.products.integer import constant, matrices_operand, same_shape, scales_numpy
 from compiler.ops.products.integer_rows import NEGLIGIBLE
 from compiler.ops.tables import Nest, Operands, define
 
@@ -110,6 +111,11 @@ def widened_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
             raise AnnotationError(f"{name} holds {operand.dtype}, expected {holds}")
     if planes.ndim is not None and planes.ndim < 2:
         raise AnnotationError(f"planes has rank {planes.ndim}, expected at least 2: [..., 2, in]")
+    if multipliers.shape is not None:
+        constant(multipliers.shape[-1], "the number of columns of multipliers")
+    for name, given_panels in (("panels", panels), ("channel_scale", channel)):
+        if given_panels.shape is not None:
+            constant(given_panels.shape[-1], f"dimension {rank - 1} of {name}")
     if planes.shape is None or multipliers.shape is None:
         return TensorType(None, dtype, None if planes.ndim is None else planes.ndim - 1)
     for wanted, operand, name in zip(_wanted(planes.shape, multipliers.shape, size), given, _NAMES, strict=True):
@@ -121,6 +127,15 @@ def widened_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
     if len(args) > 6 + chooses:
         same_shape((*multipliers.shape[:-3], Dim.of(size)), tensor_operand(args, 6 + chooses, "bias", ndim=1 + chooses), "bias")
     return TensorType((*planes.shape[:-2], Dim.of(size)), dtype)
+
+
+def widened_relations(args: tuple[Type, ...], _: Attrs) -> Iterable[Relation]:
+    """The groups divide a row, and lines of panels have no rest."""
+    planes, multipliers = args[0], args[4]
+    if isinstance(planes, TensorType) and planes.shape is not None:
+        yield from multiple(planes.shape[-1], WIDENED4.depth, "the last dimension of planes", "the depth of a line of panels")
+        if isinstance(multipliers, TensorType) and multipliers.shape is not None:
+            yield from multiple(planes.shape[-1], multipliers.shape[-2], "the last dimension of planes", "the number of groups")
 
 
 _NAMES = ("planes", "scale", "two_planes", "panels", "multipliers", "channel_scale")
@@ -187,4 +202,5 @@ WIDENED_LINEAR = define(
     widened_numpy,
     widened_nest,
     {"size": REQUIRED, "dtype": "f32"},
+    relations=widened_relations,
 )

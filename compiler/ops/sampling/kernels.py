@@ -8,7 +8,8 @@ from compiler.ir.dims import Dim
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.statements import Stmt
-from compiler.ir.loops.write import Array, cast, const, equal, index, not_equal, select
+from compiler.ir.loops.write import Array, cast, const, equal, index, minimum, not_equal, select
+from compiler.ops.index import clamped_index
 from compiler.ops.philox import MULTIPLIERS, NUM_ROUNDS, WEYL
 from compiler.ops.sampling.row import BLOCK, BOOL, F32, I32, I64, INF, LANES, plus
 from compiler.ops.sampling.truncation import Truncations, number
@@ -56,7 +57,7 @@ class _Sampling(Truncations):
     def rank_given(self) -> None:
         """Report the rank of the given token, and its distance: how much its logit is below the largest logit."""
         self.report_nothing()
-        token = self.k.let("token", self.arrays["tokens"][self.i])
+        token = clamped_index(self.k, "token", self.arrays["tokens"][self.i], Dim.of(self.vocab))
         self.find_best(self.raw)
         self.measure(self.raw, lambda: ONE)
         self.report(token, cast(self.arrays["tops"][self.i], I64))
@@ -103,7 +104,7 @@ class _Sampling(Truncations):
                 with k.when(run[0] <= random[0]):
                     before[0] = run[0]
                     chosen[0] = index(b) + 1
-            b = k.let("b", chosen[0], self.blocks - 1)
+            b = clamped_index(k, "b", chosen[0], Dim.of(self.blocks))  # no block is chosen if all weights are 0
             with k.when(self.pending[0]), self.each_vector(b) as (_, _, at):
                 self.distance[self.g, at] = select(self.within(at), self.own(at), INF)
             run[0] = before[0]
@@ -112,7 +113,7 @@ class _Sampling(Truncations):
                 run[0] = run[0] + self.weight[e]
                 with k.when(run[0] <= random[0]):
                     chosen[0] = index(LANES * u + e) + 1
-            self.arrays["tokens"][self.i] = cast(index(BLOCK * b) + chosen[0], I32)
+            self.arrays["tokens"][self.i] = cast(minimum(index(BLOCK * b) + chosen[0], self.vocab - 1), I32)
 
     def write_random(self, random: Array) -> None:
         """Write a random integer below the total weight: (53 random bits * total weight) / 2^53. The product is computed in parts that stay
@@ -168,7 +169,7 @@ class _Sampling(Truncations):
             arrays["distances"][i] = own[0]
             arrays["totals"][i] = self.total[0]
             arrays["ranks"][i] = cast(self.lanes[0] + 1, I32)
-            top = k.let("top", num_top, NUM_TOP)
+            top = clamped_index(k, "top", num_top, Dim.of(NUM_TOP + 1))
             with k.serial("at", top) as at:
                 own[0] = INF
                 chosen[0] = 0

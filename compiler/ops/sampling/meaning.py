@@ -75,11 +75,11 @@ def _adjusted(logits: Row, number: Row, bias: tuple[Array, ...], seen: tuple[Arr
     adjusted = logits.copy()
     for token_id, value in zip(*bias, strict=True):
         adjusted[token_id] += value
-    ids, counts = seen
-    values, repetition = adjusted[ids], number[Number.REPETITION]
-    values = np.where(values > 0, values / repetition, values * repetition)
-    penalty = number[Number.FREQUENCY] * counts.astype(np.float32) + number[Number.PRESENCE]
-    adjusted[ids] = np.where(counts > 0, values - penalty, values)
+    for token_id, count in zip(*seen, strict=True):
+        value, repetition = adjusted[token_id], number[Number.REPETITION]
+        value = value / repetition if value > 0 else value * repetition
+        penalty = number[Number.FREQUENCY] * np.float32(count) + number[Number.PRESENCE]
+        adjusted[token_id] = value - penalty if count > 0 else value
     return adjusted
 
 
@@ -119,7 +119,8 @@ def _draw(logits: Row, number: Row, setting: list[int]) -> tuple[int, Row]:
         distances = _nearest(distances, surprise, weights, _share(weights, setting[Setting.TYPICAL_P]))
     sums = np.cumsum(weigh(distances))
     random = random_bits(setting[Setting.SEED], setting[Setting.POSITION], setting[Setting.CHOICE])
-    return int(np.searchsorted(sums, random * int(sums[-1]) >> RANDOM_BITS, side="right")), distances
+    drawn = int(np.searchsorted(sums, random * int(sums[-1]) >> RANDOM_BITS, side="right"))
+    return min(drawn, len(logits) - 1), distances  # no token is drawn if all weights are 0
 
 
 def weigh(distances: Array) -> Array:

@@ -13,6 +13,8 @@ from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.statements import Stmt
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import sized_buffer
+from compiler.ops.index import something_to_read
+from compiler.ops.indices import Extent, capped, clamped
 from compiler.ops.operands import agree, tensor_operand, unproved
 from compiler.ops.sampling.kernels import logprobs_nest, sample_nest
 from compiler.ops.sampling.meaning import sample, token_logprobs
@@ -125,8 +127,31 @@ def _nest(
     outputs = {name: sized_buffer(type_, name) for name, type_ in zip(results, out.fields, strict=True)}
     body = write(given, outputs)
     checks = unproved(operands, {list(given).index(name): shape for name, shape in wanted.items()})
-    return Nest(tuple(outputs.values()), body, checks=checks, attrs={"schedule": "sampling"})
+    equal = something_to_read(given["logits"].shape[0], given["rows"].shape)
+    return Nest(tuple(outputs.values()), body, checks=checks, equal=equal, attrs={"schedule": "sampling"})
 
 
-SAMPLE = define("sample", ", ".join(SAMPLE_OPERANDS), _sample_type, sample, _sample_nest)
-TOKEN_LOGPROBS = define("token_logprobs", ", ".join(LOGPROB_OPERANDS), _logprobs_type, token_logprobs, _logprobs_nest)
+ROWS, TOKENS = clamped(Extent("logits")), clamped(Extent("logits", 1))
+SAMPLE = define(
+    "sample",
+    ", ".join(SAMPLE_OPERANDS),
+    _sample_type,
+    sample,
+    _sample_nest,
+    indices={
+        "rows": ROWS,
+        "settings": capped({Setting.MASK: Extent("masks"), Setting.TOP: NUM_TOP + 1}),
+        "bias_starts": clamped(Extent("bias_ids", more=1)),
+        "bias_ids": TOKENS,
+        "seen_starts": clamped(Extent("seen_ids", more=1)),
+        "seen_ids": TOKENS,
+    },
+)
+TOKEN_LOGPROBS = define(
+    "token_logprobs",
+    ", ".join(LOGPROB_OPERANDS),
+    _logprobs_type,
+    token_logprobs,
+    _logprobs_nest,
+    indices={"rows": ROWS, "tokens": TOKENS, "tops": clamped(NUM_TOP + 1)},
+)

@@ -16,6 +16,7 @@ from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Array, Kernel, bits_of, cast, const, equal, guard, halvings, index, maximum, select
 from compiler.machine.intrinsics.shift import Shift
+from compiler.ops.index import clamped_index
 from compiler.ops.sampling.meaning import LOG2_E, MANTISSA_BITS, POWER, ROUND, TWO
 from runtime.sampling import SHARE_BITS, SHARE_ONE, WEIGHT_BITS, Number, Setting
 
@@ -82,7 +83,7 @@ class Row:
         count = rows.shape[0]
         with k.parallel("g", dim_min(count, GROUPS)) as self.g, k.serial("turn", ceil_div(count - self.g, GROUPS)) as turn:
             self.i = k.let("i", index(self.g + GROUPS * turn))
-            self.source = k.let("source", rows[self.i])
+            self.source = clamped_index(k, "source", rows[self.i], self.arrays["logits"].shape[0])
             self.best = k.local("best", 1)
             self.first, self.bad, self.total = (k.local(name, 1, dtype=I64) for name in ("first", "bad", "total"))
             self.stale = k.local("stale", 1, dtype=BOOL)
@@ -159,24 +160,22 @@ class Row:
         self.each_block(self.raw, copy)
         with k.scope():
             starts, ids, values = (arrays[name] for name in ("bias_starts", "bias_ids", "bias_values"))
-            start = k.let("start", starts[i])
-            end = k.let("end", starts[i + 1])
+            start, end = (clamped_index(k, n, starts[at], ids.shape[0] + 1) for n, at in (("start", i), ("end", i + 1)))
             with k.serial("e", end - start) as e:
-                id_ = k.let("id", ids[start + e])
+                id_ = clamped_index(k, "id", ids[start + e], Dim.of(self.vocab))
                 self.distance[self.g, id_] = self.own(id_) + values[start + e]
         with k.scope():
             starts, ids, counts = (arrays[name] for name in ("seen_starts", "seen_ids", "seen_counts"))
-            start = k.let("start", starts[i])
-            end = k.let("end", starts[i + 1])
+            start, end = (clamped_index(k, n, starts[at], ids.shape[0] + 1) for n, at in (("start", i), ("end", i + 1)))
             with k.serial("e", end - start) as e:
-                id_ = k.let("id", ids[start + e])
+                id_ = clamped_index(k, "id", ids[start + e], Dim.of(self.vocab))
                 divided, multiplied = (self.own(id_) / self.number(Number.REPETITION), self.own(id_) * self.number(Number.REPETITION))
                 self.distance[self.g, id_] = select(self.own(id_) > 0.0, divided, multiplied)
                 with k.when(counts[start + e] > 0):
                     penalty = self.number(Number.FREQUENCY) * cast(counts[start + e], F32) + self.number(Number.PRESENCE)
                     self.distance[self.g, id_] = self.own(id_) - penalty
-        with k.when(self.setting(Setting.MASK) >= 0):
-            mask = k.let("mask", self.setting(Setting.MASK))
+        with k.when((self.setting(Setting.MASK) >= 0) & (index(arrays["masks"].shape[0]) > 0)):
+            mask = clamped_index(k, "mask", self.setting(Setting.MASK), arrays["masks"].shape[0])
             with k.serial("b", self.blocks) as b, self.each_vector(b) as (u, lane, at):
                 word = arrays["masks"][mask, dim_min(BLOCK // 32 * b + u // 2, -(-self.vocab // 32) - 1)]
                 bit = word >> cast(index(LANES * (u % 2) + lane), I32) & 1

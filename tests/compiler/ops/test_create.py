@@ -107,7 +107,7 @@ def test_pad(run, deduced):
     assert deduced(PAD, tensor((N, 3), F32), before=(0, 1), after=(N, 1)) == tensor((N * 2, 5), F32)
     with pytest.raises(AnnotationError, match="have 1 and 2 widths, expected 2 of each"):
         deduced(PAD, tensor((2, 3), F32), before=(1,), after=(0, 0))
-    with pytest.raises(AnnotationError, match="a width is -1"):
+    with pytest.raises(AnnotationError, match="before is -1"):
         deduced(PAD, tensor((2,), F32), before=(-1,), after=(0,))
 
 

@@ -215,7 +215,7 @@ def test_embeddings_deduce_and_refuse(deduced):
     refused = [
         ("ids holds f32, expected integers", EMBEDDING, (table, x)),
         ("table has rank 3, expected 2", EMBEDDING, (x, tensor((N,), I32))),
-        ("cos has 5 pairs, expected at most half of 8", ROPE, (x, tensor((N, 5), F32), tensor((N, 5), F32))),
+        ("twice the number of pairs is 10, expected at most 8", ROPE, (x, tensor((N, 5), F32), tensor((N, 5), F32))),
         ("number of pairs of sin is 3, expected 4", ROPE, (x, angles, tensor((N, 3), F32))),
         ("x has rank 2, expected 3", ROPE, (angles, angles, angles)),
         ("inv_freq holds bf16, expected f32", ROPE_ANGLES, (tensor((N,), I32), tensor((4,), BF16))),

@@ -227,5 +227,5 @@ def test_extents_that_must_agree_are_checked_at_run_time():
         builder.returns(builder.call(e.ADD, x, y))
     legal = legalize(builder.finish())
     assert Interpreter(legal).call("main", np.zeros((2, 4), np.float32), np.ones(4, np.float32)).shape == (2, 4)
-    with pytest.raises(MismatchError, match=r"operand 1, dimension 0 \(1 or 4\): the value is 3, expected .* = 4"):
+    with pytest.raises(MismatchError, match=r"operand 1 'y', dimension 0: .* is neither 1 .*: the value is 3, expected 4"):
         Interpreter(legal).call("main", np.zeros((2, 4), np.float32), np.ones(3, np.float32))

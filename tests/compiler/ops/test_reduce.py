@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compiler.interpret.graph import MismatchError
 from compiler.ir.dims import DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
@@ -58,7 +59,8 @@ def test_places_of_extremes(run):
     np.testing.assert_array_equal(run(ARGMIN, x, axis=-1, keepdims=True, shapes="n 4"), [[3], [2]])
     x[0, 2] = np.nan
     np.testing.assert_array_equal(run(ARGMAX, x, axis=1), [2, 0])
-    np.testing.assert_array_equal(run(ARGMAX, x[:, :0], axis=1, shapes="n m"), [0, 0])
+    with pytest.raises(MismatchError, match="dimension 1 is 0, expected at least 1"):
+        run(ARGMAX, x[:, :0], axis=1, shapes="n m")
 
 
 def test_cumsum(run, rng):
@@ -114,7 +116,7 @@ def test_refusals(deduced):
         deduced(SUM, x, keepdims=1)
     with pytest.raises(AnnotationError, match="dimension 0 is 0, expected at least 1"):
         deduced(ARGMAX, tensor((0,), F32), axis=0)
-    with pytest.raises(AnnotationError, match=r"attribute k is 5, expected 0 \.\. 4"):
+    with pytest.raises(AnnotationError, match=r"attribute k is 5, expected at most 4"):
         deduced(TOP_K, x, k=5)
     with pytest.raises(AnnotationError, match="attribute k is 'a'"):
         deduced(TOP_K, x, k="a")

@@ -32,6 +32,29 @@ def test_equal_values_are_one(becomes: Becomes) -> None:
     becomes(share_subexpressions, before, expected)
 
 
+def test_equal_checks_are_made_once(becomes: Becomes) -> None:
+    """Item B.8: a step makes each check of its index operands once, not once per layer."""
+    before = """
+        func main(x: f32[n, m], y: object) -> tuple[f32[n, 4], f32[n, m], f32[n, m]] {
+          a = match_cast x to f32[n, 4]
+          b = match_cast x to f32[n, 4]
+          c = match_cast y to f32[n, m]
+          d = match_cast y to f32[n, m]
+          r = (b, c, d)
+          return r
+        }
+    """
+    expected = """
+        func main(x: f32[n, m], y: object) -> tuple[f32[n, 4], f32[n, m], f32[n, m]] {
+          a = match_cast x to f32[n, 4]
+          c = match_cast y to f32[n, m]
+          r = (a, c, c)
+          return r
+        }
+    """
+    becomes(share_subexpressions, before, expected)
+
+
 def test_a_branch_reuses_what_is_around_it_and_not_the_other_way(becomes: Becomes) -> None:
     before = """
         func main(c: bool[], x: f32[n]) -> f32[n] {

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 from compiler.backends.cpu.schedule.prefetch import NO_PREFETCH, Prefetch
 from compiler.backends.cpu.schedule.streaming import is_streamed, stream
-from compiler.idioms.spatial import Axes, SpatialNest, match_spatial, read_integers, write_element
+from compiler.idioms.spatial import Axes, SpatialNest, match_spatial, read_integers, where_computed, write_element
 from compiler.ir.dims import Dim, DimVar, ceil_div, dim_min, product_of
 from compiler.ir.loops.statements import Stmt
 from compiler.ir.loops.sweep import full_vectors, masked_vectors
@@ -31,7 +31,7 @@ def schedule_spatial(stmt: Stmt, width: int) -> Stmt | None:
     inner, length = nest.axes[-1]
     integers_per_lane = any(inner in free_dims(value) for _, value in nest.lets)
     k = Kernel()
-    with claimed_rows(k, nest.axes[:-1], length) as (point, first, end):
+    with claimed_rows(k, nest.axes[:-1], length) as (point, first, end), where_computed(k, nest, point):
         if integers_per_lane:
             with k.serial("j", end - first) as j:
                 write_element(k, nest.store, read_integers(k, nest, {**point, inner: first + j}))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from compiler.idioms.product import Product
-from compiler.idioms.spatial import SpatialNest, match_spatial, read_integers, write_element
+from compiler.idioms.spatial import SpatialNest, match_spatial, read_integers, where_computed, write_element
 from compiler.ir.dims import Dim, product_of, row_major
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Contraction, Guard, Load, Scalar
@@ -56,8 +56,9 @@ class Branch:
         with k.when(less_equal(self.begin, column) & less(column, self.begin + self.num_columns)):
             number = k.let("element", column - self.begin, self.num_columns - 1)
             point = dict(zip((var for var, _ in self.nest.axes), (row, *k.unravel(number, self.axes)), strict=True))
-            known = read_integers(k, self.nest, point)
-            write_element(k, Store(store.buffer, store.indices, map_scalar(store.value, read)), known)
+            with where_computed(k, self.nest, point):
+                known = read_integers(k, self.nest, point)
+                write_element(k, Store(store.buffer, store.indices, map_scalar(store.value, read)), known)
 
 
 def read_branches(product: Product[Contraction], stmts: Sequence[Stmt]) -> tuple[Branch, ...] | None:
@@ -78,7 +79,8 @@ def _branch(stmt: Stmt, source: Buffer, num_rows: Dim) -> Branch | None:
     own_row, number = nest.axes[0][0].dim, _number(nest)
     if not read or any(load.indices[0] != own_row or not (load.indices[1] - number).is_const for load in read):
         return None
-    if any(load.buffer is source for _, value in nest.lets for load in loads(value)):
+    conditions = () if nest.cond is None else (nest.cond,)
+    if any(load.buffer is source for value in (*(v for _, v in nest.lets), *conditions) for load in loads(value)):
         return None
     columns = sorted({(load.indices[1] - number).const for load in read})
     begin, apart = columns[len(columns) // 2], columns[-1] - columns[len(columns) // 2]

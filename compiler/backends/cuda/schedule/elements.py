@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from compiler.backends.cuda.schedule.lanes import schedule_lanes, serial
 from compiler.idioms.nest import allocated, without_allocations
 from compiler.idioms.product import without_products
-from compiler.idioms.spatial import SpatialNest, match_spatial, read_integers, stages, write_element
+from compiler.idioms.spatial import SpatialNest, match_spatial, read_integers, stages, where_computed, write_element
 from compiler.ir.dims import Dim, ceil_div, product_of
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.prim_func import PrimFunc
@@ -101,7 +101,8 @@ def _in_one_launch(nests: Sequence[SpatialNest]) -> Stmt:
 
 def _write(k: Kernel, nest: SpatialNest, values: Sequence[Dim]) -> None:
     point = dict(zip((var for var, _ in nest.axes), values, strict=True))
-    write_element(k, nest.store, read_integers(k, nest, point))
+    with where_computed(k, nest, point):
+        write_element(k, nest.store, read_integers(k, nest, point))
 
 
 def _in_order(stmt: Stmt) -> Stmt:

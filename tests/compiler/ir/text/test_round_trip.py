@@ -432,7 +432,7 @@ def _prim(body: str) -> str:
         (_func("y = text.same(axes=0, x) return y"), 2, 23, "attributes come last"),
         (_func("y = text.same(xx) return y"), 2, 15, "unknown variable xx"),
         (_func("y = text.same() return y"), 2, 1, "its operator cannot take these operands"),
-        (_func("y = @g(x) return y"), 2, 1, "y has no annotation, and none can be deduced: unknown function g"),
+        (_func("y = @g(x) return y"), 2, 1, "y: unknown function g"),
         (_func("y = match_cast x to i32[n, 4] return y\n z = y.0 return z"), 3, 2, "expected '}'"),
         (_func("y: f32[k, 4] = x return y"), 2, 8, "unknown dimension k"),
         (_func("y = if c { z = match_cast x to f32[k, 4] return z } else { return x } w = shape[k] return y"), 2, 81, "dimension k"),

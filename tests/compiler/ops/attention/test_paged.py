@@ -114,7 +114,12 @@ def test_paged_operators_deduce_and_refuse(deduced):
         ("q has rank 2, expected 3", PAGED_ATTENTION, (tensor((T, 32), F32), cache, tables, ids, ids, layer), {"scale": 1.0}),
         ("page of cache is 64, expected 128", PAGED_ATTENTION, (q, tensor((2, 2, 9, 2, 64), F32), tables, ids, ids, layer), {"scale": 1.0}),
         ("expected a multiple of 3", PAGED_ATTENTION, (q, tensor((2, 2, 9, 3, 128), F32), tables, ids, ids, layer), {"scale": 1.0}),
-        ("expected a multiple of 0", PAGED_ATTENTION, (q, tensor((2, 2, 9, 0, 128), F32), tables, ids, ids, layer), {"scale": 1.0}),
+        (
+            "number of kv heads is 0, expected at least 1",
+            PAGED_ATTENTION,
+            (q, tensor((2, 2, 9, 0, 128), F32), tables, ids, ids, layer),
+            {"scale": 1.0},
+        ),
         ("length of sinks is 2, expected 4", PAGED_ATTENTION, (q, cache, tables, ids, ids, layer, tensor((2,), F32)), {"scale": 1.0}),
         ("positions holds f32", PAGED_ATTENTION, (q, cache, tables, ids, tensor((T,), F32), layer), {"scale": 1.0}),
         ("attribute window is -1", PAGED_ATTENTION, (q, cache, tables, ids, ids, layer), {"scale": 1.0, "window": -1}),

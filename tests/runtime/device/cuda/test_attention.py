@@ -43,7 +43,8 @@ def test_splits_side_by_side_have_the_bits_of_splits_in_a_row(software_gpu: Soft
     a token (nine tokens). After each run the counters of finished blocks are zero again."""
     module = parse(PROGRAM)
     executable = compile_module(module, Options(get("sm_80")))
-    assert [len(k.phases) for k in executable.meta.kernels] == [1], "expected one launch"
+    launches = [len(k.phases) for k in executable.meta.kernels if "clamp_indices" not in k.name]
+    assert launches == [1], "expected one launch of attention"
     session, (q, cache, tables, ids, at) = Session(executable), arguments()
     in_a_row = session.call("main", q, cache, tables, ids, at)
     np.testing.assert_allclose(in_a_row, Interpreter(module).call("main", q, cache, tables, ids, at), rtol=1e-4, atol=1e-5)

@@ -88,7 +88,8 @@ CASES = [
 def test_near_the_meaning_and_the_same_bits_in_every_batch(case: Case, software_gpu: SoftwareGpu) -> None:
     module = parse(case.program)
     executable = compile_module(module, Options(get("sm_80")))
-    assert [len(k.phases) for k in executable.meta.kernels] == [1], "expected one launch"
+    launches = [len(k.phases) for k in executable.meta.kernels if "clamp_indices" not in k.name]
+    assert launches == [1], "expected one launch of attention"
     session, args = Session(executable), case.arguments()
 
     def run(rows: slice) -> NDArray[np.float32]:

@@ -1,0 +1,49 @@
+"""Relations of sizes on which the lowering of an operator relies, such as that the query heads are a multiple of the kv heads.
+
+An operator declares its relations once, next to its deduction. A call that is proved to violate one is refused by name when its annotation
+is deduced, `check_facts` checks at run time what is not proved, and the interpreter checks every relation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.ir.dims import Dim, DimLike, dim_max, dim_min
+from compiler.ir.prove import prove_eq, prove_le, prove_ne
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    given: Dim
+    expected: Dim  # equal to `given` if and only if the relation holds
+    sentence: str  # what `given` is, and what is expected
+
+    @property
+    def is_proved(self) -> bool:
+        return prove_eq(self.given, self.expected)
+
+    @property
+    def is_violated(self) -> bool:
+        """Whether the relation is proved not to hold."""
+        return prove_ne(self.given, self.expected)
+
+
+def equal(given: DimLike, wanted: DimLike, what: str) -> Relation:
+    return Relation(Dim.of(given), Dim.of(wanted), f"{what} is {given}, expected {wanted}")
+
+
+def at_most(given: DimLike, most: DimLike, what: str, of: str) -> Relation:
+    """`what` names `given` in messages, and `of` names `most`."""
+    return Relation(Dim.of(given), dim_min(given, most), f"{what} is {given}, expected at most {most}, {of}")
+
+
+def at_least(given: DimLike, least: int, what: str) -> Relation:
+    return Relation(Dim.of(given), dim_max(given, least), f"{what} is {given}, expected at least {least}")
+
+
+def multiple(given: DimLike, of: DimLike, what: str, whose: str) -> tuple[Relation, ...]:
+    """Require that `given` is a multiple of `of`, and `of` is at least 1. `what` names `given` in messages, and `whose` names `of`."""
+    if prove_le(of, 0):
+        return (at_least(of, 1, whose),)
+    given, of = Dim.of(given), Dim.of(of)
+    return at_least(of, 1, whose), Relation(given, given // of * of, f"{what} is {given}, expected a multiple of {of}, {whose}")

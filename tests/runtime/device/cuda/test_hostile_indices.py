@@ -1,0 +1,43 @@
+"""Item B.8: on a GPU, too, an index outside its range does what the operator declares. The software GPU names each access outside of a
+block of memory."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+import numpy as np
+import pytest
+
+from compiler.driver import Options, compile_module
+from compiler.interpret.graph import Interpreter
+from compiler.ir.errors import CompileError
+from compiler.machine.target import get
+from runtime.errors import RuntimeFault
+from runtime.session import Session
+from tests.compiler.ops.conftest import close
+from tests.compiler.ops.hostile_indices import Case, cases, hostile, module_of
+from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
+
+pytestmark = [needs_pycuda, pytest.mark.gpu]
+
+DRAWS = 2
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: case[0])
+def test_hostile_indices_do_on_a_gpu_what_the_interpreter_says(case: Case, software_gpu: SoftwareGpu) -> None:
+    name, values, _, attrs = case
+    module = module_of(*case)
+    session = Session(compile_module(module, Options(get("sm_80"))))
+    for draw in range(DRAWS):
+        given = hostile(name, values, attrs, np.random.default_rng([draw, crc32(name.encode())]))
+        arguments = [v for v in given if isinstance(v, np.ndarray | int)]
+        try:
+            expected = Interpreter(module).call("main", *arguments)
+        except CompileError:
+            with pytest.raises(RuntimeFault):
+                session.call("main", *arguments)
+            continue
+        found = session.call("main", *arguments)
+        close(found, expected)
+    assert software_gpu.library is None or not software_gpu.faults
+    session.close()
