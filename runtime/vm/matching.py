@@ -296,7 +296,7 @@ def word_scalar(word: int, dtype: np.dtype[Any]) -> int | float | bool:
 
 
 def readable(formula: str, value: int) -> str:
-    """Return the formula and its value. A long formula with `min` or `max` comes from a check, whose place says in words what it requires."""
+    """Return the formula and its value. A long formula with `min` or `max` is that of a check, whose place says what it requires."""
     return str(value) if len(formula) > 24 and ("min(" in formula or "max(" in formula) else f"{formula} = {value}"
 
 
