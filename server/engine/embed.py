@@ -26,6 +26,10 @@ class Text:
     def fairness_key(self) -> str:
         return self.embed.fairness_key
 
+    @property
+    def had_turn(self) -> bool:
+        return False  # a text runs in one step
+
 
 class Embedder:
     def __init__(self, model: EmbedModel, publish: Callable[[FromWorker], None]) -> None:

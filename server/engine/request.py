@@ -13,6 +13,8 @@ from server.engine.sampler import RowState
 from server.engine.scheduling.cache_pool import Held
 from server.messages import Embed, FinishReason, Submit, TokenLogprob
 
+TURN = 32  # tokens that a sequence may generate before other sequences of its key go first
+
 
 class Stage(Enum):
     """The stage of a sequence. Only the scheduler changes it."""
@@ -98,6 +100,12 @@ class Sequence:
     @property
     def fairness_key(self) -> str:
         return self.request.submit.fairness_key
+
+    @property
+    def had_turn(self) -> bool:
+        """True if other sequences of the key go first now. The turn is as long as the prompt, so that computing the sequence again costs at
+        most two tokens for each token that it has generated."""
+        return self.num_known - self.num_prompt >= max(TURN, self.num_prompt)
 
     @property
     def num_prompt(self) -> int:

@@ -8,10 +8,8 @@ connection writes in one iteration is sent by one call.
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Any
 
-MAX_UNSENT_BYTES = 8 << 10  # bytes that wait in this process, and in the kernel, before flow control sees that the client does not read
 MAX_HELD_BYTES = 64 << 10  # bytes delayed for one connection; more are passed on at once, so that the transport's flow control sees them
 
 
@@ -37,10 +35,6 @@ class CoalescingTransport(asyncio.Transport):
 
     def __init__(self, transport: asyncio.Transport, outbox: Outbox) -> None:
         super().__init__()
-        transport.set_write_buffer_limits(high=MAX_UNSENT_BYTES)
-        connection = transport.get_extra_info("socket")
-        if connection is not None and connection.family != socket.AF_UNIX:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
         self._transport = transport
         self._outbox = outbox
         self._held: list[bytes] = []

@@ -43,14 +43,14 @@ class Job:
 J = TypeVar("J", bound=Job)
 
 
-MOST_UNREAD = 64  # events per choice that the client has not read; with more, the request leaves the worker
+MOST_UNREAD = 256  # events per choice that the client has not read; with more, the request leaves the worker
 FEW_UNREAD = 16  # events per choice; with so few, the request returns to the worker
 
 
 @dataclass(slots=True, eq=False)
 class Generation(Job):
-    """A request that generates. While its client does not read, it is shelved: it leaves the worker, which then computes other requests,
-    and continues later as after the death of a worker.
+    """A request that generates. While its client does not read, it is shelved, so that the front stores few events of it: it leaves the
+    worker, and continues later as after the death of a worker.
 
         in the worker -- too much is unread --> leaving -- the worker has ended all choices --> shelved -- little is unread --> to submit
     """
@@ -61,7 +61,7 @@ class Generation(Job):
     emitted: list[list[int]] = field(init=False)
     finished: set[int] = field(init=False)
     dropped: set[int] = field(default_factory=set[int])  # finished choices that the front itself ended
-    # Not bounded itself, because a client that reads slowly must not hold up the others.
+    # Not bounded itself, because a client that reads slowly must not hold up the others. `is_unread` bounds it.
     news: asyncio.Queue[TokenEvent | RequestError | None] = field(init=False)
     num_cached: int | None = None
 

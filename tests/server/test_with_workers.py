@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from deploy.test_doubles.process import NullConfig, null_source
+from server.engine.request import TURN
 from server.messages import Load
 from server.models.state import ModelSpec
 from server.workers.ledger import Embedded, Generation, Job
@@ -24,6 +26,7 @@ MESSAGES = [{"role": "user", "content": "hi"}]
 TEXT = b"All happy families are alike. "
 SOURCE = null_source(NullConfig(script=tuple(TEXT), step_s=0.005))
 EVERYTHING = null_source(NullConfig(vocab_size=256, embedding_size=8, step_s=0.005))  # a model that generates random bytes
+KEY = "alice-0123456789"
 NUM_NEW = 150
 MOST_AT_ONCE = 64  # the worker gets at least this many texts of one large request at the same time
 DOCUMENTS = ["fox " * 50 + str(index) for index in range(128)]
@@ -135,6 +138,53 @@ def test_no_api_loses_anything_when_the_worker_is_killed(serve):
         found = {name: asked.result() for name, asked in killed.items()}
         assert supervisor.restarts == 1 and supervisor.resubmitted > num_answers
         assert found == {name: asked.result() for name, asked in ask_everything().items()}
+
+
+def test_streams_that_nobody_reads_do_not_hold_up_the_next_request_of_their_key(serve):
+    """Issue 37, item 4 (tenants): with 40 unread streams of one key in 8 slots, the key's next request is answered after few steps of the
+    worker, whatever the streams still generate. A stream that was set aside continues byte for byte."""
+    config = NullConfig(vocab_size=256, max_context=4096, max_seqs=8, num_pages=20_000, step_s=0.002)
+    server = serve(make_worker=partial(make_worker, source=null_source(config)), api_keys=(KEY,))
+    worker = server.registry.models()[0].loaded.worker
+
+    def ask(prompt: list[int], **fields) -> socket.socket:
+        body = json.dumps({"prompt": prompt, "seed": 5, "temperature": 1, **fields}).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nx-api-key: {KEY}\r\nconnection: close\r\ncontent-length: {len(body)}\r\n"
+        )
+        connection = server.connect()
+        connection.sendall(head.encode() + b"content-type: application/json\r\n\r\n" + body)
+        return connection
+
+    def read(connection: socket.socket) -> bytes:
+        with connection:
+            return server.read_all(connection)
+
+    def num_steps() -> int:
+        """Return the number of steps that the worker has run, at most STATS_INTERVAL_S ago."""
+        stats = worker.stats
+        while worker.stats is stats:
+            time.sleep(0.001)
+        return worker.stats.num_steps
+
+    def texts_of(answer: bytes) -> list[str]:
+        """Return the texts of a stream's events, without their ids and times."""
+        lines = [line.removeprefix(b"data: ") for line in answer.splitlines()]
+        return [json.loads(line)["choices"][0]["text"] for line in lines if line.startswith(b"{")]
+
+    unread = [ask([1, index], stream=True, max_tokens=4000) for index in range(39)]
+    read_later = ask([2], stream=True, max_tokens=600)
+    while worker.stats is None or worker.stats.num_running < 8 or worker.stats.num_waiting < 32:
+        time.sleep(0.001)
+    before = num_steps()
+    assert read(ask([3], max_tokens=4)).startswith(b"HTTP/1.1 200")
+    assert num_steps() - before <= (40 // 4 + 2) * TURN, "half of the slots go to requests that wait for their first turn"
+    assert worker.stats.num_preemptions >= 8
+    for stream in unread:
+        stream.close()
+    found = texts_of(read(read_later))
+    alone = texts_of(read(ask([2], stream=True, max_tokens=600)))
+    assert "".join(found) == "".join(alone) and len(found) > 100
 
 
 def test_a_stop_string_ends_one_choice_in_the_worker(processes):

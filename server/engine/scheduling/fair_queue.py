@@ -1,9 +1,14 @@
-"""A queue with strict priorities, and deficit round robin on tokens between the fairness keys of a priority."""
+"""A queue with strict priorities, and deficit round robin on tokens between the fairness keys of a priority.
+
+The items of a key are either fresh or had their turn. The caller of `head` decides for each key which of the two kinds goes first.
+"""
 
 from __future__ import annotations
 
 from bisect import insort
 from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 QUANTUM = 64  # tokens that a key may spend before the next key's turn; a chunk of a prompt may overdraw it
@@ -19,13 +24,26 @@ class Waiting(Protocol):
     @property
     def fairness_key(self) -> str: ...
 
+    @property
+    def had_turn(self) -> bool:
+        """False for a fresh item. Only the value at the time of `push` counts."""
+        ...
+
 
 T = TypeVar("T", bound=Waiting)
 
 
+@dataclass(slots=True)
+class Line(Generic[T]):
+    """The items of one key and priority, both lists in order of rank."""
+
+    fresh: list[T] = field(default_factory=lambda: list[T]())
+    others: list[T] = field(default_factory=lambda: list[T]())
+
+
 class FairQueue(Generic[T]):
     def __init__(self) -> None:
-        self._levels: dict[int, OrderedDict[str, list[T]]] = {}
+        self._levels: dict[int, OrderedDict[str, Line[T]]] = {}
         self._deficits: dict[str, int] = {}
         self._items: dict[T, None] = {}
 
@@ -37,22 +55,25 @@ class FairQueue(Generic[T]):
 
     def push(self, item: T) -> None:
         ring = self._levels.setdefault(item.rank[0], OrderedDict())
-        insort(ring.setdefault(item.fairness_key, []), item, key=lambda queued: queued.rank)
+        line = ring.setdefault(item.fairness_key, Line())
+        insort(line.others if item.had_turn else line.fresh, item, key=lambda queued: queued.rank)
         self._items[item] = None
 
     def remove(self, item: T) -> None:
         level, key = item.rank[0], item.fairness_key
         ring = self._levels[level]
-        ring[key].remove(item)
+        line = ring[key]
+        (line.fresh if item in line.fresh else line.others).remove(item)
         del self._items[item]
-        if not ring[key]:
+        if not line.fresh and not line.others:
             del ring[key]
         if not ring:
             del self._levels[level]
         if not self._levels:
             self._deficits.clear()  # the queue is empty, so all keys start again without debt
 
-    def head(self) -> T | None:
+    def head(self, fresh_first: Callable[[str], bool] = lambda _key: True) -> T | None:
+        """Return the next item. `fresh_first` tells whether the fresh items of a key go before its other items."""
         if not self._levels:
             return None
         ring = self._levels[min(self._levels)]
@@ -60,7 +81,8 @@ class FairQueue(Generic[T]):
             key = next(iter(ring))
             deficit = self._deficits.get(key, 0)
             if deficit > 0 or len(ring) == 1:
-                return ring[key][0]
+                line = ring[key]
+                return (line.fresh if line.fresh and (not line.others or fresh_first(key)) else line.others)[0]
             self._deficits[key] = deficit + QUANTUM
             ring.move_to_end(key)
 

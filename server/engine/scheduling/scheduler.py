@@ -2,8 +2,9 @@
 
 Decoding sequences come first, in order of rank. The rest of the token budget goes to prompts, in chunks, in the order of the fair queue.
 When pages run short, the worst-ranked sequence is preempted and computed again later (mostly from the prefix cache). When slots run short,
-a sequence of a key that has more than its share of slots is preempted. The best-ranked sequence always advances, and no sequence is
-admitted that could not finish alone, so the engine always makes progress.
+a sequence of a key that has more than its share of slots is preempted. Within a key, sequences that had their turn make way for fresh ones
+until both hold as many slots, so the wait of a request does not depend on how much the key's other requests still generate. The best-ranked
+sequence always advances, and no sequence is admitted that could not finish alone, so the engine always makes progress.
 
 A plan may be made while the step before it still runs: the tokens of that step are then `awaited`. `settle` closes the plan once they are
 known. If a sequence ends or is parked before that, it is taken out of the open plan.
@@ -168,7 +169,7 @@ class Scheduler:
         if self.paused:
             return plan
         most = self.pace.prefill_budget(plan.num_decode)
-        while (budget := self._left_of(most)) > 0 and (seq := self.queue.head()) is not None and seq not in plan.items:
+        while (budget := self._left_of(most)) > 0 and (seq := self.queue.head(self._fresh_first)) is not None and seq not in plan.items:
             if seq.stage is Stage.WAITING and not self._admit(seq):
                 self._plan_admitted(most)
                 break
@@ -323,24 +324,47 @@ class Scheduler:
         return True
 
     def _preempt_greediest(self, seq: Sequence) -> bool:
-        """Preempt the worst-ranked sequence of the key with the most slots, so that one client cannot starve others. Return whether one was
-        preempted. The key of `seq` must hold fewer slots even with one more: each preemption then narrows the gap between the two keys, so
-        preemptions do not alternate forever."""
+        """Preempt the worst-ranked sequence of the key with the most slots, so that one client cannot starve others. If no key holds more
+        than that of `seq`, a fresh `seq` takes the slot of a sequence of its key that had its turn. Return whether one was preempted. Those
+        who get a slot must hold fewer even with one more: each preemption then narrows the gap, so preemptions do not alternate forever."""
         held = Counter(other.fairness_key for other in self.running)
         greediest, most = max(held.items(), key=lambda pair: pair[1])
-        if most <= held[seq.fairness_key] + 1 or not self._has_room(seq):
-            return False
-        victim = next(other for other in reversed(self.running) if other.fairness_key == greediest)
-        if victim.rank[0] < seq.rank[0]:
+        if most > held[seq.fairness_key] + 1:
+            victim = self._worst([other for other in self.running if other.fairness_key == greediest])
+        else:
+            num_fresh, others = self._held(seq.fairness_key)
+            if seq.had_turn or len(others) <= num_fresh + 1:
+                return False
+            victim = others[-1]
+        if victim.rank[0] < seq.rank[0] or not self._has_room(seq):
             return False
         self._preempt(victim)
         return True
 
     def _preempt_worst(self, seq: Sequence) -> bool:
         """Preempt the worst-ranked running sequence to free pages for the running `seq`. Return False if it is `seq` itself."""
-        worst = self.running[-1]
+        worst = self._worst(self.running)
         self._preempt(worst)
         return worst is not seq
+
+    def _worst(self, running: list[Sequence]) -> Sequence:
+        """Return the worst-ranked of `running`, or instead of a fresh sequence the worst-ranked one of its key and priority that had its
+        turn, as long as such sequences hold more slots. So this is never the best-ranked of several sequences."""
+        worst = running[-1]
+        if worst.had_turn:
+            return worst
+        num_fresh, others = self._held(worst.fairness_key)
+        return others[-1] if len(others) > num_fresh and others[-1].rank[0] == worst.rank[0] else worst
+
+    def _fresh_first(self, key: str) -> bool:
+        num_fresh, others = self._held(key)
+        return len(others) > num_fresh
+
+    def _held(self, key: str) -> tuple[int, list[Sequence]]:
+        """Return how many fresh sequences of a key run, and its running sequences that had their turn, in order of rank."""
+        running = [seq for seq in self.running if seq.fairness_key == key]
+        others = [seq for seq in running if seq.had_turn]
+        return len(running) - len(others), others
 
     def _preempt(self, seq: Sequence) -> None:
         self._unplan(seq)

@@ -10,8 +10,9 @@ import pytest
 
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
+from server.engine.request import TURN
 from server.engine.step_model import GroupLimits, StepLimits
-from server.messages import Constraint, ConstraintKind, SamplingParams, Submit
+from server.messages import Abort, Constraint, ConstraintKind, SamplingParams, Submit
 
 VOCAB = 320
 ENGINES = pytest.mark.parametrize("engine", [Engine, OverlappedEngine])
@@ -164,6 +165,65 @@ def test_a_key_that_holds_all_slots_gives_some_up(rig, engine) -> None:
     held = Counter(seq.fairness_key for seq in one.engine.scheduler.running)
     assert held == {"flood": 3, "late": 3} and one.engine.scheduler.num_preemptions == 3
     assert one.run() == alone
+
+
+@ENGINES
+@pytest.mark.parametrize("num_pages", [2000, 200])
+def test_long_answers_do_not_hold_up_the_next_request_of_their_key(rig, engine, num_pages: int) -> None:
+    """Issue 37, item 4 (tenants): the number of steps until a request is answered does not depend on how much the key's other requests
+    still generate, even if pages are short. The others continue with the same tokens."""
+    limits = StepLimits(VOCAB, 2048, 64, 8, (GroupLimits(num_pages),))
+    streams = [Submit(f"stream{i}", (1, 1 + i), params(max_tokens=700, ignore_eos=True)) for i in range(24)]
+    nexts = [Submit(f"next{i}", (3, 4 + i), params(max_tokens=4, ignore_eos=True)) for i in range(3)]
+    alone = rig(limits=limits).run([*streams, *nexts])
+    one = rig(engine, limits=limits)
+    for submit in streams:
+        one.engine.submit(submit)
+    num_steps = []
+    for submit in nexts:
+        before = one.engine.stats().num_steps
+        one.engine.submit(submit)
+        one.until(lambda submit=submit: (submit.request_id, 0) in one.outcomes and one.outcomes[submit.request_id, 0].end, 2000)
+        num_steps.append(one.engine.stats().num_steps - before)
+        assert not any(outcome.end for (name, _), outcome in one.outcomes.items() if name.startswith("stream"))
+    # Half of the slots pass to fresh sequences. The first request waits until each stream before it has had its turn.
+    assert num_steps[0] <= (len(streams) // 4 + 1) * (TURN + 4), num_steps
+    assert num_steps[1] <= TURN and num_steps[2] <= TURN, num_steps
+    assert one.run() == alone
+
+
+@ENGINES
+def test_short_requests_do_not_starve_the_long_ones_of_their_key(rig, engine) -> None:
+    """However many short requests of a key arrive, its long ones keep half of the slots, in their order of arrival."""
+    limits = StepLimits(VOCAB, 2048, 64, 4, (GroupLimits(600),))
+    long = [Submit(f"long{i}", (1, 1 + i), params(max_tokens=400, ignore_eos=True)) for i in range(4)]
+    one = rig(engine, limits=limits)
+    for submit in long:
+        one.engine.submit(submit)
+    num_short = 0
+    for _ in range(900):
+        while len(one.engine._requests.living) < 12:
+            one.engine.submit(Submit(f"short{num_short}", (3, 4 + num_short % 300), params(max_tokens=8, ignore_eos=True)))
+            num_short += 1
+        one.step()
+    assert all(one.outcomes[submit.request_id, 0].end for submit in long)
+    assert sum(outcome.end is not None for outcome in one.outcomes.values()) > 900 * 2 // 10
+    for request_id in list(one.engine._requests.living):
+        one.engine.abort(Abort(request_id))
+    one.run()
+
+
+@ENGINES
+def test_a_sequence_whose_prompt_is_long_has_a_longer_turn(rig, engine) -> None:
+    """A sequence is not preempted for another one of its key before it has generated as many tokens as its prompt has, because the prompt
+    might have to be computed again."""
+    limits = StepLimits(VOCAB, 2048, 64, 2, (GroupLimits(600),))
+    one = rig(engine, limits=limits)
+    for i in range(3):
+        one.engine.submit(Submit(f"r{i}", tuple(1 + (i + k) % 300 for k in range(200)), params(max_tokens=400, ignore_eos=True)))
+    one.until(lambda: ("r2", 0) in one.outcomes, 2000)
+    assert len(one.outcomes["r1", 0].token_ids) in (200, 201) and one.engine.scheduler.num_preemptions == 1
+    one.run()
 
 
 def test_a_long_prompt_does_not_hold_up_the_short_one_of_another_key(rig) -> None:

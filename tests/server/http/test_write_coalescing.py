@@ -12,9 +12,6 @@ class Recorder(asyncio.Transport):
         self._log = log
         self._name = name
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
     def write(self, data: Any) -> None:
         self._log.append((self._name, bytes(data)))
 

@@ -216,7 +216,7 @@ def test_who_reads_slowly_is_not_waiting_for_the_worker(meanwhile) -> None:
     sends nothing, and if it dies, the next worker does not repeat the request."""
 
     async def scenario() -> None:
-        submit = submits(1, max_tokens=25)[0]
+        submit = submits(1)[0]
         expected = (await undisturbed([submit]))[0]
         care = Care(stall_s=1.0, first_delay_s=0.05)
         async with worker(care=care) as supervisor, aclosing(supervisor.generate(submit)) as events:

@@ -13,6 +13,7 @@ class Work:
     fairness_key: str
     rank: tuple[int, int, int]
     cost: int = 100
+    had_turn: bool = False
 
 
 def served(queue: FairQueue[Work], num_turns: int) -> list[Work]:
@@ -73,3 +74,17 @@ def test_debt_is_bounded_and_forgotten_without_contention() -> None:
     queue.push(Work("a", (0, 0, 0)))
     queue.push(Work("b", (0, 1, 0)))
     assert served(queue, 1)[0].fairness_key == "a", "a charge is forgotten if nothing waits"
+
+
+def test_the_caller_decides_whether_fresh_items_of_a_key_go_first() -> None:
+    queue: FairQueue[Work] = FairQueue()
+    early, late, fresh = Work("a", (0, 0, 0), had_turn=True), Work("a", (0, 1, 0), had_turn=True), Work("a", (0, 2, 0))
+    for work in (late, fresh, early):
+        queue.push(work)
+    assert queue.head(lambda key: key == "a") is fresh and queue.head(lambda key: key != "a") is early
+    queue.remove(fresh)
+    assert queue.head(lambda _key: True) is early
+    queue.remove(early)
+    queue.remove(late)
+    queue.push(fresh)
+    assert queue.head(lambda _key: False) is fresh

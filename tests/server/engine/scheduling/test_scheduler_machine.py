@@ -11,11 +11,13 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from deploy.test_doubles.model import NullModel, hashed_logits
+from server.engine import request
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.request import Stage
@@ -252,6 +254,26 @@ class GroupsMachine(OverlappedMachine):
     limits = replace(LIMITS, groups=(*LIMITS.groups, GroupLimits(9, window=20), GroupLimits(5, window=2), *states))
 
 
+class TurnsMachine(OverlappedMachine):
+    """Repeat the test with turns of few tokens, so that sequences of a key often make way for each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(request, "TURN", 2)
+
+    @initialize(prompts=st.lists(st.integers(0, VOCAB - 1), min_size=12, max_size=20))
+    def many(self, prompts) -> None:
+        for token_id in prompts:
+            self.submit((), 0, [token_id], 24, 1, 0, "a", "", None, None)
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.patch.undo()
+
+
 SCALE = settings(
     max_examples=150 if FULL else 15,
     stateful_step_count=60 if FULL else 40,
@@ -263,5 +285,7 @@ TestPlain = Machine.TestCase
 TestPlain.settings = SCALE
 TestOverlapped = OverlappedMachine.TestCase
 TestOverlapped.settings = SCALE
+TestTurns = TurnsMachine.TestCase
+TestTurns.settings = SCALE
 TestGroups = GroupsMachine.TestCase
 TestGroups.settings = SCALE
