@@ -130,5 +130,16 @@ constraints: $(TOOLS)/ready ## write the hashes of all files of the pinned packa
 	  | $(TOOLS)/bin/uv pip compile --quiet --no-config --no-deps --generate-hashes --no-header --no-annotate - >$(TOOLS)/constraints
 	mv $(TOOLS)/constraints constraints.txt
 
+# pip-audit writes its report only after it has asked for every package.
+audit: $(TOOLS)/ready ## search the advisories about the pinned packages; fails if it finds one, or if the service cannot answer
+	@rm -f $(TOOLS)/audit
+	@$(TOOLS)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off --timeout 15 -r constraints.txt -o $(TOOLS)/audit 2>$(TOOLS)/errors \
+	  && echo "no advisory concerns a pinned package" \
+	  || { if [ -s $(TOOLS)/audit ]; then cat $(TOOLS)/audit; \
+	       else tail -n 1 $(TOOLS)/errors; echo "the advisory service did not answer for every package, so this is no audit; try again with a network"; fi; exit 1; }
+
+sbom: setup         ## write the bill of materials of the virtual environment, sbom.json
+	$(BIN)/python -m deploy.sbom constraints.txt >sbom.json
+
 clean:              ## remove the virtual environment and the files of tools
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
