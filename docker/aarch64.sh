@@ -30,10 +30,10 @@ if [ ! -e "$WORK/ready" ]; then
   for package in "$WORK"/packages/*.deb; do dpkg-deb -x "$package" "$WORK/root"; done
   platforms=()
   for version in 2014 _2_17 _2_24 _2_27 _2_28 _2_31 _2_34 _2_35; do platforms+=(--platform "manylinux${version}_aarch64"); done
-  needed=$(python3 -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print("\n".join(p["dependencies"]))')
-  readarray -t needed <<<"$needed"
-  python3 -m pip download --quiet --disable-pip-version-check "${platforms[@]}" --python-version 3.11 --implementation cp --abi cp311 --abi abi3 \
-    --abi none --only-binary=:all: -c constraints.txt -d "$WORK/wheels" "${needed[@]}" pytest pytest-xdist hypothesis httpx
+  make --silent setup
+  readarray -t needed < <(.venv/bin/python docker/requirements.py)
+  .venv/bin/python -m pip download --quiet --disable-pip-version-check "${platforms[@]}" --python-version 3.11 --implementation cp --abi cp311 \
+    --abi abi3 --abi none --require-hashes --only-binary :all: -c constraints.txt -d "$WORK/wheels" "${needed[@]}" pytest pytest-xdist hypothesis httpx
   for wheel in "$WORK"/wheels/*.whl; do python3 -m zipfile -e "$wheel" "$WORK/site"; done
   touch "$WORK/ready"
 fi

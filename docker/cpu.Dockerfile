@@ -13,13 +13,22 @@ WORKDIR /src
 RUN apt-get update && apt-get install --yes --no-install-recommends binutils
 RUN python3 -m venv /build && python3 -m venv --without-pip /opt/relaxserve
 COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY docker/requirements.py docker/
+# pip checks the hash of each file that it installs. It takes no source, because it would build one with packages whose hash nobody checks.
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 CHECK="--require-hashes --only-binary :all: -c constraints.txt"
+RUN sed -n '/^pip==/,/[^\\]$/p' constraints.txt > pip.txt \
+ && /build/bin/python -m pip install --require-hashes -r pip.txt \
+ && /build/bin/python -m pip install $CHECK setuptools
 COPY compiler compiler
 COPY runtime runtime
 COPY server server
 COPY deploy deploy
 ARG EXTRAS=hub
 # Remove the tests of other packages and the symbols of LLVM, which the image does not need.
-RUN /build/bin/pip --python /opt/relaxserve install --no-cache-dir --disable-pip-version-check -c constraints.txt ".[$EXTRAS]" \
+RUN /build/bin/python -m pip --python /opt/relaxserve install $CHECK $(python3 docker/requirements.py "$EXTRAS") \
+ && /build/bin/python -m pip wheel --no-index --no-deps --no-build-isolation --wheel-dir /wheels . \
+ && /build/bin/python -m pip --python /opt/relaxserve install --no-index --no-deps /wheels/*.whl \
+ && /opt/relaxserve/bin/python -m deploy.sbom constraints.txt > /opt/relaxserve/sbom.json \
  && find /opt/relaxserve/lib -type d -name tests -prune -exec rm -r {} + \
  && find /opt/relaxserve/lib -name libllvmlite.so -exec strip --strip-unneeded {} +
 

@@ -13,14 +13,19 @@ FROM ${BASE} AS build
 WORKDIR /src
 RUN apt-get update && apt-get install --yes --no-install-recommends g++
 COPY constraints.txt ./
+# pip checks the hash of each file that it installs. pycuda is the only source: it is built with numpy and setuptools of checked hashes.
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 CHECK="--require-hashes --only-binary :all: -c constraints.txt"
+RUN sed -n '/^pip==/,/[^\\]$/p' constraints.txt > pip.txt \
+ && python3 -m pip install --require-hashes -r pip.txt \
+ && python3 -m pip install $CHECK setuptools numpy
 # The driver's library is on the host, so pycuda is linked with an empty library of its name, which the linker would otherwise leave out.
-RUN pip install --no-cache-dir --no-deps -c constraints.txt --target headers nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-profiler-api \
+RUN python3 -m pip install $CHECK --no-deps --target headers nvidia-cuda-runtime nvidia-cuda-crt nvidia-cuda-profiler-api \
  && root=$(dirname "$(dirname "$(find /src/headers -name cuda.h)")") \
  && gcc -shared -Wl,-soname,libcuda.so.1 -o libcuda.so -x c /dev/null \
  && printf '%s\n' "CUDA_ROOT = '$root'" "CUDA_INC_DIR = ['$root/include']" "CUDADRV_LIB_DIR = ['/src']" "CUDADRV_LIBNAME = ['cuda']" \
         "CUDA_ENABLE_CURAND = False" "USE_SHIPPED_BOOST = True" > ~/.aksetup-defaults.py
 # numpy and typing_extensions are in the other image.
-RUN LDFLAGS=-Wl,--no-as-needed pip install --no-cache-dir --no-deps -c constraints.txt --target /packages \
+RUN LDFLAGS=-Wl,--no-as-needed python3 -m pip install $CHECK --no-binary pycuda --no-build-isolation --no-deps --target /packages \
         pycuda pytools siphash24 Mako MarkupSafe platformdirs
 
 FROM ${IMAGE}

@@ -21,6 +21,7 @@ from pathlib import Path
 from tests.gpu.driver.library import ROOT, build, compiler
 
 HEADERS = ("nvidia-cuda-runtime", "nvidia-cuda-crt", "nvidia-cuda-profiler-api")
+NEEDED = ("Mako", "pytools")  # what pycuda needs beside numpy
 SETTINGS = """
 CUDA_ROOT = {root!r}
 CUDA_INC_DIR = [{root!r} + "/include"]
@@ -36,15 +37,18 @@ LDFLAGS = []
 """
 
 
+CHECK = ("--require-hashes", "--only-binary", ":all:", "-c", ROOT / "constraints.txt")
+
+
 def pip(*arguments: str | Path) -> None:
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", *map(str, arguments)]
     subprocess.run(command, check=True, capture_output=True, text=True)
 
 
 def install(folder: Path) -> None:
-    constraints = ("-c", ROOT / "constraints.txt")
-    pip("download", "--no-deps", "--no-binary", "pycuda", *constraints, "-d", folder, "pycuda")
-    pip("download", "--no-deps", *constraints, "-d", folder, *HEADERS)
+    # Build the only source with numpy and setuptools of this environment, whose hashes were checked.
+    pip("download", *CHECK, "--no-deps", "--no-binary", "pycuda", "--no-build-isolation", "-d", folder, "pycuda")
+    pip("download", *CHECK, "--no-deps", "-d", folder, *HEADERS)
     for wheel in folder.glob("*.whl"):
         zipfile.ZipFile(wheel).extractall(folder / "headers")
     with tarfile.open(next(folder.glob("pycuda-*.tar.gz"))) as source:
@@ -55,8 +59,9 @@ def install(folder: Path) -> None:
     build(libraries)
     (libraries / "libcuda.so").symlink_to("libcuda.so.1")
     (tree / "siteconf.py").write_text(SETTINGS.format(root=str(root), libraries=str(libraries)))
-    pip("wheel", "--no-deps", "-w", folder / "built", tree)
-    pip("install", *constraints, next((folder / "built").glob("*.whl")))
+    pip("install", *CHECK, *NEEDED)
+    pip("wheel", "--no-index", "--no-deps", "--no-build-isolation", "-w", folder / "built", tree)
+    pip("install", "--no-index", "--no-deps", next((folder / "built").glob("*.whl")))
 
 
 def main() -> None:
