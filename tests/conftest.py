@@ -202,6 +202,12 @@ def greeting(server: subprocess.Popen[str]) -> tuple[str, str]:
     return found[1], banner
 
 
+def workers_of(pid: int) -> list[int]:
+    """Return the process ids of a server's workers. Other processes of the server render templates, for instance."""
+    children = [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+    return [int(child) for child in children if b"deploy.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
 @contextmanager
 def serving_demo(cache_folder: Path, *options: str, **variables: str) -> Iterator[DemoServer]:
     own = {name: value for name, value in os.environ.items() if not name.startswith("RELAXSERVE_") or name == "RELAXSERVE_TARGET"}

@@ -16,7 +16,7 @@ import httpx
 import tokenizers
 
 from compiler.frontend.registry import load_config
-from tests.conftest import BIN, GOLDEN, ROOT, greeting
+from tests.conftest import BIN, GOLDEN, ROOT, greeting, workers_of
 from tests.gpu.fixtures import SoftwareGpu
 
 TEMPLATE = "{{ messages[0]['content'] }}"  # a prompt is the words of its message
@@ -35,8 +35,7 @@ class GpuServer:
     @property
     def workers(self) -> list[int]:
         """The process ids of the workers."""
-        children = [pid for file in Path(f"/proc/{self.pid}/task").glob("*/children") for pid in file.read_text().split()]
-        return [int(pid) for pid in children if b"deploy.worker" in Path("/proc", pid, "cmdline").read_bytes()]
+        return workers_of(self.pid)
 
     @property
     def free_bytes(self) -> int:

@@ -20,6 +20,7 @@ import pytest
 
 from deploy.logs import MOST_LINES, JsonLines, TextLines, Writer
 from server.http.record import REQUEST_ID
+from tests.conftest import workers_of
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
@@ -126,7 +127,7 @@ def test_a_model_s_life_has_lines_in_json(demo_server: Any) -> None:
             answered = read_until("POST /v1/chat/completions")
             assert answered["request_id"] == "my-own-id" and answered["model"] == "demo" and answered["status"] == 200
             assert answered["prompt_tokens"] > 5 and answered["completion_tokens"] > 2 and answered["ms"] > 0
-            (worker,) = map(int, Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split())
+            (worker,) = workers_of(server.pid)
             os.kill(worker, signal.SIGKILL)
             assert read_until("died")["level"] == "warning"
             read_until("a new worker was ready")

@@ -25,7 +25,9 @@ from deploy.cli import admin
 from deploy.cli.main import app
 from deploy.client import Client, ServerFault
 from deploy.settings import DEFAULTS, SETTINGS, parse
+from runtime.sealed import key_of
 from runtime.sections import SectionFile
+from tests.conftest import workers_of
 
 pytestmark = pytest.mark.xdist_group("demo server")
 
@@ -196,7 +198,7 @@ def flip_a_weight(cache: Path) -> Path:
     """Flip one bit of the largest section of the packed weights. This replaces the file instead of changing it, because a server may have
     mapped the old file."""
     (packed,) = (cache / "weights").glob("*.rsw")
-    largest = max(SectionFile(packed)._sections.values(), key=lambda section: section.size)
+    largest = max(SectionFile(packed, key_of(packed.parent))._sections.values(), key=lambda section: section.size)
     content = bytearray(packed.read_bytes())
     content[largest.offset + largest.size // 2] ^= 64
     packed.unlink()
@@ -338,7 +340,7 @@ def test_idle_connections_leave_descriptors_for_a_restart(demo_server: Any) -> N
         host, port = url.removeprefix("http://").split(":")
         for _ in range(200):
             stack.enter_context(socket.create_connection((host, int(port)), timeout=20))
-        (worker,) = map(int, Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split())
+        (worker,) = workers_of(server.pid)
         os.kill(worker, signal.SIGKILL)
         assert "Paris" in demo_server.run("relaxserve", "chat", QUESTION, RELAXSERVE_URL=url)
         with urlopen(f"{url}/admin/models") as answer:

@@ -156,6 +156,8 @@ def test_alerts_say_what_happened() -> None:
 
 
 SERVICE = {"build", "image", "command", "environment", "ports", "volumes", "read_only", "tmpfs", "cap_drop", "security_opt"} | {
+    "mem_limit",
+    "pids_limit",
     "stop_grace_period",
     "restart",
     "depends_on",
