@@ -16,7 +16,8 @@ _RELOCATABLE: Final = 1
 _BITS, _SYMBOLS, _STRINGS, _RELOCATIONS = 1, 2, 3, 4  # types of sections
 _LOCAL, _GLOBAL_FUNCTION, _GLOBAL_UNKNOWN = 0, 0x12, 0x10
 _ALIGNMENT: Final = 64
-_NAMES: Final = b"\0.rodata\0.text\0.symtab\0.strtab\0.rela\0"
+_STACK: Final = b".note.GNU-stack"  # an empty section, which tells linkers that no code needs an executable stack
+_NAMES: Final = b"\0.rodata\0.text\0.symtab\0.strtab\0.rela\0" + _STACK + b"\0"
 
 
 def merged(objects: Sequence[tuple[str, bytes]], arch: str) -> bytes:
@@ -43,6 +44,7 @@ def merged(objects: Sequence[tuple[str, bytes]], arch: str) -> bytes:
     parts.append((_NAMES.index(b".symtab"), _SYMBOLS, 0, table, of_strings, num_local, 8, SYMBOL.size))
     parts.append((_NAMES.index(b".strtab"), _STRINGS, 0, strings, 0, 0, 1, 0))
     parts.append((_NAMES.index(b".strtab"), _STRINGS, 0, _NAMES, 0, 0, 1, 0))
+    parts.append((_NAMES.index(_STACK), _BITS, 0, b"", 0, 0, 1, 0))
     parts += [
         (_NAMES.index(b".rela"), _RELOCATIONS, 0, bytes(found), of_symbols, numbers[section], 8, RELOCATION.size)
         for section, found in relocations.items()
