@@ -13,7 +13,7 @@ import pytest
 
 from docker.pin_images import FILES, ROOT, unpinned
 
-# Images whose digest nobody has looked up yet: `python docker/pin_images.py` does so where a registry can be reached. The list only shrinks.
+# Images whose digest nobody has looked up yet. `python docker/pin_images.py` looks them up. This list only shrinks.
 WITHOUT_DIGEST = {"python:3.12-slim-bookworm", "prom/prometheus:v3.5.0", "grafana/grafana:12.1.0"}
 
 
