@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from server.text.templates.meter import Limits
-from server.text.templates.renderer import Renderer
 from server.text.templates.template import LIMITS, rebuilt
+
+if TYPE_CHECKING:
+    from server.text.templates.renderer import Renderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class OutsideTemplate:
         self.source = source
         self.special_tokens = dict(special_tokens)
         self.tool_source = tool_source
+        from server.text.templates.renderer import Renderer  # imports asyncio, which a worker without templates does not need
+
         self._renderer = Renderer(_Recipe(source, self.special_tokens, tool_source))
         self._renderer.check()
 
