@@ -21,11 +21,13 @@ import pwd
 import secrets
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from functools import cache
 from io import BufferedReader
 from itertools import takewhile
 from pathlib import Path
+from typing import IO
 
 from runtime import flags
 from runtime.errors import DamagedFile, UnsafeCache
@@ -44,7 +46,9 @@ def store(path: Path, content: bytes, name: str = "") -> None:
     """Write content and its seal. Readers see either the old file or the complete new file. If `name` is given, it is sealed instead of the
     name of the file."""
     make_private(path.parent)
-    _write(path, seal(content, name or path.name, key_of(path.parent)))
+    sealed = seal(content, name or path.name, key_of(path.parent))
+    with replacing(path) as file:
+        file.write(sealed)
 
 
 def load(path: Path, name: str = "", key: bytes | None = None) -> memoryview:
@@ -81,17 +85,29 @@ def seal_of(content: bytes | memoryview, name: str, key: bytes) -> bytes:
     return made.digest()
 
 
-def _write(path: Path, content: bytes) -> None:
+@contextmanager
+def replacing(path: Path) -> Generator[IO[bytes]]:
+    """Write a file anew, in a private folder. Readers see either the old file or the complete new file, even after a power failure."""
+    make_private(path.parent)
     descriptor, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(fresh, path)
     except BaseException:
         os.unlink(fresh)
         raise
+    _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 # --- the key -------------------------------------------------------------------------------------------------------------
@@ -116,7 +132,8 @@ def key_of(folder: Path) -> bytes:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)  # of processes that start at the same time, one makes the key
         if not path.exists():
-            _write(path, secrets.token_bytes(MIN_KEY_BYTES))
+            with replacing(path) as file:
+                file.write(secrets.token_bytes(MIN_KEY_BYTES))
     finally:
         os.close(lock)
     return _own_key(path)

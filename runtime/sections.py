@@ -15,7 +15,6 @@ import hmac
 import mmap
 import os
 import struct
-import tempfile
 import zlib
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,7 @@ from typing import IO
 import msgspec
 
 from runtime.errors import DamagedFile
-from runtime.sealed import make_private, opened, seal_of
+from runtime.sealed import opened, replacing, seal_of
 
 MAGIC = b"RLXSECT2"
 ALIGNMENT = 64
@@ -60,19 +59,8 @@ def packed(contents: Mapping[str, bytes | memoryview]) -> bytes:
 def writing(path: Path, sizes: Mapping[str, int], key: bytes | None = None) -> Generator[Put]:
     """Write a file whose sections arrive one by one, in any order. Readers see either the old file or the complete new file, even after a
     power failure."""
-    make_private(path.parent)
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            with _filling(file, sizes, _digest_of(path, key)) as put:
-                yield put
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    _sync_directory(path.parent)
+    with replacing(path) as file, _filling(file, sizes, _digest_of(path, key)) as put:
+        yield put
 
 
 @contextmanager
@@ -124,14 +112,6 @@ def _layout(sizes: Mapping[str, int]) -> dict[str, Section]:
 
 def align(offset: int, alignment: int = ALIGNMENT) -> int:
     return -(-offset // alignment) * alignment
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 class SectionFile:
