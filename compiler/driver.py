@@ -20,7 +20,7 @@ from functools import partial
 from compiler.backends.pipeline import PHASES
 from compiler.backends.registry import backend_of
 from compiler.bytecode.emit import Signature, lower
-from compiler.codegen.link import Emit, LinkedCode
+from compiler.codegen.link import Emit, LinkedCode, emitted
 from compiler.ir.module import IRModule
 from compiler.ir.text.printer import print_module
 from compiler.machine.target import Target, host
@@ -43,7 +43,7 @@ class Options:
     instruments: tuple[Instrument, ...] = ()  # instruments besides those that the switches of runtime.flags ask for
     texts: bool = False  # keep the text of each level in the executable
     progress: Progress = lambda _: None
-    emit: Emit | None = None  # replaces the function that makes machine code from LLVM IR, such as by one that keeps the code
+    emit: Emit = emitted  # makes machine code from LLVM IR; another function may keep the code
     symbols: str = ""  # prefix of the names of all functions of the object
 
 
@@ -108,10 +108,10 @@ def build(planned: IRModule, options: Options, signatures: dict[str, Signature])
     started = time.perf_counter()
     kernels = {name: backend.emit(options.symbols + name, prim, target) for name, prim in planned.prim_functions.items()}
     program = lower(planned, kernels, signatures, options.symbols)
-    emitted = time.perf_counter()
+    linking = time.perf_counter()
     options.progress(EMITTED)
     code = backend.link(kernels.values(), target, "\n\n".join(t for t in program.shape_functions if t), options.emit)
-    say(2, f"{1000 * (emitted - started):9.1f} ms  emit\n{1000 * (time.perf_counter() - emitted):9.1f} ms  link")
+    say(2, f"{1000 * (linking - started):9.1f} ms  emit\n{1000 * (time.perf_counter() - linking):9.1f} ms  link")
     meta = ExecutableMeta(target.key, program.functions, tuple(program.kernel_table), tuple(program.regions))
     texts = _texts(planned, code) if options.texts else {}
     options.progress(1.0)

@@ -21,8 +21,8 @@ class Backend:
     pipeline: Callable[[Target, tuple[Instrument, ...]], Pipeline]
     # Emit one scheduled kernel, under the given name, as LLVM IR.
     emit: Callable[[str, PrimFunc, Target], KernelCode]
-    # Link all kernels. The string is LLVM IR of further functions, such as those that compute shapes on the host. If `Emit`
-    # is given, it makes the machine code.
-    link: Callable[[Iterable[KernelCode], Target, str, Emit | None], LinkedCode]
+    # Link all kernels. The string is LLVM IR of further functions, such as those that compute shapes on the host. `Emit` makes the machine
+    # code.
+    link: Callable[[Iterable[KernelCode], Target, str, Emit], LinkedCode]
     # Whether the machine itself can prepare weights when they are bound. Otherwise the host prepares them.
     prepares_weights: bool

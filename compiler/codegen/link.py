@@ -49,21 +49,20 @@ class LinkedCode:
 Emit = Callable[[str, Target], bytes]  # returns the machine code of a module of LLVM IR: an object, or PTX for a GPU
 
 
-def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: Emit | None = None) -> LinkedCode:
-    """Compile and link all kernels. `extra` is LLVM IR of further functions, such as those that compute shapes.
-    `emit` replaces `emitted`."""
-    kernels, emit = list(kernels), emit or emitted
+def emitted(text: str, target: Target) -> bytes:
+    with optimised(text, target) as module:
+        machine = llvm_machine(target)
+        return machine.emit_assembly(module).encode() if target.system == GPU else machine.emit_object(module)
+
+
+def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: Emit = emitted) -> LinkedCode:
+    """Compile and link all kernels. `extra` is LLVM IR of further functions, such as those that compute shapes."""
+    kernels = list(kernels)
     texts = [(kernel.name, module_text([_anonymous(kernel)], target)) for kernel in kernels]
     if extra or not kernels:
         texts.append(("", module_text([], target, extra)))
     objects = [(name, emit(text, target)) for name, text in texts]
     return LinkedCode(merged(objects, target.arch), module_text(kernels, target, extra), target)
-
-
-def emitted(text: str, target: Target) -> bytes:
-    with optimised(text, target) as module:
-        machine = llvm_machine(target)
-        return machine.emit_assembly(module).encode() if target.system == GPU else machine.emit_object(module)
 
 
 def _anonymous(kernel: KernelCode) -> KernelCode:

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from compiler.bytecode.kernel import KernelCode
-from compiler.codegen import link as codegen
-from compiler.codegen.link import Emit, LinkedCode, module_text
+from compiler.codegen.link import Emit, LinkedCode, emitted, module_text
 from compiler.codegen.link import link as link_for_host
 from compiler.machine.target import Target, host
 from runtime.executable import HostCode
@@ -15,9 +14,9 @@ from runtime.executable import HostCode
 ATTRIBUTES: Final = 'attributes #1 = { alwaysinline nounwind "no-builtins" }\n!0 = !{}'
 
 
-def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: Emit | None = None) -> LinkedCode:
+def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: Emit = emitted) -> LinkedCode:
     """Link all kernels. `extra` is LLVM IR of further host functions, such as those that compute shapes."""
     kernels, here = list(kernels), host()
     native = link_for_host([], here, "\n\n".join(part for part in (*(k.host for k in kernels), extra) if part), emit)
     text = module_text(kernels, target, attributes=ATTRIBUTES)
-    return LinkedCode((emit or codegen.emitted)(text, target), text, target, HostCode(native.object, here.key))
+    return LinkedCode(emit(text, target), text, target, HostCode(native.object, here.key))

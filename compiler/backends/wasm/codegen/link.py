@@ -10,8 +10,7 @@ from compiler.backends.wasm.codegen.multiply_add import with_multiply_add
 from compiler.backends.wasm.codegen.object import read_object
 from compiler.backends.wasm.codegen.widen import with_interleaving
 from compiler.bytecode.kernel import KernelCode
-from compiler.codegen import link as codegen
-from compiler.codegen.link import Emit, LinkedCode, module_text
+from compiler.codegen.link import Emit, LinkedCode, emitted, module_text
 from compiler.machine.target import Target
 
 # The product of two 128-bit integers. LLVM calls this function to find out whether a 64-bit product overflows. Each argument is passed as
@@ -50,9 +49,9 @@ define hidden void @__multi3(ptr %result, i64 %a, i64 %a.high, i64 %b, i64 %b.hi
 """
 
 
-def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: Emit | None = None) -> LinkedCode:
+def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: Emit = emitted) -> LinkedCode:
     """Link all kernels. `extra` is LLVM IR of further functions, such as those that compute shapes."""
     text = with_interleaving(with_multiply_add(module_text(kernels, target, extra), target))
     if "smul.with.overflow.i64" in text:
         text += WIDE_PRODUCT
-    return LinkedCode(linked(read_object((emit or codegen.emitted)(text, target))), text, target)
+    return LinkedCode(linked(read_object(emit(text, target))), text, target)
