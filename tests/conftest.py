@@ -202,10 +202,14 @@ def greeting(server: subprocess.Popen[str]) -> tuple[str, str]:
     return found[1], banner
 
 
+def children_of(pid: int) -> list[int]:
+    """Return the ids of a process's children, which the kernel lists per thread."""
+    return [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
+
+
 def workers_of(pid: int) -> list[int]:
     """Return the process ids of a server's workers. Other processes of the server render templates, for instance."""
-    children = [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
-    return [int(child) for child in children if b"deploy.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in children_of(pid) if b"deploy.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 @contextmanager

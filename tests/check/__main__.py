@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 import time
 from pathlib import Path
@@ -77,7 +76,7 @@ async def run(name: str, program: str, *arguments: str, is_shown: bool = False) 
     """Run a program and return `name` if it fails. Show its output at once, or only if it fails."""
     output = None if is_shown else asyncio.subprocess.PIPE
     # Tests wait for other processes, and checks do not, so let the tests go first.
-    command = [str(BIN / program), *arguments] if is_shown or os.name != "posix" else ["nice", str(BIN / program), *arguments]
+    command = [*(() if is_shown else ("nice",)), str(BIN / program), *arguments]
     process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=output, stderr=output and asyncio.subprocess.STDOUT)
     said, _ = await process.communicate()
     if process.returncode == 0:

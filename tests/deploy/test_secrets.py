@@ -15,6 +15,7 @@ from deploy.secrets import hub_token, take_secrets
 from deploy.serve import load_of
 from server.interfaces import LoadError
 from server.models.state import ModelSpec
+from tests.conftest import children_of
 
 PROGRAM = """
 import os, pathlib, subprocess, sys
@@ -60,9 +61,7 @@ def test_a_download_has_the_token_that_the_environment_has_no_more(monkeypatch: 
 
 
 def descendants(pid: int) -> list[int]:
-    lists = Path(f"/proc/{pid}/task").glob("*/children")  # the kernel lists a process's children per thread
-    children = [int(child) for file in lists for child in file.read_text().split()]
-    return [pid, *(below for child in children for below in descendants(child))]
+    return [pid, *(below for child in children_of(pid) for below in descendants(child))]
 
 
 @pytest.mark.xdist_group("demo server")

@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.conftest import children_of
+
 PROGRAM = """
 import sys
 from contextlib import suppress
@@ -197,7 +199,3 @@ def test_a_template_without_a_meter_does_not_outlive_sigterm(spawn, tmp_path, mo
 def renderings_of(pid: int) -> bool:
     """Return whether the server's process of a template has a fork that renders, besides the fork that waits."""
     return any(len(children_of(child)) > 1 for child in children_of(pid))
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()]
