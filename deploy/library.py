@@ -56,7 +56,7 @@ class HubLibrary:
 
 async def _lines(order: Order) -> AsyncGenerator[Line, None]:
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe, start_new_session=True)
+    process = await asyncio.create_subprocess_exec(*COMMAND, stdin=pipe, stdout=pipe, process_group=0)
     assert process.stdin is not None and process.stdout is not None
     try:
         process.stdin.write(encode(order))

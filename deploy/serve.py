@@ -23,7 +23,7 @@ from deploy.library import HubLibrary
 from deploy.model_loading.locate import identity_of, weigh
 from deploy.model_loading.tokenizer import load_tokenizer
 from runtime.launch import command
-from server.app import create_app
+from server.app import create_app, prepare_routes
 from server.http.auth import Guard
 from server.http.server import Server
 from server.interfaces import LoadError, ProgressCallback
@@ -170,12 +170,14 @@ async def _serve(
         targets=("host", *NAMED),
         publications=publications(settings, cache, hub_token),
     )
-    collect_in_small_portions()
-    server = Server(create_app(settings, registry, () if tracer is None else (tracer,)), settings, registry)
+    app = create_app(settings, registry, () if tracer is None else (tracer,))
+    server = Server(app, settings, registry)
 
     async def welcome() -> bool:
         while not server.started:
             await asyncio.sleep(0.01)
+        prepare_routes(app)  # while the workers load
+        collect_in_small_portions()
         goes_on = await greet(registry, url_of(listener))
         server.should_exit = server.should_exit or not goes_on
         return goes_on

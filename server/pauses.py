@@ -7,7 +7,7 @@ import sys
 
 SWITCH_S = 0.001  # CPython's default is 5 ms, and a token passes through three threads on its way to the client
 YOUNG = 10_000  # allocated objects after which the collector examines the young generation
-OLD = 20, 1_000  # collections of a generation after which the collector examines the next older generation
+OLD = 4, 5_000  # collections of a generation after which the collector examines the next older generation
 
 
 def switch_often() -> None:

@@ -10,9 +10,10 @@ import asyncio
 from contextlib import suppress
 from functools import partial
 from typing import Any
+from weakref import proxy
 
 import httptools
-from starlette.types import Message, Send
+from starlette.types import Message, Receive, Scope, Send
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -38,7 +39,7 @@ class _Transport(CoalescingTransport):
 
     def __init__(self, transport: asyncio.Transport, outbox: Outbox, protocol: GuardedProtocol) -> None:
         super().__init__(transport, outbox)
-        self._protocol = protocol
+        self._protocol = proxy(protocol)  # weak, so that reference counts free both
 
     def close(self) -> None:
         if not self._protocol.lingers():
@@ -284,18 +285,17 @@ class GuardedProtocol(HttpToolsProtocol):
         if version == "1.0":
             self.cycle.keep_alive = self.parser.should_keep_alive()
             self.cycle.waiting_for_100_continue = False
-            self.cycle.send = _without_chunks(self.cycle)  # type: ignore[method-assign]  # uvicorn makes the instances of this class, too
         if body.is_complete:
             super().on_message_complete()
         else:
             self._body = body
-            self.cycle.send = _closing_early(self.cycle)  # type: ignore[method-assign]
 
     def on_message_complete(self) -> None:
         """Do nothing, because the parser sees no bodies."""
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """Start the application in a turn. A pipelined request has had its turn, and a probe that was not pipelined does not wait."""
+        app = _adapted(app, cycle)
         if not self._is_fresh or cycle.scope["raw_path"] in PROBES:
             super()._start_asgi_task(cycle, app)
         else:
@@ -331,9 +331,19 @@ class GuardedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def _closing_early(cycle: RequestResponseCycle) -> Send:
+def _adapted(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """Return the application with a `send` for this request. The cycle must not hold this `send`: reference counts could then free neither,
+    and collecting such garbage pauses the event loop."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        send = _closing_early(cycle, send)
+        await app(scope, receive, _without_chunks(cycle, send) if scope["http_version"] == "1.0" else send)  # type: ignore[arg-type]
+
+    return answer  # type: ignore[return-value]  # uvicorn's types of messages are narrower
+
+
+def _closing_early(cycle: RequestResponseCycle, send: Send) -> Send:
     """Return a `send` that closes the connection after an answer that begins before the whole body is here."""
-    send: Send = cycle.send  # type: ignore[assignment]  # uvicorn's types of messages are narrower
 
     async def send_and_close(message: Message) -> None:
         if message["type"] == "http.response.start" and cycle.more_body:
@@ -343,10 +353,9 @@ def _closing_early(cycle: RequestResponseCycle) -> Send:
     return send_and_close
 
 
-def _without_chunks(cycle: RequestResponseCycle) -> Send:
+def _without_chunks(cycle: RequestResponseCycle, send: Send) -> Send:
     """Return a `send` for HTTP/1.0, which has no chunked encoding. An answer without a length ends when the connection closes. After an
     answer with a length, the connection stays open only if the client asked for that; a header then confirms it."""
-    send: Send = cycle.send  # type: ignore[assignment]  # uvicorn's types of messages are narrower
     is_measured = True
 
     async def send_plainly(message: Message) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -47,13 +46,10 @@ def turns(server) -> Iterator[list[float]]:
 
 
 def flood(server, name: str) -> None:
-    stop = threading.Event()
-
     async def send() -> None:
         budget = Budget(RATE)
-        attacks = [asyncio.create_task(attack(("127.0.0.1", server.port), SHAPES[name], budget, stop)) for _ in range(NUM_CONNECTIONS)]
+        attacks = [asyncio.create_task(attack(("127.0.0.1", server.port), SHAPES[name], budget)) for _ in range(NUM_CONNECTIONS)]
         await asyncio.sleep(SECONDS)
-        stop.set()
         for one in attacks:
             one.cancel()
         await asyncio.gather(*attacks, return_exceptions=True)

@@ -10,6 +10,7 @@ import asyncio
 import gzip
 import itertools
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -19,6 +20,7 @@ NUM_CONNECTIONS = 100
 RATE = 10_000_000  # bytes per second of all connections together
 PIECE_BYTES = 16 << 10
 DRIP_S = 0.05
+LEAST_PRIORITY = 19  # attackers have machines of their own, so their computation must not take time from the server
 
 Address = tuple[str, int]
 Shape = Callable[[], Iterator[bytes]]
@@ -110,19 +112,19 @@ class Budget:
         await asyncio.sleep(self._free_s - time.monotonic())
 
 
-async def attack(address: Address, shape: Shape, budget: Budget, stop: Event) -> None:
-    while not stop.is_set():
+async def attack(address: Address, shape: Shape, budget: Budget) -> None:
+    while True:
         with suppress(OSError):
             reader, writer = await asyncio.open_connection(*address)
             reading = asyncio.create_task(_read_all(reader))
             try:
                 for data in shape():
-                    if stop.is_set() or reading.done():
+                    if reading.done():
                         break
                     for at in range(0, len(data), PIECE_BYTES):
                         await budget.take(len(data[at : at + PIECE_BYTES]))
                         writer.write(data[at : at + PIECE_BYTES])
-                        await asyncio.wait({asyncio.ensure_future(writer.drain()), reading}, return_when=asyncio.FIRST_COMPLETED)
+                        await asyncio.wait({asyncio.create_task(writer.drain()), reading}, return_when=asyncio.FIRST_COMPLETED)
                     if len(data) == 1:
                         await asyncio.sleep(DRIP_S)
             finally:
@@ -137,10 +139,18 @@ async def _read_all(reader: asyncio.StreamReader) -> None:
             pass
 
 
-def _flood(address: Address, name: str, num_connections: int, stop: Event) -> None:
+def _flood(address: Address, name: str, num_connections: int, running: Event, stop: Event) -> None:
+    os.nice(LEAST_PRIORITY)
+    running.set()
+
     async def run() -> None:
         budget = Budget(RATE)
-        await asyncio.gather(*(attack(address, SHAPES[name], budget, stop) for _ in range(num_connections)))
+        attacks = [asyncio.create_task(attack(address, SHAPES[name], budget)) for _ in range(num_connections)]
+        while not stop.is_set():
+            await asyncio.sleep(0.1)
+        for task in attacks:  # each may wait for the server to read on
+            task.cancel()
+        await asyncio.wait(attacks)
 
     asyncio.run(run())
 
@@ -149,10 +159,11 @@ def _flood(address: Address, name: str, num_connections: int, stop: Event) -> No
 def flooding(address: Address, name: str, num_connections: int = NUM_CONNECTIONS) -> Generator[None]:
     """Send one shape from another process, until the `with` block ends."""
     context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    process = context.Process(target=_flood, args=(address, name, num_connections, stop))
+    running, stop = context.Event(), context.Event()
+    process = context.Process(target=_flood, args=(address, name, num_connections, running, stop))
     process.start()
     try:
+        running.wait()
         yield
     finally:
         stop.set()

@@ -133,8 +133,8 @@ class _Process:
         recipe = os.memfd_create("template")
         try:
             with far, os.fdopen(recipe, "wb") as file:
-                # The process gets its own session, so that an interrupt typed at the terminal reaches only the front.
-                process = subprocess.Popen(COMMAND, stdin=far.fileno(), start_new_session=True)
+                # The process gets its own process group, so that an interrupt typed at the terminal reaches only the front.
+                process = subprocess.Popen(COMMAND, stdin=far.fileno(), process_group=0)
                 pickle.dump(template, file)
                 file.flush()
                 file.seek(0)
