@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from server.app import prepare_routes
 from server.errors import BY_CODE, TABLE, as_markdown
 from server.messages import ErrorCode
 
@@ -33,3 +34,10 @@ def test_a_wrong_method_is_told_all_right_ones(server):
         answer = server.http().request(method, path)
         assert answer.status_code == 405 and answer.headers["allow"] == allowed
         assert answer.json()["error"]["message"] == f"{path} does not accept {method}; expected {allowed}"
+
+
+def test_no_request_waits_until_routes_are_built(server, monkeypatch):
+    prepare_routes(server.server.config.app)
+    monkeypatch.setattr("fastapi.routing.get_dependant", None)
+    assert server.http().post("/nothing", json={}).status_code == 404
+    assert server.http().post("/tokenize", json={"prompt": "a"}).status_code == 200

@@ -41,7 +41,7 @@ class Record:
         return " ".join(("relaxserve bench", self.benchmark.replace("_", "-"), *self.arguments))
 
     def keep(self, folder: Path = RESULTS) -> Path:
-        file = folder / _file_name(self.machine) / f"{_file_name(' '.join((self.benchmark, *self.arguments)))}.json"
+        file = folder / file_name(self.machine) / f"{file_name(' '.join((self.benchmark, *self.arguments)))}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(asdict(self), indent=1) + "\n")
         return file
@@ -51,7 +51,7 @@ def read_all(folder: Path = RESULTS) -> list[Record]:
     return [Record.read(file) for file in sorted(folder.glob("*/*.json"))]
 
 
-def _file_name(text: str) -> str:
+def file_name(text: str) -> str:
     return "-".join(re.findall(r"[a-z0-9.]+", text.lower()))
 
 

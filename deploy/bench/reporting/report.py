@@ -1,4 +1,4 @@
-"""`relaxserve bench report`: write BENCHMARKS.md and its chart from the figures that `relaxserve bench NAME --keep` stored in
+"""`relaxserve bench report`: write BENCHMARKS.md, a page per machine and the chart from the figures that `relaxserve bench NAME --keep` stored in
 deploy/bench/results/."""
 
 from __future__ import annotations
@@ -6,23 +6,40 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from deploy.bench.reporting.chart import CHART, drawn, peer_title
-from deploy.bench.reporting.record import ROOT, Record, read_all
+from deploy.bench.reporting.chart import CHART, STEPS, drawn, peer_title
+from deploy.bench.reporting.record import ROOT, Record, file_name, read_all
 
 FILE = ROOT / "BENCHMARKS.md"
+PAGES = ROOT / "docs" / "benchmarks"  # one page per machine
 MOST_ROWS = 40  # maximum number of rows in a table of figures; only the JSON file has further rows
 LEAST_SHARE = 0.02  # minimum share of a step's time of a kernel in a table; only the JSON file has further kernels
 HEAD = """# Benchmarks
 
-`relaxserve bench report` writes this page and the [chart of peers](docs/images/peers.svg) from the JSON files in
-[deploy/bench/results](deploy/bench/results). Nothing in it is typed by hand. To measure on your machine, run
+`relaxserve bench report` writes this page, the pages of the machines and the chart from the JSON files in
+[deploy/bench/results](deploy/bench/results). Nothing in them is typed by hand. To measure on your machine, run
 `relaxserve bench NAME --keep` (`relaxserve bench` lists the names), then `relaxserve bench report`.
 
 The speed of a shared machine changes by a third within a minute. Most goals are therefore ratios to a limit or to a peer that the same run
-measured. `A over B` and `A / B` are quotients. p50 and p99 are percentiles. Some machines have several tables of one benchmark: they differ
-in the options of the command.
+measured. [Measurements](docs/benchmarks/decisions) has the figures behind the decisions.
+
+![Tokens per second of relaxserve and other engines](docs/images/peers.svg)
+
+## Beside peers
+
+Both engines ran the same steps in turns on the same machine, with the same number of threads. Speeds are tokens per second of relaxserve
+divided by those of the peer. The weights are random, so these pages say nothing about quality.
+"""
+MACHINES = """
+## Machines
+
+| Machine | Benchmarks | Measured |
+| --- | --- | --- |
+"""
+PAGE = """Written by `relaxserve bench report`; [BENCHMARKS.md](../../BENCHMARKS.md) says how. `A over B` and `A / B` are quotients. p50 and p99 are
+percentiles. A benchmark has a table for each set of options with which it ran.
 """
 # Explanations of the terms in the tables of a benchmark.
 TERMS = {
@@ -57,15 +74,41 @@ class Table(NamedTuple):
     rows: Sequence[Row]
 
 
-def written(records: Iterable[Record]) -> str:
-    """Return the complete text of BENCHMARKS.md."""
-    by_machine = groupby(sorted(records, key=lambda record: (record.machine, record.command)), key=lambda record: record.machine)
-    sections = [line for machine, some in by_machine for line in (f"\n## {machine}\n", *(_section(record) for record in some))]
-    return "\n".join([HEAD.rstrip("\n"), *sections]).rstrip("\n") + "\n"
+def pages(records: Iterable[Record]) -> dict[Path, str]:
+    """Return the text of BENCHMARKS.md, and of the page of each machine."""
+    ordered = sorted(records, key=lambda record: (record.machine, record.command))
+    of_machine = {machine: list(some) for machine, some in groupby(ordered, key=lambda record: record.machine)}
+    found = {PAGES / f"{file_name(machine)}.md": _page(machine, some) for machine, some in of_machine.items()}
+    return {FILE: _front(of_machine), **found}
+
+
+def _front(of_machine: Mapping[str, Sequence[Record]]) -> str:
+    compared = [row for some in of_machine.values() for record in some if record.benchmark == "model" for row in _speedups(record)]
+    machines = [
+        f"| [{machine}](docs/benchmarks/{file_name(machine)}.md) | {len(some)} | {min(r.date for r in some)} to {max(r.date for r in some)} |"
+        for machine, some in of_machine.items()
+    ]
+    return "\n".join([HEAD, *_lines(compared)]) + "\n" + MACHINES + "\n".join(machines) + "\n"
+
+
+def _speedups(record: Record) -> Iterator[Row]:
+    ours = {row["name"]: row["tokens_per_s"] for row in record.found["rows"]}
+    for name, peer in record.found["peers"].items():
+        theirs = {row["name"]: row["tokens_per_s"] for row in peer["rows"]}
+        yield {
+            "machine": record.machine,
+            "model": _title(record).partition(", ")[2].partition(", peer")[0],
+            "peer": f"{peer_title(name)} {peer.get('version', '')}".rstrip(),
+            **{step: ours[step] / theirs[step] for step in STEPS if step in ours and step in theirs},
+        }
+
+
+def _page(machine: str, records: Sequence[Record]) -> str:
+    return "\n".join([f"# {machine}\n", PAGE, *map(_section, records)]).rstrip("\n") + "\n"
 
 
 def _section(record: Record) -> str:
-    lines = [f"### {_title(record)}\n"]
+    lines = [f"## {_title(record)}\n"]
     if record.benchmark in TERMS:
         lines.append(TERMS[record.benchmark] + "\n")
     tables = {"model": _of_model, "kernels": _of_kernels}.get(record.benchmark, _lists)(record.found)
@@ -224,10 +267,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="relaxserve bench report", description=__doc__)
     parser.parse_args(argv)
     records = read_all()
-    FILE.write_text(written(records))
-    CHART.parent.mkdir(exist_ok=True)
-    CHART.write_text(drawn(records))
-    print(f"{FILE} and {CHART}: {len(records)} records")
+    written = {**pages(records), CHART: drawn(records)}
+    for file in {*PAGES.glob("*.md")} - written.keys():
+        file.unlink()
+    for file, text in written.items():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    print(f"{len(records)} records in {', '.join(map(str, written))}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Recorded figures are read back unchanged, and the tables in BENCHMARKS.md contain them."""
+"""Recorded figures are read back unchanged, and the pages of the machines contain them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from deploy.bench.measure import Figure, report
 from deploy.bench.reporting.chart import CHART, STEPS, comparisons, drawn
 from deploy.bench.reporting.record import Record, read_all
-from deploy.bench.reporting.report import FILE, MOST_ROWS, TERMS, written
+from deploy.bench.reporting.report import FILE, MOST_ROWS, PAGES, TERMS, pages
 from deploy.cli import bench
 
 FIGURES = [
@@ -37,8 +37,23 @@ def record(capsys, figures=FIGURES, **fields):
     )
 
 
-def test_the_file_of_this_checkout_is_made_of_its_records():
-    assert FILE.read_text() == written(read_all()), "run: relaxserve bench report"
+def written(records) -> str:
+    """Return the text of the only machine's page."""
+    (text,) = (text for file, text in pages(records).items() if file != FILE)
+    return text
+
+
+def test_the_pages_of_this_checkout_are_made_of_its_records():
+    expected = pages(read_all())
+    assert {*PAGES.glob("*.md")} == expected.keys() - {FILE}
+    assert all(file.read_text() == text for file, text in expected.items()), "run: relaxserve bench report"
+
+
+def test_the_front_page_names_machines_and_compares_peers(capsys):
+    text = pages([model_record(capsys), model_record(capsys, machine="B", peers=()), record(capsys)])[FILE]
+    assert "| A | quantize int8 | llama.cpp 1.2 | 2.5 | 2.5 | 2.5 | 2.5 | 2.5 |" in text
+    assert "| [A Processor, 2 cores](docs/benchmarks/a-processor-2-cores.md) | 1 | 2026-01-02 to 2026-01-02 |" in text
+    assert "[B](docs/benchmarks/b.md)" in text and text.count("| A |") == 1
 
 
 def test_a_record_is_read_as_it_was_kept(tmp_path, capsys):
@@ -57,7 +72,7 @@ def test_a_later_run_takes_the_place_of_an_earlier_one(tmp_path, capsys):
 
 def test_figures_stand_beside_their_goals(capsys):
     text = written([record(capsys)])
-    assert "## A Processor, 2 cores" in text and "`relaxserve bench one --clients 2`, 2026-01-02, commit abc." in text
+    assert "# A Processor, 2 cores" in text and "`relaxserve bench one --clients 2`, 2026-01-02, commit abc." in text
     assert "| first token | 12.3 ms | <= 20 | yes |  |" in text
     assert "| tokens | 98,765 tokens/s | >= 100000 | no | a\\|b |" in text
     assert "| x | 0.5 |  |  |  |" in text
@@ -110,7 +125,7 @@ def model_record(capsys, *, machine="A", arguments=("--quantize", "int8"), peers
 
 def test_a_model_and_its_peers_share_a_table(capsys):
     text = written([model_record(capsys, steps=("prefill 512",))])
-    assert f"### model, quantize int8\n\n{TERMS['model']}\n\n`relaxserve bench model" in text
+    assert f"## model, quantize int8\n\n{TERMS['model']}\n\n`relaxserve bench model" in text
     assert "commit abc; limits: 30 GB/s of memory bandwidth, 200 GFLOP/s; llama.cpp 1.2." in text
     assert "| MB read | GFLOP | llama.cpp, tokens per second | speedup over llama.cpp |" in text
     assert "| prefill 512 | 100 | 0.5 | 2 | 3 | 40 | 2.5 |" in text

@@ -367,6 +367,17 @@ def processes(monkeypatch) -> list[asyncio.subprocess.Process]:
     return started
 
 
+def test_a_worker_has_a_process_group_of_its_own_in_the_session_of_the_front() -> None:
+    """An interrupt at a terminal reaches a process group. Linux may schedule each session as a group, and the front waits for groups."""
+
+    async def scenario() -> None:
+        async with worker(CONFIG) as supervisor:
+            assert os.getpgid(supervisor.pid) == supervisor.pid
+            assert os.getsid(supervisor.pid) == os.getsid(0)
+
+    run(scenario)
+
+
 def test_a_worker_that_is_stopped_while_it_loads_is_replaced(processes) -> None:
     async def scenario() -> None:
         some = submits(3, max_tokens=20)
