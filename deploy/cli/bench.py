@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from deploy import bench as benchmarks
+import deploy.bench
 from deploy.cli.output import answers
 from server.settings import SettingsError
 
@@ -49,7 +49,7 @@ def main_of(name: str, known: Mapping[str, str]) -> Callable[[list[str]], None]:
 
 def modules() -> dict[str, str]:
     """Map the name of each benchmark to its module."""
-    return modules_in(benchmarks.__path__, benchmarks.__name__)
+    return modules_in(deploy.bench.__path__, deploy.bench.__name__)
 
 
 def modules_in(folders: Iterable[str], package: str) -> dict[str, str]:

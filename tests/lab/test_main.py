@@ -23,7 +23,7 @@ def test_it_knows_the_benchmarks_of_users_and_its_own() -> None:
 
 def test_it_lists_and_runs_benchmarks() -> None:
     assert ", http, " in lab().stdout
-    assert "--rate" in lab("http", "--help").stdout
+    assert "write BENCHMARKS.md" in lab("report", "--help").stdout
     unknown = lab("nothing", status=2)
     assert unknown.stderr.startswith("error: benchmark 'nothing' is unknown; known: ")
 

@@ -278,8 +278,8 @@ def growth(model: Model) -> list[Growth]:
     return found
 
 
-def model_options(description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description)
+def model_options(prog: str, description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--synthetic", default="0.5b", help="shape of the model")
     parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, help="in the place of the shape's own")
     parser.add_argument("--kv-heads", type=int, help="in the place of the shape's own: a divisor of its heads")
@@ -337,14 +337,14 @@ def measured(model: Model, gauge: Gauge) -> Measured:
     return Measured(gauge.limits, rows, growth(model), lengthening(model))
 
 
-def options_with_device(description: str | None) -> argparse.ArgumentParser:
-    parser = model_options(description)
+def options_with_device(prog: str, description: str | None) -> argparse.ArgumentParser:
+    parser = model_options(prog, description)
     parser.add_argument("--device", default=CPU, help="cpu, cuda, or one of several GPUs as cuda:1")
     return parser
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = options_with_device(__doc__).parse_args(argv)
+    options = options_with_device("relaxserve bench model", __doc__).parse_args(argv)
     gauge = gauge_of(options, options.device)
     found = measured(model_of(options, options.device), gauge)
     if options.json:

@@ -238,7 +238,7 @@ def visit(device: str, extent: Extent, file: Path, python: str = sys.executable)
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.lab cuda-day", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a tiny model and no tests, for a software model of a GPU")
     parser.add_argument("--device", default="cuda", help="cuda, or cuda:N")
     parser.add_argument("--out", type=Path, default=Path("cuda-day.json"), help="file to write")

@@ -111,7 +111,7 @@ def _checked(name: str, difference: float) -> float:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = options_with_device(__doc__)
+    parser = options_with_device("python -m tests.lab model", __doc__)
     names = list(dict.fromkeys((*PEERS, *CARD_PEERS)))
     parser.add_argument("--peer", action="append", default=[], choices=names, help="another engine beside it, where installed; repeatable")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""`python -m tests.lab http`: the overhead of the HTTP front. Also `python -m tests.lab.serving.http --json`.
+"""`python -m tests.lab http`: the overhead of the HTTP front.
 
 The server runs in this process, with a model that emits the present time as the text of each token. A client process compares this time
 with the time at which the operating system received the token (`added`), and with the time at which the client read it (`read`). `read`
@@ -310,7 +310,7 @@ def _resident_bytes() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.lab.serving.http", description="Measure the overhead of the HTTP front.")
+    parser = argparse.ArgumentParser(prog="python -m tests.lab http", description="Measure the overhead of the HTTP front.")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
     parser.add_argument("--rate", type=float, default=2000.0, help="tokens per second of all streams together")
     parser.add_argument("--streams", type=int, default=64)
