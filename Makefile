@@ -119,8 +119,8 @@ test-reach: $(VENV)/minilm  ## tests of exports in Node, Chromium and qemu; fail
 	$(PIP) $$($(NEEDED) test,reach)
 	$(PYTEST) -m "" --strict-needs tests/deploy/export tests/compiler/backends/wasm tests/compiler/c_library $(ARGS)
 
-bench: setup        ## run the benchmark that ARGS names; without ARGS list them all
-	$(BIN)/relaxserve bench $(ARGS)
+bench: setup        ## run the benchmark that ARGS names, of users or of the lab; without ARGS list them all
+	$(BIN)/python -m tests.lab $(ARGS)
 
 image: setup        ## build docker/cpu.Dockerfile without a container engine and test the server in it
 	docker/check.sh

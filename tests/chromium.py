@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.bench.chromium import NAMES, Chromium, Page, installed
+from tests.lab.chromium import NAMES, Chromium, Page, installed
 
 
 @pytest.fixture(scope="session")

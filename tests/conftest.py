@@ -88,8 +88,8 @@ LONGEST = (
     "e2e/test_chaos.py",
     "server/test_shutdown.py",
     "deploy/bench/compute/test_quality.py",
-    "deploy/bench/serving/test_start.py",
-    "deploy/bench/serving/test_hostile.py",
+    "lab/serving/test_start.py",
+    "lab/serving/test_hostile.py",
     "deploy/bench/serving/test_serve.py",
 )
 

@@ -7,8 +7,8 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 
-from deploy.bench.chromium import NAMES, Chromium, installed
 from tests.conftest import ROOT, serving_demo
+from tests.lab.chromium import NAMES, Chromium, installed
 
 PICTURE = ROOT / "docs" / "images" / "console.png"
 QUESTIONS = ("What is the capital of France?", "How many legs does a spider have?")

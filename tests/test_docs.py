@@ -12,6 +12,7 @@ import yaml
 from deploy.cli.bench import modules
 from deploy.settings import CONFIG_VARIABLE, KEY_VARIABLE, PREFIX, SETTINGS, URL_VARIABLE, read_config
 from runtime.flags import SWITCHES
+from tests.lab.__main__ import known
 
 pytestmark = pytest.mark.xdist_group("demo server")
 
@@ -61,8 +62,9 @@ def test_commands_and_options_exist(demo_server: Any) -> None:
 
 
 def test_benchmarks_exist() -> None:
-    named = set(re.findall(r"relaxserve bench ([a-z][\w-]*)", "\n".join(PAGES.values())))
-    assert named and {name.replace("-", "_") for name in named} <= modules().keys()
+    for command, benchmarks in {"relaxserve bench": modules(), r"python -m tests\.lab": known()}.items():
+        named = set(re.findall(rf"{command} ([a-z][\w-]*)", "\n".join(PAGES.values())))
+        assert named and {name.replace("-", "_") for name in named} <= benchmarks.keys()
 
 
 def test_targets_of_make_exist() -> None:

@@ -20,8 +20,6 @@ from compiler.frontend.weights import WeightSource
 U32, I32, F32 = 4, 5, 6  # type codes of values in the metadata
 NORMAL = 1  # type of a token that is plain text
 Q4_K_M = "Q4_K_M"  # a mixture of Q4_K and Q6_K
-# by the project's name of how weights are held, or the name of a mixture
-PRODUCT_FORMATS = {"bf16": "BF16", "int8": "Q8_0", "int4": "Q4_0", Q4_K_M.lower(): Q4_K_M}
 CODES = {format.name: code for code, format in FORMATS.items()}
 
 Array = NDArray[Any]

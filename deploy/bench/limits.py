@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,13 +144,6 @@ class Limits:
         return self.seconds(num_bytes, operations) / measured_s
 
 
-class Turn(NamedTuple):
-    """One run of each of several steps, and the limits measured after them."""
-
-    seconds: tuple[float, ...]  # time of each run
-    limits: Limits
-
-
 class Gauge:
     """Kernels that only read memory, or only multiply. They run alternately with a measurement, since both limits of a shared machine
     change from second to second. `held` is the format of the weights, which determines the unit that multiplies."""
@@ -167,6 +160,10 @@ class Gauge:
         self._readers = [_session(_READ.format(streams=n, span=span, steps=span // 16), threads, target) for n, span in spans.items()]
         text, self._steps, self._operations, self._args = multiplying(held, target or host())
         self._multiplier = _session(text, threads, target)
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all samples so far."""
         self._read_s = self._multiply_s = math.inf
 
     def sample(self, span_s: float = SHORTEST_S) -> None:
@@ -183,21 +180,12 @@ class Gauge:
         """Return the shortest time of several runs, and the best limits measured between them. All are readings of equal length. Where a
         core's other hyper-thread belongs to another machine, that machine rests for milliseconds at a time: a peak of one millisecond would
         be one that no step reaches."""
-        self._read_s = self._multiply_s = best = math.inf
-        for (passed,) in _turns([run], seconds, most):
+        self.forget()
+        best = math.inf
+        for (passed,) in turns([run], seconds, most):
             best = min(best, passed)
             self.sample(min(max(passed, SHORTEST_S), LONGEST_S))
         return best, self.limits
-
-    def in_turns(self, runs: Sequence[Callable[[], object]], *, seconds: float, most: int) -> list[Turn]:
-        """Time each of the runs once per turn, and measure the limits after each turn. Changes of the machine's speed that last longer than
-        a turn affect all runs of the turn alike."""
-        found: list[Turn] = []
-        for passed in _turns(runs, seconds, most):
-            self._read_s = self._multiply_s = math.inf
-            self.sample()
-            found.append(Turn(passed, self.limits))
-        return found
 
 
 class CardGauge(Gauge):
@@ -213,7 +201,7 @@ class CardGauge(Gauge):
         self._word = device.empty((1,), np.dtype(np.float32))
         self._factors = [device.upload(ones) for _ in range(2)]
         self._read_bytes, self._operations = 2 * copied_bytes, 2.0 * side**3
-        self._read_s = self._multiply_s = math.inf
+        self.forget()
 
     def sample(self, span_s: float = SHORTEST_S) -> None:
         self._read_s = min(self._read_s, mean_seconds(self._copy, span_s))
@@ -242,7 +230,7 @@ def seconds_of(run: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def _turns(runs: Sequence[Callable[[], object]], seconds: float, most: int) -> Iterator[tuple[float, ...]]:
+def turns(runs: Sequence[Callable[[], object]], seconds: float, most: int) -> Iterator[tuple[float, ...]]:
     """Time one run of each per turn, for `most` turns or until `seconds` have passed, but for at least three turns. Do not count the first
     run of each, which touches memory that is not mapped yet. Every second turn is in reverse order, because a step takes about one
     percent less time if it comes first in its turn."""

@@ -6,6 +6,7 @@ A command imports the modules that it needs only when it runs, so that `--help`,
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated
 
@@ -54,8 +55,13 @@ def root(
 
 
 def main() -> None:
+    run(app)
+
+
+def run(command: Callable[[], None]) -> None:
+    """Run a command. An expected error prints one line and determines the exit status."""
     try:
-        app()
+        command()
     except (Exception, KeyboardInterrupt) as error:
         from deploy.cli.failure import status_of
 

@@ -7,6 +7,8 @@ import argparse
 import asyncio
 import sys
 import time
+import tomllib
+from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -15,7 +17,6 @@ from tests.check.reach import Reached, Tree, changed_files, commit_before
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-TYPED = ("server/", "compiler/", "runtime/", "deploy/")  # what pyproject.toml tells the type checker to include
 PARALLEL = ("-q", "-n", "4", "--dist", "loadgroup", "--no-loadscope-reorder")  # as the Makefile runs all tests
 UNKNOWN_S = 5.0  # seconds that a test file is taken to need if it has not run on this machine
 
@@ -52,7 +53,7 @@ def ordered(tests: list[Reached], changed: list[str]) -> list[Reached]:
 
 async def check(changed: list[str], tests: list[str], until_s: float) -> int:
     """Run all checks at the same time and return the exit status."""
-    typed = [path for path in changed if path.endswith(".py") and path.startswith(TYPED) and (ROOT / path).exists()]
+    typed = [path for path in changed if path.endswith(".py") and is_typed(path) and (ROOT / path).exists()]
     checks = [
         run("format", "ruff", "format", "--check", "--quiet", "."),
         run("lint", "ruff", "check", "--quiet", "."),
@@ -70,6 +71,15 @@ async def check(changed: list[str], tests: list[str], until_s: float) -> int:
         failed = [name for name in await asyncio.gather(*checks) if name]
     print(f"failed: {', '.join(failed)}" if failed else "all checks passed; `make test` runs the remaining tests")
     return 1 if failed else 0
+
+
+def is_typed(path: str) -> bool:
+    """Return whether pyproject.toml tells the type checker to check a file."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["basedpyright"]
+    included, excluded = (
+        any(path.startswith(f"{pattern}/") or fnmatchcase(path, pattern) for pattern in options[which]) for which in ("include", "exclude")
+    )
+    return included and not excluded
 
 
 async def run(name: str, program: str, *arguments: str, is_shown: bool = False) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 IMPORT = re.compile(r"^[ \t]*(?:import[ \t]+([\w., \t]+)|from[ \t]+([\w.]+)[ \t]+import[ \t]+(\([^)]*\)|[^\n]+))", re.MULTILINE)
 STRING = re.compile(r"""["']([\w./*{}\-]+)["']""")
 LISTED = re.compile(r"(?:(\w+)\.)?__(?:path|file)__")
-LISTS = ("iter_modules(", "walk_packages(", ".glob(")
+LISTS = ("iter_modules(", "walk_packages(", ".glob(", "modules_in(")
 PROGRAM = "deploy.entry.relaxserve"  # the module behind the command `relaxserve`
 COMMAND = "deploy.cli"  # what PROGRAM imports after it has found the installation
 FOR_ALL = ("pyproject.toml", "constraints.txt", "Makefile")  # files that every test depends on
@@ -109,7 +109,7 @@ class Tree:
                 if not name
                 else [used for module, used in imported.items() if module.rpartition(".")[2] == name or f" as {name}" in text]
             )
-            folders |= {f"{PurePosixPath(owner).parent}/" for owner in owners if owner.endswith("__init__.py")}
+            folders |= {f"{PurePosixPath(owner).parent}/" for owner in owners if owner.endswith(("__init__.py", "__main__.py"))}
         return {other for other in self._texts if any(other.startswith(folder) for folder in folders)}
 
     def _fixtures_of(self, path: str, text: str) -> set[str]:

@@ -104,6 +104,8 @@ def test_changes_are_those_since_the_branch_left_its_upstream(tmp_path: Path) ->
         ("compiler/frontend/families/llama4.py", "tests/compiler/frontend/test_models.py", "tests/server/test_limits.py"),
         ("deploy/worker.py", "tests/deploy/test_worker.py", "tests/compiler/passes/test_legalize.py"),
         ("runtime/web/engine.mjs", "tests/deploy/export/test_web.py", "tests/compiler/ir/test_dims.py"),
+        ("tests/lab/serving/chaos.py", "tests/lab/test_main.py", "tests/deploy/bench/compute/test_quality.py"),  # main lists the modules
+        ("deploy/bench/compute/quality.py", "tests/deploy/cli/test_commands.py", "tests/server/test_limits.py"),
         ("docs/operations.md", "tests/test_docs.py", "tests/compiler/ir/test_dims.py"),
     ],
 )

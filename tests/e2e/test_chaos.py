@@ -1,5 +1,5 @@
-"""On a server with the demo model, clients notice only a pause when workers are killed. This is a short version of `relaxserve bench
-chaos`."""
+"""On a server with the demo model, clients notice only a pause when workers are killed. This is a short version of `python -m
+tests.lab chaos`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from deploy import demo
-from deploy.bench.serving.chaos import Answer, Blows, Outcome, Storm, figures, run
+from tests.lab.serving.chaos import Answer, Blows, Outcome, Storm, figures, run
 
 
 @pytest.mark.parametrize(("num_kills", "within_s"), [(1, 0.4), pytest.param(3, 0.8, marks=pytest.mark.slow)])

@@ -15,7 +15,6 @@ import httpx
 import openai
 import pytest
 
-from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
 from server.http.server import Server
 from server.interfaces import ProgressCallback
@@ -25,6 +24,7 @@ from server.models.publications import Export, Publications
 from server.models.registry import Registry
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
+from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
 
 
 @dataclass

@@ -11,12 +11,12 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from deploy.test_doubles.process import NullConfig, null_source
 from server.messages import Load
 from server.models.state import ModelSpec
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TokenizerFiles
 from server.workers.supervisor import Supervisor
+from tests.doubles.process import NullConfig, null_source
 
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{{ '<|assistant|>' if add_generation_prompt }}"
 ARGUMENTS = {
@@ -57,7 +57,7 @@ def noise(serve, model_folder):
 
     def make_worker(spec: ModelSpec, progress) -> Supervisor:
         load = Load(spec.name, null_source(config), max_batch=spec.max_batch)
-        return Supervisor([sys.executable, "-m", "deploy.test_doubles.process"], load, progress=progress)
+        return Supervisor([sys.executable, "-m", "tests.doubles.process"], load, progress=progress)
 
     def start(**fields):
         return serve(make_worker=make_worker, tokenizer=tokenizer, initial=[ModelSpec("null", "null", **fields)])

@@ -16,10 +16,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from deploy.bench.serving.hostile import OWN_LIMIT, Trial, send, trials
-from deploy.test_doubles.worker import NullScript
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TokenizerFiles
+from tests.doubles.worker import NullScript
+from tests.lab.serving.hostile import OWN_LIMIT, Trial, send, trials
 
 MODEL = Path("deploy/demo/model")
 MOST_S = 0.1  # twice the promised delay, because hyper-threading may double the CPU time of a thread

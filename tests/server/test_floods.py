@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from deploy.bench.serving.floods import RATE, SHAPES, Budget, attack
+from tests.lab.serving.floods import RATE, SHAPES, Budget, attack
 
 NUM_CONNECTIONS = 40
 SECONDS = 0.3

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from deploy.test_doubles.worker import NullScript
 from server.models.state import ModelSpec
+from tests.doubles.worker import NullScript
 
 HEAD = "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 

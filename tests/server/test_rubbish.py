@@ -9,10 +9,10 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 from schemathesis.specs.openapi import checks
 
-from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
 from server.models.registry import Registry
 from server.settings import ServerSettings
+from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
 
 
 def _document() -> dict:

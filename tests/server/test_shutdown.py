@@ -24,7 +24,7 @@ from contextlib import suppress
 from deploy.logs import configure
 from server.app import create_app
 from server.http.server import Server
-from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullWorker
+from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.models.registry import Registry
 from server.settings import ServerSettings
 from server.models.state import ModelSpec
@@ -166,7 +166,7 @@ def unmetered():
 """
 RENDERING = """
 from unmetered_at_shutdown import Unmetered
-from deploy.test_doubles.worker import NullTemplate
+from tests.doubles.worker import NullTemplate
 from server.text.templates.renderer import Renderer
 NullTemplate.renderer = lambda self: Renderer(Unmetered())
 """

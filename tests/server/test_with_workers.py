@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from deploy.test_doubles.process import NullConfig, null_source
 from server.engine.request import TURN
 from server.messages import Load
 from server.models.state import ModelSpec
 from server.workers.ledger import Embedded, Generation, Job
 from server.workers.supervisor import Supervisor
+from tests.doubles.process import NullConfig, null_source
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TEXT = b"All happy families are alike. "
@@ -46,7 +46,7 @@ STREAMS = {  # path -> (fields of the request, function that returns the text of
 
 def make_worker(spec: ModelSpec, progress, source: str = SOURCE) -> Supervisor:
     load = Load(spec.name, source, max_batch=spec.max_batch, memory_limit_bytes=spec.memory_limit_bytes)
-    return Supervisor([sys.executable, "-m", "deploy.test_doubles.process"], load, progress=progress)
+    return Supervisor([sys.executable, "-m", "tests.doubles.process"], load, progress=progress)
 
 
 @pytest.fixture

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
+
+Run = Callable[[], NDArray[Any]]
+Steps = Callable[[int, int, int], Run]  # tokens, sequences and context of a step -> what runs it
 
 
 class Case(NamedTuple):

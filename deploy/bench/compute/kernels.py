@@ -211,7 +211,7 @@ def _points(fold: AnyFold, env: Dims) -> float:
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = model_options(__doc__).parse_args(argv)
+    options = model_options("relaxserve bench kernels", __doc__).parse_args(argv)
     target = get(options.target)
     products, others = (Gauge(held, options.threads, target) for held in (multiplied(options), "f32"))
     rows = measure(model_of(options), products, others)

@@ -4,24 +4,21 @@ The limit time is the larger of bytes / bandwidth and operations / peak. Bytes a
 which it attends. Operations are two per weight and token, and two per head and element of a key or of a value. In a mixture, only the
 weights of the chosen experts count, as many as independent choices give on average. A hybrid also reads and writes a state per sequence,
 with eight operations per token and element of the state. The head multiplies one token per sequence. For a model with windows, the command
-also states how many pages a sequence holds in each cache group while it grows. With --beside, the steps of a second shape run in turns with
-those of the first, and the command divides the shares of the first by those of the second.
+also states how many pages a sequence holds in each cache group while it grows.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
@@ -36,16 +33,10 @@ from compiler.frontend.quantized.held import HeldWeights, forms_of
 from compiler.frontend.weights import WeightSource
 from compiler.ir.dtypes import DType
 from compiler.machine.target import NAMED, Target, get, host, of_gpu
-from deploy.bench import card_peer
-from deploy.bench.card_peer import CARD_PEERS
-from deploy.bench.checkpoint import write_checkpoint
-from deploy.bench.compute import beside
-from deploy.bench.compute.beside import Quotients, quotients
-from deploy.bench.compute.case import Case, Work
+from deploy.bench.compute.case import Case, Run, Steps, Work
 from deploy.bench.gguf_file import Q4_K_M, write_gguf
 from deploy.bench.limits import CardGauge, Gauge, Limits, seconds_of
-from deploy.bench.peer import PEERS, Run, Steps, Subject, at_work, check, version_of
-from deploy.bench.synthetic import FP8, HEAD_SIZES, RandomWeights, check_shape, fp8_model, gates_attention, shapes_of, synthetic_config
+from deploy.bench.synthetic import FP8, HEAD_SIZES, RandomWeights, fp8_model, gates_attention, shapes_of, synthetic_config
 from deploy.model_loading.costs import step_of
 from deploy.model_loading.files import dtypes_of
 from deploy.model_loading.serving import arguments_of
@@ -60,16 +51,12 @@ from runtime.session import Session
 from server.engine.scheduling.cache_pool import CachePool, Held
 from server.engine.scheduling.page_pool import Chain, PageList, PagePool
 from server.engine.step_model import GroupLimits, StepLimits
-from server.settings import SettingsError
 
 PREFILLS = (128, 512, 2048)
 BATCHES = (1, 4, 8, 16, 32)
 CONTEXTS = (128, 4096)
 TURNS = 60  # steps of each kind whose times are compared
 LONG = 32768  # a hybrid also decodes one token after a context of this length
-# Largest permitted difference of a peer's logits from ours, relative to the norm of ours. If both round random 4-bit weights in their own
-# way, the logits differ by 0.8 after 24 layers; with unrelated weights they differ by 1.4.
-MOST_DIFFERENCE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +77,11 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """The results of a peer: the difference of its logits from ours, relative to the norm of ours, and its measured rows."""
-
-    difference: float
+class Measured:
+    limits: Limits
     rows: list[Row]
-    version: str = ""  # version of the peer's package
+    growth: list[Growth]  # empty for models without windows
+    lengthening: float | None  # None for models whose state grows with the context
 
 
 class Model:
@@ -262,17 +248,6 @@ def measure(steps: Steps, works: Mapping[Case, Work], gauge: Gauge) -> list[Row]
     return rows
 
 
-def measure_beside(shape: str, options: argparse.Namespace, model: Model, gauge: Gauge) -> list[Quotients]:
-    """Measure the steps of a model in turns with those of another shape, to which options that replace a part of a shape do not apply."""
-    whole = {"synthetic": shape, "head_size": None, "kv_heads": None, "layers": None}
-    other = model_of(argparse.Namespace(**{**vars(options), **whole}), options.device)
-    of_other = other.works
-    works = {case: (work, of_other[case]) for case, work in model.works.items() if case in of_other}
-    found = quotients((model.prepared, other.prepared), works, gauge)
-    other.session.close()
-    return found
-
-
 def lengthening(model: Model) -> float | None:
     """Return the time of decoding one token after the longest context over the time after the shortest, of steps that run in turn. Return
     None for models whose state grows with the context."""
@@ -303,72 +278,8 @@ def growth(model: Model) -> list[Growth]:
     return found
 
 
-def measure_peer(name: str, subject: Subject, works: Mapping[Case, Work], gauge: Gauge, logits: NDArray[Any]) -> Compared:
-    """Measure a peer. Shares are relative to the limit times computed from our own bytes and operations. `logits` are ours for the first
-    case; raise SettingsError if the peer's logits differ too much."""
-    first = next(iter(works))
-    with at_work(name, subject) as steps:
-        differs = _checked(name, float(np.linalg.norm(steps(*first)() - logits) / np.linalg.norm(logits)))
-        return Compared(differs, measure(steps, works, gauge), version_of(name))
-
-
-@dataclass(frozen=True, slots=True)
-class CardSubject:
-    """The model and the steps that all peers on a GPU run, and our results."""
-
-    config: ModelConfig
-    works: Mapping[Case, Work]
-    logits: NDArray[Any]  # ours for the first case
-    limits: Limits
-    device: str
-    python: str  # the interpreter that has the peers
-
-
-def measure_on_card(names: Sequence[str], subject: CardSubject) -> Generator[tuple[str, Compared | SettingsError]]:
-    """Measure peers on a GPU, each in all ways in which it is measured. Yield the result of each way, or the reason why there is none.
-    Shares are relative to limits that were measured before. See `measure_peer`."""
-    versions: dict[str, str] = {}
-    for name in names:
-        try:
-            versions[name] = card_peer.check(name, card_peer.FORMAT, subject.config, subject.python)
-        except SettingsError as error:
-            yield name, error
-    if not versions:
-        return
-    with tempfile.TemporaryDirectory(prefix="relaxserve-bench-") as folder:
-        write_checkpoint(subject.config, Path(folder))
-        for name, version in versions.items():
-            for kind in CARD_PEERS[name].kinds:
-                try:
-                    yield kind, _measure_kind(kind, version, Path(folder), subject)
-                except SettingsError as error:
-                    yield kind, error
-
-
-def _measure_kind(kind: str, version: str, folder: Path, subject: CardSubject) -> Compared:
-    cases, limits = list(subject.works), subject.limits
-    with card_peer.at_work(kind, folder, cases, subject.device, subject.python) as peer:
-        differs = _checked(kind, peer.difference(cases[0], subject.logits))
-        seconds = {case: peer.seconds(case) for case in cases}
-    shares = {case: limits.share(*work, seconds[case]) for case, work in subject.works.items()}
-    rows = [Row(str(case), case.tokens / seconds[case], *work, shares[case]) for case, work in subject.works.items()]
-    return Compared(differs, rows, version)
-
-
-def _found(compared: Compared | SettingsError) -> Compared:
-    if isinstance(compared, SettingsError):
-        raise compared
-    return compared
-
-
-def _checked(name: str, difference: float) -> float:
-    if not difference < MOST_DIFFERENCE:
-        raise SettingsError(f"the logits of {name} differ from ours by {difference:.0%}: it does not run the same model")
-    return difference
-
-
-def model_options(description: str | None) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description)
+def model_options(prog: str, description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--synthetic", default="0.5b", help="shape of the model")
     parser.add_argument("--head-size", type=int, choices=HEAD_SIZES, help="in the place of the shape's own")
     parser.add_argument("--kv-heads", type=int, help="in the place of the shape's own: a divisor of its heads")
@@ -421,67 +332,37 @@ def multiplied(options: argparse.Namespace) -> str:
     return {Q4_K_M.lower(): "int4", FP8: "bf16"}.get(held, held)
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = model_options(__doc__)
-    names = list(dict.fromkeys((*PEERS, *CARD_PEERS)))
-    parser.add_argument("--peer", action="append", default=[], choices=names, help="another engine beside it, where installed; repeatable")
-    parser.add_argument(
-        "--beside", metavar="SHAPE", help="also divide each share by that of another shape, whose steps run in turns with it"
-    )
+def measured(model: Model, gauge: Gauge) -> Measured:
+    rows = measure(model.prepared, model.works, gauge)
+    return Measured(gauge.limits, rows, growth(model), lengthening(model))
+
+
+def options_with_device(prog: str, description: str | None) -> argparse.ArgumentParser:
+    parser = model_options(prog, description)
     parser.add_argument("--device", default=CPU, help="cpu, cuda, or one of several GPUs as cuda:1")
-    parser.add_argument("--peer-python", default=sys.executable, help="interpreter that has the peers on a GPU; default: this one")
-    options = parser.parse_args(argv)
-    shape: str | None = options.beside
-    if shape is not None:
-        check_shape(shape, "--beside")
-    for name in options.peer:
-        if options.device == CPU:
-            check(name, options.quantize)
-        else:
-            card_peer.check(name, options.quantize, config_of(options), options.peer_python)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = options_with_device("relaxserve bench model", __doc__).parse_args(argv)
     gauge = gauge_of(options, options.device)
-    model = model_of(options, options.device)
-    works = model.works
-    rows, limits, longer = measure(model.prepared, works, gauge), gauge.limits, lengthening(model)
-    grown = growth(model)
-    divided = [] if shape is None else measure_beside(shape, options, model, gauge)
-    logits = np.array(model.session.download(model.prepared(*next(iter(works)))()))
-    subject = Subject(model.config, RandomWeights(shapes_of(model.config)), options.quantize, model.session.num_threads)
-    model.session.close()
-    del model  # free our model's memory before peers load their weights
-    if options.device == CPU:
-        peers = {name: measure_peer(name, subject, works, gauge, logits) for name in options.peer}
-    else:
-        on_card = CardSubject(subject.config, works, logits, limits, options.device, options.peer_python)
-        peers = {kind: _found(compared) for kind, compared in measure_on_card(options.peer, on_card)}
+    found = measured(model_of(options, options.device), gauge)
     if options.json:
-        compared = {name: asdict(peer) for name, peer in peers.items()}
-        found = {"limits": asdict(limits), "rows": [asdict(r) for r in rows], "peers": compared}
-        found |= {"growth": [asdict(group) for group in grown]} if grown else {}
-        found |= {"beside": {"shape": shape, "rows": [asdict(row) for row in divided]}} if shape is not None else {}
-        print(json.dumps(found if longer is None else {**found, "lengthening": longer}, indent=1))
-        return
-    title = f"{options.synthetic} {options.quantize}: {limits.bytes_per_s / 1e9:.1f} GB/s, {limits.flops / 1e9:.0f} GFLOP/s"
-    Console().print(table_of(title, rows, peers))
-    if shape is not None:
-        Console().print(beside.table_of(f"{options.synthetic} in turns with {shape}", shape, divided))
-    for group in grown:
+        print(json.dumps(asdict(found), indent=1))
+    else:
+        show(found, f"{options.synthetic} {options.quantize}")
+
+
+def show(found: Measured, title: str) -> None:
+    title = f"{title}: {found.limits.bytes_per_s / 1e9:.1f} GB/s, {found.limits.flops / 1e9:.0f} GFLOP/s"
+    table = Table("", "tokens/s", "MB read", "GFLOP", "share of the limit", title=title)
+    for r in found.rows:
+        table.add_row(r.name, f"{r.tokens_per_s:.1f}", f"{r.num_bytes / 1e6:.0f}", f"{r.operations / 1e9:.1f}", f"{r.share:.2f}")
+    Console().print(table)
+    for group in found.growth:
         print(f"a sequence of one, two, three and four windows holds {group.pages} pages of the group with window {group.window}")
-    if longer is not None:
-        print(f"decoding after {LONG} tokens takes {longer:.2f} times as long as after {CONTEXTS[0]}")
-
-
-def table_of(title: str, rows: list[Row], peers: Mapping[str, Compared]) -> Table:
-    """Make a table with a column per peer: the peer's tokens per second, and in brackets its share of the limit, which was measured in the
-    same seconds."""
-    apart = ", ".join(f"{name} differ by {peer.difference:.1%}" for name, peer in peers.items())
-    table = Table(
-        "", "tokens/s", "MB read", "GFLOP", "share of the limit", *peers, title=title, caption=f"Logits of {apart}" if apart else None
-    )
-    for number, r in enumerate(rows):
-        beside = [f"{(p := peer.rows[number]).tokens_per_s:.1f} ({p.share:.2f})" for peer in peers.values()]
-        table.add_row(r.name, f"{r.tokens_per_s:.1f}", f"{r.num_bytes / 1e6:.0f}", f"{r.operations / 1e9:.1f}", f"{r.share:.2f}", *beside)
-    return table
+    if found.lengthening is not None:
+        print(f"decoding after {LONG} tokens takes {found.lengthening:.2f} times as long as after {CONTEXTS[0]}")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ kernels.
     burst N     N clients at once, as the first requests after a start; a second burst; then 2 N clients that arrive at random, at
                 0.7 of the rate that the model can serve; then `arrival`
 
-The engine runs in this process, as in a worker. `--http` measures the same loads through a separate server process, `--peer` through other
-servers with the same weights. The throughput is compared with the ideal: the model, without the engine, runs all prompts in full chunks,
-and then steps of all streams together. The engine and the ideal run in turns, step by step, so that changes of the machine's speed affect
-both.
+The engine runs in this process, as in a worker. `--http` measures the same loads through a separate server process. The
+throughput is compared with the ideal: the model, without the engine, runs all prompts in full chunks, and then steps of all streams
+together. The engine and the ideal run in turns, step by step, so that changes of the machine's speed affect both.
 """
 
 from __future__ import annotations
@@ -29,11 +28,8 @@ from deploy.bench.checkpoint import PREFIX, model_folder
 from deploy.bench.measure import Figure, report
 from deploy.bench.serving.drive import Driver, InProcess, OverHttp, Prompt, Stream, percentile, served
 from deploy.bench.serving.ideal import NUM_NEW, NUM_PROMPT, Ideal, Took
-from deploy.bench.serving.peer_servers import PEER_SERVERS, Weights, check, peer_served
 from deploy.bench.synthetic import SHAPES
-from deploy.model_loading.files import open_files
 from deploy.model_loading.load import load_model
-from deploy.model_loading.locate import locate
 from deploy.model_loading.serving import CompiledModel
 from server.engine.step_model import StepLimits
 from server.messages import MAX_GAP_MS, Load
@@ -72,9 +68,8 @@ class Run:
 
 def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
     clients: list[int] = options.clients
-    most = max(options.burst or max(clients), NUM_DECODING + 1)
-    spec = ModelSpec(NAME, str(folder), options.quantize, max_batch=most)
-    loaded = load_model(Load(NAME, str(folder), options.quantize, max_batch=most), lambda _stage, _fraction: None)
+    spec = spec_of(folder, options)
+    loaded = load_model(Load(NAME, str(folder), options.quantize, max_batch=spec.max_batch), lambda _stage, _fraction: None)
     model = loaded.step_model
     assert isinstance(model, CompiledModel)
     limits, driver = model.limits, InProcess(loaded, temperature=options.temperature)
@@ -89,9 +84,12 @@ def measure(folder: Path, options: argparse.Namespace) -> list[Figure]:
     if options.http:
         with served(spec) as url:
             figures += http_figures(OverHttp(url, NAME, temperature=options.temperature), limits, clients, figures)
-    if options.peer:
-        figures += peer_figures(spec, options.peer, options.temperature, options.burst or JUDGED_CLIENTS)
     return figures
+
+
+def spec_of(folder: Path, options: argparse.Namespace) -> ModelSpec:
+    most = max(options.burst or max(options.clients), NUM_DECODING + 1)
+    return ModelSpec(NAME, str(folder), options.quantize, max_batch=most)
 
 
 def burst_figures(driver: InProcess, model: CompiledModel, num_clients: int) -> list[Figure]:
@@ -155,31 +153,6 @@ def arrivals_figures(driver: InProcess, model: CompiledModel, num_clients: int) 
     note = f"{wall_s:.1f} s; last arrival after {at_s[-1]:.1f} s; on average {at_once:.1f} at once, ideal {drain_s:.1f} s for them"
     goal = 0.95 if num_clients == JUDGED_CLIENTS else None
     return [*stream_figures(name, streams), Figure(f"{name}: throughput / ideal", (at_s[-1] + drain_s) / wall_s, "", goal, True, note)]
-
-
-def peer_figures(spec: ModelSpec, peers: Sequence[str], temperature: float, num_clients: int) -> list[Figure]:
-    """Compare this server and its peers under a burst of requests over HTTP."""
-    files = open_files(locate(spec.source))
-    weights = Weights(spec.name, Path(spec.source), files.config, files.weights, spec.quantize)
-    texts = Texts(files.config.vocab_size)
-
-    def burst(url: str) -> list[Stream]:
-        driver = OverHttp(url, spec.name, temperature=temperature)
-        driver.run(texts.several(0, 1, num_new=8))
-        return driver.run(texts.several(num_clients, num_clients))
-
-    with served(spec) as url:
-        own = burst(url)
-    figures = stream_figures(f"burst of {num_clients} over HTTP", own)
-    for peer in peers:
-        with peer_served(peer, weights, num_clients) as url:
-            other = burst(url)
-        name = f"burst of {num_clients}, {peer} over HTTP"
-        figures += stream_figures(name, other)
-        first = [statistics.median(stream.ttft_s for stream in streams) for streams in (own, other)]
-        figures.append(Figure(f"{name}: our throughput / the peer's", throughput(own) / throughput(other), "", 3.0, True))
-        figures.append(Figure(f"{name}: our median time to first token / the peer's", first[0] / first[1], "", 0.3))
-    return figures
 
 
 def http_figures(driver: OverHttp, limits: StepLimits, clients: Sequence[int], inside: list[Figure]) -> list[Figure]:
@@ -270,10 +243,8 @@ def late_figures(others: Sequence[Stream], late: Stream, alone_s: float, where: 
     ]
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        prog="relaxserve bench serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def options_of(prog: str, description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     synthetic = ", ".join(PREFIX + name for name in SHAPES)
     parser.add_argument("--model", default=JUDGED_MODEL, help=f"{demo.NAME}, a path, {synthetic}")
     parser.add_argument("--quantize", default=JUDGED_FORMATS[0])
@@ -281,22 +252,33 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--burst", type=int, help="measure only this number of clients at once, twice, and arrivals at random")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--http", action="store_true", help="also measure a server over HTTP")
-    parser.add_argument("--peer", action="append", choices=PEER_SERVERS, help="another server, with the same weights; repeatable")
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args(argv)
-    if options.http and options.burst is not None:
-        parser.error("--http measures --clients: leave out --burst, or measure a burst over HTTP with --peer")
-    for peer in options.peer or ():
-        check(peer, options.quantize)
-    with model_folder(options.model) as folder:
-        figures = measure(folder, options)
-    if options.model != JUDGED_MODEL or options.quantize not in JUDGED_FORMATS:
-        figures = [replace(figure, goal=None) for figure in figures]
-    report(figures, as_json=options.json)
+    return parser
 
 
 def _counts(text: str) -> list[int]:
     return [int(count) for count in text.split(",")]
+
+
+def parsed(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    options = parser.parse_args(argv)
+    if options.http and options.burst is not None:
+        parser.error("--http measures --clients: leave out --burst")
+    return options
+
+
+def judged(figures: list[Figure], options: argparse.Namespace) -> list[Figure]:
+    """Return the figures with their goals only if these apply to the model."""
+    if options.model == JUDGED_MODEL and options.quantize in JUDGED_FORMATS:
+        return figures
+    return [replace(figure, goal=None) for figure in figures]
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parsed(options_of("relaxserve bench serve", __doc__), argv)
+    with model_folder(options.model) as folder:
+        figures = measure(folder, options)
+    report(judged(figures, options), as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -93,29 +93,6 @@ def test_readings_last_as_long_as_the_step_beside_them(monkeypatch: pytest.Monke
     assert gauge.spans == pytest.approx([0.3, 0.25, limits.SHORTEST_S, limits.LONGEST_S])
 
 
-def test_turns_run_every_step_once_and_have_their_own_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limits of a turn are not the best of earlier turns: the machine may be slower meanwhile. The first run of each step is not
-    counted. Every second turn has the reverse order. The turns end after their time, but there are at least three."""
-    now, order = [100.0], list[str]()
-    lasts, speeds = {"a": iter((9.0, 1.0, 2.0, 3.0)), "b": iter((9.0, 4.0, 5.0, 6.0))}, iter((8.0, 4.0, 2.0))
-
-    def step(name: str) -> None:
-        order.append(name)
-        now[0] += next(lasts[name])
-
-    class Slower(Spans):
-        def sample(self, span_s: float = limits.SHORTEST_S) -> None:
-            order.append("limits")
-            self._operations, self._multiply_s = 1.0, min(self._multiply_s, 1 / next(speeds))
-            self._read_bytes = self._read_s = 1.0
-
-    monkeypatch.setattr(limits, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    turns = Slower().in_turns([lambda: step("a"), lambda: step("b")], seconds=0.0, most=60)
-    assert order == ["a", "b", "a", "b", "limits", "b", "a", "limits", "a", "b", "limits"]
-    assert [turn.seconds for turn in turns] == [(1.0, 4.0), (2.0, 5.0), (3.0, 6.0)]
-    assert [turn.limits for turn in turns] == [Limits(1.0, 8.0), Limits(1.0, 4.0), Limits(1.0, 2.0)]
-
-
 def test_the_slower_of_two_limits_holds() -> None:
     limits = Limits(bytes_per_s=10.0, flops=100.0)
     assert limits.seconds(50.0, 100.0) == 5.0

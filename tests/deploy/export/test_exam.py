@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from deploy.bench.chromium import Page
-from deploy.bench.site import serving
 from deploy.cli.sources import load_of
-from deploy.demo.training.evaluate import Server, on_the_wire
-from deploy.demo.training.exam import questions
 from deploy.export.web import export_web
 from deploy.model_loading.servable import require_servable, silent
 from tests.conftest import DemoServer
+from tests.lab.chromium import Page
+from tests.lab.site import serving
+from tests.lab.training.evaluate import Server, on_the_wire
+from tests.lab.training.exam import questions
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("demo server")]
 SEED, PER_SKILL = 4711, 6

@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.bench.browser import DEMO, PATIENCE_S, check_peer, open_tab
-from deploy.bench.chromium import Chromium, Page
-from deploy.bench.site import Files, Site, serving
 from deploy.export.web import export_web
 from deploy.generate import Prompt, encode
 from deploy.model_loading.servable import Servable
 from server.settings import SettingsError
 from tests.deploy.export.test_web import ANSWER, QUESTION, in_node
+from tests.lab.browser import DEMO, PATIENCE_S, check_peer, open_tab
+from tests.lab.chromium import Chromium, Page
+from tests.lab.site import Files, Site, serving
 
 pytestmark = pytest.mark.xdist_group("web")
 

@@ -15,13 +15,13 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.bench.chromium import Page
 from deploy.serve import export
 from runtime.launch import command
 from server.interfaces import LoadError
 from server.models.state import ModelSpec
 from tests.conftest import greeting
 from tests.deploy.export.test_web import ANSWER, QUESTION
+from tests.lab.chromium import Page
 from tests.server.conftest import serve
 
 __all__ = ["serve"]  # a fixture of the server's tests

@@ -14,13 +14,13 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.settings import PREFIX, SETTINGS, read_config
-from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
 from server.http.auth import OPEN_PATHS, Access, access_of
 from server.messages import Stats
 from server.metrics import Metrics, ModelReading
 from server.models.registry import Registry
 from server.settings import ServerSettings
+from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
 KUSTOMIZATIONS = sorted(path.parent for path in FOLDER.rglob("kustomization.yaml"))

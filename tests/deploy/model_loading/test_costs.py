@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from deploy.model_loading.costs import measured, step_costs, step_of
-from deploy.test_doubles.model import NullModel
 from server.engine.step_model import GroupLimits, Logits, StepBatch, StepLimits
+from tests.doubles.model import NullModel
 
 LIMITS = StepLimits(vocab_size=64, max_context=300, max_tokens=128, max_seqs=8, groups=(GroupLimits(100),))
 

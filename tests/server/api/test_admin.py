@@ -13,12 +13,12 @@ import pytest
 from compiler.frontend.errors import ConfigError
 from compiler.frontend.layers.nn import WeightFormat
 from deploy.serve import load_of
-from deploy.test_doubles.worker import NullScript
 from server.api.admin.endpoint import WeightForm
 from server.interfaces import LoadError
 from server.messages import ErrorCode
 from server.models.model import Footprint
 from server.models.state import ModelSpec, SavedState
+from tests.doubles.worker import NullScript
 
 GIB = 1 << 30
 

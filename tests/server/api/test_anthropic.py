@@ -6,11 +6,11 @@ import inspect
 
 import pytest
 
-from deploy.test_doubles.worker import ByteTokenizer
 from server.api.anthropic.body import MessagesBody
 from server.api.request.fields import UNSUPPORTED
 from server.messages import ConstraintKind, Thinking
 from server.models.state import ModelSpec
+from tests.doubles.worker import ByteTokenizer
 from tests.lazily import imported_later
 
 anthropic = imported_later("anthropic")

@@ -13,10 +13,10 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from compiler.frontend.reranker import QWEN3
-from deploy.test_doubles.worker import NullScript, _vector
 from server.api.rerank import _prompted
 from server.messages import ClassScores, PairPrompt
 from server.text.tokenizer import Tokenizer
+from tests.doubles.worker import NullScript, _vector
 
 NAMES = ("low", "middle", "high")
 TEXTS = ["alpha", "beta"]

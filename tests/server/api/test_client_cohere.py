@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.test_doubles.worker import NullScript
+from tests.doubles.worker import NullScript
 from tests.lazily import imported_later
 
 cohere = imported_later("cohere")

@@ -9,8 +9,8 @@ import httpx
 import openai
 import pytest
 
-from deploy.test_doubles.worker import NullScript
 from server.messages import ConstraintKind
+from tests.doubles.worker import NullScript
 from tests.lazily import imported_later
 from tests.server.api.foreign_clients import ADD, CALL, HERMES, HI, LONG, SAID, SCHEMA
 

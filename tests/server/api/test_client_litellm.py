@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from deploy.test_doubles.worker import NullScript
+from tests.doubles.worker import NullScript
 from tests.lazily import imported_later
 from tests.server.api.foreign_clients import ADD, CALL, HERMES, HI, LONG, SAID, SCHEMA
 

@@ -7,7 +7,7 @@ import base64
 import numpy as np
 import pytest
 
-from deploy.test_doubles.worker import NullScript
+from tests.doubles.worker import NullScript
 
 SIZE = 8
 PROMPTS = (("query", "Find: "), ("passage", ""))

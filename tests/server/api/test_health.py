@@ -6,10 +6,10 @@ import time
 import msgspec
 import pytest
 
-from deploy.test_doubles.worker import NullState
 from server.interfaces import LoadError, Outage
 from server.messages import ErrorCode
 from server.models.state import ModelSpec, SavedState
+from tests.doubles.worker import NullState
 
 
 def test_live_while_loading_ready_after(serve, answering):

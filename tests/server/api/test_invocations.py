@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.test_doubles.worker import NullScript, NullState
+from tests.doubles.worker import NullScript, NullState
 
 HI = [{"role": "user", "content": "hi"}]
 SAID = "Hello from the null device."

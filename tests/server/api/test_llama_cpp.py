@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from deploy.test_doubles.worker import ByteTokenizer
 from server.messages import Stats
+from tests.doubles.worker import ByteTokenizer
 
 SAID = "Hello from the null device."
 FIM = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")

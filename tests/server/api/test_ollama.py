@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from deploy.test_doubles.worker import ByteTokenizer
 from server.models.state import ModelSpec
+from tests.doubles.worker import ByteTokenizer
 
 ollama = pytest.importorskip("ollama")
 

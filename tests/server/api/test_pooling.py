@@ -7,8 +7,8 @@ import base64
 import numpy as np
 import pytest
 
-from deploy.test_doubles.worker import NullScript
 from server.api.pooling import MAX_VALUES
+from tests.doubles.worker import NullScript
 
 SIZE = 8
 TEXTS = ["alpha", "beta"]

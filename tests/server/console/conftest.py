@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from deploy.bench.chromium import Chromium, Page
-from deploy.test_doubles.worker import NullScript
 from server.messages import Submit
 from server.models.model import Footprint
 from server.models.state import ModelSpec
+from tests.doubles.worker import NullScript
+from tests.lab.chromium import Chromium, Page
 
 MARKDOWN = """## Rivers
 

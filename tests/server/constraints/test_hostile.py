@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from deploy.test_doubles.model import NullModel
 from server.constraints.compiler import ConstraintCompiler, ConstraintLimits
 from server.engine.overlap import OverlappedEngine
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Abort, Constraint, ConstraintKind, Failed, FromWorker, SamplingParams, Submit, Tokens, Trigger
+from tests.doubles.model import NullModel
 from tests.server.constraints.hostile import CHOICES, EITHER, GRAMMARS, REFUSED, REGEXES, SCHEMAS
 
 TOKENIZER = Path(__file__).parents[3] / "deploy" / "demo" / "model" / "tokenizer.json"

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from deploy.test_doubles.model import hashed_logits
 from server.constraints.lazy import LazyMatcher
 from server.constraints.process.process_socket import ProcessSocket
 from server.constraints.tool_selection import ToolSelection
@@ -21,6 +20,7 @@ from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Constraint, ConstraintKind, FinishReason, SamplingParams, Submit, Trigger
+from tests.doubles.model import hashed_logits
 from tests.server.constraints.processes import answered, forced_by, mask_of, matcher_of
 
 EOS, VOCAB = 0, 320

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from deploy.test_doubles.model import LogitsOf, NullModel, StepTime
 from server.constraints.compiler import ConstraintCompiler
 from server.engine.loop import Engine
 from server.engine.scheduling.pace import Pace
@@ -30,6 +29,7 @@ from server.messages import (
     TokenLogprob,
     Tokens,
 )
+from tests.doubles.model import LogitsOf, NullModel, StepTime
 
 EOS = 0
 VOCAB = 320

@@ -11,12 +11,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from deploy.test_doubles.model import NullEmbedModel, hashed_logits
 from server.engine.embed import Embedder
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.step_model import EmbedLimits, GroupLimits, StepLimits
 from server.messages import Abort, Embed, Embedding, Failed, SamplingParams, Submit
+from tests.doubles.model import NullEmbedModel, hashed_logits
 
 LIMITS = EmbedLimits(embedding_size=24, max_context=64, max_tokens=100, max_seqs=4)
 

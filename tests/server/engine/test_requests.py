@@ -6,12 +6,12 @@ import time
 
 import pytest
 
-from deploy.test_doubles.model import scripted_logits
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.request import Stage
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Abort, Constraint, ConstraintKind, FinishReason, SamplingParams, Submit
+from tests.doubles.model import scripted_logits
 
 VOCAB, EOS = 320, 0
 ENGINES = pytest.mark.parametrize("engine", [Engine, OverlappedEngine])

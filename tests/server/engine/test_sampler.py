@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compiler.ops.philox import random_bits
-from deploy.test_doubles.model import NullLogits, NullModel
 from runtime.sampling import Setting
 from server.constraints.matcher import Mask, Matcher
 from server.constraints.rules import Bans, matcher_of
 from server.engine.sampler import RowState, Sampler
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import SamplingParams
+from tests.doubles.model import NullLogits, NullModel
 
 VOCAB = 200
 EOS = 3

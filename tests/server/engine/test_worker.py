@@ -13,7 +13,6 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from deploy.test_doubles.model import NullModel
 from runtime.device.base import CardUsage
 from server.engine.channel import (
     LENGTH_BYTES,
@@ -41,6 +40,7 @@ from server.messages import (
     Submit,
     Tokens,
 )
+from tests.doubles.model import NullModel
 
 READY = Ready("null", True, 4096, 300, 16, 0, 0, 0)
 

@@ -9,11 +9,11 @@ import httpx
 import pytest
 from fastapi.routing import APIRoute
 
-from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.app import create_app
 from server.http.auth import HEALTH_PATHS, Access, KeyRing, _is_own, access_of
 from server.models.registry import Registry
 from server.settings import ServerSettings, SettingsError
+from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
 
 KEY, ADMIN = "key-0123456789", "admin-0123456789"
 

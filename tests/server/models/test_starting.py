@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 
-from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullWorker
 from server.interfaces import LoadError, ProgressCallback
 from server.messages import FETCH, ErrorCode, Progress, Ready
 from server.models.budget import Budget
@@ -16,6 +15,7 @@ from server.models.model import Loaded
 from server.models.starting import Starter
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
+from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
 
 
 class Worker(NullWorker):

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from deploy.test_doubles.worker import ByteTokenizer
 from server.text.dialect import Dialect
 from server.text.templates.template import ChatTemplate
+from tests.doubles.worker import ByteTokenizer
 
 CALLS = "{% for message in messages %}{% for call in message.tool_calls or [] %}CALL{% endfor %}{% endfor %}"
 

@@ -8,7 +8,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from deploy.test_doubles.worker import ByteTokenizer
 from server.constraints.process.sources import grammar_of
 from server.constraints.process.wire import Source
 from server.messages import Constraint, ConstraintKind
@@ -17,6 +16,7 @@ from server.text.grammar import ToolSchema
 from server.text.harmony import CALL, CHANNEL, CONSTRAIN, END, MARKERS, MAX_HEADER, MESSAGE, RETURN, START, ChannelParser
 from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 from server.text.templates.template import ChatTemplate
+from tests.doubles.worker import ByteTokenizer
 
 NAMES = frozenset({"add", "now"})
 ANALYSIS, FINAL = f"{CHANNEL}analysis{MESSAGE}", f"{CHANNEL}final{MESSAGE}"

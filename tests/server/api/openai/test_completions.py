@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from deploy.test_doubles.worker import ByteTokenizer
 from server.messages import TokenLogprob
+from tests.doubles.worker import ByteTokenizer
 
 
 def events(text: str) -> list[dict]:
@@ -85,7 +85,7 @@ def test_best_of_keeps_the_most_probable(serve, answering, monkeypatch):
     script.answer = lambda _submit, choice: [[ord("abc"[choice])]]
     server = serve(script=script)
     likely = {ord("a"): -3.0, ord("b"): -1.0, ord("c"): -2.0}
-    monkeypatch.setattr("deploy.test_doubles.worker._logprob", lambda token_id, _top: TokenLogprob(token_id, likely[token_id], 1))
+    monkeypatch.setattr("tests.doubles.worker._logprob", lambda token_id, _top: TokenLogprob(token_id, likely[token_id], 1))
     answer = server.complete(best_of=3, n=2).json()
     assert [choice["text"] for choice in answer["choices"]] == ["b", "c"]
     assert [choice["index"] for choice in answer["choices"]] == [0, 1]

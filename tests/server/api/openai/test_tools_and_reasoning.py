@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from deploy.test_doubles.worker import ByteTokenizer
 from server.messages import ConstraintKind, Trigger
 from server.models.state import ModelSpec
 from server.text.grammar import Structure, json_text, structured
+from tests.doubles.worker import ByteTokenizer
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 TOOLS = [

@@ -9,10 +9,10 @@ import zlib
 
 import pytest
 
-from deploy.test_doubles.worker import ByteTokenizer
 from server.api.request.conversation import for_template
 from server.api.request.schema import Message, MessageCall
 from server.http.json_scan import MAX_PARTS
+from tests.doubles.worker import ByteTokenizer
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 END = ByteTokenizer.EOS

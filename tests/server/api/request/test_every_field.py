@@ -26,11 +26,11 @@ from openai.types.chat.chat_completion_stream_options_param import ChatCompletio
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase
 from pydantic import AliasChoices, BaseModel
 
-from deploy.test_doubles.worker import ByteTokenizer, NullScript, NullTemplate
 from server.api.request.fields import UNSUPPORTED
 from server.api.request.schema import ChatBody, CompletionBody, EmbeddingBody, StreamOptions
 from server.messages import Submit
 from server.models.state import ModelSpec
+from tests.doubles.worker import ByteTokenizer, NullScript, NullTemplate
 
 # --- a model that shows the effect of every field --------------------------------------------------------------------------
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy.test_doubles.worker import ByteTokenizer
 from server.api.request import texts
 from server.errors import ApiError
 from server.http.json_scan import MAX_NUMBERS, MAX_PARTS
 from server.text.tokenizer import Tokenizer
 from server.text.tokenizer_files import TokenizerFiles
+from tests.doubles.worker import ByteTokenizer
 
 LIMITS = {"string": ("maxLength", "enum", "const"), "array": ("maxItems",), "object": ("maxProperties", "properties")}
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from deploy.test_doubles.worker import ByteTokenizer
 from server.text.templates.outside import OutsideTemplate
+from tests.doubles.worker import ByteTokenizer
 
 SOURCE = """{% for m in messages %}{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}
 {%- if 'round' in messages[-1].content -%}

@@ -16,13 +16,13 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from deploy.test_doubles.model import NullModel, hashed_logits
 from server.engine import request
 from server.engine.loop import Engine
 from server.engine.overlap import OverlappedEngine
 from server.engine.request import Stage
 from server.engine.step_model import GroupLimits, StepLimits
 from server.messages import Abort, Embed, Embedding, Failed, FinishReason, SamplingParams, Stats, Submit, TokenLogprob, Tokens
+from tests.doubles.model import NullModel, hashed_logits
 
 VOCAB = 40
 LIMITS = StepLimits(vocab_size=VOCAB, max_context=96, max_tokens=24, max_seqs=5, groups=(GroupLimits(13),), embedding_size=8)

@@ -1,1 +1,0 @@
-"""Other engines that `relaxserve bench model --peer` measures."""

@@ -1,1 +1,0 @@
-"""Store the results of benchmarks, and write BENCHMARKS.md from them."""

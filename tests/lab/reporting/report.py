@@ -1,0 +1,281 @@
+"""`python -m tests.lab report`: write BENCHMARKS.md, a page per machine and the chart from the figures that
+`python -m tests.lab NAME --keep` stored in tests/lab/results."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from tests.lab.reporting.chart import CHART, STEPS, drawn, peer_title
+from tests.lab.reporting.record import ROOT, Record, file_name, read_all
+
+FILE = ROOT / "BENCHMARKS.md"
+PAGES = ROOT / "docs" / "benchmarks"  # one page per machine
+MOST_ROWS = 40  # maximum number of rows in a table of figures; only the JSON file has further rows
+LEAST_SHARE = 0.02  # minimum share of a step's time of a kernel in a table; only the JSON file has further kernels
+HEAD = """# Benchmarks
+
+`python -m tests.lab report` writes this page, the pages of the machines and the chart from the JSON files in
+[tests/lab/results](tests/lab/results). Nothing in them is typed by hand. To measure on your machine, run
+`python -m tests.lab NAME --keep` in a checkout (`python -m tests.lab` lists the names), then `python -m tests.lab report`.
+
+The speed of a shared machine changes by a third within a minute. Most goals are therefore ratios to a limit or to a peer that the same run
+measured. [Measurements](docs/benchmarks/decisions) has the figures behind the decisions.
+
+![Tokens per second of relaxserve and other engines](docs/images/peers.svg)
+
+## Beside peers
+
+Both engines ran the same steps in turns on the same machine, with the same number of threads. Speeds are tokens per second of relaxserve
+divided by those of the peer. The weights are random, so these pages say nothing about quality.
+"""
+MACHINES = """
+## Machines
+
+| Machine | Benchmarks | Measured |
+| --- | --- | --- |
+"""
+PAGE = """Written by `python -m tests.lab report`; [BENCHMARKS.md](../../BENCHMARKS.md) says how. `A over B` and `A / B` are quotients.
+p50 and p99 are percentiles. A benchmark has a table for each set of options with which it ran.
+"""
+# Explanations of the terms in the tables of a benchmark.
+TERMS = {
+    "apis": "The first row is the speed of chat; the other rows are speeds relative to it, measured with the same questions and the "
+    "same tokens. The front is the process that answers HTTP requests.",
+    "hostile": "Each row is a field of an endpoint. While requests with large values of the field are sent, one client reads a stream "
+    "and another requests `/health/live` (the probe). The figure is the longest pause of the stream or the longest wait of "
+    "the probe, and the note names the value that caused it. `without requests` is the same measurement in pauses, so it "
+    "shows the delays that the machine itself causes. `unknown` is a field that no endpoint knows; `several fields` are requests with "
+    "large answers. Status 0 means that the server closed the connection before it had read the body.",
+    "kernels": f"Each kernel that takes at least {LEAST_SHARE:.0%} of the time of its step. `part` is its part of that time, over all "
+    "launches. Limits are those of products with weights, and those of all other kernels.",
+    "load": "Goals of memory are those of the plan. The first start has an empty cache; a later start finds the compiled program and "
+    "the packed weights in the cache.",
+    "model": "`prefill N` computes N tokens of one prompt. `decode N x C` computes one token for each of N sequences whose context has "
+    "C tokens. The limit is the speed at which either the memory bandwidth or the peak of arithmetic is reached. Both were "
+    "measured together with the step; since they vary, a share may exceed 1. The speedup over a peer is relaxserve's tokens per second "
+    "divided by the peer's.",
+    "serve": "A burst of N is N clients that send a prompt of 128 tokens at once and receive 128 tokens each. The ideal is the time in "
+    "which the model, without the engine, runs the same prompts in full chunks and then steps of all sequences. `over HTTP` "
+    "is measured through a server process, all other rows inside the engine's process.",
+    "web": "An export runs in Node's WebAssembly engine. The peak is the rate of multiply-adds in registers, in the same engine. "
+    "`native` is the program that the server runs.",
+}
+
+Row = Mapping[str, Any]
+
+
+class Table(NamedTuple):
+    title: str
+    conditions: str  # conditions of the measurement in addition to the command, the date and the commit
+    rows: Sequence[Row]
+
+
+def pages(records: Iterable[Record]) -> dict[Path, str]:
+    """Return the text of BENCHMARKS.md, and of the page of each machine."""
+    ordered = sorted(records, key=lambda record: (record.machine, record.command))
+    of_machine = {machine: list(some) for machine, some in groupby(ordered, key=lambda record: record.machine)}
+    found = {PAGES / f"{file_name(machine)}.md": _page(machine, some) for machine, some in of_machine.items()}
+    return {FILE: _front(of_machine), **found}
+
+
+def _front(of_machine: Mapping[str, Sequence[Record]]) -> str:
+    compared = [row for some in of_machine.values() for record in some if record.benchmark == "model" for row in _speedups(record)]
+    machines = [
+        f"| [{machine}](docs/benchmarks/{file_name(machine)}.md) | {len(some)} | {min(dates)} to {max(dates)} |"
+        for machine, some in of_machine.items()
+        if (dates := [record.date for record in some])
+    ]
+    return "\n".join([HEAD, *_lines(compared)]) + "\n" + MACHINES + "\n".join(machines) + "\n"
+
+
+def _speedups(record: Record) -> Iterator[Row]:
+    ours = {row["name"]: row["tokens_per_s"] for row in record.found["rows"]}
+    for name, peer in record.found["peers"].items():
+        theirs = {row["name"]: row["tokens_per_s"] for row in peer["rows"]}
+        yield {
+            "machine": record.machine,
+            "model": _title(record).partition(", ")[2].partition(", peer")[0],
+            "peer": f"{peer_title(name)} {peer.get('version', '')}".rstrip(),
+            **{step: ours[step] / theirs[step] for step in STEPS if step in ours and step in theirs},
+        }
+
+
+def _page(machine: str, records: Sequence[Record]) -> str:
+    return "\n".join([f"# {machine}\n", PAGE, *map(_section, records)]).rstrip("\n") + "\n"
+
+
+def _section(record: Record) -> str:
+    lines = [f"## {_title(record)}\n"]
+    if record.benchmark in TERMS:
+        lines.append(TERMS[record.benchmark] + "\n")
+    tables = {"model": _of_model, "kernels": _of_kernels}.get(record.benchmark, _lists)(record.found)
+    for title, conditions, rows in tables:
+        named = f"**{title}**: " if title else ""
+        lines += [f"{named}`{record.command}`, {record.date}, commit {record.commit}{f'; {conditions}' if conditions else ''}.\n"]
+        lines += [*_lines(rows), ""]
+    return "\n".join(lines)
+
+
+def _title(record: Record) -> str:
+    return " ".join((record.benchmark.replace("_", "-"), *record.arguments)).replace(" --", ", ")
+
+
+def _of_model(found: Any) -> Iterator[Table]:
+    """Yield the table of `model`, and with --beside the table of the quotients of both models' shares."""
+    peers = [f"{peer_title(name)} {version}" for name, peer in found["peers"].items() if (version := peer.get("version"))]
+    longer = [f"decoding after the longest context takes {ratio:.2f} times as long" for ratio in (found.get("lengthening"),) if ratio]
+    grown = [
+        f"a sequence of one to four windows holds {', '.join(map(str, group['pages']))} pages of the layers "
+        + ("without a window" if group["window"] is None else f"with a window of {group['window']} tokens")
+        for group in found.get("growth", [])
+    ]
+    yield Table("", "; ".join((_conditions(found["limits"]), *longer, *grown, *peers)), _beside_peers(found["rows"], found["peers"]))
+    if (beside := found.get("beside")) is not None:
+        explained = "medians and quartiles over all turns; the share of the peak counts operations only, also where memory is the limit"
+        yield Table(f"in turns with {beside['shape']}", explained, _quotients(beside["rows"], beside["shape"]))
+
+
+def _quotients(rows: Sequence[Row], shape: str) -> list[Row]:
+    """Return the rows that divide a model's shares by those of another shape."""
+    columns = {"limit": f"share of the limit / that of {shape}", "peak": f"share of the peak / that of {shape}"}
+    return [
+        {
+            "step": row["name"],
+            **{
+                column: f"{_text(row[share]['median'])} ({_text(row[share]['lower'])} to {_text(row[share]['upper'])})"
+                for share, column in columns.items()
+            },
+            "turns": row["turns"],
+        }
+        for row in rows
+    ]
+
+
+def _of_kernels(found: Any) -> Iterator[Table]:
+    """Yield the only table of `kernels`: of each step, the kernels that take the most time."""
+    limits = "; ".join(_conditions(limits, f" of {kernels}") for kernels, limits in found["limits"].items())
+    of_step = {step: sum(row["seconds"] for row in rows) for step, rows in groupby(found["rows"], key=lambda row: row["step"])}
+    rows = sorted(found["rows"], key=lambda row: (list(of_step).index(row["step"]), -row["seconds"]))
+    shown: list[Row] = [
+        {
+            "step": row["step"],
+            "kernel": row["kernel"],
+            "launches": row["launches"],
+            "ms": row["seconds"] * 1e3,
+            "part": row["seconds"] / of_step[row["step"]],
+            "share of the limit": row["share"],
+            "MB read": row["num_bytes"] / 1e6,
+            "GFLOP": row["operations"] / 1e9,
+        }
+        for row in rows
+        if row["seconds"] >= LEAST_SHARE * of_step[row["step"]]
+    ]
+    yield Table("", limits, shown)
+
+
+def _conditions(limits: Row, of_kernels: str = "") -> str:
+    """Describe the limits of the machine that the same run measured."""
+    scales = {"bytes_per_s": (1e9, "GB/s of memory bandwidth"), "flops": (1e9, "GFLOP/s")}
+    return f"limits{of_kernels}: {', '.join(f'{limits[name] / scale:.0f} {unit}' for name, (scale, unit) in scales.items())}"
+
+
+def _beside_peers(rows: Sequence[Row], peers: Mapping[str, Any]) -> list[Row]:
+    """Join the rows of `model` with the rows of its peers, which ran the same steps in the same order."""
+    return [
+        {
+            "step": row["name"],
+            "tokens per second": row["tokens_per_s"],
+            "share of the limit": row["share"],
+            "MB read": row["num_bytes"] / 1e6,
+            "GFLOP": row["operations"] / 1e9,
+            **{
+                column: value
+                for name, peer in peers.items()
+                for column, value in (
+                    (f"{peer_title(name)}, tokens per second", peer["rows"][number]["tokens_per_s"]),
+                    (f"speedup over {peer_title(name)}", row["tokens_per_s"] / peer["rows"][number]["tokens_per_s"]),
+                )
+            },
+        }
+        for number, row in enumerate(rows)
+    ]
+
+
+def _lists(found: Any, title: str = "") -> Iterator[Table]:
+    """Yield the tables for the output of a benchmark. Each list of rows becomes a table, at any depth; the single values of an object
+    become one more table."""
+    if isinstance(found, list):
+        rows = cast("list[Row]", found)
+        yield Table(title, _shown(rows), _figures(rows)) if rows and "goal" in rows[0] else Table(title, "", rows)
+        return
+    values = cast("Row", found)
+    alone: Row = {name: value for name, value in values.items() if not isinstance(value, dict | list)}
+    if alone:
+        yield Table(title, "", [alone])
+    for name, inner in values.items():
+        if isinstance(inner, dict | list) and inner:
+            yield from _lists(inner, f"{title}: {name}" if title else name)
+
+
+def _shown(rows: Sequence[Row]) -> str:
+    return f"the {MOST_ROWS} largest of {len(rows)} figures" if len(rows) > MOST_ROWS else ""
+
+
+def _figures(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of a table that compares figures with their goals. If there are too many figures, keep the largest."""
+    if len(rows) > MOST_ROWS:
+        rows = sorted(rows, key=lambda row: row["value"], reverse=True)[:MOST_ROWS]
+    return [
+        {
+            "figure": row["name"],
+            "measured": f"{_text(row['value'])} {row['unit']}".rstrip(),
+            "goal": "" if row["goal"] is None else f"{'>=' if row['at_least'] else '<='} {row['goal']:g}",
+            "reached": {None: "", True: "yes", False: "no"}[row["reached"]],
+            "note": row["note"],
+        }
+        for row in rows
+    ]
+
+
+def _lines(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of a Markdown table for the rows, without empty columns."""
+    columns = list(dict.fromkeys(name for row in rows for name, value in row.items() if not isinstance(value, dict | list)))
+    cells = [[_text(row.get(name, "")) for name in columns] for row in rows]
+    kept = [at for at in range(len(columns)) if any(row[at] for row in cells)]
+    lines = [[columns[at].replace("_", " ") for at in kept], ["---"] * len(kept), *([row[at] for at in kept] for row in cells)]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def _text(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+        case int():
+            return f"{value:,}"
+        case _:
+            return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.lab report", description=__doc__)
+    parser.parse_args(argv)
+    records = read_all()
+    written = {**pages(records), CHART: drawn(records)}
+    for file in {*PAGES.glob("*.md")} - written.keys():
+        file.unlink()
+    for file, text in written.items():
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    print(f"{len(records)} records in {', '.join(map(str, written))}")
+
+
+if __name__ == "__main__":
+    main()
