@@ -21,6 +21,7 @@ from server.messages import (
     Embed,
     Embedding,
     ErrorCode,
+    Facts,
     FinishReason,
     PairPrompt,
     Progress,
@@ -136,6 +137,9 @@ class ByteTokenizer:
 
 
 @dataclass
+NO_FACTS = Facts()
+
+
 class NullScript:
     """The answers of a NullWorker, and their speed. Tests may change fields while the worker runs."""
 
@@ -162,6 +166,7 @@ class NullScript:
     weights_bytes: int = 1 << 20
     kv_cache_bytes: int = 1 << 20
 
+    facts: Facts = NO_FACTS
 
 class NullWorker:
     """A `server.interfaces.WorkerHandle` that runs in this process."""
@@ -215,6 +220,7 @@ class NullWorker:
             class_scores=script.class_scores,
             pair_prompt=script.pair_prompt,
         )
+            facts=script.facts,
 
     async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:
         self.wake()

@@ -57,6 +57,8 @@ from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
+LATEST = ":latest"
+
 
 class Registry:
     def __init__(
@@ -147,7 +149,9 @@ class Registry:
         return [one for name, one in last.items() if one.state is OperationState.FAILED and name not in self._models]
 
     def find(self, name: str) -> Model:
-        model = self._models.get(self._aliases.get(name, name))
+        """Return the model of a name or alias, also with the tag `:latest`, which Ollama's clients add to names that have no tag."""
+        names = (name, name.removesuffix(LATEST))
+        model = next((found for one in names if (found := self._models.get(self._aliases.get(one, one))) is not None), None)
         if model is None:
             loaded = ", ".join(sorted((*self._models, *self._aliases))) or "none"
             raise ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {loaded}", param="model")
