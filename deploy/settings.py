@@ -21,7 +21,7 @@ import yaml
 from deploy import demo
 from runtime.files import regular
 from runtime.flags import SWITCHES
-from server.models.sources import real
+from server.models.sources import GGUF, HUB_ID, names_of, real
 from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
 
@@ -316,6 +316,8 @@ def _spec(entry: object, where: str) -> ModelSpec:
             )
     named = model_spec(entry["source"])
     values = {"name": named.name, **entry, "source": named.source}
+    if "name" not in entry and isinstance(given := entry.get("aliases", []), list):
+        values["aliases"] = [*given, *(alias for alias in named.aliases if alias not in given)]
     if isinstance(size := values.get("kv_cache_bytes"), str):
         try:
             values["kv_cache_bytes"] = num_bytes_or_share(size)
@@ -340,7 +342,14 @@ def model_spec(text: str) -> ModelSpec:
     path = Path(source).expanduser()
     if source == demo.NAME and not path.exists():
         return ModelSpec(name or demo.NAME, demo.NAME)
-    if source[0] in "/.~" and not path.exists():
+    if not path.exists() and not _may_be_on_hub(source):
         raise SettingsError(f"model {source!r} does not exist; expected a folder, a .gguf file, or a hub id such as ORGANISATION/NAME")
-    resolved = real(path)
-    return ModelSpec(name or resolved.name, str(resolved) if path.exists() else source)
+    found = str(real(path)) if path.exists() else source
+    default, aliases = names_of(found)
+    return ModelSpec(name, found) if name else ModelSpec(default, found, aliases=aliases)
+
+
+def _may_be_on_hub(source: str) -> bool:
+    """Return whether a source that does not exist on this machine has the form of a hub id. A name that ends in `.gguf` is that of a file,
+    unless it follows a repository and a colon."""
+    return HUB_ID.fullmatch(source) is not None and (":" in source or not source.endswith(GGUF))

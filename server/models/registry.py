@@ -101,7 +101,13 @@ class Registry:
 
     async def open(self) -> None:
         """Begin to load the models that the command line and the state file name."""
-        for spec in {**self._saved.read(), **{spec.name: spec for spec in self._initial}}.values():
+        given = {spec.name: spec for spec in self._initial}
+        saved = self._saved.read()
+        for alias, source in [(alias, spec.source) for spec in self._initial for alias in spec.aliases]:
+            if alias in saved and saved[alias].source == source:  # saved under a name that is an alias now, as those of GGUF files are
+                del saved[alias]
+                self._saved.drop(alias)
+        for spec in {**saved, **given}.values():
             self._starting.append(await self._load_or_fail(spec))
 
     async def _load_or_fail(self, spec: ModelSpec) -> Operation:

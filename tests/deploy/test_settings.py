@@ -86,6 +86,38 @@ def test_a_path_becomes_absolute_and_is_named_by_its_folder(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("smollm2.gguf", "smollm2"),
+        ("big-00001-of-00003.gguf", "big"),
+        ("big-00002-of-00003.gguf", "big"),
+        ("v1.5-q4_k_m.gguf", "v1.5-q4_k_m"),
+    ],
+)
+def test_a_gguf_file_is_called_without_its_suffix(tmp_path: Path, file: str, name: str) -> None:
+    (tmp_path / file).touch()
+    spec = model_spec(str(tmp_path / file))
+    assert (spec.name, spec.aliases) == (name, (file,))
+    assert model_spec(f"{tmp_path / file}=other").aliases == (), "a chosen name is the only one"
+    _, (entry,) = gather({}, {}, config=write(tmp_path, f"models: [{{source: {tmp_path / file}, aliases: [x]}}]"))
+    assert (entry.name, entry.aliases) == (name, ("x", file))
+    _, (entry,) = gather({}, {}, config=write(tmp_path, f"models: [{{source: {tmp_path / file}, name: y}}]"))
+    assert (entry.name, entry.aliases) == ("y", ())
+
+
+@pytest.mark.parametrize("source", ["smollm2.gguf", "qwen", "models/smollm2.gguf", "~/nosuch", "a/b/c", "C:\\models\\x.gguf"])
+def test_what_does_not_exist_is_not_sought_on_the_hub(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"does not exist; expected a folder, a \.gguf file, or a hub id"):
+        model_spec(source)
+
+
+@pytest.mark.parametrize("source", ["org/name", "Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_k_m", "org/name:file-Q4_K_M.gguf"])
+def test_a_hub_id_is_sought_on_the_hub(source: str) -> None:
+    assert model_spec(source).source == source
+
+
+@pytest.mark.parametrize(
     ("text", "expected"), [("100", 100), ("64M", 64 << 20), ("1.5GiB", 3 << 29), ("2 apples", None), ("2kB", 2048), ("", None)]
 )
 def test_bytes(text: str, expected: int | None) -> None:
