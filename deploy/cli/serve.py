@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-QUESTION = "What is the capital of France?"
+QUESTION, BEGINNING = "What is the capital of France?", "The capital of France is"
 
 HELP = """Serve models; without any, the small built-in demo model.
 
@@ -101,6 +101,8 @@ def example(registry: Registry, url: str) -> str:
             continue
         if not model.loaded.ready.generates:
             path, body = "embeddings", f'{{"model": "{model.spec.name}", "input": "{QUESTION}"}}'
+        elif not model.loaded.chats:
+            path, body = "completions", f'{{"model": "{model.spec.name}", "prompt": "{BEGINNING}"}}'
         else:
             messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
             path, body = "chat/completions", f'{{"model": "{model.spec.name}", "messages": {messages}}}'

@@ -84,6 +84,27 @@ class Model:
     swaps: bool = False  # when this model is loaded, unload models that lose their last alias to it
     planned_bytes: int = 0  # bytes that the model will take, planned while it loads; 0 if unknown
     created: int = field(default_factory=lambda: int(time.time()))
+    @property
+    def sampling(self) -> dict[str, float]:
+        """The sampling parameters of requests that set none."""
+        defaults = self.tokenizer.generation_defaults
+        found = {name: getattr(defaults, name) for name in NEUTRAL}
+        return {name: NEUTRAL[name] if value is None else value for name, value in found.items()}
+
+    @property
+    def sampling_note(self) -> str:
+        """The default sampling parameters that have an effect, in words, and who chose them."""
+        values = {name: value for name, value in self.sampling.items() if value != NEUTRAL[name] or name == "temperature"}
+        origin = self.tokenizer.generation_defaults.origin
+        chosen = len(values) > 1 or values["temperature"] != NEUTRAL["temperature"]
+        who = f"the defaults of {origin}" if origin else "as its files recommend" if chosen else "its files recommend nothing"
+        return f"{', '.join(f'{name} {value:g}' for name, value in values.items())} ({who})"
+
+    @property
+    def chats(self) -> bool:
+        """True if the model answers conversations. Others that generate only continue texts."""
+        return self.ready.generates and self.renderer is not None
+
 
     @property
     def created_at(self) -> str:

@@ -325,7 +325,7 @@ def test_models_come_and_go(demo_server: Any, tmp_path: Path) -> None:
             assert "'tiny' is an alias of model 'small'; unload 'small'" in refused
             assert "gave back" in demo_server.run("relaxserve", "unload", "small", RELAXSERVE_URL=url)
             said = demo_server.run("relaxserve", "chat", QUESTION, status=1, RELAXSERVE_URL=url)
-            assert "has no model that generates text; load one with `relaxserve load`" in said
+            assert "has no model that generates text by a chat template; load one with `relaxserve load`" in said
         finally:
             server.terminate()
             server.communicate(timeout=60)
