@@ -52,6 +52,7 @@ class NullDefaults:
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
+    origin: str | None = None
 
 
 class NullRenderer:
@@ -136,10 +137,10 @@ class ByteTokenizer:
         return bytes([token_id]) if token_id < 256 else b""
 
 
-@dataclass
 NO_FACTS = Facts()
 
 
+@dataclass
 class NullScript:
     """The answers of a NullWorker, and their speed. Tests may change fields while the worker runs."""
 
@@ -165,8 +166,8 @@ class NullScript:
     stop_token_id: int | None = None  # stop token to report at the end of an answer, or None
     weights_bytes: int = 1 << 20
     kv_cache_bytes: int = 1 << 20
-
     facts: Facts = NO_FACTS
+
 
 class NullWorker:
     """A `server.interfaces.WorkerHandle` that runs in this process."""
@@ -219,8 +220,8 @@ class NullWorker:
             classes=script.classes,
             class_scores=script.class_scores,
             pair_prompt=script.pair_prompt,
-        )
             facts=script.facts,
+        )
 
     async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:
         self.wake()

@@ -26,6 +26,8 @@ Identify = Callable[[str], str]  # returns a text that changes whenever the file
 
 SLEEPING = "sleeping"
 SERVING = ("ready", "restarting", SLEEPING)  # a restarting worker keeps its requests, and a request wakes a sleeping worker
+# values of sampling parameters at which tokens are drawn as the model weighs them
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
 
 
 class ModelState(StrEnum):

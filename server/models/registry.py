@@ -314,6 +314,10 @@ class Registry:
         compiled = "from the cache" if loaded.ready.cache_hit else "compiled"
         log.info("%s is ready after %.1f s, %s: %s, context %d tokens", name, load_s, compiled, parts, loaded.ready.max_context)
         if loaded.ready.context_note:
+        if loaded.ready.generates and not loaded.chats:
+            log.info("%s has no chat template: it answers /v1/completions and refuses conversations", name)
+        if loaded.ready.generates:
+            log.info("%s samples by default with %s", name, loaded.sampling_note)
             log.info("%s: %s", name, loaded.ready.context_note)
         if loaded.ready.embedding_note:
             log.info("%s: %s", name, loaded.ready.embedding_note)
