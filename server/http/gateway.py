@@ -67,6 +67,7 @@ class Gateway:
         REQUEST_ID.set(request_id)  # safe to set: every request runs in its own task
         record = RequestRecord(request_id, scope["method"], scope["path"], began_s, headers.get("traceparent", ""))
         record.is_probe = record.path in QUIET
+        record.client = (scope.get("client") or ("",))[0]
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status

@@ -351,6 +351,13 @@ def test_idle_connections_leave_descriptors_for_a_restart(demo_server: Any) -> N
         assert len(list(Path(f"/proc/{server.pid}/fd").iterdir())) < 100
 
 
+def test_an_interrupt_during_the_imports_ends_without_a_traceback() -> None:
+    """Ctrl-C in the first 0.3 s of a command printed where Python was importing modules."""
+    words = "import os, relaxserve, signal; relaxserve._load_launch = lambda: os.kill(os.getpid(), signal.SIGINT); relaxserve.main()"
+    ended = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
+
+
 def test_the_version_can_be_asked_for() -> None:
     said = CliRunner().invoke(app, ["--version"], prog_name="relaxserve")
     assert said.exit_code == 0 and re.fullmatch(r"relaxserve \d+\.\d+\.\d+\n", said.output)
