@@ -24,6 +24,7 @@ from runtime.flags import SWITCHES
 from server.models.sources import GGUF, HUB_ID, names_of, real
 from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
+from server.text.tools import FORMATS
 
 PREFIX = "RELAXSERVE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
@@ -113,7 +114,7 @@ def gather(
             values[setting.name] = parse(setting.name, environment[variable], variable)
     values |= {name: value for name, value in arguments.items() if value is not None}
     specs = [model_spec(text) for text in models] or specs
-    _check_names(specs)
+    check_models(specs)
     return ServerSettings(**values), specs
 
 
@@ -132,11 +133,13 @@ def service_links(environment: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def _check_names(specs: Iterable[ModelSpec]) -> None:
-    """Raise SettingsError if two models have the same name, since the second would be dropped silently, or share an alias, which would
-    refer to the model loaded last."""
+def check_models(specs: Iterable[ModelSpec]) -> None:
+    """Raise SettingsError if a format of tool calls is unknown, or if two models have the same name, since the second would be dropped
+    silently, or share an alias, which would refer to the model loaded last."""
     sources: dict[str, str] = {}
     for spec in specs:
+        if spec.tool_parser is not None and spec.tool_parser not in FORMATS:
+            raise SettingsError(f"tool_parser of model {spec.name!r} is {spec.tool_parser!r:.40}; expected one of {', '.join(FORMATS)}")
         for name in dict.fromkeys((spec.name, *spec.aliases)):
             if not re.fullmatch(NAME, name):
                 raise SettingsError(f"model {spec.source!r} is called {name!r}; expected {NAMED}; give one as PATH_OR_ID=NAME")

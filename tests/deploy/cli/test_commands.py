@@ -24,7 +24,7 @@ from deploy import demo
 from deploy.cli import admin
 from deploy.cli.main import app
 from deploy.client import Client, ServerFault
-from deploy.settings import DEFAULTS, SETTINGS, parse
+from deploy.settings import DEFAULTS, MODEL_KEYS, SETTINGS, parse
 from runtime.sealed import key_of
 from runtime.sections import SectionFile
 from tests.conftest import workers_of
@@ -54,6 +54,28 @@ def test_a_default_that_help_shows_can_be_given() -> None:
             line = next(line for line in said.splitlines() if option in line)
             shown = line.rpartition("(")[2].partition(")")[0]
             assert parse(setting.name, shown, option) == DEFAULTS[setting.name], line
+
+
+@pytest.mark.parametrize("command", ["serve", "load"])
+def test_every_field_of_a_model_is_an_option(command: str) -> None:
+    """docs/configuration.md says so, and an alert advises --kv-cache-bytes."""
+    root: Any = typer.main.get_command(app)
+    options = {name for param in root.commands[command].params for name in param.opts}
+    page = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+    table = page.partition("| Field of a model |")[2].partition("\n\n")[0]
+    fields = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
+    assert set(fields) == set(MODEL_KEYS)
+    given = {"aliases": "--alias"}
+    missing = {field for field in fields if given.get(field, f"--{field.replace('_', '-')}") not in options}
+    assert missing - {"source"} == ({"name"} if command == "serve" else set()), "these are arguments: PATH_OR_ID=NAME"
+
+
+def test_the_help_of_serve_fits_into_a_terminal() -> None:
+    """On 80 columns, most of the width belongs to the meanings."""
+    said = CliRunner().invoke(app, ["serve", "--help"], prog_name="relaxserve", env={"COLUMNS": "80"}).output.splitlines()
+    (line,) = (line for line in said if "--max-body-bytes" in line)
+    assert line.index("Largest request body") < 40
+    assert len(said) < 160 and not any("--no-" in line and "│" in line for line in said)
 
 
 def test_unload_waits_longer_than_the_server_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,6 +283,11 @@ def test_bench_lists_and_runs(demo_server: Any) -> None:
         (["run", "nosuch"], 1, "'nosuch' does not exist"),
         (["inspect", "qwen"], 2, "'qwen' does not exist"),
         (["serve", "--max-body-bytes", "much"], 2, "'much'"),
+        (["serve", "demo", "--max-batch", "5000"], 2, "'5000' is not a number from 1 to 4096"),
+        (["serve", "demo", "--kv-cache-bytes", "much"], 2, "'much' is not a number of bytes"),
+        (["serve", "demo", "demo=d", "--alias", "x"], 2, "--alias with 2 models; expected one model"),
+        (["serve", "demo", "--alias", "demo"], 1, "alias 'demo' is the name of a model"),
+        (["serve", "demo", "--tool-parser", "xml"], 2, "expected one of hermes, qwen, llama3"),
         (["serve", "--config", "/no/such/file"], 2, "name a file that can be read"),
         (["ps", "--url", "http://127.0.0.1:9"], 1, "start one with `relaxserve serve`"),
         (["ps", "--url", "somewhere"], 1, "expected http://HOST:PORT"),
