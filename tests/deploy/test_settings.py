@@ -245,9 +245,9 @@ HUGE = "0x" + "f" * 5000  # has more digits than Python writes or reads in decim
         pytest.param(f"models: {HUGE}", "models .* expected a list", id="list"),
         pytest.param(f"models: [{HUGE}]", r"model 1 .* expected PATH_OR_ID\[=NAME\]", id="model"),
         pytest.param(
-            f"models: [{{source: a, max_batch: {HUGE}}}]", "max_batch of model 1 .* is an integer of thousands of digits", id="field"
+            f"models: [{{source: o/a, max_batch: {HUGE}}}]", "max_batch of model 1 .* is an integer of thousands of digits", id="field"
         ),
-        pytest.param("models: [{source: a, kv_cache_bytes: '" + "9" * 400 + "'}]", "kv_cache_bytes of model 1", id="size of a model"),
+        pytest.param("models: [{source: o/a, kv_cache_bytes: '" + "9" * 400 + "'}]", "kv_cache_bytes of model 1", id="size of a model"),
         pytest.param("max_body_bytes: '" + "9" * 400 + "'", "max_body_bytes .* expected a number of bytes", id="size"),
         pytest.param("port: 2026-99-99", "is not YAML: month must be", id="date"),
         pytest.param(f"? {HUGE}\n: 1", "is no setting", id="key"),

@@ -103,7 +103,7 @@ def test_every_file_is_used():
         if name in reached:
             continue
         reached.add(name)
-        waiting += imports(name) if name.endswith(".js") else re.findall(r'"/console/([^"]+)"', (CONSOLE / name).read_text())
+        waiting += imports(name) if name.endswith(".js") else re.findall(r'"console/([^"]+)"', (CONSOLE / name).read_text())
     assert reached == set(FILES)
 
 

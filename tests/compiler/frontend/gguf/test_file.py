@@ -837,7 +837,7 @@ def test_ends_template_and_stops() -> None:
     assert (ids[0], ids[-1]) == (0, 0)
     config = json.loads(files["tokenizer_config.json"])
     assert (config["chat_template"], "pad_token" in config) == ("{{ messages }}", False)
-    assert json.loads(files["generation_config.json"]) == {"eos_token_id": [0, 5]}
+    assert json.loads(files["generation_config.json"])["eos_token_id"] == [0, 5]
 
 
 def test_the_server_reads_the_files_as_those_of_a_directory(tmp_path: Path) -> None:
