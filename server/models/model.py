@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
 
+from typing_extensions import TypedDict
+
 from server.interfaces import CachedModel, Outage, ProgressCallback, Renderer, Tokenizer, WorkerHandle
 from server.messages import Ready
 from server.metrics import IDLE, UNUSED, ModelReading
@@ -24,10 +26,10 @@ Weigh = Callable[[ModelSpec], int]  # estimates the bytes of a model's weights w
 Identify = Callable[[str], str]  # returns a text that changes whenever the files of a source do; "" if unknown
 
 
-SLEEPING = "sleeping"
-SERVING = ("ready", "restarting", SLEEPING)  # a restarting worker keeps its requests, and a request wakes a sleeping worker
 # values of sampling parameters at which tokens are drawn as the model weighs them
 NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
+SLEEPING = "sleeping"
+SERVING = ("ready", "restarting", SLEEPING)  # a restarting worker keeps its requests, and a request wakes a sleeping worker
 
 
 class ModelState(StrEnum):
@@ -52,6 +54,14 @@ class Footprint:
         return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes + self.graphs_bytes
 
 
+class MemoryUse(TypedDict):
+    """The memory of a model. A KV cache takes memory only as it fills."""
+
+    resident_bytes: int  # what its worker's processes hold now, with the pages of packed weights that they map
+    planned_bytes: int  # weights, arena and graphs: what it takes without any request
+    bound_bytes: int  # what it takes at most, with a full KV cache
+
+
 class CompileCache(Protocol):
     def entries(self) -> Sequence[CachedModel]: ...
 
@@ -74,18 +84,6 @@ class Loaded:
     admission: Admission
     renderer: Renderer | None  # renders the chat template; None if there is no template
 
-
-@dataclass(slots=True, eq=False)
-class Model:
-    spec: ModelSpec
-    operation: Operation
-    state: ModelState = ModelState.LOADING
-    loaded: Loaded | None = None
-    identity: str = ""  # result of `Identify` for the source when the load began
-    claim: ModelSpec | None = None  # the specification with the memory it may take, while the model loads
-    swaps: bool = False  # when this model is loaded, unload models that lose their last alias to it
-    planned_bytes: int = 0  # bytes that the model will take, planned while it loads; 0 if unknown
-    created: int = field(default_factory=lambda: int(time.time()))
     @property
     def sampling(self) -> dict[str, float]:
         """The sampling parameters of requests that set none."""
@@ -108,6 +106,18 @@ class Model:
         return self.ready.generates and self.renderer is not None
 
 
+@dataclass(slots=True, eq=False)
+class Model:
+    spec: ModelSpec
+    operation: Operation
+    state: ModelState = ModelState.LOADING
+    loaded: Loaded | None = None
+    identity: str = ""  # result of `Identify` for the source when the load began
+    claim: ModelSpec | None = None  # the specification with the memory it may take, while the model loads
+    swaps: bool = False  # when this model is loaded, unload models that lose their last alias to it
+    planned_bytes: int = 0  # bytes that the model will take, planned while it loads; 0 if unknown
+    created: int = field(default_factory=lambda: int(time.time()))
+
     @property
     def created_at(self) -> str:
         """The time of creation in RFC 3339 format."""
@@ -124,6 +134,19 @@ class Model:
     @property
     def total_bytes(self) -> int:
         return 0 if self.is_sleeping else sum(self.bytes_by_part.values()) or self.planned_bytes
+
+    @property
+    def memory(self) -> MemoryUse:
+        """The memory that the model takes: now, in any case, and at most."""
+        pid = None if self.loaded is None else self.loaded.worker.pid
+        usage = UNUSED if pid is None else usage_of(pid)
+        parts = self.bytes_by_part
+        bound_bytes = sum(parts.values())
+        return {
+            "resident_bytes": usage.own_bytes + usage.mapped_bytes,
+            "planned_bytes": bound_bytes - parts.get("kv_cache", 0),
+            "bound_bytes": bound_bytes,
+        }
 
     @property
     def condition(self) -> str:

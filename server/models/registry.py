@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from runtime.units import in_mib
+from runtime.units import in_units
 from server.errors import (
     LOAD_CANCELLED,
     LOAD_FAILED,
@@ -310,14 +310,15 @@ class Registry:
         self.publications.begin(model.spec)
         load_s = time.monotonic() - began
         self._count_load(model, loaded.ready, load_s)
-        parts = ", ".join(f"{part.replace('_', ' ')} {in_mib(num_bytes)}" for part, num_bytes in model.bytes_by_part.items())
+        names = {"kv_cache": "KV cache up to"}  # it takes memory as it fills
+        parts = ", ".join(f"{names.get(part, part)} {in_units(num_bytes)}" for part, num_bytes in model.bytes_by_part.items())
         compiled = "from the cache" if loaded.ready.cache_hit else "compiled"
         log.info("%s is ready after %.1f s, %s: %s, context %d tokens", name, load_s, compiled, parts, loaded.ready.max_context)
-        if loaded.ready.context_note:
         if loaded.ready.generates and not loaded.chats:
             log.info("%s has no chat template: it answers /v1/completions and refuses conversations", name)
         if loaded.ready.generates:
             log.info("%s samples by default with %s", name, loaded.sampling_note)
+        if loaded.ready.context_note:
             log.info("%s: %s", name, loaded.ready.context_note)
         if loaded.ready.embedding_note:
             log.info("%s: %s", name, loaded.ready.embedding_note)
@@ -371,7 +372,7 @@ class Registry:
             self._saved.drop(model.spec.name)
             self._save()
         self.metrics.unloads.labels(model.spec.name, ENGINE).inc()
-        log.info("%s is unloaded and gave back %s", model.spec.name, in_mib(freed_bytes))
+        log.info("%s is unloaded and gave back %s", model.spec.name, in_units(freed_bytes))
         return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
 
     async def set_alias(self, alias: str, name: str, probe: Probe) -> None:

@@ -291,6 +291,7 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
         "device": model.spec.device,
         "pin": model.spec.pin,
         "bytes": model.bytes_by_part,
+        "memory": model.memory,
         "operation": model.operation.id,
     }
     if model.loaded is not None:
