@@ -19,6 +19,7 @@ from server.api import endpoints, health
 from server.api.answer.respond import json_answer
 from server.api.context import Context
 from server.api.description import describe_answers
+from server.api.request.fields import UNKNOWN_TYPE
 from server.errors import (
     BAD_REQUEST,
     INVALID_JSON,
@@ -113,6 +114,9 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
     param = _path(first["loc"])
     if not param:
         return error_response(_no_object(request, first), request.scope)
+    if kind == UNKNOWN_TYPE:
+        message = f"{param}.type is {first['ctx']['found']!r}; expected {first['ctx']['known']}"
+        return error_response(ApiError(INVALID_VALUE, message, param=f"{param}.type"), request.scope)
     if kind == "missing":
         return error_response(ApiError(MISSING_FIELD, f"{param} is absent and required", param=param), request.scope)
     value = _shown(first.get("input"))

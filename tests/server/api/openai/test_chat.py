@@ -148,6 +148,12 @@ def test_what_the_model_s_authors_recommend_is_the_default(serve):
     assert (params.temperature, params.top_p, params.top_k) == (0, 0.95, 0)
 
 
+def test_a_tool_choice_of_another_type_is_refused_by_its_type(server):
+    error = server.chat(tool_choice={"type": "custom", "custom": {"name": "x"}}).json()["error"]
+    assert (error["param"], error["message"]) == ("tool_choice.type", "tool_choice.type is 'custom'; expected function, allowed_tools")
+    assert server.chat(tool_choice="sometimes").json()["error"]["param"].startswith("tool_choice")
+
+
 @pytest.mark.parametrize(
     ("defaults", "said"),
     [
