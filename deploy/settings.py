@@ -318,7 +318,7 @@ def _spec(entry: object, where: str) -> ModelSpec:
                 f"{_key(key)} of {where} is no field of a model{_nearest(_key(key), MODEL_KEYS)}; known: {', '.join(MODEL_KEYS)}"
             )
     named = model_spec(entry["source"])
-    values = {"name": named.name, **entry, "source": named.source}
+    values = {"name": named.name, "embeddings": named.embeddings, **entry, "source": named.source}
     if "name" not in entry and isinstance(given := entry.get("aliases", []), list):
         values["aliases"] = [*given, *(alias for alias in named.aliases if alias not in given)]
     if isinstance(size := values.get("kv_cache_bytes"), str):
@@ -344,7 +344,7 @@ def model_spec(text: str) -> ModelSpec:
         raise SettingsError(f"model {text!r} has no source; expected PATH_OR_ID[=NAME]")
     path = Path(source).expanduser()
     if source == demo.NAME and not path.exists():
-        return ModelSpec(name or demo.NAME, demo.NAME)
+        return ModelSpec(name or demo.NAME, demo.NAME, embeddings=True)  # so that every endpoint can be tried
     if not path.exists() and not _may_be_on_hub(source):
         raise SettingsError(f"model {source!r} does not exist; expected a folder, a .gguf file, or a hub id such as ORGANISATION/NAME")
     found = str(real(path)) if path.exists() else source

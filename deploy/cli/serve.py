@@ -41,6 +41,7 @@ from deploy.settings import (
     Setting,
     check_models,
     gather,
+    model_spec,
     num_bytes,
     num_bytes_or_share,
     service_links,
@@ -79,7 +80,7 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
         note = f"ignored: {', '.join(links)}; Kubernetes sets them for a Service, unless the pod has enableServiceLinks: false"
         errors.print(note, markup=False, highlight=False, soft_wrap=True)
     if not specs and (settings.state_file is None or not settings.state_file.exists()):
-        specs = [ModelSpec(demo.NAME, demo.NAME, embeddings=True)]  # so that every endpoint can be tried
+        specs = [model_spec(demo.NAME)]
     elif form and not model:
         options = ", ".join(OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in form)
         raise SettingsError(

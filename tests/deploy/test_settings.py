@@ -80,6 +80,8 @@ def test_a_path_becomes_absolute_and_is_named_by_its_folder(tmp_path: Path, monk
     assert model_spec("./qwen/=q").name == "q"
     assert model_spec("qwen/").name == "qwen"
     assert (model_spec("demo").name, model_spec("demo=d").name, model_spec("demo").source) == ("demo", "d", "demo")
+    _, (named, formed) = gather({}, {}, config=write(tmp_path, "models: [demo, {source: demo, name: d}]"))
+    assert model_spec("demo").embeddings and named.embeddings and formed.embeddings, "every endpoint can be tried with the demo"
     (tmp_path / "demo").mkdir()
     assert model_spec("demo").source == str(tmp_path / "demo"), "a folder of that name comes first"
     assert (model_spec("org/name").name, model_spec("org/name").source) == ("name", "org/name")
