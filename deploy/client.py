@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from deploy.settings import KEY_VARIABLE
-from runtime.units import in_mib
+from runtime.units import in_units
 from server.settings import is_loopback
 
 
@@ -78,8 +78,9 @@ class Client:
                 if text := choice["delta"].get("content"):
                     yield text
 
-    def generative_models(self) -> list[str]:
-        return [model["id"] for model in self.get("/v1/models")["data"] if model.get("generates", True)]
+    def chat_models(self) -> list[str]:
+        """Return the names of the models that answer conversations."""
+        return [model["id"] for model in self.get("/v1/models")["data"] if model.get("chats", model.get("generates", True))]
 
     def _json(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Any:
         with self._told(), closing(self._open(method, path, body)) as response:
@@ -148,5 +149,5 @@ def _fault(answer: Mapping[str, Any], otherwise: str = "the server failed") -> S
 
 def _detail(name: str, value: Any) -> str:
     if name == "evictable":
-        return ", ".join(f"unloading {model['model']} frees {in_mib(model['bytes'])}" for model in value)
-    return f"{name.removesuffix('_bytes')} {in_mib(value)}" if name.endswith("_bytes") else f"{name} {value}"
+        return ", ".join(f"unloading {model['model']} frees {in_units(model['bytes'])}" for model in value)
+    return f"{name.removesuffix('_bytes')} {in_units(value)}" if name.endswith("_bytes") else f"{name} {value}"

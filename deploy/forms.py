@@ -35,7 +35,8 @@ SAMPLE_VALUES = 1 << 19  # maximum number of values per matrix on which the erro
 class ServedForm:
     quantize: str
     weights_bytes: int
-    num_tokens: int  # tokens of context that fit next to the weights, summed over all sequences; 0 without a KV cache
+    num_tokens: int  # tokens that fit next to the weights, summed over all sequences; 0 without a KV cache
+    max_context: int  # longest context of one sequence that fits and that the model supports; 0 without a KV cache
     fits: bool
     loss: float  # root mean square of the rounding error, relative to the root mean square of the weights
 
@@ -54,12 +55,15 @@ def recommended(forms: Sequence[ServedForm]) -> ServedForm | None:
 
 def _form(files: ModelFiles, found: Inspection, name: str) -> ServedForm:
     format, plan = WeightFormat.parse(name), found.plan
-    weights_bytes = bytes_of(files, format)
+    # for the inspected format the plan is exact; for the others, whose programs are not compiled, the sum lacks the padding of panels
+    is_inspected = (name, str(files.path)) == (found.quantize, found.source)
+    weights_bytes = plan.weights_bytes if is_inspected else bytes_of(files, format)
     room = found.available_bytes - WORKER_BYTES - plan.arena_bytes - weights_bytes
     if not plan.page_bytes:
-        return ServedForm(name, weights_bytes, 0, room >= 0, _loss(files, format))
+        return ServedForm(name, weights_bytes, 0, 0, room >= 0, _loss(files, format))
     num_tokens = max(0, room // plan.page_bytes - 1) * PAGE_SIZE
-    return ServedForm(name, weights_bytes, num_tokens, num_tokens >= found.max_context, _loss(files, format))
+    longest = min(num_tokens, found.model_context)
+    return ServedForm(name, weights_bytes, num_tokens, longest, num_tokens >= found.max_context, _loss(files, format))
 
 
 # --- size in bytes -----------------------------------------------------------------------------------------------------

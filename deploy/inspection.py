@@ -10,12 +10,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
-from math import prod
 
 import msgspec
 
 from compiler.frontend.weights import WeightSource
 from deploy.model_loading.abilities import embedding_note, serves
+from deploy.model_loading.facts import values_by_type
 from deploy.model_loading.plan import WORKER_BYTES, Plan, plan_of
 from deploy.model_loading.program import Compiled, compile_model, executable_cache
 from deploy.model_loading.servable import Progress, Servable, require_servable, silent
@@ -23,7 +23,7 @@ from runtime.cache_groups import PAGE_SIZE
 from runtime.device.base import Limits
 from runtime.device.registry import number_of, open_device
 from runtime.executable import Executable
-from runtime.units import in_mib
+from runtime.units import in_units
 from server.interfaces import LoadError
 from server.messages import Load
 
@@ -37,9 +37,10 @@ class Inspection:
     num_parameters: int
     file_bytes: int
     bytes_by_part: dict[str, int]  # bytes in the files per part of the model: embeddings, attention, mlp, norms, head, other
-    dtypes: dict[str, int]  # number of parameters per element type
+    dtypes: dict[str, int]  # number of parameters by the type in which the files store them
     quantize: str
     max_context: int
+    model_context: int  # longest context that the model supports
     max_batch: int
     plan: Plan
     signature: str
@@ -61,7 +62,7 @@ def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
     """Describe a model. Compile it, or find it in the cache, to read its memory plan."""
     model, compiled = _compiled(load, progress)
     files, mode = model.files, model.mode
-    tensors = files.weights.tensors
+    tensors, counts = files.weights.tensors, values_by_type(files)
     limits = _limits_of(compiled.executable, load)
     # Plan without a memory limit, so that a plan that does not fit is reported as well.
     unlimited = msgspec.structs.replace(load, memory_limit_bytes=1 << 62)
@@ -70,12 +71,13 @@ def inspect_model(load: Load, progress: Progress = silent) -> Inspection:
         family=files.config.family,
         serves=serves(mode),
         embedding_note=embedding_note(mode),
-        num_parameters=sum(_by_dtype(files.weights).values()),
+        num_parameters=sum(counts.values()),
         file_bytes=sum(info.num_bytes for info in tensors.values()),
         bytes_by_part=_by_part(files.weights),
-        dtypes=_by_dtype(files.weights),
+        dtypes=counts,
         quantize=load.quantize,
         max_context=mode.max_context,
+        model_context=files.config.max_context,
         max_batch=load.max_batch,
         plan=plan_of(compiled.executable, mode.entry, mode.pages(), unlimited, limits),
         signature=compiled.signature,
@@ -126,7 +128,7 @@ def remedies(load: Load, found: Inspection) -> Iterator[str]:
             continue
         smaller = inspect_model(msgspec.structs.replace(load, quantize=quantize))
         if replace(smaller, available_bytes=found.available_bytes).fits:
-            yield f"--quantize {quantize}: {in_mib(smaller.required_bytes)}"
+            yield f"--quantize {quantize}: {in_units(smaller.required_bytes)}"
             return
 
 
@@ -150,15 +152,6 @@ def _by_part(source: WeightSource) -> dict[str, int]:
     for name, info in source.tensors.items():
         sizes[part_of(name)] = sizes.get(part_of(name), 0) + info.num_bytes
     return sizes
-
-
-def _by_dtype(source: WeightSource) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for info in source.tensors.values():
-        if info.dtype.kind in "iub":
-            continue  # an integer tensor, such as a table of positions, holds no parameters
-        counts[str(info.dtype)] = counts.get(str(info.dtype), 0) + prod(info.shape)
-    return counts
 
 
 # --- the command that plans --------------------------------------------------------------------------------------------

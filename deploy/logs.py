@@ -1,6 +1,6 @@
 """The log of a process on standard error: text lines for people, or one JSON object per line for programs.
 
-2026-11-23T09:30:01.250Z info    req-5f3a POST /v1/chat/completions 200 35 ms, model demo, 12 + 8 tokens, the first after 21 ms
+2026-11-23T09:30:01.250Z info    req-5f3a POST /v1/chat/completions 200 35 ms, from 10.0.0.7, model demo, 12 + 8 tokens, ...
 {"time": "2026-11-23T09:30:01.250Z", "level": "info", "request_id": "req-5f3a", "message": "...", "status": 200, ...}
 """
 

@@ -111,11 +111,22 @@ def serve(settings: ServerSettings, models: Sequence[ModelSpec], greet: Greet, h
     switch_often()
     # the texts of one request are encoded on one core, so that running streams keep the other cores
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    warn_of_open_names(settings)
     settings = with_descriptors(settings)
     tracer = tracer_of(settings)
     with nullcontext() if settings.state_file is None else own_state(settings.state_file):
         listener = listen(settings.host, settings.port)
         return asyncio.run(_serve(settings, models, kept(), listener, greet, hub_token, tracer))
+
+
+def warn_of_open_names(settings: ServerSettings) -> None:
+    """Warn if a proxy offers this server to others and no key is set: requests of a proxy come from this machine, so they may do all."""
+    if settings.allowed_hosts and not (settings.has_api_keys or settings.insecure):
+        closed = settings.admin_keys or settings.admin_key_file is not None
+        also = "" if closed else ", and load, unload and stop them"
+        names = ", ".join(settings.allowed_hosts)
+        text = "no API key is set: everybody who reaches this server as %s may use its models%s; set api_key_file and admin_key_file"
+        log.warning(text, names, also)
 
 
 def with_descriptors(settings: ServerSettings) -> ServerSettings:

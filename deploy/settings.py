@@ -21,9 +21,10 @@ import yaml
 from deploy import demo
 from runtime.files import regular
 from runtime.flags import SWITCHES
-from server.models.sources import real
+from server.models.sources import GGUF, HUB_ID, names_of, real
 from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
+from server.text.tools import FORMATS
 
 PREFIX = "RELAXSERVE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
@@ -113,7 +114,7 @@ def gather(
             values[setting.name] = parse(setting.name, environment[variable], variable)
     values |= {name: value for name, value in arguments.items() if value is not None}
     specs = [model_spec(text) for text in models] or specs
-    _check_names(specs)
+    check_models(specs)
     return ServerSettings(**values), specs
 
 
@@ -132,11 +133,13 @@ def service_links(environment: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def _check_names(specs: Iterable[ModelSpec]) -> None:
-    """Raise SettingsError if two models have the same name, since the second would be dropped silently, or share an alias, which would
-    refer to the model loaded last."""
+def check_models(specs: Iterable[ModelSpec]) -> None:
+    """Raise SettingsError if a format of tool calls is unknown, or if two models have the same name, since the second would be dropped
+    silently, or share an alias, which would refer to the model loaded last."""
     sources: dict[str, str] = {}
     for spec in specs:
+        if spec.tool_parser is not None and spec.tool_parser not in FORMATS:
+            raise SettingsError(f"tool_parser of model {spec.name!r} is {spec.tool_parser!r:.40}; expected one of {', '.join(FORMATS)}")
         for name in dict.fromkeys((spec.name, *spec.aliases)):
             if not re.fullmatch(NAME, name):
                 raise SettingsError(f"model {spec.source!r} is called {name!r}; expected {NAMED}; give one as PATH_OR_ID=NAME")
@@ -315,7 +318,9 @@ def _spec(entry: object, where: str) -> ModelSpec:
                 f"{_key(key)} of {where} is no field of a model{_nearest(_key(key), MODEL_KEYS)}; known: {', '.join(MODEL_KEYS)}"
             )
     named = model_spec(entry["source"])
-    values = {"name": named.name, **entry, "source": named.source}
+    values = {"name": named.name, "embeddings": named.embeddings, **entry, "source": named.source}
+    if "name" not in entry and isinstance(given := entry.get("aliases", []), list):
+        values["aliases"] = [*given, *(alias for alias in named.aliases if alias not in given)]
     if isinstance(size := values.get("kv_cache_bytes"), str):
         try:
             values["kv_cache_bytes"] = num_bytes_or_share(size)
@@ -339,8 +344,15 @@ def model_spec(text: str) -> ModelSpec:
         raise SettingsError(f"model {text!r} has no source; expected PATH_OR_ID[=NAME]")
     path = Path(source).expanduser()
     if source == demo.NAME and not path.exists():
-        return ModelSpec(name or demo.NAME, demo.NAME)
-    if source[0] in "/.~" and not path.exists():
+        return ModelSpec(name or demo.NAME, demo.NAME, embeddings=True)  # so that every endpoint can be tried
+    if not path.exists() and not _may_be_on_hub(source):
         raise SettingsError(f"model {source!r} does not exist; expected a folder, a .gguf file, or a hub id such as ORGANISATION/NAME")
-    resolved = real(path)
-    return ModelSpec(name or resolved.name, str(resolved) if path.exists() else source)
+    found = str(real(path)) if path.exists() else source
+    default, aliases = names_of(found)
+    return ModelSpec(name, found) if name else ModelSpec(default, found, aliases=aliases)
+
+
+def _may_be_on_hub(source: str) -> bool:
+    """Return whether a source that does not exist on this machine has the form of a hub id. A name that ends in `.gguf` is that of a file,
+    unless it follows a repository and a colon."""
+    return HUB_ID.fullmatch(source) is not None and (":" in source or not source.endswith(GGUF))

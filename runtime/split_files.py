@@ -16,6 +16,12 @@ def parts_of(name: str) -> list[str]:
     return [f"{match[1]}-{number:05}-of-{match[3]}.gguf" for number in range(1, count + 1)]
 
 
+def stem_of(name: str) -> str:
+    """Return the name of a GGUF file without its suffix and the number of a part."""
+    first, *others = parts_of(name)
+    return first.removesuffix(".gguf").rpartition("-00001-of-")[0] if others else name.removesuffix(".gguf")
+
+
 def pattern_of(name: str) -> str:
     """Return a shell pattern of the names of all parts, given the name of one part, or any other name unchanged."""
     first, *others = parts_of(name)

@@ -1,7 +1,13 @@
-"""Format amounts of memory for people."""
+"""Format amounts of memory for people. The log, errors, commands and the console (`format.js`) write all amounts in the same units."""
 
 from __future__ import annotations
 
+UNITS = (("TiB", 40, 2), ("GiB", 30, 2), ("MiB", 20, 1), ("KiB", 10, 1))  # name, power of two, digits after the point
 
-def in_mib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 20):,.1f} MiB"
+
+def in_units(num_bytes: float) -> str:
+    """Format a number of bytes, such as `236.4 MiB` or `1.25 GiB`."""
+    for unit, power, digits in UNITS:
+        if abs(num_bytes) >= 1 << power:
+            return f"{num_bytes / (1 << power):,.{digits}f} {unit}"
+    return f"{num_bytes:.0f} B"

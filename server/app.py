@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from difflib import get_close_matches
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -18,6 +19,7 @@ from server.api import endpoints, health
 from server.api.answer.respond import json_answer
 from server.api.context import Context
 from server.api.description import describe_answers
+from server.api.request.fields import UNKNOWN_TYPE
 from server.errors import (
     BAD_REQUEST,
     INVALID_JSON,
@@ -111,11 +113,24 @@ async def _on_invalid(request: Request, error: Exception) -> Response:
         return error_response(ApiError(INVALID_JSON, f"the body is not JSON: {first['ctx']['error']}"), request.scope)
     param = _path(first["loc"])
     if not param:
-        return error_response(ApiError(INVALID_JSON, "the body is not a JSON object with content-type application/json"), request.scope)
+        return error_response(_no_object(request, first), request.scope)
+    if kind == UNKNOWN_TYPE:
+        message = f"{param}.type is {first['ctx']['found']!r}; expected {first['ctx']['known']}"
+        return error_response(ApiError(INVALID_VALUE, message, param=f"{param}.type"), request.scope)
     if kind == "missing":
         return error_response(ApiError(MISSING_FIELD, f"{param} is absent and required", param=param), request.scope)
     value = _shown(first.get("input"))
     return error_response(ApiError(INVALID_VALUE, f"{param} is {value}: {message}", param=param), request.scope)
+
+
+def _no_object(request: Request, found: Mapping[str, Any]) -> ApiError:
+    """Return the error for a body that was not read as a JSON object, for the first reason that holds."""
+    if found["type"] == "missing":
+        return ApiError(INVALID_JSON, "the body is empty; expected a JSON object")
+    declared = request.headers.get("content-type", "application/json")
+    if "json" not in declared.lower():
+        return ApiError(INVALID_JSON, f"content-type is {declared!r:.80}; expected application/json")
+    return ApiError(INVALID_JSON, f"the body is {_shown(found.get('input'))}; expected a JSON object")
 
 
 def _shown(value: object) -> str:

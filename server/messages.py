@@ -223,6 +223,17 @@ class PairPrompt(Message, frozen=True):
     instruction: str  # used if a request has no instruction
 
 
+class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the model's files say about it."""
+
+    family: str = ""
+    format: str = ""  # gguf or safetensors
+    num_parameters: int = 0
+    weight_type: str = ""  # type of the weights in the files, such as BF16 or Q4_K_M
+    file_bytes: int = 0
+    max_context: int = 0  # longest context that the model supports
+
+
 class Ready(Message, frozen=True, tag=True):
     """The worker is ready. Describes the model and the memory that it takes."""
 
@@ -249,6 +260,7 @@ class Ready(Message, frozen=True, tag=True):
     pair_prompt: PairPrompt | None = None  # None: the tokenizer joins pairs
     graphs_bytes: int = 0  # bytes of captured graphs, as the compiler planned them
     card: CardUsage | None = None  # the model's GPU, or None if it runs on a CPU
+    facts: Facts = Facts()
     compile_s: float = 0.0
     load_s: float = 0.0
 

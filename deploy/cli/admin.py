@@ -8,10 +8,25 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from deploy.cli.output import Bars, answers, errors, in_units
-from deploy.cli.sources import EMBEDDINGS, KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET, Device, KvCacheBytes
+from deploy.cli.output import Bars, answers, errors
+from deploy.cli.sources import (
+    ALIAS,
+    EMBEDDINGS,
+    KV_DTYPE,
+    MAX_BATCH,
+    MAX_CONTEXT,
+    MAX_GAP_MS,
+    PIN,
+    QUANTIZE,
+    REASONING,
+    TARGET,
+    TOOL_PARSER,
+    Device,
+    KvCacheBytes,
+)
 from deploy.client import Client, ServerFault, segment
 from deploy.settings import KEY_VARIABLE, URL_VARIABLE, num_bytes_or_share
+from runtime.units import in_units
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 WANT_ADMIN = ("admin_key_required", "admin_disabled")  # error codes of a server that needs an admin key and got a client key
@@ -34,8 +49,10 @@ def load(
     target: Annotated[str, typer.Option(help=TARGET)] = "host",
     device: Device = "cpu",
     embeddings: Annotated[bool, typer.Option(help=EMBEDDINGS)] = False,
-    alias: Annotated[list[str] | None, typer.Option(help="Additional name for the model; may be repeated.")] = None,
-    pin: Annotated[bool, typer.Option(help="Refuse to unload without --force.")] = False,
+    alias: Annotated[list[str] | None, typer.Option(help=ALIAS)] = None,
+    pin: Annotated[bool, typer.Option(help=PIN)] = False,
+    tool_parser: Annotated[str | None, typer.Option(help=TOOL_PARSER)] = None,
+    reasoning: Annotated[bool | None, typer.Option(help=REASONING)] = None,
     swap: Annotated[bool, typer.Option(help="Unload the models that lose their last alias to this model.")] = False,
     dry_run: Annotated[bool, typer.Option(help="Only show the memory that the model would take.")] = False,
     url: Url = DEFAULT_URL,
@@ -63,6 +80,8 @@ def load(
         "embeddings": embeddings or None,
         "aliases": alias,
         "pin": pin or None,
+        "tool_parser": tool_parser,
+        "reasoning": reasoning,
         "swap": swap or None,
         "dry_run": dry_run or None,
     }
@@ -79,7 +98,9 @@ def load(
     if operation["error"] is not None:
         raise ServerFault(operation["error"]["message"], operation["error"]["code"])
     model = client.get(f"/admin/models/{segment(operation['model'])}")
-    answers.print(f"{model['id']} is ready: {in_units(sum(model['bytes'].values()))}, context {model['max_model_len']}", highlight=False)
+    memory = model["memory"]
+    taken = f"{in_units(memory['resident_bytes'])} in memory, at most {in_units(memory['bound_bytes'])}"
+    answers.print(f"{model['id']} is ready: {taken}, context {model['max_model_len']}", highlight=False)
     for note in filter(None, (model.get("context_note"), model.get("embedding_note"), model.get("device_note"))):
         errors.print(note, style="dim", highlight=False, soft_wrap=True)
 
@@ -125,7 +146,20 @@ def ps(as_json: AsJson = False, url: Url = DEFAULT_URL, key: Key = None) -> None
     if as_json:
         answers.print_json(json.dumps(models))
         return
-    table = Table("model", "state", "weights", "arena", "kv cache", "pages", "running", "waiting", "restarts", "source", box=None)
+    table = Table(
+        "model",
+        "state",
+        "in memory",
+        "weights",
+        "arena",
+        "kv cache, at most",
+        "pages",
+        "running",
+        "waiting",
+        "restarts",
+        "source",
+        box=None,
+    )
     for model in models:
         table.add_row(*_row(model))
     answers.print(table)
@@ -138,6 +172,7 @@ def _row(model: dict[str, Any]) -> list[str]:
     return [
         ", ".join([model["id"], *model["aliases"]]),
         model.get("state", ""),
+        in_units(model["memory"]["resident_bytes"]) if "memory" in model else "",
         *(in_units(parts[part]) if part in parts else "" for part in ("weights", "arena", "kv_cache")),
         f"{pages['used']}/{pages['total']}" if pages else "",
         *(str(model.get(count, "")) for count in ("running", "waiting", "restarts")),

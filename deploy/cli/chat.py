@@ -58,9 +58,11 @@ def chat(
 
 
 def first_model(client: Client) -> str:
-    models = client.generative_models()
+    models = client.chat_models()
     if not models:
-        raise ServerFault(f"the server at {client.url} has no model that generates text; load one with `relaxserve load`")
+        raise ServerFault(
+            f"the server at {client.url} has no model that generates text by a chat template; load one with `relaxserve load`"
+        )
     return models[0]
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from deploy.cli.output import answers, errors, in_units
+from deploy.cli.output import answers, errors
+from runtime.units import in_units
 
 if TYPE_CHECKING:
     from compiler.ir.module import IRModule

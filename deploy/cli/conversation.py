@@ -53,7 +53,9 @@ def _help(_: Conversation, __: str) -> str:
 
 def _model(conversation: Conversation, name: str) -> str:
     listed = conversation.client.get("/v1/models")["data"]
-    names = [known for model in listed if model.get("generates", True) for known in (model["id"], *model.get("aliases", ()))]
+    names = [
+        known for model in listed if model.get("chats", model.get("generates", True)) for known in (model["id"], *model.get("aliases", ()))
+    ]
     if not name:
         return "\n".join(f"{'*' if known == conversation.model else ' '} {known}" for known in names)
     if name not in names:

@@ -10,7 +10,8 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from deploy.cli.output import answers, in_units
+from deploy.cli.output import answers
+from runtime.units import in_units
 
 if TYPE_CHECKING:
     from deploy.machine import Machine

@@ -8,8 +8,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from deploy.cli.output import answers, in_units, stages
+from deploy.cli.output import answers, stages
 from deploy.cli.sources import EMBEDDINGS, KvDtype, MaxContext, Quantize, Source, load_of
+from runtime.units import in_units
 
 
 def export(

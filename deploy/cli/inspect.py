@@ -13,8 +13,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from deploy.cli.output import answers, in_units, stages
+from deploy.cli.output import answers, stages
 from deploy.cli.sources import Device, KvCacheBytes, KvDtype, MaxBatch, MaxContext, Quantize, Source, Target, load_of
+from runtime.units import in_units
 
 if TYPE_CHECKING:
     from deploy.forms import ServedForm
@@ -63,13 +64,14 @@ def inspect(
 
 def _forms(forms: list[ServedForm], best: ServedForm | None) -> Table:
     table = Table(box=None, header_style="bold")
-    for title in ("--quantize", "weights", "context that fits", "rounding error"):
+    for title in ("--quantize", "weights", "longest context that fits", "of all sequences", "rounding error"):
         table.add_column(title, justify="left" if title == "--quantize" else "right")
     table.add_column("")
     for form in forms:
-        context = f"{form.num_tokens:,} tokens" if form.num_tokens else "none" if not form.fits else ""
+        context = f"{form.max_context:,} tokens" if form.num_tokens else "none" if not form.fits else ""
+        total = f"{form.num_tokens:,} tokens" if form.num_tokens else ""
         loss = f"{100 * form.loss:.2g} %" if form.loss else "none"
-        table.add_row(form.quantize, in_units(form.weights_bytes), context, loss, "recommended" if form is best else "")
+        table.add_row(form.quantize, in_units(form.weights_bytes), context, total, loss, "recommended" if form is best else "")
     return table
 
 
@@ -106,17 +108,18 @@ def _table(found: Inspection, advice: list[str]) -> Table:
     table.add_row("serves", ", ".join(found.serves) + (f" ({found.embedding_note})" if found.embedding_note else ""))
     table.add_row("parameters", f"{found.num_parameters / 1e6:,.1f} million ({dtypes})")
     table.add_row("files", f"{in_units(found.file_bytes)}: {parts}")
-    table.add_row("bounds", f"context {found.max_context}, {found.max_batch} sequences at once, weights as {found.quantize}")
+    context = f"context {found.max_context:,} of {found.model_context:,}"
+    table.add_row("bounds", f"{context}, {found.max_batch} sequences at once, weights as {found.quantize}")
     table.add_row("weights", in_units(plan.weights_bytes))
     table.add_row("arena", in_units(plan.arena_bytes))
     if plan.graphs_bytes:
         table.add_row("graphs", in_units(plan.graphs_bytes))
-    table.add_row("kv cache", in_units(plan.kv_cache_bytes) if plan.groups else "none")
+    table.add_row("kv cache", f"up to {in_units(plan.kv_cache_bytes)}, as it fills" if plan.groups else "none")
     for group in plan.groups:
         table.add_row("", _group(group))
     table.add_row("program", f"{found.key}, {'from the cache' if found.cache_hit else f'compiled in {found.compile_s:.1f} s'}")
     table.add_row("signature", escape(_inputs_of(found.signature)))
-    verdict = f"needs {in_units(found.required_bytes)} with its worker, {in_units(found.available_bytes)} are available"
+    verdict = f"needs at most {in_units(found.required_bytes)} with its worker, {in_units(found.available_bytes)} are available"
     table.add_row("fits here", f"yes: {verdict}" if found.fits else f"no: {verdict}")
     for line in advice:
         table.add_row("would fit with", line)

@@ -19,7 +19,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", context_setting
 
 SERVING, MODELS, COMPILER = "Serving", "Models", "Compiler and measurements"
 
-app.command("serve", rich_help_panel=SERVING)(serve.serve)
+app.command("serve", cls=serve.ServeCommand, rich_help_panel=SERVING)(serve.serve)
 app.command("load", rich_help_panel=SERVING)(admin.load)
 app.command("unload", rich_help_panel=SERVING)(admin.unload)
 app.command("ps", rich_help_panel=SERVING)(admin.ps)

@@ -16,12 +16,13 @@ import typer
 from rich.table import Table
 
 from deploy.cli.admin import AsJson
-from deploy.cli.output import answers, errors, in_units, stages
+from deploy.cli.output import answers, errors, stages
 from deploy.cli.sources import MAX_CONTEXT, QUANTIZE
 from deploy.client import ServerFault
 from deploy.secrets import hub_token, take_secrets
 from deploy.settings import CONFIG_VARIABLE, PREFIX, SETTINGS
 from runtime.launch import command
+from runtime.units import in_units
 
 SERVE = (*command("deploy.cli"), "serve")
 READY = re.compile(r"relaxserve at (http://[\w.:\[\]]+): ")

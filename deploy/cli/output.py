@@ -56,12 +56,3 @@ def stages(name: str) -> Generator[ReportStage]:
     """Show the progress of one load in this process. Yield the function that reports progress."""
     with Bars() as bars:
         yield lambda stage, fraction: bars.show(name, stage, fraction)
-
-
-def in_units(num_bytes: float) -> str:
-    """Format a number of bytes as `1.5 GB`, in powers of 1000, the units for disks and models."""
-    for unit in ("B", "KB", "MB", "GB"):
-        if abs(num_bytes) < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"

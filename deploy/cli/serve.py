@@ -6,18 +6,46 @@ import asyncio
 import inspect
 import logging
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
+from typer.core import TyperCommand
 
 from deploy import demo
 from deploy.cli.output import Bars, errors
-from deploy.cli.sources import DEVICE, EMBEDDINGS, KV_DTYPE, MAX_BATCH, MAX_CONTEXT, MAX_GAP_MS, QUANTIZE, TARGET
+from deploy.cli.sources import (
+    ALIAS,
+    DEVICE,
+    EMBEDDINGS,
+    KV_CACHE_BYTES,
+    KV_DTYPE,
+    MAX_BATCH,
+    MAX_CONTEXT,
+    MAX_GAP_MS,
+    PIN,
+    QUANTIZE,
+    REASONING,
+    TARGET,
+    TOOL_PARSER,
+)
 from deploy.secrets import hub_token, take_secrets
-from deploy.settings import DEFAULTS, MODELS, PREFIX, SETTINGS, TYPES, Setting, gather, num_bytes, service_links
+from deploy.settings import (
+    DEFAULTS,
+    PREFIX,
+    SETTINGS,
+    TYPES,
+    Setting,
+    check_models,
+    gather,
+    model_spec,
+    num_bytes,
+    num_bytes_or_share,
+    service_links,
+)
 from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, ModelSpec
 from server.settings import SettingsError
 
@@ -27,12 +55,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-QUESTION = "What is the capital of France?"
+QUESTION, BEGINNING = "What is the capital of France?", "The capital of France is"
 
 HELP = """Serve models; without any, the small built-in demo model.
 
 Every option can also be given as an environment variable (RELAXSERVE_PORT for --port) or as a key in the --config file (port: 9000).
-Options override variables, and variables override the file.
+Options override variables, and variables override the file. --no-SWITCH turns a switch off.
 
 [bold]Examples[/bold]
 
@@ -45,20 +73,20 @@ Options override variables, and variables override the file.
 
 
 def _serve(model: list[str] | None = None, config: Path | None = None, **arguments: Any) -> None:
-    form = {name: value for name in FORM if (value := arguments.pop(name, None)) is not None}
+    form = {name: value for name in FORM if (value := arguments.pop(name, None)) not in (None, [])}
     settings, specs = gather(arguments, os.environ, config=config, models=model or ())
     token = hub_token(take_secrets(os.environ))
     if links := service_links(os.environ):
         note = f"ignored: {', '.join(links)}; Kubernetes sets them for a Service, unless the pod has enableServiceLinks: false"
         errors.print(note, markup=False, highlight=False, soft_wrap=True)
     if not specs and (settings.state_file is None or not settings.state_file.exists()):
-        specs = [ModelSpec(demo.NAME, demo.NAME, embeddings=True)]  # so that every endpoint can be tried
+        specs = [model_spec(demo.NAME)]
     elif form and not model:
-        options = ", ".join(f"--{name.replace('_', '-')}" for name in form)
+        options = ", ".join(OPTIONS.get(name, f"--{name.replace('_', '-')}") for name in form)
         raise SettingsError(
             f"{options} without MODEL: they apply only to models on the command line; in the file, set the fields of each model"
         )
-    specs = [msgspec.structs.replace(spec, **form) for spec in specs]
+    specs = _formed(specs, form)
     from deploy.logs import configure
 
     configure(settings.log_level, settings.log_format)
@@ -66,6 +94,16 @@ def _serve(model: list[str] | None = None, config: Path | None = None, **argumen
 
     if not run_server(settings, specs, greet, token):
         raise typer.Exit(1)
+
+
+def _formed(specs: list[ModelSpec], form: dict[str, Any]) -> list[ModelSpec]:
+    """Apply the options that describe models to all models of the command line."""
+    aliases = tuple(form.pop("aliases", ()))
+    if aliases and len(specs) > 1:
+        raise SettingsError(f"--alias with {len(specs)} models; expected one model. In the file of --config, each model has aliases")
+    specs = [msgspec.structs.replace(spec, **form, aliases=(*aliases, *spec.aliases)) for spec in specs]
+    check_models(specs)
+    return specs
 
 
 async def greet(registry: Registry, url: str) -> bool:
@@ -101,6 +139,8 @@ def example(registry: Registry, url: str) -> str:
             continue
         if not model.loaded.ready.generates:
             path, body = "embeddings", f'{{"model": "{model.spec.name}", "input": "{QUESTION}"}}'
+        elif not model.loaded.chats:
+            path, body = "completions", f'{{"model": "{model.spec.name}", "prompt": "{BEGINNING}"}}'
         else:
             messages = f'[{{"role": "user", "content": "{QUESTION}"}}]'
             path, body = "chat/completions", f'{{"model": "{model.spec.name}", "messages": {messages}}}'
@@ -126,6 +166,9 @@ def _shown(name: str, default: Any) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
+METAVARS = {"str": "TEXT", "int": "N", "float": "SECONDS", "bool": "", "Path": "FILE", "tuple[str, ...]": "TEXT"}
+
+
 def _annotation(setting: Setting) -> Any:
     """Return the typer option of a setting. Its default is None, which means "not given": the setting then comes from the environment, the
     file or the defaults."""
@@ -133,30 +176,57 @@ def _annotation(setting: Setting) -> Any:
     default = DEFAULTS[setting.name]
     shown = f" [dim]({_shown(setting.name, default)})[/dim]" if default not in (None, (), False) else ""
     about: dict[str, Any] = {"help": setting.meaning + shown, "rich_help_panel": setting.group, "show_default": False}
+    about["metavar"] = METAVARS[kind]
     option = "--" + setting.name.replace("_", "-").removesuffix("s" if kind.startswith("tuple") else "")
     if setting.name.endswith("_bytes"):
-        return Annotated[int | None, typer.Option(option, parser=_bytes, metavar="BYTES", **about)]
+        return Annotated[int | None, typer.Option(option, parser=_bytes, **{**about, "metavar": "BYTES"})]
     types: dict[str, Any] = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "tuple[str, ...]": list[str]}
     flag = f"{option}/--no-{option[2:]}" if kind == "bool" else option
     return Annotated[types[kind] | None, typer.Option(flag, **about)]
 
 
-def _of_models(kind: type, meaning: str, *, least: int | None = None, most: int | None = None) -> Any:
-    return Annotated[
-        kind | None, typer.Option(help=f"{meaning} Applies to the models on the command line.", min=least, max=most, rich_help_panel=MODELS)
-    ]
+def _share(text: str) -> int | float:
+    try:
+        return num_bytes_or_share(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number of bytes; expected a number such as 1000000, 64M or 2G, or 50%") from None
 
+
+def _within(least: int, most: int) -> Callable[[str], int]:
+    """Return a parser of numbers. Typer's own ranges make a wide column of the help."""
+
+    def parsed(text: str) -> int:
+        if not re.fullmatch(r"-?\d{1,18}", text) or not least <= int(text) <= most:
+            raise typer.BadParameter(f"{text!r} is not a number from {least} to {most}")
+        return int(text)
+
+    return parsed
+
+
+def _of_models(kind: Any, meaning: str, metavar: str = "TEXT", **form: Any) -> Any:
+    return Annotated[kind | None, typer.Option(help=meaning, metavar=metavar, rich_help_panel=OF_MODELS, show_default=False, **form)]
+
+
+OF_MODELS = "Models on the command line"
+OPTIONS = {"aliases": "--alias"}  # options whose name is not that of the field
 
 # Options that apply to every model named on the command line. The key is the field of a load that the option sets.
 FORM: dict[str, Any] = {
     "quantize": _of_models(str, QUANTIZE),
-    "max_context": _of_models(int, MAX_CONTEXT, least=LEAST_CONTEXT),
-    "max_batch": _of_models(int, MAX_BATCH, least=1, most=MOST_SEQUENCES),
-    "max_gap_ms": _of_models(int, MAX_GAP_MS, least=1, most=LONGEST_GAP_MS),
+    "max_context": _of_models(int, MAX_CONTEXT, "N", parser=_within(LEAST_CONTEXT, 2**31 - 1)),
+    "max_batch": _of_models(int, MAX_BATCH, "N", parser=_within(1, MOST_SEQUENCES)),
+    "max_gap_ms": _of_models(int, MAX_GAP_MS, "N", parser=_within(1, LONGEST_GAP_MS)),
+    "kv_cache_bytes": _of_models(float, KV_CACHE_BYTES, "BYTES", parser=_share),
     "kv_dtype": _of_models(str, KV_DTYPE),
     "target": _of_models(str, TARGET),
     "device": _of_models(str, DEVICE),
-    "embeddings": _of_models(bool, EMBEDDINGS),
+    "embeddings": _of_models(bool, EMBEDDINGS, ""),
+    "aliases": Annotated[
+        list[str] | None, typer.Option(OPTIONS["aliases"], help=ALIAS, metavar="TEXT", rich_help_panel=OF_MODELS, show_default=False)
+    ],
+    "pin": _of_models(bool, PIN, ""),
+    "tool_parser": _of_models(str, TOOL_PARSER),
+    "reasoning": _of_models(bool, REASONING, ""),
 }
 
 
@@ -173,6 +243,21 @@ def _with_options(function: Callable[..., None]) -> Callable[..., None]:
     function.__annotations__ = annotations
     function.__doc__ = HELP
     return function
+
+
+class ServeCommand(TyperCommand):
+    """The command, whose help shows each switch by one name. A column with the names that turn switches off would leave little room for the
+    meanings."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        negative = {param: param.secondary_opts for param in self.params}
+        try:
+            for param in negative:
+                param.secondary_opts = []
+            super().format_help(ctx, formatter)
+        finally:
+            for param, names in negative.items():
+                param.secondary_opts = names
 
 
 serve = _with_options(_serve)

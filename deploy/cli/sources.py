@@ -26,6 +26,12 @@ TARGET = "Instruction set to use: host, or a smaller one such as x86-64-v3."
 DEVICE = "Device that runs the model: cpu, cuda, or one of several GPUs such as cuda:1."
 EMBEDDINGS = "Serve embeddings also of a model that generates text and was not trained for embeddings."
 
+KV_CACHE_BYTES = "Memory for keys and values: 2G, or 50% of what the weights leave."
+ALIAS = "Additional name for the model; may be repeated."
+PIN = "Refuse to unload without --force."
+TOOL_PARSER = "Format of tool calls: hermes, qwen, llama3, mistral, json or harmony; by default that of the chat template."
+REASONING = "Whether the model writes think blocks; by default, if its vocabulary has tokens for them."
+
 Source = Annotated[str, typer.Argument(help="Folder, .gguf file or hub id; 'demo' is the built-in model.")]
 Quantize = Annotated[str, typer.Option(help=QUANTIZE)]
 MaxContext = Annotated[int | None, typer.Option(min=LEAST_CONTEXT, help=MAX_CONTEXT)]
@@ -33,9 +39,7 @@ MaxBatch = Annotated[int, typer.Option(min=1, max=MOST_SEQUENCES, help=MAX_BATCH
 KvDtype = Annotated[str, typer.Option(help=KV_DTYPE)]
 Target = Annotated[str, typer.Option(help=TARGET)]
 Device = Annotated[str, typer.Option(help=DEVICE)]
-KvCacheBytes = Annotated[
-    str | None, typer.Option(help="Memory for keys and values: 2G, or 50% of what the weights leave.", metavar="BYTES")
-]
+KvCacheBytes = Annotated[str | None, typer.Option(help=KV_CACHE_BYTES, metavar="BYTES")]
 
 
 def load_of(

@@ -28,7 +28,7 @@ from deploy.model_loading.modes import Embedder, Encoder, Generator, Mode
 from deploy.model_loading.servable import Progress, Servable, silent
 from runtime.cache_groups import PAGE_SIZE
 from runtime.flat_program import FlatProgram, flat_program
-from runtime.units import in_mib
+from runtime.units import in_units
 from runtime.web import page_files
 from server.interfaces import LoadError
 from server.messages import ErrorCode
@@ -119,7 +119,8 @@ def _require_room(flat: FlatProgram, mode: Mode) -> None:
     if needed > ADDRESSED:
         raise LoadError(
             ErrorCode.INSUFFICIENT_MEMORY,
-            f"the model takes {in_mib(needed)}; WebAssembly can address {in_mib(ADDRESSED)}: use --quantize int4 or a lower --max-context",
+            f"the model takes {in_units(needed)}; WebAssembly can address {in_units(ADDRESSED)}: "
+            "use --quantize int4 or a lower --max-context",
             needed,
             ADDRESSED,
         )

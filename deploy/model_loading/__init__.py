@@ -6,6 +6,7 @@ files       open the files once: configuration, headers of the weights
 tokenizer   read the tokenizer from the opened files
 modes       choose how the model is served: its program, its bounds, its pages
 abilities   say what the model serves: text, embeddings, scores, classes
+facts       say what the files hold: family, number of parameters, type of the weights
 servable    run the steps so far, and refuse what cannot be served before anything is compiled
 program     compile the program, or find it in the cache
 graphs      list the step sizes that a device captures before the first request

@@ -14,6 +14,7 @@ from compiler.machine.target import Target
 from deploy.cache import kept
 from deploy.model_loading.abilities import embedding_note, embeds
 from deploy.model_loading.costs import step_costs
+from deploy.model_loading.facts import facts_of
 from deploy.model_loading.graphs import prepare
 from deploy.model_loading.modes import Mode
 from deploy.model_loading.plan import Plan, plan_of
@@ -88,6 +89,7 @@ def load_servable(model: Servable, load: Load, progress: Progress, started: floa
         class_scores=ClassScores(classes.scores) if classes else ClassScores.SOFTMAX,
         pair_prompt=None if prompt is None else PairPrompt(**asdict(prompt)),
         card=session.device.card_usage,
+        facts=facts_of(model.files),
         compile_s=compiled.compile_s,
         load_s=time.perf_counter() - started,
     )

@@ -13,7 +13,7 @@ from deploy.model_loading.modes import Pages
 from runtime.cache_groups import PAGE_SIZE
 from runtime.device.base import Limits
 from runtime.executable import DTYPES, PREPARATION, Executable, ParamSpec, TensorSpec, VMFunction
-from runtime.units import in_mib
+from runtime.units import in_units
 from server.interfaces import LoadError
 from server.messages import ErrorCode, Load
 from server.models.state import LEAST_CONTEXT
@@ -73,11 +73,11 @@ def plan_of(executable: Executable, entry: str, pages: Sequence[Pages], load: Lo
     page_bytes = sum(-(-group.page_bytes * PAGE_SIZE // group.page_size) for group in groups)
     plan = Plan(weights_bytes, arena_bytes, kv_cache_bytes, num_pages, page_bytes, groups, cache_hit, graphs_bytes)
     if plan.total_bytes > limit:
-        graphs = f", {in_mib(graphs_bytes)} of graphs" if graphs_bytes else ""
+        graphs = f", {in_units(graphs_bytes)} of graphs" if graphs_bytes else ""
         raise LoadError(
             ErrorCode.INSUFFICIENT_MEMORY,
-            f"the model takes {in_mib(plan.total_bytes)}: {in_mib(weights_bytes)} of weights, {in_mib(arena_bytes)} of arena{graphs}, "
-            f"{in_mib(plan.kv_cache_bytes)} of KV cache; {in_mib(limit)} are free. {_advice(load, room, page_bytes)}",
+            f"the model takes {in_units(plan.total_bytes)}: {in_units(weights_bytes)} of weights, {in_units(arena_bytes)} of arena"
+            f"{graphs}, {in_units(plan.kv_cache_bytes)} of KV cache; {in_units(limit)} are free. {_advice(load, room, page_bytes)}",
             plan.total_bytes,
             limit,
         )

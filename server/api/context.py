@@ -26,6 +26,7 @@ class Caller:
     num_body_bytes: int = 0
     record: RequestRecord = field(default_factory=lambda: RequestRecord(""))
     tenant: str = ""  # requests of one tenant may reuse each other's cached state: a key's digest, a group of keys, or "" without keys
+    is_admin: bool = False  # the request may also use the administration
 
     @property
     def quota_key(self) -> str:

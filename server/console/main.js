@@ -60,12 +60,17 @@ class App {
 
   #choose(wanted) {
     const before = this.model?.id;
-    this.model = this.models.find(model => model.id === wanted) ?? this.models[0] ?? null;
+    this.model = this.models.find(model => model.id === wanted) ?? this.chatModels[0] ?? this.models[0] ?? null;
     if (this.model && wanted && this.model.id === wanted) keep("model", wanted);
     find("#model").replaceChildren(...this.models.map(({id}) => new Option(id, id, false, id === this.model?.id)));
     find("#model").hidden = !this.models.length;
     find("#light").classList.toggle("ready", this.model !== null);
     if (this.model?.id !== before || !this.model) this.#listeners.forEach(listener => listener());
+  }
+
+  /* The models that answer conversations; null until the server has answered. */
+  get chatModels() {
+    return this.models?.filter(model => model.chats !== false) ?? null;
   }
 
   onModels(listener) {

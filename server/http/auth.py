@@ -50,6 +50,10 @@ ADMIN_PATTERNS = (  # proxies deny these too: `python -m deploy.nginx` writes th
     "/api/(pull|delete)",
 )
 ADMIN_PATHS = re.compile("|".join(ADMIN_PATTERNS), re.DOTALL)
+FORM = "application/x-www-form-urlencoded"  # the type that `curl -d` declares, whatever it sends
+# Types of bodies for Ollama's administration, since its clients send JSON without saying so. An HTML form cannot send JSON as either type,
+# and browsers name the origin of a script's request.
+UNTYPED = ("", FORM)
 
 
 def access_of(path: str, *, open_metrics: bool) -> Access:
@@ -59,6 +63,7 @@ def access_of(path: str, *, open_metrics: bool) -> Access:
 
 
 GROUPED = re.compile(r"(\S.*?)\s+group=(.*)")
+GROUP = "group/"  # begins the tenant of a group
 GROUP_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -125,6 +130,12 @@ class Passed:
     access: Access
     key_digest: str = ""  # identifies the key without revealing it
     tenant: str = ""  # requests of one tenant may reuse each other's cached state; empty: the server has no keys
+    is_admin: bool = False  # the request may also use the administration
+
+    @property
+    def key_name(self) -> str:
+        """Return a name of the key for the log: its group, or else the beginning of its digest."""
+        return self.tenant.removeprefix(GROUP) if self.tenant.startswith(GROUP) else self.key_digest[:8]
 
 
 class Guard:
@@ -149,6 +160,7 @@ class Guard:
         if access is Access.OPEN:
             return Passed(access)
         tenant = self._admin.tenant_of(key) if self._admin.exists and key else None
+        is_admin = tenant is not None
         if tenant is None:
             tenant = self._api.tenant_of(key) if self._api.exists and key else None
             if self._api.exists and tenant is None:
@@ -163,8 +175,9 @@ class Guard:
                     ADMIN_DISABLED, f"{path} needs an admin key, and this insecure server was started without one; set admin_keys"
                 )
         if access is Access.ADMIN and method in ("POST", "PUT", "PATCH"):
-            _check_json(headers)
-        return Passed(access, _short(_digest(key)) if key else "", tenant if self._api.exists and tenant else "")
+            _check_json(headers, UNTYPED if path.startswith("/api/") else ())
+        is_admin = is_admin or not (self._admin.exists or self._api.exists or self._settings.insecure)
+        return Passed(access, _short(_digest(key)) if key else "", tenant if self._api.exists and tenant else "", is_admin)
 
     def _check_host(self, host: str) -> None:
         name = re.sub(r":\d+$", "", host.lower())
@@ -200,12 +213,13 @@ def _is_own(origin: str, host: str) -> bool:
     return bool(port) and authority.removesuffix(port) == host.lower().removesuffix(port)
 
 
-def _check_json(headers: Mapping[str, str]) -> None:
-    """Raise ApiError unless the content type is JSON: a page of another origin may send other types without a CORS preflight. The type may
-    be absent if there is no body."""
+def _check_json(headers: Mapping[str, str], also: Sequence[str]) -> None:
+    """Raise ApiError unless the content type is JSON, or one of `also`: a page of another origin may send other types without a CORS
+    preflight. The type may be absent if there is no body."""
     declared = headers.get("content-type", "")
     has_body = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-    if declared.partition(";")[0].strip().lower() != "application/json" and (declared or has_body):
+    kind = declared.partition(";")[0].strip().lower()
+    if kind not in ("application/json", *also) and (declared or has_body):
         raise ApiError(NOT_JSON, f"content-type is {declared!r:.80}; the administration expects application/json")
 
 
@@ -230,7 +244,7 @@ def _known(line: str, where: str) -> Known:
     key, group = found.groups()
     if not GROUP_NAME.fullmatch(group):
         raise SettingsError(f"{where} has the group {group!r:.80}; expected KEY group=NAME, with a name of letters, digits and ._-")
-    return Known(_digest(_checked(key, where)), f"group/{group}")  # no digest has a slash, so no group has the name of a key
+    return Known(_digest(_checked(key, where)), GROUP + group)  # no digest has a slash, so no group has the name of a key
 
 
 def _digest(key: str) -> bytes:

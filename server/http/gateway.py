@@ -26,7 +26,7 @@ from server.errors import (
     ApiError,
     ErrorShape,
 )
-from server.http.auth import Access, Guard
+from server.http.auth import FORM, Access, Guard
 from server.http.connections import PROBES
 from server.http.json_scan import PIECE_BYTES, JsonScan
 from server.http.record import REQUEST_ID, RequestRecord, Watcher, write_line
@@ -67,6 +67,7 @@ class Gateway:
         REQUEST_ID.set(request_id)  # safe to set: every request runs in its own task
         record = RequestRecord(request_id, scope["method"], scope["path"], began_s, headers.get("traceparent", ""))
         record.is_probe = record.path in QUIET
+        record.client = (scope.get("client") or ("",))[0]
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
@@ -87,7 +88,13 @@ class Gateway:
                 # No open path has a use for a body, and reading one costs time, for which clients without a key must not ask.
                 body = b"" if passed.access is Access.OPEN else await self._read_body(headers, receive)
                 record.received_s = time.monotonic()
-                scope["relaxserve.caller"] = Caller(request_id, passed.key_digest, passed.access, began_s, len(body), record, passed.tenant)
+                record.key = passed.key_name
+                scope["relaxserve.caller"] = Caller(
+                    request_id, passed.key_digest, passed.access, began_s, len(body), record, passed.tenant, passed.is_admin
+                )
+                if headers.get("content-type", "").startswith(FORM):
+                    # no endpoint takes a form, and `curl -d` declares one whatever it sends; without a type, the body is read as JSON
+                    scope["headers"] = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
                 if scope["method"] == "HEAD":
                     await self._app({**scope, "method": "GET"}, _without_client(body), _head_only(send_with_headers))
                 else:

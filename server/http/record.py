@@ -23,6 +23,8 @@ class RequestRecord:
     path: str = ""
     began_s: float = field(default_factory=time.monotonic)
     traceparent: str = ""  # the client's trace context, from the header of that name
+    client: str = ""  # address of the client, or of the proxy before it
+    key: str = ""  # group or beginning of the digest of the client's key
     is_probe: bool = False  # a health check or a scrape of metrics, repeated every few seconds
     handler: str = ""  # the route's pattern that the path matched
     status: int = 0
@@ -72,6 +74,12 @@ def write_line(record: RequestRecord) -> None:
         "ms": round((record.ended_s - record.began_s) * 1000, 1),
     }
     text = "{method} {path} {status} {ms:.0f} ms"
+    if record.client:
+        fields["client"] = record.client
+        text += ", from {client}"
+    if record.key:
+        fields["key"] = record.key
+        text += ", key {key}"
     if record.model:
         fields |= {"model": record.model, "prompt_tokens": record.prompt_tokens, "completion_tokens": record.completion_tokens}
         text += ", model {model}, {prompt_tokens} + {completion_tokens} tokens"

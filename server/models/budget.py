@@ -9,7 +9,7 @@ import msgspec
 from typing_extensions import TypedDict
 
 from runtime.device.registry import CPU
-from runtime.units import in_mib
+from runtime.units import in_units
 from server.errors import BY_CODE, INSUFFICIENT_MEMORY, PREFLIGHT_UNAVAILABLE, ApiError
 from server.interfaces import LoadError, RequestError
 from server.messages import ErrorCode
@@ -82,7 +82,7 @@ class Budget:
         except LoadError as error:
             raise self.as_api_error(error) from error
         if free_bytes is not None and footprint.total_bytes > free_bytes:
-            message = f"model {spec.name!r} needs {in_mib(footprint.total_bytes)} and {in_mib(free_bytes)} are free"
+            message = f"model {spec.name!r} needs {in_units(footprint.total_bytes)} and {in_units(free_bytes)} are free"
             raise self.as_api_error(LoadError(ErrorCode.INSUFFICIENT_MEMORY, message, footprint.total_bytes, free_bytes))
         return footprint, free_bytes
 
@@ -90,7 +90,7 @@ class Budget:
         """Raise RequestError unless a sleeping model has room to wake up."""
         free_bytes = self._free_for(spec)
         if free_bytes is not None and num_bytes > free_bytes:
-            amounts = f"{in_mib(num_bytes)}, of which {in_mib(free_bytes)} are free"
+            amounts = f"{in_units(num_bytes)}, of which {in_units(free_bytes)} are free"
             message = f"model {spec.name!r} sleeps, and waking it takes {amounts}; unload another model"
             raise RequestError(ErrorCode.INSUFFICIENT_MEMORY, message)
 

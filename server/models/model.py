@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Protocol
 
+from typing_extensions import TypedDict
+
 from server.interfaces import CachedModel, Outage, ProgressCallback, Renderer, Tokenizer, WorkerHandle
 from server.messages import Ready
 from server.metrics import IDLE, UNUSED, ModelReading
@@ -24,6 +26,8 @@ Weigh = Callable[[ModelSpec], int]  # estimates the bytes of a model's weights w
 Identify = Callable[[str], str]  # returns a text that changes whenever the files of a source do; "" if unknown
 
 
+# values of sampling parameters at which tokens are drawn as the model weighs them
+NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
 SLEEPING = "sleeping"
 SERVING = ("ready", "restarting", SLEEPING)  # a restarting worker keeps its requests, and a request wakes a sleeping worker
 
@@ -50,6 +54,14 @@ class Footprint:
         return self.weights_bytes + self.arena_bytes + self.kv_cache_bytes + self.graphs_bytes
 
 
+class MemoryUse(TypedDict):
+    """The memory of a model. A KV cache takes memory only as it fills."""
+
+    resident_bytes: int  # what its worker's processes hold now, with the pages of packed weights that they map
+    planned_bytes: int  # weights, arena and graphs: what it takes without any request
+    bound_bytes: int  # what it takes at most, with a full KV cache
+
+
 class CompileCache(Protocol):
     def entries(self) -> Sequence[CachedModel]: ...
 
@@ -71,6 +83,27 @@ class Loaded:
     dialect: Dialect
     admission: Admission
     renderer: Renderer | None  # renders the chat template; None if there is no template
+
+    @property
+    def sampling(self) -> dict[str, float]:
+        """The sampling parameters of requests that set none."""
+        defaults = self.tokenizer.generation_defaults
+        found = {name: getattr(defaults, name) for name in NEUTRAL}
+        return {name: NEUTRAL[name] if value is None else value for name, value in found.items()}
+
+    @property
+    def sampling_note(self) -> str:
+        """The default sampling parameters that have an effect, in words, and who chose them."""
+        values = {name: value for name, value in self.sampling.items() if value != NEUTRAL[name] or name == "temperature"}
+        origin = self.tokenizer.generation_defaults.origin
+        chosen = len(values) > 1 or values["temperature"] != NEUTRAL["temperature"]
+        who = f"the defaults of {origin}" if origin else "as its files recommend" if chosen else "its files recommend nothing"
+        return f"{', '.join(f'{name} {value:g}' for name, value in values.items())} ({who})"
+
+    @property
+    def chats(self) -> bool:
+        """True if the model answers conversations. Others that generate only continue texts."""
+        return self.ready.generates and self.renderer is not None
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +134,19 @@ class Model:
     @property
     def total_bytes(self) -> int:
         return 0 if self.is_sleeping else sum(self.bytes_by_part.values()) or self.planned_bytes
+
+    @property
+    def memory(self) -> MemoryUse:
+        """The memory that the model takes: now, in any case, and at most."""
+        pid = None if self.loaded is None else self.loaded.worker.pid
+        usage = UNUSED if pid is None else usage_of(pid)
+        parts = self.bytes_by_part
+        bound_bytes = sum(parts.values())
+        return {
+            "resident_bytes": usage.own_bytes + usage.mapped_bytes,
+            "planned_bytes": bound_bytes - parts.get("kv_cache", 0),
+            "bound_bytes": bound_bytes,
+        }
 
     @property
     def condition(self) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from runtime.units import in_mib
+from runtime.units import in_units
 from server.errors import (
     LOAD_CANCELLED,
     LOAD_FAILED,
@@ -57,6 +57,8 @@ from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
+LATEST = ":latest"
+
 
 class Registry:
     def __init__(
@@ -99,7 +101,13 @@ class Registry:
 
     async def open(self) -> None:
         """Begin to load the models that the command line and the state file name."""
-        for spec in {**self._saved.read(), **{spec.name: spec for spec in self._initial}}.values():
+        given = {spec.name: spec for spec in self._initial}
+        saved = self._saved.read()
+        for alias, source in [(alias, spec.source) for spec in self._initial for alias in spec.aliases]:
+            if alias in saved and saved[alias].source == source:  # saved under a name that is an alias now, as those of GGUF files are
+                del saved[alias]
+                self._saved.drop(alias)
+        for spec in {**saved, **given}.values():
             self._starting.append(await self._load_or_fail(spec))
 
     async def _load_or_fail(self, spec: ModelSpec) -> Operation:
@@ -147,7 +155,9 @@ class Registry:
         return [one for name, one in last.items() if one.state is OperationState.FAILED and name not in self._models]
 
     def find(self, name: str) -> Model:
-        model = self._models.get(self._aliases.get(name, name))
+        """Return the model of a name or alias, also with the tag `:latest`, which Ollama's clients add to names that have no tag."""
+        names = (name, name.removesuffix(LATEST))
+        model = next((found for one in names if (found := self._models.get(self._aliases.get(one, one))) is not None), None)
         if model is None:
             loaded = ", ".join(sorted((*self._models, *self._aliases))) or "none"
             raise ApiError(MODEL_NOT_FOUND, f"model {name!r} is not loaded; loaded are: {loaded}", param="model")
@@ -300,9 +310,14 @@ class Registry:
         self.publications.begin(model.spec)
         load_s = time.monotonic() - began
         self._count_load(model, loaded.ready, load_s)
-        parts = ", ".join(f"{part.replace('_', ' ')} {in_mib(num_bytes)}" for part, num_bytes in model.bytes_by_part.items())
+        names = {"kv_cache": "KV cache up to"}  # it takes memory as it fills
+        parts = ", ".join(f"{names.get(part, part)} {in_units(num_bytes)}" for part, num_bytes in model.bytes_by_part.items())
         compiled = "from the cache" if loaded.ready.cache_hit else "compiled"
         log.info("%s is ready after %.1f s, %s: %s, context %d tokens", name, load_s, compiled, parts, loaded.ready.max_context)
+        if loaded.ready.generates and not loaded.chats:
+            log.info("%s has no chat template: it answers /v1/completions and refuses conversations", name)
+        if loaded.ready.generates:
+            log.info("%s samples by default with %s", name, loaded.sampling_note)
         if loaded.ready.context_note:
             log.info("%s: %s", name, loaded.ready.context_note)
         if loaded.ready.embedding_note:
@@ -357,7 +372,7 @@ class Registry:
             self._saved.drop(model.spec.name)
             self._save()
         self.metrics.unloads.labels(model.spec.name, ENGINE).inc()
-        log.info("%s is unloaded and gave back %s", model.spec.name, in_mib(freed_bytes))
+        log.info("%s is unloaded and gave back %s", model.spec.name, in_units(freed_bytes))
         return Unloaded(model.spec.name, freed_bytes, before_bytes, resident_bytes())
 
     async def set_alias(self, alias: str, name: str, probe: Probe) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 
-from runtime.units import in_mib
+from runtime.units import in_units
 from server.interfaces import LoadError, WorkerHandle
 from server.models.model import Model, ModelState
 
@@ -66,6 +66,6 @@ def beside(error: LoadError, replaces: Model | None) -> LoadError:
     name, held = replaces.spec.name, replaces.total_bytes
     message = (
         f"{error.message}. The files of model {name!r} have changed. Its old version is served until the new one is loaded, "
-        f"and holds {in_mib(held)}: unload {name!r}, then load it again"
+        f"and holds {in_units(held)}: unload {name!r}, then load it again"
     )
     return LoadError(error.code, message, error.required_bytes, error.free_bytes)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from runtime.split_files import stem_of
 from server.errors import INVALID_SOURCE, ApiError
 from server.settings import ServerSettings
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(:[A-Za-z0-9][\w./-]*)?")  # may end with a colon and the end of a file name
 
+GGUF = ".gguf"
 MOST_LEVELS = 2  # levels of folders below the model root: NAME, or ORGANISATION/NAME
 MOST_ENTRIES = 4096
 
@@ -41,6 +43,15 @@ def real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def names_of(source: str) -> tuple[str, tuple[str, ...]]:
+    """Return the default name of a source, and its aliases. A GGUF file is called by its name without the suffix and the number of a part,
+    because users call models so; the whole name of the file is an alias."""
+    file = source.rstrip("/").rpartition("/")[2]
+    if not file.endswith(GGUF):
+        return file, ()
+    return stem_of(file), (file,)
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """A model below the model root that may be loaded."""
@@ -64,7 +75,7 @@ def offered(settings: ServerSettings) -> list[Offer]:
                 num_seen += 1
                 if entry.name.startswith(".") or num_seen > MOST_ENTRIES:
                     continue
-                if entry.suffix == ".gguf" and entry.is_file():
+                if entry.suffix == GGUF and entry.is_file():
                     found.append(_offer(root, entry, [entry]))
                 elif entry.is_dir() and (entry / "config.json").is_file():
                     found.append(_offer(root, entry, [file for file in islice(entry.iterdir(), MOST_ENTRIES) if file.is_file()]))

@@ -22,6 +22,7 @@ class Dialect:
     thinks: bool
     shown: Mapping[int, bytes]  # markers that are single tokens, by id: a parser needs their text even if they are special tokens
     infill: Infill | None = None
+    reads_tools: bool = True  # the chat template shows the model the tools of a request
 
     @property
     def specials(self) -> dict[str, int]:
@@ -61,7 +62,8 @@ class Dialect:
         markers = (*tools.markers, tools.arguments_marker, reasoning.OPEN, reasoning.CLOSE)
         if tools is HARMONY:
             markers = harmony.MARKERS
-        return cls(tools, thinks, _single_tokens(tokenizer, markers), Infill.of(tokenizer))
+        reads_tools = _shows_tools(tokenizer.chat_template)
+        return cls(tools, thinks, _single_tokens(tokenizer, markers), Infill.of(tokenizer), reads_tools)
 
 
 def _written_by(template: ChatTemplate | None) -> ToolFormat:
@@ -79,6 +81,16 @@ def _written_by(template: ChatTemplate | None) -> ToolFormat:
     except Exception:  # a template may raise any exception; a template that refuses calls writes none
         return GENERIC
     return next((f for f in FORMATS.values() if any(sign in text for sign in f.signs)), GENERIC)
+
+
+def _shows_tools(template: ChatTemplate | None) -> bool:
+    """Return whether a prompt contains the tools of its request."""
+    name = "probe_of_tools"
+    tool: dict[str, object] = {"type": "function", "function": {"name": name, "description": "", "parameters": {}}}
+    try:
+        return template is not None and name in template.render([{"role": "user", "content": "probe"}], tools=[tool], limits=PROBE)
+    except Exception:  # a template may raise any exception
+        return False
 
 
 def _single_tokens(tokenizer: Tokenizer, markers: tuple[str, ...]) -> dict[int, bytes]:

@@ -20,7 +20,7 @@ UNHEARD_OF = "\U0010fffd \U0010fffc"  # a text that no vocabulary contains
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """The recommendations of generation_config.json. A field is None if the file does not set it."""
+    """The recommendations of generation_config.json, or of a GGUF file. A field is None if the file does not set it."""
 
     do_sample: bool | None = None
     temperature: float | None = None
@@ -30,6 +30,7 @@ class GenerationDefaults:
     typical_p: float | None = None
     repetition_penalty: float | None = None
     max_new_tokens: int | None = None
+    origin: str | None = None  # the project whose defaults these are, if the model's authors recommend none
 
 
 class Tokenizer:
@@ -142,7 +143,9 @@ def _generation_defaults(source: Mapping[str, Any]) -> GenerationDefaults:
         value = source.get(field.name)
         if value is None:
             continue
-        if field.name == "do_sample":
+        if field.name == "origin":
+            fits, expected = isinstance(value, str), "a text"
+        elif field.name == "do_sample":
             fits, expected = isinstance(value, bool), "true or false"
         elif field.name in ("top_k", "max_new_tokens"):
             fits, expected = type(value) is int and value >= 0, "a non-negative integer"

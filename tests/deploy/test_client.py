@@ -14,7 +14,8 @@ from deploy.client import Client, ServerFault, _fault, segment
 ANSWERS: dict[str, tuple[int, bytes]] = {
     "/v1/models": (
         200,
-        b'{"data": [{"id": "a", "generates": true}, {"id": "only embeds", "generates": false}, {"id": "b", "generates": true}]}',
+        b'{"data": [{"id": "a", "generates": true}, {"id": "only embeds", "generates": false}, {"id": "b", "generates": true}, '
+        b'{"id": "base", "generates": true, "chats": false}]}',
     ),
     "/v1/chat/completions": (
         200,
@@ -64,7 +65,7 @@ def client() -> Iterator[Client]:
 
 
 def test_models_that_can_be_talked_to(client: Client) -> None:
-    assert client.generative_models() == ["a", "b"]
+    assert client.chat_models() == ["a", "b"]
 
 
 def test_a_stream_ends_at_done_and_has_no_heartbeats(client: Client) -> None:
@@ -143,7 +144,7 @@ def test_the_key_travels(client: Client) -> None:
 
 def test_a_proxy_of_the_environment_is_not_asked_for_this_machine(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    assert Client(client.url).generative_models() == ["a", "b"]
+    assert Client(client.url).chat_models() == ["a", "b"]
 
 
 def test_names_are_parts_of_paths() -> None:

@@ -21,6 +21,7 @@ from deploy import demo
 from deploy.bench.synthetic import Fp8Weights
 from deploy.forms import ServedForm, compare_forms, quantised_bytes, recommended
 from deploy.inspection import WORKER_BYTES, Inspection, inspect_model
+from deploy.model_loading.facts import facts_of
 from deploy.model_loading.files import open_files
 from server.messages import Load
 from tests.golden.gguf_models import convert
@@ -88,6 +89,7 @@ def test_a_checkpoint_in_fp8_loses_nothing_as_it_is(found: Inspection, tmp_path:
     config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     (folder / "config.json").write_text(json.dumps(config))
     forms = by_name(compare_forms(open_files(folder), found))
+    assert facts_of(open_files(folder)).weight_type == "FP8"
     assert forms["auto"].loss == 0 < forms["bf16"].loss < forms["int8"].loss
     assert forms["auto"].weights_bytes < forms["bf16"].weights_bytes
     best = recommended(list(forms.values()))

@@ -6,10 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from deploy.serve import WORKER, own_state, serve
+from deploy.serve import WORKER, own_state, serve, warn_of_open_names
 from server.models.state import StateError
 from server.settings import ServerSettings
 
@@ -80,6 +81,21 @@ def test_the_kernel_frees_the_state_file_of_a_killed_server(tmp_path: Path) -> N
         other.kill()
     with own_state(state):
         assert not state.exists(), "nothing was written yet"
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        ({"allowed_hosts": ("models.example.org",)}, "as models.example.org may use its models, and load, unload and stop them; set"),
+        ({"allowed_hosts": ("models.example.org",), "admin_keys": ("an-admin-key",)}, "as models.example.org may use its models; set"),
+        ({"allowed_hosts": ("models.example.org",), "api_keys": ("a-client-key",)}, ""),
+        ({"allowed_hosts": ("models.example.org",), "insecure": True}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_server_for_others_without_keys_warns(settings: dict[str, Any], warning: str, caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_open_names(ServerSettings(**settings))
+    assert warning in caplog.text and bool(caplog.text) is bool(warning)
 
 
 def test_a_worker_imports_nothing_of_the_working_directory(tmp_path: Path) -> None:

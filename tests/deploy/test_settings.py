@@ -80,9 +80,43 @@ def test_a_path_becomes_absolute_and_is_named_by_its_folder(tmp_path: Path, monk
     assert model_spec("./qwen/=q").name == "q"
     assert model_spec("qwen/").name == "qwen"
     assert (model_spec("demo").name, model_spec("demo=d").name, model_spec("demo").source) == ("demo", "d", "demo")
+    _, (named, formed) = gather({}, {}, config=write(tmp_path, "models: [demo, {source: demo, name: d}]"))
+    assert model_spec("demo").embeddings and named.embeddings and formed.embeddings, "every endpoint can be tried with the demo"
     (tmp_path / "demo").mkdir()
     assert model_spec("demo").source == str(tmp_path / "demo"), "a folder of that name comes first"
     assert (model_spec("org/name").name, model_spec("org/name").source) == ("name", "org/name")
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("smollm2.gguf", "smollm2"),
+        ("big-00001-of-00003.gguf", "big"),
+        ("big-00002-of-00003.gguf", "big"),
+        ("v1.5-q4_k_m.gguf", "v1.5-q4_k_m"),
+    ],
+)
+def test_a_gguf_file_is_called_without_its_suffix(tmp_path: Path, file: str, name: str) -> None:
+    (tmp_path / file).touch()
+    spec = model_spec(str(tmp_path / file))
+    assert (spec.name, spec.aliases) == (name, (file,))
+    assert model_spec(f"{tmp_path / file}=other").aliases == (), "a chosen name is the only one"
+    _, (entry,) = gather({}, {}, config=write(tmp_path, f"models: [{{source: {tmp_path / file}, aliases: [x]}}]"))
+    assert (entry.name, entry.aliases) == (name, ("x", file))
+    _, (entry,) = gather({}, {}, config=write(tmp_path, f"models: [{{source: {tmp_path / file}, name: y}}]"))
+    assert (entry.name, entry.aliases) == ("y", ())
+
+
+@pytest.mark.parametrize("source", ["smollm2.gguf", "qwen", "models/smollm2.gguf", "~/nosuch", "a/b/c", "C:\\models\\x.gguf"])
+def test_what_does_not_exist_is_not_sought_on_the_hub(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=r"does not exist; expected a folder, a \.gguf file, or a hub id"):
+        model_spec(source)
+
+
+@pytest.mark.parametrize("source", ["org/name", "Qwen/Qwen2.5-0.5B-Instruct-GGUF:q4_k_m", "org/name:file-Q4_K_M.gguf"])
+def test_a_hub_id_is_sought_on_the_hub(source: str) -> None:
+    assert model_spec(source).source == source
 
 
 @pytest.mark.parametrize(
@@ -213,9 +247,9 @@ HUGE = "0x" + "f" * 5000  # has more digits than Python writes or reads in decim
         pytest.param(f"models: {HUGE}", "models .* expected a list", id="list"),
         pytest.param(f"models: [{HUGE}]", r"model 1 .* expected PATH_OR_ID\[=NAME\]", id="model"),
         pytest.param(
-            f"models: [{{source: a, max_batch: {HUGE}}}]", "max_batch of model 1 .* is an integer of thousands of digits", id="field"
+            f"models: [{{source: o/a, max_batch: {HUGE}}}]", "max_batch of model 1 .* is an integer of thousands of digits", id="field"
         ),
-        pytest.param("models: [{source: a, kv_cache_bytes: '" + "9" * 400 + "'}]", "kv_cache_bytes of model 1", id="size of a model"),
+        pytest.param("models: [{source: o/a, kv_cache_bytes: '" + "9" * 400 + "'}]", "kv_cache_bytes of model 1", id="size of a model"),
         pytest.param("max_body_bytes: '" + "9" * 400 + "'", "max_body_bytes .* expected a number of bytes", id="size"),
         pytest.param("port: 2026-99-99", "is not YAML: month must be", id="date"),
         pytest.param(f"? {HUGE}\n: 1", "is no setting", id="key"),

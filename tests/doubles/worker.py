@@ -21,6 +21,7 @@ from server.messages import (
     Embed,
     Embedding,
     ErrorCode,
+    Facts,
     FinishReason,
     PairPrompt,
     Progress,
@@ -51,6 +52,7 @@ class NullDefaults:
     min_p: float | None = None
     typical_p: float | None = None
     repetition_penalty: float | None = None
+    origin: str | None = None
 
 
 class NullRenderer:
@@ -135,6 +137,9 @@ class ByteTokenizer:
         return bytes([token_id]) if token_id < 256 else b""
 
 
+NO_FACTS = Facts()
+
+
 @dataclass
 class NullScript:
     """The answers of a NullWorker, and their speed. Tests may change fields while the worker runs."""
@@ -161,6 +166,7 @@ class NullScript:
     stop_token_id: int | None = None  # stop token to report at the end of an answer, or None
     weights_bytes: int = 1 << 20
     kv_cache_bytes: int = 1 << 20
+    facts: Facts = NO_FACTS
 
 
 class NullWorker:
@@ -214,6 +220,7 @@ class NullWorker:
             classes=script.classes,
             class_scores=script.class_scores,
             pair_prompt=script.pair_prompt,
+            facts=script.facts,
         )
 
     async def generate(self, submit: Submit) -> AsyncGenerator[TokenEvent, None]:

@@ -96,6 +96,14 @@ class GgufFile:
             return tensor.file.array(tensor.format.dtype, tensor.shape, tensor.start)
         return dequantize(self._blocks(tensor), tensor.format).reshape(tensor.shape)
 
+    def first_rows(self, name: str, count: int) -> Tensor:
+        """Return the first rows of a matrix, without decoding the others."""
+        tensor = self.tensors[name]
+        if tensor.format.dtype is not None:
+            return self.read(name)[:count]
+        blocks = self._blocks(tensor)[: count * tensor.shape[-1] // tensor.format.block_values]
+        return dequantize(blocks, tensor.format).reshape(-1, tensor.shape[-1])
+
     def parts(self, name: str) -> dict[str, Tensor]:
         """Return the integers, scales and shifts of a quantised tensor, by the names of the parts."""
         tensor = self.tensors[name]

@@ -81,6 +81,16 @@ ROLES = {
 }
 
 
+SAMPLING = {
+    "general.sampling.temp": "temperature",
+    "general.sampling.top_k": "top_k",
+    "general.sampling.top_p": "top_p",
+    "general.sampling.min_p": "min_p",
+    "general.sampling.penalty_repeat": "repetition_penalty",
+}
+UNSTATED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+
+
 def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the contents of files by file name: tokenizer.json, tokenizer_config.json with special tokens and chat template,
     generation_config.json, and a config.json with only the context length."""
@@ -95,7 +105,7 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
     template = metadata.get("tokenizer.chat_template")
     if isinstance(template, str):
         config["chat_template"] = template
-    generation = {"eos_token_id": vocabulary.end_ids()}
+    generation = {"eos_token_id": vocabulary.end_ids(), **_sampling(metadata)}
     context = metadata.get(f"{metadata.get('general.architecture')}.context_length")
     return {
         "config.json": json.dumps({"max_position_embeddings": context} if type(context) is int else {}).encode(),
@@ -103,6 +113,15 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, bytes]:
         "tokenizer_config.json": json.dumps(config).encode(),
         "generation_config.json": json.dumps(generation).encode(),
     }
+
+
+def _sampling(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters that the file recommends. If it recommends none, as most files, return the defaults of llama.cpp, for
+    which the files are made: many small models ramble at the temperature 1."""
+    stated = {field: metadata[key] for key, field in SAMPLING.items() if key in metadata}
+    if not stated:
+        return {**UNSTATED, "origin": "llama.cpp"}
+    return {field: round(value, 6) if isinstance(value, float) else value for field, value in stated.items()}
 
 
 def end_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:

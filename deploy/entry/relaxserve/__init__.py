@@ -3,6 +3,7 @@ software also uses names such as `runtime` and `server`. Then run the command li
 
 from __future__ import annotations
 
+import signal
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -10,9 +11,12 @@ _HERE = Path(__file__).resolve().parent
 
 
 def main() -> None:
+    if (interrupt := signal.getsignal(signal.SIGINT)) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports ends the process without a traceback
     _load_launch()
     from deploy.cli import main as run
 
+    signal.signal(signal.SIGINT, interrupt)
     run()
 
 

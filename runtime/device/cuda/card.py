@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from runtime.device.cuda.capability import Capability
 from runtime.errors import DeviceFault, NoDevice, OutOfMemory
-from runtime.units import in_mib
+from runtime.units import in_units
 
 LEAST_DRIVER = 12040  # CUDA 12.4, the first version that reads PTX 8.4
 INSTALL = "pip install 'relaxserve[cuda]' with CUDA's headers installed, and NVIDIA's driver 550 or newer"
@@ -63,7 +63,7 @@ class Found:
     driver: str  # newest version of CUDA that the driver supports
 
     def __str__(self) -> str:
-        memory, (major, minor) = f"{in_mib(self.total_bytes)} at {self.bytes_per_s / 1e9:,.0f} GB/s", self.capability
+        memory, (major, minor) = f"{in_units(self.total_bytes)} at {self.bytes_per_s / 1e9:,.0f} GB/s", self.capability
         return f"{self.name}, {memory}, compute capability {major}.{minor}, driver for CUDA {self.driver}"
 
 

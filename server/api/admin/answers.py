@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 from server.api.answer.shapes import ModelEntry, Restarting
 from server.interfaces import CachedModel
 from server.models.budget import Evictable
+from server.models.model import MemoryUse
 from server.models.operations import OperationReport
 
 
@@ -30,7 +31,8 @@ class ModelReport(ModelEntry):
     target: str
     device: str
     pin: bool
-    bytes: Mapping[str, int]
+    bytes: Mapping[str, int]  # by part; the KV cache takes its part only when it is full
+    memory: MemoryUse
     operation: str
     pages: NotRequired[Pages]
     cache_hit: NotRequired[bool]

@@ -38,7 +38,7 @@ from server.models.operations import Operation, OperationReport, OperationState
 from server.models.probe import PLAIN, Probe
 from server.models.processes import resident_bytes
 from server.models.registry import Registry
-from server.models.sources import offered, resolve
+from server.models.sources import names_of, offered, resolve
 from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, NAME, NAMED, ModelSpec
 from server.text.tools import FORMATS
 
@@ -234,7 +234,7 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
     if body.target not in registry.targets:
         raise invalid("target", f"target is {body.target!r}; expected one of {', '.join(registry.targets)}")
     source = resolve(body.source, registry.settings)
-    name = body.name or source.rstrip("/").rpartition("/")[2]
+    name, aliases = (body.name, ()) if body.name else names_of(source)
     if not re.fullmatch(NAME, name):
         raise invalid("name", f"the source ends with {name!r:.140}, which cannot be the model's name; set name to {NAMED}")
     return ModelSpec(
@@ -249,7 +249,7 @@ def spec_of(body: LoadBody, registry: Registry) -> ModelSpec:
         target=body.target,
         device=body.device,
         embeddings=body.embeddings,
-        aliases=tuple(body.aliases),
+        aliases=tuple(dict.fromkeys((*body.aliases, *aliases))),
         pin=body.pin,
         tool_parser=body.tool_parser,
         reasoning=body.reasoning,
@@ -291,6 +291,7 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
         "device": model.spec.device,
         "pin": model.spec.pin,
         "bytes": model.bytes_by_part,
+        "memory": model.memory,
         "operation": model.operation.id,
     }
     if model.loaded is not None:

@@ -124,6 +124,11 @@ class Generation:
         self._finished: list[str] = []
         self._choices = [_Choice(Detokenizer(loaded.tokenizer, job.stops, job.shown)) for _ in range(job.submit.num_choices)]
 
+    @property
+    def first_s(self) -> float | None:
+        """The time of the monotonic clock at which the first token arrived; None: it has not."""
+        return self._first_s
+
     async def steps(self) -> AsyncGenerator[Step, None]:
         submit, worker = self._job.submit, self._loaded.worker
         try:

@@ -223,6 +223,8 @@ class ModelEntry(TypedDict):
     max_input_tokens: NotRequired[int]
     signature: NotRequired[str]
     generates: NotRequired[bool]
+    chats: NotRequired[bool]  # whether the model generates and has a chat template
+    sampling: NotRequired[Mapping[str, float]]  # parameters of requests that set none
     web: NotRequired[str]  # path of the page that runs the model in the browser
     embedding_size: NotRequired[int | None]
     embedding_note: NotRequired[str]  # what users of the embeddings should know

@@ -157,9 +157,7 @@ def _gap(body: LlamaInfillBody, loaded: Loaded) -> list[int]:
 
 
 def _props(model: Model, loaded: Loaded) -> LlamaProps:
-    defaults: Any = loaded.tokenizer.generation_defaults
-    named = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repetition_penalty": 1.0}
-    params = {name: neutral if (own := getattr(defaults, name)) is None else own for name, neutral in named.items()}
+    params = loaded.sampling
     params["repeat_penalty"] = params.pop("repetition_penalty")
     template = loaded.tokenizer.chat_template
     return {

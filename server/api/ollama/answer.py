@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any, Literal, NotRequired, cast
@@ -65,25 +65,41 @@ class OllamaGenerated(OllamaCounts):
 
 
 class OllamaAnswer(BlockAnswer):
-    def __init__(self, plan: ChatPlan, generation: Generation, model: str, *, is_chat: bool) -> None:
+    def __init__(
+        self, plan: ChatPlan, generation: Generation, model: str, *, is_chat: bool, ended: Callable[[], None] | None = None
+    ) -> None:
+        """`ended` is called once the answer is complete, has failed, or is no longer wanted."""
         super().__init__(plan, generation)
+        self._ended = ended
         self._is_chat = is_chat
         self._model = model
-        self._began_s = self._first_s = time.monotonic()
+        self._began_s = time.monotonic()
         self._head = encode({"model": model, "created_at": now()})[:-1]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the lines of the answer. A tool call becomes one line when it is complete; the empty events of its parts are dropped."""
-        async with aclosing(super().chunks()) as lines:
-            async for line in lines:
-                if line:
-                    yield line
+        try:
+            async with aclosing(super().chunks()) as lines:
+                async for line in lines:
+                    if line:
+                        yield line
+        finally:
+            self._end()
+
+    async def whole(self) -> list[bytes]:
+        try:
+            return await super().whole()
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        if self._ended is not None:
+            self._ended()
 
     def new_id(self, kind: Kind) -> str:
         return ""
 
     def begin(self) -> Sequence[bytes]:
-        self._first_s = time.monotonic()
         return ()
 
     def opened(self, block: Block) -> Sequence[bytes]:
@@ -133,15 +149,21 @@ class OllamaAnswer(BlockAnswer):
 
     def _counts(self) -> OllamaCounts:
         now_s = time.monotonic()
+        first_s = now_s if self._generation.first_s is None else self._generation.first_s
         return {
             "done_reason": "length" if self.finish == "length" else "stop",
-            "total_duration": round((now_s - self._began_s) * 1e9),
+            "total_duration": _nanoseconds(now_s - self._began_s),
             "load_duration": 0,
             "prompt_eval_count": self.usage.prompt_tokens,
-            "prompt_eval_duration": round((self._first_s - self._began_s) * 1e9),
+            "prompt_eval_duration": _nanoseconds(first_s - self._began_s),
             "eval_count": self.usage.completion_tokens,
-            "eval_duration": round((now_s - self._first_s) * 1e9),
+            "eval_duration": _nanoseconds(now_s - first_s),
         }
+
+
+def _nanoseconds(spent_s: float) -> int:
+    """Return a duration, at least 1: clients divide by it."""
+    return max(1, round(spent_s * 1e9))
 
 
 def now() -> str:

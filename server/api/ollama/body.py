@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field
@@ -23,9 +24,11 @@ from server.api.request.schema import (
     Text,
     Tools,
 )
-from server.errors import UNSUPPORTED_CONTENT, ApiError
+from server.errors import UNSUPPORTED_CONTENT, UNSUPPORTED_FIELD, ApiError
 
 Images = Annotated[list[Text], Field(max_length=64, fail_fast=True)]
+KeepAlive = Label | Int | float
+NO_TIME = re.compile(r"0+(\.0*)?([num\u00b5]?s|m|h)?")  # how a keep_alive of 0 is written
 
 
 class OllamaOptions(SamplingBody):
@@ -37,10 +40,13 @@ class OllamaOptions(SamplingBody):
     num_gpu: Any = None
     main_gpu: Any = None
     num_thread: Any = None
+    num_keep: Any = None
     numa: Any = None
     low_vram: Any = None
     use_mmap: Any = None
     use_mlock: Any = None
+    penalize_newline: Any = None
+    repeat_last_n: Any = None  # penalties always apply to the whole text
 
 
 class OllamaCall(Options):
@@ -67,7 +73,16 @@ class OllamaBody(Options):
     format: Literal["", "json"] | JsonObject | None = None
     options: OllamaOptions | None = None
     think: bool | Effort | None = None
-    keep_alive: Label | Int | float | None = None  # no effect: models stay loaded until they are unloaded
+    keep_alive: KeepAlive | None = None  # models stay loaded until they are unloaded; 0 puts the model to sleep
+
+    @property
+    def lets_go(self) -> bool:
+        return self.keep_alive is not None and NO_TIME.fullmatch(str(self.keep_alive)) is not None
+
+    @property
+    def ineffective(self) -> list[str]:
+        """Return the options that would change the answer, and have no effect here."""
+        return ["options.repeat_last_n"] if self.options is not None and self.options.repeat_last_n is not None else []
 
     @property
     def streams(self) -> bool:
@@ -106,14 +121,14 @@ class OllamaEmbedBody(Options):
     truncate: bool | None = None  # None: true
     dimensions: Int | None = Field(default=None, ge=1)
     options: OllamaOptions | None = None
-    keep_alive: Label | Int | float | None = None
+    keep_alive: KeepAlive | None = None  # no effect
 
 
 class OllamaEmbeddingsBody(Options):
     model: Label
     prompt: Text
     options: OllamaOptions | None = None
-    keep_alive: Label | Int | float | None = None
+    keep_alive: KeepAlive | None = None  # no effect
 
 
 class OllamaShowBody(Options):
@@ -136,6 +151,8 @@ def chat_of_prompt(body: OllamaGenerateBody) -> ChatBody:
 def completion_of(body: OllamaGenerateBody) -> CompletionBody:
     """Convert a prompt to a completion, which uses no chat template."""
     _check_images(body.images, "images")
+    if body.system and not body.raw:
+        raise ApiError(UNSUPPORTED_FIELD, "no chat template is applied to this prompt; put the text of system into it", param="system")
     settings = body.settings
     settings["max_tokens"] = -1 if settings["max_tokens"] is None else settings["max_tokens"]
     return CompletionBody.model_construct(**settings, prompt=body.prompt or "", suffix=body.suffix)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import msgspec
 from fastapi import APIRouter, Request, Response
@@ -16,7 +14,7 @@ from server.api.answer.respond import Pieces, json_answer, respond, response_hea
 from server.api.answer.sse import Framing
 from server.api.context import Context, caller
 from server.api.health import distribution_version
-from server.api.ollama.answer import OllamaAnswer, OllamaChat, OllamaGenerated, now
+from server.api.ollama.answer import OllamaAnswer, OllamaChat, OllamaGenerated
 from server.api.ollama.body import (
     OllamaChatBody,
     OllamaEmbedBody,
@@ -27,61 +25,21 @@ from server.api.ollama.body import (
     chat_of_prompt,
     completion_of,
 )
+from server.api.ollama.description import OllamaModels, OllamaRunningModels, OllamaShown, described, running, shown
+from server.api.ollama.keeping import Keeping
 from server.api.openai.chat import plan_chat
 from server.api.openai.completions import plan_completion
 from server.api.request.fields import Options, check_unknown
 from server.api.request.limits import check_sizes
-from server.api.request.prepare import ChatPlan, context_of, off_loop, require_generator
+from server.api.request.prepare import ChatPlan, off_loop, require_generator
 from server.api.request.schema import ChatBody, EmbeddingBody
 from server.api.routes import Responses, gives, new_router, schema_of
 from server.api.vectors import Vector, embed_all, plan_embedding
-from server.errors import MODEL_NOT_FOUND, ApiError
+from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.models.model import Loaded, Model, ModelState
 from server.text.answer import AnswerRules
 
 encode = msgspec.json.encode
-
-
-class OllamaDetails(TypedDict):
-    parent_model: str
-    format: str
-    family: str
-    families: Sequence[str]
-    parameter_size: str
-    quantization_level: str
-
-
-class OllamaModel(TypedDict):
-    name: str
-    model: str
-    modified_at: str
-    size: int
-    digest: str
-    details: OllamaDetails
-
-
-class OllamaModels(TypedDict):
-    models: Sequence[OllamaModel]
-
-
-class OllamaRunning(OllamaModel):
-    expires_at: str
-    size_vram: int
-    context_length: int
-
-
-class OllamaRunningModels(TypedDict):
-    models: Sequence[OllamaRunning]
-
-
-class OllamaShown(TypedDict):
-    modelfile: str
-    parameters: str
-    template: str
-    details: OllamaDetails
-    model_info: Mapping[str, Any]
-    capabilities: Sequence[str]
-    modified_at: str
 
 
 class OllamaEmbedded(TypedDict):
@@ -115,48 +73,46 @@ def error_body(error: ApiError) -> bytes:
 
 ERROR_SHAPES = {"/api": error_body}
 FRAMING = Framing(error_body, lines=True, end=b"")
-NEVER = "9999-12-31T23:59:59Z"  # models stay loaded until they are unloaded
 
 
 def router(context: Context) -> APIRouter:
     routes, settings, registry = new_router("Ollama", error_shape=OllamaError), context.settings, context.registry
+    keeping = Keeping(settings)
 
-    def serve(name: str) -> tuple[Model, Loaded]:
-        """Find a model by name, also without the tag `:latest`, which Ollama's clients add to names that have no tag."""
-        try:
-            return registry.serve(name)
-        except ApiError as error:
-            if error.kind is not MODEL_NOT_FOUND or not name.endswith(":latest"):
-                raise
-            return registry.serve(name.removesuffix(":latest"))
+    def ready() -> list[tuple[Model, Loaded]]:
+        return [(model, model.loaded) for model in registry.models() if model.state is ModelState.READY and model.loaded is not None]
 
     async def answer(
         request: Request, plan: ChatPlan, body: OllamaChatBody | OllamaGenerateBody, ignored: list[str], model: Model, loaded: Loaded
     ) -> Response:
+        let_go = keeping.after(model, body, caller(request))
+        ignored += body.ineffective + (["keep_alive"] if let_go is None and body.lets_go else [])
         headers = response_headers(loaded, ignored)
         generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), caller(request))
-        made = OllamaAnswer(plan, generation, body.model, is_chat=isinstance(body, OllamaChatBody))
+        made = OllamaAnswer(plan, generation, body.model, is_chat=isinstance(body, OllamaChatBody), ended=let_go)
         return await respond(request, made, headers, stream=body.streams, settings=settings, framing=FRAMING)
 
     @routes.post("/api/chat", responses=_lines(OllamaChat))
     async def chat(request: Request, body: OllamaChatBody) -> Response:
         """Answer a conversation."""
         ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = serve(body.model)
+        model, loaded = registry.serve(body.model)
         if not body.messages:
-            return _loaded(body.model, {"message": {"role": "assistant", "content": ""}})
+            return await keeping.answer(model, body, caller(request), {"message": {"role": "assistant", "content": ""}})
+        if body.tools and not loaded.dialect.reads_tools:
+            raise ApiError(UNSUPPORTED_FIELD, f"the chat template of model {body.model!r:.140} does not show tools to it", param="tools")
         made = await _made(request, body, lambda: chat_of(body))
         return await answer(request, await plan_chat(made, model, loaded, caller(request), settings), body, ignored, model, loaded)
 
     @routes.post("/api/generate", responses=_lines(OllamaGenerated))
     async def generate(request: Request, body: OllamaGenerateBody) -> Response:
-        """Answer a prompt. If the request is `raw` or has a suffix, continue the prompt without a chat template."""
+        """Answer a prompt. If the request is `raw` or has a suffix, or the model has no chat template, continue the prompt as it is."""
         ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = serve(body.model)
+        model, loaded = registry.serve(body.model)
         if not body.prompt:
-            return _loaded(body.model, {"response": ""})
+            return await keeping.answer(model, body, caller(request), {"response": ""})
         who = caller(request)
-        if not (body.raw or body.suffix):
+        if not (body.raw or body.suffix or loaded.renderer is None):
             made = await _made(request, body, lambda: chat_of_prompt(body))
             return await answer(request, await plan_chat(made, model, loaded, who, settings), body, ignored, model, loaded)
         require_generator(model, loaded)
@@ -172,7 +128,7 @@ def router(context: Context) -> APIRouter:
     async def embed(request: Request, body: OllamaEmbedBody) -> Response:
         """Turn texts into vectors. A text that is too long is truncated at its end, unless `truncate` is false."""
         ignored, began_s = check_unknown(body, strict=settings.strict), time.monotonic()
-        model, loaded = serve(body.model)
+        model, loaded = registry.serve(body.model)
         keep = None if body.truncate is False else -1
         asked = EmbeddingBody.model_construct(
             input=body.input, dimensions=body.dimensions, normalize=True, truncate_prompt_tokens=keep, truncation_side="right"
@@ -187,7 +143,7 @@ def router(context: Context) -> APIRouter:
     async def embeddings(request: Request, body: OllamaEmbeddingsBody) -> Response:
         """Turn one text into a vector. /api/embed supersedes this endpoint."""
         ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = serve(body.model)
+        model, loaded = registry.serve(body.model)
         asked = EmbeddingBody.model_construct(input=body.prompt, truncate_prompt_tokens=-1, truncation_side="right")
         (vector,), _ = await _embedded(request, asked, model, loaded, context)
         embedded: OllamaEmbedding = {"embedding": vector.tolist()}
@@ -196,27 +152,21 @@ def router(context: Context) -> APIRouter:
     @routes.get("/api/tags", responses=gives(OllamaModels))
     async def tags() -> Response:
         """List the loaded models."""
-        listed: OllamaModels = {"models": [_described(model) for model in registry.models() if model.state is ModelState.READY]}
+        listed: OllamaModels = {"models": [described(*one) for one in ready()]}
         return json_answer(listed)
 
     @routes.get("/api/ps", responses=gives(OllamaRunningModels))
     async def ps() -> Response:
-        """List the loaded models, which Ollama calls running models."""
-        found = [(model, model.loaded) for model in registry.models() if model.state is ModelState.READY]
-        running: list[OllamaRunning] = [
-            {**_described(model), "expires_at": NEVER, "size_vram": 0, "context_length": context_of(loaded)}
-            for model, loaded in found
-            if loaded is not None
-        ]
-        listed: OllamaRunningModels = {"models": running}
+        """List the models that are in memory, which Ollama calls running models."""
+        listed: OllamaRunningModels = {"models": [running(model, loaded) for model, loaded in ready() if not model.is_sleeping]}
         return json_answer(listed)
 
     @routes.post("/api/show", responses=gives(OllamaShown))
     async def show(body: OllamaShowBody) -> Response:
         """Describe a model and its capabilities."""
         ignored = check_unknown(body, strict=settings.strict)
-        model, loaded = serve(body.model)
-        return json_answer(_shown(model, loaded), headers=response_headers(loaded, ignored))
+        model, loaded = registry.serve(body.model)
+        return json_answer(shown(model, loaded), headers=response_headers(loaded, ignored))
 
     @routes.get("/api/version", responses=gives(OllamaVersion))
     async def version() -> Response:
@@ -231,11 +181,6 @@ def _lines(shape: type) -> Responses:
     return {200: {"content": {**gives(shape)[200]["content"], "application/x-ndjson": {"itemSchema": schema_of(shape)}}}}
 
 
-def _loaded(model: str, empty: Mapping[str, object]) -> Response:
-    """Answer a request without a prompt. Ollama would load the model, which is loaded already."""
-    return json_answer({"model": model, "created_at": now(), **empty, "done": True, "done_reason": "load"})
-
-
 async def _made(request: Request, body: Options, make: Callable[[], ChatBody]) -> ChatBody:
     def made() -> ChatBody:
         check_sizes(body)
@@ -248,52 +193,3 @@ async def _embedded(request: Request, asked: EmbeddingBody, model: Model, loaded
     size = caller(request).num_body_bytes
     prompts = await off_loop(size, lambda: plan_embedding(asked, None, model, loaded, context.settings))
     return await embed_all(request, prompts, asked, model, loaded, context), sum(map(len, prompts))
-
-
-def _described(model: Model) -> OllamaModel:
-    identity = f"{model.spec.name} {model.loaded.ready.signature if model.loaded is not None else ''}"
-    return {
-        "name": model.spec.name,
-        "model": model.spec.name,
-        "modified_at": model.created_at,
-        "size": model.total_bytes,
-        "digest": hashlib.sha256(identity.encode()).hexdigest(),
-        "details": _details(model),
-    }
-
-
-def _details(model: Model) -> OllamaDetails:
-    quantization = model.spec.quantize
-    return {
-        "parent_model": "",
-        "format": "relaxserve",
-        "family": "",
-        "families": [],
-        "parameter_size": "",
-        "quantization_level": quantization,
-    }
-
-
-def _shown(model: Model, loaded: Loaded) -> OllamaShown:
-    has_template = loaded.ready.generates and loaded.renderer is not None
-    capabilities = {
-        "completion": loaded.ready.generates,
-        "tools": has_template,
-        "thinking": has_template and loaded.dialect.thinks,
-        "insert": loaded.ready.generates and loaded.dialect.infill is not None,
-        "embedding": bool(loaded.ready.embedding_size),
-    }
-    return {
-        "modelfile": "",
-        "parameters": "",
-        "template": "",
-        "details": _details(model),
-        "model_info": {
-            "general.architecture": "relaxserve",
-            "general.basename": model.spec.name,
-            "relaxserve.context_length": context_of(loaded),
-            "relaxserve.embedding_length": loaded.ready.embedding_size,
-        },
-        "capabilities": [name for name, has in capabilities.items() if has],
-        "modified_at": model.created_at,
-    }

@@ -55,7 +55,7 @@ def router(context: Context) -> APIRouter:
         plan = await plan_chat(body, model, loaded, who, context.settings)
         generation = Generation(loaded, plan.job, context.metrics_of(model.spec.name), who)
         answer = ChatAnswer(body, plan, generation, model, loaded)
-        headers = response_headers(loaded, ignored)
+        headers = response_headers(loaded, ignored + unread(body, loaded))
         return await respond(request, answer, headers, stream=bool(body.stream), settings=context.settings)
 
     @routes.post("/v1/chat/completions/render", responses=gives(Render))
@@ -69,6 +69,12 @@ def router(context: Context) -> APIRouter:
         return Response(shown, headers=response_headers(loaded, ignored), media_type="application/json")
 
     return routes
+
+
+def unread(body: ChatBody, loaded: Loaded) -> list[str]:
+    """Return the fields without effect on this model: a chat template may show no tools to it. A grammar still enforces demanded calls."""
+    drops_tools = body.tools and not loaded.dialect.reads_tools and body.tool_choice in (None, "auto")
+    return ["tools"] if drops_tools else []
 
 
 async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:

@@ -56,6 +56,9 @@ def describe(model: Model, registry: Registry) -> ModelEntry:
         described["max_model_len"] = described["max_input_tokens"] = context_of(model.loaded)
         described["signature"] = ready.signature
         described["generates"] = ready.generates
+        described["chats"] = model.loaded.chats
+        if ready.generates:
+            described["sampling"] = model.loaded.sampling
         if page := registry.publications.address(model.spec.name):
             described["web"] = page
         described["embedding_size"] = ready.embedding_size or None

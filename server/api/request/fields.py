@@ -19,12 +19,10 @@ NO_MULTIMODAL = "only text is understood"
 UNSUPPORTED: Mapping[str, str] = {
     "audio": NO_MULTIMODAL,
     "mm_processor_kwargs": NO_MULTIMODAL,
-    "prediction": "predicted outputs are not implemented",
     "moderation": "moderation is not implemented; ask a model to check the text",
     "web_search_options": "the server has no access to the web",
     "functions": "deprecated by the API; use tools",
     "function_call": "deprecated by the API; use tool_choice",
-    "verbosity": "models have no such setting; ask for it in the prompt",
     "suffix": "only completions have this field",
     "use_beam_search": "beam search is not implemented; use n and best_of",
     "length_penalty": "beam search is not implemented; use n and best_of",
@@ -121,6 +119,7 @@ UNSUPPORTED: Mapping[str, str] = {
     "embed_dtype": "embeddings are float32",
     "endianness": "embeddings are little-endian",
 }
+UNKNOWN_TYPE = "unknown_type"  # kind of the validation error for an object whose `type` is not known
 MAX_NAMES = 32
 NEUTRAL: tuple[object, ...] = (None, False, 0, "", [], {})
 

@@ -114,7 +114,7 @@ def sampling_params(
     seed: int,
     thinking: Thinking | None = None,
 ) -> SamplingParams:
-    tokenizer, defaults = loaded.tokenizer, loaded.tokenizer.generation_defaults
+    tokenizer, defaults = loaded.tokenizer, loaded.sampling
     if body.min_tokens is not None and body.min_tokens > max_tokens:
         raise invalid("min_tokens", f"min_tokens is {body.min_tokens}; expected at most max_tokens, {max_tokens}")
     for param in ("stop_token_ids", "allowed_token_ids"):
@@ -124,14 +124,14 @@ def sampling_params(
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=body.min_tokens or 0,
-        temperature=0.0 if body.do_sample is False else _first(body.temperature, defaults.temperature, 1.0),
-        top_p=max(LEAST_SHARE, _first(body.top_p, defaults.top_p, 1.0)),
-        top_k=max(0, _first(body.top_k, defaults.top_k, 0)),  # -1 means off, like 0
-        min_p=_first(body.min_p, defaults.min_p, 0.0),
-        typical_p=_first(body.typical_p, defaults.typical_p, 1.0),
+        temperature=0.0 if body.do_sample is False else _first(body.temperature, defaults["temperature"]),
+        top_p=max(LEAST_SHARE, _first(body.top_p, defaults["top_p"])),
+        top_k=max(0, int(_first(body.top_k, defaults["top_k"]))),  # -1 means off, like 0
+        min_p=_first(body.min_p, defaults["min_p"]),
+        typical_p=_first(body.typical_p, defaults["typical_p"]),
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
-        repetition_penalty=_first(body.repetition_penalty, defaults.repetition_penalty, 1.0),
+        repetition_penalty=_first(body.repetition_penalty, defaults["repetition_penalty"]),
         logit_bias=_logit_bias(body.logit_bias or {}, tokenizer),
         allowed_token_ids=tuple(body.allowed_token_ids or ()),
         banned_token_ids=tuple(ids[0] for ids in banned if len(ids) == 1),
@@ -318,5 +318,5 @@ def _banned(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]
     return sorted({tuple(ids) for ids in encode_texts(texts, tokenizer, special=False)})
 
 
-def _first(asked: T | None, recommended: T | None, neutral: T) -> T:
-    return asked if asked is not None else recommended if recommended is not None else neutral
+def _first(asked: T | None, default: T) -> T:
+    return default if asked is None else asked

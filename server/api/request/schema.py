@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
-from server.api.request.fields import Options
+from server.api.request.fields import UNKNOWN_TYPE, Options
 from server.http.json_scan import MAX_NUMBERS
 
 
@@ -39,7 +40,7 @@ Choices = Annotated[list[Text], Field(max_length=16384, fail_fast=True)]
 
 class StreamOptions(Options):
     include_usage: bool = False
-    include_obfuscation: Literal[False] | None = None  # events are never padded
+    include_obfuscation: bool | None = None  # no effect: events are never padded
     continuous_usage_stats: bool = False
 
 
@@ -110,7 +111,7 @@ class SamplingBody(Options):
     # These are hints about the caller and about caching; the answer does not depend on them.
     user: Label | None = None
     metadata: JsonObject | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    service_tier: Label | None = None
     prompt_cache_key: Label | None = None
     prompt_cache_options: JsonObject | None = None
     prompt_cache_retention: Label | None = None
@@ -214,6 +215,18 @@ class NamedTool(Options):
     function: NamedFunction
 
 
+def of_type(*known: str) -> BeforeValidator:
+    """Return a validator that refuses objects of other types by their type, before pydantic tries the members of a union."""
+
+    def require_type(value: object) -> object:
+        found = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else None
+        if isinstance(found, str) and found not in known:
+            raise PydanticCustomError(UNKNOWN_TYPE, "{found} is not one of {known}", {"found": found[:40], "known": ", ".join(known)})
+        return value
+
+    return BeforeValidator(require_type)
+
+
 class ToolsAllowed(Options):
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1, max_length=128, fail_fast=True)
@@ -230,8 +243,12 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     tools: Tools | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    tool_choice: Annotated[Literal["none", "auto", "required"] | NamedTool | AllowedTools | None, of_type("function", "allowed_tools")] = (
+        None
+    )
     parallel_tool_calls: bool | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None  # no effect: models have no such setting
+    prediction: JsonObject | None = None  # no effect: it may only make the answer faster
     modalities: list[Literal["text"]] | None = Field(default=None, max_length=16, fail_fast=True)
     reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None

@@ -18,6 +18,13 @@ export function welcome(model, ask) {
     h("ul", {class: "examples"}, DEMO.map(question => h("li", {}, h("button", {type: "button", onclick: () => ask(question)}, question)))));
 }
 
+export function noChat(model) {
+  return h("div", {class: "empty"},
+    h("h2", {}, model.id),
+    h("p", {}, `${model.id} has no chat template: it continues texts, and was not trained for conversations.`),
+    h("p", {}, "Choose another model above, or ask this one with POST /v1/completions."));
+}
+
 export function noModel() {
   return h("div", {class: "empty"},
     h("h2", {}, "No model is loaded"),

@@ -3,7 +3,7 @@
 import {announce, find, h, iconButton, toast} from "../core/dom.js";
 import {keep, load} from "../core/settings.js";
 import {Composer} from "../chat/composer.js";
-import {noModel} from "../chat/empty.js";
+import {noChat, noModel} from "../chat/empty.js";
 import {add, newConversation, path} from "../chat/conversation.js";
 import {answer, emptyAnswer} from "../chat/request.js";
 import {Transcript} from "../chat/transcript.js";
@@ -36,7 +36,7 @@ export class CompareView {
   }
 
   enter() {
-    const {models} = this.app;
+    const models = this.app.chatModels;
     if (!this.#columns.length && models?.length) {
       const last = load("compared", []).filter(id => models.some(model => model.id === id));
       const chosen = last.length ? last : models.slice(0, 2).map(model => model.id);
@@ -61,7 +61,7 @@ export class CompareView {
   }
 
   #addColumn() {
-    const {models} = this.app, used = new Set(this.#columns.map(column => column.model));
+    const models = this.app.chatModels, used = new Set(this.#columns.map(column => column.model));
     this.#columns.push(new Column(this, (models.find(model => !used.has(model.id)) ?? models[0]).id));
     this.#show();
   }
@@ -74,9 +74,9 @@ export class CompareView {
   }
 
   #show() {
-    const {models} = this.app, isRunning = this.#abort !== null, isStarted = this.#columns.some(column => column.conversation.leaf);
+    const models = this.app.chatModels, isRunning = this.#abort !== null, isStarted = this.#columns.some(column => column.conversation.leaf);
     this.columns.replaceChildren(...this.#columns.map(column => column.element));
-    if (!this.#columns.length) this.columns.replaceChildren(noModel());
+    if (!this.#columns.length) this.columns.replaceChildren(this.app.models?.length ? noChat(this.app.models[0]) : noModel());
     for (const column of this.#columns) column.show(models ?? [], {canLeave: this.#columns.length > 1 && !isRunning, isFixed: isRunning});
     this.seed.textContent = isStarted ? `seed ${this.#seed}` : "";
     this.more.disabled = isRunning || !models?.length || this.#columns.length >= MOST;

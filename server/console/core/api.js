@@ -21,6 +21,9 @@ export const key = {
   set: value => value ? sessionStorage.setItem(KEY, value) : sessionStorage.removeItem(KEY),
 };
 
+/* Return the address of a path of the server. Behind a proxy, all its paths may have a prefix, which the page's address has too. */
+export const address = path => new URL(path.replace(/^\//, ""), document.baseURI).href;
+
 /* Return the response to a request. Throw its error as an ApiFault. */
 async function respond(path, {method = "GET", body, signal} = {}) {
   const headers = {};
@@ -28,7 +31,7 @@ async function respond(path, {method = "GET", body, signal} = {}) {
   if (body !== undefined) headers["content-type"] = "application/json";
   let response;
   try {
-    response = await fetch(path, {method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal});
+    response = await fetch(address(path), {method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal});
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiFault(0, "unreachable", "The server cannot be reached. Is it still running?");

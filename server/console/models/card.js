@@ -1,18 +1,21 @@
 /* The cards of the models page: a loaded model with its actions, a running load, a failed load. */
 
+import {address} from "../core/api.js";
 import {h, icon, iconButton} from "../core/dom.js";
 import {bytes, seconds} from "../core/format.js";
 
-const PARTS = {weights: "weights", kv_cache: "KV cache", arena: "work space"};
+const PARTS = {weights: "weights", kv_cache: "KV cache up to", arena: "work space"};
+const NEUTRAL = {top_p: 1, top_k: 0, min_p: 0, typical_p: 1, repetition_penalty: 1};  // sampling parameters without effect
 const IS_WELL = new Set(["ready", "sleeping"]);
 
 /* `acts`: unload(model), addAlias(model, alias), removeAlias(alias), log(model) */
 export function modelCard(model, acts) {
-  const held = Object.values(model.bytes).reduce((sum, part) => sum + part, 0);
+  const {resident_bytes: held, bound_bytes: bound} = model.memory;
   const facts = [
     ["Context", model.max_model_len && `${model.max_model_len.toLocaleString("en")} tokens`],
     ["Weights", `${model.quantize} for ${model.target}`],
-    ["Memory", held ? `${bytes(held)}: ${Object.entries(model.bytes).map(([part, size]) => `${PARTS[part] ?? part} ${bytes(size)}`).join(", ")}` : "none"],
+    ["Sampling", model.sampling && sampling(model.sampling)],
+    ["Memory", bound ? `${held ? `${bytes(held)} now, ` : ""}at most ${bytes(bound)}: ${Object.entries(model.bytes).map(([part, size]) => `${PARTS[part] ?? part} ${bytes(size)}`).join(", ")}` : "none"],
     ["KV pages", model.pages && `${model.pages.used.toLocaleString("en")} of ${model.pages.total.toLocaleString("en")} in use`],
     ["Requests", model.running !== undefined && `${model.running} running, ${model.waiting} waiting`],
     ["Loaded in", model.load_s !== undefined && `${seconds(model.load_s)}${model.cache_hit ? ", from the cache" : `, ${seconds(model.compile_s)} of it compiling`}`],
@@ -22,7 +25,7 @@ export function modelCard(model, acts) {
   return h("article", {class: "card", "aria-label": model.id},
     h("header", {class: "row wrap"}, h("h2", {}, model.id), state(model.state, IS_WELL.has(model.state)),
       model.generates === false && h("span", {class: "pill"}, "embeddings"), model.pin && h("span", {class: "pill"}, "pinned"), h("span", {class: "grow"}),
-      model.web && h("a", {class: "button outline", href: model.web}, "Run in this browser"),
+      model.web && h("a", {class: "button outline", href: address(model.web)}, "Run in this browser"),
       h("button", {type: "button", class: "plain", onclick: () => acts.log(model)}, "Load log"),
       h("button", {type: "button", class: "outline", onclick: () => acts.unload(model)}, "Unload")),
     model.context_note && h("p", {class: "notice"}, model.context_note),
@@ -31,6 +34,9 @@ export function modelCard(model, acts) {
     h("dl", {class: "facts"}, facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {class: "number"}, value)))),
     aliases(model, acts));
 }
+
+const sampling = values => Object.entries(values).filter(([name, value]) => name === "temperature" || value !== NEUTRAL[name])
+  .map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`).join(", ");
 
 function aliases(model, acts) {
   const field = h("input", {"aria-label": `New alias of ${model.id}`, placeholder: "Add an alias", required: true, maxlength: 128, size: 14});

@@ -5,8 +5,8 @@ import {bytes} from "../core/format.js";
 
 const NUM_COLOURS = 4;
 
-/* Return the card for an answer of /admin/memory. Without a limit, the full bar is the memory in use. */
-export function memoryBar({limit_bytes: limit, used_bytes: used, free_bytes: free, models}) {
+/* Return the card for an answer of /admin/memory. The bar shows what the models take at most, with full KV caches. Without a limit, the full bar is the memory in use. */
+export function memoryBar({limit_bytes: limit, used_bytes: used, resident_bytes: resident, free_bytes: free, models}) {
   const shares = Object.entries(models).map(([name, parts]) => ({name, size: Object.values(parts).reduce((sum, part) => sum + part, 0)}));
   const whole = Math.max(limit ?? used, 1);
   const bar = h("div", {class: "memory-bar", "aria-hidden": "true"}, shares.map(({name, size}, at) => {
@@ -19,6 +19,6 @@ export function memoryBar({limit_bytes: limit, used_bytes: used, free_bytes: fre
     limit !== null && h("li", {}, h("i"), "free ", h("span", {class: "faint number"}, bytes(free))));
   return h("section", {class: "card", "aria-label": "Memory"},
     h("header", {class: "row"}, h("h2", {class: "grow"}, "Memory"),
-      h("span", {class: "number faint"}, limit === null ? `${bytes(used)} taken; the server has no limit` : `${bytes(used)} of ${bytes(limit)}`)),
+      h("span", {class: "number faint"}, `${bytes(resident)} now, at most ${bytes(used)}${limit === null ? "" : ` of ${bytes(limit)}`}`)),
     bar, legend);
 }

@@ -24,7 +24,7 @@ from deploy import demo
 from deploy.cli import admin
 from deploy.cli.main import app
 from deploy.client import Client, ServerFault
-from deploy.settings import DEFAULTS, SETTINGS, parse
+from deploy.settings import DEFAULTS, MODEL_KEYS, SETTINGS, parse
 from runtime.sealed import key_of
 from runtime.sections import SectionFile
 from tests.conftest import workers_of
@@ -54,6 +54,28 @@ def test_a_default_that_help_shows_can_be_given() -> None:
             line = next(line for line in said.splitlines() if option in line)
             shown = line.rpartition("(")[2].partition(")")[0]
             assert parse(setting.name, shown, option) == DEFAULTS[setting.name], line
+
+
+@pytest.mark.parametrize("command", ["serve", "load"])
+def test_every_field_of_a_model_is_an_option(command: str) -> None:
+    """docs/configuration.md says so, and an alert advises --kv-cache-bytes."""
+    root: Any = typer.main.get_command(app)
+    options = {name for param in root.commands[command].params for name in param.opts}
+    page = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+    table = page.partition("| Field of a model |")[2].partition("\n\n")[0]
+    fields = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
+    assert set(fields) == set(MODEL_KEYS)
+    given = {"aliases": "--alias"}
+    missing = {field for field in fields if given.get(field, f"--{field.replace('_', '-')}") not in options}
+    assert missing - {"source"} == ({"name"} if command == "serve" else set()), "these are arguments: PATH_OR_ID=NAME"
+
+
+def test_the_help_of_serve_fits_into_a_terminal() -> None:
+    """On 80 columns, most of the width belongs to the meanings."""
+    said = CliRunner().invoke(app, ["serve", "--help"], prog_name="relaxserve", env={"COLUMNS": "80"}).output.splitlines()
+    (line,) = (line for line in said if "--max-body-bytes" in line)
+    assert line.index("Largest request body") < 40
+    assert len(said) < 160 and not any("--no-" in line and "│" in line for line in said)
 
 
 def test_unload_waits_longer_than_the_server_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +279,15 @@ def test_bench_lists_and_runs(demo_server: Any) -> None:
         (["serve", "--host", "0.0.0.0"], 2, "no API key is set"),
         (["serve", "--port", "70000"], 2, "port is 70000; expected 0 to 65535"),
         (["serve", "/no/such/model"], 2, "'/no/such/model' does not exist"),
+        (["serve", "nosuch.gguf"], 2, "'nosuch.gguf' does not exist"),
+        (["run", "nosuch"], 1, "'nosuch' does not exist"),
+        (["inspect", "qwen"], 2, "'qwen' does not exist"),
         (["serve", "--max-body-bytes", "much"], 2, "'much'"),
+        (["serve", "demo", "--max-batch", "5000"], 2, "'5000' is not a number from 1 to 4096"),
+        (["serve", "demo", "--kv-cache-bytes", "much"], 2, "'much' is not a number of bytes"),
+        (["serve", "demo", "demo=d", "--alias", "x"], 2, "--alias with 2 models; expected one model"),
+        (["serve", "demo", "--alias", "demo"], 1, "alias 'demo' is the name of a model"),
+        (["serve", "demo", "--tool-parser", "xml"], 2, "expected one of hermes, qwen, llama3"),
         (["serve", "--config", "/no/such/file"], 2, "name a file that can be read"),
         (["ps", "--url", "http://127.0.0.1:9"], 1, "start one with `relaxserve serve`"),
         (["ps", "--url", "somewhere"], 1, "expected http://HOST:PORT"),
@@ -322,7 +352,7 @@ def test_models_come_and_go(demo_server: Any, tmp_path: Path) -> None:
             assert "'tiny' is an alias of model 'small'; unload 'small'" in refused
             assert "gave back" in demo_server.run("relaxserve", "unload", "small", RELAXSERVE_URL=url)
             said = demo_server.run("relaxserve", "chat", QUESTION, status=1, RELAXSERVE_URL=url)
-            assert "has no model that generates text; load one with `relaxserve load`" in said
+            assert "has no model that generates text by a chat template; load one with `relaxserve load`" in said
         finally:
             server.terminate()
             server.communicate(timeout=60)
@@ -346,6 +376,13 @@ def test_idle_connections_leave_descriptors_for_a_restart(demo_server: Any) -> N
         with urlopen(f"{url}/admin/models") as answer:
             assert json.load(answer)["data"][0]["restarts"] == 1
         assert len(list(Path(f"/proc/{server.pid}/fd").iterdir())) < 100
+
+
+def test_an_interrupt_during_the_imports_ends_without_a_traceback() -> None:
+    """Ctrl-C in the first 0.3 s of a command printed where Python was importing modules."""
+    words = "import os, relaxserve, signal; relaxserve._load_launch = lambda: os.kill(os.getpid(), signal.SIGINT); relaxserve.main()"
+    ended = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
 def test_the_version_can_be_asked_for() -> None:

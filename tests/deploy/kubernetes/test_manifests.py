@@ -205,7 +205,20 @@ SPECS: dict[tuple[str, str], Any] = {
     ("monitoring.coreos.com/v1", "PodMonitor"): record(
         "selector podMetricsEndpoints",
         selector=SELECTOR,
+        jobLabel=TEXT,
         podMetricsEndpoints=array(record(port=TEXT, path=TEXT, interval={"type": "string", "pattern": r"^\d+[smh]$"})),
+    ),
+    ("monitoring.coreos.com/v1", "PrometheusRule"): record(
+        "groups",
+        groups=array(
+            record(
+                "name rules",
+                name=TEXT,
+                rules=array(
+                    record("alert expr", alert=TEXT, expr=TEXT, labels=TEXTS, annotations=TEXTS, **{"for": {"pattern": r"^\d+[smh]$"}})
+                ),
+            )
+        ),
     ),
     ("inference.networking.k8s.io/v1", "InferencePool"): record(
         "selector targetPorts endpointPickerRef",
@@ -322,6 +335,24 @@ def test_probes_ask_what_answers_without_a_key() -> None:
             assert container[probe]["httpGet"]["path"] in OPEN_PATHS
         assert container["livenessProbe"]["httpGet"]["path"].endswith("/live"), "loading a model must not trigger a restart"
         assert container["readinessProbe"]["httpGet"]["path"].endswith("/ready")
+
+
+def test_the_operator_evaluates_the_alerts_of_prometheus() -> None:
+    """The PrometheusRule has the same alerts as the file for Prometheus, and the PodMonitor calls the job by the name in them."""
+    overlay = FOLDER / "overlays" / "monitoring"
+    (alerts,) = load(FOLDER.parent / "prometheus" / "alerts.yaml")
+    assert of_kind(overlay, "PrometheusRule")["spec"] == alerts
+    label = of_kind(overlay, "PodMonitor")["spec"]["jobLabel"]
+    job = of_kind(overlay, "StatefulSet")["spec"]["template"]["metadata"]["labels"][label]
+    assert set(re.findall(r'job="(\w+)"', str(alerts))) == {job}
+
+
+def test_an_apply_does_not_reset_what_the_autoscaler_sets() -> None:
+    (kustomization,) = load(FOLDER / "overlays" / "autoscale" / "kustomization.yaml")
+    (patch,) = kustomization["patches"]
+    stateful = of_kind(FOLDER / "overlays" / "autoscale", "StatefulSet")
+    assert patch["target"] == {"kind": "StatefulSet", "name": stateful["metadata"]["name"]} and "replicas" in stateful["spec"]
+    assert yaml.safe_load(patch["patch"]) == [{"op": "remove", "path": "/spec/replicas"}]
 
 
 def test_pods_end_after_their_running_requests() -> None:

@@ -430,6 +430,28 @@ def test_the_set_of_models_survives_a_restart(serve, folder):
     assert second.chat(model="chat").status_code == 200
 
 
+def test_a_gguf_file_is_called_without_its_suffix_and_answers_to_both_names(serve, folder):
+    server = serve(initial=())
+    (server.settings.model_root / "org").mkdir(parents=True, exist_ok=True)
+    (server.settings.model_root / "org" / "smollm2.gguf").touch()
+    client = server.http()
+    loaded = client.post("/admin/models", json={"source": "org/smollm2.gguf", "wait": True}).json()["result"]
+    assert loaded["id"] == "smollm2" and loaded["aliases"] == ["smollm2.gguf"]
+    for name in ("smollm2", "smollm2.gguf", "smollm2:latest"):
+        assert server.chat(model=name).status_code == 200
+    assert client.post("/admin/models", json={"source": "org/smollm2.gguf"}).json()["state"] == "succeeded", "the model is loaded already"
+
+
+def test_a_model_saved_under_the_name_of_its_file_is_loaded_once(serve, folder):
+    """Servers of earlier versions called a GGUF file by its whole name."""
+    state = folder / "models.json"
+    state.write_bytes(msgspec.json.encode(SavedState((ModelSpec("x.gguf", "/m/x.gguf"), ModelSpec("b", "y")))))
+    server = serve(initial=[ModelSpec("x", "/m/x.gguf", aliases=("x.gguf",))], state_file=state)
+    assert {model.spec.name for model in server.registry.models()} == {"x", "b"}
+    assert server.chat(model="x.gguf").status_code == 200
+    assert {spec.name for spec in msgspec.json.decode(state.read_bytes(), type=SavedState).models} == {"x", "b"}
+
+
 def test_a_state_file_that_cannot_be_written_keeps_no_model_from_serving(serve, folder, caplog):
     (folder / "state").mkdir()
     server = serve(initial=(), state_file=folder / "state" / "models.json")

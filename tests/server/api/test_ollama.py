@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
+from server.messages import Facts
 from server.models.state import ModelSpec
-from tests.doubles.worker import ByteTokenizer
+from tests.doubles.worker import ByteTokenizer, NullDefaults, NullTemplate
 
 ollama = pytest.importorskip("ollama")
 
@@ -123,7 +125,7 @@ def test_models_are_listed_and_shown(serve, answering, connect):
     server = serve(script=answering("", embedding_size=8), initial=HERMES)
     client = connect(server)
     (listed,), (running,) = client.list().models, client.ps().models
-    assert listed.model == running.model == "null" and listed.size > 0 and len(listed.digest) == 64 and running.context_length == 4096
+    assert listed.model == running.model == "null" and len(listed.digest) == 64 and running.context_length == 4096
     shown = client.show("null")
     assert {"completion", "tools", "thinking", "embedding"} == set(shown.capabilities)
     assert shown.modelinfo["relaxserve.context_length"] == 4096
@@ -135,6 +137,8 @@ def test_a_tag_that_clients_add_is_no_part_of_the_name(server, connect):
     with pytest.raises(ollama.ResponseError) as caught:
         connect(server).chat(model="other:latest", messages=HI)
     assert caught.value.status_code == 404
+    assert server.chat(model="null:latest").status_code == 200, "clients use one name for all APIs of a server"
+    assert server.http().get("/v1/models/null:latest").json()["id"] == "null"
 
 
 @pytest.mark.parametrize(
@@ -156,12 +160,144 @@ def test_what_is_not_understood_is_refused_by_name(server, path, body, param):
     assert response.status_code == 400 and isinstance(answer["error"], str) and answer["param"] == param, response.text
 
 
-def test_a_body_whose_type_is_not_named_is_json(server):
-    """The server reads a request without a content type as JSON, because LiteLLM sends such requests."""
+@pytest.mark.parametrize("headers", [{}, {"content-type": "application/x-www-form-urlencoded"}], ids=["no type", "curl -d"])
+def test_a_body_whose_type_is_not_named_is_json(server, headers):
+    """The server reads a request without a content type as JSON, because LiteLLM sends such requests. The same holds for a declared form,
+    because `curl -d` declares one in every example of Ollama's documents."""
     body = json.dumps({"model": "null", "messages": HI, "stream": False, "options": {}}).encode()
     for path in ("/api/chat", "/v1/chat/completions"):
-        assert server.http().post(path, content=body).status_code == 200
-    assert server.http().post("/api/pull", content=b'{"model": "x"}').status_code == 415, "admin paths require the content type"
+        assert server.http().post(path, content=body, headers=headers).status_code == 200
+    assert server.http().post("/api/show", content=b'{"model": "null"}', headers=headers).status_code == 200
+    pulled = server.http().post("/api/pull", content=b'{"model": "x/y"}', headers=headers)
+    assert pulled.status_code == 400 and "hub ids are not allowed" in pulled.json()["error"]
+    refused = server.http().post("/admin/models", content=b'{"source": "x"}', headers=headers)
+    assert refused.status_code == 415, "our own administration requires the content type"
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "said"),
+    [
+        (b"[1]", "application/json", "the body is a list of 1; expected a JSON object"),
+        (b"", "application/json", "the body is empty; expected a JSON object"),
+        (b"{}", "text/plain", "content-type is 'text/plain'; expected application/json"),
+    ],
+)
+def test_a_body_that_is_no_object_is_refused_for_one_reason(server, body, kind, said):
+    response = server.http().post("/api/chat", content=body, headers={"content-type": kind})
+    assert response.status_code == 400 and response.json()["error"] == said
+
+
+def test_the_options_of_ollamas_documents_are_accepted(server, connect):
+    """The options of the example "Generate request (With options)"."""
+    options = {
+        "num_keep": 5, "seed": 42, "num_predict": 100, "top_k": 20, "top_p": 0.9, "min_p": 0.0, "typical_p": 0.7, "repeat_last_n": 33,
+        "temperature": 0.8, "repeat_penalty": 1.2, "presence_penalty": 1.5, "frequency_penalty": 1.0, "penalize_newline": True,
+        "stop": ["\n", "user:"], "numa": False, "num_ctx": 1024, "num_batch": 2, "num_gpu": 1, "main_gpu": 0, "use_mmap": True,
+        "num_thread": 8,
+    }  # fmt: skip
+    response = server.http().post("/api/generate", json={"model": "null", "prompt": "hi", "stream": False, "options": options})
+    assert response.status_code == 200 and response.headers["x-ignored-params"] == "options.repeat_last_n"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_durations_are_those_of_prompt_and_answer(serve, answering, connect, stream):
+    """Clients divide counts by durations, so no duration is 0."""
+    client = connect(serve(script=answering("abcdef", prefill_s=0.05, interval_s=0.01)))
+    found = client.generate(model="null", prompt="hi", stream=stream)
+    last = list(found)[-1] if stream else found
+    assert last.prompt_eval_duration >= 50e6 and last.eval_duration >= 40e6
+    assert last.total_duration >= last.prompt_eval_duration + last.eval_duration
+    whole = connect(serve(script=answering("a"))).chat(model="null", messages=HI)
+    assert whole.prompt_eval_duration > 0 and whole.eval_duration > 0
+
+
+FACTS = Facts("llama", "gguf", 134_515_008, "Q4_1", 98_000_000, 8192)
+
+
+def test_a_model_is_described_by_its_files(serve, answering, connect):
+    tokenizer = ByteTokenizer()
+    tokenizer.generation_defaults = NullDefaults(temperature=0.5, top_k=20)
+    client = connect(serve(script=answering("", facts=FACTS), tokenizer=tokenizer))
+    (listed,) = client.list().models
+    assert listed.size == 98_000_000 and listed.details.format == "gguf" and listed.details.family == "llama"
+    assert (listed.details.parameter_size, listed.details.quantization_level) == ("134.52M", "Q4_1")
+    shown = client.show("null")
+    assert shown.template == NullTemplate.source and shown.parameters.split() == ["temperature", "0.5", "top_k", "20"]
+    assert shown.modelinfo["general.architecture"] == "llama" and shown.modelinfo["general.parameter_count"] == 134_515_008
+    assert client.ps().models[0].size == 0, "the null model has no process, and no memory of its own"
+
+
+class Mute(NullTemplate):
+    """A template without tools, as many instruction-tuned models have."""
+
+    def render(self, messages, tools=None, *args, **options):
+        return super().render(messages, None, *args, **options)
+
+
+def test_a_template_without_tools_is_not_offered_for_tools(serve, connect):
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = Mute()
+    server = serve(tokenizer=tokenizer)
+    client = connect(server)
+    assert client.show("null").capabilities == ["completion"]
+    with pytest.raises(ollama.ResponseError, match="does not show tools to it"):
+        client.chat(model="null", messages=HI, tools=[ADD])
+    answer = server.chat(tools=[ADD])
+    assert answer.status_code == 200 and answer.headers["x-ignored-params"] == "tools"
+    assert "x-ignored-params" not in server.chat(tools=[ADD], tool_choice="required").headers
+
+
+def test_a_prompt_for_a_model_without_a_template_is_continued(serve, connect):
+    server = serve(tokenizer=ByteTokenizer(chat=False))
+    assert connect(server).generate(model="null", prompt="Once").response == SAID and prompt_of(server) == "Once"
+    with pytest.raises(ollama.ResponseError, match="put the text of system into it"):
+        connect(server).generate(model="null", prompt="Once", system="Be brief.")
+
+
+@pytest.mark.parametrize("zero", [0, "0", "0s", "0m", 0.0])
+def test_keep_alive_of_0_gives_the_memory_back(serve, connect, zero):
+    server = serve()
+    client = connect(server)
+    assert [one.model for one in client.ps().models] == ["null"]
+    assert client.generate(model="null", keep_alive=zero).done_reason == "unload"
+    assert not client.ps().models and [one.model for one in client.list().models] == ["null"]
+    assert client.chat(model="null", messages=HI).message.content == SAID, "the next request wakes the model"
+    assert client.ps().models
+
+
+def test_keep_alive_of_0_takes_effect_after_the_answer(serve, connect):
+    server = serve()
+    client = connect(server)
+    assert client.chat(model="null", messages=HI, keep_alive=0).message.content == SAID
+    eventually(lambda: not client.ps().models)
+    assert len(list(client.chat(model="null", messages=HI, keep_alive=0, stream=True))) > 1
+    eventually(lambda: not client.ps().models)
+    client.chat(model="null", messages=HI, keep_alive="5m")
+    assert client.ps().models
+
+
+def test_keep_alive_of_0_needs_an_admin_key(serve):
+    server = serve(api_keys=("a-client-key",), admin_keys=("an-admin-key",))
+    http, client, admin = server.http(), {"x-api-key": "a-client-key"}, {"x-api-key": "an-admin-key"}
+    asked = {"model": "null", "keep_alive": 0}
+    refused = http.post("/api/generate", json=asked, headers=client)
+    assert refused.status_code == 403 and refused.json()["param"] == "keep_alive"
+    answered = http.post("/api/generate", json={**asked, "prompt": "hi", "stream": False}, headers=client)
+    assert answered.status_code == 200 and answered.headers["x-ignored-params"] == "keep_alive"
+    assert http.post("/api/generate", json=asked, headers=admin).json()["done_reason"] == "unload"
+
+
+def test_keep_alive_does_not_unload_a_pinned_model(serve):
+    http = serve(initial=(ModelSpec("null", "null", pin=True),)).http()
+    assert http.post("/api/generate", json={"model": "null", "keep_alive": 0}).status_code == 409
+
+
+def eventually(holds):
+    for _ in range(2000):
+        if holds():
+            return
+        time.sleep(0.005)
+    raise AssertionError("this did not happen in 10 s")
 
 
 def test_a_failure_in_a_stream_is_a_line(serve, answering, connect):

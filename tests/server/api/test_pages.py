@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
@@ -28,13 +29,19 @@ def node() -> str:
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
 def test_a_page_needs_nothing_from_elsewhere(server, path):
+    """All addresses are relative, so that the pages work behind a proxy that serves them below a prefix."""
     response = server.http().get(path)
     assert response.status_code == 200 and response.headers["content-type"].startswith("text/html")
     addresses = re.findall(r"""(?<![-\w])(?:src|href|action)\s*=\s*["']([^"']*)""", response.text)
     assert len(addresses) > 3
     for address in addresses:
-        assert re.match(r"/(?!/)|#", address), address
-        assert address[0] == "#" or server.http().get(address).status_code == 200, address
+        found = urljoin(f"http://proxy/prefix{path}", address)
+        assert found.startswith("http://proxy/prefix/"), address
+        assert address[0] == "#" or server.http().get(found.removeprefix("http://proxy/prefix")).status_code == 200, address
+
+
+def test_every_request_of_a_script_has_an_address_relative_to_the_page():
+    assert {name: found for name in MODULES if (found := re.findall(r"fetch\((?!address\()", (CONSOLE / name).read_text()))} == {}
 
 
 def test_files_name_no_other_server():
@@ -96,7 +103,7 @@ def test_every_file_is_used():
         if name in reached:
             continue
         reached.add(name)
-        waiting += imports(name) if name.endswith(".js") else re.findall(r'"/console/([^"]+)"', (CONSOLE / name).read_text())
+        waiting += imports(name) if name.endswith(".js") else re.findall(r'"console/([^"]+)"', (CONSOLE / name).read_text())
     assert reached == set(FILES)
 
 

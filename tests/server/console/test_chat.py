@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from deploy.test_doubles.worker import ByteTokenizer
 from tests.server.console.conftest import MARKDOWN, TOOLS, ask, idle, press_send, send
 
 pytestmark = pytest.mark.xdist_group("console")
@@ -25,6 +26,15 @@ def test_an_answer_is_shown_as_markdown(page, site):
     assert page.text("article blockquote") == "Rivers flow <b>downhill</b>."
     assert page.js("document.querySelectorAll('article b').length") == 0
     assert page.js("[...document.querySelectorAll('article .task input')].map(box => box.checked)") == [True, False]
+
+
+def test_a_model_without_a_chat_template_says_so_before_the_first_message(page, site):
+    page.open(f"{site('writer', tokenizer=ByteTokenizer(chat=False)).url}/")
+    page.see("writer has no chat template", ".empty p")
+    page.fill("#chat .composer textarea", "hello")
+    assert page.js("document.querySelector('#chat .send').disabled")
+    page.open(page.js("location.origin") + "/#/compare")
+    page.see("writer has no chat template", "#compare .empty p")
 
 
 def test_code_and_answers_are_copied_as_they_were_written(page, site):

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.xdist_group("console")
 
 def test_models_and_their_memory_are_shown(page, site):
     page.open(f"{site('writer', 'seeded').url}/#/models")
-    page.see("6.1 MiB of 64 MiB")
+    page.see("at most 6.1 MiB of 64.0 MiB")
+    page.see("KV cache up to 1.0 MiB", "#models article[aria-label=writer] dd")
     assert page.js("[...document.querySelectorAll('#models article h2')].map(title => title.textContent)") == ["writer", "seeded"]
     widths = page.js("[...document.querySelectorAll('.memory-bar i')].map(piece => piece.getBoundingClientRect().width)")
     assert widths[1] / widths[0] == pytest.approx((3 + 1 + 1 / 16) / (1 + 1 + 1 / 16), rel=0.05)
@@ -26,7 +27,7 @@ def test_a_model_is_planned_loaded_and_unloaded(page, site):
     page.fill("#models .load input", "other")
     page.click("#models button", "What would it take?")
     page.see("other fits.", ".verdict")
-    assert "6.1 MiB" in page.text(".verdict") and "4 MiB" in page.text(".verdict")
+    assert "6.1 MiB" in page.text(".verdict") and "4.0 MiB" in page.text(".verdict")
     page.click("#models .load button", "Load")
     page.see("compile", ".stages li")
     page.see("other is loaded.", ".toast")

@@ -10,7 +10,7 @@ import pytest
 from fastapi.routing import APIRoute
 
 from server.app import create_app
-from server.http.auth import HEALTH_PATHS, Access, KeyRing, _is_own, access_of
+from server.http.auth import HEALTH_PATHS, UNTYPED, Access, KeyRing, _is_own, access_of
 from server.models.registry import Registry
 from server.settings import ServerSettings, SettingsError
 from tests.doubles.worker import ByteTokenizer, NullScript, NullWorker
@@ -243,11 +243,14 @@ def test_with_keys_any_page_that_has_one_is_answered(serve):
 
 @pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", ""])
 def test_a_change_that_is_not_called_json_is_refused(serve, routes, content_type):
-    """Every POST and PUT of the admin API checks the content type first and refuses all types except JSON, even for an empty body."""
+    """Every POST and PUT of the admin API checks the content type first and refuses all types except JSON, even for an empty body. Ollama's
+    paths also take the types that its clients declare."""
     server = serve(api_keys=(KEY,), admin_keys=(ADMIN,))
     client = server.http(headers={**bearer(ADMIN), "content-type": content_type})
     for method, path in routes:
         url = re.sub(r"{.*?}", "null", path)
+        if url.startswith("/api/") and content_type in UNTYPED:
+            continue
         if method in ("POST", "PUT") and access_of(url, open_metrics=False) is Access.ADMIN:
             for body in (b"", b'{"model": "null"}') if content_type else (b'{"model": "null"}',):
                 response = client.request(method, url, content=body)

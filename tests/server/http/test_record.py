@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 
@@ -36,6 +37,18 @@ def test_the_line_tells_model_tokens_and_milliseconds(serve, access):
     assert level == "INFO" and "POST /v1/chat/completions 200" in text and "model null" in text
     assert fields["model"] == "null" and fields["completion_tokens"] == 27 and fields["prompt_tokens"] == len("<|user|>hi\n<|assistant|>")
     assert 0 < fields["first_token_ms"] <= fields["ms"]
+
+
+def test_the_line_tells_who_asks(serve, access):
+    """A key is named by its group, or by the beginning of its SHA-256 digest, which reveals nothing about it."""
+    client = serve(api_keys=("a-client-key", "another-key group=shop")).http()
+    for key in ("a-client-key", "another-key", "a-wrong-key"):
+        client.get("/v1/models", headers={"x-api-key": key})
+    found = lines(access, 3)
+    assert [fields["client"] for _, _, fields in found] == ["127.0.0.1"] * 3
+    digest = hashlib.sha256(b"a-client-key").hexdigest()[:8]
+    assert [fields.get("key") for _, _, fields in found] == [digest, "shop", None]
+    assert f"from 127.0.0.1, key {digest}" in found[0][1] and "from 127.0.0.1, key shop" in found[1][1]
 
 
 @pytest.mark.parametrize("stream", [False, True])

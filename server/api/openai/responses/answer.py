@@ -12,7 +12,7 @@ from server.api.answer.blocks import Block, BlockAnswer, Kind
 from server.api.answer.generate import Generation, Step
 from server.api.answer.logprobs import LogprobWriter
 from server.api.openai.responses.body import ResponseBody
-from server.api.openai.responses.input import LOGPROBS, new_id
+from server.api.openai.responses.input import LOGPROBS, functions_of, new_id
 from server.api.openai.responses.shapes import (
     FunctionCallItem,
     MessageItem,
@@ -151,7 +151,7 @@ class ResponseAnswer(BlockAnswer):
         body = self._body
         text = body.text.model_dump(exclude_none=True, by_alias=True) if body.text is not None else {}
         choice = body.tool_choice
-        tools = [{"parameters": None, "strict": None, **tool.model_dump(exclude_unset=True)} for tool in body.tools or ()]
+        tools = [{"parameters": None, "strict": None, **tool.model_dump(exclude_unset=True)} for tool in functions_of(body)]
         has_ended = self._status in ("completed", "incomplete", "failed", "cancelled")
         return {
             "id": self.id,
@@ -182,8 +182,8 @@ class ResponseAnswer(BlockAnswer):
             "tools": tools,
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self._params.top_p,
-            "truncation": "disabled",
-            "user": body.user,
+            "truncation": body.truncation or "disabled",
+            **({} if body.user is None else {"user": body.user}),
         }
 
     def _usage(self) -> ResponseUsage:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from server.api.request.fields import Options
 from server.api.request.schema import (
@@ -20,6 +19,7 @@ from server.api.request.schema import (
     Label,
     SamplingBody,
     Text,
+    of_type,
 )
 
 MAX_ITEMS = 8192  # limits the time of validation: all fields of an item are optional, so even wrong items are parsed
@@ -49,10 +49,18 @@ class InputItem(Options):
     summary: ItemParts | None = None
     encrypted_content: Text | None = None
 
-    @property
-    def unknown(self) -> Mapping[str, object]:
-        """Return the unknown fields of an item of known type. An item of another type is refused as a whole, so no field is reported."""
-        return super().unknown if self.type in ITEM_TYPES else {}
+    @model_validator(mode="before")
+    @classmethod
+    def _only_type(cls, value: object) -> object:
+        """Keep only the type of an item of another type, which is refused as a whole: its fields may have other values than those of known
+        items. A reference may lack its type."""
+        if not isinstance(value, dict):
+            return value
+        item = cast("dict[str, object]", value)
+        kind = item.get("type")
+        if isinstance(kind, str) and kind not in ITEM_TYPES:
+            return {"type": kind}
+        return {**item, "type": "item_reference"} if kind is None and item.keys() <= {"id", "type"} and item.get("id") else item
 
 
 ITEM_TYPES = (None, "message", "function_call", "function_call_output", "reasoning", "item_reference")
@@ -60,15 +68,23 @@ InputItems = Annotated[list[InputItem], Field(max_length=MAX_ITEMS, fail_fast=Tr
 
 
 class ResponseTool(Options):
-    type: Literal["function"]  # declared first, so that the error for a tool of another type names its type, not its missing name
-    name: FunctionName
+    """A function, or a tool of another type, such as web_search, of which only the type is kept. See `functions_of`."""
+
+    type: Label
+    name: FunctionName | None = None
     description: Text | None = None
     parameters: JsonObject | None = None
     strict: bool | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _only_type(cls, value: object) -> object:
+        kind = cast("dict[str, object]", value).get("type") if isinstance(value, dict) else None
+        return {"type": kind} if isinstance(kind, str) and kind != "function" else value
+
 
 class ResponseStreamOptions(Options):
-    include_obfuscation: Literal[False] | None = None  # events are never padded
+    include_obfuscation: bool | None = None  # no effect: events are never padded
 
 
 class ToolName(Options):
@@ -88,7 +104,7 @@ class TextFormat(JsonSchemaFormat):
 
 class TextOptions(Options):
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None  # models have no setting for verbosity
+    verbosity: Literal["low", "medium", "high"] | None = None  # no effect: models have no such setting
 
 
 class ReasoningOptions(Options):
@@ -108,13 +124,21 @@ class ResponseBody(SamplingBody):
     store: bool | None = None
     background: bool | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=128, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolName | AllowedToolNames | None = None
+    tool_choice: Annotated[
+        Literal["none", "auto", "required"] | ToolName | AllowedToolNames | None, of_type("function", "allowed_tools")
+    ] = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Int | None = Field(default=None, ge=1)  # no effect: it limits calls of the server's own tools, and there are none
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: Annotated[list[Label], Field(max_length=64, fail_fast=True)] | None = None
     top_logprobs: Alternatives | None = None
-    truncation: Literal["disabled"] | None = None
+    truncation: Literal["auto", "disabled"] | None = None  # auto: leave out the beginning of a conversation that is too long
     chat_template_kwargs: JsonObject | None = None
     enable_thinking: bool | None = None
+
+
+class CountedBody(ResponseBody):
+    """The body of /v1/responses/input_tokens. The input may be absent if `previous_response_id` names a conversation."""
+
+    input: Text | InputItems = Field(default_factory=list[InputItem])

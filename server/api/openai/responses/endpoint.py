@@ -13,18 +13,20 @@ from server.api.answer.generate import Generation
 from server.api.answer.respond import Pieces, json_answer, respond, response_headers
 from server.api.answer.sse import Framing
 from server.api.context import Caller, Context, caller
-from server.api.openai.chat import plan_chat
+from server.api.openai.chat import conversation_of, plan_chat, render_prompt
 from server.api.openai.responses.answer import ResponseAnswer
-from server.api.openai.responses.body import ResponseBody
-from server.api.openai.responses.input import as_items, chat_of, items_of, kept_form
-from server.api.openai.responses.shapes import InputItemList, ResponseDeleted, ResponseEvent, ResponseObject
+from server.api.openai.responses.body import CountedBody, ResponseBody
+from server.api.openai.responses.input import as_items, chat_of, ineffective, items_of, kept_form
+from server.api.openai.responses.shapes import InputItemList, InputTokens, ResponseDeleted, ResponseEvent, ResponseObject
 from server.api.openai.responses.store import Items, ResponseStore, Stored
 from server.api.request.fields import check_unknown
 from server.api.request.limits import check_sizes
-from server.api.request.prepare import invalid, off_loop
+from server.api.request.prepare import context_of, invalid, off_loop, require_generator
 from server.api.request.schema import ChatBody
+from server.api.request.texts import encode_prompts
+from server.api.request.tool_choice import tool_use
 from server.api.routes import gives, new_router
-from server.errors import INTERNAL, PREVIOUS_RESPONSE_NOT_FOUND, UNSUPPORTED_FIELD, ApiError
+from server.errors import INTERNAL, NOT_FOUND_PATH, PREVIOUS_RESPONSE_NOT_FOUND, UNSUPPORTED_FIELD, ApiError
 from server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ PARAMS = {  # fields of a chat request, and their names in this API
     "response_format": "text.format",
     "thinking_token_budget": "reasoning",
 }
+KNOWN = ("file_search_call", "web_search_call", "computer_call_output", "code_interpreter_call", "message", "reasoning")
+MAX_COUNTED = 1 << 17  # tokens are counted at least up to this number, also if the model's context is shorter
 encode = msgspec.json.encode
 
 
@@ -58,7 +62,7 @@ def router(context: Context) -> APIRouter:
     @routes.post("/v1/responses", responses=gives(ResponseObject, event=ResponseEvent, done=False))
     async def create(request: Request, body: ResponseBody) -> Response:
         """Answer a conversation. The server may store the response."""
-        ignored = check_unknown(body, strict=settings.strict)
+        ignored = check_unknown(body, strict=settings.strict) + ineffective(body)
         model, loaded = context.registry.serve(body.model)
         who = caller(request)
         _check_fields(body, settings)
@@ -79,6 +83,25 @@ def router(context: Context) -> APIRouter:
         if body.background:
             return json_answer(msgspec.Raw(_begin(answer, items, owner, store)), headers=headers)
         return await respond(request, answer, headers, stream=bool(body.stream), settings=settings, framing=FRAMING)
+
+    @routes.post("/v1/responses/input_tokens", responses=gives(InputTokens))
+    async def input_tokens(request: Request, body: CountedBody) -> Response:
+        """Count the tokens of a conversation, without generating."""
+        ignored = check_unknown(body, strict=settings.strict) + ineffective(body)
+        model, loaded = context.registry.serve(body.model)
+        require_generator(model, loaded)
+        who = caller(request)
+        chat, _ = await _conversation(body, store, owner_of(who), who.num_body_bytes, settings.max_body_bytes)
+        text = await render_prompt(lambda: conversation_of(chat, tool_use(chat).tools), loaded, who)
+        most = max(context_of(loaded), MAX_COUNTED)
+        encoded = await off_loop(len(text), lambda: encode_prompts([text], loaded.tokenizer, "input", special=False, context=most))
+        counted: InputTokens = {"object": "response.input_tokens", "input_tokens": len(encoded[0])}
+        return json_answer(counted, headers=response_headers(loaded, ignored))
+
+    @routes.post("/v1/responses/compact", include_in_schema=False)
+    async def compact() -> Response:
+        message = "conversations are not compacted here; send a shorter one, or truncation: auto"
+        raise ApiError(NOT_FOUND_PATH, message)
 
     @routes.get("/v1/responses/{response_id}", responses=gives(ResponseObject))
     async def get(request: Request, response_id: str, stream: bool = False) -> Response:
@@ -172,6 +195,9 @@ async def _conversation(
 
 
 def _check_fields(body: ResponseBody, settings: ServerSettings) -> None:
+    for index, part in enumerate(body.include or ()):
+        if part.partition(".")[0] not in KNOWN:
+            raise invalid(f"include[{index}]", f"include[{index}] is {part!r:.80}; expected a part of {', '.join(KNOWN)}")
     if body.background and not settings.response_store_bytes:
         raise invalid("background", "background is true, and this server stores no responses; set response_store_bytes")
     if body.background and body.stream:

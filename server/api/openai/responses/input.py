@@ -66,8 +66,11 @@ def kept_form(items: Sequence[InputItem]) -> Items:
         item_id = item.id or new_id(PREFIXES[kind])
         written = {"type": kind, **item.model_dump(exclude_none=True), "id": item_id, "status": item.status or "completed"}
         if isinstance(item.content, str):
-            part = {"type": "output_text", "text": item.content, "annotations": []}
+            part = {"type": "output_text", "text": item.content, "annotations": [], "logprobs": []}
             written["content"] = [part if item.role == "assistant" else {"type": "input_text", "text": item.content}]
+        elif isinstance(item.content, list) and item.role == "assistant":
+            empty = {"annotations": [], "logprobs": []}
+            written["content"] = [{**empty, **part} if part["type"] == "output_text" else part for part in written["content"]]
         written["type"] = kind
         kept.append((item_id, encode(written)))
     return kept
@@ -88,14 +91,14 @@ def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int) ->
         raise invalid("input", "input is empty; expected at least one item")
     tells_logprobs = LOGPROBS in (body.include or ()) or bool(body.top_logprobs)
     effort = body.reasoning.effort if body.reasoning is not None else None
-    sampling = {name: getattr(body, name) for name in SamplingBody.model_fields}
+    sampling = {name: getattr(body, name) for name in SamplingBody.model_fields if name != "truncate_prompt_tokens"}
     return ChatBody.model_construct(
         **sampling,
         model=body.model,
         messages=messages,
         stream=body.stream,
         max_completion_tokens=body.max_output_tokens,
-        tools=[_tool(tool) for tool in body.tools or []] or None,
+        tools=[_tool(tool) for tool in functions_of(body)] or None,
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body),
@@ -103,6 +106,7 @@ def chat_of(body: ResponseBody, items: Sequence[InputItem], num_earlier: int) ->
         top_logprobs=body.top_logprobs if tells_logprobs else None,
         reasoning_effort=effort,
         enable_thinking=body.enable_thinking,
+        truncate_prompt_tokens=-1 if body.truncation == "auto" and body.truncate_prompt_tokens is None else body.truncate_prompt_tokens,
         chat_template_kwargs=body.chat_template_kwargs,
     )
 
@@ -152,8 +156,26 @@ def _required(value: T | None, param: str) -> T:
     return value
 
 
+def functions_of(body: ResponseBody) -> list[ResponseTool]:
+    """Return the tools that are functions. This server runs no tools itself, so others are left out, unless there is no function at all."""
+    tools = body.tools or []
+    functions = [tool for tool in tools if tool.type == "function"]
+    if tools and not functions:
+        raise invalid("tools[0].type", f"tools[0].type is {tools[0].type!r:.40}; expected function: the server runs no tools itself")
+    for index, tool in enumerate(tools):
+        if tool.type == "function":
+            _required(tool.name, f"tools[{index}].name")
+    return functions
+
+
+def ineffective(body: ResponseBody) -> list[str]:
+    """Return the paths of fields that are accepted and have no effect, although a client may expect one."""
+    tools = [f"tools[{index}]" for index, tool in enumerate(body.tools or ()) if tool.type != "function"]
+    return [*tools, "reasoning.summary"] if body.reasoning is not None and body.reasoning.summary is not None else tools
+
+
 def _tool(tool: ResponseTool) -> Tool:
-    function = FunctionDefinition(name=tool.name, description=tool.description, parameters=tool.parameters, strict=tool.strict)
+    function = FunctionDefinition(name=tool.name or "", description=tool.description, parameters=tool.parameters, strict=tool.strict)
     return Tool(type="function", function=function)
 
 

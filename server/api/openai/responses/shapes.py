@@ -105,8 +105,13 @@ class ResponseObject(TypedDict):
     tools: Sequence[Mapping[str, Any]]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"]
-    user: str | None
+    truncation: Literal["auto", "disabled"]
+    user: NotRequired[str]
+
+
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class ResponseEvent(TypedDict):

@@ -778,7 +778,23 @@ def test_sentencepiece_tokenizers_join_the_best_piece_first(has_prefix: bool) ->
         assert encoded == [1, *best_first(marked, ids, values["tokenizer.ggml.scores"])]
         assert restored.decode(encoded) == sample
     assert json.loads(files["tokenizer_config.json"]) == {"bos_token": "<s>", "eos_token": "</s>"}
-    assert json.loads(files["generation_config.json"]) == {"eos_token_id": [2]}
+    assert json.loads(files["generation_config.json"])["eos_token_id"] == [2]
+
+
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ({}, {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "origin": "llama.cpp"}),
+        (
+            {"temp": float(np.float32(0.6)), "top_k": 20, "penalty_repeat": 1.5},
+            {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.5},
+        ),
+        ({"top_p": 0.5, "mirostat": 0}, {"top_p": 0.5}),
+    ],
+)
+def test_sampling_is_as_the_file_recommends_or_as_in_llama_cpp(entries: dict[str, Any], expected: dict[str, Any]) -> None:
+    metadata = sentencepiece(has_prefix=True) | {f"general.sampling.{name}": value for name, value in entries.items()}
+    assert json.loads(tokenizer_files(metadata)["generation_config.json"]) == {"eos_token_id": [2], **expected}
 
 
 def test_tokenizers_of_gemma_4_merge_in_the_order_of_the_file() -> None:
@@ -821,7 +837,7 @@ def test_ends_template_and_stops() -> None:
     assert (ids[0], ids[-1]) == (0, 0)
     config = json.loads(files["tokenizer_config.json"])
     assert (config["chat_template"], "pad_token" in config) == ("{{ messages }}", False)
-    assert json.loads(files["generation_config.json"]) == {"eos_token_id": [0, 5]}
+    assert json.loads(files["generation_config.json"])["eos_token_id"] == [0, 5]
 
 
 def test_the_server_reads_the_files_as_those_of_a_directory(tmp_path: Path) -> None:

@@ -141,9 +141,42 @@ def test_what_the_model_s_authors_recommend_is_the_default(serve):
     server.chat()
     params = server.worker.submits[-1].params
     assert (params.temperature, params.top_p, params.top_k, params.min_p, params.repetition_penalty) == (0.6, 0.95, 20, 0.05, 1.1)
+    shown = server.http().get("/v1/models/null").json()["sampling"]
+    assert shown == {"temperature": 0.6, "top_p": 0.95, "top_k": 20, "min_p": 0.05, "typical_p": 1.0, "repetition_penalty": 1.1}
     server.chat(temperature=0, top_k=-1)
     params = server.worker.submits[-1].params
     assert (params.temperature, params.top_p, params.top_k) == (0, 0.95, 0)
+
+
+def test_a_tool_choice_of_another_type_is_refused_by_its_type(server):
+    error = server.chat(tool_choice={"type": "custom", "custom": {"name": "x"}}).json()["error"]
+    assert (error["param"], error["message"]) == ("tool_choice.type", "tool_choice.type is 'custom'; expected function, allowed_tools")
+    assert server.chat(tool_choice="sometimes").json()["error"]["param"].startswith("tool_choice")
+
+
+@pytest.mark.parametrize(
+    ("defaults", "said"),
+    [
+        (NullDefaults(), "temperature 1 (its files recommend nothing)"),
+        (NullDefaults(temperature=0.6, top_k=20), "temperature 0.6, top_k 20 (as its files recommend)"),
+        (NullDefaults(temperature=0.8, origin="llama.cpp"), "temperature 0.8 (the defaults of llama.cpp)"),
+    ],
+)
+def test_a_load_tells_how_it_samples(serve, caplog, defaults, said):
+    tokenizer = ByteTokenizer()
+    tokenizer.generation_defaults = defaults
+    with caplog.at_level("INFO", "server.models.registry"):
+        serve(tokenizer=tokenizer)
+    assert f"null samples by default with {said}" in caplog.text
+
+
+def test_a_model_without_a_chat_template_says_so(serve, caplog):
+    with caplog.at_level("INFO", "server.models.registry"):
+        server = serve(tokenizer=ByteTokenizer(chat=False))
+    assert server.http().get("/v1/models/null").json()["chats"] is False
+    assert "null has no chat template: it answers /v1/completions and refuses conversations" in caplog.text
+    refused = server.chat()
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "no_chat_template"
 
 
 def test_special_tokens_are_shown_when_asked(serve, answering):

@@ -348,10 +348,15 @@ def test_a_failure_in_a_stream_ends_it_as_a_failed_response(serve, answering):
         ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].call_id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0].type"),
-        ({"input": "hi", "truncation": "auto"}, "truncation"),
+        ({"input": [{"type": "shell_call", "action": {"commands": ["ls"]}, "call_id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "tool_search_call", "arguments": {"query": "x"}}]}, "input[0].type"),
+        ({"input": [{"id": "msg_nowhere"}]}, "input[0].id"),
+        ({"input": "hi", "tools": [ADD], "tool_choice": {"type": "web_search_preview"}}, "tool_choice.type"),
+        ({"input": "hi", "tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"input": "hi", "include": ["nonsense"]}, "include[0]"),
         ({"input": "hi", "conversation": "conv_1"}, "conversation"),
         ({"input": "hi", "prompt": {"id": "x"}}, "prompt"),
-        ({"input": "hi", "text": {"verbosity": "high"}}, "text.verbosity"),
+        ({"input": "hi", "text": {"verbosity": "loud"}}, "text.verbosity"),
         ({"input": "hi", "text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.json_schema.schema"),
         ({"input": "hi", "background": True, "stream": True}, "stream"),
         ({"input": "hi", "background": True, "store": False}, "store"),
@@ -360,6 +365,60 @@ def test_a_failure_in_a_stream_ends_it_as_a_failed_response(serve, answering):
 def test_what_is_not_understood_is_refused_by_name(server, body, param):
     response = server.http().post("/v1/responses", json=body)
     assert response.status_code == 400 and response.json()["error"]["param"] == param, response.text
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": {"verbosity": "high"}},
+        {"service_tier": "fast"},
+        {"stream_options": {"include_obfuscation": True}, "stream": True},
+        {"include": ["reasoning.encrypted_content", "web_search_call.action.sources"]},
+    ],
+)
+def test_what_clients_send_by_habit_is_accepted(server, fields):
+    response = server.http().post("/v1/responses", json={"input": "hi", **fields})
+    assert response.status_code == 200 and "x-ignored-params" not in response.headers, response.text
+
+
+def test_tools_that_the_server_would_run_are_left_out_beside_functions(server):
+    """Codex and others offer the vendor's own tools beside functions."""
+    tools = [{"type": "web_search", "filters": {"allowed_domains": ["x"]}}, ADD, {"type": "custom", "name": "x", "format": {}}]
+    response = server.http().post("/v1/responses", json={"input": "hi", "tools": tools, "reasoning": {"summary": "auto"}})
+    assert response.status_code == 200, response.text
+    assert response.headers["x-ignored-params"] == "tools[0], tools[2], reasoning.summary"
+    assert [tool["name"] for tool in response.json()["tools"]] == ["add"]
+    prompt = bytes(i for i in server.worker.submits[-1].prompt_ids if i < 256).decode()
+    assert '"add"' in prompt and "web_search" not in prompt
+
+
+def test_a_reference_may_lack_its_type(server):
+    http = server.http()
+    first = http.post("/v1/responses", json={"input": "hi"}).json()
+    again = http.post("/v1/responses", json={"input": [{"id": first["output"][0]["id"]}, {"role": "user", "content": "and?"}]})
+    assert again.status_code == 200, again.text
+    listed = http.get(f"/v1/responses/{again.json()['id']}/input_items?order=asc").json()["data"]
+    assert listed[0]["content"][0] == {"type": "output_text", "text": SAID, "annotations": [], "logprobs": []}
+
+
+def test_a_conversation_that_is_too_long_is_truncated_if_asked(server):
+    asked = {"input": "x" * 9000, "max_output_tokens": 10}
+    assert server.http().post("/v1/responses", json=asked).status_code == 400
+    response = server.http().post("/v1/responses", json={**asked, "truncation": "auto"})
+    assert response.status_code == 200 and response.json()["truncation"] == "auto"
+    assert len(server.worker.submits[-1].prompt_ids) == 4096 - 10
+
+
+def test_input_tokens_are_counted(server):
+    http = server.http()
+    counted = http.post("/v1/responses/input_tokens", json={"input": "hi", "tools": [ADD]}).json()
+    used = http.post("/v1/responses", json={"input": "hi", "tools": [ADD]}).json()
+    assert counted == {"object": "response.input_tokens", "input_tokens": used["usage"]["input_tokens"]}
+    after = http.post("/v1/responses/input_tokens", json={"previous_response_id": used["id"], "tools": [ADD]}).json()
+    assert after["input_tokens"] > counted["input_tokens"]
+    assert http.post("/v1/responses/input_tokens", json={}).json()["error"]["param"] == "input"
+    refused = http.post("/v1/responses/compact", json={"input": "hi"})
+    assert refused.status_code == 404 and "not compacted" in refused.json()["error"]["message"]
 
 
 def test_unknown_fields_are_reported_wherever_they_are(serve):

@@ -232,14 +232,12 @@ WITHOUT_EFFECT: dict[str, Any] = {
     "prompt_cache_retention": "24h",
     "safety_identifier": "me",
 }
-ONLY_CHAT: dict[str, Any] = {"modalities": ["text"]}
+ONLY_CHAT: dict[str, Any] = {"modalities": ["text"], "prediction": {"type": "content", "content": "x"}, "verbosity": "low"}
 REFUSED: dict[str, Any] = {
     "audio": {"voice": "ash", "format": "wav"},
     "function_call": "auto",
     "functions": [{"name": "f"}],
     "moderation": {"model": "m"},
-    "prediction": {"type": "content", "content": "x"},
-    "verbosity": "low",
     "web_search_options": {"search_context_size": "low"},
 }
 ABSENT = object()  # a field with this value is left out of the request, even if the tests normally send it

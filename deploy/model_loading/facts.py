@@ -1,0 +1,120 @@
+"""Say what a model's files hold: family, number of parameters, type of the weights, bytes on disk."""
+
+from __future__ import annotations
+
+from math import prod
+from pathlib import Path
+
+import numpy as np
+
+from compiler.frontend.fields import read_json
+from compiler.frontend.gguf.file import GgufFile
+from compiler.frontend.quantized.source import FIELDS
+from compiler.frontend.weights import TensorInfo, WeightSource
+from compiler.ir.dtypes import DType
+from deploy.model_loading.files import ModelFiles
+from deploy.model_loading.locate import files_of_model
+from server.messages import Facts
+
+WEIGHTS = (".safetensors", ".gguf")
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+GGUF_EMBEDDING, GGUF_HEAD = "token_embd.weight", "output.weight"
+COMPARED_ROWS = 8
+MOST_DIFFERENCE = 0.5  # relative; roundings of one table differ by less than 0.2, two trained tables by more than 1
+
+# Names of the mixes of types in which llama.cpp stores a model, by `general.file_type`.
+MIXES = {
+    0: "F32",
+    1: "F16",
+    2: "Q4_0",
+    3: "Q4_1",
+    7: "Q8_0",
+    8: "Q5_0",
+    9: "Q5_1",
+    10: "Q2_K",
+    11: "Q3_K_S",
+    12: "Q3_K_M",
+    13: "Q3_K_L",
+    14: "Q4_K_S",
+    15: "Q4_K_M",
+    16: "Q5_K_S",
+    17: "Q5_K_M",
+    18: "Q6_K",
+    21: "Q2_K_S",
+    25: "IQ4_NL",
+    30: "IQ4_XS",
+    32: "BF16",
+    38: "MXFP4_MOE",
+}
+
+
+def facts_of(files: ModelFiles) -> Facts:
+    return Facts(
+        family=files.config.family,
+        format="safetensors" if files.gguf is None else "gguf",
+        num_parameters=sum(values_by_type(files).values()),
+        weight_type=_weight_type(files),
+        file_bytes=sum(file.stat().st_size for file in files_of_model(files.path) if file.suffix in WEIGHTS),
+        max_context=files.config.max_context,
+    )
+
+
+def values_by_type(files: ModelFiles) -> dict[str, int]:
+    """Return the number of parameters by the type in which the files store them. A table that is embedding and head counts once, even if
+    the files have it twice."""
+    counts: dict[str, int] = {}
+    copies = (HEAD, GGUF_HEAD) if _is_head_copied(files) else ()
+    for name, type_, count in _stored(files):
+        if name not in copies:
+            counts[type_] = counts.get(type_, 0) + count
+    return counts
+
+
+def _stored(files: ModelFiles) -> list[tuple[str, str, int]]:
+    """Return name, type and number of values of each tensor that has parameters."""
+    if files.gguf is not None:
+        return [(name, tensor.format.name, prod(tensor.shape)) for name, tensor in files.gguf.tensors.items()]
+    method = _method(files.path)
+    kept = set(files.held.tensors) if files.held is not None else set(files.weights.tensors)
+    tensors = files.weights.tensors.items()
+    # An integer tensor, such as a table of positions, holds no parameters.
+    plain = [(name, info) for name, info in tensors if info.dtype.kind not in "iub"]
+    return [(name, _type_of(info) if name in kept else method, prod(info.shape)) for name, info in plain]
+
+
+def _type_of(info: TensorInfo) -> str:
+    return DType.from_numpy(np.dtype(info.dtype)).value.upper()
+
+
+def _weight_type(files: ModelFiles) -> str:
+    """Return the type of the weights, or the name of the mix of types."""
+    if files.gguf is not None and (mix := MIXES.get(files.gguf.metadata.get("general.file_type", -1))) is not None:
+        return mix
+    counts = values_by_type(files)
+    return max(counts, key=counts.__getitem__, default="")
+
+
+def _method(folder: Path) -> str:
+    """Return the name of the method by which a folder's weights are quantised."""
+    config = read_json(folder / "config.json")
+    stated = next((config[field] for field in FIELDS if isinstance(config.get(field), dict)), {})
+    return str(stated.get("quant_method", "quantised")).upper()
+
+
+def _is_head_copied(files: ModelFiles) -> bool:
+    """Return whether the files store one table both as embedding and as head."""
+    tensors = files.weights.tensors
+    if EMBEDDING not in tensors or HEAD not in tensors or tensors[EMBEDDING].shape != tensors[HEAD].shape:
+        return False
+    if files.config.tie_word_embeddings:
+        return True
+    embedding, head = _first_rows(files.weights, files.gguf, EMBEDDING), _first_rows(files.weights, files.gguf, HEAD)
+    return float(np.linalg.norm(embedding - head)) <= MOST_DIFFERENCE * float(np.linalg.norm(embedding))
+
+
+def _first_rows(source: WeightSource, gguf: GgufFile | None, name: str) -> np.ndarray:
+    if gguf is not None:
+        rows = gguf.first_rows({EMBEDDING: GGUF_EMBEDDING, HEAD: GGUF_HEAD}[name], COMPARED_ROWS)
+    else:
+        rows = source.read(name)[:COMPARED_ROWS]
+    return rows.astype(np.float32)

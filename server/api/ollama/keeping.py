@@ -1,0 +1,56 @@
+"""Ollama's `keep_alive: 0`, by which a client wants the memory of a model back: the model goes to sleep, and its next request wakes it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from fastapi import Response
+
+from server.api.answer.respond import json_answer
+from server.api.context import Caller
+from server.api.ollama.answer import now
+from server.api.ollama.body import OllamaBody
+from server.errors import ADMIN_KEY_REQUIRED, MODEL_PINNED, ApiError
+from server.models.model import Model
+from server.models.sleep import put_to_sleep
+from server.settings import ServerSettings
+
+log = logging.getLogger(__name__)
+
+
+class Keeping:
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def answer(self, model: Model, body: OllamaBody, who: Caller, empty: Mapping[str, object]) -> Response:
+        """Answer a request without a prompt, by which Ollama's clients load a model, or unload it with `keep_alive: 0`."""
+        if body.lets_go:
+            if not who.is_admin:
+                raise ApiError(ADMIN_KEY_REQUIRED, "keep_alive is 0, and unloading a model needs an admin key", param="keep_alive")
+            if model.spec.pin:
+                raise ApiError(MODEL_PINNED, f"model {model.spec.name!r} is pinned; leave keep_alive out", param="keep_alive")
+            await self._sleep(model)
+        reason = "unload" if body.lets_go else "load"
+        return json_answer({"model": body.model, "created_at": now(), **empty, "done": True, "done_reason": reason})
+
+    def after(self, model: Model, body: OllamaBody, who: Caller) -> Callable[[], None] | None:
+        """Return a function that puts the model to sleep once it has no requests, or None if the request does not ask for that or may
+        not."""
+        if not (body.lets_go and who.is_admin) or model.spec.pin:
+            return None
+
+        def begin() -> None:
+            task = asyncio.create_task(self._sleep(model))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return begin
+
+    async def _sleep(self, model: Model) -> None:
+        try:
+            await put_to_sleep(model, "wait", patience_s=self._settings.drain_s)
+        except ApiError as error:  # it was unloaded meanwhile, or its worker is being restarted
+            log.warning("%s does not go to sleep: %s", model.spec.name, error.message)
