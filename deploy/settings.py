@@ -24,7 +24,7 @@ from runtime.flags import SWITCHES
 from server.models.sources import GGUF, HUB_ID, names_of, real
 from server.models.state import NAME, NAMED, ModelSpec
 from server.settings import ServerSettings, SettingsError
-from server.text.tools import FORMATS
+from server.text.dialects.registry import FORMATS
 
 PREFIX = "RELAXSERVE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"

@@ -32,8 +32,8 @@ from runtime.units import in_units
 from runtime.web import page_files
 from server.interfaces import LoadError
 from server.messages import ErrorCode
-from server.text.dialect import Dialect
-from server.text.tools import ToolFormat
+from server.text.dialects.calls.json_calls import JsonCalls
+from server.text.dialects.dialect import Dialect
 
 LEVELS = ("wasm-relaxed", "wasm-simd128")  # preferred level first
 ADDRESSED = 4 << 30  # largest memory that 32-bit pointers address, in bytes
@@ -75,7 +75,7 @@ class WebModel(msgspec.Struct, frozen=True):
     special_tokens: dict[str, str]  # variables of the chat template
     chat_template: str | None
     tool_template: str | None  # chat template for requests with tools; None if chat_template is used for them, too
-    tools: ToolFormat | None  # format in which the model writes tool calls; None if it is unknown
+    tools: JsonCalls | None  # syntax in which the model writes tool calls; None if the page cannot read it
     embedding: WebEmbedding
 
 
@@ -154,6 +154,6 @@ def web_model(model: Servable, name: str) -> WebModel:
         {} if template is None else template.special_tokens,
         None if template is None else template.source,
         None if template is None else template.tool_source,
-        None if dialect is None else dialect.tools,
+        None if dialect is None or not isinstance(dialect.format.call_syntax, JsonCalls) else dialect.format.call_syntax,
         WebEmbedding(embedding.normalize, dict(embedding.prompts), embedding.default_prompt),
     )

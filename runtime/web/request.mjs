@@ -49,13 +49,13 @@ export function parsed(body, model) {
     maxTokens: integer(1, 2 ** 31 - 1)(body.max_completion_tokens ?? body.max_tokens ?? model.max_context, 'max_tokens'),
     stream: body.stream === true,
     usage: body.stream_options?.include_usage === true,
-    tools: toolsOf(body),
+    tools: toolsOf(body, model),
     mostCalls: body.parallel_tool_calls === false ? 1 : Infinity,
   };
 }
 
 /** Return the tools that the model may call. The browser runtime has no grammars, so it cannot force a call. */
-function toolsOf({ tools, tool_choice: choice }) {
+function toolsOf({ tools, tool_choice: choice }, model) {
   if (choice !== undefined && choice !== null && choice !== 'auto' && choice !== 'none') {
     throw new RequestError('tool_choice', `tool_choice is ${JSON.stringify(choice)}; in the browser expected "auto" or "none"`);
   }
@@ -66,7 +66,9 @@ function toolsOf({ tools, tool_choice: choice }) {
       throw new RequestError(`tools[${index}]`, `tools[${index}] has to be {type: "function", function: {name, ...}}`);
     }
   }
-  return choice === 'none' ? [] : tools;
+  if (choice === 'none' || tools.length === 0) return [];
+  if (model.tools === null) throw new RequestError('tools', `the browser cannot read the tool calls of ${model.name}; leave tools out`);
+  return tools;
 }
 
 /** Check an embeddings request. Return its texts, each after the prompt that the model was trained with, and the encoding of the answer. */

@@ -1,8 +1,8 @@
-// Find tool calls in an answer while it streams. Formats and parts are those of server/text/tools.py.
+// Find tool calls in an answer while it streams. Syntaxes and parts are those of server/text/dialects/calls/json_parser.py.
 //
 // A part is {content}, {call: index, id, name}, or {arguments, call: index}.
 
-const SEPARATORS = ' \t\r\n,;[]', ARGUMENT_KEYS = ['arguments', 'parameters'];
+const SEPARATORS = ' \t\r\n,;[]', NAME_KEYS = ['name', 'tool_name'], ARGUMENT_KEYS = ['arguments', 'parameters'];
 const ALPHABET = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789';
 
 export class ToolParser {
@@ -222,7 +222,7 @@ class CallScanner {
   #endValue() {
     if (!this.#atKey && !ARGUMENT_KEYS.includes(this.#key)) {
       const value = this.#parsedSpan();
-      if (this.#key === 'name' && this.name === null && typeof value === 'string') this.name = value;
+      if (NAME_KEYS.includes(this.#key) && this.name === null && typeof value === 'string') this.name = value;
     }
     this.#atKey = true;
     this.#key = this.#span = '';

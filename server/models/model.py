@@ -18,7 +18,7 @@ from server.models.admission import Admission
 from server.models.operations import Operation
 from server.models.processes import usage_of
 from server.models.state import ModelSpec
-from server.text.dialect import Dialect
+from server.text.dialects.dialect import Dialect
 
 MakeWorker = Callable[[ModelSpec, ProgressCallback], WorkerHandle]
 LoadTokenizer = Callable[[str], Tokenizer]

@@ -13,7 +13,7 @@ from server.models.budget import Budget
 from server.models.model import Loaded, LoadTokenizer, MakeWorker
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
-from server.text.dialect import Dialect
+from server.text.dialects.dialect import Dialect
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,14 +85,14 @@ class NullTemplate:
     ) -> str:
         lines = [f"<tools>{json.dumps(tools)}"] if tools else []
         for message in messages:
-            calls = "".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in _list(message.get("tool_calls")))
+            calls = "".join(f"<tool_call>{json.dumps(call['function'])}</tool_call>" for call in _list(message.get("tool_calls")))
             lines.append(f"<|{message['role']}|>{message.get('content') or ''}{calls}")
         if add_generation_prompt and not continue_final_message:
             lines.append("<|assistant|>" + str((variables or {}).get("opening", "")))
         return "\n".join(lines)
 
 
-def _list(value: object) -> list[object]:
+def _list(value: object) -> list[Any]:
     return list(value) if isinstance(value, list) else []
 
 

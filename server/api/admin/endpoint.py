@@ -40,7 +40,7 @@ from server.models.processes import resident_bytes
 from server.models.registry import Registry
 from server.models.sources import names_of, offered, resolve
 from server.models.state import LEAST_CONTEXT, LONGEST_GAP_MS, MOST_SEQUENCES, NAME, NAMED, ModelSpec
-from server.text.tools import FORMATS
+from server.text.dialects.registry import FORMATS
 
 Name = Annotated[str, Field(pattern=NAME, max_length=128)]
 Bytes = Annotated[int, Field(ge=1, lt=2**63)]
@@ -311,7 +311,7 @@ def describe_fully(model: Model, registry: Registry) -> ModelReport:
         if worker.outage is not None:
             described["restarting"] = {**progress_of(worker.outage), "error": worker.outage.error}
         described["resubmitted"] = worker.resubmitted
-        described["tool_parser"] = model.loaded.dialect.tools.name
+        described["tool_parser"] = model.loaded.dialect.format.name
         described["reasoning"] = model.loaded.dialect.thinks
         described["running"] = stats.num_running if stats else 0
         described["waiting"] = stats.num_waiting if stats else 0

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from server.api.answer.generate import Generation, Step
-from server.text.answer import AnswerRules, answer_parser
+from server.text.dialects.format import AnswerRules
 from server.text.parts import Part
 
 
 class StepParser:
     def __init__(self, generation: Generation, rules: AnswerRules, num_choices: int = 1) -> None:
         self._generation = generation
-        self._parsers = [answer_parser(rules) for _ in range(num_choices)]
+        self._parsers = [rules.parser() for _ in range(num_choices)]
 
     def parse(self, step: Step) -> tuple[list[Part], str | None]:
         """Return the parts that a step adds to its choice, and the reason if the choice ends: `stop`, `length` or `tool_calls`. If the

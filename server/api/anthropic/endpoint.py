@@ -22,7 +22,7 @@ from server.api.request.texts import encode_prompts
 from server.api.request.tool_choice import tool_use
 from server.api.routes import gives, new_router
 from server.errors import CONTEXT_LENGTH_EXCEEDED, ApiError
-from server.text.dialect import Dialect
+from server.text.dialects.dialect import Dialect
 
 MAX_COUNTED = 1 << 17  # /count_tokens counts at least up to this many tokens, also if the model's context is shorter
 

@@ -20,8 +20,7 @@ from server.api.request.schema import (
     Tool,
 )
 from server.errors import UNSUPPORTED_CONTENT, ApiError
-from server.text.dialect import Dialect
-from server.text.reasoning import CLOSE, OPEN
+from server.text.dialects.dialect import Dialect
 
 
 def chat_of(body: PromptBody, dialect: Dialect) -> ChatBody:
@@ -31,8 +30,7 @@ def chat_of(body: PromptBody, dialect: Dialect) -> ChatBody:
     for index, message in enumerate(body.messages):
         messages += _messages(message, f"messages[{index}]")
     choice, output = body.tool_choice, body.output_config
-    tells_marks = {OPEN, CLOSE} <= dialect.specials.keys()
-    budget = body.thinking.budget_tokens if body.thinking is not None and tells_marks else None
+    budget = body.thinking.budget_tokens if body.thinking is not None and dialect.thought_ids is not None else None
     sampling: dict[str, Any] = {}
     if isinstance(body, MessagesBody):
         sampling = {name: getattr(body, name) for name in ("stream", "temperature", "top_p", "top_k", "seed")}

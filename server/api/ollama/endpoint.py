@@ -37,7 +37,6 @@ from server.api.routes import Responses, gives, new_router, schema_of
 from server.api.vectors import Vector, embed_all, plan_embedding
 from server.errors import UNSUPPORTED_FIELD, ApiError
 from server.models.model import Loaded, Model, ModelState
-from server.text.answer import AnswerRules
 
 encode = msgspec.json.encode
 
@@ -120,7 +119,7 @@ def router(context: Context) -> APIRouter:
         def plan() -> ChatPlan:
             check_sizes(body)
             (job,) = plan_completion(completion_of(body), model, loaded, who, settings)
-            return ChatPlan(body.prompt or "", job, AnswerRules(loaded.dialect, split_reasoning=False))
+            return ChatPlan(body.prompt or "", job, loaded.dialect.rules(split_reasoning=False))
 
         return await answer(request, await off_loop(who.num_body_bytes, plan), body, ignored, model, loaded)
 

@@ -36,8 +36,6 @@ from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, 
 from server.messages import CachePages, Constraint, Thinking
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
-from server.text.answer import AnswerRules
-from server.text.reasoning import CLOSE, OPEN
 from server.text.templates.template import RESERVED, TemplateError
 
 encode = msgspec.json.encode
@@ -99,7 +97,7 @@ def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: S
     (ids,) = encode_prompts([text], loaded.tokenizer, "messages", special=special, context=context, keep=keep, side=side)
     check_num_logprobs(len(ids), body.prompt_logprobs, "prompt_logprobs")
     max_tokens = max_tokens_of(asked, None, ids, loaded, param="messages")
-    thinking = text.rstrip("\n").endswith(OPEN)
+    thinking = loaded.dialect.is_thinking(text)
     constraint = _constraint(body, use, loaded, settings, thinking=thinking)
     params = sampling_params(
         body,
@@ -121,12 +119,11 @@ def _planned(text: str, body: ChatBody, loaded: Loaded, who: Caller, settings: S
         num_choices=body.n or 1,
         shown=loaded.dialect.shown,
     )
-    rules = AnswerRules(
-        loaded.dialect,
+    rules = loaded.dialect.rules(
+        use.schemas,
+        1 if use.single else None,
         thinking=thinking,
         split_reasoning=body.separate_reasoning is not False,
-        tool_names=frozenset(tool.function.name for tool in use.tools),
-        max_calls=1 if use.single else None,
     )
     return ChatPlan(text, job, rules)
 
@@ -249,8 +246,8 @@ def _constraint(body: ChatBody, use: ToolUse, loaded: Loaded, settings: ServerSe
 def _thinking(budget: int | None, loaded: Loaded, *, is_open: bool) -> Thinking | None:
     if budget is None or budget < 0:  # -1: no limit
         return None
-    specials = loaded.dialect.specials
-    if OPEN not in specials or CLOSE not in specials:
+    ids = loaded.dialect.thought_ids
+    if ids is None:
         message = "thinking_token_budget is not supported: this model has no tokens that open and close its thoughts"
         raise ApiError(UNSUPPORTED_FIELD, message, param="thinking_token_budget")
-    return Thinking(budget, specials[OPEN], specials[CLOSE], is_open)
+    return Thinking(budget, *ids, is_open)

@@ -22,8 +22,8 @@ from server.interfaces import Tokenizer
 from server.messages import Constraint, ConstraintKind, SamplingParams, Submit, Thinking
 from server.models.model import Loaded, Model
 from server.settings import ServerSettings
-from server.text.answer import AnswerRules
 from server.text.detokenize import StopRules
+from server.text.dialects.format import AnswerRules
 from server.text.grammar import Structure, json_text, structured
 
 T = TypeVar("T")

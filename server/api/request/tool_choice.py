@@ -8,13 +8,10 @@ from dataclasses import dataclass
 
 from server.api.request.prepare import invalid
 from server.api.request.schema import AllowedTools, ChatBody, NamedTool, Tool
-from server.interfaces import Tokenizer
-from server.messages import Constraint, ConstraintKind, Trigger
+from server.messages import Constraint, ConstraintKind
 from server.models.model import Loaded
-from server.text.dialect import Dialect
-from server.text.grammar import ToolSchema, beginnings, calls_behind_marker
-from server.text.reasoning import CLOSE, OPEN
-from server.text.tools import ToolFormat
+from server.text.dialects.dialect import Dialect
+from server.text.dialects.tool import ToolSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +19,10 @@ class ToolUse:
     tools: Sequence[Tool]
     demanded: bool = False  # the answer must be a call
     single: bool = False  # at most one call
+
+    @property
+    def schemas(self) -> list[ToolSchema]:
+        return [ToolSchema(tool.function.name, tool.function.parameters or {}) for tool in self.tools]
 
 
 def tool_use(body: ChatBody) -> ToolUse:
@@ -53,8 +54,7 @@ def _named(tools: Sequence[Tool], names: Sequence[NamedTool], param: str) -> lis
 
 def demanded_calls(use: ToolUse, dialect: Dialect, max_bytes: int) -> Constraint:
     """Return the constraint for an answer that consists of calls only, with arguments that match the schemas."""
-    schemas = [ToolSchema(tool.function.name, tool.function.parameters or {}) for tool in use.tools]
-    constraint = dialect.forced_calls(schemas, several=not use.single)
+    constraint = dialect.forced_calls(use.schemas, several=not use.single)
     if len(constraint.source.encode()) > max_bytes:
         raise invalid("tools", f"the schemas of tools have more than {max_bytes} bytes; shorten them")
     return constraint
@@ -64,26 +64,12 @@ def offered_calls(use: ToolUse, loaded: Loaded, max_bytes: int, *, splits: bool,
     """Return the constraint on optional calls: they may name only offered tools, and arguments of strict tools match the schema. Return
     None, which leaves the model unconstrained, if special tokens do not mark where calls and thoughts begin, or if the schemas are too
     large. `splits`: thoughts are separated from the answer, so calls inside them are ignored."""
-    form, specials = loaded.dialect.tools, loaded.dialect.specials
-    splits_text = splits and not {OPEN, CLOSE} <= specials.keys()
-    if not use.tools or form.bare or form.opening not in specials or splits_text:
-        return None
     strict = [ToolSchema(tool.function.name, tool.function.parameters or {} if tool.function.strict else None) for tool in use.tools]
-    names = [ToolSchema(tool.name, None) for tool in strict]
-    sources = dict.fromkeys(calls_behind_marker(form, tools, specials, several=not use.single) for tools in (strict, names))
-    fitting = [source for source in sources if len(source.encode()) <= max_bytes]
-    if not fitting:
+    names = [tool.name for tool in strict]
+    trigger = loaded.dialect.trigger(names, loaded.tokenizer, splits=splits, thinking=thinking)
+    if not use.tools or trigger is None:
         return None
-    offers = _offers(form, names, loaded.tokenizer, specials[form.opening])
-    trigger = Trigger(specials[form.opening], offers)
-    if splits:
-        trigger = Trigger(specials[form.opening], offers, specials[OPEN], specials[CLOSE], is_open=thinking)
-    return Constraint(ConstraintKind.GRAMMAR, fitting[0], trigger, "".join(fitting[1:]))
-
-
-def _offers(form: ToolFormat, tools: Sequence[ToolSchema], tokenizer: Tokenizer, opening_id: int) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences that may follow the token which opens a call. The texts are encoded together with that token, because some
-    tokenizers encode the beginning of a text differently."""
-    texts = [form.opening + text for tool in tools for text in beginnings(form, tool.name)]
-    encoded = [tuple(tokenizer.encode(text, False)) for text in texts]
-    return tuple(dict.fromkeys(ids[1:] for ids in encoded if ids[0] == opening_id))
+    by_name = [ToolSchema(name) for name in names]
+    sources = dict.fromkeys(loaded.dialect.behind_trigger(tools, several=not use.single) for tools in (strict, by_name))
+    fitting = [source for source in sources if len(source.encode()) <= max_bytes]
+    return Constraint(ConstraintKind.GRAMMAR, fitting[0], trigger, "".join(fitting[1:])) if fitting else None

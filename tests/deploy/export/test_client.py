@@ -23,12 +23,12 @@ from deploy.export.web import PROGRAM, export_web, web_model
 from deploy.model_loading.load import load_servable
 from deploy.model_loading.servable import Servable, silent
 from server.interfaces import LoadError
+from server.text.dialects.calls.json_calls import JsonCalls
 from server.text.parts import CallArguments, CallStart, Part
-from server.text.tools import FORMATS, ToolFormat, ToolParser
 from tests.deploy.export.conftest import NATIVE, SCRIPTS
 from tests.deploy.export.test_web import golden, in_node, native
 from tests.node import PATIENCE_S, node
-from tests.server.text.test_tools import CASES, FRAGMENTS, NAMES
+from tests.server.text.dialects.calls.test_json_calls import CASES, FRAGMENTS, JSON_CALLS, NAMES, TOOLS
 
 pytestmark = pytest.mark.xdist_group("web")
 WEATHER = {
@@ -82,8 +82,8 @@ def test_calls_are_found_as_the_server_finds_them(site: Path) -> None:
     texts."""
     chance = random.Random(7)
     texts = [(form, text) for form, text, *_ in CASES]
-    texts += [(chance.choice([*FORMATS.values()]), "".join(chance.choices(FRAGMENTS, k=chance.randint(1, 9)))) for _ in range(600)]
-    asked: list[tuple[ToolFormat, list[str], int | None]] = []
+    texts += [(chance.choice([*JSON_CALLS.values()]), "".join(chance.choices(FRAGMENTS, k=chance.randint(1, 9)))) for _ in range(600)]
+    asked: list[tuple[JsonCalls, list[str], int | None]] = []
     for form, text in texts:
         cuts = sorted(chance.sample(range(len(text) + 1), min(len(text), chance.randint(0, 5))))
         pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -91,10 +91,10 @@ def test_calls_are_found_as_the_server_finds_them(site: Path) -> None:
     lines = [{"form": asdict(form), "names": [*NAMES], "pieces": pieces, "mostCalls": most} for form, pieces, most in asked]
     found = script("tools.mjs", site, given="".join(json.dumps(line) + "\n" for line in lines)).splitlines()
     for (form, pieces, most), line in zip(asked, found, strict=True):
-        parser = ToolParser(form, NAMES, most)
+        parser = form.parser(TOOLS, most)
         parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
         theirs = [{key: value for key, value in part.items() if key != "id"} for part in json.loads(line)]
-        assert theirs == [as_browser(part) for part in parts], (form.name, pieces)
+        assert theirs == [as_browser(part) for part in parts], (form, pieces)
 
 
 def as_browser(part: Part) -> dict[str, object]:

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from deploy.test_doubles.worker import ByteTokenizer
+from tests.doubles.worker import ByteTokenizer
 from tests.server.console.conftest import MARKDOWN, TOOLS, ask, idle, press_send, send
 
 pytestmark = pytest.mark.xdist_group("console")

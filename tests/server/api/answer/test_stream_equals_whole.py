@@ -40,8 +40,7 @@ from server.models.model import Loaded, Model
 from server.models.operations import Operation
 from server.models.state import ModelSpec
 from server.settings import ServerSettings
-from server.text.answer import AnswerRules
-from server.text.dialect import Dialect
+from server.text.dialects.dialect import Dialect
 from tests.doubles.worker import ByteTokenizer, NullScript, NullTemplate, NullWorker
 
 LlamaCompletions = list[LlamaCompletion]
@@ -291,7 +290,7 @@ def ollama(worker: NullWorker, body: OllamaChatBody | OllamaGenerateBody):
     async def run():
         if isinstance(body, OllamaGenerateBody) and body.raw:
             (job,) = plan_completion(completion_of(body), model, made, Caller("id", ""), ServerSettings())
-            plan = ChatPlan(body.prompt, job, AnswerRules(made.dialect, split_reasoning=False))
+            plan = ChatPlan(body.prompt, job, made.dialect.rules(split_reasoning=False))
         else:
             chat = ollama_input.chat_of(body) if is_chat else ollama_input.chat_of_prompt(body)
             plan = await plan_chat(chat, model, made, Caller("id", ""), ServerSettings())

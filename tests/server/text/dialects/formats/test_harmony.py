@@ -11,9 +11,21 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from server.constraints.process.sources import grammar_of
 from server.constraints.process.wire import Source
 from server.messages import Constraint, ConstraintKind
-from server.text.dialect import Dialect
-from server.text.grammar import ToolSchema
-from server.text.harmony import CALL, CHANNEL, CONSTRAIN, END, MARKERS, MAX_HEADER, MESSAGE, RETURN, START, ChannelParser
+from server.text.dialects.dialect import Dialect
+from server.text.dialects.formats.harmony import (
+    CALL,
+    CHANNEL,
+    CONSTRAIN,
+    END,
+    MARKERS,
+    MAX_HEADER,
+    MESSAGE,
+    RETURN,
+    START,
+    ChannelParser,
+    Harmony,
+)
+from server.text.dialects.tool import ToolSchema
 from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
 from server.text.templates.template import ChatTemplate
 from tests.doubles.worker import ByteTokenizer
@@ -114,8 +126,10 @@ def test_reasoning_is_told_by_the_body():
 # --- the Harmony dialect -------------------------------------------------------------------------------------------------
 
 TEMPLATE = (
-    "{% for message in messages %}{% for call in message.tool_calls or [] %}<|start|>assistant to=functions.{{ call.function.name }}"
+    "{% for message in messages %}<|start|>{{ message.role }}"
+    "{% for call in message.tool_calls or [] %} to=functions.{{ call.function.name }}"
     "<|channel|>commentary json<|message|>{{ call.function.arguments | tojson }}<|call|>{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
 
 
@@ -127,7 +141,7 @@ def dialect(*, thinks: bool | None = None) -> Dialect:
 
 def test_the_template_shows_channels():
     found = dialect()
-    assert found.has_channels and found.thinks and set(found.specials) == set(MARKERS)
+    assert isinstance(found.format, Harmony) and found.thinks and set(found.specials) == set(MARKERS)
     assert not dialect(thinks=False).thinks
 
 
@@ -169,7 +183,7 @@ TOOLS = [
 @pytest.fixture(scope="module")
 def channels() -> Dialect:
     found = dialect()
-    return Dialect(found.tools, found.thinks, {number: marker.encode() for marker, number in IDS.items()})
+    return Dialect(found.format, found.thoughts, found.thinks, {number: marker.encode() for marker, number in IDS.items()})
 
 
 @pytest.mark.parametrize("thoughts", ["", f"{ANALYSIS}hm <|{NEXT}", f"{ANALYSIS}a{NEXT}{ANALYSIS}b{NEXT}"])

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.text.dialects.thoughts import THINK, ThoughtSplitter
 from server.text.parts import Content, Reasoning
-from server.text.reasoning import ReasoningSplitter
 
 
 def split(text: str, cuts: list[int], *, inside: bool) -> tuple[str, str]:
-    splitter, parts, at = ReasoningSplitter(inside=inside), [], 0
+    splitter, parts, at = ThoughtSplitter(THINK, inside=inside), [], 0
     sizes = iter(cuts)
     while at < len(text):
         size = next(sizes, 1)

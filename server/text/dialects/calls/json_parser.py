@@ -1,10 +1,4 @@
-"""Parse the tool calls in a streamed answer, in the formats of several model families.
-
-    hermes, qwen   <tool_call>{"name": "f", "arguments": {...}}</tool_call>
-    llama3         <|python_tag|>{"name": "f", "parameters": {...}}; ...     the marker is optional
-    mistral        [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]      or [TOOL_CALLS]f[ARGS]{...}
-    json           {"name": "f", "arguments": {...}}                          or a list of them, and nothing else
-    harmony        a message with a recipient: server/text/harmony.py
+"""Find the calls in an answer that are JSON objects with a name and arguments, alone or in a list, with or without markers.
 
 However the stream is cut into pieces, the parts are the same; only the arguments of a call may come in different pieces.
 """
@@ -12,59 +6,19 @@ However the stream is cut into pieces, the parts are the same; only the argument
 from __future__ import annotations
 
 import json
-import secrets
-import string
-from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from server.text.detokenize import overlap
+from server.text.dialects.calls.syntax import new_call_id
 from server.text.parts import CallArguments, CallStart, Content, Part
 
+if TYPE_CHECKING:
+    from server.text.dialects.calls.json_calls import JsonCalls
+
 SEPARATORS = " \t\r\n,;[]"
+NAME_KEYS = ("name", "tool_name")
 ARGUMENT_KEYS = ("arguments", "parameters")
-ID_ALPHABET = string.ascii_letters + string.digits
-
-
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    name: str
-    opening: str = ""  # marker before a call
-    closing: str = ""  # marker after a call
-    bare: bool = False  # an answer may begin with a call without a marker
-    arguments_key: str = "arguments"
-    arguments_marker: str = ""  # if set: a call may also be a function's name, this marker, and the arguments
-    between: str = '";" " "?'  # grammar of the text between two calls
-    id_length: int = 24
-    sign: str = ""  # another text by which a chat template's format is recognised
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        return tuple(marker for marker in (self.opening, self.closing) if marker)
-
-    @property
-    def signs(self) -> tuple[str, ...]:
-        return tuple(sign for sign in (self.opening, self.sign) if sign)
-
-
-HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", between='"\\n"')
-LLAMA3 = ToolFormat("llama3", "<|python_tag|>", bare=True, arguments_key="parameters", sign='"parameters": {"x": 1}')
-MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", arguments_marker="[ARGS]", between='" "?', id_length=9)
-GENERIC = ToolFormat("json", bare=True)
-HARMONY = ToolFormat("harmony", sign="<|channel|>commentary")
-FORMATS: Mapping[str, ToolFormat] = {
-    "hermes": HERMES,
-    "qwen": HERMES,
-    "llama3": LLAMA3,
-    "mistral": MISTRAL,
-    "json": GENERIC,
-    "harmony": HARMONY,
-}
-
-
-def new_call_id(form: ToolFormat) -> str:
-    token = "".join(secrets.choice(ID_ALPHABET) for _ in range(form.id_length))
-    return token if form.id_length == 9 else f"call_{token}"
 
 
 class _State(Enum):
@@ -75,8 +29,8 @@ class _State(Enum):
     DONE = auto()  # the allowed number of calls has been made
 
 
-class ToolParser:
-    def __init__(self, form: ToolFormat, names: frozenset[str], max_calls: int | None = None) -> None:
+class JsonCallParser:
+    def __init__(self, form: JsonCalls, names: frozenset[str], max_calls: int | None = None) -> None:
         self.num_calls = 0
         self._form = form
         self._names = names
@@ -85,7 +39,7 @@ class ToolParser:
         self._held = ""  # text that cannot be assigned to a part yet
         self._raw = ""  # text read since the last content; it becomes content if it is no call
         self._marked = False  # a marker announced the call, so it is a call even if its name is unknown
-        self._scanner = _CallScanner()
+        self._scanner = JsonCallScanner()
         self._started = False  # CallStart of the scanned call has been sent
 
     @property
@@ -173,19 +127,19 @@ class ToolParser:
             self._read(1)
             return True
         if held[0] == "{":
-            self._begin(_CallScanner())
+            self._begin(JsonCallScanner())
             return True
         if form.arguments_marker and self._marked:
             name, brace, _ = held.partition("{")
             if not brace:
                 return False
             self._read(len(name))
-            self._begin(_CallScanner(name.partition("[")[0].strip()))
+            self._begin(JsonCallScanner(name.partition("[")[0].strip()))
             return True
         self._give_back(parts)
         return True
 
-    def _begin(self, scanner: _CallScanner) -> None:
+    def _begin(self, scanner: JsonCallScanner) -> None:
         self._scanner = scanner
         self._started = False
         self._state = _State.CALL
@@ -196,7 +150,7 @@ class ToolParser:
         name_is_known = scanner.name is not None and (self._marked or scanner.name in self._names)
         if not self._started and name_is_known and scanner.name is not None:
             self._started = True
-            parts.append(CallStart(self.num_calls, new_call_id(self._form), scanner.name))
+            parts.append(CallStart(self.num_calls, new_call_id(self._form.id_length), scanner.name))
         if self._started and (arguments := scanner.take_arguments()):
             parts.append(CallArguments(self.num_calls, arguments))
         if not (scanner.done or scanner.failed):
@@ -221,7 +175,7 @@ class ToolParser:
             parts.append(Content(text))
 
 
-class _CallScanner:
+class JsonCallScanner:
     """Reads one call's object character by character. If the name is known already, the whole object is the arguments."""
 
     def __init__(self, name: str | None = None) -> None:
@@ -310,7 +264,7 @@ class _CallScanner:
     def _end_value(self) -> None:
         if not self._at_key and self._key not in ARGUMENT_KEYS:
             value = self._parse_span()
-            if self._key == "name" and self.name is None and isinstance(value, str):
+            if self._key in NAME_KEYS and self.name is None and isinstance(value, str):
                 self.name = value
         self._at_key = True
         self._key = self._span = ""

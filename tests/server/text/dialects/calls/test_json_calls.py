@@ -1,4 +1,4 @@
-"""The parser of tool calls finds the calls in the formats of all model families, however the text is split."""
+"""The parser of calls that are JSON finds them with all markers that formats have, however the text is split."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from server.text.dialects.calls.json_calls import JsonCalls
+from server.text.dialects.registry import WRITTEN
+from server.text.dialects.tool import ToolSchema
 from server.text.parts import CallArguments, CallStart, Content
-from server.text.tools import FORMATS, GENERIC, HERMES, LLAMA3, MISTRAL, ToolFormat, ToolParser
 
 NAMES = frozenset({"add", "now"})
+TOOLS = [ToolSchema(name) for name in sorted(NAMES)]
+JSON_CALLS = {form.name: form.call_syntax for form in WRITTEN if isinstance(form.call_syntax, JsonCalls)}
+HERMES, LLAMA3, MISTRAL, GENERIC = (JSON_CALLS[name] for name in ("hermes", "llama3", "mistral", "json"))
 
 
-def parse(form: ToolFormat, text: str, cuts: list[int], max_calls: int | None = None) -> tuple[str, list[tuple[str, str]]]:
-    parser, parts, at = ToolParser(form, NAMES, max_calls), [], 0
+def parse(form: JsonCalls, text: str, cuts: list[int], max_calls: int | None = None) -> tuple[str, list[tuple[str, str]]]:
+    parser, parts, at = form.parser(TOOLS, max_calls), [], 0
     sizes = iter(cuts)
     while at < len(text):
         size = next(sizes, 1)
@@ -77,11 +82,11 @@ FRAGMENTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", JSON_CALLS)
 def test_the_same_for_every_cut(name):
     @given(st.lists(st.sampled_from(FRAGMENTS), max_size=8).map("".join), st.lists(st.integers(1, 9), max_size=30))
     def check(text, cuts):
-        assert parse(FORMATS[name], text, cuts) == parse(FORMATS[name], text, [len(text) or 1])
+        assert parse(JSON_CALLS[name], text, cuts) == parse(JSON_CALLS[name], text, [len(text) or 1])
 
     check()
 
@@ -106,5 +111,5 @@ def test_no_more_calls_than_allowed():
 
 
 def test_mistral_ids_have_nine_letters():
-    (start, *_) = ToolParser(MISTRAL, NAMES).push(f"[TOOL_CALLS][{ADD}]")
+    (start, *_) = MISTRAL.parser(TOOLS, None).push(f"[TOOL_CALLS][{ADD}]")
     assert isinstance(start, CallStart) and len(start.id) == 9 and start.id.isalnum()

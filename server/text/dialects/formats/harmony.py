@@ -1,4 +1,4 @@
-"""Parse thoughts, calls and content of a streamed answer in the harmony format, which gpt-oss writes.
+"""The harmony format, which gpt-oss writes: thoughts, calls and content are messages in several channels.
 
     <|channel|>analysis<|message|>a thought<|end|>
     <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>
@@ -12,15 +12,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 
 import msgspec
 
 from server.messages import Constraint, ConstraintKind
 from server.text.detokenize import overlap
-from server.text.grammar import Specials, ToolSchema, by_schema, marker_rule, up_to_marker
+from server.text.dialects.calls.syntax import new_call_id
+from server.text.dialects.format import AnswerRules, Format
+from server.text.dialects.thoughts import Thoughts
+from server.text.dialects.tool import ToolSchema, by_schema
+from server.text.grammar import Specials, alternatives, marker_rule, up_to_marker
 from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
-from server.text.tools import HARMONY, new_call_id
 
 CHANNEL, CONSTRAIN, MESSAGE = "<|channel|>", "<|constrain|>", "<|message|>"
 START, END, CALL, RETURN = "<|start|>", "<|end|>", "<|call|>", "<|return|>"
@@ -36,6 +40,22 @@ class _Kind(Enum):
     THOUGHT = auto()
     RAW_THOUGHT = auto()  # passed on as content, with its header and its end
     CALL = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harmony(Format):
+    @property
+    def markers(self) -> tuple[str, ...]:
+        return MARKERS
+
+    def parser(self, rules: AnswerRules) -> ChannelParser:
+        return ChannelParser(frozenset(tool.name for tool in rules.tools), rules.max_calls, splits=rules.splits)
+
+    def forced_calls(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
+        return forced_call(tools, specials)
+
+    def framed(self, constraint: Constraint, specials: Specials, thoughts: Thoughts | None, *, thinking: bool, is_call: bool) -> Constraint:
+        return behind_analysis(constraint, specials, is_call=is_call)
 
 
 class ChannelParser:
@@ -95,7 +115,7 @@ class ChannelParser:
         name = "" if recipient is None else recipient[1].removeprefix(FUNCTIONS)
         if recipient is not None and self._names and (name in self._names or recipient[1].startswith(FUNCTIONS)):
             self._begin(_Kind.CALL)
-            parts.append(CallStart(self.num_calls, new_call_id(HARMONY), name))
+            parts.append(CallStart(self.num_calls, new_call_id(), name))
         elif channel is None or channel[1] != "analysis":
             self._begin(_Kind.CONTENT)
         elif self._splits:
@@ -157,8 +177,7 @@ def forced_call(tools: Sequence[ToolSchema], specials: Specials) -> Constraint:
     before it makes another call."""
     channel, constrain, message = (marker_rule(marker, specials) for marker in (CHANNEL, CONSTRAIN, MESSAGE))
     found = by_schema(tools)
-    calls = " | ".join(f"call_{index}" for index in range(len(found)))
-    rules = [f'start: {channel} "commentary to={FUNCTIONS}" ({calls})']
+    rules = [f'start: {channel} "commentary to={FUNCTIONS}" ({alternatives("call", len(found))})']
     for index, (schema, names) in enumerate(found.items()):
         rules += [
             f'call_{index}: /({"|".join(names)})/ " " {constrain} "json" {message} arguments_{index}',
@@ -176,3 +195,6 @@ def behind_analysis(constraint: Constraint, specials: Specials, *, is_call: bool
         up_to_marker("thought", END, specials),
     ]
     return msgspec.structs.replace(constraint, head="\n".join(head))
+
+
+FORMAT = Harmony(name="harmony", thoughts=())

@@ -1,0 +1,63 @@
+"""Calls written as JSON objects, `{"name": "f", "arguments": {...}}`, or as a name, a marker and JSON arguments, `f[ARGS]{...}`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from server.text.dialects.calls.json_parser import JsonCallParser
+from server.text.dialects.calls.syntax import CallSyntax
+from server.text.dialects.tool import ToolSchema, by_schema
+from server.text.grammar import Specials, alternatives, marker_rule, spaced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonCalls(CallSyntax):
+    number_key: str = ""  # key of the call's number in the answer, which comes first; empty: calls have none
+    name_key: str = "name"
+    arguments_key: str = "arguments"
+    listed: bool = False  # the calls between the markers are a JSON list
+    arguments_marker: str = ""  # if set: a call may also be a function's name, this marker, and the arguments
+
+    @property
+    def inner_markers(self) -> tuple[str, ...]:
+        return (self.arguments_marker,)
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        return (*self.markers, f'"{self.name_key}"', f'"{self.arguments_key}"')
+
+    def parser(self, tools: Sequence[ToolSchema], max_calls: int | None) -> JsonCallParser:
+        return JsonCallParser(self, frozenset(tool.name for tool in tools), max_calls)
+
+    def beginnings(self, name: str) -> tuple[str, ...]:
+        if self.number_key:
+            return ()
+        head = f'{{"{self.name_key}": "{name}", "{self.arguments_key}":'
+        if self.listed:
+            short = (name + self.arguments_marker,) if self.arguments_marker else ()
+            return f" [{head}", f"[{head}", *short
+        return (f"\n{head}",)
+
+    def inside(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
+        names = by_schema(tools)
+        rules = [f"inside: {self._around_calls(specials, several=several)}", f"call: {alternatives('call', len(names))}"]
+        if self.arguments_marker:
+            rules.append(f"short: {alternatives('short', len(names))}")
+        for index, (schema, same) in enumerate(names.items()):
+            name, arguments = f"({'|'.join(same)})", f"arguments_{index}"
+            number = [f'"{self.number_key}"', ":", '"[0-9]+"', ","] if self.number_key else []
+            head = spaced("\\{", *number, f'"{self.name_key}"', ":", f'"{name}"', ",", f'"{self.arguments_key}"', ":", "")
+            rules += [f"call_{index}: /{head}/ {arguments} /{spaced('', '}')}/", f"{arguments}: %json {schema}"]
+            if self.arguments_marker:
+                rules.append(f"short_{index}: /{name}/ {marker_rule(self.arguments_marker, specials)}? {arguments}")
+        return rules
+
+    def _around_calls(self, specials: Specials, *, several: bool) -> str:
+        closing = f" {marker_rule(self.closing, specials)}" if self.closing else ""
+        if self.listed:
+            gap = f"/{spaced('', '')}/"
+            more = f' ("," {gap} call)*' if several else ""
+            listed = f'" "? "[" {gap} call{more} {gap} "]"{closing}'
+            return f"{listed} | short{closing}" if self.arguments_marker else listed
+        return f'"\\n" call "\\n"{closing}' if closing else "call"

@@ -1,0 +1,90 @@
+"""How calls are written between other text: the fields, the parser and the grammar that every syntax of calls has."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from server.messages import Constraint, ConstraintKind
+from server.text.dialects.tool import ToolSchema
+from server.text.grammar import Specials, marker_rule
+from server.text.parts import Part
+
+ID_ALPHABET = string.ascii_letters + string.digits
+MISTRAL_ID_LENGTH = 9  # Mistral's templates refuse any other
+
+
+class CallParser(Protocol):
+    """Finds calls in text; all other text is content."""
+
+    @property
+    def num_calls(self) -> int: ...
+
+    @property
+    def done(self) -> bool:
+        """True once the allowed number of calls has been made."""
+        ...
+
+    def push(self, text: str) -> list[Part]: ...
+
+    def finish(self) -> list[Part]:
+        """Return the text that was held back. A call that was cut off ends where the text ends."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallSyntax(ABC):
+    opening: str = ""  # marker before a call, or before all calls of an answer
+    closing: str = ""
+    bare: bool = False  # an answer may begin with a call without a marker
+    between: str = '"\\n"'  # rule of the text between `closing` and the next `opening`; may be empty
+    id_length: int = 24
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The texts that may be single tokens."""
+        return tuple(marker for marker in (self.opening, self.closing, *self.inner_markers) if marker)
+
+    @property
+    def inner_markers(self) -> tuple[str, ...]:
+        """The markers between the opening and the closing one."""
+        return ()
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        """Texts that distinguish the syntax from others which read the same calls."""
+        return self.markers
+
+    @abstractmethod
+    def parser(self, tools: Sequence[ToolSchema], max_calls: int | None) -> CallParser: ...
+
+    @abstractmethod
+    def inside(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
+        """Return the grammar rules of what follows the opening marker, up to and with the closing one. The first rule is `inside`."""
+        ...
+
+    @abstractmethod
+    def beginnings(self, name: str) -> tuple[str, ...]:
+        """Return the texts with which a call of tool `name` may begin, from after the marker to a text that ends the name. None may be a
+        prefix of one of another tool. Empty: there is no such text."""
+        ...
+
+    def forced(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
+        """Return the constraint for one call of any of `tools`, or for one or more calls if `several`."""
+        one = "inside" if self.bare else f"{marker_rule(self.opening, specials)} inside"
+        again = f" ({self.between} {one})*" if several else ""
+        rules = [f"start: {one}{again}", *self.inside(tools, specials, several=several)]
+        return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
+
+    def behind_marker(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> str:
+        """Return the grammar of calls of `tools` after the opening marker."""
+        return "\n".join(["start: inside", *self.inside(tools, specials, several=several)])
+
+
+def new_call_id(length: int = 24) -> str:
+    token = "".join(secrets.choice(ID_ALPHABET) for _ in range(length))
+    return token if length == MISTRAL_ID_LENGTH else f"call_{token}"

@@ -1,0 +1,85 @@
+"""Find out in which format a model writes calls: render a conversation with calls by the model's own chat template, and see which format
+reads the calls back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from server.interfaces import ChatTemplate, Tokenizer
+from server.text.dialects.format import AnswerRules, Format
+from server.text.dialects.registry import FORMATS, WRITTEN
+from server.text.dialects.tool import ToolSchema
+from server.text.parts import CallArguments, CallStart
+from server.text.templates.meter import Limits
+
+PROBE = Limits(time_s=0.25, memory_bytes=16 << 20)  # a thousand times the usual cost of a rendering
+PROPERTIES = {"place": {"type": "string"}, "count": {"type": "integer"}}
+PROBED = {"probe_first": {"place": "Oslo", "count": 3}, "probe_second": {"place": "Rome", "count": 5}}
+TOOLS = [ToolSchema(name, {"type": "object", "properties": PROPERTIES}) for name in PROBED]
+DEFAULT = "json"  # if the template writes no calls, or none that a format reads
+
+
+def detected(tokenizer: Tokenizer) -> Format:
+    template = tokenizer.chat_template
+    found = None if template is None else _written_by(template)
+    return found or FORMATS[DEFAULT]
+
+
+def shows_tools(template: ChatTemplate | None) -> bool:
+    """Return whether a prompt contains the tools of its request."""
+    name = TOOLS[0].name
+    tool: dict[str, object] = {"type": "function", "function": {"name": name, "description": "", "parameters": {}}}
+    try:
+        return template is not None and name in template.render([{"role": "user", "content": "probe"}], tools=[tool], limits=PROBE)
+    except Exception:  # a template may raise any exception
+        return False
+
+
+def _written_by(template: ChatTemplate) -> Format | None:
+    """Return the format that reads back the calls which the template writes. Some templates refuse several calls in one message."""
+    for names in (list(PROBED), list(PROBED)[:1]):
+        answer = _answer(template, names)
+        readers = [] if answer is None else [form for form in WRITTEN if _reads(form, answer, names)]
+        if readers:
+            return max(readers, key=lambda form: _fit(form, answer or ""))
+    return None
+
+
+def _answer(template: ChatTemplate, names: Sequence[str]) -> str | None:
+    """Return what the template writes for an assistant's message with calls, without the prompt of such a message."""
+    functions = [{"name": name, "description": name, "parameters": tool.parameters} for name, tool in zip(PROBED, TOOLS, strict=True)]
+    tools: list[dict[str, object]] = [{"type": "function", "function": function} for function in functions]
+    asked: dict[str, object] = {"role": "user", "content": "probe"}
+    calls = [
+        {"id": f"call{number:05}", "type": "function", "function": {"name": name, "arguments": PROBED[name]}}
+        for number, name in enumerate(names)
+    ]
+    called: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": calls}
+    try:
+        whole = template.render([asked, called], tools=tools, add_generation_prompt=False, limits=PROBE)
+        prompt = template.render([asked], tools=tools, add_generation_prompt=True, limits=PROBE)
+    except Exception:  # a template may raise any exception; a template that refuses calls writes none
+        return None
+    num_shared = next((at for at, (one, other) in enumerate(zip(whole, prompt, strict=False)) if one != other), len(prompt))
+    return whole[num_shared:]
+
+
+def _fit(form: Format, answer: str) -> tuple[int, int]:
+    """Return how well the texts of a format agree with an answer that it reads: how many are in it, then how few are not."""
+    num_found = sum(sign in answer for sign in form.signs)
+    return num_found, num_found - len(form.signs)
+
+
+def _reads(form: Format, answer: str, names: Sequence[str]) -> bool:
+    """Return whether a format finds exactly the calls of the probe in the answer."""
+    parser = AnswerRules(form, next(iter(form.thoughts), None), splits=True, tools=TOOLS).parser()
+    parts = [*parser.push(answer), *parser.finish()]
+    found = [part.name for part in parts if isinstance(part, CallStart)]
+    if found != list(names):
+        return False
+    texts = ["".join(part.text for part in parts if isinstance(part, CallArguments) and part.index == index) for index in range(len(found))]
+    try:
+        return [json.loads(text) for text in texts] == [PROBED[name] for name in names]
+    except ValueError:
+        return False

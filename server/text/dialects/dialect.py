@@ -1,0 +1,103 @@
+"""A model's dialect: the format in which it writes calls and thoughts, with the ids of the markers in its vocabulary, and how it reads
+fill-in-the-middle prompts. It is detected when the model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from server.interfaces import Tokenizer
+from server.messages import Constraint, Trigger
+from server.text.dialects.detect import detected, shows_tools
+from server.text.dialects.format import AnswerRules, Format
+from server.text.dialects.registry import FORMATS
+from server.text.dialects.thoughts import Thoughts
+from server.text.dialects.tool import ToolSchema
+from server.text.infill import Infill
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    format: Format
+    thoughts: Thoughts | None  # None: the format has no block of thoughts
+    thinks: bool
+    shown: Mapping[int, bytes]  # markers that are single tokens, by id: a parser needs their text even if they are special tokens
+    infill: Infill | None = None
+    reads_tools: bool = True  # the chat template shows the model the tools of a request
+
+    @property
+    def specials(self) -> dict[str, int]:
+        """The ids of markers that are single tokens, by the marker's text."""
+        return {text.decode(): token_id for token_id, text in self.shown.items()}
+
+    @property
+    def thought_ids(self) -> tuple[int, int] | None:
+        """The tokens that open and close a block of thoughts, or None if there are none."""
+        return None if self.thoughts is None else self.thoughts.ids(self.specials)
+
+    def is_thinking(self, prompt: str) -> bool:
+        """Return whether a prompt has opened a block of thoughts."""
+        return self.thoughts is not None and self.thoughts.are_open(prompt)
+
+    def rules(
+        self, tools: Sequence[ToolSchema] = (), max_calls: int | None = None, *, thinking: bool = False, split_reasoning: bool = True
+    ) -> AnswerRules:
+        """Return how an answer is parsed. `thinking`: the prompt has opened a block of thoughts."""
+        splits = split_reasoning and (self.thinks or thinking)
+        return AnswerRules(self.format, self.thoughts, thinking, splits, tools, max_calls)
+
+    def forced_calls(self, tools: Sequence[ToolSchema], *, several: bool) -> Constraint:
+        """Return the constraint for one call of any of `tools`. If `several`, and if the model's format has several calls in one answer,
+        allow more calls."""
+        return self.format.forced_calls(tools, self.specials, several=several)
+
+    def framed(self, constraint: Constraint, *, thinking: bool, is_call: bool) -> Constraint:
+        """Return `constraint` preceded by a think block, which the model may write or is already writing (`thinking`)."""
+        thoughts = self.thoughts if thinking or self.thinks else None
+        return self.format.framed(constraint, self.specials, thoughts, thinking=thinking, is_call=is_call)
+
+    def trigger(self, names: Sequence[str], tokenizer: Tokenizer, *, splits: bool, thinking: bool) -> Trigger | None:
+        """Return the token that opens a call, with the tokens that may follow it for each of the names. Return None if no special tokens
+        mark where calls begin, or where thoughts do if they are separated from the answer (`splits`)."""
+        calls, specials = self.format.call_syntax, self.specials
+        if calls is None or calls.bare or calls.opening not in specials or (splits and self.thought_ids is None):
+            return None
+        opening_id = specials[calls.opening]
+        texts = [calls.opening + text for name in names for text in calls.beginnings(name)]
+        # The texts are encoded together with the opening token, because some tokenizers encode the beginning of a text differently.
+        encoded = [tuple(tokenizer.encode(text, False)) for text in texts]
+        offers = tuple(dict.fromkeys(ids[1:] for ids in encoded if ids[0] == opening_id))
+        if splits and self.thought_ids is not None:
+            return Trigger(opening_id, offers, *self.thought_ids, is_open=thinking)
+        return Trigger(opening_id, offers)
+
+    def behind_trigger(self, tools: Sequence[ToolSchema], *, several: bool) -> str:
+        """Return the grammar of calls of `tools` after the token that opens them."""
+        assert self.format.call_syntax is not None, "a dialect without such calls has no trigger"
+        return self.format.call_syntax.behind_marker(tools, self.specials, several=several)
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, tool_parser: str | None, thinks: bool | None) -> Dialect:
+        """Return the dialect of a model. Explicit settings win. Otherwise the format is the one in which the chat template writes calls,
+        and the model has think blocks if its vocabulary has tokens for them."""
+        if tool_parser is not None and tool_parser not in FORMATS:
+            raise ValueError(f"tool parser {tool_parser!r} is unknown; known are: {', '.join(FORMATS)}")
+        form = detected(tokenizer) if tool_parser is None else FORMATS[tool_parser]
+        in_vocabulary = [one for one in form.thoughts if one.in_vocabulary(lambda marker: tokenizer.encode(marker, False))]
+        thoughts = next(iter([*in_vocabulary, *form.thoughts]), None)
+        markers = [*form.markers, *((thoughts.opening, thoughts.closing) if thoughts else ())]
+        return cls(
+            form,
+            thoughts,
+            bool(in_vocabulary) or thoughts is None if thinks is None else thinks,
+            _single_tokens(tokenizer, markers),
+            Infill.of(tokenizer),
+            shows_tools(tokenizer.chat_template),
+        )
+
+
+def _single_tokens(tokenizer: Tokenizer, markers: Sequence[str]) -> dict[int, bytes]:
+    """Return the markers that are single tokens, by id, even if they are not declared special, as in Qwen's vocabulary: a grammar that
+    spells the bytes of such a marker would never match the token that the model writes."""
+    encoded = ((marker, tokenizer.encode(marker, False)) for marker in markers)
+    return {ids[0]: marker.encode() for marker, ids in encoded if len(ids) == 1}

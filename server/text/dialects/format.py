@@ -1,0 +1,97 @@
+"""What the server knows about a written format.
+
+Format            a whole answer: its parser, and the constraints that hold it to calls or to a schema
+  BlockFormat       a think block, then text and calls: blocks.py. Its calls are written in a `CallSyntax` (calls/syntax.py)
+  Harmony           messages in several channels: formats/harmony.py
+Dialect           a format with the ids of its markers in one model's vocabulary: dialect.py
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from server.messages import Constraint
+from server.text.dialects.calls.syntax import CallSyntax
+from server.text.dialects.thoughts import THINK, Thoughts
+from server.text.dialects.tool import ToolSchema
+from server.text.grammar import Specials
+from server.text.parts import Part
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRules:
+    """How the answers of one request are parsed."""
+
+    format: Format
+    thoughts: Thoughts | None = None  # None: the format has no block of thoughts
+    inside: bool = False  # the prompt has opened a think block
+    splits: bool = False  # thoughts are parts of their own, not content
+    tools: Sequence[ToolSchema] = ()  # empty: no calls are parsed
+    max_calls: int | None = None
+
+    def parser(self) -> AnswerParser:
+        """Return a parser for one answer."""
+        return self.format.parser(self)
+
+
+class AnswerParser(Protocol):
+    """Finds the parts of an answer. However the stream is cut into pieces, the parts are the same; only the text of a part may come in
+    different pieces."""
+
+    @property
+    def reasons(self) -> bool:
+        """True if the next token belongs to a thought."""
+        ...
+
+    @property
+    def num_calls(self) -> int: ...
+
+    @property
+    def done(self) -> bool:
+        """True if any further text is ignored, because the answer has ended or the allowed number of calls has been made."""
+        ...
+
+    def push(self, text: str) -> list[Part]: ...
+
+    def finish(self) -> list[Part]:
+        """Return the parts that were held back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format(ABC):
+    name: str
+    aliases: tuple[str, ...] = ()  # other names of settings, such as those of other engines' parsers
+    thoughts: tuple[Thoughts, ...] = (THINK,)  # in which a model may write thoughts; the first is the usual one
+
+    @property
+    @abstractmethod
+    def markers(self) -> tuple[str, ...]:
+        """Texts of the format, other than those of its thoughts, that may be single tokens."""
+        ...
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        """Texts that distinguish the format from others which read the same calls."""
+        return self.markers if self.call_syntax is None else self.call_syntax.signs
+
+    @property
+    def call_syntax(self) -> CallSyntax | None:
+        """The syntax of calls between other text; None if an answer is no text with calls in it."""
+        return None
+
+    @abstractmethod
+    def parser(self, rules: AnswerRules) -> AnswerParser: ...
+
+    @abstractmethod
+    def forced_calls(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
+        """Return the constraint for one call of any of `tools`. If `several`, allow more calls where the format has them."""
+        ...
+
+    @abstractmethod
+    def framed(self, constraint: Constraint, specials: Specials, thoughts: Thoughts | None, *, thinking: bool, is_call: bool) -> Constraint:
+        """Return `constraint` preceded by thoughts, if the model has any: those that it may write, or is already writing (`thinking`)."""
+        ...

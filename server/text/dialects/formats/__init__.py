@@ -1,0 +1,1 @@
+"""One module per written format. Its `FORMAT` says everything about it; `server/text/dialects/registry.py` finds it."""

@@ -1,0 +1,73 @@
+"""A model's dialect (its markers for thoughts and calls) is detected from its chat template. The templates here resemble those of real
+models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from server.text.dialects.dialect import Dialect
+from server.text.templates.template import ChatTemplate
+from tests.doubles.worker import ByteTokenizer
+
+HEAD = "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+FOOT = "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+SEPARATE = HEAD + "{% for call in message.tool_calls or [] %}CALL{% endfor %}" + FOOT
+LISTED = (
+    HEAD + "{% if message.tool_calls %}[{% for call in message.tool_calls %}CALL{{ ', ' if not loop.last }}{% endfor %}]{% endif %}" + FOOT
+)
+SINGLE = (
+    "{% for message in messages %}{% if message.tool_calls and message.tool_calls|length > 1 %}"
+    "{{ raise_exception('one at a time') }}{% endif %}{% endfor %}"
+)
+PARAMETERS = '{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson }}}'
+
+
+@dataclass
+class WithTemplate(ByteTokenizer):
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        super().__init__(specials=["<think>", "</think>"])
+        self.chat_template = ChatTemplate(self.source, {})
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (SEPARATE.replace("CALL", "<tool_call>\n{{ call.function | tojson }}\n</tool_call>"), "hermes"),
+        (LISTED.replace("}[{", "}[TOOL_CALLS][{").replace("CALL{{ '", "{{ call.function | tojson }}{{ '"), "mistral"),
+        (SINGLE + SEPARATE.replace("CALL", PARAMETERS), "llama3"),
+        (LISTED.replace("CALL", "{{ call.function | tojson }}"), "json"),
+        (SEPARATE.replace("CALL", "{{ raise_exception('no tools here') }}"), "json"),
+        (HEAD + "{% if tools %}Write <tool_call>.{% endif %}" + FOOT, "json"),
+    ],
+)
+def test_the_template_shows_how_calls_are_written(source, name):
+    dialect = Dialect.of(WithTemplate(source), None, None)
+    assert dialect.format.name == name
+    assert dialect.thinks and dialect.shown == {258: b"<think>", 259: b"</think>"}
+
+
+def test_names_win():
+    dialect = Dialect.of(WithTemplate(SEPARATE), "qwen", False)
+    assert dialect.format.name == "hermes" and not dialect.thinks
+
+
+def test_without_a_template():
+    dialect = Dialect.of(ByteTokenizer(chat=False), None, None)
+    assert dialect.format.name == "json" and not dialect.thinks and dialect.shown == {}
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match=r"known are: .*hermes"):
+        Dialect.of(ByteTokenizer(), "nope", None)
+
+
+def test_a_marker_may_be_one_token_without_being_special():
+    """A marker may be a token that the tokenizer does not list as special, as in Qwen's vocabularies. The dialect includes such markers,
+    because a grammar must name their tokens."""
+    tokenizer = WithTemplate(SEPARATE)
+    tokenizer.special_ids = frozenset()
+    assert Dialect.of(tokenizer, None, None).shown == {258: b"<think>", 259: b"</think>"}
