@@ -20,12 +20,17 @@ from functools import partial
 from compiler.backends.pipeline import PHASES
 from compiler.backends.registry import backend_of
 from compiler.bytecode.emit import Signature, lower
-from compiler.codegen.link import Emit, LinkedCode, emitted
+from compiler.bytecode.kernel import KernelCode
+from compiler.codegen.kept import KeptCode, kept_kernel
+from compiler.codegen.link import LinkedCode, emitted
+from compiler.ir.loops.prim_func import PrimFunc
 from compiler.ir.module import IRModule
 from compiler.ir.text.printer import print_module
 from compiler.machine.target import Target, host
 from compiler.passes.base import Count, Dump, Instrument, Show, ShowChanges, Timing, Verify, name_of
 from compiler.passes.lift_weights import lift_weights, num_prepared, parted
+from compiler.passes.recall_kernels import KEPT, RecallKernels, signature_of
+from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.report import say
 from compiler.signature import all_vars, signature
 from runtime import flags
@@ -43,7 +48,7 @@ class Options:
     instruments: tuple[Instrument, ...] = ()  # instruments besides those that the switches of runtime.flags ask for
     texts: bool = False  # keep the text of each level in the executable
     progress: Progress = lambda _: None
-    emit: Emit = emitted  # makes machine code from LLVM IR; another function may keep the code
+    kept: KeptCode | None = None  # machine code of earlier compilations
     symbols: str = ""  # prefix of the names of all functions of the object
 
 
@@ -90,6 +95,8 @@ class Planned:
 def plan(module: IRModule, options: Options) -> Planned:
     timing, backend = Timing(), backend_of(options.target)
     passes = backend.pipeline(options.target, (*options.instruments, *_switched_on(), timing))
+    if options.kept is not None and backend.keeps_kernels and not _wants_texts(options):
+        passes = passes.inserted(RecallKernels(options.kept, options.target), name_of(ScheduleKernels))
     done = Count(lambda count: options.progress(PLANNED * count / len(passes.passes)))
     passes = replace(passes, instruments=(*passes.instruments, done))
     lifted = passes.until(name_of(lift_weights))(module)
@@ -104,19 +111,43 @@ def plan(module: IRModule, options: Options) -> Planned:
 
 def build(planned: IRModule, options: Options, signatures: dict[str, Signature]) -> Executable:
     """Emit code and instructions for a module after all passes."""
-    target, backend = options.target, backend_of(options.target)
+    target, backend, kept = options.target, backend_of(options.target), options.kept
     started = time.perf_counter()
-    kernels = {name: backend.emit(options.symbols + name, prim, target) for name, prim in planned.prim_functions.items()}
+    kernels = {name: _kernel(name, prim, options) for name, prim in planned.prim_functions.items()}
     program = lower(planned, kernels, signatures, options.symbols)
     linking = time.perf_counter()
     options.progress(EMITTED)
-    code = backend.link(kernels.values(), target, "\n\n".join(t for t in program.shape_functions if t), options.emit)
+    code = backend.link(kernels.values(), target, "\n\n".join(t for t in program.shape_functions if t), kept.emit if kept else emitted)
+    if kept is not None:
+        _keep(kept, planned, kernels, code.objects)
     say(2, f"{1000 * (linking - started):9.1f} ms  emit\n{1000 * (time.perf_counter() - linking):9.1f} ms  link")
     meta = ExecutableMeta(target.key, program.functions, tuple(program.kernel_table), tuple(program.regions))
     texts = _texts(planned, code) if options.texts else {}
     options.progress(1.0)
     _show_code(planned, code)
     return Executable(meta, code.object, program.constants, texts, code.host)
+
+
+def _kernel(name: str, prim: PrimFunc, options: Options) -> KernelCode:
+    """Emit a kernel, unless its code is kept."""
+    key, symbol = prim.attrs.get(KEPT), options.symbols + name
+    found = options.kept.recall(key) if options.kept is not None and key is not None else None
+    return backend_of(options.target).emit(symbol, prim, options.target) if found is None else found.named(symbol)
+
+
+def _keep(kept: KeptCode, planned: IRModule, kernels: Mapping[str, KernelCode], objects: Mapping[str, bytes]) -> None:
+    for name, prim in planned.prim_functions.items():
+        key, code = prim.attrs.get(KEPT), kernels[name]
+        if key is not None and not code.object:
+            kept.keep(key, kept_kernel(code, objects[code.name], signature_of(prim)))
+        kept.num_reused += bool(code.object)
+        kept.num_emitted += not code.object
+
+
+def _wants_texts(options: Options) -> bool:
+    """Return whether somebody reads the loop nests or the LLVM IR of kernels, which kept kernels do not have."""
+    switches = flags.current()
+    return options.texts or switches.verify or switches.debug >= 3 or switches.dump is not None
 
 
 def _texts(planned: IRModule, code: LinkedCode) -> dict[str, str]:

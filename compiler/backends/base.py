@@ -24,5 +24,7 @@ class Backend:
     # Link all kernels. The string is LLVM IR of further functions, such as those that compute shapes on the host. `Emit` makes the machine
     # code.
     link: Callable[[Iterable[KernelCode], Target, str, Emit], LinkedCode]
+    # Whether `link` compiles each kernel by itself, so that its machine code can be kept.
+    keeps_kernels: bool
     # Whether the machine itself can prepare weights when they are bound. Otherwise the host prepares them.
     prepares_weights: bool

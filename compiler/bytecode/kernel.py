@@ -26,3 +26,4 @@ class KernelCode:
     num_dims: int  # number of integer variables and scalar parameters
     stack_bytes: int  # bytes of local allocations: the maximum over all phases
     host: str = ""  # LLVM IR of the functions that return the number of blocks, if they run on the host and `text` does not
+    object: bytes = b""  # machine code under the name `kernel`, if it was kept (compiler/codegen/kept.py); then there is no `text`

@@ -1,4 +1,8 @@
-"""Keep the machine code of each kernel on disk, sealed (runtime/sealed.py), so that other programs need not compile them again."""
+"""Keep machine code on disk, sealed (runtime/sealed.py), so that other programs need not compile it again.
+
+On a CPU, a kernel is kept under a digest of its loop nest before it is scheduled. If another program has the same nest, its kernel is neither
+scheduled nor emitted nor compiled (compiler/passes/recall_kernels.py). Other machine code is kept under a digest of its LLVM IR.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import hashlib
 import logging
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -14,9 +18,14 @@ from typing import Final
 import llvmlite
 import msgspec
 
+from compiler.bytecode.kernel import KernelCode, PhaseSymbols
 from compiler.codegen.link import __file__ as link_file
 from compiler.codegen.link import emitted
+from compiler.codegen.relocatable import KERNEL
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.text.printer import canonical_text
 from compiler.machine.target import Target
+from compiler.signature import compiler_version
 from runtime import sealed
 from runtime.errors import RuntimeFault
 
@@ -26,29 +35,75 @@ SUFFIX: Final = ".code"
 MOST_BYTES: Final = 256 << 20  # beyond this, the entries that were used least recently are removed
 
 
+class KeptKernel(msgspec.Struct, frozen=True, array_like=True):
+    """A compiled kernel. The names of its functions begin with `kernel`."""
+
+    object: bytes
+    signature: str  # the kernel's parameters, with its workspace, as a loop nest without statements; "" if it has no workspace
+    phases: tuple[PhaseSymbols, ...]
+    num_buffers: int
+    num_dims: int
+    stack_bytes: int
+
+    def named(self, name: str) -> KernelCode:
+        phases = _renamed(self.phases, KERNEL, name)
+        return KernelCode(name, "", phases, frozenset(), self.num_buffers, self.num_dims, self.stack_bytes, object=self.object)
+
+
+def kept_kernel(code: KernelCode, compiled: bytes, signature: str) -> KeptKernel:
+    return KeptKernel(compiled, signature, _renamed(code.phases, code.name, KERNEL), code.num_buffers, code.num_dims, code.stack_bytes)
+
+
+def _renamed(phases: tuple[PhaseSymbols, ...], old: str, new: str) -> tuple[PhaseSymbols, ...]:
+    return tuple(replace(p, body=new + p.body.removeprefix(old), grid=new + p.grid.removeprefix(old)) for p in phases)
+
+
 class KeptCode:
-    """Emits machine code like `link.emitted`, and keeps it in a folder. Processes may share the folder."""
+    """A folder of machine code. Processes may share it."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self.folder = folder
         self.num_reused = self.num_emitted = 0
         self._most_bytes = most_bytes
         self._can_store = True
+        self._found: dict[str, KeptKernel] = {}  # what `recall` found: another process may remove the file afterwards
 
     def emit(self, text: str, target: Target) -> bytes:
-        path = self.folder / f"{key_of(text, target)}{SUFFIX}"
-        with suppress(OSError, RuntimeFault):  # a missing or damaged entry is compiled again
-            code = bytes(sealed.load(path))
-            path.touch()
+        """Emit machine code like `link.emitted`."""
+        key = key_of(text, target)
+        code = self._load(key)
+        if code is not None:
             self.num_reused += 1
             return code
         code = emitted(text, target)
         self.num_emitted += 1
-        if self._can_store:
-            self._store(path, code)
+        self._store(key, code)
         return code
 
-    def _store(self, path: Path, code: bytes) -> None:
+    def recall(self, key: str) -> KeptKernel | None:
+        if key not in self._found and (content := self._load(key)) is not None:
+            with suppress(msgspec.MsgspecError):  # the key holds the compiler's version, so only damage gets here
+                self._found[key] = msgspec.msgpack.decode(content, type=KeptKernel)
+        return self._found.get(key)
+
+    def keep(self, key: str, kernel: KeptKernel) -> None:
+        self._store(key, msgspec.msgpack.encode(kernel))
+
+    def _load(self, key: str) -> bytes | None:
+        path = self._path(key)
+        with suppress(OSError, RuntimeFault):  # a missing or damaged entry is compiled again
+            code = bytes(sealed.load(path))
+            path.touch()
+            return code
+        return None
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{SUFFIX}"
+
+    def _store(self, key: str, code: bytes) -> None:
+        if not self._can_store:
+            return
+        path = self._path(key)
         try:
             sealed.require_private(self.folder)
             sealed.store(path, code)
@@ -77,8 +132,22 @@ class KeptCode:
 
 def key_of(text: str, target: Target) -> str:
     """Return a digest of everything that determines the machine code of a module: its LLVM IR, the target, and what compiles it."""
+    return _digest(text, _stated(target), _version())
+
+
+def key_of_kernel(prim: PrimFunc, target: Target) -> str:
+    """Return a digest of everything that determines the code of a kernel: its loop nest, the target, and the whole compiler."""
+    return _digest(canonical_text(KERNEL, prim), _stated(target), compiler_version())
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:32]
+
+
+@lru_cache(maxsize=8)
+def _stated(target: Target) -> str:
     fields = {name: sorted(value) if isinstance(value, frozenset) else value for name, value in asdict(target).items()}
-    return hashlib.sha256(msgspec.json.encode([text, fields, _version()])).hexdigest()[:32]
+    return msgspec.json.encode(fields).decode()
 
 
 @lru_cache(maxsize=1)

@@ -1,7 +1,7 @@
 """Compile kernels to one object file.
 
 Each kernel is compiled by itself, under the name `kernel`, and the objects are merged (relocatable.py). So the code of a kernel depends on
-its LLVM IR and the target alone, and can be kept for other programs (kept.py).
+its loop nest and the target alone, and can be kept for other programs (kept.py).
 
 The object is freestanding: it defines every function that it calls. The attribute `no-builtins` keeps LLVM from replacing loops by calls of
 memset and memcpy.
@@ -10,8 +10,8 @@ memset and memcpy.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
 
@@ -31,9 +31,10 @@ ATTRIBUTES: Final = 'attributes #0 = { nounwind "no-builtins" }'
 @dataclass(frozen=True, slots=True)
 class LinkedCode:
     object: bytes
-    unoptimised: str  # LLVM IR before the optimiser
+    unoptimised: str  # LLVM IR before the optimiser; without kernels whose machine code was kept
     target: Target
     host: HostCode | None = None  # the functions that run on the host, if the host cannot run the object
+    objects: Mapping[str, bytes] = field(default_factory=dict[str, bytes])  # the object of each kernel, if it is compiled by itself
 
     def optimised(self) -> str:
         """Return the LLVM IR after the optimiser (the dump `.ll`)."""
@@ -58,11 +59,11 @@ def emitted(text: str, target: Target) -> bytes:
 def link(kernels: Iterable[KernelCode], target: Target, extra: str = "", emit: Emit = emitted) -> LinkedCode:
     """Compile and link all kernels. `extra` is LLVM IR of further functions, such as those that compute shapes."""
     kernels = list(kernels)
-    texts = [(kernel.name, module_text([_anonymous(kernel)], target)) for kernel in kernels]
+    objects = {k.name: k.object or emitted(module_text([_anonymous(k)], target), target) for k in kernels}
+    parts = [*objects.items()]
     if extra or not kernels:
-        texts.append(("", module_text([], target, extra)))
-    objects = [(name, emit(text, target)) for name, text in texts]
-    return LinkedCode(merged(objects, target.arch), module_text(kernels, target, extra), target)
+        parts.append(("", emit(module_text([], target, extra), target)))
+    return LinkedCode(merged(parts, target.arch), module_text(kernels, target, extra), target, objects=objects)
 
 
 def _anonymous(kernel: KernelCode) -> KernelCode:

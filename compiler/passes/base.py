@@ -58,6 +58,12 @@ class Pipeline:
         names = [name_of(p) for p in self.passes]
         return Pipeline(self.passes[names.index(self._known(name)) + 1 :], self.instruments)
 
+    def inserted(self, step: Pass, name: str) -> Pipeline:
+        """Return a pipeline that runs `step` before the named pass."""
+        names = [name_of(p) for p in self.passes]
+        at = names.index(self._known(name))
+        return Pipeline([*self.passes[:at], step, *self.passes[at:]], self.instruments)
+
     def only(self, chosen: Sequence[str]) -> Pipeline:
         """Return a pipeline of the named passes, in the order given."""
         passes = {name_of(p): p for p in self.passes}

@@ -55,11 +55,10 @@ def _found(cache: Cache | None, key: Key) -> Executable | None:
 def _compiled(module: IRModule, cache: Cache | None, target: Target, progress: Progress) -> Executable:
     # imported only here: a start from the cache needs no compiler and is faster without its imports
     from compiler.codegen.kept import KeptCode
-    from compiler.codegen.link import emitted
     from compiler.driver import Options, compile_module
 
     kernels = None if cache is None else KeptCode(cache.folder.with_name("kernels"))
-    options = Options(target, progress=lambda fraction: progress("compile", fraction), emit=kernels.emit if kernels else emitted)
+    options = Options(target, progress=lambda fraction: progress("compile", fraction), kept=kernels)
     executable = compile_module(module, options)
     if kernels is not None:
         say(1, f"cache: {kernels.num_reused} of {kernels.num_reused + kernels.num_emitted} modules of machine code are reused")

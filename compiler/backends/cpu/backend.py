@@ -9,4 +9,4 @@ from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.backends.cpu.pipeline import pipeline
 from compiler.codegen.link import link
 
-CPU: Final = Backend(pipeline, emit_kernel, link, prepares_weights=True)
+CPU: Final = Backend(pipeline, emit_kernel, link, keeps_kernels=True, prepares_weights=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from compiler.backends.cpu.passes.any_context import any_context
 from compiler.backends.cpu.passes.integer_products import IntegerProducts
 from compiler.backends.cpu.passes.interleave_scales import InterleaveScales
 from compiler.backends.cpu.passes.spread_rows import spread_rows
@@ -28,6 +29,7 @@ def pipeline(target: Target, instruments: tuple[Instrument, ...] = ()) -> Pipeli
             *([RoundOperands(frozenset([Kind.E4M3] if tiles.scaled else []))] if tiles.pairs else []),
         ],
         nests=[
+            any_context,
             PackOperands(tiles.floats.shape.columns, tiles.all_pairs, tiles.scaled),
             *([spread_rows] if tiles.on_matrix_unit else []),
             *([InterleaveScales(tiles.scaled_panels)] if tiles.scaled_panels else []),

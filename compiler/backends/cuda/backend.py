@@ -9,4 +9,4 @@ from compiler.backends.cuda.codegen.kernel import emit_kernel
 from compiler.backends.cuda.codegen.link import link
 from compiler.backends.cuda.pipeline import pipeline
 
-CUDA: Final = Backend(pipeline, emit_kernel, link, prepares_weights=False)
+CUDA: Final = Backend(pipeline, emit_kernel, link, keeps_kernels=False, prepares_weights=False)

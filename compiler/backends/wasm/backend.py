@@ -9,4 +9,4 @@ from compiler.backends.cpu.codegen.llvm import emit_kernel
 from compiler.backends.cpu.pipeline import pipeline
 from compiler.backends.wasm.codegen.link import link
 
-WASM: Final = Backend(pipeline, emit_kernel, link, prepares_weights=False)
+WASM: Final = Backend(pipeline, emit_kernel, link, keeps_kernels=False, prepares_weights=False)

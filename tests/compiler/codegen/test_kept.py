@@ -8,11 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.codegen.kept import KeptCode, key_of
-from compiler.codegen.link import emitted
-from compiler.driver import Options, compile_module
+from compiler.backends.cpu.pipeline import pipeline
+from compiler.codegen.kept import KeptCode, key_of, key_of_kernel
+from compiler.driver import Options, compile_module, plan
+from compiler.interpret.graph import Interpreter
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.module import IRModule
 from compiler.ir.text.parser import parse
+from compiler.ir.verify.module import verify
 from compiler.machine.target import host
+from compiler.passes.recall_kernels import RecallKernels
 from runtime.executable import Executable
 from runtime.session import Session
 
@@ -24,8 +29,21 @@ PROGRAM = """func main(x: f32[n, 4], y: f32[m, 4]) -> object where n in 1..64, m
 }}"""
 
 
+ATTENTION = """
+func main(q: f32[t, 2, 32], cache: f32[1, 2, pages, 1, 512], tables: i32[s, p], seq: i32[t], at: i32[t]) -> object
+    where t in 1..64, s in 1..8, p in 1..{most}, pages in 1.. {{
+  a = paged_attention(q, cache, tables, seq, at, 0, scale=0.125)
+  return a
+}}
+"""
+
+
+def schedules(module: IRModule) -> set[str]:
+    return {prim.attrs["schedule"] for prim in module.prim_functions.values()}
+
+
 def compiled(kernels: KeptCode | None, most: int = 1024) -> Executable:
-    return compile_module(parse(PROGRAM.format(most=most)), Options(emit=kernels.emit if kernels else emitted))
+    return compile_module(parse(PROGRAM.format(most=most)), Options(kept=kernels))
 
 
 def test_other_limits_compile_only_what_changed(tmp_path: Path) -> None:
@@ -42,6 +60,42 @@ def test_other_limits_compile_only_what_changed(tmp_path: Path) -> None:
 def test_kept_code_is_the_code_of_the_compiler(tmp_path: Path) -> None:
     compiled(KeptCode(tmp_path))
     assert compiled(KeptCode(tmp_path)).object_code == compiled(None).object_code
+
+
+def test_kept_kernels_are_not_scheduled(tmp_path: Path) -> None:
+    module = parse(PROGRAM.format(most=1024))
+    assert "kept" not in schedules(plan(module, Options(kept=KeptCode(tmp_path))).module)
+    compile_module(module, Options(kept=KeptCode(tmp_path)))
+    assert schedules(plan(module, Options(kept=KeptCode(tmp_path))).module) == {"kept"}
+
+
+def test_kept_kernels_keep_their_meaning(tmp_path: Path) -> None:
+    module = pipeline(host()).until("lift_weights")(parse(PROGRAM.format(most=1024)))
+    compiled(KeptCode(tmp_path))
+    recalled = RecallKernels(KeptCode(tmp_path), host())(module)
+    verify(recalled)
+    assert schedules(recalled) == {"kept"}
+    x, y = np.ones((3, 4), np.float32), np.zeros((5, 4), np.float32)
+    for ours, meant in zip(Interpreter(recalled).call("main", x, y), Interpreter(module).call("main", x, y), strict=True):
+        np.testing.assert_array_equal(ours, meant)
+
+
+def test_attention_with_workspace_serves_a_longer_context(tmp_path: Path) -> None:
+    """The code of attention does not depend on the length of the page table. Its workspace does."""
+    compile_module(parse(ATTENTION.format(most=256)), Options(kept=KeptCode(tmp_path)))
+    module = parse(ATTENTION.format(most=512))
+    planned = plan(module, Options(kept=KeptCode(tmp_path))).module
+    attention = planned.prim("paged_attention")
+    assert attention.attrs["schedule"] == "kept" and attention.attrs["num_workspaces"] > 0
+    ours, plain = compile_module(module, Options(kept=KeptCode(tmp_path))), compile_module(module)
+    assert (ours.meta, ours.object_code) == (plain.meta, plain.object_code)
+
+
+def test_texts_are_complete_although_code_is_kept(tmp_path: Path) -> None:
+    module = parse(PROGRAM.format(most=1024))
+    compiled(KeptCode(tmp_path))
+    texts = compile_module(module, Options(kept=KeptCode(tmp_path), texts=True)).texts
+    assert texts == compile_module(module, Options(texts=True)).texts
 
 
 @pytest.mark.parametrize("at", [0, -1])
@@ -73,3 +127,15 @@ def test_the_key_holds_the_text_and_the_target() -> None:
     here = host()
     others = [key_of("b", here), key_of("a", replace(here, cpu="x")), key_of("a", replace(here, code_model="large"))]
     assert key_of("a", here) not in others
+
+
+def test_the_key_of_a_kernel_holds_its_nest_its_ranges_and_the_target() -> None:
+    def prim(most: int, factor: float, name: str = "x") -> PrimFunc:
+        store = f"b[i] = {name}[i] * {factor}"
+        return parse(f"prim k({name}: f32[n], out b: f32[n]) where n in 0..{most} {{ for i in n {{ {store} }} }}").prim("k")
+
+    here = host()
+    key = key_of_kernel(prim(64, 2.0), here)
+    assert key == key_of_kernel(prim(64, 2.0, "other"), here)
+    others = [key_of_kernel(prim(65, 2.0), here), key_of_kernel(prim(64, 3.0), here), key_of_kernel(prim(64, 2.0), replace(here, cpu="x"))]
+    assert key not in others

@@ -1,0 +1,38 @@
+"""Let the attention kernel serve contexts of any length, so that its code can be kept when the length changes.
+
+Before: the page table of paged attention has as many columns as the longest sequence has pages. After: its columns are unbounded if they
+are many. The schedule only needs to know whether all keys of a sequence fit into one split, so the code stays the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from compiler.ir.dims import Dim, DimVar
+from compiler.ir.loops.attention import Attention, Paged
+from compiler.ir.loops.prim_func import PrimFunc
+from compiler.ir.loops.visit import substitute
+from compiler.ir.module import IRModule
+
+MANY: Final = 128  # pages: more than a split of any schedule has
+
+
+def any_context(module: IRModule) -> IRModule:
+    changed = {name: new for name, prim in module.prim_functions.items() if (new := _unbounded(prim)) is not prim}
+    return module.update(changed) if changed else module
+
+
+def _unbounded(prim: PrimFunc) -> PrimFunc:
+    match prim.body:
+        case Attention(keys=Paged(tables=tables)) if (columns := tables.shape[1].var) is not None:
+            pass
+        case _:
+            return prim
+    others = [d for buffer in prim.buffers if buffer is not tables for d in buffer.shape]
+    if not isinstance(columns.upper, int) or columns.upper < MANY or any(columns in d.vars() for d in others):
+        return prim
+    any_number = DimVar(columns.name, columns.lower, None, columns.multiple_of)
+    wide = replace(tables, shape=(tables.shape[0], Dim.of(any_number)))
+    params = tuple(wide if p is tables else p for p in prim.params)
+    return replace(prim, params=params, body=substitute(prim.body, {columns: any_number}, {tables: wide}))
