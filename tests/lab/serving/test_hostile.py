@@ -59,6 +59,9 @@ def test_a_shape_beyond_a_goal_is_sent_again(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_flood_ends_although_the_server_reads_nothing():
-    with socket.create_server(("127.0.0.1", 0)) as listener, flooding(listener.getsockname(), "pipelines of GET /", num_connections=2):
-        with listener.accept()[0] as taken:
-            assert taken.recv(1, socket.MSG_PEEK)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        flooding(listener.getsockname(), "pipelines of GET /", num_connections=2),
+        listener.accept()[0] as taken,
+    ):
+        assert taken.recv(1, socket.MSG_PEEK)
