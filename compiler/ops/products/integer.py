@@ -43,7 +43,7 @@ from compiler.ir.relations import Relation, multiple
 from compiler.ir.types import TensorType, Type
 from compiler.machine.formats import FOUR, PANELS, Panels
 from compiler.ops.broadcast import output
-from compiler.ops.index import clamped_index, something_to_read
+from compiler.ops.index import clamped_index
 from compiler.ops.operands import agree, bool_attr, dtype_attr, int_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.products.quantize import half_byte
 from compiler.ops.tables import Nest, Operands, define
@@ -313,8 +313,7 @@ def integer_nest(operands: Operands, *, chooses: bool = False) -> Nest:
     for place, part in ((at.unit, unit), (at.offset, offset), (at.offset_unit, offset_unit)):
         if place is not None and part is not None:
             wanted[place] = (*panels.shape[:-2], groups if part is offset else part.shape[-2], Dim.of(columns))
-    read = something_to_read(matrices[0], rows) if chooses else ()
-    return Nest((out.buffer,), kernel.body(), checks=unproved(operands, wanted), equal=read)
+    return Nest((out.buffer,), kernel.body(), checks=unproved(operands, wanted))
 
 
 def integer_numpy(

@@ -31,7 +31,7 @@ from compiler.ir.relations import Relation, multiple
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.machine.formats import EIGHTHS, FOUR, PANEL4, WIDENED4
 from compiler.ops.broadcast import output, sized_buffer
-from compiler.ops.index import clamped_index, something_to_read
+from compiler.ops.index import clamped_index
 from compiler.ops.operands import dtype_attr, int_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.products.integer import constant, matrices_operand, same_shape, scales_numpy
 from compiler.ops.products.integer_rows import NEGLIGIBLE
@@ -174,8 +174,7 @@ def widened_nest(operands: Operands, *, chooses: bool = False) -> Nest:
     size = out.shape[-1].const
     wanted = dict(enumerate(_wanted(planes.shape, multipliers.shape, size))) | ({6: planes.shape[:1]} if chooses else {})
     wanted |= {} if bias is None else {6 + chooses: (*matrices, Dim.of(size))}
-    read = something_to_read(matrices[0], planes.shape[:1]) if chooses else ()
-    return Nest((out.buffer,), kernel.body(), checks=unproved(operands, wanted), equal=read)
+    return Nest((out.buffer,), kernel.body(), checks=unproved(operands, wanted))
 
 
 def widened_numpy(
