@@ -20,7 +20,7 @@ from compiler.ir.loops.write import Kernel, cast, cos, guard, sin
 from compiler.ir.relations import Relation, at_most
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.ops.broadcast import output
-from compiler.ops.index import clamped_index, something_to_read
+from compiler.ops.index import clamped_index
 from compiler.ops.indices import Extent, clamped
 from compiler.ops.operands import agree, bool_attr, float_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.tables import Nest, Operands, define
@@ -47,7 +47,7 @@ def _embedding_nest(operands: Operands) -> Nest:
         row = clamped_index(k, "id", ids[at], num_rows)
         with k.nest((size,)) as (j,):
             out[*at, j] = table[row, j]
-    return Nest((out.buffer,), k.body(), equal=something_to_read(num_rows, ids.shape))
+    return Nest((out.buffer,), k.body())
 
 
 def _embedding_numpy(table: Any, ids: Any) -> Any:

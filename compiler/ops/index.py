@@ -6,22 +6,21 @@ an error. A write at a bad index is skipped.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from compiler.ir.dims import Dim, dim_max, dim_min
+from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, Kernel, cast, maximum, minimum
 from compiler.ir.op import REQUIRED
-from compiler.ir.prove import prove_eq
 from compiler.ir.types import TensorType, Type
 from compiler.ops.broadcast import output
 from compiler.ops.indices import Extent, clamped, skipped
-from compiler.ops.operands import agree, axis_attr, num_elements, same_dtype, tensor_operand, unproved, wants_int
+from compiler.ops.operands import agree, axis_attr, same_dtype, tensor_operand, unproved, wants_int
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
@@ -30,13 +29,6 @@ Checks = tuple[tuple[int, Type], ...]
 
 def _replaced(ijk: tuple[Dim, ...], axis: int, index: Dim) -> tuple[Dim, ...]:
     return (*ijk[:axis], index, *ijk[axis + 1 :])
-
-
-def something_to_read(extent: Dim, indices: Sequence[Dim]) -> tuple[tuple[Dim, Dim], ...]:
-    """Return a pair of extents that a run-time check must find equal, or nothing. The check fails if there are indices but the axis has no
-    elements, a case that clamping cannot handle."""
-    wanted = dim_max(extent, dim_min(num_elements(indices), 1))
-    return () if prove_eq(wanted, extent) else ((wanted, extent),)
 
 
 def inside(value: Scalar, extent: Dim) -> Scalar:
@@ -73,7 +65,7 @@ def _take_nest(operands: Operands) -> Nest:
         index = clamped_index(k, "index", indices[at], extent)
         with k.nest(x.shape[axis + 1 :]) as after:
             out[*outer, *after] = x[*before, index, *after]
-    return Nest((out.buffer,), k.body(), equal=something_to_read(extent, indices.shape))
+    return Nest((out.buffer,), k.body())
 
 
 def _take_numpy(x: Any, indices: Any, axis: int) -> Any:
@@ -119,7 +111,7 @@ def _gather_nest(operands: Operands) -> Nest:
         index = clamped_index(k, "index", indices[at], extent)
         out[at] = x[_replaced(at, axis, index)]
     checks = unproved(operands, {1: _replaced(x.shape, axis, indices.shape[axis])})
-    return Nest((out.buffer,), k.body(), checks=checks, equal=something_to_read(extent, indices.shape))
+    return Nest((out.buffer,), k.body(), checks=checks)
 
 
 def _gather_numpy(x: Any, indices: Any, axis: int) -> Any:

@@ -73,15 +73,13 @@ class Nest:
 
     The body may use symbolic variables of the graph function: outlining renames them, and passes those that no shape defines as arguments.
     Output `i` reuses the memory of operand `inplace[i]`. The remaining fields are run-time checks of what deduction could not prove:
-    `checks` has annotations that operands must match, `equal` has pairs (wanted, given) of numbers that must be equal, and `fits` has
-    extents that must broadcast.
+    `checks` has annotations that operands must match, and `fits` has extents that must broadcast.
     """
 
     outputs: tuple[Buffer, ...]
     body: Stmt
     inplace: tuple[int | None, ...] = ()
     checks: tuple[tuple[int, Type], ...] = ()
-    equal: tuple[tuple[Dim, Dim], ...] = ()
     fits: tuple[Fit, ...] = ()
     attrs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 

@@ -74,9 +74,9 @@ def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Val
     boundary = f"{name} {var.name!r}"
     if isinstance(legal, Library):
         return CallLibrary(legal.name, require_tensors(builder.emit, args, boundary), _fields(var.type), legal.attrs)
-    for wanted, given in legal.equal:
-        require_equal(builder.emit, wanted, given, boundary)
     if isinstance(legal, View):
+        for wanted, given in legal.equal:
+            require_equal(builder.emit, wanted, given, boundary)
         return call if legal.equal else None
     for fit in legal.fits:
         require_broadcast(builder.emit, fit.wanted, fit.given, _fit_text(boundary, fit, args[fit.operand]))
@@ -93,7 +93,7 @@ def _legalize(builder: Builder, outliner: Outliner, var: Var, call: Call) -> Val
     if alone:
         return MakeTuple((builder.emit(made),))
     # emitted here, so that no other call reuses the value without its checks
-    return builder.emit(made) if legal.equal or legal.fits else made
+    return builder.emit(made) if legal.fits else made
 
 
 def _fit_text(boundary: str, fit: Fit, operand: Atom) -> str:

@@ -16,8 +16,8 @@ from compiler.ir.graph.deduce import type_of
 from compiler.ir.graph.values import Call, MatchCast
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.types import ScalarType, TensorType
-from compiler.ops.index import something_to_read
 from compiler.ops.indices import Extent, Index, Treatment, safe_nest
+from compiler.ops.operands import num_elements
 from compiler.ops.tables import INDICES, OPERANDS
 from compiler.passes.check_facts import require_equal
 from compiler.passes.outline import Outliner
@@ -38,8 +38,6 @@ def with_safe_indices(builder: Builder, outliner: Outliner, var: Var, call: Call
     for name, declared in INDICES.get(call.op.name, {}).items():
         if name not in args:
             continue
-        if not declared.ahead and declared.treatment is not Treatment.CHECKED:
-            continue  # the nest binds safe indices itself
         bound = declared.bound_of(shapes, {**call.op.attributes, **call.attrs})
         if bound is None:
             continue  # the nest needs the extent too, and its error says so
@@ -47,8 +45,11 @@ def with_safe_indices(builder: Builder, outliner: Outliner, var: Var, call: Call
         if declared.treatment is Treatment.CHECKED:
             _check(builder, args[name], Dim.of(bound), place)
         elif (type_ := _known(builder, args[name])) is not None:
-            args[name] = _safe_copy(builder, outliner, args, name, declared, type_, Dim.of(bound), place)
-            changed = True
+            if declared.treatment in (Treatment.CLAMPED, Treatment.OWNERS):
+                _something_to_read(builder, Dim.of(bound) - (declared.treatment is Treatment.OWNERS), type_, place)
+            if declared.ahead:  # else the nest binds safe indices itself
+                args[name] = _safe_copy(builder, outliner, args, name, declared, type_, Dim.of(bound))
+                changed = True
     return replace(call, args=(*args.values(), *call.args[len(args) :])) if changed else call
 
 
@@ -75,17 +76,20 @@ def _check(builder: Builder, atom: Atom, bound: Dim, place: str) -> None:
     require_equal(builder.emit, dim_max(value, 0), value, f"{place} (at least 0)")
 
 
+def _something_to_read(builder: Builder, count: Dim, type_: TensorType, place: str) -> None:
+    """Require that `count` is not 0 if there are indices to clamp."""
+    assert type_.shape is not None
+    wanted = dim_max(count, dim_min(num_elements(type_.shape), 1))
+    require_equal(builder.emit, wanted, count, f"{place} (what the indices number)")
+
+
 def _safe_copy(
-    builder: Builder, outliner: Outliner, args: dict[str, Atom], name: str, declared: Index, type_: TensorType, bound: Dim, place: str
+    builder: Builder, outliner: Outliner, args: dict[str, Atom], name: str, declared: Index, type_: TensorType, bound: Dim
 ) -> Atom:
     assert type_.shape is not None
     assert type_.dtype is not None
     given, ordered = Buffer("indices", type_.shape, type_.dtype), None
     operands = [(given, args[name])]
-    if declared.treatment in (Treatment.CLAMPED, Treatment.OWNERS):
-        count = bound - 1 if declared.treatment is Treatment.OWNERS else bound
-        for wanted, extent in something_to_read(count, type_.shape):
-            require_equal(builder.emit, wanted, extent, f"{place} (what the indices number)")
     if declared.treatment is Treatment.OWNERS:
         assert isinstance(declared.bound, Extent)
         starts = args[declared.bound.operand]

@@ -15,7 +15,7 @@ from compiler.ir.loops.write import Kernel, cast, contract
 from compiler.ir.op import REQUIRED
 from compiler.ir.types import TensorType, Type
 from compiler.ops.broadcast import output
-from compiler.ops.index import clamped_index, something_to_read
+from compiler.ops.index import clamped_index
 from compiler.ops.indices import Extent, clamped
 from compiler.ops.operands import agree, dtype_attr, tensor_operand, unproved, wants_float, wants_int
 from compiler.ops.products.integer import integer_nest, integer_numpy, integer_relations, integer_type
@@ -60,8 +60,7 @@ def _linear_nest(operands: Operands) -> Nest:
             y: Scalar = contract(x.shape[1], lambda r: cast(x[j, r], F32), column)
             out[j, n] = cast(y if bias is None else y + cast(bias[e, n], F32), out.dtype)
     wanted = {1: (*w.shape[:2], x.shape[1]), 2: x.shape[:1]} | ({} if bias is None else {3: w.shape[:2]})
-    checks = unproved(operands, wanted)
-    return Nest((out.buffer,), k.body(), checks=checks, equal=something_to_read(w.shape[0], experts.shape))
+    return Nest((out.buffer,), k.body(), checks=unproved(operands, wanted))
 
 
 def _linear_numpy(x: Any, w: Any, experts: Any, bias: Any = None, *, out_dtype: str | None, tolerates: str | None) -> Any:

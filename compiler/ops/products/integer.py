@@ -43,9 +43,9 @@ from compiler.ir.relations import Relation, multiple
 from compiler.ir.types import TensorType, Type
 from compiler.machine.formats import FOUR, PANELS, Panels
 from compiler.ops.broadcast import output
-from compiler.ops.index import clamped_index, something_to_read
+from compiler.ops.index import clamped_index
 from compiler.ops.operands import agree, bool_attr, dtype_attr, int_attr, tensor_operand, unproved, wants_float, wants_int
-from compiler.ops.products.quantize import half_byte
+from compiler.ops.products.quantize import half_byte, half_bytes
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
@@ -105,7 +105,7 @@ def _panels_nest(operands: Operands) -> Nest:
 
 
 def _panels_numpy(q: Any, *, format: str, columns: int) -> Any:
-    numbers = np.stack([q & 15, q >> 4], -1).reshape(*q.shape[:-1], -1) if PANELS[format].bits == 4 else q
+    numbers = half_bytes(q) if PANELS[format].bits == 4 else q
     return PANELS[format].packed(numbers, columns)
 
 
@@ -172,10 +172,12 @@ def integer_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
         return TensorType(None, dtype, None if q.ndim is None else q.ndim - 1)
     if scale.ndim == 0:
         raise AnnotationError("scale has rank 0, expected at least 1: [..., groups]")
-    constant(panels.shape[-1], "dimension -1 of panels")
+    constant(panels.shape[-1], "dimension -1 of panels", FOUR)
     *row, planes, length = q.shape
     groups = scale.shape[-1]
-    weight_groups = Dim.of(1) if weight_scale.shape[-2] == Dim.of(1) else groups
+    if weight_scale.shape[-2] != groups:
+        constant(weight_scale.shape[-2], "the number of groups of weight_scale")  # 1 and another number need different loop nests
+    weight_groups = _weight_groups(weight_scale.shape[-2], groups)
     columns, matrix = panels.shape[-1] // FOUR, panels.shape[:-3]
     most = 2 // format.rows.num_bytes
     if not planes.is_const or not 1 <= planes.const <= most:
@@ -215,6 +217,11 @@ def integer_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
     if len(args) > at.bias:
         same_shape((*matrix, Dim.of(size)), tensor_operand(args, at.bias, "bias", ndim=1 + chooses), "bias")
     return TensorType((*row, Dim.of(size)), dtype)
+
+
+def _weight_groups(given: Dim, groups: Dim) -> Dim:
+    """Return the number of groups that the weight scales must have, if they have `given`."""
+    return given if given == Dim.of(1) else groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,15 +313,15 @@ def integer_nest(operands: Operands, *, chooses: bool = False) -> Nest:
             result = result * decoded(weight_scale, unit, 0)
         out[*row, n] = cast(result if bias is None else result + cast(bias[*matrix, n], F32), out.dtype)
     rows, size = q.shape[:-2], out.shape[-1]
-    wanted = {1: (*rows, groups), 2: (*rows, q.shape[-2], groups), 4: (*panels.shape[:-2], weight_scale.shape[-2], Dim.of(columns))}
+    weight_groups = _weight_groups(weight_scale.shape[-2], groups)
+    wanted = {1: (*rows, groups), 2: (*rows, q.shape[-2], groups), 4: (*panels.shape[:-2], weight_groups, Dim.of(columns))}
     wanted[3] = (*matrices, ceil_div(size, columns), format.lines(length), Dim.of(columns * FOUR))
     wanted |= ({5: rows} if chooses else {}) | ({} if bias is None else {at.bias: (*matrices, size)})
     wanted |= {} if at.sum is None else {at.sum: (*rows, groups)}
     for place, part in ((at.unit, unit), (at.offset, offset), (at.offset_unit, offset_unit)):
         if place is not None and part is not None:
             wanted[place] = (*panels.shape[:-2], groups if part is offset else part.shape[-2], Dim.of(columns))
-    read = something_to_read(matrices[0], rows) if chooses else ()
-    return Nest((out.buffer,), kernel.body(), checks=unproved(operands, wanted), equal=read)
+    return Nest((out.buffer,), kernel.body(), checks=unproved(operands, wanted))
 
 
 def integer_numpy(
@@ -337,7 +344,8 @@ def integer_numpy(
     )
     *row, planes, length = q.shape
     groups = scale.shape[-1]
-    w = PANELS[format].stored(panels).astype(np.float64).reshape(-1, groups, length // groups)
+    w = PANELS[format].stored(panels).astype(np.float64)
+    w = w.reshape(len(w), groups, length // groups)
     num_rows = int(np.prod(row))
     v = q.astype(np.float64).reshape(num_rows, planes, groups, length // groups)
     # These sums are exact in f64. The offset is subtracted as the compiled code does it.

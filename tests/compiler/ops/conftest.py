@@ -31,12 +31,13 @@ from runtime.session import Session
 TOLERANCE = {DType.F32: 3e-6, DType.F16: 2e-3, DType.BF16: 1.6e-2, DType.E4M3: 2.5e-1}
 
 
-def close(actual: Any, expected: Any) -> None:
-    """Require equal types, shapes and values. Floats may differ by TOLERANCE, relative to the largest element."""
-    if isinstance(expected, tuple) and not all(isinstance(e, int) for e in expected):
+def close(actual: Any, expected: Any, *, rounds: bool = False) -> None:
+    """Require equal types, shapes and values. Floats may differ by TOLERANCE, relative to the largest element. If the program `rounds` its
+    operands to integers, they may differ by a thousandth of the largest element."""
+    if isinstance(expected, tuple):
         assert isinstance(actual, tuple) and len(actual) == len(expected)
         for a, e in zip(actual, expected, strict=True):
-            close(a, e)
+            close(a, e, rounds=rounds)
         return
     actual, expected = np.asarray(actual), np.asarray(expected)
     assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)
@@ -46,7 +47,8 @@ def close(actual: Any, expected: Any) -> None:
         return
     a, e = actual.astype(np.float64), expected.astype(np.float64)
     scale = np.max(np.abs(e), initial=0.0, where=np.isfinite(e))
-    np.testing.assert_allclose(a, e, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype] * 0.1 * scale)
+    relative, absolute = (0.0, 1e-3) if rounds else (TOLERANCE[dtype], TOLERANCE[dtype] * 0.1)
+    np.testing.assert_allclose(a, e, rtol=relative, atol=absolute * scale)
 
 
 def operand(value: Any, shape: str | None, dims: dict[str, DimVar], name: str) -> Atom:

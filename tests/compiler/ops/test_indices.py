@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,11 +35,12 @@ from compiler.passes import legalize
 from compiler.passes.share_subexpressions import share_subexpressions
 from runtime.errors import ArgumentMismatch
 from runtime.session import Session
-from tests.compiler.ops.hostile_indices import CASES, Case, cases, module_of
+from tests.compiler.ops.hostile.cases import CASES, Case, compiled
+from tests.compiler.ops.test_compiled import CASES as COMPILED
 
 ROOT = Path(__file__).parents[3]
 Run = Callable[..., Any]
-ALL: list[Case] = [*cases(), *((name, *CASES[name]) for name in CASES if name not in INDICES)]
+ALL = {**CASES, **{op: compiled(op) for op in COMPILED if op not in INDICES}}
 
 
 # --- declarations ------------------------------------------------------------------------------------------------------
@@ -95,18 +93,18 @@ def _indices(body: Stmt) -> Iterator[Dim]:
 
 
 def test_every_operator_has_a_case():
-    assert {case[0] for case in ALL} == set(LEGALIZE) == set(OPERANDS) - {"shape_of", "tensor_to_shape"}
+    assert {case.op for case in ALL.values()} == set(LEGALIZE) == set(OPERANDS) - {"shape_of", "tensor_to_shape"}
 
 
-@pytest.mark.parametrize("case", ALL, ids=lambda case: case[0])
+@pytest.mark.parametrize("case", ALL.values(), ids=ALL)
 def test_an_operand_that_is_used_as_an_index_says_what_a_bad_index_does(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(legalize, "with_safe_indices", lambda builder, outliner, var, call: call)
-    module = legalize.legalize(module_of(*case))
+    module = legalize.legalize(case.module())
     for prim in module.prim_functions.values():
         inputs = [p for p in prim.params if isinstance(p, Buffer | ScalarParam) and p not in prim.outputs]
-        letters = {p: OPERANDS[case[0]]["abcdefghijklmnopqrstuvw".index(p.name)] for p in inputs if len(p.name) == 1}
+        letters = {p: OPERANDS[case.op]["abcdefghijklmnopqrstuvw".index(p.name)] for p in inputs if len(p.name) == 1}
         used = {letters[p] for p in data_indices(prim) if p in letters and letters[p] not in ("states", "cache")}
-        assert used <= set(INDICES.get(case[0], {})), f"{case[0]} uses {used} as indices"
+        assert used <= set(INDICES.get(case.op, {})), f"{case.op} uses {used} as indices"
 
 
 def test_the_analysis_finds_indices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +112,7 @@ def test_the_analysis_finds_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(legalize, "with_safe_indices", lambda builder, outliner, var, call: call)
     wanted = {"take": {"indices"}, "kv_append": {"slots", "layer"}, "paged_attention": {"page_tables", "seq_ids", "positions", "layer"}}
     for name, names in wanted.items():
-        module = legalize.legalize(module_of(name, *CASES[name]))
+        module = legalize.legalize(compiled(name).module())
         (prim,) = module.prim_functions.values()
         found = {OPERANDS[name]["abcdefghijklmnopqrstuvw".index(p.name)] for p in data_indices(prim)}
         assert found == names
@@ -179,7 +177,7 @@ def test_an_index_is_clamped_in_every_integer_type(run: Run) -> None:
 def test_a_layer_that_does_not_exist_is_refused_by_name(layer: int) -> None:
     ones = np.ones((2, 1, 4), np.float32)
     arguments = CACHE, ones, ones, np.array([1, 2], np.int32), layer
-    module = module_of("kv_append", arguments, "2 2 p 1 64, t 1 4, t 1 4, t", {})
+    module = Case("kv_append", arguments, "2 2 p 1 64, t 1 4, t 1 4, t").module()
     with pytest.raises(BadIndex, match=f"kv_append: operand layer is {layer}, expected 0 <= layer < 2"):
         Interpreter(module).call("main", *arguments)
     session = Session(compile_module(module))
@@ -208,47 +206,18 @@ def test_all_layers_share_the_safe_copies():
     assert len([check for check in checks if "I64" in check or "i64" in check]) == 2, text
 
 
-# --- the campaign ------------------------------------------------------------------------------------------------------
-
-
-def campaign(draws: int, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.compiler.ops.hostile_indices", str(draws), *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-def passes(draws: int) -> None:
-    ran = campaign(draws)
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    reached = {line.partition(":")[0] for line in ran.stdout.splitlines()}
-    assert reached == set(INDICES)
-
-
-def test_hostile_indices_touch_no_foreign_memory():
-    passes(4)
-
-
-@pytest.mark.slow
-def test_hostile_indices_at_length():
-    passes(10_000 // len(cases()) + 1)
-
-
-def test_guard_pages_catch_a_compiler_that_trusts_indices():
-    """Without the safe copies, a bad index reads foreign memory. This shows that the campaign can fail."""
-    assert campaign(4, "--trusting").returncode == -signal.SIGSEGV
-
-
 def test_all_operators_are_registered():
     assert {name for name in OPS if "." not in name} == set(OPERANDS)
 
 
 @pytest.mark.parametrize("name", ["kv_append", "key_append", "state_write"])
 def test_a_write_that_skips_bad_indices_still_runs_on_all_threads(name: str) -> None:
-    module = legalize.legalize(module_of(name, *CASES[name]))
+    module = legalize.legalize(compiled(name).module())
     (prim,) = module.prim_functions.values()
     assert all(match_spatial(stage) for stage in stages(prim.body))
 
 
 def test_scatter_stays_in_order():
     """The last of several updates at one index wins, so no schedule may compute the updates in another order."""
-    (prim,) = legalize.legalize(module_of("scatter_inplace", *CASES["scatter_inplace"])).prim_functions.values()
+    (prim,) = legalize.legalize(compiled("scatter_inplace").module()).prim_functions.values()
     assert not any(match_spatial(stage) for stage in stages(prim.body))

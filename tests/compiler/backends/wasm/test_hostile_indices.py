@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -19,7 +18,7 @@ from compiler.machine.target import get
 from compiler.ops.tables import OPERANDS
 from runtime.flat_program import flat_program
 from tests.compiler.ops.conftest import close, operand, program
-from tests.compiler.ops.hostile_indices import Case, cases, hostile
+from tests.compiler.ops.hostile.cases import CASES, Case
 from tests.node import run_node
 
 ROOT = Path(__file__).parents[4]
@@ -48,16 +47,15 @@ writeFileSync(`${folder}/outputs`, Buffer.concat(found.flat()));
 """
 
 
-def of_step() -> list[Case]:
-    return [case for case in cases() if case[0] in BY_STEP]
+OF_STEP = {name: case for name, case in CASES.items() if case.op in BY_STEP}
 
 
-@pytest.mark.parametrize("case", of_step(), ids=lambda case: case[0])
+@pytest.mark.parametrize("case", OF_STEP.values(), ids=OF_STEP)
 def test_hostile_indices_do_in_webassembly_what_the_interpreter_says(case: Case, tmp_path: Path) -> None:
-    name, values, _, attrs = case
-    module = program(OPS[name], [operand(v, None, {}, n) for n, v in zip(OPERANDS[name], values, strict=False)], attrs)
+    atoms = [operand(value, None, {}, name) for name, value in zip(OPERANDS[case.op], case.values, strict=False)]
+    module = program(OPS[case.op], atoms, case.attrs)
     executable = compile_module(module, Options(get("wasm-simd128")))
-    draws = [_arrays(name, values, attrs, draw) for draw in range(DRAWS)]
+    draws = [_arrays(case, draw) for draw in range(DRAWS)]
     flat = flat_program(executable, "main")
     described = [[{"dtype": DType.from_numpy(a.dtype).value, "shape": a.shape} for a in arrays] for arrays in draws]
     (tmp_path / "draws.json").write_text(json.dumps({"description": msgspec.to_builtins(flat), "draws": described}))
@@ -74,18 +72,10 @@ def test_hostile_indices_do_in_webassembly_what_the_interpreter_says(case: Case,
         for array in expected if isinstance(expected, tuple) else (expected,):
             found = np.frombuffer(outputs, array.dtype, array.size, at).reshape(array.shape)
             at += found.nbytes
-            _compare(found, array, rounds=values[1].dtype == np.int8)
+            close(found, array, rounds=case.rounds)
     assert at == len(outputs)
 
 
-def _arrays(name: str, values: tuple[Any, ...], attrs: dict[str, Any], draw: int) -> list[Any]:
+def _arrays(case: Case, draw: int) -> list[Any]:
     """Return the operands of a draw. The layer stays as it is, because it is a constant of the program."""
-    given = hostile(name, values, attrs, np.random.default_rng([draw, crc32(name.encode())]))
-    return [a for a in given if isinstance(a, np.ndarray)]
-
-
-def _compare(found: Any, expected: Any, *, rounds: bool) -> None:
-    if rounds:
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-3 * np.abs(expected).max())
-    else:
-        close(found, expected)
+    return [value for value in case.hostile(draw) if isinstance(value, np.ndarray)]

@@ -21,13 +21,13 @@ from compiler.ir.graph.atoms import Atom, ScalarValue, ShapeValue, Var
 from compiler.ir.graph.builder import Builder
 from compiler.ir.module import IRModule
 from compiler.ir.op import OPS, REQUIRED
-from compiler.ir.types import ScalarType, ShapeType, tensor
+from compiler.ir.types import ScalarType, ShapeType, TensorType, tensor
+from tests.compiler.ops.hostile.indices import INT32, INT64, bad, overwrite
 from tests.compiler.random_programs.programs import Unfit
 
 FLOATS = [DType.F32, DType.F32, DType.F32, DType.F16, DType.BF16]
 INTEGERS = [DType.I32, DType.I64, DType.I8, DType.U8]
 MOST_ELEMENTS = 1 << 14
-INT32_MOST, INT64_MOST = 2**31 - 1, 2**63 - 1
 # attributes of every kind, and integers at the ends of their ranges
 STRANGE = [
     -1,
@@ -37,9 +37,9 @@ STRANGE = [
     3,
     7,
     -8,
-    INT32_MOST,
-    INT64_MOST,
-    -INT64_MOST - 1,
+    int(INT32.max),
+    int(INT64.max),
+    int(INT64.min),
     1 << 70,
     0.5,
     -1.0,
@@ -97,8 +97,11 @@ class Draw:
 
     # --- operands --------------------------------------------------------------------------------------------------------
 
-    def tensor(self, shape: Sequence[int], dtypes: Sequence[DType] | DType = FLOATS, make: Make | None = None) -> Var:
-        """Return a parameter of this shape. Its elements are small numbers unless `make` makes them."""
+    def tensor(
+        self, shape: Sequence[int], dtypes: Sequence[DType] | DType = FLOATS, make: Make | None = None, attacked: int | None = None
+    ) -> Var:
+        """Return a parameter of this shape. Its elements are small numbers unless `make` makes them. If they are indices below `attacked`,
+        some of them become bad."""
         wanted = [dtypes] if isinstance(dtypes, DType) else dtypes
         dtype = self.one_of(list(DType)) if self.chance(self.hostile / 4) else self.one_of(wanted)
         dims = [self.dim(n) for n in shape]
@@ -111,40 +114,41 @@ class Draw:
             if prod(extents) > MOST_ELEMENTS:
                 raise Unfit
             with np.errstate(all="ignore"):
-                return np.asarray(make(extents) if make else _elements(numbers, extents, dtype)).astype(dtype.numpy).reshape(extents)
+                found = np.asarray(make(extents) if make else _elements(numbers, extents, dtype)).astype(dtype.numpy).reshape(extents)
+            if attacked is not None and dtype.is_int:
+                overwrite(found, attacked, numbers)
+            return found
 
         self.params[var] = array
         return var
 
-    def indices(self, shape: Sequence[int], least: int, most: int, dtypes: Sequence[DType] | DType = (DType.I32, DType.I64)) -> Var:
-        """Return a tensor of indices in least .. most. In some draws, some of the indices are far outside this range."""
-        numbers, wild = np.random.default_rng(self.random.getrandbits(32)), self.chance(0.4)
-
-        def make(extents: tuple[int, ...]) -> Any:
-            found = numbers.integers(least, max(least, most), extents, np.int64, endpoint=True)
-            odd = numbers.choice([-1, -2, least - 1, most + 1, most + 7, 1000, -1000, INT32_MOST, -INT32_MOST], extents)
-            return np.where(numbers.random(extents) < (0.3 if wild else 0), odd, found)
-
-        return self.tensor(shape, dtypes, make)
+    def indices(self, shape: Sequence[int], bound: int, dtypes: Sequence[DType] | DType = (DType.I32, DType.I64)) -> Var:
+        """Return a tensor of indices below `bound`. In some draws, some of them are bad."""
+        numbers = np.random.default_rng(self.random.getrandbits(32))
+        return self.tensor(shape, dtypes, lambda extents: numbers.integers(0, max(1, bound), extents), self._attacked(bound))
 
     def listed(self, values: Sequence[int], dtypes: Sequence[DType] | DType = (DType.I32, DType.I64)) -> Var:
         """Return a vector of these numbers, such as the first tokens of sequences. In some draws, some of them are far off."""
-        numbers, wild = np.random.default_rng(self.random.getrandbits(32)), self.chance(0.4)
+        found = np.array([*values, 0], np.int64)
+        return self.tensor([len(values)], dtypes, lambda extents: np.resize(found, extents), self._attacked(max(values, default=0) + 1))
 
-        def make(extents: tuple[int, ...]) -> Any:
-            found = np.resize(np.array([*values, 0], np.int64), extents) if extents != (len(values),) else np.array(values, np.int64)
-            odd = numbers.choice([-1, -5, 1, 6, 1000, -1000, INT32_MOST, -INT32_MOST], extents)
-            return np.where(numbers.random(extents) < (0.3 if wild else 0), odd, found)
-
-        return self.tensor([len(values)], dtypes, make)
+    def _attacked(self, bound: int) -> int | None:
+        return bound if self.chance(0.4) else None
 
     def shape(self, shape: Sequence[int]) -> ShapeValue:
         return ShapeValue(tuple(self.dim(n) for n in shape))
 
-    def scalar(self, value: int, *, odd: Sequence[int] = (-1, 1000, INT32_MOST, -INT32_MOST)) -> Atom:
-        """Return an integer: a literal, a symbolic variable, or a parameter. In some draws it is one of `odd`."""
-        wild = self.chance(0.2)
-        found = self.one_of(odd) if wild else value
+    def index(self, bound: int) -> Atom:
+        """Return a scalar index below `bound`. In some draws, it is bad."""
+        return self._integer(self.random.randrange(bound), bound)
+
+    def scalar(self, value: int) -> Atom:
+        """Return an integer. In some draws, it is another one."""
+        return self._integer(value, value + 1)
+
+    def _integer(self, value: int, bound: int) -> Atom:
+        """Return a literal, a symbolic variable, or a parameter."""
+        found = self.one_of(bad(INT64, bound)) if self.chance(0.2) else value
         if self.chance(0.5):
             return ScalarValue(self.number(found) if found >= 0 else Dim.of(found))
         var = Var(f"x{len(self.params)}", ScalarType(DType.I64))
@@ -181,6 +185,10 @@ class Draw:
         with builder.function("main", (*self.params, sizes), pure=OPS[op].pure):
             builder.returns(builder.call(OPS[op], *args, **self.attrs))
         return builder.finish()
+
+    def has(self, dtype: DType) -> bool:
+        """Return whether a parameter has this element type."""
+        return any(isinstance(var.type, TensorType) and var.type.dtype is dtype for var in self.params)
 
     def inputs(self, call: int) -> tuple[Any, ...]:
         """Return the arguments of the call with this number. After the first call, some variables have other values."""

@@ -1,6 +1,6 @@
 """One row per operator: how to draw a call of it. A new operator gets a row here; `tests/compiler/ops/test_hostile.py` fails without it.
 
-A row states a valid call. `Draw.tensor`, `indices`, `listed`, `scalar`, `place` and `call` make sizes, indices and attributes hostile.
+A row states a valid call. The methods of `Draw` make its sizes, indices and attributes hostile.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def _shape_of(draw: Draw) -> None:
 
 @row("tensor_to_shape")
 def _tensor_to_shape(draw: Draw) -> None:
-    draw.call(draw.indices([draw.size(0, 1, 2)], 0, 40, I64))
+    draw.call(draw.indices([draw.size(0, 1, 2)], 41, I64))
 
 
 @row("shape_to_tensor")
@@ -273,36 +273,36 @@ def _counted_by_data(draw: Draw) -> None:
 def _take(draw: Draw) -> None:
     shape = _shape(draw, 1)
     axis = _axis(draw, shape)
-    draw.call(draw.tensor(shape, ANY), draw.indices(_shape(draw, 0, 2), 0, shape[axis] - 1), axis=axis)
+    draw.call(draw.tensor(shape, ANY), draw.indices(_shape(draw, 0, 2), shape[axis]), axis=axis)
 
 
 @row("gather")
 def _gather(draw: Draw) -> None:
     shape = _shape(draw, 1)
     axis, x = _axis(draw, shape), draw.tensor(shape, ANY)
-    last = shape[axis] - 1
+    extent = shape[axis]
     shape[axis] = draw.size()
-    draw.call(x, draw.indices(shape, 0, last), axis=axis)
+    draw.call(x, draw.indices(shape, extent), axis=axis)
 
 
 @row("scatter scatter_inplace")
 def _scatter(draw: Draw) -> None:
     shape, dtype = _shape(draw, 1), draw.one_of(ANY)
     axis, x = _axis(draw, shape), draw.tensor(shape, dtype)
-    last = shape[axis] - 1
+    extent = shape[axis]
     shape[axis] = draw.size()
-    draw.call(x, draw.indices(shape, 0, last), draw.tensor(shape, dtype), axis=axis)
+    draw.call(x, draw.indices(shape, extent), draw.tensor(shape, dtype), axis=axis)
 
 
 @row("embedding")
 def _embedding(draw: Draw) -> None:
     rows = draw.size()
-    draw.call(draw.tensor([rows, draw.size()]), draw.indices(_shape(draw, 0, 2), 0, rows - 1))
+    draw.call(draw.tensor([rows, draw.size()]), draw.indices(_shape(draw, 0, 2), rows))
 
 
 @row("rope_angles")
 def _rope_angles(draw: Draw) -> None:
-    draw.call(draw.indices(_shape(draw, 0, 2), 0, 40), draw.tensor([draw.size()], F32), scale=draw.one_of([1.0, 0.5]))
+    draw.call(draw.indices(_shape(draw, 0, 2), 41), draw.tensor([draw.size()], F32), scale=draw.one_of([1.0, 0.5]))
 
 
 @row("rope")
@@ -399,7 +399,7 @@ def _integer_linear(draw: Draw, experts: list[int]) -> None:
         draw.tensor([*rows, planes, groups], I32),
         draw.tensor([*experts, panels, length // format.depth, 4 * columns], U8),
         draw.tensor(of_panels(weight_groups), I8 if in_units else F32),
-        *([draw.indices(rows, 0, experts[0] - 1)] if experts else []),
+        *([draw.indices(rows, experts[0])] if experts else []),
         *([draw.tensor(of_panels(1), F32)] if in_units else []),
         *([draw.tensor([*rows, groups], F32), draw.tensor(of_panels(groups), I8 if in_units else F32)] if has_offset else []),
         *([draw.tensor(of_panels(1), F32)] if in_units and has_offset else []),
@@ -429,7 +429,7 @@ def _widened_linear(draw: Draw, experts: list[int]) -> None:
         draw.tensor([*experts, panels, length // 8, 4 * columns], U8),
         draw.tensor([*experts, panels, groups, columns], I8),
         draw.tensor([*experts, panels, 1, columns], F32),
-        *([draw.indices(rows, 0, experts[0] - 1)] if experts else []),
+        *([draw.indices(rows, experts[0])] if experts else []),
         *([draw.tensor([*experts, size], F32)] if draw.chance(0.3) else []),
     ]
     draw.call(*args, size=size, dtype="f32")
@@ -452,7 +452,7 @@ def _expert_widened(draw: Draw) -> None:
 def _expert_linear(draw: Draw) -> None:
     rows, experts, size, length = draw.size(), draw.size(), draw.size(), draw.size()
     bias = [draw.tensor([experts, size])] if draw.chance(0.3) else []
-    args = draw.tensor([rows, length]), draw.tensor([experts, size, length]), draw.indices([rows], 0, experts - 1), *bias
+    args = draw.tensor([rows, length]), draw.tensor([experts, size, length]), draw.indices([rows], experts), *bias
     draw.call(*args, out_dtype=draw.one_of([None, "f32"]), tolerates=None)
 
 
@@ -465,14 +465,14 @@ def _top_experts(draw: Draw) -> None:
 @row("group_rows")
 def _group_rows(draw: Draw) -> None:
     count = draw.size(1, 3, 8)
-    draw.call(draw.indices([draw.size(), draw.size(1, 2)], 0, count - 1), count=count)
+    draw.call(draw.indices([draw.size(), draw.size(1, 2)], count), count=count)
 
 
 @row("sum_rows")
 def _sum_rows(draw: Draw) -> None:
     tokens, k = draw.size(), draw.size(1, 2)
     y, shares = draw.tensor([tokens * k, draw.size()]), draw.tensor([tokens, k])
-    draw.call(y, draw.indices([tokens, k], 0, tokens * k - 1), shares)
+    draw.call(y, draw.indices([tokens, k], tokens * k), shares)
 
 
 # --- attention -----------------------------------------------------------------------------------------------------------
@@ -499,11 +499,11 @@ def _paged_attention(draw: Draw) -> None:
     tokens, seqs, per_seq, value_size = draw.size(), draw.size(1, 2), draw.size(1, 2), draw.one_of([0, 0, 0, size])
     dtype, halves = draw.one_of([F32, F32, BF16, I8]), 1 if value_size else 2
     cache = draw.tensor([layers, halves, pages, kv_heads, PAGE * size], dtype)
-    tables = draw.indices([seqs, per_seq], 0, pages - 1, I32)
-    of_tokens = draw.indices([tokens], 0, seqs - 1, I32), draw.indices([tokens], 0, per_seq * PAGE - 1, I32)
+    tables = draw.indices([seqs, per_seq], pages, I32)
+    of_tokens = draw.indices([tokens], seqs, I32), draw.indices([tokens], per_seq * PAGE, I32)
     scales = [draw.tensor([layers, halves, pages, kv_heads, PAGE], F32)] if dtype is I8 else []
     sinks = [draw.tensor([kv_heads * each])] if draw.chance(0.2) else []
-    q, layer = draw.tensor([tokens, kv_heads * each, size]), draw.scalar(draw.random.randrange(layers))
+    q, layer = draw.tensor([tokens, kv_heads * each, size]), draw.index(layers)
     attrs = {"window": draw.one_of([0, 0, 5]), "softcap": draw.one_of([0.0, 5.0]), "value_size": value_size}
     draw.call(q, cache, tables, *of_tokens, layer, *scales, *sinks, scale=0.5, **attrs)
 
@@ -516,7 +516,7 @@ def _append(draw: Draw, names: int) -> None:
     first = draw.random.randrange(PAGE)
     slots = draw.listed([(first + t) % (pages * PAGE) for t in range(tokens)])
     scales = [draw.tensor([layers, names, pages, heads, PAGE], F32)] if dtype is I8 else []
-    draw.call(cache, *appended, slots, draw.scalar(draw.random.randrange(layers)), *scales)
+    draw.call(cache, *appended, slots, draw.index(layers), *scales)
 
 
 @row("kv_append")
@@ -551,14 +551,14 @@ def _pooled(draw: Draw) -> None:
 def _state_read(draw: Draw) -> None:
     layers, pages = draw.size(1, 2), draw.size(1, 3)
     states = draw.tensor([layers, pages, draw.size()])
-    draw.call(states, draw.indices([draw.size()], 0, pages - 1), draw.scalar(draw.random.randrange(layers)))
+    draw.call(states, draw.indices([draw.size()], pages), draw.index(layers))
 
 
 @row("state_write")
 def _state_write(draw: Draw) -> None:
     layers, pages, size, count = draw.size(1, 2), draw.size(1, 3), draw.size(), draw.size()
-    values, written = draw.tensor([count, size]), draw.indices([count], 0, pages - 1)
-    draw.call(draw.tensor([layers, pages, size]), values, written, draw.scalar(draw.random.randrange(layers)))
+    values, written = draw.tensor([count, size]), draw.indices([count], pages)
+    draw.call(draw.tensor([layers, pages, size]), values, written, draw.index(layers))
 
 
 @row("conv_taps")
@@ -580,7 +580,7 @@ def _input_tails(draw: Draw) -> None:
     tokens, size = draw.size(), draw.size()
     starts = _starts(draw, tokens)
     ids = [sum(t >= s for s in starts[1:]) for t in range(tokens)]
-    before, saved = draw.tensor([len(starts) - 1, draw.size(1, 3), size]), draw.indices([draw.size(0, 1, 2)], 0, tokens - 1)
+    before, saved = draw.tensor([len(starts) - 1, draw.size(1, 3), size]), draw.indices([draw.size(0, 1, 2)], tokens)
     draw.call(draw.tensor([tokens, size]), before, draw.listed(ids), draw.listed(starts), saved)
 
 
@@ -593,14 +593,14 @@ def _state_scan(draw: Draw) -> None:
     qk = [draw.tensor([tokens, keys, key_size], F32) for _ in range(2)]
     of_tokens = [*qk, draw.tensor([tokens, heads, size], F32), draw.tensor([tokens, heads], F32)]
     lists = [
-        draw.indices([len(starts) - 1], 0, pages - 1),
+        draw.indices([len(starts) - 1], pages),
         draw.listed(starts),
         draw.listed(saved),
-        draw.indices([len(saved)], 0, pages - 1),
+        draw.indices([len(saved)], pages),
     ]
     beta = [draw.tensor([tokens, heads], F32)] if draw.chance(0.5) else []
     states = draw.tensor([layers, pages, heads * size * key_size], F32)
-    draw.call(states, *of_tokens, *lists, draw.scalar(draw.random.randrange(layers)), *beta)
+    draw.call(states, *of_tokens, *lists, draw.index(layers), *beta)
 
 
 # --- sampling ------------------------------------------------------------------------------------------------------------
@@ -610,18 +610,18 @@ def _state_scan(draw: Draw) -> None:
 def _sample(draw: Draw) -> None:
     batch, vocab, rows = draw.size(1, 2), draw.size(1, 65), draw.size(0, 1, 2)
     numbers = draw.tensor([rows, len(Number)], F32, np.ones)
-    settings = draw.indices([rows, len(Setting)], 0, 3, I64)
+    settings = draw.indices([rows, len(Setting)], 4, I64)
     lists = []
     for kinds in ((F32,), (I32,)):
         count = draw.size(0, 1, 3)
         starts = draw.listed([0, *sorted(draw.random.randint(0, count) for _ in range(rows))], I32)
-        lists += [starts, draw.indices([count], 0, vocab - 1, I32), *(draw.tensor([count], kind) for kind in kinds)]
+        lists += [starts, draw.indices([count], vocab, I32), *(draw.tensor([count], kind) for kind in kinds)]
     masks = draw.tensor([4, -(-vocab // 32)], I32)
-    draw.call(draw.tensor([batch, vocab], F32), draw.indices([rows], 0, batch - 1, I32), numbers, settings, *lists, masks)
+    draw.call(draw.tensor([batch, vocab], F32), draw.indices([rows], batch, I32), numbers, settings, *lists, masks)
 
 
 @row("token_logprobs")
 def _token_logprobs(draw: Draw) -> None:
     batch, vocab, rows = draw.size(1, 2), draw.size(1, 65), draw.size(0, 1, 2)
-    given = draw.indices([rows], 0, batch - 1, I32), draw.indices([rows], 0, vocab - 1, I32), draw.indices([rows], 0, 20, I32)
+    given = draw.indices([rows], batch, I32), draw.indices([rows], vocab, I32), draw.indices([rows], 21, I32)
     draw.call(draw.tensor([batch, vocab], F32), *given)

@@ -3,9 +3,6 @@ block of memory."""
 
 from __future__ import annotations
 
-from zlib import crc32
-
-import numpy as np
 import pytest
 
 from compiler.driver import Options, compile_module
@@ -15,7 +12,7 @@ from compiler.machine.target import get
 from runtime.errors import RuntimeFault
 from runtime.session import Session
 from tests.compiler.ops.conftest import close
-from tests.compiler.ops.hostile_indices import Case, cases, hostile, module_of
+from tests.compiler.ops.hostile.cases import CASES, Case
 from tests.gpu.fixtures import SoftwareGpu, needs_pycuda
 
 pytestmark = [needs_pycuda, pytest.mark.gpu]
@@ -23,14 +20,12 @@ pytestmark = [needs_pycuda, pytest.mark.gpu]
 DRAWS = 2
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case[0])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_hostile_indices_do_on_a_gpu_what_the_interpreter_says(case: Case, software_gpu: SoftwareGpu) -> None:
-    name, values, _, attrs = case
-    module = module_of(*case)
+    module = case.module()
     session = Session(compile_module(module, Options(get("sm_80"))))
     for draw in range(DRAWS):
-        given = hostile(name, values, attrs, np.random.default_rng([draw, crc32(name.encode())]))
-        arguments = [v for v in given if isinstance(v, np.ndarray | int)]
+        arguments = case.arguments(draw)
         try:
             expected = Interpreter(module).call("main", *arguments)
         except CompileError:
