@@ -98,7 +98,8 @@ def _group(group: PlannedGroup) -> str:
 
 def _table(found: Inspection, advice: list[str]) -> Table:
     plan = found.plan
-    dtypes = ", ".join(f"{count / 1e6:,.1f} M {dtype}" for dtype, count in found.dtypes.items())
+    counts = sorted(found.dtypes.items(), key=lambda item: -item[1])
+    dtypes = ", ".join(f"{count / 1e6:,.1f} M {dtype}" if count >= 1e5 else f"{count:,} {dtype}" for dtype, count in counts)
     parts = ", ".join(f"{part} {in_units(size)}" for part, size in found.bytes_by_part.items())
     table = Table(box=None, show_header=False)
     table.add_column(style="bold")

@@ -176,10 +176,10 @@ def _annotation(setting: Setting) -> Any:
     default = DEFAULTS[setting.name]
     shown = f" [dim]({_shown(setting.name, default)})[/dim]" if default not in (None, (), False) else ""
     about: dict[str, Any] = {"help": setting.meaning + shown, "rich_help_panel": setting.group, "show_default": False}
-    about["metavar"] = METAVARS[kind]
+    about["metavar"] = "BYTES" if setting.name.endswith("_bytes") else METAVARS[kind]
     option = "--" + setting.name.replace("_", "-").removesuffix("s" if kind.startswith("tuple") else "")
     if setting.name.endswith("_bytes"):
-        return Annotated[int | None, typer.Option(option, parser=_bytes, **{**about, "metavar": "BYTES"})]
+        return Annotated[int | None, typer.Option(option, parser=_bytes, **about)]
     types: dict[str, Any] = {"str": str, "int": int, "float": float, "bool": bool, "Path": Path, "tuple[str, ...]": list[str]}
     flag = f"{option}/--no-{option[2:]}" if kind == "bool" else option
     return Annotated[types[kind] | None, typer.Option(flag, **about)]

@@ -79,6 +79,7 @@ class ChatMessage(TypedDict):
     content: str | None
     refusal: None
     tool_calls: NotRequired[Sequence[ToolCall]]
+    function_call: NotRequired[Called]  # in place of tool_calls, in the answer to a request with functions
     reasoning_content: NotRequired[str]
     reasoning: NotRequired[str]
 
@@ -117,6 +118,7 @@ class ChatDelta(TypedDict, total=False):
     reasoning_content: str
     reasoning: str
     tool_calls: Sequence[ToolCallDelta]
+    function_call: CalledDelta
 
 
 class ChatChunkChoice(TypedDict):

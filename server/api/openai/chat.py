@@ -30,7 +30,7 @@ from server.api.request.prepare import (
 )
 from server.api.request.schema import ChatBody, Tool
 from server.api.request.texts import check_chars, encode_prompts, kept_of, most_chars
-from server.api.request.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use
+from server.api.request.tool_choice import ToolUse, demanded_calls, offered_calls, tool_use, with_tools
 from server.api.routes import gives, new_router
 from server.errors import NO_CHAT_TEMPLATE, TEMPLATE_FAILED, UNSUPPORTED_FIELD, ApiError
 from server.messages import CachePages, Constraint, Thinking
@@ -71,12 +71,13 @@ def router(context: Context) -> APIRouter:
 
 def unread(body: ChatBody, loaded: Loaded) -> list[str]:
     """Return the fields without effect on this model: a chat template may show no tools to it. A grammar still enforces demanded calls."""
-    drops_tools = body.tools and not loaded.dialect.reads_tools and body.tool_choice in (None, "auto")
-    return ["tools"] if drops_tools else []
+    drops_tools = (body.tools or body.functions) and not loaded.dialect.reads_tools and body.tool_choice in (None, "auto")
+    return ["tools" if body.tools else "functions"] if drops_tools else []
 
 
 async def plan_chat(body: ChatBody, model: Model, loaded: Loaded, who: Caller, settings: ServerSettings) -> ChatPlan:
     require_generator(model, loaded)
+    body = with_tools(body)
     text = await render_prompt(lambda: _offered(body, loaded, settings), loaded, who)
     return await off_loop(max(who.num_body_bytes, len(text)), lambda: _planned(text, body, loaded, who, settings))
 

@@ -70,6 +70,7 @@ class ChatAnswer:
         self._prompt_ids = plan.job.submit.prompt_ids
         self._prompt_logprobs: tuple[TokenLogprob | None, ...] = ()
         self._echoed = text_of(body.messages[-1].content) if body.echo else ""
+        self._is_of_functions = body.functions is not None  # the answer has `function_call` in place of `tool_calls`
         self._shows_reasoning = body.include_reasoning is not False
         self._envelope = envelope("chat.completion", "chatcmpl", body, model, loaded)
 
@@ -130,7 +131,8 @@ class ChatAnswer:
         """Return the parts that a step adds to its choice."""
         parts, finish = self._parser.parse(step)
         if finish is not None:
-            choice.finish, choice.stop_reason = finish, step.stop_reason
+            is_call = finish == "tool_calls" and self._is_of_functions
+            choice.finish, choice.stop_reason = "function_call" if is_call else finish, step.stop_reason
         if step.prompt_logprobs:
             self._prompt_logprobs = step.prompt_logprobs
         return parts
@@ -192,7 +194,9 @@ class ChatAnswer:
                     call["function"]["arguments"] += text
                 case _:
                     pass
-        if calls:
+        if calls and self._is_of_functions:
+            delta["function_call"] = calls[0]["function"]
+        elif calls:
             delta["tool_calls"] = list(calls.values())
         return delta
 
@@ -207,7 +211,9 @@ class ChatAnswer:
             "content": content if content or not calls else None,
             "refusal": None,
         }
-        if calls:
+        if calls and self._is_of_functions:
+            message["function_call"] = calls[0]["function"]
+        elif calls:
             message["tool_calls"] = calls
         if choice.reasoning and self._shows_reasoning:
             message["reasoning_content"] = message["reasoning"] = "".join(choice.reasoning)

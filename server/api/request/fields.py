@@ -21,8 +21,6 @@ UNSUPPORTED: Mapping[str, str] = {
     "mm_processor_kwargs": NO_MULTIMODAL,
     "moderation": "moderation is not implemented; ask a model to check the text",
     "web_search_options": "the server has no access to the web",
-    "functions": "deprecated by the API; use tools",
-    "function_call": "deprecated by the API; use tool_choice",
     "suffix": "only completions have this field",
     "use_beam_search": "beam search is not implemented; use n and best_of",
     "length_penalty": "beam search is not implemented; use n and best_of",

@@ -247,6 +247,8 @@ class ChatBody(GenerationBody):
         None
     )
     parallel_tool_calls: bool | None = None
+    functions: Annotated[list[FunctionDefinition], Field(max_length=128, fail_fast=True)] | None = None  # earlier name of tools
+    function_call: Literal["none", "auto"] | NamedFunction | None = None  # earlier name of tool_choice
     verbosity: Literal["low", "medium", "high"] | None = None  # no effect: models have no such setting
     prediction: JsonObject | None = None  # no effect: it may only make the answer faster
     modalities: list[Literal["text"]] | None = Field(default=None, max_length=16, fail_fast=True)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from server.api.request.prepare import invalid
-from server.api.request.schema import AllowedTools, ChatBody, NamedTool, Tool
+from server.api.request.schema import AllowedTools, ChatBody, NamedFunction, NamedTool, Tool
 from server.messages import Constraint, ConstraintKind
 from server.models.model import Loaded
 from server.text.dialects.dialect import Dialect
@@ -23,6 +23,22 @@ class ToolUse:
     @property
     def schemas(self) -> list[ToolSchema]:
         return [ToolSchema(tool.function.name, tool.function.parameters or {}) for tool in self.tools]
+
+
+def with_tools(body: ChatBody) -> ChatBody:
+    """Return a request with `functions` and `function_call` as one with `tools` and `tool_choice`, which have replaced them. An answer to
+    functions has at most one call."""
+    if body.functions is None and body.function_call is None:
+        return body
+    if body.tools is not None or body.tool_choice is not None:
+        raise invalid("functions", "functions or function_call are given beside tools or tool_choice; use tools and tool_choice")
+    choice, functions = body.function_call, body.functions or []
+    if isinstance(choice, NamedFunction):
+        if choice.name not in {function.name for function in functions}:
+            raise invalid("function_call", f"function_call names {choice.name!r:.80}, which is not among functions")
+        choice = NamedTool(type="function", function=choice)
+    tools = [Tool(type="function", function=function) for function in functions]
+    return body.model_copy(update={"tools": tools, "tool_choice": choice, "parallel_tool_calls": False})
 
 
 def tool_use(body: ChatBody) -> ToolUse:

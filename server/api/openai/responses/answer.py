@@ -153,7 +153,7 @@ class ResponseAnswer(BlockAnswer):
         choice = body.tool_choice
         tools = [{"parameters": None, "strict": None, **tool.model_dump(exclude_unset=True)} for tool in functions_of(body)]
         has_ended = self._status in ("completed", "incomplete", "failed", "cancelled")
-        return {
+        described: ResponseObject = {
             "id": self.id,
             "object": "response",
             "created_at": self._created_at,
@@ -183,8 +183,10 @@ class ResponseAnswer(BlockAnswer):
             "top_logprobs": body.top_logprobs or 0,
             "top_p": self._params.top_p,
             "truncation": body.truncation or "disabled",
-            **({} if body.user is None else {"user": body.user}),
         }
+        if body.user is not None:
+            described["user"] = body.user
+        return described
 
     def _usage(self) -> ResponseUsage:
         usage = self.usage

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ from server.api.request.schema import (
 from server.errors import UNSUPPORTED_CONTENT, ApiError
 
 PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+EMPTY: Mapping[str, object] = {"annotations": [], "logprobs": []}  # fields that every output_text has
 LOGPROBS = "message.output_text.logprobs"
 encode = msgspec.json.encode
 
@@ -64,13 +65,12 @@ def kept_form(items: Sequence[InputItem]) -> Items:
     for item in items:
         kind = item.type or "message"
         item_id = item.id or new_id(PREFIXES[kind])
-        written = {"type": kind, **item.model_dump(exclude_none=True), "id": item_id, "status": item.status or "completed"}
+        written: dict[str, Any] = {"type": kind, **item.model_dump(exclude_none=True), "id": item_id, "status": item.status or "completed"}
         if isinstance(item.content, str):
-            part = {"type": "output_text", "text": item.content, "annotations": [], "logprobs": []}
+            part = {"type": "output_text", "text": item.content, **EMPTY}
             written["content"] = [part if item.role == "assistant" else {"type": "input_text", "text": item.content}]
         elif isinstance(item.content, list) and item.role == "assistant":
-            empty = {"annotations": [], "logprobs": []}
-            written["content"] = [{**empty, **part} if part["type"] == "output_text" else part for part in written["content"]]
+            written["content"] = [{**EMPTY, **part} if part["type"] == "output_text" else part for part in written["content"]]
         written["type"] = kind
         kept.append((item_id, encode(written)))
     return kept

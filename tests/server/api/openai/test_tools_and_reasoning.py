@@ -62,6 +62,33 @@ def test_arguments_are_streamed_as_they_come(serve, answering):
     assert len(pieces) == len('{"a": 1}')
 
 
+@pytest.mark.parametrize("demanded", [False, True])
+def test_functions_are_answered_by_a_function_call(serve, answering, demanded):
+    """The fields that `tools` has replaced: clients of 2023 still send them, and read `function_call`."""
+    client = serve(script=answering(f"{CALL}\n{CALL}"), initial=HERMES).openai()
+    functions = [tool["function"] for tool in TOOLS]
+    asked = {"model": "null", "messages": MESSAGES, "functions": functions, "function_call": {"name": "add"} if demanded else "auto"}
+    (choice,) = client.chat.completions.create(**asked).choices
+    assert (choice.message.function_call.name, choice.message.function_call.arguments) == ("add", '{"a": 1}')
+    assert choice.finish_reason == "function_call" and choice.message.tool_calls is None
+    chunks = [chunk.choices[0] for chunk in client.chat.completions.create(**asked, stream=True)]
+    calls = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
+    assert "".join(call.name or "" for call in calls) == "add" and "".join(call.arguments for call in calls) == '{"a": 1}'
+    assert chunks[-1].finish_reason == "function_call"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"functions": [TOOLS[0]["function"]], "tools": TOOLS}, "functions"),
+        ({"functions": [TOOLS[0]["function"]], "function_call": {"name": "nobody"}}, "function_call"),
+        ({"function_call": {"name": "nobody"}}, "function_call"),
+    ],
+)
+def test_functions_that_contradict_are_refused(server, fields, param):
+    assert server.chat(**fields).json()["error"]["param"] == param
+
+
 def test_one_call_when_parallel_calls_are_off(serve, answering):
     server = serve(script=answering(f"{CALL}\n{CALL}", interval_s=0.001), initial=HERMES)
     answer = server.chat(tools=TOOLS, parallel_tool_calls=False).json()["choices"][0]

@@ -195,6 +195,8 @@ CHAT: dict[str, Probe] = {
     "add_special_tokens": Probe(True, lambda seen: seen.submit.prompt_ids[0] == BOS),
     "tools": Probe([NOW], lambda seen: '"now"' in seen.prompt),
     "tool_choice": Probe("none", lambda seen: '"now"' not in seen.prompt, {"tools": [NOW]}),
+    "functions": Probe([NOW["function"]], lambda seen: '"now"' in seen.prompt),
+    "function_call": Probe("none", lambda seen: '"now"' not in seen.prompt, {"functions": [NOW["function"]]}),
     "parallel_tool_calls": Probe(
         False, lambda seen: len(seen.choice.message.tool_calls) == 1, {"tools": [NOW]}, says=CALL + CALL, streams=False
     ),
@@ -235,8 +237,6 @@ WITHOUT_EFFECT: dict[str, Any] = {
 ONLY_CHAT: dict[str, Any] = {"modalities": ["text"], "prediction": {"type": "content", "content": "x"}, "verbosity": "low"}
 REFUSED: dict[str, Any] = {
     "audio": {"voice": "ash", "format": "wav"},
-    "function_call": "auto",
-    "functions": [{"name": "f"}],
     "moderation": {"model": "m"},
     "web_search_options": {"search_context_size": "low"},
 }

@@ -278,6 +278,6 @@ def test_a_process_that_renders_can_open_nothing(intruder: Renderer) -> None:
 
 
 def test_the_kernel_ends_what_the_meter_does_not_see(intruder: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.text.templates.renderer.PATIENCE_S", 600.0)  # on a busy machine, the CPU time that the kernel allows takes minutes
+    monkeypatch.setattr("server.text.templates.renderer.PATIENCE_S", 600.0)  # on a busy machine, the allowed CPU time takes minutes
     with pytest.raises(TemplateLimitError, match="rendering was ended"):
         asyncio.run(rendered(intruder, [{"content": "spin"}]))
