@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from server.text.dialects.calls.values import KINDS, Schema, as_schema, branches, kinds, resolved
+from server.text.dialects.calls.schemas import KINDS, Schema, as_schema, branches, kinds, resolved
 from server.text.grammar import Specials, literal, marker_rule, up_to_marker
 
 INTEGER = "/-?(0|[1-9][0-9]*)/"

@@ -11,9 +11,9 @@ from typing import cast
 from server.text.dialects.calls.literal_reader import Malformed, read_fields
 from server.text.dialects.calls.literals import PYTHON, LiteralRules
 from server.text.dialects.calls.marked import MarkedCallParser
+from server.text.dialects.calls.schemas import Schema, properties, resolved
 from server.text.dialects.calls.stream import Steps
 from server.text.dialects.calls.syntax import CallSyntax
-from server.text.dialects.calls.values import Schema, properties, resolved
 from server.text.dialects.tool import ToolSchema, by_schema
 from server.text.grammar import Specials, alternatives, literal, marker_rule
 

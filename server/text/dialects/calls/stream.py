@@ -22,15 +22,20 @@ class Stream:
     def __init__(self) -> None:
         self.held = ""  # text that arrived and was not read
         self.ended = False  # no more text arrives
-        self.taken = ""  # text read since the last `forget`
+        self._taken: list[str] = []
+
+    @property
+    def taken(self) -> str:
+        """The text read since the last `forget`."""
+        return "".join(self._taken)
 
     def forget(self) -> None:
         """Forget the text read so far: it belongs to a call."""
-        self.taken = ""
+        self._taken.clear()
 
     def take(self, length: int) -> str:
         text, self.held = self.held[:length], self.held[length:]
-        self.taken += text
+        self._taken.append(text)
         return text
 
     def find(self, *texts: str) -> Steps[str]:

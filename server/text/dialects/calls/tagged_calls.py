@@ -17,10 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from server.text.dialects.calls.marked import MarkedCallParser
+from server.text.dialects.calls.schemas import Schema, is_text, properties
 from server.text.dialects.calls.stream import Steps
 from server.text.dialects.calls.syntax import CallSyntax
 from server.text.dialects.calls.tagged_grammar import tagged_rules
-from server.text.dialects.calls.values import Schema, is_text, json_of, properties
+from server.text.dialects.calls.values import json_of
 from server.text.dialects.tool import ToolSchema
 from server.text.grammar import Specials, tags_in
 
@@ -56,7 +57,8 @@ class TaggedCalls(CallSyntax):
         return TaggedCallParser(self, tools, max_calls)
 
     def beginnings(self, name: str) -> tuple[str, ...]:
-        return (f"{self.line if self.before_name else ''}{self.before_name}{name}{self.after_name}",) if self.after_name else ()
+        # The line end is part of the text, because in many vocabularies it is one token with the tag's end.
+        return (f"{self.line}{self.before_name}{name}{self.after_name}{self.line}",) if self.after_name else ()
 
     def inside(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
         return tagged_rules(self, tools, specials, several=several)

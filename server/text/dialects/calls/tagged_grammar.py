@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from server.text.dialects.calls.values import Schema, as_schema, kinds, properties, resolved
+from server.text.dialects.calls.schemas import Schema, as_schema, kinds, properties, resolved
 from server.text.dialects.tool import ToolSchema, by_schema
 from server.text.grammar import Specials, alternatives, fixed, joined, json_text, literal, up_to_marker
 
