@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import product
 
 from server.interfaces import ChatTemplate, Tokenizer
+from server.text.dialects.calls.json_calls import JsonCalls
 from server.text.dialects.format import AnswerRules, Format
 from server.text.dialects.registry import FORMATS, WRITTEN
 from server.text.dialects.tool import ToolSchema
@@ -17,13 +19,23 @@ PROBE = Limits(time_s=0.25, memory_bytes=16 << 20)  # a thousand times the usual
 PROPERTIES = {"place": {"type": "string"}, "count": {"type": "integer"}}
 PROBED = {"probe_first": {"place": "Oslo", "count": 3}, "probe_second": {"place": "Rome", "count": 5}}
 TOOLS = [ToolSchema(name, {"type": "object", "properties": PROPERTIES}) for name in PROBED]
+IDS = ("call{number:05}", "functions.{name}:{number}")  # as Mistral and Kimi write them
 DEFAULT = "json"  # if the template writes no calls, or none that a format reads
 
 
 def detected(tokenizer: Tokenizer) -> Format:
-    template = tokenizer.chat_template
-    found = None if template is None else _written_by(template)
-    return found or FORMATS[DEFAULT]
+    """Return the format in which the model's chat template writes calls. If it writes none, return a format whose markers are tokens of the
+    model."""
+    if tokenizer.chat_template is None:
+        return FORMATS[DEFAULT]
+    return _written_by(tokenizer.chat_template) or _in_vocabulary(tokenizer) or FORMATS[DEFAULT]
+
+
+def _in_vocabulary(tokenizer: Tokenizer) -> Format | None:
+    """Return a format whose calls stand between two tokens of the vocabulary. If several formats do, prefer one with calls in JSON."""
+    found = [form for form in WRITTEN if (calls := form.call_syntax) is not None and calls.opening and calls.closing]
+    found = [form for form in found if all(len(tokenizer.encode(marker, False)) == 1 for marker in form.markers[:2])]
+    return min(found, key=lambda form: not isinstance(form.call_syntax, JsonCalls), default=None)
 
 
 def shows_tools(template: ChatTemplate | None) -> bool:
@@ -37,22 +49,23 @@ def shows_tools(template: ChatTemplate | None) -> bool:
 
 
 def _written_by(template: ChatTemplate) -> Format | None:
-    """Return the format that reads back the calls which the template writes. Some templates refuse several calls in one message."""
-    for names in (list(PROBED), list(PROBED)[:1]):
-        answer = _answer(template, names)
+    """Return the format that reads back the calls which the template writes. Some templates refuse several calls in one message, or ids of
+    another length than Mistral's, and some write the id and not the name."""
+    for names, ids in product((list(PROBED), list(PROBED)[:1]), IDS):
+        answer = _answer(template, names, ids)
         readers = [] if answer is None else [form for form in WRITTEN if _reads(form, answer, names)]
         if readers:
             return max(readers, key=lambda form: _fit(form, answer or ""))
     return None
 
 
-def _answer(template: ChatTemplate, names: Sequence[str]) -> str | None:
+def _answer(template: ChatTemplate, names: Sequence[str], ids: str) -> str | None:
     """Return what the template writes for an assistant's message with calls, without the prompt of such a message."""
     functions = [{"name": name, "description": name, "parameters": tool.parameters} for name, tool in zip(PROBED, TOOLS, strict=True)]
     tools: list[dict[str, object]] = [{"type": "function", "function": function} for function in functions]
     asked: dict[str, object] = {"role": "user", "content": "probe"}
     calls = [
-        {"id": f"call{number:05}", "type": "function", "function": {"name": name, "arguments": PROBED[name]}}
+        {"id": ids.format(number=number, name=name), "type": "function", "function": {"name": name, "arguments": PROBED[name]}}
         for number, name in enumerate(names)
     ]
     called: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": calls}

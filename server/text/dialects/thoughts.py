@@ -47,7 +47,7 @@ class Thoughts:
         return msgspec.structs.replace(constraint, head=head)
 
 
-THINK = Thoughts("<think>", "</think>")
+THINK = Thoughts("<think>", "</think>")  # by far the most common markers
 
 
 class ThoughtSplitter:

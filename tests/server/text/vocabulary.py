@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from functools import cache
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -29,8 +31,25 @@ def vocabulary() -> LLTokenizer:
     return LLTokenizer(TokenizerWrapper(ByteVocabulary()))
 
 
+def accepts_marked(constraint: Constraint, text: str, ids: Mapping[str, int]) -> bool:
+    """Return whether the constraint allows a text in which each of the markers `ids` is one token. Their ids begin at 256."""
+
+    class Marked(ByteVocabulary):
+        eos_token_id = 256 + len(ids)
+        tokens = [bytes([i]) for i in range(256)] + [marker.encode() for marker in ids] + [b"<eos>"]
+        special_token_ids = [*range(256, 257 + len(ids))]  # noqa: RUF012
+
+    pattern = "|".join(map(re.escape, sorted(ids, key=len, reverse=True)))
+    pieces = re.split(f"({pattern})", text) if ids else [text]
+    tokens = [token for piece in pieces for token in ([ids[piece]] if piece in ids else piece.encode())]
+    return _accepts(LLTokenizer(TokenizerWrapper(Marked())), constraint, tokens)
+
+
 def accepts(constraint: Constraint, *tokens: str | int) -> bool:
-    ids = [i for token in tokens for i in ([token] if isinstance(token, int) else token.encode())]
-    matcher = LLMatcher(vocabulary(), grammar_of(Source(constraint.kind, constraint.source, constraint.head)))
+    return _accepts(vocabulary(), constraint, [i for token in tokens for i in ([token] if isinstance(token, int) else token.encode())])
+
+
+def _accepts(vocabulary: LLTokenizer, constraint: Constraint, ids: list[int]) -> bool:
+    matcher = LLMatcher(vocabulary, grammar_of(Source(constraint.kind, constraint.source, constraint.head)))
     assert not matcher.is_error(), matcher.get_error()
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()

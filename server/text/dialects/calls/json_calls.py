@@ -54,7 +54,7 @@ class JsonCalls(CallSyntax):
         return rules
 
     def _around_calls(self, specials: Specials, *, several: bool) -> str:
-        closing = f" {marker_rule(self.closing, specials)}" if self.closing else ""
+        closing = f" {marker_rule(self.closing, specials)}" if self.closing and not self.bare else ""
         if self.listed:
             gap = f"/{spaced('', '')}/"
             more = f' ("," {gap} call)*' if several else ""

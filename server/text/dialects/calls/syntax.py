@@ -11,7 +11,7 @@ from typing import Protocol
 
 from server.messages import Constraint, ConstraintKind
 from server.text.dialects.tool import ToolSchema
-from server.text.grammar import Specials, marker_rule
+from server.text.grammar import Specials, fixed
 from server.text.parts import Part
 
 ID_ALPHABET = string.ascii_letters + string.digits
@@ -41,7 +41,7 @@ class CallSyntax(ABC):
     opening: str = ""  # marker before a call, or before all calls of an answer
     closing: str = ""
     bare: bool = False  # an answer may begin with a call without a marker
-    between: str = '"\\n"'  # rule of the text between `closing` and the next `opening`; may be empty
+    between: str | None = '"\\n"'  # rule of the text from `closing` to the next `opening`, maybe empty; None: no other comes
     id_length: int = 24
 
     @property
@@ -75,8 +75,8 @@ class CallSyntax(ABC):
 
     def forced(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> Constraint:
         """Return the constraint for one call of any of `tools`, or for one or more calls if `several`."""
-        one = "inside" if self.bare else f"{marker_rule(self.opening, specials)} inside"
-        again = f" ({self.between} {one})*" if several else ""
+        one = "inside" if self.bare else f"{fixed(self.opening, specials)} inside"
+        again = f" ({self.between} {one})*" if several and self.between is not None else ""
         rules = [f"start: {one}{again}", *self.inside(tools, specials, several=several)]
         return Constraint(ConstraintKind.GRAMMAR, "\n".join(rules))
 

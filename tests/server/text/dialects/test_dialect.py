@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from server.text.dialects.dialect import Dialect
+from server.text.parts import Content, Reasoning
 from server.text.templates.template import ChatTemplate
 from tests.doubles.worker import ByteTokenizer
 
@@ -71,3 +72,25 @@ def test_a_marker_may_be_one_token_without_being_special():
     tokenizer = WithTemplate(SEPARATE)
     tokenizer.special_ids = frozenset()
     assert Dialect.of(tokenizer, None, None).shown == {258: b"<think>", 259: b"</think>"}
+
+
+@pytest.mark.parametrize(
+    ("name", "markers"),
+    [
+        ("hermes", ("<think>", "</think>")),
+        ("mistral", ("<think>", "</think>")),
+        ("mistral", ("[THINK]", "[/THINK]")),
+        ("seed-oss", ("<seed:think>", "</seed:think>")),
+        ("command-a", ("<|START_THINKING|>", "<|END_THINKING|>")),
+        ("gemma4", ("<|channel>", "<channel|>")),
+    ],
+)
+def test_thoughts_have_the_markers_of_the_vocabulary(name, markers):
+    dialect = Dialect.of(ByteTokenizer(specials=markers), name, None)
+    assert dialect.thinks and dialect.thought_ids == (258, 259) and dialect.thoughts is not None
+    begin = dialect.thoughts.begin
+    assert begin.startswith(markers[0]) and dialect.is_thinking(f"<|assistant|>{begin}\n") and not dialect.is_thinking("<|assistant|>")
+    parser = dialect.rules().parser()
+    parts = [*parser.push(f"{begin}hm{markers[1]}\nyes"), *parser.finish()]
+    assert parts == [Reasoning("hm"), Content("yes")]
+    assert Dialect.of(ByteTokenizer(), name, None).thought_ids is None and not Dialect.of(ByteTokenizer(), name, None).thinks

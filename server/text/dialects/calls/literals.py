@@ -1,0 +1,137 @@
+"""Grammars of values that are not written as JSON: Python's literals, and Gemma's. The schema says which values are allowed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from server.text.dialects.calls.schemas import KINDS, Schema, as_schema, branches, kinds, resolved
+from server.text.grammar import Specials, literal, marker_rule, up_to_marker
+
+INTEGER = "/-?(0|[1-9][0-9]*)/"
+NUMBER = r"/-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/"
+ANY = ("string", "number", "boolean", "null", "array", "object")
+
+
+@dataclass(frozen=True, slots=True)
+class LiteralStyle:
+    true: str
+    false: str
+    null: str
+    quote: str = ""  # marker around strings; empty: double quotes with escapes, as in JSON
+    bare_keys: bool = False  # keys of objects have no quotes
+    comma: str = ", "
+    colon: str = ": "
+
+    def written(self, value: object) -> str:
+        """Return a value as a model writes it."""
+        match value:
+            case None:
+                return self.null
+            case bool():
+                return self.true if value else self.false
+            case str():
+                return f"{self.quote}{value}{self.quote}" if self.quote else json.dumps(value, ensure_ascii=False)
+            case list():
+                return f"[{self.comma.join(map(self.written, cast('list[object]', value)))}]"
+            case dict():
+                items = cast("Mapping[str, object]", value).items()
+                return f"{{{self.comma.join(f'{self.key(key)}{self.colon}{self.written(one)}' for key, one in items)}}}"
+            case _:
+                return json.dumps(value)
+
+    def key(self, name: str) -> str:
+        return name if self.bare_keys else self.written(name)
+
+
+PYTHON = LiteralStyle("True", "False", "None")
+
+
+class LiteralRules:
+    """Collects the rules of values that match schemas."""
+
+    def __init__(self, style: LiteralStyle, specials: Specials, prefix: str, root: Schema) -> None:
+        self.rules: list[str] = []
+        self._style, self._specials, self._prefix, self._root = style, specials, prefix, root
+        self._made: dict[str, str] = {}  # names of rules, by the text of the schema
+
+    def value(self, schema: Schema) -> str:
+        """Return the name of the rule for values that match a schema."""
+        text = json.dumps(schema, sort_keys=True)
+        if text not in self._made:
+            self._made[text] = name = f"{self._prefix}_{len(self._made)}"
+            self.rules.append(f"{name}: {self._expression(resolved(schema, self._root))}")
+        return self._made[text]
+
+    def fields(self, named: Mapping[str, Schema], required: Sequence[str], before: Mapping[str, str]) -> str:
+        """Return the expression for values in order, with commas between them, of which only the required ones must be there. `before` is
+        the rule of the text before each value. An empty expression stands for no values."""
+        items = {name: f"{before[name]} {self.value(schema)}" for name, schema in named.items()}
+        comma, names = literal(self._style.comma), list(items)
+        found: list[str] = []
+        for position, name in enumerate(names):
+            rest = [f"{comma} {items[later]}" for later in names[position + 1 :]]
+            ends = [one if later in required else f"({one})?" for later, one in zip(names[position + 1 :], rest, strict=True)]
+            found.append(" ".join([items[name], *ends]))
+            if name in required:
+                break
+        if not found:
+            return ""
+        return f"({' | '.join(found)})" + ("" if set(required) & set(names) else "?")
+
+    def _expression(self, schema: Schema) -> str:
+        values = schema["enum"] if isinstance(schema.get("enum"), list) else [schema["const"]] if "const" in schema else []
+        if values:
+            return " | ".join(self._constant(value) for value in cast("list[object]", values))
+        if inner := branches(schema):
+            return " | ".join(self.value(one) for one in inner)
+        allowed = kinds(schema, self._root) or ANY
+        return " | ".join(self._of_kind(kind, schema) for kind in sorted(allowed) if kind in KINDS.values())
+
+    def _constant(self, value: object) -> str:
+        if isinstance(value, str) and self._style.quote:
+            quote = marker_rule(self._style.quote, self._specials)
+            return " ".join(filter(None, [quote, literal(value), quote]))
+        return literal(self._style.written(value))
+
+    def _of_kind(self, kind: str, schema: Schema) -> str:
+        style = self._style
+        match kind:
+            case "string":
+                return self._text()
+            case "boolean":
+                return f"{literal(style.true)} | {literal(style.false)}"
+            case "null":
+                return literal(style.null)
+            case "integer":
+                return INTEGER
+            case "number":
+                return NUMBER
+            case "array":
+                item = self.value(as_schema(schema.get("items")))
+                return f'"[" ({item} ({literal(style.comma)} {item})*)? "]"'
+            case _:
+                return self._object(schema)
+
+    def _text(self) -> str:
+        if not self._style.quote:
+            return r'/"([^"\\\n]|\\["\\\/bfnrtu])*"/'
+        if "text" not in self._made:
+            self._made["text"] = name = f"{self._prefix}_text"
+            self.rules.append(up_to_marker(name, self._style.quote, self._specials))
+        return f"{marker_rule(self._style.quote, self._specials)} {self._made['text']}"
+
+    def _object(self, schema: Schema) -> str:
+        style = self._style
+        named = {str(name): as_schema(inner) for name, inner in as_schema(schema.get("properties")).items()}
+        required = cast("list[str]", schema.get("required") if isinstance(schema.get("required"), list) else [])
+        if not named and schema.get("additionalProperties") is False:
+            return '"{" "}"'
+        if not named:
+            key = r"/[^\s:{}\[\],<>]+/" if style.bare_keys else self._text()
+            item = f"{key} {literal(style.colon)} {self.value(as_schema(schema.get('additionalProperties')))}"
+            return f'"{{" ({item} ({literal(style.comma)} {item})*)? "}}"'
+        before = {name: literal(style.key(name) + style.colon) for name in named}
+        return " ".join(filter(None, ['"{"', self.fields(named, required, before), '"}"']))

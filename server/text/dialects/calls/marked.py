@@ -1,0 +1,105 @@
+"""The parser of calls between markers. A subclass reads one call; this class reads the text around calls."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+from server.text.detokenize import overlap
+from server.text.dialects.calls.stream import Steps, Stream
+from server.text.dialects.calls.syntax import CallSyntax, new_call_id
+from server.text.dialects.tool import ToolSchema
+from server.text.parts import CallArguments, CallStart, Content, Part
+
+
+class MarkedCallParser(ABC):
+    separators = " \t\r\n,;"  # between calls
+
+    def __init__(self, syntax: CallSyntax, tools: Sequence[ToolSchema], max_calls: int | None) -> None:
+        self.num_calls = 0
+        self.done = False
+        self.stream = Stream()
+        self.tools = {tool.name: tool for tool in tools}
+        self._syntax = syntax
+        self._max_calls = max_calls
+        self._parts: list[Part] = []
+        self._steps: Iterator[None] = self._read()
+
+    def push(self, text: str) -> list[Part]:
+        self.stream.held += text
+        return self._advanced()
+
+    def finish(self) -> list[Part]:
+        self.stream.ended = True
+        return self._advanced()
+
+    @abstractmethod
+    def read_call(self) -> Steps[bool]:
+        """Read one call after the opening marker or after another call, and report it by `start` and `argue`. Return False if no call
+        comes next."""
+        ...
+
+    def start(self, name: str, call_id: str = "") -> None:
+        self._parts.append(CallStart(self.num_calls, call_id or new_call_id(self._syntax.id_length), name))
+        self.stream.forget()
+
+    def argue(self, text: str) -> None:
+        """Add text to the arguments of the call."""
+        if text:
+            self._parts.append(CallArguments(self.num_calls, text))
+
+    def _advanced(self) -> list[Part]:
+        next(self._steps, None)
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _read(self) -> Iterator[None]:
+        if self._syntax.bare:
+            while not (self.stream.held.strip() or self.stream.ended):
+                yield
+            if self.stream.held.lstrip()[:1] == "[":
+                yield from self._read_calls()
+        while not self.done and (yield from self._read_text()):
+            yield from self._read_calls()
+        while not self.stream.ended:
+            self.stream.held = ""
+            yield
+
+    def _read_text(self) -> Steps[bool]:
+        """Read content up to the opening marker. White space before the marker is no content. Return False at the end."""
+        stream, opening = self.stream, self._syntax.opening
+        while True:
+            text, found, _ = stream.held.partition(opening) if opening else (stream.held, "", "")
+            if not found and not stream.ended:
+                text = text[: len(text) - overlap(text, opening)]
+            if found or not stream.ended:
+                text = text.rstrip()
+            if text and not (stream.ended and not found and self.num_calls and not text.strip()):
+                self._parts.append(Content(text))
+            stream.take(len(text))
+            stream.forget()
+            if found:
+                yield from stream.up_to(opening)
+                return True
+            if stream.ended:
+                stream.held = ""
+                return False
+            yield
+
+    def _read_calls(self) -> Steps[None]:
+        """Read calls up to the closing marker, or up to text that is no call, which becomes content."""
+        stream, syntax = self.stream, self._syntax
+        while not self.done:
+            yield from stream.skip(self.separators)
+            if (yield from stream.find(syntax.closing)):
+                break
+            if not (yield from self.read_call()):
+                if text := stream.taken.lstrip(self.separators) if self.num_calls else stream.taken:
+                    self._parts.append(Content(text))
+                break
+            self.num_calls += 1
+            stream.forget()
+            self.done = self.num_calls == self._max_calls
+            if not (syntax.closing or syntax.bare):
+                break  # the call has ended with its own marker
+        stream.forget()

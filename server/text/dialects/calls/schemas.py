@@ -1,0 +1,72 @@
+"""What the JSON schema of a tool's parameters says about single values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+Schema = Mapping[str, object]
+MAX_REFERENCES = 8  # followed one after another
+KINDS: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+
+def properties(schema: Schema) -> dict[str, Schema]:
+    """Return the schemas of the named properties of an object."""
+    found = resolved(schema, schema).get("properties")
+    return {str(name): as_schema(inner) for name, inner in found.items()} if isinstance(found, dict) else {}
+
+
+def as_schema(value: object) -> Schema:
+    """Return a schema as an object: `true` and anything malformed allow every value."""
+    return cast("Schema", value) if isinstance(value, dict) else {}
+
+
+def resolved(schema: Schema, root: Schema) -> Schema:
+    """Follow references to other parts of the schema `root`."""
+    for _ in range(MAX_REFERENCES):
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#"):
+            break
+        found: object = root
+        for step in reference.split("/")[1:]:
+            found = as_schema(found).get(step.replace("~1", "/").replace("~0", "~"))
+        schema = as_schema(found)
+    return schema
+
+
+def branches(schema: Schema) -> Sequence[Schema]:
+    """Return the schemas of which a value must match one, if the schema lists such."""
+    for word in ("anyOf", "oneOf"):
+        if isinstance(found := schema.get(word), list) and found:
+            return [as_schema(one) for one in cast("list[object]", found)]
+    return ()
+
+
+def kinds(schema: Schema, root: Schema, depth: int = 0) -> frozenset[str]:
+    """Return the JSON types that a schema allows; an empty set if it does not say."""
+    schema = resolved(schema, root)
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset([named])
+    if isinstance(named, list):
+        return frozenset(map(str, cast("list[object]", named)))
+    if isinstance(values := schema.get("enum"), list):
+        return frozenset(KINDS.get(type(value), "object") for value in cast("list[object]", values))
+    if "const" in schema:
+        return frozenset([KINDS.get(type(schema["const"]), "object")])
+    found = [kinds(one, root, depth + 1) for one in branches(schema)] if depth < MAX_REFERENCES else []
+    empty: frozenset[str] = frozenset()
+    return empty.union(*found) if all(found) else empty
+
+
+def is_text(schema: Schema, root: Schema) -> bool:
+    """Return whether only texts match the schema."""
+    return kinds(schema, root) == frozenset(["string"])

@@ -1,0 +1,116 @@
+"""Calls whose parameters stand between tags, each as text:
+
+    <function=f>
+    <parameter=path>
+    notes.txt
+    </parameter>
+    </function>
+
+The text of a parameter is a string as it is, or JSON; the tool's schema says which.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from server.text.dialects.calls.marked import MarkedCallParser
+from server.text.dialects.calls.schemas import Schema, is_text, properties
+from server.text.dialects.calls.stream import Steps
+from server.text.dialects.calls.syntax import CallSyntax
+from server.text.dialects.calls.tagged_grammar import tagged_rules
+from server.text.dialects.calls.values import json_of
+from server.text.dialects.tool import ToolSchema
+from server.text.grammar import Specials, tags_in
+
+NAME = re.compile(r"""[^\s<>{}()"'=]+""")
+SPACE = " \t\r\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaggedCalls(CallSyntax):
+    before_name: str = ""
+    after_name: str = ""
+    before_key: str
+    # texts after a parameter's name: whether the value is text (True), JSON (False), or what the schema says (None)
+    after_key: Mapping[str, bool | None]
+    before_value: str = ""  # text between `after_key` and the value
+    after_value: str
+    after_call: str = ""
+    line: str = "\n"  # white space that the model writes between tags
+    padding: str = ""  # white space around a value, which is no part of it
+    tokens: tuple[str, ...] = ()  # single tokens within the tags
+    listed: bool = False  # several calls may stand between the markers
+
+    @property
+    def inner_markers(self) -> tuple[str, ...]:
+        tags = tags_in(self.before_key, *self.after_key, self.before_value, self.after_value, self.after_call)
+        return (*self.tokens, *tags)
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        return (*self.markers, self.before_name, *(after + self.line + self.before_value for after in self.after_key if self.before_value))
+
+    def parser(self, tools: Sequence[ToolSchema], max_calls: int | None) -> TaggedCallParser:
+        return TaggedCallParser(self, tools, max_calls)
+
+    def beginnings(self, name: str) -> tuple[str, ...]:
+        # The line end is part of the text, because in many vocabularies it is one token with the tag's end.
+        return (f"{self.line}{self.before_name}{name}{self.after_name}{self.line}",) if self.after_name else ()
+
+    def inside(self, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
+        return tagged_rules(self, tools, specials, several=several)
+
+
+class TaggedCallParser(MarkedCallParser):
+    def __init__(self, syntax: TaggedCalls, tools: Sequence[ToolSchema], max_calls: int | None) -> None:
+        super().__init__(syntax, tools, max_calls)
+        self._form = syntax
+
+    def read_call(self) -> Steps[bool]:
+        form, stream = self._form, self.stream
+        if form.before_name and not (yield from stream.find(form.before_name)):
+            return False
+        ends = (form.after_name,) if form.after_name else ("\n", form.before_key, form.after_call)
+        name, end = yield from stream.up_to(*ends)
+        if not end or not NAME.fullmatch(name.strip()):
+            return False
+        self.start(name.strip())
+        self.argue("{")
+        yield from self._read_parameters(name.strip(), end)
+        return True
+
+    def _read_parameters(self, name: str, mark: str) -> Steps[None]:
+        form, stream = self._form, self.stream
+        ends = tuple(filter(None, (form.after_call, form.closing)))
+        root = self.tools[name].parameters or {} if name in self.tools else {}
+        known, num_read = properties(root), 0
+        while mark not in ends:
+            if mark == form.before_key:
+                key, after = yield from stream.up_to(*form.after_key)
+                if not after:
+                    return
+                if form.before_value:
+                    yield from stream.skip(SPACE)
+                    yield from stream.find(form.before_value)
+                self.argue((", " if num_read else "") + json.dumps(key, ensure_ascii=False) + ": ")
+                yield from self._read_value(known.get(key, {}), root, form.after_key[after])
+                num_read += 1
+            _, mark = yield from stream.up_to(form.before_key, *ends)
+            if not mark:
+                return
+        self.argue("}")
+
+    def _read_value(self, schema: Schema, root: Schema, says_text: bool | None) -> Steps[None]:
+        form, stream = self._form, self.stream
+        ends = (form.padding + form.after_value, form.after_value)
+        yield from stream.find(form.padding)
+        if says_text or (says_text is None and is_text(schema, root)):
+            self.argue('"')
+            end = yield from stream.pieces_up_to(ends, lambda text: self.argue(json.dumps(text, ensure_ascii=False)[1:-1]))
+            self.argue('"' if end else "")
+        else:
+            text, end = yield from stream.up_to(*ends)
+            self.argue(json_of(text, schema if says_text is None else {}, root) if end else "")

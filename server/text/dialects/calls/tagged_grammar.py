@@ -1,0 +1,79 @@
+"""The grammar of calls whose parameters stand between tags. Parameters come in the order of the schema; a value that may be a string is any
+text up to its tag, any other value is JSON of the property's schema."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from server.text.dialects.calls.schemas import Schema, as_schema, kinds, properties, resolved
+from server.text.dialects.tool import ToolSchema, by_schema
+from server.text.grammar import Specials, alternatives, fixed, joined, json_text, literal, up_to_marker
+
+if TYPE_CHECKING:
+    from server.text.dialects.calls.tagged_calls import TaggedCalls
+
+SHARED = ("$defs", "definitions")  # parts of a schema to which its properties may refer
+
+
+def tagged_rules(form: TaggedCalls, tools: Sequence[ToolSchema], specials: Specials, *, several: bool) -> list[str]:
+    """Return the rules between a call's markers; the first is `inside`."""
+    grouped = by_schema(tools)
+    again = f"({joined(fixed(form.line, specials), 'call')})*" if form.listed and several else ""
+    before, after = (form.line if text else "" for text in (form.before_name, form.closing))
+    inside = joined(fixed(before, specials), "call", again, fixed(after, specials), fixed(form.closing, specials))
+    rules = [f"inside: {inside}", f"call: {alternatives('call', len(grouped))}"]
+    for index, (schema, names) in enumerate(grouped.items()):
+        made = _Parameters(form, specials, index, cast("Schema", json.loads(schema)))
+        head = joined(fixed(form.before_name, specials), f"/({'|'.join(names)})/", fixed(form.after_name + form.line, specials))
+        rules += [f"call_{index}: {joined(head, *made.order, fixed(form.after_call, specials))}", *made.rules]
+    return rules
+
+
+class _Parameters:
+    """The rules of one schema's parameters, and the expression that puts them in order."""
+
+    def __init__(self, form: TaggedCalls, specials: Specials, index: int, root: Schema) -> None:
+        self._form, self._specials, self._root = form, specials, root
+        self.rules: list[str] = []
+        self.order: list[str] = []
+        whole = resolved(root, root)
+        required = whole.get("required")
+        required = required if isinstance(required, list) else []
+        for number, (name, schema) in enumerate(properties(root).items()):
+            rule = f"parameter_{index}_{number}"
+            self._add(rule, json.dumps(name), schema)
+            self.order.append(rule if name in required else f"{rule}?")
+        if (more := whole.get("additionalProperties", True)) is not False:
+            rule = f"parameter_{index}_more"
+            self._add(rule, r"/[^<>\"\n]+/", as_schema(more))
+            self.order.append(f"{rule}*")
+
+    def _add(self, rule: str, key: str, schema: Schema) -> None:
+        """Add the rules of a parameter. `key` is the rule of its name."""
+        form, specials = self._form, self._specials
+        allowed = kinds(schema, self._root)
+        is_text = not allowed or "string" in allowed
+        after = next(text for text, kind in form.after_key.items() if kind in (None, is_text))
+        glue = form.line if form.before_value else ""
+        head = joined(fixed(form.before_key, specials), key, fixed(after + glue + form.before_value + form.padding, specials))
+        self.rules += [
+            f"{rule}: {joined(head, f'{rule}_value', fixed(form.line, specials))}",
+            *(self._text(f"{rule}_value", schema) if is_text else self._json(f"{rule}_value", schema)),
+        ]
+
+    def _text(self, rule: str, schema: Schema) -> list[str]:
+        whole = resolved(schema, self._root)
+        values = whole.get("enum", [whole.get("const")])
+        if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+            listed = " | ".join(map(literal, cast("list[str]", values)))
+            return [f"{rule}: ({listed}) {self._end()}"]
+        return [up_to_marker(rule, self._form.padding + self._form.after_value, self._specials)]
+
+    def _json(self, rule: str, schema: Schema) -> list[str]:
+        shared = {word: self._root[word] for word in SHARED if word in self._root}
+        return [f"{rule}: {rule}_json {self._end()}", f"{rule}_json: %json {json_text({**shared, **schema})}"]
+
+    def _end(self) -> str:
+        return fixed(self._form.padding + self._form.after_value, self._specials)

@@ -1,0 +1,262 @@
+"""Every format of the registry reads the calls that its models write, wherever the stream is cut, and its grammar allows them. The
+conversations are generated from seeds."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from server.messages import Constraint, ConstraintKind
+from server.text.dialects.calls.tagged_calls import TaggedCalls
+from server.text.dialects.dialect import Dialect
+from server.text.dialects.format import AnswerRules, Format
+from server.text.dialects.formats.harmony import Harmony
+from server.text.dialects.registry import FORMATS, WRITTEN
+from server.text.dialects.tool import ToolSchema
+from server.text.parts import CallArguments, CallStart, Content, Part, Reasoning
+from server.text.templates.template import ChatTemplate
+from tests.doubles.worker import ByteTokenizer
+from tests.server.text.dialects.written import SCHEMAS, TOOLS, WRITERS, Call, conversation
+from tests.server.text.vocabulary import accepts, accepts_marked
+
+BARE = {name for name in WRITERS if (calls := FORMATS[name].call_syntax) is not None and calls.bare}
+
+
+def test_every_format_has_a_writer():
+    assert {form.name for form in WRITTEN if not isinstance(form, Harmony)} == WRITERS.keys()
+
+
+def rules_of(form: Format, *, splits: bool = False) -> AnswerRules:
+    return AnswerRules(form, form.thoughts[0], splits=splits, tools=TOOLS)
+
+
+def parse(rules: AnswerRules, pieces: list[str]) -> tuple[str, str, list[Call], list[Part]]:
+    parser = rules.parser()
+    parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+    starts = [part for part in parts if isinstance(part, CallStart)]
+    assert parser.num_calls == len(starts) and len({start.id for start in starts}) == len(starts)
+    arguments = ["".join(part.text for part in parts if isinstance(part, CallArguments) and part.index == start.index) for start in starts]
+    thought, content = ("".join(part.text for part in parts if isinstance(part, kind)) for kind in (Reasoning, Content))
+    return thought, content, [(start.name, json.loads(text)) for start, text in zip(starts, arguments, strict=True)], parts
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_calls_are_read(name):
+    rules = rules_of(FORMATS[name])
+    for seed in range(200):
+        calls, chance = conversation(seed), random.Random(seed)
+        before = "" if name in BARE else chance.choice(["", "I look.\n", "a < b, [1] and {x}: "])
+        text = before + WRITERS[name](calls)
+        cuts = sorted(chance.sample(range(len(text) + 1), 4))
+        for pieces in ([text], [*text], [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]):
+            assert parse(rules, pieces)[1:3] == (before.rstrip(), calls), (seed, text)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_calls_are_read_wherever_the_stream_is_cut(name):
+    form = FORMATS[name]
+    rules, thoughts = rules_of(form, splits=True), form.thoughts[0]
+    for seed in range(8):
+        calls = conversation(seed)
+        text = f"{thoughts.begin}\nhm\n{thoughts.closing}\n\n{WRITERS[name](calls)}"
+        for cut in range(len(text) + 1):
+            assert parse(rules, [text[:cut], text[cut:]])[:3] == ("hm\n", "", calls), (seed, cut)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_call_that_is_cut_off_is_the_same_for_every_cut(name):
+    """Whatever the answer's end is, the parts are those of the whole text; no text of a complete call becomes content."""
+    rules = rules_of(FORMATS[name])
+    whole = WRITERS[name](conversation(3))
+    for end in range(len(whole)):
+        texts = [_joined(rules, [whole[:end]]), _joined(rules, [*whole[:end]])]
+        assert texts[0] == texts[1], whole[:end]
+
+
+def _joined(rules: AnswerRules, pieces: list[str]) -> list[tuple[str, str]]:
+    """Return the kinds and texts of parts; neighbours of the same kind are joined."""
+    parser, found = rules.parser(), list[tuple[str, str]]()
+    for part in [part for piece in pieces for part in parser.push(piece)] + parser.finish():
+        kind, text = type(part).__name__, part.name if isinstance(part, CallStart) else part.text
+        if found and found[-1][0] == kind:
+            found[-1] = (kind, found[-1][1] + text)
+        else:
+            found.append((kind, text))
+    return found
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_more_calls_than_allowed(name):
+    form = FORMATS[name]
+    parser = AnswerRules(form, form.thoughts[0], tools=TOOLS, max_calls=1).parser()
+    text = WRITERS[name]([("now", {}), ("now", {})])
+    parts = parser.push(text) + parser.push(" more") + parser.finish()
+    assert parser.done and [part.name for part in parts if isinstance(part, CallStart)] == ["now"]
+    assert not any(isinstance(part, Content) for part in parts)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_text_that_is_no_call_stays(name):
+    rules = rules_of(FORMATS[name])
+    opening = FORMATS[name].markers[0] if FORMATS[name].markers else ""
+    for text in ["", "  ", "plain", f"{opening}plain", f"see {opening} {opening[:3]}", "[1, 2] < {3}", f"{opening}[1](x)"]:
+        for pieces in ([text], [*text]):
+            assert parse(rules, pieces)[1:3] == (text, []), text
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_grammar_allows_what_models_write(name):
+    form = FORMATS[name]
+    forced = form.forced_calls(TOOLS, {}, several=True)
+    for seed in range(25):
+        assert accepts(forced, WRITERS[name](conversation(seed))), WRITERS[name](conversation(seed))
+    one = form.forced_calls(TOOLS, {}, several=False)
+    assert accepts(one, WRITERS[name]([("now", {})]))
+    for refused in (
+        [("now", {}), ("now", {})],
+        [("other", {})],
+        [("now", {"x": 1})],
+        [("add", {})],
+        [("add", {"a": 1.5})],
+        [("move-to.2", {"point": {"label": "x"}})],
+        [("write_file", {"path": "a", "content": "b", "mode": "other"})],
+    ):
+        assert not accepts(one, WRITERS[name](refused)), WRITERS[name](refused)
+    assert not accepts(one, "plain")
+
+
+def token_ids(form: Format) -> dict[str, int]:
+    """Return ids of the format's markers, as if each were one token: the tags, or the token within the tags."""
+    calls = form.call_syntax
+    tokens = calls.tokens if isinstance(calls, TaggedCalls) and calls.tokens else form.markers
+    return {marker: 256 + number for number, marker in enumerate(tokens)}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_markers_may_be_single_tokens(name):
+    form = FORMATS[name]
+    ids, calls = token_ids(form), form.call_syntax
+    forced = form.forced_calls(TOOLS, ids, several=True)
+    behind = Constraint(ConstraintKind.GRAMMAR, "" if calls is None else calls.behind_marker(TOOLS, ids, several=True))
+    for seed in range(12):
+        text = WRITERS[name](conversation(seed))
+        assert accepts_marked(forced, text, ids), text
+        if calls is not None and calls.opening and calls.opening in ids and text.count(calls.opening) == 1:
+            assert accepts_marked(behind, text.removeprefix(calls.opening), ids), text
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_calls_begin_as_the_selection_of_a_tool_expects(name):
+    calls = FORMATS[name].call_syntax
+    if calls is None or calls.bare:
+        return
+    for tool in TOOLS:
+        text = WRITERS[name]([(tool.name, {"a": 1})]).removeprefix(calls.opening)
+        beginnings = calls.beginnings(tool.name)
+        assert not beginnings or any(text.startswith(beginning) for beginning in beginnings), (beginnings, text)
+
+
+class Written:
+    """A template that writes calls as the models of a format do."""
+
+    source = ""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def render(self, messages, tools=None, add_generation_prompt=True, **_):
+        text = "".join(f"<|{message['role']}|>{message['content']}{self._calls(message)}<|end|>\n" for message in messages)
+        return text + ("<|assistant|>" if add_generation_prompt else "")
+
+    def _calls(self, message) -> str:
+        functions = [call["function"] for call in message.get("tool_calls", [])]
+        return WRITERS[self.name]([(one["name"], one["arguments"]) for one in functions]) if functions else ""
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_the_format_is_that_in_which_the_template_writes_calls(name):
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = Written(name)
+    same = {"llama4": "llama3"}  # without markers, both write the same
+    assert Dialect.of(tokenizer, None, None).format.name == same.get(name, name)
+
+
+def test_tokens_of_the_vocabulary_tell_the_format_if_the_template_writes_no_calls():
+    for markers, name in [(("<|tool_call_start|>", "<|tool_call_end|>"), "lfm2"), (("<tool_call>", "</tool_call>"), "hermes")]:
+        tokenizer = ByteTokenizer(specials=markers)
+        tokenizer.chat_template = ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}", {})
+        assert Dialect.of(tokenizer, None, None).format.name == name
+
+
+def test_kimi_writes_the_id_of_a_call_again():
+    """The template writes ids of calls and no names, so the id must be the one that the model wrote."""
+    *_, parts = parse(rules_of(FORMATS["kimi-k2"]), [WRITERS["kimi-k2"]([("now", {}), ("add", {"a": 1})])])
+    assert [part.id for part in parts if isinstance(part, CallStart)] == ["functions.now:0", "functions.add:1"]
+    template = (
+        "{% for message in messages %}<|im_{{ message.role }}|>{{ message.content }}"
+        "{% if message.tool_calls %}<|tool_calls_section_begin|>{% for call in message.tool_calls %}"
+        "<|tool_call_begin|>{{ call.id }}<|tool_call_argument_begin|>{{ call.function.arguments | tojson }}<|tool_call_end|>"
+        "{% endfor %}<|tool_calls_section_end|>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_assistant|>{% endif %}"
+    )
+    tokenizer = ByteTokenizer()
+    tokenizer.chat_template = ChatTemplate(template, {})
+    assert Dialect.of(tokenizer, None, None).format.name == "kimi-k2"
+
+
+@pytest.mark.parametrize(
+    ("key", "written", "value"),
+    [
+        ("path", "12", "12"),
+        ("path", "true", "true"),
+        ("path", '{"a": 1}', '{"a": 1}'),
+        ("lines", "[1, 2]", [1, 2]),
+        ("lines", "(1, 2)", [1, 2]),
+        ("overwrite", "True", True),
+        ("overwrite", "false", False),
+        ("overwrite", "perhaps", "perhaps"),
+        ("point", "{'x': 1.5, 'label': None}", {"x": 1.5, "label": None}),
+        ("share", "7", 7),
+        ("share", "NaN", "NaN"),
+        ("note", "null", None),
+        ("note", "None", None),
+        ("note", "12", "12"),
+        ("count", "3.0", 3),
+        ("count", "3.5", "3.5"),
+        ("unknown", "[1]", [1]),
+        ("unknown", "text", "text"),
+        ("kind", "1", 1),
+    ],
+)
+def test_text_between_tags_is_what_the_schema_says(key, written, value):
+    properties = {**SCHEMAS["write_file"], **SCHEMAS["move-to.2"], "count": {"type": "integer"}, "kind": {"$ref": "#/$defs/kind"}}
+    tool = ToolSchema("f", {"properties": properties, "$defs": {"kind": {"enum": [1, 2]}}})
+    parser = AnswerRules(FORMATS["qwen3-coder"], tools=[tool]).parser()
+    text = f"<tool_call>\n<function=f>\n<parameter={key}>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    parts = [*parser.push(text), *parser.finish()]
+    assert json.loads("".join(part.text for part in parts if isinstance(part, CallArguments))) == {key: value}
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("f(a='it\\'s', b=\"x\\n\\u00fc\\x41\")", {"a": "it's", "b": "x\nüA"}),
+        ('f(a="""two\nlines "" """, b=\'\')', {"a": 'two\nlines "" ', "b": ""}),
+        ("f(a=true, b=null, c=None, d=-1.5e3)", {"a": True, "b": None, "c": None, "d": -1500.0}),
+        ("f( a = [1, (2, 3),], b={'k': {}} )", {"a": [1, [2, 3]], "b": {"k": {}}}),
+        ("f(a='\\ud83d\\ude42')", {"a": "🙂"}),
+        ("f(a=1 + 2)", None),
+        ("f(a=open('x'))", None),
+        ("f(" + "a=" + "[" * 40 + "]" * 40 + ")", None),
+    ],
+)
+def test_python_is_read_and_never_run(written, arguments):
+    for pieces in ([written], [*written]):
+        parser = AnswerRules(FORMATS["lfm2"], tools=[ToolSchema("f")]).parser()
+        text = ["<|tool_call_start|>[", *pieces, "]<|tool_call_end|>"]
+        parts = [part for piece in text for part in parser.push(piece)] + parser.finish()
+        found = "".join(part.text for part in parts if isinstance(part, CallArguments))
+        assert (json.loads(found) if found else None) == arguments
+        assert any(isinstance(part, Content) for part in parts) is (arguments is None)
