@@ -52,15 +52,15 @@ def _written_by(template: ChatTemplate) -> Format | None:
     """Return the format that reads back the calls which the template writes. Some templates refuse several calls in one message, or ids of
     another length than Mistral's, and some write the id and not the name."""
     for names, ids in product((list(PROBED), list(PROBED)[:1]), IDS):
-        answer = _answer(template, names, ids)
-        readers = [] if answer is None else [form for form in WRITTEN if _reads(form, answer, names)]
-        if readers:
-            return max(readers, key=lambda form: _fit(form, answer or ""))
+        answers = _answers(template, names, ids)
+        if readers := [form for form in WRITTEN if any(_reads(form, answer, names) for answer in answers)]:
+            return max(readers, key=lambda form: _fit(form, answers[-1]))
     return None
 
 
-def _answer(template: ChatTemplate, names: Sequence[str], ids: str) -> str | None:
-    """Return what the template writes for an assistant's message with calls, without the prompt of such a message."""
+def _answers(template: ChatTemplate, names: Sequence[str], ids: str) -> list[str]:
+    """Return what the template writes for an assistant's message with calls: without the prompt of such a message, and with it, because a
+    prompt that opens thoughts may share the beginning of a marker with the calls. The list is empty if the template refuses the message."""
     functions = [{"name": name, "description": name, "parameters": tool.parameters} for name, tool in zip(PROBED, TOOLS, strict=True)]
     tools: list[dict[str, object]] = [{"type": "function", "function": function} for function in functions]
     asked: dict[str, object] = {"role": "user", "content": "probe"}
@@ -71,11 +71,15 @@ def _answer(template: ChatTemplate, names: Sequence[str], ids: str) -> str | Non
     called: dict[str, object] = {"role": "assistant", "content": "", "tool_calls": calls}
     try:
         whole = template.render([asked, called], tools=tools, add_generation_prompt=False, limits=PROBE)
-        prompt = template.render([asked], tools=tools, add_generation_prompt=True, limits=PROBE)
+        prompts = [template.render([asked], tools=tools, add_generation_prompt=adds, limits=PROBE) for adds in (True, False)]
     except Exception:  # a template may raise any exception; a template that refuses calls writes none
-        return None
-    num_shared = next((at for at, (one, other) in enumerate(zip(whole, prompt, strict=False)) if one != other), len(prompt))
-    return whole[num_shared:]
+        return []
+    return [whole[_num_shared(whole, prompt) :] for prompt in prompts]
+
+
+def _num_shared(text: str, other: str) -> int:
+    """Return the length of the longest common prefix."""
+    return next((at for at, (one, two) in enumerate(zip(text, other, strict=False)) if one != two), min(len(text), len(other)))
 
 
 def _fit(form: Format, answer: str) -> tuple[int, int]:

@@ -51,6 +51,37 @@ def test_the_template_shows_how_calls_are_written(source, name):
     assert dialect.thinks and dialect.shown == {258: b"<think>", 259: b"</think>"}
 
 
+QWEN3_CODER = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}{% for call in message.tool_calls or [] %}"
+    "\n<tool_call>\n<function={{ call.function.name }}>\n{% for key, value in call.function.arguments | items %}"
+    "<parameter={{ key }}>\n{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
+    "{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+DEEPSEEK_V3 = (
+    "{% for message in messages %}{% if message.role == 'user' %}<｜User｜>{{ message.content }}{% elif message.content is none %}"
+    "<｜Assistant｜><｜tool▁calls▁begin｜>{% for call in message.tool_calls %}{{ '\n' if not loop.first }}"
+    "{{ '<｜tool▁call▁begin｜>' + call.type + '<｜tool▁sep｜>' + call.function.name + '\n```json\n' + call.function.arguments + '\n```' }}"
+    "<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜><｜end▁of▁sentence｜>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<｜Assistant｜>{% endif %}"
+)
+GLM45 = (
+    "{% for message in messages %}<|{{ message.role }}|>\n{{ '<think></think>\n' if message.role == 'assistant' }}{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}\n<tool_call>{{ call.function.name }}\n"
+    "{% for key, value in call.function.arguments | items %}<arg_key>{{ key }}</arg_key>\n"
+    "<arg_value>{{ value if value is string else value | tojson }}</arg_value>\n{% endfor %}</tool_call>"
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [(QWEN3_CODER, "qwen3-coder"), (DEEPSEEK_V3, "deepseek-v3"), (GLM45, "glm45"), (GLM45.replace("\n<arg", "<arg"), "glm47")],
+)
+def test_templates_shaped_like_those_of_models_tell_their_format(source, name):
+    """Prompts that open thoughts, thoughts before calls, and arguments that are appended to a text."""
+    assert Dialect.of(WithTemplate(source), None, None).format.name == name
+
+
 def test_names_win():
     dialect = Dialect.of(WithTemplate(SEPARATE), "qwen", False)
     assert dialect.format.name == "hermes" and not dialect.thinks

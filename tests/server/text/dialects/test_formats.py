@@ -260,3 +260,19 @@ def test_python_is_read_and_never_run(written, arguments):
         found = "".join(part.text for part in parts if isinstance(part, CallArguments))
         assert (json.loads(found) if found else None) == arguments
         assert any(isinstance(part, Content) for part in parts) is (arguments is None)
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_any_text_gives_the_same_parts_for_every_cut(name):
+    """Texts of the format's markers in any order, and of pieces of calls: what is no call stays content."""
+    form, chance = FORMATS[name], random.Random(name)
+    call = WRITERS[name]([("add", {"a": 1}), ("write_file", {"path": "p", "content": "c"})])
+    rules = rules_of(form, splits=True)
+    for _ in range(200):
+        pieces = [*form.markers, form.thoughts[0].begin, form.thoughts[0].closing, call, *"{}[]()<>=\"':,\\\n a1", "add", "now", "true"]
+        pieces += [call[: chance.randrange(len(call))], call[chance.randrange(len(call)) :]]
+        text = "".join(chance.choices(pieces, k=chance.randint(1, 7)))
+        cuts = sorted(chance.sample(range(len(text) + 1), min(3, len(text))))
+        expected = _joined(rules, [text])
+        assert _joined(rules, [*text]) == expected, text
+        assert _joined(rules, [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]) == expected, text
