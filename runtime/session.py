@@ -66,23 +66,25 @@ class Session:
             if self._pinned_thread != threading.get_ident():
                 self.device.use_thread()
                 self._pinned_thread = threading.get_ident()
-            called, given = self._machine.function(function), list(args)
-            arrays: list[int] = []
-            for i, arg in enumerate(args):
-                if isinstance(arg, self._tensor_type):
-                    continue
-                if isinstance(arg, np.ndarray):
-                    arrays.append(i)
-                elif isinstance(arg, tuple):
-                    given[i] = self._uploaded(arg)
-            if arrays:
-                for i, tensor in zip(arrays, self.device.upload_inputs([args[i] for i in arrays]), strict=True):
-                    given[i] = tensor
+            called, given = self._machine.function(function), args
+            for arg in args:
+                if not isinstance(arg, self._tensor_type):
+                    given = self._given(args)
+                    break
             result = called.call(given, views=views, keep_last=keep_last)
-            for i in called.written:
-                if given[i] is not args[i]:
-                    np.copyto(args[i], self.device.download(given[i]))
+            if given is not args:
+                for i in called.written:
+                    if given[i] is not args[i]:
+                        np.copyto(args[i], self.device.download(given[i]))
             return result if views or isinstance(result, np.ndarray) else self.download(result)
+
+    def _given(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments with arrays as tensors of the device."""
+        given = [self._uploaded(arg) if isinstance(arg, tuple) else arg for arg in args]
+        arrays = [i for i, arg in enumerate(args) if isinstance(arg, np.ndarray) and not isinstance(arg, self._tensor_type)]
+        for i, tensor in zip(arrays, self.device.upload_inputs([args[i] for i in arrays]) if arrays else (), strict=True):
+            given[i] = tensor
+        return tuple(given)
 
     def download(self, value: Any) -> Any:
         """Copy a result of a call with `views` to the host: an array, or a tuple of arrays. If the device's memory is host memory, the

@@ -22,6 +22,9 @@ HeapHandle = NewType("HeapHandle", object)  # where kernels and shape functions 
 Derive = Callable[[HeapHandle], int]  # calls a shape function and returns its result, see runtime/executable.py
 
 TimeTo = Callable[[str, float], None]
+# Runs a region on other inputs and this arena, and returns the result: in the arena if the last argument is true, else a copy. Returns None,
+# and runs nothing, if an input has another layout.
+Repeat = Callable[[Sequence[Any], "Memory", bool], Any]
 
 
 class Tensor(Protocol):
@@ -90,6 +93,15 @@ class Bases:
     sizes: Mapping[int, int]  # number of bytes of each base that is a constant or a weight of known shape
 
 
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An array in the arena."""
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
 class Code(Protocol):
     """Machine code that the device has loaded."""
 
@@ -107,6 +119,11 @@ class Region(Protocol):
 
     def prepare(self, heap: HeapHandle) -> None:
         """Prepare for later runs whose integers have the same orders of magnitude as those in `heap`, without running now."""
+        ...
+
+    def repeat(self, heap: HeapHandle, inputs: Sequence[Any], result: Placed) -> Repeat | None:
+        """Return a function that runs the region with this heap on inputs of the same types, element types and shapes. The inputs are the
+        first registers. Return None if the device has no faster way than `run`."""
         ...
 
     def run(self, heap: HeapHandle, arena: Memory, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:

@@ -30,6 +30,7 @@ from runtime.library import routine
 from runtime.memory import Arena, MemoryAccount
 from runtime.vm.matching import INT64, Item, Match, mentions_slots
 from runtime.vm.profile import Profile
+from runtime.vm.replay import Replay, result_of
 
 MAX_DEPTH = 100  # maximum number of nested calls
 
@@ -69,6 +70,9 @@ class Function:
         # functions to call when weights are bound; regions store the addresses of weights
         self.on_bind: list[Callable[[list[Any]], None]] = []
         self._num_params = len(source.params)
+        self._repeatable = result_of(source)
+        self._replay: Replay | None = None
+        self._layouts: list[Any] = []  # element types and shapes of the arguments of the last call that was not a replay
         self._no_inputs = [None] * self._num_inputs
         self._no_values = [None] * max(source.num_registers - self._num_params, 0)
         self._use([None] * len(source.weights), [p.name for p in source.weights])
@@ -101,7 +105,7 @@ class Function:
         self._use(values, [])
 
     def _use(self, weights: list[Any], missing: list[str]) -> None:
-        self._weights, self._missing = weights, missing
+        self._weights, self._missing, self._replay = weights, missing, None
         self._frames: list[Frame] = []  # whose registers hold these weights
         if not missing:
             for notify in self.on_bind:
@@ -125,6 +129,10 @@ class Function:
         """Call with the bound weights. Results in the arena are copied out of it, unless `views` is true. With `keep_last`, the results of
         the last call stay intact in the arena."""
         machine = self._machine
+        if self._replay is not None and not keep_last:
+            result = self._replay.call(args, views)
+            if result is not None:
+                return result
         if len(args) != self._num_inputs or self._missing or machine.depth >= MAX_DEPTH:
             self._cannot_call(len(args))
         frame = self._frames.pop() if self._frames else self._new_frame()
@@ -146,8 +154,24 @@ class Function:
         # The frame must not keep tensors alive until the next call. Its weights stay: touching each of them would cost cache misses.
         registers[: self._num_inputs], registers[self._num_params :] = self._no_inputs, self._no_values
         frame.arena, frame.result = machine.no_arena, None
-        self._frames.append(frame)
+        if self._repeatable is None or machine.depth or keep_last or not self._prepare_replay(frame, args):
+            self._frames.append(frame)
         return result
+
+    def _prepare_replay(self, frame: Frame, args: Sequence[Any]) -> bool:
+        """Let later calls repeat the call that used the frame, if its arguments have the layouts of the call before it. Return whether they
+        will."""
+        layouts = [(arg.dtype, arg.shape) for arg in args]
+        if self._repeatable is None or layouts != self._layouts:
+            self._layouts = layouts
+            return False
+        repeat = self.regions[0].repeat(frame.heap_handle, args, self._repeatable.placed(frame.heap)) if self.regions else None
+        if repeat is None:
+            return False
+        if self._replay is not None:
+            self._frames.append(self._replay.frame)
+        self._replay = Replay(self._machine, frame, self._num_inputs, frame.heap[self._arena_slot], repeat)
+        return True
 
     def _run(self, frame: Frame) -> Any:
         steps = self._steps

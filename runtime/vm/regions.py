@@ -24,8 +24,10 @@ def region_step(loader: Loader, region: Region) -> Step:
     run = captured.run
 
     def step(frame: Frame) -> None:
-        profile = machine.profile
-        run(frame.heap_handle, frame.arena, frame.registers, None if profile is None else profile.add)
+        if machine.profile is None:
+            run(frame.heap_handle, frame.arena, frame.registers)
+        else:
+            run(frame.heap_handle, frame.arena, frame.registers, machine.profile.add)
 
     return step
 

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import empty, ndarray
 from numpy.typing import NDArray
 
-from runtime.device.base import Bases, Derive, HeapHandle, Launch, Limits, TimeTo, Words
+from runtime.device.base import Bases, Derive, HeapHandle, Launch, Limits, Placed, Repeat, TimeTo, Words
 from runtime.device.cpu.code import ObjectCode
 from runtime.device.cpu.cores import available_cores
 from runtime.device.cpu.host import check_target
+from runtime.device.cpu.layouts import Plan
 from runtime.device.cpu.memory import address_of, host_buffer
 from runtime.device.cpu.numa import Placement
 from runtime.device.cpu.system_memory import system_memory
@@ -50,13 +52,13 @@ class CpuRegion:
 
     def __init__(self, team: Team, code: CpuCode, launches: Sequence[Launch], bases: Bases, function: str) -> None:
         records = [Record(code.address(x.body), code.address(x.grid), x.buffers, x.dims) for x in launches]
-        self._launches = LaunchList(records, bases.count, bases.sizes, team.num_readers)
+        self._launches = LaunchList(records, bases.count + 1, bases.sizes, team.num_readers)
         self._words = self._launches.bases
         self._kernels = [launch.kernel for launch in launches]
         self._registers = bases.registers
         self._arena = bases.arena
         self._function = function
-        self._run = team.run
+        self._team, self._run = team, team.run
 
     def place(self, base: int, tensor: Any) -> None:
         self._launches.place(base, address_of(tensor))
@@ -64,11 +66,29 @@ class CpuRegion:
     def prepare(self, heap: Any) -> None:
         """Do nothing: one launch list serves calls of all sizes."""
 
+    def repeat(self, heap: Any, inputs: Sequence[Any], result: Placed) -> Repeat | None:
+        bases = {register: base for base, register in self._registers}
+        if self._arena is None or set(bases) - set(range(len(inputs))) or any(type(tensor) is not ndarray for tensor in inputs):
+            return None
+        spare = len(self._words) - 1  # the base of inputs that no launch reads
+        plan = Plan(inputs, [bases.get(i, spare) for i in range(len(inputs))], result, self._arena)
+        words, arena_base, heap_field, give = self._words, self._arena, self._launches.heap, plan.give
+        repeat, shape, dtype, offset = self._team.repeat(self._launches, plan), result.shape, result.dtype, result.offset
+
+        def again(tensors: Sequence[Any], arena: Any, in_arena: bool) -> Any:
+            made = ndarray(shape, dtype, arena.data, offset) if in_arena else empty(shape, dtype)
+            give(0 if in_arena else id(made), *map(id, tensors))
+            words[arena_base] = arena.address
+            heap_field[0] = heap
+            return made if repeat() else None
+
+        return again
+
     def run(self, heap: Any, arena: Any, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
         words = self._words
         for base, register in self._registers:
             tensor = registers[register]
-            if not isinstance(tensor, np.ndarray):
+            if not isinstance(tensor, ndarray):
                 kind = type(tensor).__name__
                 raise InvalidProgram(f"{self._function}: register {register} of a launch holds a {kind}, not an array")
             words[base] = address_of(tensor)
@@ -133,7 +153,11 @@ class CpuDevice:
             raise OutOfMemory("result", required=int(np.prod(shape, dtype=object)) * dtype.itemsize) from error
 
     def kept(self, tensor: Any, memory: Any) -> Array:
-        return tensor.copy() if memory.num_bytes and np.may_share_memory(tensor, memory.data) else tensor
+        if not memory.num_bytes:
+            return tensor
+        # the comparison of bases is the fast answer for what the arena holds
+        inside = tensor.base is memory.data.base or np.may_share_memory(tensor, memory.data)
+        return tensor.copy() if inside else tensor
 
     def is_compact(self, tensor: Any) -> bool:
         flags = tensor.flags

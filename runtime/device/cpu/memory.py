@@ -34,15 +34,13 @@ def _mapped(num_bytes: int) -> NDArray[np.uint8]:
     return np.frombuffer(mapping, np.uint8)
 
 
-_first_byte = ctypes.c_char.from_buffer
+_first_byte, _address = ctypes.c_char.from_buffer, ctypes.addressof
 
 
-def address_of(array: NDArray[Any]) -> int:
-    """Return the same address as `array.ctypes.data`, four times as fast if the memory is writable. Return 0 for an empty array, which has
-    no bytes to point at."""
-    if not array.size:
-        return 0
+def address_of(array: Any) -> int:
+    """Return the same address as `array.ctypes.data`, four times as fast if the memory is writable and compact. Return 0 for an empty
+    array, which has no bytes to point at."""
     try:
-        return ctypes.addressof(_first_byte(array.data))
+        return _address(_first_byte(array))
     except (TypeError, ValueError, BufferError):
-        return array.ctypes.data
+        return array.ctypes.data if array.size else 0

@@ -13,12 +13,12 @@ import mmap
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
+from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from runtime.device.cpu.ahead import Ahead
 from runtime.device.cpu.code import COPIES, ObjectCode
 from runtime.device.cpu.host import ARCH
+from runtime.device.cpu.layouts import Plan
 from runtime.device.cpu.memory import host_buffer
 from runtime.errors import OutOfMemory
 from runtime.sections import align
@@ -65,6 +66,12 @@ def native_module(arch: str, system: str) -> llvm.ModuleRef:
     return module
 
 
+def _with_layouts(module: llvm.ModuleRef) -> llvm.ModuleRef:
+    """Add the functions that take NumPy arrays. Exported libraries do without them."""
+    module.link_in(llvm.parse_assembly(_text("layouts.ll").replace("@HEAD@", str(object.__basicsize__))))
+    return module
+
+
 class _Native:
     """The functions of team.ll, compiled."""
 
@@ -72,20 +79,22 @@ class _Native:
         llvm.initialize_native_target()
         llvm.initialize_native_asmprinter()
         machine = llvm.Target.from_default_triple().create_target_machine(opt=3, reloc="pic", codemodel="small")
-        self._code = ObjectCode(machine.emit_object(native_module(ARCH, sys.platform)), COPIES | SLEEPING)
+        self._code = ObjectCode(machine.emit_object(_with_layouts(native_module(ARCH, sys.platform))), COPIES | SLEEPING)
         self.run_alone = self._function("run_alone", ctypes.c_void_p, ctypes.c_void_p)
         self.lead = self._function("lead", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
         self.help = self._function("help", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+        self.repeat_alone = self._function("repeat_alone", *[ctypes.c_void_p] * 4, result=ctypes.c_int32)
+        self.repeat_lead = self._function("repeat_lead", *[ctypes.c_void_p] * 5, result=ctypes.c_int32)
         self.stop = self._function("stop", ctypes.c_void_p)
         self.spin = self._function("spin", ctypes.c_uint32)
 
-    def _function(self, name: str, *types: Any) -> Callable[..., None]:
-        return ctypes.CFUNCTYPE(None, *types)(self._code.address(name))
+    def _function(self, name: str, *types: Any, result: Any = None) -> Callable[..., Any]:
+        return ctypes.CFUNCTYPE(result, *types)(self._code.address(name))
 
     def spins_per_second(self) -> float:
-        start = time.perf_counter()
+        start = perf_counter()
         self.spin(2000)
-        return 2000 / (time.perf_counter() - start)
+        return 2000 / (perf_counter() - start)
 
 
 @cache
@@ -122,7 +131,7 @@ class LaunchList:
         words = (record.words(following) for record, following in zip(records, self._ahead.following, strict=True))
         self._words = np.array([word for some in words for word in some], np.int64)
         self._bases = np.zeros(max(num_bases, 1), np.int64)
-        self.bases = self._bases.data
+        self.bases, self.base_address = self._bases.data, self._bases.ctypes.data
         self._records = records
         most_buffers = max((len(r.buffers) for r in records), default=0)
         most_dims = max((len(r.dims) for r in records), default=0)
@@ -163,14 +172,13 @@ class Team:
         # The number of threads if each is a group, so that it knows which part of a product it reads first; otherwise 0.
         self.num_readers = num_threads if 1 < num_threads == len(set(self._groups)) else 0
         native = _native()
-        self._run_alone = native.run_alone
-        self._lead = native.lead
         self._stack_bytes = align(stack_bytes + STACK_SPARE)
         self._stack = _stack(self._stack_bytes)  # stack of the calling thread
         self._top = _top(self._stack)
-        self._lock = threading.Lock()
         self._memory = host_buffer(_TEAM_BYTES * (1 + max(self._groups)))
-        self._address = self._memory.ctypes.data
+        address = self._memory.ctypes.data
+        self._run = partial(native.run_alone, self._top) if num_threads == 1 else partial(native.lead, self._top, address)
+        self._repeat = partial(native.repeat_alone, self._top) if num_threads == 1 else partial(native.repeat_lead, self._top, address)
         threads: list[threading.Thread] = []
         if num_threads > 1:
             self._write_layout(self._spins(native))
@@ -208,13 +216,23 @@ class Team:
             os.sched_setaffinity(0, {self._cores[0]})
 
     def run(self, launches: LaunchList) -> None:
-        began_s = time.perf_counter()
-        with self._lock:
-            if self.num_threads == 1:
-                self._run_alone(self._top, launches.address)
-            else:
-                self._lead(self._top, self._address, launches.address)
-        self.busy_s += time.perf_counter() - began_s
+        """Run a list. Only one thread at a time may call this."""
+        began_s = perf_counter()
+        self._run(launches.address)
+        self.busy_s += perf_counter() - began_s
+
+    def repeat(self, launches: LaunchList, plan: Plan) -> Callable[[], bool]:
+        """Return a function that runs a list on the arrays of a plan, unless one of them has another layout than the plan states. It returns
+        whether the list ran."""
+        native = partial(self._repeat, launches.address, launches.base_address, plan.address)
+
+        def run() -> bool:
+            began_s = perf_counter()
+            ran = native()
+            self.busy_s += perf_counter() - began_s
+            return ran != 0
+
+        return run
 
     def forget_helpers(self) -> None:
         """Forget the helpers after a fork: they exist only in the parent process."""

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.base import Bases, Launch, TimeTo
+from runtime.device.base import Bases, Launch, Placed, TimeTo
 from runtime.device.cuda import driver
 from runtime.device.cuda.card import Card
 from runtime.device.cuda.clock import Clock
@@ -112,6 +112,9 @@ class CudaRegion:
             self._capture(blocks)
         self._prepared.append((self._magnitudes(heap.words), blocks))
         self._graphs.clear()
+
+    def repeat(self, heap: Any, inputs: Sequence[Any], result: Placed) -> None:
+        return None
 
     def run(self, heap: Any, arena: Any, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
         for base, register in self._registers:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.device.base import Bases, Derive, Device, HeapHandle, Launch, Limits, TimeTo, Words
+from runtime.device.base import Bases, Derive, Device, HeapHandle, Launch, Limits, Placed, TimeTo, Words
 from runtime.device.cpu.device import CpuCode, CpuDevice, CpuRegion, HostMemory
 from runtime.device.cpu.memory import address_of, host_buffer
 from runtime.executable import HostCode
@@ -118,6 +118,9 @@ class OpaqueRegion:
     def prepare(self, heap: Any) -> None:
         with heap.at_work() as address:
             self._region.prepare(address)
+
+    def repeat(self, heap: Any, inputs: Sequence[Any], result: Placed) -> None:
+        return None
 
     def run(self, heap: Any, arena: Any, registers: Sequence[Any], time_to: TimeTo | None = None) -> None:
         tensors = {register: registers[register] for register in self._registers}

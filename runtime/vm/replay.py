@@ -1,0 +1,68 @@
+"""Repeat calls of a function that runs one region and returns one array, as a function of one kernel does.
+
+The layouts of the arguments (element types and shapes) determine everything about such a call but addresses and values. So a call with the
+layouts of the call before it only compares layouts, runs the region and copies the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from runtime.device.base import Placed, Repeat
+from runtime.executable import DTYPES, Call, DimRef, Imm, Reg, Ret, Slot, TensorSpec, VMFunction
+
+if TYPE_CHECKING:
+    from runtime.vm.machine import Frame, Machine
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The array that a function returns: where it lies in the arena."""
+
+    offset: DimRef
+    dtype: np.dtype[Any]
+    dims: tuple[DimRef, ...]
+
+    def placed(self, heap: memoryview) -> Placed:
+        offset, *shape = (heap[ref.index] if isinstance(ref, Slot) else ref for ref in (self.offset, *self.dims))
+        return Placed(offset, tuple(shape), self.dtype)
+
+
+def result_of(source: VMFunction) -> Result | None:
+    """Return the result of a function whose calls can be repeated, or None for any other function."""
+    if any(p.written or not isinstance(p.spec, TensorSpec) for p in source.inputs):
+        return None
+    match source.instructions:
+        case (
+            Call(dst=int() as made, callee="vm.alloc_arena", args=(at, Imm(value=str() as dtype), *dims)),
+            Call(callee="vm.run_region"),
+            Ret(value=Reg(index=index)),
+        ) if made == index:
+            refs = [ref.value if isinstance(ref, Imm) else ref for ref in (at, *dims)]
+        case _:
+            return None
+    known = [ref for ref in refs if isinstance(ref, (int, Slot))]
+    return Result(known[0], DTYPES[dtype], tuple(known[1:])) if len(known) == len(refs) else None
+
+
+class Replay:
+    """Calls with the layouts of one earlier call. `frame` belongs to the replay: its heap holds the integers of that call, and `num_bytes`
+    is the size of its arena."""
+
+    __slots__ = ("_machine", "_num_bytes", "_num_inputs", "_repeat", "frame")
+
+    def __init__(self, machine: Machine, frame: Frame, num_inputs: int, num_bytes: int, repeat: Repeat) -> None:
+        self.frame = frame
+        self._machine, self._num_inputs, self._num_bytes, self._repeat = machine, num_inputs, num_bytes, repeat
+
+    def call(self, args: Sequence[Any], views: bool) -> Any:
+        """Return the result of a call, or None if the call differs from the earlier one in more than addresses and values."""
+        machine = self._machine
+        if len(args) != self._num_inputs or machine.profile is not None:
+            return None
+        memory = machine.arena.again(self._num_bytes)
+        return None if memory is None else self._repeat(args, memory, views)
