@@ -30,7 +30,6 @@ from compiler.machine.target import Target, host
 from compiler.passes.base import Count, Dump, Instrument, Show, ShowChanges, Timing, Verify, name_of
 from compiler.passes.lift_weights import lift_weights, num_prepared, parted
 from compiler.passes.recall_kernels import KEPT, RecallKernels, signature_of
-from compiler.passes.schedule_kernels import ScheduleKernels
 from compiler.report import say
 from compiler.signature import all_vars, signature
 from runtime import flags
@@ -96,7 +95,7 @@ def plan(module: IRModule, options: Options) -> Planned:
     timing, backend = Timing(), backend_of(options.target)
     passes = backend.pipeline(options.target, (*options.instruments, *_switched_on(), timing))
     if options.kept is not None and backend.keeps_kernels and not _wants_texts(options):
-        passes = passes.inserted(RecallKernels(options.kept, options.target), name_of(ScheduleKernels))
+        passes = passes.inserted(RecallKernels(options.kept, options.target), "schedule_kernels")
     done = Count(lambda count: options.progress(PLANNED * count / len(passes.passes)))
     passes = replace(passes, instruments=(*passes.instruments, done))
     lifted = passes.until(name_of(lift_weights))(module)

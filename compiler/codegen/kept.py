@@ -1,7 +1,7 @@
 """Keep machine code on disk, sealed (runtime/sealed.py), so that other programs need not compile it again.
 
-On a CPU, a kernel is kept under a digest of its loop nest before it is scheduled. If another program has the same nest, its kernel is neither
-scheduled nor emitted nor compiled (compiler/passes/recall_kernels.py). Other machine code is kept under a digest of its LLVM IR.
+On a CPU, a kernel is kept under a digest of its loop nest before it is scheduled. If another program has the same nest, its kernel is
+neither scheduled nor emitted nor compiled (compiler/passes/recall_kernels.py). Other machine code is kept under a digest of its LLVM IR.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ HeapHandle = NewType("HeapHandle", object)  # where kernels and shape functions 
 Derive = Callable[[HeapHandle], int]  # calls a shape function and returns its result, see runtime/executable.py
 
 TimeTo = Callable[[str, float], None]
-# Runs a region on other inputs and this arena, and returns the result: in the arena if the last argument is true, else a copy. Returns None,
-# and runs nothing, if an input has another layout.
+# Runs a region on other inputs and this arena, and returns the result: in the arena if the last argument is true, else a copy. Returns
+# None, and runs nothing, if an input has another layout.
 Repeat = Callable[[Sequence[Any], "Memory", bool], Any]
 
 

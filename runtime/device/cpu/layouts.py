@@ -17,8 +17,8 @@ _OBJECTS = 5  # index of the first address of an object in layouts.ll
 
 
 class Plan:
-    """The layouts of arrays, and the place of the result in the arena. Before a run, `give(id(result), id(array), ...)` states the array that
-    receives a copy of the result, or 0, and the arrays. The caller keeps them alive until the run ends."""
+    """The layouts of arrays, and the place of the result in the arena. Before a run, `give(id(result), id(array), ...)` states the array
+    that receives a copy of the result, or 0, and the arrays. The caller keeps them alive until the run ends."""
 
     def __init__(self, arrays: Sequence[NDArray[Any]], bases: Sequence[int], result: Placed, arena: int) -> None:
         """`bases` has the base of each array, and `arena` is the base of the arena."""
@@ -29,4 +29,4 @@ class Plan:
         self._dtypes = [array.dtype for array in arrays]  # keeps their addresses valid
         self._words = np.array(words, np.int64)
         self.address = self._words.ctypes.data
-        self.give = partial(Struct(f"{1 + len(arrays)}q").pack_into, memoryview(self._words).cast("B"), 8 * _OBJECTS)
+        self.give = partial(Struct(f"{1 + len(arrays)}q").pack_into, self._words.data.cast("B"), 8 * _OBJECTS)

@@ -222,8 +222,8 @@ class Team:
         self.busy_s += perf_counter() - began_s
 
     def repeat(self, launches: LaunchList, plan: Plan) -> Callable[[], bool]:
-        """Return a function that runs a list on the arrays of a plan, unless one of them has another layout than the plan states. It returns
-        whether the list ran."""
+        """Return a function that runs a list on the arrays of a plan, unless one of them has another layout than the plan states. The
+        function returns whether the list ran."""
         native = partial(self._repeat, launches.address, launches.base_address, plan.address)
 
         def run() -> bool:

@@ -42,8 +42,8 @@ def warm(session: Session) -> None:
 
 
 def test_a_repeated_call_runs_few_functions(session: Session) -> None:
-    """Of Python's functions, it runs `Session.call`, `Machine.function`, `Function.call`, `Replay.call`, `Arena.again`, and one each of region
-    and team."""
+    """In Python, it runs `Session.call`, `Machine.function`, `Function.call`, `Replay.call`, `Arena.again`, and one function each of the
+    region and the team."""
     called: list[str] = []
     x = numbers()
     warm(session)
