@@ -29,7 +29,7 @@ EMBEDDINGS = "Serve embeddings also of a model that generates text and was not t
 KV_CACHE_BYTES = "Memory for keys and values: 2G, or 50% of what the weights leave."
 ALIAS = "Additional name for the model; may be repeated."
 PIN = "Refuse to unload without --force."
-TOOL_PARSER = "Format of tool calls: hermes, qwen, llama3, mistral, json or harmony; by default that of the chat template."
+TOOL_PARSER = "Format of tool calls, such as hermes or mistral; by default that of the chat template."
 REASONING = "Whether the model writes think blocks; by default, if its vocabulary has tokens for them."
 
 Source = Annotated[str, typer.Argument(help="Folder, .gguf file or hub id; 'demo' is the built-in model.")]

@@ -31,6 +31,7 @@ def test_a_model_is_planned_loaded_and_unloaded(page, site):
     page.click("#models .load button", "Load")
     page.see("compile", ".stages li")
     page.see("other is loaded.", ".toast")
+    assert server.registry.find("other").spec.quantize == "auto", "weights stay as in the checkpoint unless another format is chosen"
     page.wait("[...document.querySelectorAll('#model option')].some(option => option.value === 'other')")
     page.click("#models article[aria-label=other] button", "Load log")
     page.see("warm-up", "dialog .stages li")
