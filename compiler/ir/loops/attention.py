@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from compiler.ir.dims import Dim
 from compiler.ir.fields import Holds, holds, node
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Scalar
@@ -10,18 +9,14 @@ from compiler.ir.loops.scalars import Scalar
 
 @node
 class Paged:
-    """Keys and values in the pages of a cache, in the layout of ops/attention/kv_cache.py. If the cache has only keys, a value is the
+    """Keys and values in the pages of a cache, in the layout of ops/attention/kv_cache.py. If the cache has no values, a value is the
     beginning of its key."""
 
     cache: Buffer = holds(Holds.BUFFER)  # [layers, 2 or 1, pages, kv_heads, PAGE * size]
     tables: Buffer = holds(Holds.BUFFER)  # [sequences, pages]: the pages of each sequence, in order
     layer: Scalar = holds(Holds.SCALAR)
     scales: Buffer | None = holds(Holds.BUFFER, default=None)  # [layers, 2 or 1, pages, kv_heads, PAGE], for an 8-bit cache
-
-    @property
-    def has_values(self) -> bool:
-        """Whether values are stored beside the keys."""
-        return self.cache.shape[1] != Dim.of(1)
+    has_values: bool = True  # whether values are stored beside the keys; the extent of the cache may be symbolic, so it does not tell
 
 
 @node

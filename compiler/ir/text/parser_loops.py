@@ -256,6 +256,11 @@ class LoopParser(TypeParser):
     def _parameter_of(self, operation: str, parameters: dict[str, Field[Any]], given: dict[str, Any]) -> None:
         field = self._field_of(f"parameter of {operation}", parameters, given)
         token = self.peek()
+        if parameters[field].type == "bool":
+            if token.text not in ("true", "false"):
+                raise self.error(f"{field} is {token}, expected true or false", token)
+            given[field] = self.take().text == "true"
+            return
         value = self.number()
         if parameters[field].type == "int" and isinstance(value, float):
             raise self.error(f"{field} is {token}, expected an integer", token)

@@ -59,7 +59,7 @@ def _attention_node(operands: Operands) -> Nest:
     sinks = operands.buffer(place_of_sinks) if operands.has(place_of_sinks) else None
     node = Attention(
         queries=q,
-        keys=Paged(cache, tables, layer_operand(operands.places[5]), scales),
+        keys=Paged(cache, tables, layer_operand(operands.places[5]), scales, has_values=not attrs["value_size"]),
         sequences=sequences,
         positions=positions,
         out=out,

@@ -462,6 +462,7 @@ def _prim(body: str) -> str:
         (_prim("attention(keys=paged(cache=A, tables=A))"), 2, 16, "paged needs the field layer"),
         (_prim("attention(queries=A, out=B) {scales=1.0}"), 2, 30, "unknown parameter of attention scales; similar: scale"),
         (_prim("attention(queries=A, out=B) {window=1.5}"), 2, 37, "window is '1.5', expected an integer"),
+        (_prim("attention(keys=paged(cache=A) {has_values=1})"), 2, 43, "has_values is '1', expected true or false"),
         (_prim("attention(queries=A, out=B)"), 2, 1, "attention needs the field keys"),
         (_prim("alloc loc A: f32[2] { }"), 2, 7, "unknown scope of memory loc; similar: local"),
         (_prim("B[0] = s < s < s"), 2, 14, "comparisons do not chain"),

@@ -64,9 +64,12 @@ def test_paged_attention(run, rng, paged, attrs, shapes, with_sinks):
             np.testing.assert_allclose(found[t, h], expected, rtol=2e-5, atol=1e-6)
 
 
-def test_a_value_may_be_the_beginning_of_its_key(run, rng, paged):
+@pytest.mark.parametrize("shapes", [None, "t 4 3, l c p 2 48, s m, t, t"])
+def test_a_value_may_be_the_beginning_of_its_key(run, rng, paged, shapes):
+    """This holds also if the extent of the cache that tells keys from keys and values is symbolic."""
     q, cache, tables, seq_ids, positions, keys, _ = paged
-    found = run(PAGED_ATTENTION, q, cache[:, :1].copy(), tables, seq_ids, positions, 1, scale=0.7, value_size=2)
+    operands = q, cache[:, :1].copy(), tables, seq_ids, positions, 1
+    found = run(PAGED_ATTENTION, *operands, scale=0.7, value_size=2, shapes=shapes, compiled=True)
     assert found.shape == (len(positions), HEADS, 2)
     for t, (s, p) in enumerate(zip(seq_ids, positions, strict=True)):
         for h in range(HEADS):
