@@ -78,18 +78,16 @@ class Panels(Format):
 
     def packed(self, numbers: Any, columns: int) -> Any:
         """Pack numbers [..., n, k] into panels, in NumPy."""
-        if numbers.ndim > 2:
-            panels = [self.packed(matrix, columns) for matrix in numbers.reshape(-1, *numbers.shape[-2:])]
-            return np.stack(panels).reshape(*numbers.shape[:-2], *panels[0].shape)
-        n = len(numbers)
+        *matrix, n, k = numbers.shape
+        width = k // self.per_byte
         if self.bits == 8:
             stored = (numbers.astype(np.int32) + self.offset).astype(np.uint8)
         else:
-            parts = numbers.reshape(n, -1, self.per_byte, FOUR).astype(np.uint8)
-            stored = np.bitwise_or.reduce([parts[:, :, i] << self.bits * i for i in range(self.per_byte)]).reshape(n, -1)
-        padded = np.pad(stored, ((0, -n % columns), (0, 0)), constant_values=self.padding)
-        fours = padded.reshape(-1, columns, stored.shape[1] // FOUR, FOUR).transpose(0, 2, 1, 3)
-        return fours[..., self.order].reshape(-1, stored.shape[1] // FOUR, columns * FOUR)
+            parts = numbers.reshape(*matrix, n, width // FOUR, self.per_byte, FOUR).astype(np.uint8)
+            stored = np.bitwise_or.reduce([parts[..., i, :] << self.bits * i for i in range(self.per_byte)]).reshape(*matrix, n, width)
+        padded = np.pad(stored, (*[(0, 0)] * len(matrix), (0, -n % columns), (0, 0)), constant_values=self.padding)
+        fours = padded.reshape(*matrix, -(-n // columns), columns, width // FOUR, FOUR).swapaxes(-3, -2)
+        return fours[..., self.order].reshape(*matrix, -(-n // columns), width // FOUR, columns * FOUR)
 
     def stored(self, panels: Any) -> Any:
         """Unpack panels, in NumPy. Return the stored integers [columns, k], which include the offset."""
@@ -128,13 +126,13 @@ class SixBitPanels(Panels):
         return own | (last >> cast(index(third * 2), I32) & 3) << 6
 
     def packed(self, numbers: Any, columns: int) -> Any:
-        if numbers.ndim > 2:
-            return Panels.packed(self, numbers, columns)
-        padded = np.pad(numbers.astype(np.int32), ((0, -len(numbers) % columns), (0, 0))) + self.offset
-        fours = padded.reshape(-1, columns, numbers.shape[1] // self.depth, THIRDS + 1, FOUR).astype(np.uint8)
+        *matrix, n, k = numbers.shape
+        panels, lines = -(-n // columns), k // self.depth
+        padded = np.pad(numbers.astype(np.int32), (*[(0, 0)] * len(matrix), (0, -n % columns), (0, 0))) + self.offset
+        fours = padded.reshape(*matrix, panels, columns, lines, THIRDS + 1, FOUR).astype(np.uint8)
         last = fours[..., THIRDS:, :] >> np.arange(0, 2 * THIRDS, 2, dtype=np.uint8)[:, None] & 3
-        stored = fours[..., :THIRDS, :] | last << 6  # [panels, columns, k / 16, thirds, four]
-        return stored.transpose(0, 2, 3, 1, 4).reshape(len(stored), -1, columns * FOUR)
+        stored = fours[..., :THIRDS, :] | last << 6  # [..., panels, columns, k / 16, thirds, four]
+        return np.moveaxis(stored, -4, -2).reshape(*matrix, panels, lines * THIRDS, columns * FOUR)
 
     def stored(self, panels: Any) -> Any:
         count, lines, wide = panels.shape

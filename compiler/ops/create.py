@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from compiler.ir.dims import Dim, ceil_div, dim_max
+from compiler.ir.dims import Dim, ceil_div, dim_max, dim_min
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.scalars import Scalar
@@ -184,9 +184,16 @@ def _tril_nest(operands: Operands) -> Nest:
     """Keep the elements on and below the diagonal that is `k` columns right of the main diagonal. Set all other elements to 0."""
     kernel = Kernel()
     out, x = kernel.arrays(output(operands), operands.buffer(0))
+    rows, columns = x.shape[-2:]
+    k = dim_max(dim_min(dim_attr(operands.attrs, "k"), columns), -rows)  # i + k would overflow for the largest integers
     with kernel.nest(out.shape) as (*batch, i, j):
-        out[*batch, i, j] = select(less_equal(j, i + dim_attr(operands.attrs, "k")), x[*batch, i, j], 0)
+        out[*batch, i, j] = select(less_equal(j, i + k), x[*batch, i, j], 0)
     return Nest((out.buffer,), kernel.body())
 
 
-TRIL = define("tril", "x", _tril_type, lambda x, k: np.tril(x, k), _tril_nest, {"k": 0})
+def _tril_numpy(x: Any, k: int) -> Any:
+    rows, columns = x.shape[-2:]
+    return np.tril(x, max(-rows, min(k, columns)))
+
+
+TRIL = define("tril", "x", _tril_type, _tril_numpy, _tril_nest, {"k": 0})

@@ -102,9 +102,10 @@ def _widely(numpy: Callable[..., Any]) -> Callable[..., Any]:
 
 def _extreme(numpy: Callable[..., Any], highest: bool) -> Callable[..., Any]:
     def interpret(x: Any, axes: Any, keepdims: bool) -> Any:
-        dtype = DType.from_numpy(x.dtype)
-        ends = (-np.inf, np.inf) if dtype.is_float else (np.iinfo(x.dtype).min, np.iinfo(x.dtype).max)
-        return np.asarray(numpy(x, axis=axes, keepdims=keepdims, initial=x.dtype.type(ends[0 if highest else 1])))
+        wide = DType.from_numpy(x.dtype).accumulator
+        least, most = wide.ends
+        initial = wide.numpy.type(least if highest else most)  # e4m3 has no infinity
+        return np.asarray(numpy(x.astype(wide.numpy), axis=axes, keepdims=keepdims, initial=initial)).astype(x.dtype)
 
     return interpret
 

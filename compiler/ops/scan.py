@@ -15,7 +15,7 @@ computes one block of one sequence, and the block stays in the first-level cache
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import gcd
@@ -25,10 +25,10 @@ import numpy as np
 
 from compiler.ir.dims import Dim
 from compiler.ir.dtypes import DType
-from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Load, Scalar
 from compiler.ir.loops.write import Array, Kernel, cast, const, equal, fma, index, less, minimum, not_equal, select, total
+from compiler.ir.relations import Relation, at_least, multiple
 from compiler.ir.types import TensorType, TupleType, Type
 from compiler.machine.intrinsics.prefetch import Prefetch
 from compiler.machine.target import LINE_BYTES
@@ -62,7 +62,7 @@ def _numpy(
     pages = pages.astype(np.int64)
     for s, source in enumerate(sources):
         held = states[layer, source] if source else np.zeros_like(states[layer, 0])
-        state = held.reshape(blocks).swapaxes(1, 2).reshape(heads, -1, size).astype(np.float32)
+        state = held.reshape(blocks).swapaxes(1, 2).reshape(heads, k.shape[2], size).astype(np.float32)
         following = int((saved.astype(np.int64) < starts[s]).sum())
         for t in range(starts[s], starts[s + 1]):
             state = state * decay[t, :, None, None].astype(np.float32)
@@ -73,7 +73,7 @@ def _numpy(
             out[t] = (state * q[t, :, :, None]).sum(1)
             if following < len(saved) and saved[following] == t:
                 if 0 <= pages[following] < states.shape[1]:
-                    held = state.reshape(heads, -1, size // width, width).swapaxes(1, 2)
+                    held = state.reshape(heads, k.shape[2], size // width, width).swapaxes(1, 2)
                     states[layer, pages[following]] = held.reshape(-1)
                 following += 1
     return out, states
@@ -114,8 +114,6 @@ def _type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
 
 def _agree_heads(v: tuple[Dim, ...], k: TensorType, states: TensorType, gates: Mapping[str, tuple[Dim, ...] | None]) -> None:
     tokens, heads, size = v
-    if k.shape is not None and heads.is_const and k.shape[1].is_const and heads.const % max(k.shape[1].const, 1):
-        raise AnnotationError(f"v has {heads} heads, expected a multiple of the {k.shape[1]} heads of k")
     for name, shape in gates.items():
         for i, (wanted, given) in enumerate(zip((tokens, heads), shape or (tokens, heads), strict=True)):
             agree(wanted, given, f"dimension {i} of {name}")
@@ -124,6 +122,14 @@ def _agree_heads(v: tuple[Dim, ...], k: TensorType, states: TensorType, gates: M
     agree(tokens, k.shape[0], "the number of tokens of k")
     if states.shape is not None:
         agree(heads * size * k.shape[2], states.shape[2], "the size of states")
+
+
+def _relations(args: tuple[Type, ...], _: Mapping[str, Any]) -> Iterable[Relation]:
+    k, v = (args[OPERANDS.index(name)] for name in "kv")
+    if isinstance(k, TensorType) and k.shape is not None:
+        yield at_least(k.shape[2], 1, "the size of a key")
+        if isinstance(v, TensorType) and v.shape is not None:
+            yield from multiple(v.shape[1], k.shape[1], "the number of heads of v", "the number of heads of k")
 
 
 # --- the loop nest -----------------------------------------------------------------------------------------------------
@@ -312,6 +318,7 @@ STATE_SCAN = define(
     _type,
     _numpy,
     _nest,
+    relations=_relations,
     indices={
         "sources": zeroed(Extent("states", 1), ahead=True),
         "starts": starts_of(Extent("v")),

@@ -14,7 +14,7 @@ Operators that read or write states take the layer as an operand, so that all la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Array, Kernel, cast, const, guard, total
+from compiler.ir.relations import Relation, equal
 from compiler.ir.types import TensorType, Type
 from compiler.ops.attention.kv_cache import bound_layer, check_layer, layer_operand
 from compiler.ops.broadcast import output
@@ -136,6 +137,11 @@ def _taps_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
     return TensorType(weight.shape and (weight.shape[2], weight.shape[0]), F32, 2)
 
 
+def _taps_relations(args: tuple[Type, ...], _: Mapping[str, Any]) -> Iterable[Relation]:
+    if isinstance(weight := args[0], TensorType) and weight.shape is not None:
+        yield equal(weight.shape[1], 1, "dimension 1 of weight")
+
+
 def _taps_nest(operands: Operands) -> Nest:
     k = Kernel()
     out, weight = k.arrays(output(operands), operands.buffer(0))
@@ -148,7 +154,7 @@ def _taps_numpy(weight: Any) -> Any:
     return weight[:, 0].T.astype(np.float32)
 
 
-CONV_TAPS = define("conv_taps", "weight", _taps_type, _taps_numpy, _taps_nest)
+CONV_TAPS = define("conv_taps", "weight", _taps_type, _taps_numpy, _taps_nest, relations=_taps_relations)
 """The weights of a convolution as checkpoints store them, in the order in which the convolution reads them: [taps, size]."""
 
 
@@ -210,9 +216,14 @@ def _conv_nest(operands: Operands) -> Nest:
 def _conv_numpy(x: Any, weight: Any, before: Any, seq_ids: Any, starts: Any) -> Any:
     out = np.zeros(x.shape, np.float32)
     for t, s in enumerate(seq_ids):
-        inputs = np.concatenate([before[s], x[starts[s] : t + 1]]).astype(np.float32)[-len(weight) :]
-        out[t] = (inputs * weight.astype(np.float32)).sum(0)
+        out[t] = (_last_inputs(len(weight), x, before, t, s, starts) * weight.astype(np.float32)).sum(0)
     return out.astype(x.dtype)
+
+
+def _last_inputs(count: int, x: Any, before: Any, token: int, sequence: int, starts: Any) -> Any:
+    """Return the last `count` inputs of a sequence up to a token, in f32. `before` has the inputs that precede the sequence."""
+    inputs = np.concatenate([part.astype(np.float32) for part in (before[sequence], x[starts[sequence] : token + 1])])
+    return inputs[len(inputs) - count :]
 
 
 BY_SEQUENCE = {"starts": starts_of(Extent("x")), "seq_ids": owners("starts")}
@@ -246,8 +257,8 @@ def _tails_nest(operands: Operands) -> Nest:
 
 
 def _tails_numpy(x: Any, before: Any, seq_ids: Any, starts: Any, saved: Any) -> Any:
-    tails = [np.concatenate([before[seq_ids[t]], x[starts[seq_ids[t]] : t + 1]])[-before.shape[1] :] for t in saved]
-    return np.array(tails, x.dtype).reshape(len(saved), *before.shape[1:])
+    tails = [_last_inputs(before.shape[1], x, before, t, seq_ids[t], starts) for t in saved]
+    return np.array(tails, np.float32).astype(x.dtype).reshape(len(saved), *before.shape[1:])
 
 
 INPUT_TAILS = define(

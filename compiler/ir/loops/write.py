@@ -43,6 +43,7 @@ from compiler.ir.loops.scalars import (
 )
 from compiler.ir.loops.statements import Allocate, For, Let, LoopKind, Seq, Stmt, Store, Tile, When
 from compiler.ir.loops.visit import sequence
+from compiler.ir.prove import prove_le
 from compiler.ir.tiles import TileOp
 
 # --- statements --------------------------------------------------------------------------------------------------------
@@ -391,6 +392,12 @@ def contract_groups(
 def largest(extents: Sequence[DimLike], value: Callable[..., Scalar]) -> Reduce:
     """Return the largest `value(r, ...)` over the extents."""
     return fold(ReduceFn.MAX, extents, value)
+
+
+def largest_magnitude(count: DimLike, value: Callable[[Dim], Scalar]) -> Scalar:
+    """Return the largest `abs(value(r))`, which is 0 if `count` is 0."""
+    found = largest((count,), lambda r: abs(value(r)))
+    return found if prove_le(1, count) else maximum(found, 0.0)
 
 
 def halvings(count: int) -> Iterator[int]:

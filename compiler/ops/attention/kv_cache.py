@@ -27,7 +27,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.buffers import Buffer
 from compiler.ir.loops.scalars import Const, Scalar, ScalarParam
-from compiler.ir.loops.write import Array, Kernel, cast, largest, round_half_even
+from compiler.ir.loops.write import Array, Kernel, cast, largest_magnitude, round_half_even
 from compiler.ir.types import ObjectType, ScalarType, TensorType, TupleType, Type
 from compiler.ops.index import inside
 from compiler.ops.indices import Extent, checked, skipped
@@ -159,7 +159,7 @@ def _write_scales(kernel: Kernel, layer: Dim, scales: Array, sources: Sequence[B
 
 
 def _magnitude(x: Array, t: Dim, h: Dim, size: Dim) -> Scalar:
-    return largest((size,), lambda r: abs(cast(x[t, h, r], F32)))
+    return largest_magnitude(size, lambda r: cast(x[t, h, r], F32))
 
 
 def _write_cache(kernel: Kernel, layer: Dim, cache: Array, scales: Array | None, sources: Sequence[Buffer], slots: Buffer) -> None:
@@ -189,9 +189,9 @@ def _append_numpy(cache: Any, sources: Sequence[Any], slots: Any, layer: Any, sc
         for row, page, offset in zip(x.astype(cache.dtype), pages, slots % PAGE, strict=True):
             held = cache[layer, which, page]
             if which == KEYS:
-                held.reshape(-1, size, PAGE)[:, :, offset] = row
+                held.reshape(len(held), size, PAGE)[:, :, offset] = row
             else:
-                held.reshape(-1, PAGE, size)[:, offset, :] = row
+                held.reshape(len(held), PAGE, size)[:, offset, :] = row
     return cache if scales is None else (cache, scales)
 
 

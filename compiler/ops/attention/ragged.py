@@ -21,7 +21,7 @@ from compiler.ir.loops.attention import Attention, Ragged
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Kernel, cast, index, largest, total
 from compiler.ir.op import REQUIRED
-from compiler.ir.relations import Relation
+from compiler.ir.relations import Relation, at_least
 from compiler.ir.types import TensorType, Type
 from compiler.ops.attention.plain import text_bounds
 from compiler.ops.broadcast import output
@@ -55,7 +55,12 @@ def _attention_type(args: tuple[Type, ...], attrs: Mapping[str, Any]) -> Type:
 
 
 def _attention_relations(args: tuple[Type, ...], _: Mapping[str, Any]) -> Iterable[Relation]:
-    """The bias has one entry per distance -m .. m, so an odd number of entries per head."""
+    """There are heads, and the starts have an entry after the last text. The bias has one entry per distance -m .. m."""
+    for name, heads in zip("qkv", args, strict=False):
+        if isinstance(heads, TensorType) and heads.shape is not None:
+            yield at_least(heads.shape[1], 1, f"the number of heads of {name}")
+    if isinstance(starts := args[4], TensorType) and starts.shape is not None:
+        yield at_least(starts.shape[0], 1, "the length of starts")
     if len(args) > 5 and isinstance(bias := args[5], TensorType) and bias.shape is not None:
         sentence = f"bias has {bias.shape[1]} entries per head, expected an odd number: one per distance -m .. m"
         yield Relation(bias.shape[1] % 2, Dim.of(1), sentence)
@@ -134,12 +139,12 @@ def _pooled_nest(operands: Operands, pool: Pool) -> Nest:
 
 def _mean_numpy(x: Any, starts: Any) -> Any:
     totals = [x[a:b].sum(0, dtype=np.float32) for a, b in pairwise(starts)]
-    return (np.array(totals, np.float32).reshape(-1, x.shape[1]) / np.diff(starts)[:, None].astype(np.float32)).astype(x.dtype)
+    return (np.array(totals, np.float32).reshape(len(totals), x.shape[1]) / np.diff(starts)[:, None].astype(np.float32)).astype(x.dtype)
 
 
 def _max_numpy(x: Any, starts: Any) -> Any:
     found = [x[a:b].max(0, initial=-np.inf) for a, b in pairwise(starts)]
-    return np.array(found, x.dtype).reshape(-1, x.shape[1])
+    return np.array(found, x.dtype).reshape(len(found), x.shape[1])
 
 
 STARTS = {"starts": starts_of(Extent("x"))}

@@ -45,7 +45,7 @@ from compiler.machine.formats import FOUR, PANELS, Panels
 from compiler.ops.broadcast import output
 from compiler.ops.index import clamped_index
 from compiler.ops.operands import agree, bool_attr, dtype_attr, int_attr, tensor_operand, unproved, wants_float, wants_int
-from compiler.ops.products.quantize import half_byte
+from compiler.ops.products.quantize import half_byte, half_bytes
 from compiler.ops.tables import Nest, Operands, define
 
 Attrs = Mapping[str, Any]
@@ -105,7 +105,7 @@ def _panels_nest(operands: Operands) -> Nest:
 
 
 def _panels_numpy(q: Any, *, format: str, columns: int) -> Any:
-    numbers = np.stack([q & 15, q >> 4], -1).reshape(*q.shape[:-1], -1) if PANELS[format].bits == 4 else q
+    numbers = half_bytes(q) if PANELS[format].bits == 4 else q
     return PANELS[format].packed(numbers, columns)
 
 
@@ -172,7 +172,7 @@ def integer_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
         return TensorType(None, dtype, None if q.ndim is None else q.ndim - 1)
     if scale.ndim == 0:
         raise AnnotationError("scale has rank 0, expected at least 1: [..., groups]")
-    constant(panels.shape[-1], "dimension -1 of panels")
+    constant(panels.shape[-1], "dimension -1 of panels", FOUR)
     *row, planes, length = q.shape
     groups = scale.shape[-1]
     weight_groups = Dim.of(1) if weight_scale.shape[-2] == Dim.of(1) else groups
@@ -336,7 +336,8 @@ def integer_numpy(
     )
     *row, planes, length = q.shape
     groups = scale.shape[-1]
-    w = PANELS[format].stored(panels).astype(np.float64).reshape(-1, groups, length // groups)
+    w = PANELS[format].stored(panels).astype(np.float64)
+    w = w.reshape(len(w), groups, length // groups)
     num_rows = int(np.prod(row))
     v = q.astype(np.float64).reshape(num_rows, planes, groups, length // groups)
     # These sums are exact in f64. The offset is subtracted as the compiled code does it.

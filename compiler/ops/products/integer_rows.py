@@ -135,8 +135,9 @@ def _group_sum(q: Array, row: Sequence[Dim], plane: int, first: Dim, count: Dim)
 
 
 def _rows_numpy(x: Any, *, bits: int, group: int, dtype: str, sums: bool) -> Any:
-    groups = x.shape[-1] // group if group else 1
-    steps, scale = _steps(x.reshape(*x.shape[:-1], groups, x.shape[-1] // groups), LARGEST[bits])
+    length = x.shape[-1]
+    grouped = x.reshape(*x.shape[:-1], length // group if group else 1, group or length)
+    steps, scale = _steps(grouped, LARGEST[bits])
     held, v = DType(dtype), np.rint(steps).astype(np.int32)
     planes = np.stack([v] if bits == 8 * held.num_bytes else _planes(v), -3)
     q = planes.astype(held.numpy).reshape(*x.shape[:-1], planes.shape[-3], x.shape[-1])

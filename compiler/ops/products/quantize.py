@@ -122,13 +122,18 @@ def half_byte(q: Buffer, row: Sequence[Dim], k: Dim) -> Scalar:
     return cast(Load(q, (*row, k // 2)), I32) >> cast(index(k % 2 * 4), I32) & 15
 
 
+def half_bytes(q: Any) -> Any:
+    """Return the 4-bit numbers of bytes, in NumPy."""
+    return np.stack([q & 15, q >> 4], -1).reshape(*q.shape[:-1], 2 * q.shape[-1])
+
+
 def _spread(x: Any, length: int) -> Any:
     return np.repeat(x.astype(np.float32), length // max(1, x.shape[-1]), -1)
 
 
 def _dequantize_numpy(q: Any, scale: Any, zero: Any = None, *, bits: int, group: int, dtype: str, shifted: bool, kind: str) -> Any:
     if bits == 4:
-        q = np.stack([q & 15, q >> 4], -1).reshape(*q.shape[:-1], -1)
+        q = half_bytes(q)
     wide = (TABLES[Kind(kind)][q] if kind in TABLES else q).astype(np.float32)
     length = wide.shape[-1]
     if zero is not None and not shifted:

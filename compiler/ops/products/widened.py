@@ -25,7 +25,7 @@ from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.fma import numpy_fma
 from compiler.ir.loops.scalars import Contraction, Load, Scalar
-from compiler.ir.loops.write import Kernel, cast, const, contract, contract_groups, guard, largest, round_half_even, select
+from compiler.ir.loops.write import Kernel, cast, const, contract, contract_groups, guard, largest_magnitude, round_half_even, select
 from compiler.ir.op import REQUIRED
 from compiler.ir.relations import Relation, multiple
 from compiler.ir.types import TensorType, TupleType, Type
@@ -70,7 +70,7 @@ def _multipliers_nest(operands: Operands) -> Nest:
         return guard(0, n, num_columns, cast(scale[*matrix, n, g], F32), 0.0)
 
     with k.nest(top.shape) as (*matrix, panel, one, j):
-        top[*matrix, panel, one, j] = largest((num_groups,), lambda g: abs(given(matrix, panel, g, j)))
+        top[*matrix, panel, one, j] = largest_magnitude(num_groups, lambda g: given(matrix, panel, g, j))
     with k.nest(channel.shape) as at:
         channel[at] = top[at] * float(np.float32(8 / MOST))
     with k.nest(inverse.shape) as at:
@@ -113,6 +113,9 @@ def widened_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
         raise AnnotationError(f"planes has rank {planes.ndim}, expected at least 2: [..., 2, in]")
     if multipliers.shape is not None:
         constant(multipliers.shape[-1], "the number of columns of multipliers")
+        constant(multipliers.shape[-2], "the number of groups of multipliers")
+    if panels.shape is not None:
+        constant(panels.shape[-2], f"dimension {rank - 2} of panels")
     for name, given_panels in (("panels", panels), ("channel_scale", channel)):
         if given_panels.shape is not None:
             constant(given_panels.shape[-1], f"dimension {rank - 1} of {name}")
@@ -186,7 +189,7 @@ def widened_numpy(
     eighths = stored * np.repeat(multipliers.transpose(0, 2, 1).reshape(-1, groups).astype(np.int32), length // groups, -1)
     w = (eighths + (1 << EIGHTHS - 1)) >> EIGHTHS
     # these integers are exact in f64
-    sums = planes.reshape(-1, 2, length).astype(np.float64).transpose(1, 0, 2) @ w.astype(np.float64).T
+    sums = planes.reshape(int(np.prod(row)), 2, length).astype(np.float64).transpose(1, 0, 2) @ w.astype(np.float64).T
     first, second = sums.astype(np.float32)
     exact = numpy_fma(first, np.float32(256), np.where(two_planes.reshape(-1, 1), second, np.float32(0)))
     y = (exact * (scale.reshape(-1, 1) * channel_scale.reshape(1, -1)))[:, :size]

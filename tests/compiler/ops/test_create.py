@@ -117,6 +117,13 @@ def test_triangles(run, rng, k):
     np.testing.assert_array_equal(run(TRIL, x, k=k, shapes="b n m"), np.tril(x, k))
 
 
+@pytest.mark.parametrize("shapes", [None, "b n m"])
+def test_diagonals_outside_of_the_matrix(run, shapes):
+    x = np.ones((2, 3, 5), np.int32)
+    for k, kept in ((2**63 - 1, 30), (5, 30), (-3, 0), (-(2**63), 0)):
+        assert run(TRIL, x, k=k, shapes=shapes, compiled=True).sum() == kept
+
+
 def test_uniform(run, deduced):
     x = run(UNIFORM, (50, 40), 1234)
     assert 0 <= x.min() < 0.01 and 0.99 < x.max() < 1

@@ -39,6 +39,13 @@ def test_a_fold_over_nothing_is_the_identity(run, op):
     assert run(op, np.zeros((0, 2), np.float32), axes=1, shapes="n m").shape == (0,)
 
 
+@pytest.mark.parametrize(("op", "expected"), [(MAX, 3), (MIN, -2)], ids=("max", "min"))
+def test_extremes_of_a_type_without_infinity(run, op, expected):
+    x = np.array([3, -2, 1], ml_dtypes.float8_e4m3fn)
+    assert run(op, x, axes=0, compiled=True) == expected
+    assert run(op, x[:1], axes=(), compiled=True) == [3]
+
+
 def test_small_floats_are_summed_in_f32(run):
     x = np.full((1, 1000), 1.0, BF16)
     np.testing.assert_array_equal(run(SUM, x, axes=1).astype(np.float32), [1000.0])

@@ -132,7 +132,6 @@ IDS, LAYER = tensor((S,), I32), ScalarType(DType.I64)
         ("states holds i32, expected floats", 0, tensor((2, 4, 48), I32)),
         ("size of states is 40, expected 48", 0, tensor((2, 4, 40), F32)),
         ("dimension 2 of q is 4, expected 3", 1, tensor((T, 2, 4), F32)),
-        ("v has 3 heads, expected a multiple of the 2 heads of k", 3, tensor((T, 3, 4), F32)),
         ("dimension 1 of decay is 2, expected 4", 4, tensor((T, 2), F32)),
         ("sources holds f32, expected integers", 5, tensor((S,), F32)),
         ("layer is .*, expected an integer", 9, X),
@@ -144,3 +143,9 @@ def test_what_does_not_fit_is_refused(deduced, error, place, given) -> None:
     args[place] = given
     with pytest.raises(AnnotationError, match=error):
         deduced(STATE_SCAN, *args)
+
+
+def test_the_heads_of_values_are_a_multiple_of_the_heads_of_keys(deduced) -> None:
+    v, gates = tensor((T, 3, 4), F32), tensor((T, 3), F32)
+    with pytest.raises(AnnotationError, match="the number of heads of v is 3, expected a multiple of 2, the number of heads of k"):
+        deduced(STATE_SCAN, tensor((2, 4, 36), F32), X, X, v, gates, IDS, IDS, IDS, IDS, LAYER, gates)

@@ -193,6 +193,8 @@ def test_deduction(deduced):
         deduced(INTEGER_LINEAR, *row, *weight, sums, tensor((2, 1, 32), F32), size=40, has_offset=True)
     with pytest.raises(AnnotationError, match="weight_scale has 1 groups, expected 2 beside offsets"):
         deduced(INTEGER_LINEAR, *row, weight[0], tensor((2, 1, 32), F32), sums, offset, size=40, has_offset=True)
+    with pytest.raises(AnnotationError, match="dimension -1 of panels is 1, expected a number of at least 4"):
+        deduced(INTEGER_LINEAR, *row, tensor((2, 16, 1), U8), weight[1], size=40)
     with pytest.raises(AnnotationError, match="q holds i8, expected u8 for panel4"):
         deduced(PANEL_INTEGERS, tensor((2, 8), I8), format="panel4", columns=32)
     for format, wanted in (("panel8", "i8"), ("panel8_words", "i16")):

@@ -122,6 +122,10 @@ def test_deduction(deduced):
     assert deduced(WIDENED_LINEAR, TensorType(None, I8, 3), *row[1:], *weight, size=40) == TensorType(None, F32, 2)
     with pytest.raises(AnnotationError, match="dimension 0 of panels is 2, expected 3"):
         deduced(WIDENED_LINEAR, *row, *weight, size=80)
+    with pytest.raises(AnnotationError, match="the number of groups of multipliers is n, expected a number"):
+        deduced(WIDENED_LINEAR, *row, weight[0], tensor((2, N, 32), I8), weight[2], size=40)
+    with pytest.raises(AnnotationError, match="dimension 1 of panels is n, expected a number"):
+        deduced(WIDENED_LINEAR, *row, tensor((2, N, 128), U8), *weight[1:], size=40)
     with pytest.raises(AnnotationError, match="dimension 1 of planes is 1, expected 2"):
         deduced(WIDENED_LINEAR, tensor((N, 1, 64), I8), *row[1:], *weight, size=40)
     with pytest.raises(AnnotationError, match="multipliers holds u8, expected i8"):
