@@ -175,7 +175,9 @@ def integer_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
     constant(panels.shape[-1], "dimension -1 of panels", FOUR)
     *row, planes, length = q.shape
     groups = scale.shape[-1]
-    weight_groups = Dim.of(1) if weight_scale.shape[-2] == Dim.of(1) else groups
+    if weight_scale.shape[-2] != groups:
+        constant(weight_scale.shape[-2], "the number of groups of weight_scale")  # 1 and another number need different loop nests
+    weight_groups = _weight_groups(weight_scale.shape[-2], groups)
     columns, matrix = panels.shape[-1] // FOUR, panels.shape[:-3]
     most = 2 // format.rows.num_bytes
     if not planes.is_const or not 1 <= planes.const <= most:
@@ -215,6 +217,11 @@ def integer_type(args: tuple[Type, ...], attrs: Attrs, *, chooses: bool = False)
     if len(args) > at.bias:
         same_shape((*matrix, Dim.of(size)), tensor_operand(args, at.bias, "bias", ndim=1 + chooses), "bias")
     return TensorType((*row, Dim.of(size)), dtype)
+
+
+def _weight_groups(given: Dim, groups: Dim) -> Dim:
+    """Return the number of groups that the weight scales must have, if they have `given`."""
+    return given if given == Dim.of(1) else groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,7 +313,8 @@ def integer_nest(operands: Operands, *, chooses: bool = False) -> Nest:
             result = result * decoded(weight_scale, unit, 0)
         out[*row, n] = cast(result if bias is None else result + cast(bias[*matrix, n], F32), out.dtype)
     rows, size = q.shape[:-2], out.shape[-1]
-    wanted = {1: (*rows, groups), 2: (*rows, q.shape[-2], groups), 4: (*panels.shape[:-2], weight_scale.shape[-2], Dim.of(columns))}
+    weight_groups = _weight_groups(weight_scale.shape[-2], groups)
+    wanted = {1: (*rows, groups), 2: (*rows, q.shape[-2], groups), 4: (*panels.shape[:-2], weight_groups, Dim.of(columns))}
     wanted[3] = (*matrices, ceil_div(size, columns), format.lines(length), Dim.of(columns * FOUR))
     wanted |= ({5: rows} if chooses else {}) | ({} if bias is None else {at.bias: (*matrices, size)})
     wanted |= {} if at.sum is None else {at.sum: (*rows, groups)}

@@ -9,11 +9,15 @@ import pytest
 from compiler.ir.dims import Dim, DimVar
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
+from compiler.ir.graph.atoms import Var
 from compiler.ir.types import tensor
 from compiler.ops.products.experts import EXPERT_INTEGER_LINEAR
 from compiler.ops.products.integer import INTEGER_LINEAR, PANEL_INTEGERS, PANEL_SCALES
 from compiler.ops.products.integer_rows import QUANTIZE_ROWS
 from compiler.ops.products.quantize import DEQUANTIZE, QUANTIZE
+from runtime.errors import ArgumentMismatch
+from runtime.session import Session
+from tests.compiler.ops.conftest import program
 
 F32, I8, I32, U8 = DType.F32, DType.I8, DType.I32, DType.U8
 N = DimVar("n")
@@ -195,6 +199,8 @@ def test_deduction(deduced):
         deduced(INTEGER_LINEAR, *row, weight[0], tensor((2, 1, 32), F32), sums, offset, size=40, has_offset=True)
     with pytest.raises(AnnotationError, match="dimension -1 of panels is 1, expected a number of at least 4"):
         deduced(INTEGER_LINEAR, *row, tensor((2, 16, 1), U8), weight[1], size=40)
+    with pytest.raises(AnnotationError, match="the number of groups of weight_scale is n, expected a number"):
+        deduced(INTEGER_LINEAR, *row, weight[0], tensor((2, N, 32), F32), size=40)
     with pytest.raises(AnnotationError, match="q holds i8, expected u8 for panel4"):
         deduced(PANEL_INTEGERS, tensor((2, 8), I8), format="panel4", columns=32)
     for format, wanted in (("panel8", "i8"), ("panel8_words", "i16")):
@@ -208,3 +214,15 @@ def test_product_over_panels_of_another_width(run, meaning, rng):
     rows = meaning(QUANTIZE_ROWS, rng.standard_normal((3, 16)).astype(np.float32), bits=16, group=0)
     panels = meaning(PANEL_INTEGERS, w, format="panel8", columns=4)
     run(INTEGER_LINEAR, *rows, panels, np.ones((3, 1, 4), np.float32), size=10, compiled=True, shapes="n 2 16, n 1, n 2 1, 3 4 16, 3 1 4")
+
+
+def test_scales_of_another_number_of_groups_are_refused(compiled_once):
+    """The groups of the rows are symbolic, so only the call tells that the weights have more scales than the rows."""
+    groups = DimVar("g")
+    types = tensor((N, 1, 64), I8), tensor((N, groups), F32), tensor((N, 1, groups), I32), tensor((2, 16, 128), U8), tensor((2, 4, 32), F32)
+    atoms = [Var(name, type_) for name, type_ in zip("abcde", types, strict=True)]
+    session = Session(compiled_once(program(INTEGER_LINEAR, atoms, {"size": 40})))
+    arrays = [np.zeros(shape, dtype) for shape, dtype in (((3, 1, 64), np.int8), ((3, 2), np.float32), ((3, 1, 2), np.int32))]
+    with pytest.raises(ArgumentMismatch, match="operand 4"):
+        session.call("main", *arrays, np.zeros((2, 16, 128), np.uint8), np.zeros((2, 4, 32), np.float32))
+    session.close()
