@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from compiler.ir.dims import Dim
+from compiler.ir.dims import Dim, ceil_div
 from compiler.ir.dtypes import DType
 from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.buffers import Buffer
@@ -74,6 +74,11 @@ def _sample_type(args: tuple[Type, ...], _: Mapping[str, Any]) -> Type:
         shape = types[name].shape
         if shape is not None:
             agree(Dim.of(columns), shape[1], f"dimension 1 of {name}")
+    for ids, name in (("bias_ids", "bias_values"), ("seen_ids", "seen_counts")):
+        if (wanted := types[ids].shape) is not None and (shape := types[name].shape) is not None:
+            agree(wanted[0], shape[0], f"the length of {name}")
+    if (logits := types["logits"].shape) is not None and (masks := types["masks"].shape) is not None:
+        agree(ceil_div(logits[1], 32), masks[1], "dimension 1 of masks")
     tokens = TensorType(None if rows is None else (rows,), I32, 1)
     return TupleType((tokens, *_logprob_types(rows)))
 

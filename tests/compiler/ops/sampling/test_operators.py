@@ -249,6 +249,12 @@ def test_annotations(deduced: Callable[..., Any]) -> None:
 
     assert str(deduced(SAMPLE, *types(SAMPLE_OPERANDS))).count("[4") == 6
     assert str(deduced(TOKEN_LOGPROBS, *types(LOGPROB_OPERANDS))).count("[4") == 5
-    for wrong, text in (({"rows": tensor((4,), DType.I64)}, "rows holds i64"), ({"bias_starts": tensor((4,), DType.I32)}, "bias_starts")):
+    for name, wrong, text in (
+        ("rows", tensor((4,), DType.I64), "rows holds i64"),
+        ("bias_starts", tensor((4,), DType.I32), "dimension 0 of bias_starts is 4, expected 5"),
+        ("bias_values", tensor((5,), DType.F32), "the length of bias_values is 5, expected 4"),
+        ("seen_counts", tensor((3,), DType.I32), "the length of seen_counts is 3, expected 4"),
+        ("masks", tensor((2, 4), DType.I32), "dimension 1 of masks is 4, expected 3"),
+    ):
         with pytest.raises(AnnotationError, match=text):
-            deduced(SAMPLE, *types(SAMPLE_OPERANDS, **wrong))
+            deduced(SAMPLE, *types(SAMPLE_OPERANDS, **{name: wrong}))
