@@ -129,6 +129,7 @@ def _relations(args: tuple[Type, ...], _: Mapping[str, Any]) -> Iterable[Relatio
     if isinstance(k, TensorType) and k.shape is not None:
         yield at_least(k.shape[2], 1, "the size of a key")
         if isinstance(v, TensorType) and v.shape is not None:
+            yield at_least(v.shape[1], 1, "the number of heads of v")
             yield from multiple(v.shape[1], k.shape[1], "the number of heads of v", "the number of heads of k")
 
 

@@ -20,7 +20,7 @@ from compiler.ir.errors import AnnotationError
 from compiler.ir.loops.scalars import Scalar
 from compiler.ir.loops.write import Kernel, cast, const, contract, equal, exp, guard, largest, maximum, select, total
 from compiler.ir.op import REQUIRED
-from compiler.ir.relations import Relation, multiple
+from compiler.ir.relations import Relation, at_least, multiple
 from compiler.ir.types import TensorType, Type
 from compiler.ops.attention.plain import capped
 from compiler.ops.broadcast import Shape, broadcast_shapes, element, fits, output
@@ -41,8 +41,9 @@ def check_attributes(attrs: Attrs) -> None:
 
 
 def heads_share(q: Type, keys: Type, axis: int) -> Iterable[Relation]:
-    """Require that equally many query heads read each kv head. `axis` is the axis of the kv heads."""
+    """Require that there are heads, and that equally many query heads read each kv head. `axis` is the axis of the kv heads."""
     if isinstance(q, TensorType) and isinstance(keys, TensorType) and q.shape is not None and keys.shape is not None:
+        yield at_least(q.shape[1], 1, "the number of heads of q")
         yield from multiple(q.shape[1], keys.shape[axis], "the number of heads of q", "the number of kv heads")
 
 

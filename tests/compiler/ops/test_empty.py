@@ -14,6 +14,7 @@ from compiler.ir.errors import AnnotationError
 from compiler.ir.op import OPS
 from compiler.ir.types import ScalarType, tensor
 from compiler.machine.formats import PANELS
+from compiler.ops.attention.dense import ATTENTION
 from compiler.ops.attention.ragged import RAGGED_ATTENTION
 from compiler.ops.products.widened import WIDENED_LINEAR
 from compiler.ops.scan import STATE_SCAN
@@ -118,6 +119,18 @@ def test_texts_without_heads_are_refused(deduced: Any) -> None:
     q, v, ids = tensor((3, DimVar("h"), 4), DType.F32), tensor((3, 0, 4), DType.F32), tensor((3,), DType.I32)
     with pytest.raises(AnnotationError, match="the number of heads of v is 0, expected at least 1"):
         deduced(RAGGED_ATTENTION, q, q, v, ids, ids, scale=1.0)
+
+
+def test_attention_without_heads_is_refused(deduced: Any) -> None:
+    q, k = tensor((1, 0, 3, 4), DType.F32), tensor((1, DimVar("h"), 3, 4), DType.F32)
+    with pytest.raises(AnnotationError, match="the number of heads of q is 0, expected at least 1"):
+        deduced(ATTENTION, q, k, k, scale=1.0)
+
+
+def test_a_scan_without_heads_is_refused(deduced: Any) -> None:
+    q, v, gate, ids = tensor((3, 2, 4), DType.F32), tensor((3, 0, 4), DType.F32), tensor((3, 0), DType.F32), tensor((1,), DType.I32)
+    with pytest.raises(AnnotationError, match="the number of heads of v is 0, expected at least 1"):
+        deduced(STATE_SCAN, tensor((1, 2, 0), DType.F32), q, q, v, gate, ids, ids, ids, ids, ScalarType(DType.I64))
 
 
 def test_starts_without_the_number_of_tokens_are_refused(deduced: Any) -> None:
