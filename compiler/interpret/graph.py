@@ -28,7 +28,7 @@ from compiler.ir.module import IRModule
 from compiler.ir.types import FuncType, ObjectType, ScalarType, ShapeType, TensorType, TupleType, Type
 from compiler.ops.tables import INTERPRET
 from runtime.library import routine
-from runtime.vm.matching import readable
+from runtime.vm.matching import INT64, readable
 
 
 class MismatchError(CompileError):
@@ -91,6 +91,8 @@ def match_value(type_: Type, value: Any, dims: dict[DimVar, int], place: str, *,
         case ShapeType(dims=wanted_dims, ndim=ndim):
             if not isinstance(value, tuple) or (ndim is not None and len(value) != ndim):
                 raise MismatchError(f"{place}: expected a shape of {ndim} dimensions, got {value!r}")
+            if unfit := [n for n in value if not INT64.start <= n < INT64.stop]:
+                raise MismatchError(f"{place}: an entry is {unfit[0]}, expected a 64-bit integer")
             for i, (wanted, actual) in enumerate(zip(wanted_dims or (), value, strict=wanted_dims is not None)):
                 match_dim(wanted, int(actual), f"entry {i}")
         case ScalarType(value=wanted):

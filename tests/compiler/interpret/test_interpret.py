@@ -102,6 +102,7 @@ def test_parameters_are_checked():
         ("rank is 1, expected 2", (np.zeros(2, F32), (7,), 7)),
         ("parameter 0 \\(x\\): expected a tensor, got int", (3, (7,), 7)),
         ("expected a shape of 1 dimensions", (good, (7, 8), 7)),
+        ("parameter 1 \\(s\\): an entry is 9223372036854775808, expected a 64-bit integer", (good, (2**63,), 7)),
         ("the value is 6, expected k = 7", (good, (7,), 6)),
         ("expected a scalar, got ndarray", (good, (7,), np.zeros(1, np.int64))),
         ("n is 5, outside its declared range 1..4", (np.zeros((5, 10), F32), (7,), 7)),

@@ -276,6 +276,7 @@ def attention(
     ids: str = "i32[t]",
     o: str = "f32[t, 4, 8]",
     keys: str = "cache=cache, tables=tables, layer=1",
+    has_values: str = "true",
     more: str = ", positions=at",
     parameters: str = "scale=0.5",
     before: str = "",
@@ -283,7 +284,7 @@ def attention(
     text = f"""
 prim p(q: {q}, cache: {cache}, tables: i32[s, m], ids: {ids}, at: i32[t], scales: f32[2, 2, 9, 2, 16], sinks: f32[5], out o: {o}) {{
   {before}
-  attention(queries=q, keys=paged({keys}), sequences=ids, out=o{more}) {{{parameters}}}
+  attention(queries=q, keys=paged({keys}) {{has_values={has_values}}}, sequences=ids, out=o{more}) {{{parameters}}}
 }}
 """
     return parse(text).prim("p")
@@ -366,7 +367,7 @@ LOOP_BREACHES: dict[str, list[tuple[PrimFunc, str]]] = {
         (attention(o="f32[t, 4, 16]"), "out o has 16 size, expected 8, the size of queries"),
         (attention(cache="f32[2, 3, 9, 2, 128]"), "cache cache has 3 2, expected 2"),
         (
-            attention(cache="f32[2, 1, 9, 2, 128]", o="f32[t, 4, 9]"),
+            attention(has_values="false", cache="f32[2, 1, 9, 2, 128]", o="f32[t, 4, 9]"),
             "out o has values of 9 elements, expected at most 8, the size of a key",
         ),
         (attention(cache="f32[2, 2, 9, 3, 128]"), "queries q have 4 heads, expected a multiple of 3, the kv heads of cache"),
