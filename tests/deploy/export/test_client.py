@@ -111,7 +111,7 @@ def as_browser(part: Part) -> dict[str, object]:
 
 
 def in_python(model: Servable, texts: list[list[int]]) -> NDArray[np.float32]:
-    load = load_of("golden", "f32", None, 1, None, "auto", NATIVE.name)
+    load = load_of(str(model.files.path), "f32", None, 1, None, "auto", NATIVE.name)
     embed_model = load_servable(model, load, silent, 0.0).embed_model
     assert embed_model is not None
     return np.concatenate([embed_model.run([text], [None]) for text in texts])
