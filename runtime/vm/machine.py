@@ -72,6 +72,7 @@ class Function:
         self._num_params = len(source.params)
         self._repeatable = result_of(source)
         self._replay: Replay | None = None
+        self._replayed: Frame  # belongs to the replay, which reads its heap
         self._layouts: list[Any] = []  # element types and shapes of the arguments of the last call that was not a replay
         self._no_inputs = [None] * self._num_inputs
         self._no_values = [None] * max(source.num_registers - self._num_params, 0)
@@ -129,7 +130,7 @@ class Function:
         """Call with the bound weights. Results in the arena are copied out of it, unless `views` is true. With `keep_last`, the results of
         the last call stay intact in the arena."""
         machine = self._machine
-        if self._replay is not None and not keep_last:
+        if self._replay is not None and not keep_last and machine.profile is None:
             result = self._replay.call(args, views)
             if result is not None:
                 return result
@@ -169,8 +170,9 @@ class Function:
         if repeat is None:
             return False
         if self._replay is not None:
-            self._frames.append(self._replay.frame)
-        self._replay = Replay(self._machine, frame, self._num_inputs, frame.heap[self._arena_slot], repeat)
+            self._frames.append(self._replayed)
+        self._replayed = frame
+        self._replay = Replay(self._machine.arena, self._num_inputs, frame.heap[self._arena_slot], repeat)
         return True
 
     def _run(self, frame: Frame) -> Any:

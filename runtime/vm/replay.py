@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from runtime.device.base import Placed, Repeat
 from runtime.executable import DTYPES, Call, DimRef, Imm, Reg, Ret, Slot, TensorSpec, VMFunction
-
-if TYPE_CHECKING:
-    from runtime.vm.machine import Frame, Machine
+from runtime.memory import Arena
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +39,7 @@ def result_of(source: VMFunction) -> Result | None:
             Call(dst=int() as made, callee="vm.alloc_arena", args=(at, Imm(value=str() as dtype), *dims)),
             Call(callee="vm.run_region"),
             Ret(value=Reg(index=index)),
-        ) if made == index:
+        ) if made == index and dtype in DTYPES:
             refs = [ref.value if isinstance(ref, Imm) else ref for ref in (at, *dims)]
         case _:
             return None
@@ -50,19 +48,14 @@ def result_of(source: VMFunction) -> Result | None:
 
 
 class Replay:
-    """Calls with the layouts of one earlier call. `frame` belongs to the replay: its heap holds the integers of that call, and `num_bytes`
-    is the size of its arena."""
+    """Calls with the layouts of one earlier call, which needed `num_bytes` of the arena."""
 
-    __slots__ = ("_machine", "_num_bytes", "_num_inputs", "_repeat", "frame")
+    __slots__ = ("_arena", "_num_bytes", "_num_inputs", "_repeat")
 
-    def __init__(self, machine: Machine, frame: Frame, num_inputs: int, num_bytes: int, repeat: Repeat) -> None:
-        self.frame = frame
-        self._machine, self._num_inputs, self._num_bytes, self._repeat = machine, num_inputs, num_bytes, repeat
+    def __init__(self, arena: Arena, num_inputs: int, num_bytes: int, repeat: Repeat) -> None:
+        self._arena, self._num_inputs, self._num_bytes, self._repeat = arena, num_inputs, num_bytes, repeat
 
     def call(self, args: Sequence[Any], views: bool) -> Any:
         """Return the result of a call, or None if the call differs from the earlier one in more than addresses and values."""
-        machine = self._machine
-        if len(args) != self._num_inputs or machine.profile is not None:
-            return None
-        memory = machine.arena.again(self._num_bytes)
+        memory = self._arena.again(self._num_bytes) if len(args) == self._num_inputs else None
         return None if memory is None else self._repeat(args, memory, views)
