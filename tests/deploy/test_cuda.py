@@ -106,7 +106,7 @@ def test_a_load_that_does_not_fit_the_card_is_refused(_library: Path, demo_serve
     """If a model does not fit into GPU memory, its memory plan says so, and the load is refused before anything is copied to the GPU."""
     environment = SoftwareGpu(_library).environment(arch="8.0", memory=16 << 20)
     said = demo_server.run(BIN / "relaxserve", "generate", "demo", "-p", "x", "--device", "cuda", status=1, **environment)
-    assert re.search(r"the model takes [\d.,]+ MiB: .*of KV cache; [\d.,]+ MiB are free", " ".join(said.split()))
+    assert re.search(r"the model takes [\d.,]+ MiB: .*of KV cache; [\d.,]+ (?:[KMG]i)?B are free", " ".join(said.split()))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_the_doctor_shows_the_cards(_library: Path, demo_server: DemoServer) -> 
     said = demo_server.run(BIN / "relaxserve", "doctor", "--json", **SoftwareGpu(_library).environment(arch="8.0", cards=2))
     found = json.loads(said)
     assert len(found["gpus"]) == 2 and not found["gpu_problem"]
-    assert re.search(r"MiB at 3,352 GB/s, compute capability 8\.0, driver for CUDA 13\.0", found["gpus"][1]), found["gpus"]
+    assert re.search(r"1\.00 GiB at 3,352 GB/s, compute capability 8\.0, driver for CUDA 13\.0", found["gpus"][1]), found["gpus"]
 
 
 def test_the_doctor_says_why_a_card_is_too_old(_library: Path, demo_server: DemoServer) -> None:
