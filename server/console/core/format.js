@@ -1,12 +1,13 @@
 /* Format numbers for people. */
 
 const UNITS = [["TiB", 2 ** 40, 2], ["GiB", 2 ** 30, 2], ["MiB", 2 ** 20, 1], ["KiB", 2 ** 10, 1]];
+const LEAST = 0.99995;
 
 /* Format a number of bytes as the log and the commands do (runtime/units.py). */
 export function bytes(count) {
   if (count === null || count === undefined) return "unknown";
   for (const [unit, size, digits] of UNITS) {
-    if (count >= size) return `${(count / size).toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits})} ${unit}`;
+    if (count >= LEAST * size) return `${(count / size).toLocaleString("en", {minimumFractionDigits: digits, maximumFractionDigits: digits})} ${unit}`;
   }
   return `${count} B`;
 }
