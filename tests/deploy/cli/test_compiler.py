@@ -214,7 +214,7 @@ def test_cache_prune_says_what_went_per_kind(tmp_path: Path) -> None:
             said = printed("cache", "prune", *words).splitlines()
             assert said == [
                 f"compiled programs: {verb} none",
-                f"packed weights: {verb} 1, 2.0 KB",
+                f"packed weights: {verb} 1, 2.0 KiB",
                 f"code assembled for GPUs: {verb} none",
                 f"exports for browsers: {verb} none",
                 f"machine code of kernels: {verb} none",
