@@ -661,9 +661,7 @@ def test_the_advice_of_a_refusal_can_be_followed(kv_cache_bytes: int | None, fol
     asked = Load("m", str(folder_of("qwen3")), "f32", max_context=64, max_batch=8, kv_cache_bytes=kv_cache_bytes)
     whole = plan_load(msgspec.structs.replace(asked, kv_cache_bytes=None))
     room = whole.weights_bytes + whole.arena_bytes + 3 * whole.page_bytes
-    with pytest.raises(
-        LoadError, match=r"takes [\d,.]+ .iB: .* [\d,.]+ MiB are free\. (kv_cache_bytes|max_context)=\d+ fits"
-    ) as refused:
+    with pytest.raises(LoadError, match=r"takes [\d,.]+ .iB: .* [\d,.]+ MiB are free\. (kv_cache_bytes|max_context)=\d+ fits") as refused:
         plan_load(msgspec.structs.replace(asked, memory_limit_bytes=room))
     found = re.search(r"(kv_cache_bytes|max_context)=(\d+) fits", refused.value.message)
     assert found is not None and found[1] == ("max_context" if kv_cache_bytes is None else "kv_cache_bytes")
