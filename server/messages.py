@@ -224,7 +224,7 @@ class PairPrompt(Message, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the model's files say about it."""
+    """Facts about a model that its files state."""
 
     family: str = ""
     format: str = ""  # gguf or safetensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
@@ -49,11 +50,12 @@ MIXES = {
 
 
 def facts_of(files: ModelFiles) -> Facts:
+    counts = values_by_type(files)
     return Facts(
         family=files.config.family,
         format="safetensors" if files.gguf is None else "gguf",
-        num_parameters=sum(values_by_type(files).values()),
-        weight_type=_weight_type(files),
+        num_parameters=sum(counts.values()),
+        weight_type=_weight_type(files, counts),
         file_bytes=sum(file.stat().st_size for file in files_of_model(files.path) if file.suffix in WEIGHTS),
         max_context=files.config.max_context,
     )
@@ -86,11 +88,10 @@ def _type_of(info: TensorInfo) -> str:
     return DType.from_numpy(np.dtype(info.dtype)).value.upper()
 
 
-def _weight_type(files: ModelFiles) -> str:
-    """Return the type of the weights, or the name of the mix of types."""
+def _weight_type(files: ModelFiles, counts: Mapping[str, int]) -> str:
+    """Return the name of the mix of types, or the type of most values."""
     if files.gguf is not None and (mix := MIXES.get(files.gguf.metadata.get("general.file_type", -1))) is not None:
         return mix
-    counts = values_by_type(files)
     return max(counts, key=counts.__getitem__, default="")
 
 

@@ -1,4 +1,4 @@
-"""What the server knows about a written format.
+"""Describe a written format to the server.
 
 Format            a whole answer: its parser, and the constraints that hold it to calls or to a schema
   BlockFormat       a think block, then text and calls: blocks.py. Its calls are written in a `CallSyntax` (calls/syntax.py)
@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from server.messages import Constraint
-from server.text.dialects.calls.syntax import CallSyntax
+from server.text.dialects.calls.syntax import CallParser, CallSyntax
 from server.text.dialects.thoughts import THINK, Thoughts
 from server.text.dialects.tool import ToolSchema
 from server.text.grammar import Specials
-from server.text.parts import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,27 +36,13 @@ class AnswerRules:
         return self.format.parser(self)
 
 
-class AnswerParser(Protocol):
+class AnswerParser(CallParser, Protocol):
     """Finds the parts of an answer. However the stream is cut into pieces, the parts are the same; only the text of a part may come in
-    different pieces."""
+    different pieces. It is `done` also once the answer has ended."""
 
     @property
     def reasons(self) -> bool:
         """True if the next token belongs to a thought."""
-        ...
-
-    @property
-    def num_calls(self) -> int: ...
-
-    @property
-    def done(self) -> bool:
-        """True if any further text is ignored, because the answer has ended or the allowed number of calls has been made."""
-        ...
-
-    def push(self, text: str) -> list[Part]: ...
-
-    def finish(self) -> list[Part]:
-        """Return the parts that were held back."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""What the JSON schema of a tool's parameters says about single values."""
+"""Read what the JSON schema of a tool's parameters says about single values."""
 
 from __future__ import annotations
 
